@@ -1,0 +1,119 @@
+"""The options that commands share, each written down once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from memwall.cli.output import SUFFIXES
+from memwall.cli.parsing import SeveralOption
+from memwall.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+gpus = click.option(
+    "--gpu",
+    "gpus",
+    cls=SeveralOption,
+    metavar="NAME...",
+    help="One GPU or several, by name (memwall gpus lists them) or by the path of a TOML file. Default: this machine's.",
+)
+
+outputs = click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="FILE",
+    help=f"Write a file too; its suffix says what: {' '.join(SUFFIXES)}. May be repeated.",
+)
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the record as JSON, and nothing else.")
+
+_debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+
+_quiet = (
+    click.option("-q", "--quiet", is_flag=True, help="Print results and errors only."),
+    click.option("--no-progress", is_flag=True, help="Show no progress while working."),
+)
+
+_shape = (
+    click.option("--top", type=click.IntRange(1), metavar="N", help="List the N largest. [default: 15]"),
+    click.option("--sort", metavar="KEY", help="Order them by time, bound, flops, bytes or another column."),
+    click.option(
+        "--by", type=click.Choice(("op", "module", "class", "phase")), help="List ops, modules, classes or phases."
+    ),
+)
+
+_workload = (
+    click.option("--mode", type=click.Choice(("inference", "training")), help="[default: inference]"),
+    click.option("--batch", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(batch=...)."),
+    click.option("--seq", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(seq=...)."),
+    click.option("--dtype", metavar="DTYPE", help="Cast the model and its floating inputs: bf16, fp16, fp32."),
+    click.option("--autocast", metavar="DTYPE", help="Run forward under CUDA's autocast: bf16 or fp16."),
+    click.option(
+        "--input", "input_specs", multiple=True, metavar="SPEC",
+        help="An input tensor, such as 'f32[8,3,224,224]' or 'ids=i64[8,512]', in place of the file's. May be repeated.",
+    ),
+    click.option(
+        "--optimizer", metavar="NAME",
+        help="adamw, adam, sgd or none, with :fused, :foreach or :loop, in place of the file's.",
+    ),
+    click.option("--attention", type=click.Choice(("auto", "flash", "efficient", "math")), help="[default: auto]"),
+    click.option("--policy", "policies", cls=SeveralOption, metavar="NAME...", help="How ops run. [default: eager]"),
+    click.option("--real", is_flag=True, help="Trace on real CPU tensors, for models that read their own data."),
+    click.option("--max-ops", type=click.IntRange(1), metavar="N", help="Stop a runaway trace. [default: 200000]"),
+    click.option("--no-replay", is_flag=True, help="Trace every block, also those that repeat."),
+    click.option("--strict", is_flag=True, help="Fail if any op has no formula."),
+)  # fmt: skip
+
+
+def _decorator(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+workload = _decorator(_workload)
+shape = _decorator(_shape)
+common = _decorator((outputs, as_json, *_quiet, _debug))
+debug = _debug
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Only what the user gave, so that every default stands in one place: the called function's signature."""
+    return {name: value for name, value in options.items() if value not in (None, (), False)}
+
+
+def profile_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of :func:`memwall.profile` from those of :data:`workload`."""
+    renamed = given(**options)
+    if "policies" in renamed:
+        renamed["policy"] = list(renamed.pop("policies"))
+    if renamed.pop("no_replay", False):
+        renamed["replay"] = False
+    return renamed
+
+
+def parse_prices(texts: Sequence[str]) -> dict[str, float]:
+    """``('h100=2.5', ...)`` as USD per hour by GPU name as given.
+
+    Raises:
+        UsageError: not NAME=NUMBER, or not a price.
+    """
+    prices: dict[str, float] = {}
+    for text in texts:
+        name, equals, number = text.rpartition("=")
+        try:
+            price = float(number)
+        except ValueError:
+            price = -1.0
+        if not equals or not name or not 0 <= price < float("inf"):
+            raise UsageError(f"cannot read the price {text[:60]!r}; want NAME=USD_PER_HOUR, as in h100=2.99")
+        prices[name] = price
+    return prices

@@ -1,0 +1,153 @@
+"""Files and standard output: what kind each is, all rendered before any is written."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from memwall.errors import MissingError, UsageError
+from memwall.files import write_whole
+
+#: File suffix -> kind that ``report.render`` knows; the longest suffix wins.
+SUFFIXES = {
+    ".trace.json": "trace.json", ".json": "json", ".html": "html", ".md": "md", ".csv": "csv",
+    ".parquet": "parquet", ".png": "png", ".svg": "svg", ".txt": "text",
+}  # fmt: skip
+
+#: Kinds that need an optional dependency: its module and the extra that brings it.
+_NEEDS = {"parquet": ("pyarrow", "parquet")}
+
+
+class Output(NamedTuple):
+    """A file to write and what kind it is."""
+
+    path: Path
+    kind: str
+
+
+def plan_outputs(paths: Sequence[str]) -> list[Output]:
+    """What each ``-o`` asks for; called before any work, so that a typing error costs nothing.
+
+    Raises:
+        UsageError: unknown suffix, or the folder is missing or not writable.
+        MissingError: the kind needs a dependency that is not installed.
+    """
+    return [Output(Path(text), _kind(text)) for text in dict.fromkeys(paths)]
+
+
+def _kind(text: str) -> str:
+    name = Path(text).name.lower()
+    kind = next((k for suffix, k in SUFFIXES.items() if name.endswith(suffix)), None)
+    if kind is None:
+        raise UsageError(f"cannot tell what to write into {text!r}; end the name in one of {' '.join(SUFFIXES)}")
+    folder = Path(text).parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {text}: there is no folder {folder}")
+    if Path(text).is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"cannot write {text}: {'it is a folder' if Path(text).is_dir() else 'permission denied'}")
+    module, extra = _NEEDS.get(kind, ("", ""))
+    if module and find_spec(module) is None:
+        raise MissingError(f"{text} needs {module}, which is not installed: pip install 'memwall[{extra}]'")
+    return kind
+
+
+def emit(
+    thing: Any,
+    outputs: Sequence[Output],
+    *,
+    as_json: bool,
+    say: Callable[[str], None],
+    before_print: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> None:
+    """Render everything, then write the files, then print.
+
+    Raises:
+        UsageError: a file cannot be written.
+        MissingError: a kind needs a dependency that is not installed.
+    """
+    from memwall.report import render
+
+    files = [(output, render(thing, output.kind, **options)) for output in outputs]
+    kind = "json" if as_json else "text"
+    printed = render(thing, kind, **options, **({} if as_json else terminal()))
+    write_all([(output.path, data) for output, data in files], say)
+    before_print()
+    show(printed if isinstance(printed, str) else printed.decode())
+
+
+def write_all(files: Sequence[tuple[Path, str | bytes]], say: Callable[[str], None]) -> None:
+    """Write each file whole; a failure names those that were written before it.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+    done: list[str] = []
+    for path, data in files:
+        try:
+            write_whole(path, data)
+        except UsageError as error:
+            if not done:
+                raise
+            reason = str(error).removesuffix("; nothing was written")
+            raise UsageError(f"{reason}; already written: {', '.join(done)}") from None
+        done.append(str(path))
+        say(f"wrote {path}")
+
+
+def show(text: str) -> None:
+    """Print a result on standard output, ending in one newline."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
+
+
+def terminal() -> dict[str, Any]:
+    """Width and colour for a text on standard output: those of the terminal, plain in a pipe."""
+    import shutil
+
+    if not sys.stdout.isatty():
+        return {}
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return {"width": shutil.get_terminal_size().columns, "color": not plain}
+
+
+class Messages:
+    """Standard error: lasting lines by :meth:`say`, one passing line by :meth:`progress` on a terminal."""
+
+    def __init__(self, *, quiet: bool = False, no_progress: bool = False) -> None:
+        self._quiet = quiet
+        self._live = not quiet and not no_progress and sys.stderr.isatty()
+        self._shown = False
+
+    def say(self, message: str) -> None:
+        """A line worth keeping; silenced by ``-q``."""
+        if not self._quiet:
+            self.clear()
+            click.echo(f"memwall: {message}", err=True)
+
+    def warn(self, message: str) -> None:
+        """A line that qualifies the result; shown always."""
+        self.clear()
+        click.echo(f"memwall: warning: {message}", err=True)
+
+    def progress(self, message: str) -> None:
+        """What is going on; a warning passes through as such."""
+        if message.startswith("warning: "):
+            self.warn(message.removeprefix("warning: "))
+        elif self._live:
+            sys.stderr.write(f"\r\x1b[K{message[:100]}")
+            sys.stderr.flush()
+            self._shown = True
+
+    def clear(self) -> None:
+        """Take the passing line away."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._shown = False

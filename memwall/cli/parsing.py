@@ -1,0 +1,101 @@
+"""What click does not do by itself: commands imported on use, options that take several values, one-line errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from memwall.errors import UsageError
+
+
+class UsageProblem(UsageError):
+    """A command line that click refused, with the way to its help."""
+
+    @classmethod
+    def of(cls, error: click.ClickException) -> UsageProblem:
+        """One line of a click error."""
+        message = " ".join(error.format_message().split())
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "memwall"
+        return cls(f"{message.rstrip('.')} (see {path} --help)")
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and one-line help, and imports a command's module when it runs."""
+
+    def __init__(self, *args: Any, commands_help: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._help = commands_help
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._help)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._help:
+            return None
+        command = import_module(f"memwall.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._help.items()))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], self._help, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(self._help)}"
+            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx) from None
+
+
+class SeveralOption(click.Option):
+    """An option that takes one value or several after one flag, and may be repeated: ``--gpu a100 h100``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, multiple=True, **kwargs)
+
+
+class Command(click.Command):
+    """A command that may have :class:`SeveralOption`.
+
+    After such a flag, words belong to it until the next option or a word that reads as a target (ends in ``.py`` or
+    ``.json``, or has ``:`` or ``/`` in it, a ``.toml`` file aside). Put any other target before the flag.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        several = {flag for p in self.params if isinstance(p, SeveralOption) for flag in p.opts}
+        return super().parse_args(ctx, spread(args, several))
+
+
+def spread(args: Sequence[str], several: set[str]) -> list[str]:
+    """Repeat a flag of ``several`` before each of the values that follow it."""
+    from memwall.workload.target import is_target
+
+    result: list[str] = []
+    flag, first = "", False
+    for position, word in enumerate(args):
+        if word == "--":
+            return [*result, *args[position:]]
+        name, equals, _ = word.partition("=")
+        if name in several:
+            result.append(word)
+            flag, first = name, not equals
+        elif word.startswith("-") and word != "-":
+            result.append(word)
+            flag = ""
+        elif flag and first:
+            result.append(word)
+            first = False
+        elif flag and not is_target(word):
+            result += [flag, word]
+        else:
+            result.append(word)
+            flag = ""
+    return result

@@ -1,0 +1,116 @@
+"""The two types that every formula uses: the :class:`Call` it is given and the :class:`Cost` it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memwall.graph import Pipe, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a call must do. Costs add up with ``+``.
+
+    The first three fields are the model's work and bound any kernel from below; the ``extra_`` fields are what the
+    eager kernel does beyond it (second passes, recomputation) and enter ``time_s`` only.
+    """
+
+    #: multiply and add count one FLOP each, by the pipe that executes them
+    flops: Mapping[Pipe, int] = field(default_factory=dict)
+    #: distinct bytes read from and written to device memory, each once
+    read_bytes: int = 0
+    write_bytes: int = 0
+    #: False: no formula knows this op; its bytes are charged, its FLOPs are unknown
+    modeled: bool = True
+    #: attention only: FLOPs as other tools count them, without the causal mask
+    dense_flops: int | None = None
+    #: DRAM traffic of the eager kernel beyond the compulsory bytes
+    extra_bytes: int = 0
+    #: FLOPs of the eager kernel beyond the model's (recomputation)
+    extra_flops: int = 0
+    #: kernels that the eager call launches
+    kernels: int = 1
+
+    @property
+    def total_flops(self) -> int:
+        """FLOPs over all pipes."""
+        return sum(self.flops.values())
+
+    @property
+    def bytes(self) -> int:
+        """Compulsory DRAM bytes, read and written."""
+        return self.read_bytes + self.write_bytes
+
+    def __add__(self, other: Cost) -> Cost:
+        flops = dict(self.flops)
+        for pipe, count in other.flops.items():
+            flops[pipe] = flops.get(pipe, 0) + count
+        dense = None
+        if self.dense_flops is not None or other.dense_flops is not None:
+            dense = (self.total_flops if self.dense_flops is None else self.dense_flops) + (
+                other.total_flops if other.dense_flops is None else other.dense_flops
+            )
+        return Cost(
+            flops,
+            self.read_bytes + other.read_bytes,
+            self.write_bytes + other.write_bytes,
+            self.modeled and other.modeled,
+            dense,
+            self.extra_bytes + other.extra_bytes,
+            self.extra_flops + other.extra_flops,
+            self.kernels + other.kernels,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op as a formula sees it: specs instead of tensors.
+
+    ``inputs`` are flattened in schema order; ``arguments[i]`` names the schema argument of ``inputs[i]`` (the items of
+    a list argument share its name). ``read_bytes`` and ``write_bytes`` are the distinct bytes of all inputs and of all
+    outputs: what an op moves unless its formula knows better.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    arguments: tuple[str, ...]
+    outputs: tuple[TensorSpec, ...]
+    attributes: Mapping[str, Any]
+    read_bytes: int
+    write_bytes: int
+
+    def arg(self, name: str) -> TensorSpec | None:
+        """The tensor passed as schema argument ``name``, or None when it was not given."""
+        for argument, spec in zip(self.arguments, self.inputs, strict=True):
+            if argument == name:
+                return spec
+        return None
+
+    def need(self, name: str) -> TensorSpec:
+        """Like :meth:`arg`; raises ``KeyError`` when it is missing."""
+        spec = self.arg(name)
+        if spec is None:
+            raise KeyError(f"{self.name} has no tensor argument {name!r}; it has {self.arguments}")
+        return spec
+
+    def args(self, name: str) -> tuple[TensorSpec, ...]:
+        """All tensors passed as list argument ``name``."""
+        return tuple(s for a, s in zip(self.arguments, self.inputs, strict=True) if a == name)
+
+    def cost(
+        self,
+        flops: Mapping[Pipe, int] | None = None,
+        *,
+        read_bytes: int | None = None,
+        write_bytes: int | None = None,
+        **extra: Any,
+    ) -> Cost:
+        """A :class:`Cost` with this call's compulsory bytes unless they are given."""
+        return Cost(
+            {pipe: int(n) for pipe, n in (flops or {}).items() if n},
+            self.read_bytes if read_bytes is None else int(read_bytes),
+            self.write_bytes if write_bytes is None else int(write_bytes),
+            **extra,
+        )

@@ -1,0 +1,90 @@
+"""Convolutions.
+
+Conventions:
+
+- Forward: ``2 * output elements * (Cin / groups) * kernel size``; transposed, the same on its input. Both are
+  the "wide" side times the weights that each of its elements meets, so padding is counted as if it were data.
+- Backward: each gradient asked for, of input and of weight, costs as much as the forward pass. Neither the
+  bias add nor the bias gradient's sum is counted; the bytes of both are.
+- float32 uses TF32 unless the call says ``allow_tf32=False`` (torch's default for cuDNN). A depthwise
+  convolution (one input channel per group) runs on the vector engine (DepthwiseConv2d.cu accumulates in
+  float32).
+"""
+
+from __future__ import annotations
+
+import math
+
+from memwall.cost.base import Call, Cost
+from memwall.cost.contraction import product_flops, product_pipe
+from memwall.cost.registry import register_cost
+from memwall.graph import Pipe, TensorSpec
+
+_FORWARD = (
+    "aten.convolution", "aten._convolution", "aten.convolution_overrideable",
+    "aten.cudnn_convolution", "aten.cudnn_convolution_relu", "aten.cudnn_convolution_add_relu",
+    "aten.miopen_convolution", "aten.miopen_convolution_relu", "aten.miopen_convolution_add_relu",
+    "aten.miopen_depthwise_convolution", "aten.mkldnn_convolution",
+    "aten._conv_depthwise2d", "aten.conv_depthwise3d", "aten._slow_conv2d_forward",
+    "aten.slow_conv3d_forward", "aten.slow_conv_dilated2d", "aten.slow_conv_dilated3d",
+)  # fmt: skip
+_TRANSPOSED = (
+    "aten.cudnn_convolution_transpose", "aten.miopen_convolution_transpose",
+    "aten.slow_conv_transpose2d", "aten.slow_conv_transpose3d",
+)  # fmt: skip
+_BACKWARD = ("aten.convolution_backward", "aten.convolution_backward_overrideable")
+#: names under which cuDNN gets its bias as a second kernel that passes over the output (Convolution.cpp)
+_SEPARATE_BIAS = frozenset({"aten.convolution", "aten._convolution"})
+
+
+def _input(call: Call) -> TensorSpec:
+    return call.arg("input") or call.need("self")
+
+
+def _is_transposed(call: Call) -> bool:
+    return call.name in _TRANSPOSED or bool(call.attributes.get("transposed"))
+
+
+def _is_depthwise(call: Call, weight: TensorSpec) -> bool:
+    groups = call.attributes.get("groups", 1)
+    return "depthwise" in call.name or (groups > 1 and weight.shape[1] == 1)
+
+
+def _work(call: Call, wide: TensorSpec, weight: TensorSpec, passes: int = 1) -> dict[Pipe, int]:
+    # weight is [Cout, Cin/groups, *kernel]; of a transposed convolution [Cin, Cout/groups, *kernel]
+    flops = passes * product_flops(wide.numel * math.prod(weight.shape[1:]), weight.dtype)
+    if _is_depthwise(call, weight):
+        return {Pipe("vector", "float64" if weight.dtype == "float64" else "float32"): flops}
+    return {product_pipe(weight.dtype, call.attributes, allow_tf32=True): flops}
+
+
+@register_cost(*_FORWARD, *_TRANSPOSED, op_class="convolution")
+def convolution(call: Call) -> Cost:
+    """``input`` [b, Cin, *size], ``weight``, optional ``bias`` -> [b, Cout, *size]."""
+    weight, output = call.need("weight"), call.outputs[0]
+    flops = _work(call, _input(call) if _is_transposed(call) else output, weight)
+    if call.name in _SEPARATE_BIAS and call.arg("bias") is not None and not _is_depthwise(call, weight):
+        return call.cost(flops, extra_bytes=2 * output.nbytes, kernels=2)
+    return call.cost(flops)
+
+
+@register_cost(*_BACKWARD, op_class="convolution")
+def convolution_backward(call: Call) -> Cost:
+    """One kernel per gradient in ``output_mask`` (input, weight, bias); each reads ``grad_output`` again."""
+    grad, weight, data = call.need("grad_output"), call.need("weight"), call.need("input")
+    mask = [bool(wanted) for wanted in call.attributes.get("output_mask", (True, True, False))]
+    flops = _work(call, data if _is_transposed(call) else grad, weight, passes=sum(mask[:2]))
+    return call.cost(
+        flops,
+        read_bytes=grad.nbytes + weight.nbytes * mask[0] + data.nbytes * mask[1],
+        extra_bytes=max(sum(mask) - 1, 0) * grad.nbytes,
+        kernels=max(sum(mask), 1),
+    )
+
+
+@register_cost("aten._slow_conv2d_backward.output_mask", op_class="convolution")
+def slow_convolution_backward(call: Call) -> Cost:
+    """The im2col fallback's backward: one pass per gradient of input and weight."""
+    grad, weight = call.need("grad_output"), call.need("weight")
+    mask = [bool(wanted) for wanted in call.attributes.get("output_mask", (True, True, False))]
+    return call.cost(_work(call, grad, weight, passes=sum(mask[:2])), kernels=max(sum(mask), 1))

@@ -1,0 +1,187 @@
+"""Pointwise ops: FLOPs per element of the output (broadcasts included) from one table.
+
+Conventions:
+
+- One add, subtract, multiply, divide or transcendental call (exp, log, sqrt, rsqrt, tanh, erf, sin, pow, ...)
+  is one FLOP. A comparison, a selection, a change of sign, a rounding, a cast, a logical or bit operation is
+  none: relu, clamp, where, maximum, abs and their gradients are 0.
+- Compound functions count what their CUDA kernels compute (aten/src/ATen/native/cuda/Activation*.cu): sigmoid
+  3 (exp, add, divide), silu 4, gelu 5 (erf) or 9 (tanh); ``alpha`` or ``value`` other than 1 is one multiply
+  more.
+- Dropout is one FLOP per element in both directions; drawing random numbers is none.
+- Results of an integer or bool dtype cost no FLOP. float64 counts on the vector engine's float64; all else on
+  its float32, in which PyTorch computes half and bfloat16. A complex add is 2 FLOP, any other complex
+  operation 6.
+"""
+
+from __future__ import annotations
+
+from memwall.cost.base import Call, Cost
+from memwall.cost.registry import register_cost
+from memwall.graph import Pipe, TensorSpec
+
+_DOUBLE = frozenset({"float64", "complex128"})
+_COMPLEX = frozenset({"complex32", "complex64", "complex128"})
+#: ops that are linear in their operands: a complex one is two real ones
+_ADDS = frozenset({"add", "sub", "rsub", "sum", "mean", "cumsum"})
+
+
+def vector_flops(spec: TensorSpec, count: int, name: str = "") -> dict[Pipe, int]:
+    """``count`` FLOPs of elements like ``spec`` on the vector engine; none where it holds integers."""
+    dtype = spec.dtype
+    if dtype in _COMPLEX:
+        count *= 2 if name in _ADDS else 6
+    elif not dtype.startswith(("float", "bfloat")):
+        return {}
+    return {Pipe("vector", "float64" if dtype in _DOUBLE else "float32"): count}
+
+
+def table_of(rows: dict[int, str]) -> dict[str, int]:
+    """``{1: "add sub"}`` -> ``{"add": 1, "sub": 1}``."""
+    return {name: flops for flops, names in rows.items() for name in names.split()}
+
+
+#: FLOPs per element of ops that exist as ``name`` and, in place, as ``name_``
+POINTWISE = table_of({
+    0: "abs absolute neg negative sign sgn ceil floor round trunc fix relu relu6 hardtanh threshold clamp"
+       " clamp_max clamp_min clip conj_physical eq ne lt le gt ge logical_and logical_or logical_xor"
+       " logical_not bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift"
+       " masked_fill nan_to_num copysign heaviside fmod remainder floor_divide gcd lcm nextafter",
+    1: "add sub subtract mul multiply div divide true_divide square reciprocal sqrt rsqrt exp exp2 expm1"
+       " log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf erfc"
+       " erfinv pow float_power leaky_relu lgamma digamma polygamma i0 frac deg2rad rad2deg ldexp",
+    2: "addcmul addcdiv hardsigmoid sinc xlogy",
+    3: "sigmoid lerp elu celu selu hardswish hypot logit",
+    4: "silu mish",
+    5: "gelu",
+})  # fmt: skip
+#: FLOPs per element of ops that have no in-place form
+POINTWISE_FUNCTIONAL = table_of({
+    0: "where isnan isinf isfinite isneginf isposinf signbit maximum minimum fmax fmin max.other min.other"
+       " hardshrink threshold_backward hardtanh_backward hardshrink_backward softshrink_backward isin"
+       " bucketize searchsorted __lshift__ __rshift__ complex polar real imag view_as_real_copy"
+       " view_as_complex_copy _conj_physical",
+    1: "rsub softshrink special_erfcx special_i0e special_i1 special_i1e special_ndtri"
+       " native_dropout_backward native_dropout _fused_dropout _masked_scale _prelu_kernel"
+       " rrelu_with_noise_functional leaky_relu_backward hardsigmoid_backward angle",
+    2: "_prelu_kernel_backward special_entr special_xlog1py huber_loss_backward smooth_l1_loss_backward",
+    3: "linalg_cross tanh_backward sigmoid_backward elu_backward hardswish_backward log_sigmoid_forward"
+       " mse_loss_backward special_log_ndtr logit_backward logaddexp2",
+    4: "softplus glu glu_backward logaddexp binary_cross_entropy_backward",
+    5: "softplus_backward",
+    6: "log_sigmoid_backward soft_margin_loss_backward",
+    8: "silu_backward",
+    11: "gelu_backward",
+    12: "mish_backward",
+})  # fmt: skip
+#: the tanh forms: 5 for the scaled x + 0.044715 x^3, tanh, and 3 for 0.5 x (1 + tanh); the gradient shares
+#: the first 6 and adds 12: 0.5 x, 1 + tanh, its half, 1 - tanh^2 (2), the inner derivative (3), two products
+#: and dy (a + b)
+_GELU_TANH = {"gelu": 9, "gelu_backward": 18}
+#: FLOPs per element of the output of an interpolation, and per element of ``grad_output`` of its gradient
+_RESAMPLING = table_of({
+    0: "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d"
+       " _upsample_nearest_exact2d _upsample_nearest_exact3d",
+    1: "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward"
+       " _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward"
+       " _upsample_nearest_exact3d_backward",
+    3: "upsample_linear1d",
+    6: "upsample_linear1d_backward",  # per tap: one weight product, one multiply, one add
+    9: "upsample_bilinear2d",  # three blends of two taps
+    12: "upsample_bilinear2d_backward",
+    21: "upsample_trilinear3d",  # seven blends
+    24: "upsample_trilinear3d_backward",
+    35: "upsample_bicubic2d",  # five blends of four taps
+    48: "upsample_bicubic2d_backward",
+})  # fmt: skip
+#: random fills: written once, no FLOP counted
+_RANDOM = (
+    "normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ random random_ cauchy"
+    " cauchy_ geometric geometric_ log_normal log_normal_ rand rand_like randn randn_like randint randint_like"
+    " randperm"
+    " multinomial poisson rrelu_with_noise rrelu_with_noise_"
+)
+
+
+def scalar_flops(call: Call, name: str, flops: int) -> int:
+    """FLOPs per element once the scalars of a call are known."""
+    attributes = call.attributes
+    if name in _GELU_TANH and attributes.get("approximate") == "tanh":
+        return _GELU_TANH[name]
+    if name in ("add", "sub", "subtract", "rsub") and attributes.get("alpha", 1) != 1:
+        return flops + 1
+    if name in ("addcmul", "addcdiv") and attributes.get("value", 1) != 1:
+        return flops + 1
+    return flops
+
+
+_FLOPS = {**POINTWISE, **{name.split(".")[0]: flops for name, flops in POINTWISE_FUNCTIONAL.items()}}
+
+
+@register_cost(
+    *(f"aten.{name}{suffix}" for name in POINTWISE for suffix in ("", "_")),
+    *(f"aten.{name}" for name in POINTWISE_FUNCTIONAL),
+    op_class="elementwise",
+)
+def pointwise(call: Call) -> Cost:
+    """FLOPs of the table for each element of the (broadcast) output."""
+    name, output = call.name.split(".")[1], call.outputs[0]
+    if name not in _FLOPS:
+        name = name[:-1]  # the in-place form
+    return call.cost(vector_flops(output, output.numel * scalar_flops(call, name, _FLOPS[name]), name))
+
+
+@register_cost(*(f"aten.{name}" for name in _RESAMPLING), op_class="elementwise")
+def resampling(call: Call) -> Cost:
+    """Interpolation, counted on its fine side; gradients are scattered into a zeroed tensor."""
+    name = call.name.split(".")[1]
+    backward = name.endswith("_backward")
+    fine = call.need("grad_output") if backward else call.outputs[0]
+    return call.cost(vector_flops(fine, fine.numel * _RESAMPLING[name]), kernels=2 if backward else 1)
+
+
+@register_cost(
+    "aten.grid_sampler_2d", "aten.cudnn_grid_sampler", "aten.grid_sampler_3d", op_class="elementwise"
+)
+def grid_sampler(call: Call) -> Cost:
+    """A multiply and an add per tap: 4 (bilinear), 8 (trilinear), none (nearest), 16 (bicubic, 35 FLOP)."""
+    output = call.outputs[0]
+    linear = 16 if call.name.startswith("aten.grid_sampler_3d") else 8
+    per_element = {0: linear, 1: 0, 2: 35}[call.attributes.get("interpolation_mode", 0)]
+    return call.cost(vector_flops(output, output.numel * per_element))
+
+
+@register_cost("aten.binary_cross_entropy_with_logits", op_class="elementwise")
+def binary_cross_entropy_with_logits(call: Call) -> Cost:
+    """6 FLOP per element and the reduction's add.
+
+    Eager runs five kernels: log_sigmoid, 1 - target, a product, a difference and the mean (Loss.cpp), which
+    pass over eleven tensors where two reads would do.
+    """
+    logits = call.need("self")
+    reduced = call.attributes.get("reduction", 1) != 0
+    return call.cost(
+        vector_flops(logits, logits.numel * (7 if reduced else 6)),
+        extra_bytes=9 * logits.nbytes, kernels=5 if reduced else 4,
+    )  # fmt: skip
+
+
+#: op -> FLOPs per hidden element without and with biases: gate sums, 3 per sigmoid, 1 per tanh, and the
+#: state's blend
+_CELLS = {"_thnn_fused_lstm_cell": (19, 27), "_thnn_fused_gru_cell": (14, 20)}
+
+
+@register_cost(*(f"aten.{name}" for name in _CELLS), op_class="elementwise")
+def recurrent_cell(call: Call) -> Cost:
+    """The gates of an LSTM (4) or GRU (3) cell after its two products."""
+    hidden = call.outputs[0]
+    plain, biased = _CELLS[call.name.split(".")[1]]
+    return call.cost(
+        vector_flops(hidden, hidden.numel * (biased if call.arg("input_bias") is not None else plain))
+    )
+
+
+@register_cost(*(f"aten.{name}" for name in _RANDOM.split()), op_class="elementwise")
+def random_fill(call: Call) -> Cost:
+    """Random numbers: bytes only."""
+    return call.cost()

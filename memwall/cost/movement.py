@@ -1,0 +1,236 @@
+"""Ops that move, copy, gather, scatter, order or fill and compute next to nothing.
+
+Conventions:
+
+- 0 FLOP, except one add per element that is accumulated (``scatter_add``, ``index_add``, an embedding's
+  gradient).
+- A gather reads its indices and no more of its source than it fetches: an upper bound, min(fetched, source),
+  since indices may repeat. An in-place scatter writes only what it touches, and reads that where it
+  accumulates; a functional one also copies the whole tensor.
+- The gradient of a gather is a whole tensor: zeros, then the scattered part (two kernels, the part written
+  twice).
+- Sorting counts one pass of compulsory bytes; the radix passes of long rows go in ``extra_bytes``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from memwall.cost.base import Call, Cost
+from memwall.cost.elementwise import vector_flops
+from memwall.cost.registry import Formula, register_cost
+from memwall.graph import TensorSpec
+
+
+def _register(names: str) -> Callable[[Formula], Formula]:
+    return register_cost(*(f"aten.{name}" for name in names.split()), op_class="movement")
+
+
+def _others(call: Call, *names: str) -> int:
+    """Bytes of the inputs that are not passed as one of these arguments."""
+    return sum(
+        spec.nbytes for name, spec in zip(call.arguments, call.inputs, strict=True) if name not in names
+    )
+
+
+@_register(
+    "_to_copy copy copy_ clone contiguous lift_fresh_copy detach_copy alias_copy expand_copy permute_copy"
+    " view_copy transpose_copy t_copy slice_copy select_copy unsqueeze_copy squeeze_copy diagonal_copy"
+    " as_strided_copy unfold_copy _reshape_copy narrow_copy split_copy split_with_sizes_copy unbind_copy"
+    " roll flip rot90 repeat repeat_interleave tril tril_ triu triu_ diag_embed block_diag im2col"
+    " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d"
+    " replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle"
+    " _pack_padded_sequence fill fill_ zero zero_ zeros zeros_like ones ones_like full full_like new_zeros"
+    " new_ones new_full arange linspace logspace eye scalar_tensor tril_indices triu_indices fill_diagonal_"
+)
+def copy(call: Call) -> Cost:
+    """Reads what it is given, writes what it returns."""
+    return call.cost()
+
+
+@_register("cat _chunk_cat stack")
+def concatenate(call: Call) -> Cost:
+    """At most 128 tensors per launch (Shape.cu, CAT_ARRAY_BATCH_SIZE)."""
+    return call.cost(kernels=max(math.ceil(len(call.inputs) / 128), 1))
+
+
+@_register("constant_pad_nd")
+def constant_pad(call: Call) -> Cost:
+    """Eager fills the whole output, then copies the input into it (PadNd.cpp)."""
+    return call.cost(extra_bytes=call.need("self").nbytes, kernels=2)
+
+
+@_register(
+    "col2im reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward"
+    " replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward unfold_backward"
+)
+def overlap_add(call: Call) -> Cost:
+    """One add per element of what overlaps into a zeroed output."""
+    grad = call.arg("grad_output") or call.inputs[0]
+    return call.cost(vector_flops(grad, grad.numel), extra_bytes=call.write_bytes, kernels=2)
+
+
+@_register("slice_backward select_backward diagonal_backward")
+def view_backward(call: Call) -> Cost:
+    """Zeros of the full size, then the gradient copied in."""
+    return call.cost(extra_bytes=call.inputs[0].nbytes, kernels=2)
+
+
+@_register("slice_scatter select_scatter diagonal_scatter as_strided_scatter")
+def view_scatter(call: Call) -> Cost:
+    """A copy of ``self`` with ``src`` in a part of it; eager copies all of ``self`` first."""
+    part = call.need("src").nbytes
+    return call.cost(read_bytes=call.need("self").nbytes, extra_bytes=2 * part, kernels=2)
+
+
+# Gathers.
+
+
+def _gathered(source: TensorSpec, elements: int) -> int:
+    """Bytes of the source that so many fetched elements can touch."""
+    return min(elements * source.itemsize, source.nbytes)
+
+
+def _gather_cost(call: Call, source: str, kernels: int = 1) -> Cost:
+    read = _others(call, source) + _gathered(call.need(source), call.outputs[0].numel)
+    return call.cost(read_bytes=read, kernels=kernels)
+
+
+@_register("gather index _unsafe_index index_select take take_along_dim")
+def gather(call: Call) -> Cost:
+    """``self`` at some indices: as many elements as the output has."""
+    return _gather_cost(call, "self")
+
+
+@_register("embedding")
+def embedding(call: Call) -> Cost:
+    """Rows of ``weight`` [rows, size] at ``indices``."""
+    return _gather_cost(call, "weight")
+
+
+@_register("masked_select nonzero nonzero_static argwhere unique_consecutive _unique2 unique_dim")
+def compact(call: Call) -> Cost:
+    """Counts, then writes: about four kernels, one pass of compulsory bytes (Nonzero.cu)."""
+    return call.cost(extra_bytes=call.read_bytes, kernels=4)
+
+
+@_register("_embedding_bag _embedding_bag_forward_only")
+def embedding_bag(call: Call) -> Cost:
+    """One add per fetched element, none where the mode is a maximum (2)."""
+    weight, count = call.need("weight"), call.need("indices").numel
+    fetched = count * math.prod(weight.shape[1:])
+    adds = 0 if call.attributes.get("mode", 0) == 2 else fetched
+    read = _others(call, "weight") + _gathered(weight, fetched)
+    return call.cost(vector_flops(weight, adds), read_bytes=read)
+
+
+#: index counts up to which Embedding.cu adds rows directly; above, it sorts the indices first
+_DIRECT_INDICES = 3072
+#: launches of the sort (keys and positions, in radix passes), the segment scan and the sums of Embedding.cu
+_SORTED_KERNELS = 15
+
+
+@_register("embedding_dense_backward _embedding_bag_dense_backward")
+def embedding_backward(call: Call) -> Cost:
+    """The gradient of the whole table: zeros, then one add per element of each index's row."""
+    grad = call.arg("grad_output") or call.need("grad")
+    table, count = call.outputs[0], call.need("indices").numel
+    adds = count * math.prod(table.shape[1:])
+    return call.cost(
+        vector_flops(table, adds),
+        extra_bytes=min(adds * grad.itemsize, table.nbytes),
+        kernels=2 if count <= _DIRECT_INDICES else _SORTED_KERNELS,
+    )
+
+
+# Scatters: which argument holds the indices or the new values, so how many elements are touched.
+
+
+def _scatter_cost(
+    call: Call, touched: int, source_bytes: int, reads: bool = False, adds: bool = False
+) -> Cost:
+    """``touched`` elements of ``self`` change, from ``source_bytes`` of values and indices.
+
+    ``reads``: what stood there enters the result; ``adds``: with one FLOP each.
+    """
+    target = call.outputs[0]
+    part = _gathered(target, touched)
+    flops = vector_flops(target, touched if adds else 0)
+    if call.name.split(".")[1].endswith("_"):
+        return call.cost(flops, read_bytes=source_bytes + part * reads, write_bytes=part)
+    whole = call.need("self").nbytes  # copied first, then changed in place
+    return call.cost(flops, read_bytes=source_bytes + whole, extra_bytes=part * (1 + reads), kernels=2)
+
+
+@_register("scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_")
+def scatter(call: Call) -> Cost:
+    """One element of ``self`` per element of ``index``; no more of ``src`` is read than that."""
+    index, values, how = call.need("index"), call.arg("src"), call.attributes.get("reduce")
+    source = index.nbytes + (_gathered(values, index.numel) if values is not None else 0)
+    accumulates = "scatter_add" in call.name
+    adds = accumulates or how in ("add", "multiply", "sum", "mean", "prod")
+    return _scatter_cost(call, index.numel, source, reads=accumulates or how is not None, adds=adds)
+
+
+@_register("index_add index_add_ index_copy index_copy_ index_fill index_fill_")
+def index_scatter(call: Call) -> Cost:
+    """Whole slices of ``self`` along one axis, as many as ``index`` has."""
+    target, index, values = call.outputs[0], call.need("index"), call.arg("source")
+    axis = target.shape[call.attributes["dim"]] if target.shape else 1
+    touched = values.numel if values is not None else index.numel * target.numel // max(axis, 1)
+    adds = "index_add" in call.name
+    return _scatter_cost(call, touched, _others(call, "self"), reads=adds, adds=adds)
+
+
+@_register("index_put index_put_ _unsafe_index_put _index_put_impl_")
+def index_put(call: Call) -> Cost:
+    """``self[indices] = values``: as many elements as ``values`` has; one stands for all that are indexed."""
+    target, values, indices = call.outputs[0], call.arg("values"), call.args("indices")
+    adds = bool(call.attributes.get("accumulate"))
+    touched = 1 if values is None else values.numel  # a number comes as a tensor of the host
+    if touched <= 1 and indices:  # taken to index the leading axes; a mask takes as many axes as it has
+        consumed = sum(len(index.shape) if index.dtype in ("bool", "uint8") else 1 for index in indices)
+        touched = max(index.numel for index in indices) * math.prod(target.shape[consumed:])
+    return _scatter_cost(call, min(touched, target.numel), _others(call, "self"), reads=adds, adds=adds)
+
+
+@_register("masked_scatter masked_scatter_ put_")
+def masked_scatter(call: Call) -> Cost:
+    """Writes under a mask: charged in full, since the mask's content is not known."""
+    return call.cost()
+
+
+# Order.
+
+
+@_register("sort argsort msort")
+def sort(call: Call) -> Cost:
+    """Rows up to 4096 are sorted in one kernel (SortStable.cu); longer ones take a radix pass per 8 bits of
+    the key, each moving keys and int64 positions both ways."""
+    data, dim = call.need("self"), call.attributes.get("dim", -1)
+    row = data.shape[dim] if data.shape else 1
+    if row <= 4096:
+        return call.cost()
+    passes = data.itemsize
+    return call.cost(extra_bytes=(passes - 1) * 2 * data.numel * (data.itemsize + 8), kernels=passes + 2)
+
+
+@_register("topk")
+def topk(call: Call) -> Cost:
+    """A radix select (TensorTopK.cu): a read per 8 bits of the key, one to gather; 48 KB stay in cache."""
+    data, dim = call.need("self"), call.attributes.get("dim", -1)
+    row_bytes = (data.shape[dim] if data.shape else 1) * data.itemsize
+    again = data.itemsize * data.nbytes if row_bytes > 48 * 1024 else 0
+    return call.cost(extra_bytes=again, kernels=2)
+
+
+@register_cost("aten._fft_r2c", "aten._fft_c2r", "aten._fft_c2c", op_class="other")
+def fourier(call: Call) -> Cost:
+    """``5 n log2 n`` per complex transform of n points, half where one side is real (FFTW's convention)."""
+    data, output = call.need("self"), call.outputs[0]
+    side = output if call.name.startswith("aten._fft_c2r") else data
+    points = math.prod(side.shape[axis] for axis in call.attributes["dim"])
+    flops = side.numel * math.log2(points) * (5 if "c2c" in call.name else 2.5) if points > 1 else 0
+    real = TensorSpec((), (), "float64" if output.itemsize == 16 or data.itemsize == 16 else "float32")
+    return call.cost(vector_flops(real, round(flops)))

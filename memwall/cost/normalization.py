@@ -1,0 +1,228 @@
+"""Normalisations, softmax and the cross-entropy loss.
+
+FLOPs per element of the normalised tensor, after Ivanov et al., "Data Movement Is All You Need"
+(spcl/substation):
+
+- softmax and log-softmax 5 (max, subtract, exp, sum, divide), their gradients 4 (multiply, sum, subtract,
+  multiply);
+- layer, group and batch norm with statistics 7 (sum; subtract, square, sum; scale, weight, bias), batch norm
+  with given statistics 4; gradients 9 for the input and 4 for weight and bias. RMS norm 4 (square, sum,
+  scale, weight), 7 and 3;
+- the loss: one add per row.
+
+Bytes are compulsory (each tensor once). What eager CUDA kernels read again goes in ``extra_bytes``: a second
+pass over data of which a block cannot keep its share on chip. Sources are named beside each rule.
+"""
+
+from __future__ import annotations
+
+import math
+
+from memwall.cost.base import Call, Cost
+from memwall.cost.elementwise import vector_flops
+from memwall.cost.registry import register_cost
+from memwall.graph import TensorSpec
+
+#: shared memory that a block may use without opting in to more (cudaDeviceProp.sharedMemPerBlock)
+_SHARED_BYTES = 48 * 1024
+
+
+def _row(spec: TensorSpec, dim: int) -> tuple[int, bool]:
+    """Length of the softmax axis and whether its elements are neighbours."""
+    if not spec.shape:
+        return 1, True
+    dim %= len(spec.shape)
+    return spec.shape[dim], math.prod(spec.shape[dim + 1 :]) == 1
+
+
+def _fits_on_chip(spec: TensorSpec, dim: int) -> bool:
+    """One read is enough (SoftMax.cu): a warp holds the row in registers, or a block in shared memory."""
+    length, adjacent = _row(spec, dim)
+    row_bytes = length * spec.itemsize
+    if not adjacent:  # cunn_SpatialSoftMax* passes again and again
+        return False
+    if length <= 1024 and row_bytes <= 4096:  # PersistentSoftmax.cuh
+        return True
+    return row_bytes < _SHARED_BYTES and row_bytes % 16 == 0
+
+
+@register_cost("aten._softmax", "aten._log_softmax", "aten._safe_softmax", "aten._masked_softmax",
+               op_class="normalization")  # fmt: skip
+def softmax(call: Call) -> Cost:
+    """5 per element. A row too long for the chip is read three times: for its max, its sum and its result."""
+    data, dim = call.need("self"), call.attributes.get("dim")
+    again = 0 if _fits_on_chip(data, -1 if dim is None else dim) else 2 * data.nbytes
+    return call.cost(vector_flops(data, 5 * data.numel), extra_bytes=again)
+
+
+@register_cost("aten._log_softmax_backward_data", op_class="normalization")
+def log_softmax_backward(call: Call) -> Cost:
+    """4 per element. A long row's ``grad_output`` is read twice."""
+    grad = call.need("grad_output")
+    again = 0 if _fits_on_chip(grad, call.attributes["dim"]) else grad.nbytes
+    return call.cost(vector_flops(grad, 4 * grad.numel), extra_bytes=again)
+
+
+@register_cost("aten._softmax_backward_data", op_class="normalization")
+def softmax_backward(call: Call) -> Cost:
+    """4 per element. Eager first stores ``grad_output * output`` with a kernel of its own (SoftMax.cu), so
+    that is written and read, and ``output`` read again; a long row's product is read twice."""
+    grad, output = call.need("grad_output"), call.need("output")
+    again = 0 if _fits_on_chip(grad, call.attributes["dim"]) else grad.nbytes
+    product = 2 * grad.nbytes + output.nbytes
+    return call.cost(vector_flops(grad, 4 * grad.numel), extra_bytes=product + again, kernels=2)
+
+
+@register_cost("aten._masked_softmax_backward", op_class="normalization")
+def masked_softmax_backward(call: Call) -> Cost:
+    """4 per element."""
+    grad = call.need("grad_output")
+    return call.cost(vector_flops(grad, 4 * grad.numel))
+
+
+@register_cost("aten.native_layer_norm", op_class="normalization")
+def layer_norm(call: Call) -> Cost:
+    """7 per element; a row stays in cache between its two passes (layer_norm_kernel.cu)."""
+    data = call.need("input")
+    return call.cost(vector_flops(data, 7 * data.numel))
+
+
+@register_cost("aten._fused_rms_norm", op_class="normalization")
+def rms_norm(call: Call) -> Cost:
+    """4 per element, 3 without a weight."""
+    data = call.need("input")
+    return call.cost(vector_flops(data, (4 if call.arg("weight") is not None else 3) * data.numel))
+
+
+#: op -> FLOPs per element of the input's gradient and of those of weight and bias
+_ROW_BACKWARD = {"native_layer_norm_backward": (9, 4), "_fused_rms_norm_backward": (7, 3)}
+
+
+@register_cost(*(f"aten.{name}" for name in _ROW_BACKWARD), op_class="normalization")
+def row_norm_backward(call: Call) -> Cost:
+    """Layer and RMS norm: a kernel for the input, one for weight and bias; each reads both tensors."""
+    for_input, for_weight = _ROW_BACKWARD[call.name.split(".")[1]]
+    return _norm_backward(call, for_input, for_weight)
+
+
+def _output_gradient(call: Call) -> TensorSpec:
+    return call.arg("grad_out") or call.need("grad_output")
+
+
+def _wanted(call: Call, data: TensorSpec) -> tuple[bool, bool]:
+    """Whether the gradient of the input, and those of weight and bias, are asked for; else what is returned."""
+    mask = call.attributes.get("output_mask")
+    if mask is not None:
+        return bool(mask[0]), any(mask[1:])
+    shapes = [output.shape for output in call.outputs]
+    return data.shape in shapes, any(shape != data.shape for shape in shapes)
+
+
+def _norm_backward(call: Call, for_input: int, for_weight: int) -> Cost:
+    grad, data = _output_gradient(call), call.need("input")
+    wanted = _wanted(call, data)
+    flops = (for_input * wanted[0] + for_weight * wanted[1]) * data.numel
+    both = all(wanted)
+    return call.cost(
+        vector_flops(data, flops), extra_bytes=(grad.nbytes + data.nbytes) * both, kernels=2 if both else 1
+    )
+
+
+@register_cost("aten.native_group_norm", op_class="normalization")
+def group_norm(call: Call) -> Cost:
+    """7 per element: kernels for the moments, for their blend with weight and bias, and to apply them
+    (group_norm_kernel.cu); the input is read twice."""
+    data = call.need("input")
+    return call.cost(vector_flops(data, 7 * data.numel), extra_bytes=data.nbytes, kernels=3)
+
+
+@register_cost("aten.native_group_norm_backward", op_class="normalization")
+def group_norm_backward(call: Call) -> Cost:
+    """9 and 4 per element: sums over both tensors, their blend, the gradients of input and parameters."""
+    grad, data = _output_gradient(call), call.need("input")
+    wanted = _wanted(call, data)
+    flops = (9 * wanted[0] + 4 * wanted[1]) * data.numel
+    again = (grad.nbytes + data.nbytes) * wanted[0]
+    return call.cost(vector_flops(data, flops), extra_bytes=again, kernels=1 + 3 * wanted[0] + wanted[1])
+
+
+_BATCH_NORM = (
+    "aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm",
+    "aten._native_batch_norm_legit", "aten._native_batch_norm_legit_functional",
+    "aten._batch_norm_with_update",
+)  # fmt: skip
+_BATCH_NORM_GIVEN = ("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
+
+
+@register_cost(*_BATCH_NORM, *_BATCH_NORM_GIVEN, op_class="normalization")
+def batch_norm(call: Call) -> Cost:
+    """Training: 7 per element, the input read for its statistics and again. Inference: 4, read once.
+
+    One launch, as cuDNN's kernels do it: torch picks cuDNN where weight and bias are given
+    (Normalization.cpp).
+    """
+    data = call.need("input")
+    given = call.name in _BATCH_NORM_GIVEN or not call.attributes.get("training", True)
+    if given:
+        return call.cost(vector_flops(data, 4 * data.numel))
+    return call.cost(vector_flops(data, 7 * data.numel), extra_bytes=data.nbytes)
+
+
+@register_cost("aten.native_batch_norm_backward", "aten.batch_norm_backward",
+               "aten.cudnn_batch_norm_backward", "aten.miopen_batch_norm_backward",
+               op_class="normalization")  # fmt: skip
+def batch_norm_backward(call: Call) -> Cost:
+    """Training: 9 for the input (with the sums it needs) and 4; both tensors are read twice, for sums and
+    result.
+
+    With given statistics the input's gradient is a scale: 2 per element, and 4 for weight and bias.
+    """
+    grad, data = _output_gradient(call), call.need("input")
+    wanted = _wanted(call, data)
+    if call.attributes.get("train", call.attributes.get("update", True)):
+        flops, again = (9 * wanted[0] + 4 * wanted[1]) * data.numel, (grad.nbytes + data.nbytes) * wanted[0]
+    else:
+        flops, again = (2 * wanted[0] + 4 * wanted[1]) * data.numel, grad.nbytes * all(wanted)
+    return call.cost(vector_flops(data, flops), extra_bytes=again)
+
+
+@register_cost("aten._weight_norm_interface", op_class="normalization")
+def weight_norm(call: Call) -> Cost:
+    """``g * v / |v|``: square, sum, scale."""
+    direction = call.need("v")
+    return call.cost(vector_flops(direction, 3 * direction.numel))
+
+
+@register_cost("aten._weight_norm_interface_backward", op_class="normalization")
+def weight_norm_backward(call: Call) -> Cost:
+    """Multiply, sum; scale, subtract, scale."""
+    direction = call.need("saved_v")
+    return call.cost(vector_flops(direction, 5 * direction.numel))
+
+
+def _picked_bytes(source: TensorSpec, count: int) -> int:
+    return min(count * source.itemsize, source.nbytes)
+
+
+@register_cost("aten.nll_loss_forward", "aten.nll_loss2d_forward", op_class="normalization")
+def nll_loss(call: Call) -> Cost:
+    """Reads one element per target, not the whole row; one add per target where the loss is reduced."""
+    scores, target, weight = call.need("self"), call.need("target"), call.arg("weight")
+    read = _picked_bytes(scores, target.numel) + target.nbytes
+    if weight is not None:
+        read += _picked_bytes(weight, target.numel)
+    adds = target.numel if call.attributes.get("reduction", 1) else 0
+    return call.cost(vector_flops(scores, adds), read_bytes=read)
+
+
+@register_cost("aten.nll_loss_backward", "aten.nll_loss2d_backward", op_class="normalization")
+def nll_loss_backward(call: Call) -> Cost:
+    """Writes the whole gradient: zeros, then one element per target. The scores themselves are not read."""
+    target, weight = call.need("target"), call.arg("weight")
+    read = target.nbytes + sum(
+        spec.nbytes for spec in (call.need("grad_output"), call.arg("total_weight")) if spec
+    )
+    if weight is not None:
+        read += _picked_bytes(weight, target.numel)
+    again = target.numel * call.outputs[0].itemsize
+    return call.cost(read_bytes=read, extra_bytes=again, kernels=2)

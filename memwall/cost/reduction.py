@@ -1,0 +1,151 @@
+"""Reductions, scans, losses that end in a sum, and pooling.
+
+Conventions: FLOPs per element of the input: a sum 1, a variance 4 (sum; subtract, square, sum), a norm 2
+(square, sum); the few FLOPs per output (the division of a mean) are not counted. Maximum, minimum, any, all
+and their arguments are comparisons: 0. Pooling: an average is one add per window element, a maximum none.
+Integer results cost no FLOP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from memwall.cost.base import Call, Cost
+from memwall.cost.elementwise import table_of, vector_flops
+from memwall.cost.registry import register_cost
+from memwall.graph import TensorSpec
+
+#: FLOPs per element of the input
+_REDUCTIONS = table_of({
+    0: "max min amax amin aminmax _aminmax argmax argmin any all count_nonzero median nanmedian mode"
+       " kthvalue equal is_nonzero _is_all_true _is_any_true bincount histc",
+    1: "sum nansum mean prod trace sum_to_size",
+    2: "norm dist",
+    4: "var std var_mean std_mean",
+})  # fmt: skip
+#: FLOPs per element of the input of running reductions, which write as much as they read
+_SCANS = table_of(
+    {
+        0: "cummax cummin _cummax_helper _cummin_helper",
+        1: "cumsum cumsum_ cumprod cumprod_",
+        4: "logcumsumexp",
+    }
+)
+#: FLOPs per element of the losses, without the reduction's add
+_LOSSES = table_of(
+    {2: "mse_loss", 3: "huber_loss smooth_l1_loss soft_margin_loss", 5: "binary_cross_entropy"}
+)
+
+
+def _source(call: Call) -> TensorSpec:
+    return call.arg("self") or call.inputs[0]
+
+
+def _floating(call: Call) -> TensorSpec:
+    """What the arithmetic is done in: the output's dtype, where that is a number, else the input's."""
+    return call.outputs[0] if call.outputs[0].dtype != "bool" else _source(call)
+
+
+@register_cost(*(f"aten.{name}" for name in (*_REDUCTIONS, *_SCANS)), op_class="reduction")
+def reduction(call: Call) -> Cost:
+    """FLOPs of the table for each element of the input."""
+    name = call.name.split(".")[1]
+    per_element = _REDUCTIONS[name] if name in _REDUCTIONS else _SCANS[name]
+    return call.cost(vector_flops(_floating(call), _source(call).numel * per_element, name.rstrip("_")))
+
+
+def norm_flops(order: object) -> int:
+    """FLOPs per element of a vector norm: a comparison (inf), an add (0, 1), a power and an add."""
+    if order in (math.inf, -math.inf, "inf", "-inf"):
+        return 0
+    return 1 if order in (0, 1) else 2
+
+
+@register_cost("aten.linalg_vector_norm", op_class="reduction")
+def vector_norm(call: Call) -> Cost:
+    """2 per element, fewer for the orders 0, 1 and infinity."""
+    per_element = norm_flops(call.attributes.get("ord", 2))
+    return call.cost(vector_flops(call.outputs[0], _source(call).numel * per_element))
+
+
+@register_cost("aten.logsumexp", op_class="reduction")
+def logsumexp(call: Call) -> Cost:
+    """4 per element (max, subtract, exp, sum), as softmax counts.
+
+    Eager stores the differences and their exponentials (ReduceOps.cpp): amax, subtract, exp_, sum, and small
+    kernels.
+    """
+    data = call.need("self")
+    return call.cost(vector_flops(data, 4 * data.numel), extra_bytes=5 * data.nbytes, kernels=7)
+
+
+@register_cost(*(f"aten.{name}" for name in _LOSSES), op_class="reduction")
+def loss(call: Call) -> Cost:
+    """Pointwise loss and its sum: eager stores the pointwise result and reads it back to reduce it."""
+    data = call.need("self")
+    reduced = call.attributes.get("reduction", 1) != 0
+    per_element = _LOSSES[call.name.split(".")[1]] + reduced
+    again = 2 * data.nbytes if reduced else 0
+    return call.cost(
+        vector_flops(data, data.numel * per_element), extra_bytes=again, kernels=2 if reduced else 1
+    )
+
+
+#: comparisons only: the index of each maximum is stored beside it
+_MAX_POOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d",
+              "adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d")  # fmt: skip
+_AVERAGE_POOLS = {"avg_pool2d": 2, "avg_pool3d": 3}
+_ADAPTIVE_POOLS = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+
+
+def _window(size: Sequence[int] | int, rank: int) -> int:
+    """Elements of a pooling window; one number stands for all axes."""
+    sizes = [size] if isinstance(size, int) else list(size)
+    return math.prod(sizes if len(sizes) == rank else sizes * rank)
+
+
+@register_cost(
+    *(f"aten.{name}" for name in _MAX_POOLS), "aten.max_pool2d", "aten.max_pool3d", op_class="reduction"
+)
+def max_pool(call: Call) -> Cost:
+    """No FLOP; windows that overlap are read once."""
+    return call.cost()
+
+
+@register_cost(*(f"aten.{name}_backward" for name in _MAX_POOLS), op_class="reduction")
+def max_pool_backward(call: Call) -> Cost:
+    """One add per ``grad_output`` element into zeros; of the input only the shape is used, not its values."""
+    grad = call.need("grad_output")
+    indices = call.arg("indices")
+    read = grad.nbytes + (indices.nbytes if indices is not None else 0)
+    return call.cost(vector_flops(grad, grad.numel), read_bytes=read, extra_bytes=call.write_bytes, kernels=2)
+
+
+@register_cost(*(f"aten.{name}" for name in _AVERAGE_POOLS), op_class="reduction")
+def average_pool(call: Call) -> Cost:
+    """One add per window element."""
+    output, rank = call.outputs[0], _AVERAGE_POOLS[call.name.split(".")[1]]
+    return call.cost(vector_flops(output, output.numel * _window(call.attributes["kernel_size"], rank)))
+
+
+@register_cost(*(f"aten.{name}_backward" for name in _AVERAGE_POOLS), op_class="reduction")
+def average_pool_backward(call: Call) -> Cost:
+    """One add per window element; of the input only the shape is used."""
+    grad, rank = call.need("grad_output"), 2 if "2d" in call.name else 3
+    flops = grad.numel * _window(call.attributes["kernel_size"], rank)
+    return call.cost(vector_flops(grad, flops), read_bytes=grad.nbytes)
+
+
+@register_cost(*(f"aten.{name}" for name in _ADAPTIVE_POOLS), op_class="reduction")
+def adaptive_average_pool(call: Call) -> Cost:
+    """One add per input element (windows that overlap by a row are not told apart)."""
+    data = call.need("self")
+    return call.cost(vector_flops(data, data.numel))
+
+
+@register_cost(*(f"aten.{name}_backward" for name in _ADAPTIVE_POOLS), op_class="reduction")
+def adaptive_average_pool_backward(call: Call) -> Cost:
+    """One multiply per element of the gradient; of the input only the shape is used."""
+    output = call.outputs[0]
+    return call.cost(vector_flops(output, output.numel), read_bytes=call.need("grad_output").nbytes)

@@ -1,0 +1,239 @@
+"""The wiring: target → workload → graph → costs → plans → schedules → profile. The first file to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memwall.compare import Comparison, compare_gpus, compare_profile, compare_profiles
+from memwall.cost import classify, graph_costs
+from memwall.errors import UsageError
+from memwall.fusion import plan_graph
+from memwall.hardware import Gpu, load_gpu
+from memwall.profile import Profile, WorkloadInfo
+from memwall.simulate import PlanContext, Schedule, simulate
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from memwall.workload import Workload
+
+MODES = ("inference", "training")
+ATTENTION = ("auto", "flash", "efficient", "math")
+
+Names = str | Gpu | Iterable[str | Gpu]
+
+
+def profile(
+    module_or_target: nn.Module | Workload | str | Path,
+    inputs: Any = None,
+    *,
+    gpu: Names = "h100-sxm",
+    mode: str = "inference",
+    policy: str | Iterable[str] = "eager",
+    optimizer: Any = "adamw",
+    loss: Callable[[Any], Any] | None = None,
+    dtype: str | None = None,
+    autocast: str | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    input_specs: Sequence[str] = (),
+    attention: str = "auto",
+    real: bool = False,
+    strict: bool = False,
+    max_ops: int = 200_000,
+    replay: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Profile:
+    """Trace a model without a GPU and without weights, and model its time on one or more GPUs.
+
+    Args:
+        module_or_target: an ``nn.Module`` (on any device, meta included; it is not changed), a ``Workload``, or a
+            target as on the command line: ``model.py``, ``model.py:name``, ``package.module:name``, ``hf:DIR``.
+        inputs: what the module is called with: a tuple (positional) or a dict (keywords) of tensors on any device.
+        gpu: names, specs or paths to specs; one or a list.
+        mode: ``inference`` (forward), or ``training`` (forward, loss, backward, optimizer step).
+        policy: how ops are grouped into kernels; ``eager`` launches each alone.
+        optimizer: a name (``adamw``, ``adam``, ``sgd``; ``:fused``, ``:foreach`` or ``:loop`` behind it), a function of
+            the parameters, or None to stop after backward. A target's own ``optimizer`` wins over the default.
+        loss: output → scalar; None takes the target's own, else the output's ``.loss``, else the sum of its floats.
+        dtype: cast parameters and floating inputs to this first.
+        autocast: run forward under CUDA's autocast to this dtype.
+        batch, seq: handed to the target's functions that take them.
+        input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
+        attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
+        real: trace small real tensors, for models whose Python depends on data.
+        strict: refuse a model with ops that no formula models.
+        max_ops: stop a runaway trace.
+        replay: trace repeated blocks once; False traces every one.
+        progress: called with one-line messages.
+
+    Raises:
+        UsageError: the model, its inputs or an option is wrong.
+        MissingError: an optional dependency is missing.
+    """
+    say = progress or (lambda message: None)
+    gpus = _gpus(gpu)
+    policies = (policy,) if isinstance(policy, str) else tuple(policy)
+    _check("mode", mode, MODES)
+    _check("attention", attention, ATTENTION)
+    workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode)
+    say(f"tracing {workload.name}")
+    backends = [_backend(g, attention) for g in gpus]
+    traces = {
+        backend: _trace(workload, say, mode=mode, dtype=dtype, autocast=autocast, attention=backend, real=real,
+                        max_ops=max_ops, replay=replay)
+        for backend in dict.fromkeys(backends)
+    }  # fmt: skip
+    traces, backends = _merge_equal(traces, backends)
+    order = list(traces)
+    graphs = tuple(traces[backend].graph for backend in order)
+    costs = tuple(graph_costs(graph) for graph in graphs)
+    first = traces[order[0]]
+    result = Profile(
+        workload=WorkloadInfo(
+            workload.name, workload.target, mode, first.dtype, first.inputs, first.parameters,
+            first.samples, first.tokens, first.optimizer, autocast,
+        ),
+        graphs=graphs,
+        costs=costs,
+        capture=dict(first.capture),
+        environment={"torch": _torch_version()},
+    )  # fmt: skip
+    if strict and result.coverage.unmodeled:
+        raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
+    say(f"simulating {len(graphs[0].ops):,} ops on {', '.join(g.name for g in gpus)}")
+    return result.with_simulations(_simulate(result, gpus, policies, [order.index(b) for b in backends]))
+
+
+def compare(
+    target_or_profiles: Any = None,
+    *,
+    gpu: Names = (),
+    price: Mapping[str, float] | None = None,
+    **options: Any,
+) -> Comparison:
+    """One workload on N GPUs, N profiles side by side, or, without a target, the machines themselves.
+
+    Args:
+        target_or_profiles: a target, module or workload (profiled first, with ``options`` as for :func:`profile`), a
+            profile, a list of profiles, or None.
+        gpu: the GPUs; the profile's own when empty.
+        price: USD per hour by GPU name.
+
+    Raises:
+        UsageError: fewer than two things to compare, or as :func:`profile`.
+    """
+    gpus = _gpus(gpu) if gpu else []
+    if target_or_profiles is None:
+        return compare_gpus(gpus or [load_gpu(name) for name in ("p100-sxm2-16gb", "h100-sxm")])
+    if isinstance(target_or_profiles, (list, tuple)) and len(target_or_profiles) > 1:
+        return compare_profiles(list(target_or_profiles), price=price)
+    if isinstance(target_or_profiles, (list, tuple)):
+        target_or_profiles = target_or_profiles[0]
+    if not isinstance(target_or_profiles, Profile):
+        target_or_profiles = profile(target_or_profiles, gpu=gpus or "h100-sxm", **options)
+    return compare_profile(target_or_profiles, gpus or [s.gpu for s in target_or_profiles.simulations], price=price)
+
+
+def resimulate(saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager") -> Profile:
+    """A saved profile on other GPUs; needs neither torch nor the model.
+
+    Where the GPU would take another attention kernel than any that was traced, the first graph stands for it.
+    """
+    gpus = _gpus(gpu)
+    policies = (policy,) if isinstance(policy, str) else tuple(policy)
+    return saved.with_simulations(_simulate(saved, gpus, policies, [graph_for(saved, g) for g in gpus]))
+
+
+def graph_for(saved: Profile, gpu: Gpu) -> int:
+    """The number of the profile's graph that was traced with this GPU's attention backend; 0 where none was."""
+    backends = [graph.attention for graph in saved.graphs]
+    wanted = _backend(gpu, "auto")
+    return backends.index(wanted) if wanted in backends else 0
+
+
+def _simulate(record: Profile, gpus: list[Gpu], policies: tuple[str, ...], graph_of: list[int]) -> tuple[Schedule, ...]:
+    schedules = []
+    for policy in policies:
+        plans = [plan_graph(policy, g, c) for g, c in zip(record.graphs, record.costs, strict=True)]
+        contexts = [PlanContext.of(g, p) for g, p in zip(record.graphs, plans, strict=True)]
+        for gpu, i in zip(gpus, graph_of, strict=True):
+            schedules.append(simulate(record.graphs[i], plans[i], gpu, context=contexts[i], graph_index=i))
+    return tuple(schedules)
+
+
+def _gpus(gpu: Names) -> list[Gpu]:
+    names = [gpu] if isinstance(gpu, (str, Gpu, Path)) else list(gpu)
+    if not names:
+        raise UsageError("no GPU given; name one, or a list (memwall gpus lists them)")
+    found: dict[str, Gpu] = {}
+    for name in names:
+        board = name if isinstance(name, Gpu) else load_gpu(name)
+        found.setdefault(board.name, board)
+    return list(found.values())
+
+
+def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{option} is {value!r}; want one of {', '.join(choices)}")
+
+
+def _backend(gpu: Gpu, attention: str) -> str:
+    """The SDPA backend of a GPU: what the user chose, else what PyTorch takes on its generation."""
+    if attention != "auto":
+        return attention
+    capability = gpu.compute_capability
+    if capability is not None and capability[:1].isdigit():
+        return "flash" if float(capability) >= 8.0 else "efficient"
+    return "math" if gpu.architecture == "cdna" else "flash"
+
+
+def _merge_equal(traces: dict[str, Any], backends: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Traces whose ops came out equal (a model without fused attention) are kept once."""
+    kept: dict[str, Any] = {}
+    stands_for: dict[str, str] = {}
+    for backend, traced in traces.items():
+        twin = next((name for name, other in kept.items() if other.graph.ops == traced.graph.ops), backend)
+        kept.setdefault(twin, traced)
+        stands_for[backend] = twin
+    return kept, [stands_for[backend] for backend in backends]
+
+
+def _workload(
+    target: Any, inputs: Any, loss: Any, optimizer: Any, batch: int | None, seq: int | None,
+    input_specs: Sequence[str], mode: str,
+) -> Workload:  # fmt: skip
+    from dataclasses import replace
+
+    from memwall.workload import Workload, resolve
+
+    if isinstance(target, (str, Path)):
+        workload = resolve(str(target), batch=batch, seq=seq, input_specs=input_specs, mode=mode)
+        if inputs is not None:
+            workload = replace(workload, inputs=inputs)
+    elif isinstance(target, Workload):
+        workload = target
+    else:
+        if inputs is None:
+            raise UsageError("profile() needs inputs for a module: a tuple or a dict of tensors")
+        workload = Workload(target, inputs, name=type(target).__name__, optimizer=optimizer)
+    changes: dict[str, Any] = {}
+    if loss is not None:
+        changes["loss"] = loss
+    if optimizer != "adamw" or workload.optimizer is None:
+        changes["optimizer"] = optimizer
+    return replace(workload, **changes) if changes else workload
+
+
+def _trace(workload: Workload, say: Callable[[str], None], **options: Any) -> Any:
+    from memwall.trace import TraceOptions, trace
+
+    return trace(workload, TraceOptions(**options), classify, say)
+
+
+def _torch_version() -> str:
+    import torch
+
+    return torch.__version__.partition("+")[0]

@@ -1,0 +1,84 @@
+"""Columns of numbers under one unit, so that a reader can compare down the column.
+
+The unit is the one in which the largest number has one to four digits before the point; a number too small for it is
+``<0.01``, never a false zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memwall.report.document import Column
+
+_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+Numbers = Sequence[float | None]
+NOTHING = "-"
+
+
+def _scale(values: Numbers, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    """The unit for a column: a thousand times finer where the numbers spread over more than three decades."""
+    sizes = sorted(abs(v) for v in values if v)
+    if not sizes:
+        return units[-1]
+    largest, middle = sizes[-1], sizes[len(sizes) // 2]
+    at = next((i for i, (scale, _) in enumerate(units) if largest >= scale), len(units) - 1)
+    if middle < units[at][0] / 50 and at + 1 < len(units) and largest < units[at][0] * 10:
+        at += 1
+    return units[at]
+
+
+def number(value: float, digits: int) -> str:
+    """Fixed digits and thousands separators; ``<0.01`` for what would round to zero."""
+    if value and abs(value) < 0.5 * 10**-digits:
+        return f"<{10**-digits:.{digits}f}"
+    return f"{value:,.{digits}f}"
+
+
+def _digits(largest: float) -> int:
+    return 1 if largest >= 1000 else 2 if largest >= 10 else 3
+
+
+def _column(heading: str, unit: str, values: Numbers, scale: float, digits: int) -> tuple[Column, list[str]]:
+    return Column(heading, unit), [NOTHING if v is None else number(v / scale, digits) for v in values]
+
+
+def si_column(heading: str, unit: str, values: Numbers) -> tuple[Column, list[str]]:
+    """``bytes, MB``: a quantity with a decimal prefix."""
+    scale, prefix = _scale(values, _PREFIXES)
+    largest = max((abs(v) for v in values if v), default=0.0) / scale
+    exact = scale == 1.0 and all(v is None or float(v).is_integer() for v in values)
+    return _column(heading, prefix + unit, values, scale, 0 if exact else _digits(largest))
+
+
+def seconds_column(heading: str, values: Numbers) -> tuple[Column, list[str]]:
+    """A time in s, ms or us."""
+    scale, unit = _scale(values, _SECONDS)
+    largest = max((abs(v) for v in values if v), default=0.0) / scale
+    return _column(heading, unit, values, scale, _digits(largest))
+
+
+def percent_column(heading: str, values: Numbers, digits: int = 1) -> tuple[Column, list[str]]:
+    """A fraction in percent."""
+    return _column(heading, "%", values, 0.01, digits)
+
+
+def plain_column(heading: str, values: Numbers, digits: int = 0, unit: str = "") -> tuple[Column, list[str]]:
+    """A number as it is."""
+    return _column(heading, unit, values, 1.0, digits)
+
+
+def intensity_column(values: Numbers, heading: str = "intensity") -> tuple[Column, list[str]]:
+    """Arithmetic intensity."""
+    return _column(heading, "FLOP/B", values, 1.0, 1)
+
+
+def times_column(heading: str, values: Numbers, unit: str = "") -> tuple[Column, list[str]]:
+    """A ratio: ``46.7x``."""
+    return Column(heading, unit), [NOTHING if v is None else times(v) for v in values]
+
+
+def times(ratio: float) -> str:
+    """``46.7x``, three digits or so."""
+    return f"{ratio:,.{0 if ratio >= 100 else 1 if ratio >= 10 else 2}f}x"

@@ -1,0 +1,271 @@
+"""Profile → Document: what a report of one workload says, in the order in which it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from memwall.analysis import (
+    WALLS,
+    KernelRow,
+    ShareRow,
+    class_rows,
+    kernel_rows,
+    module_rows,
+    phase_rows,
+    rates,
+    schedule_label,
+    wall_shares,
+)
+from memwall.errors import UsageError
+from memwall.graph import Pipe
+from memwall.profile import Profile
+from memwall.report.columns import (
+    intensity_column,
+    percent_column,
+    plain_column,
+    seconds_column,
+    si_column,
+    times_column,
+)
+from memwall.report.document import Column, Document, Facts, Section, Sentence, Table, clean, optional, table, text_column
+from memwall.simulate import Schedule
+from memwall.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
+from memwall.verdict import verdict
+
+MATRIX_NOTE = (
+    "times fewer FLOP/s: than contraction, convolution and attention attain together; "
+    "FLOPs and bytes are compulsory, time is modeled"
+)
+
+#: names that a report has no room for, at most so many
+MAX_UNMODELED = 8
+
+
+def profile_document(profile: Profile, *, by: str = "op", top: int = 15, sort: str = "time") -> Document:
+    """The whole report. ``by`` chooses what the longest table lists.
+
+    Raises:
+        UsageError: no such ``by`` or ``sort``.
+    """
+    if by not in BREAKDOWNS:
+        raise UsageError(f"cannot group by {by!r}; choose one of {', '.join(BREAKDOWNS)}")
+    sections = [Section("", (Facts(header_facts(profile)),))]
+    if len(profile.simulations) > 1:
+        sections.append(Section("Totals", (totals_table(profile),)))
+    sections += [_schedule_section(profile, s, by, top, sort) for s in profile.simulations]
+    return Document(clean(profile.workload.name), tuple(sections))
+
+
+def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, sort: str) -> Section:
+    blocks: list[Table | Facts | Sentence] = []
+    if len(profile.simulations) == 1:
+        blocks.append(totals_table(profile))
+    blocks.append(class_table(profile, schedule))
+    blocks += BREAKDOWNS[by](profile, schedule, top, sort)
+    phases = phase_rows(profile, schedule)
+    if len(phases) > 1:
+        blocks.append(share_table("Phases", "phase", phases))
+    blocks.append(memory_table(schedule))
+    blocks.append(Sentence(verdict(profile, schedule), strong=True))
+    return Section(f"{gpu_title(schedule)}{policy_suffix(profile, schedule)}", tuple(blocks))
+
+
+def gpu_title(schedule: Schedule) -> str:
+    """``h100-sxm (NVIDIA H100 SXM5 80GB, 3.35 TB/s, 989.40 TFLOP/s tensor.float16)``."""
+    gpu = schedule.gpu
+    pipe = gpu.ceiling_pipe(Pipe("tensor", "float16"))
+    return clean(f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {flop_rate(gpu.peak(pipe))} {pipe})")
+
+
+def policy_suffix(profile: Profile, schedule: Schedule) -> str:
+    """What tells two simulations of one GPU apart."""
+    return schedule_label(profile, schedule)[len(schedule.gpu.name) :]
+
+
+# -- the header --------------------------------------------------------------------------------------------------------
+
+
+def header_facts(profile: Profile) -> tuple[tuple[str, str], ...]:
+    """What was profiled and what it must do, whatever the GPU."""
+    w = profile.workload
+    how = [w.mode, w.dtype, f"autocast {w.autocast}" if w.autocast else "", w.optimizer if w.mode == "training" else ""]
+    moved = profile.dram_bytes
+    facts = [
+        ("workload", f"{w.name}, {', '.join(clean(word) for word in how if word)}"),
+        ("target", w.target),
+        ("inputs", ", ".join(f"{i['dtype']}{list(i['shape'])}".replace(" ", "") for i in w.inputs)),
+        ("parameters", f"{si(w.parameters, '')} ({w.parameters:,})"),
+        ("FLOPs", f"{flops(profile.flops)} ({profile.flops:,})"),
+        ("of matrix work", _matrix_fact(profile)),
+        ("DRAM bytes", f"{size(moved)} ({moved:,}), compulsory, unfused"),
+        ("intensity", f"{intensity(profile.flops / moved if moved else 0.0)} FLOP/byte"),
+        ("coverage", _coverage_fact(profile)),
+    ]
+    return tuple((label, clean(text)) for label, text in facts if text)
+
+
+def _matrix_fact(profile: Profile) -> str:
+    share = profile.model_flops / profile.flops if profile.flops else 0.0
+    text = f"{percent(share, 2)} ({profile.model_flops:,})"
+    if profile.dense_model_flops != profile.model_flops:
+        text += f"; with attention counted dense, as most tools do: {profile.dense_model_flops:,}"
+    return text
+
+
+def _coverage_fact(profile: Profile) -> str:
+    cover = profile.coverage
+    if not cover.unmodeled:
+        return f"100 % of {len(profile.graph.ops):,} ops"
+    names = ", ".join(cover.unmodeled[:MAX_UNMODELED])
+    more = len(cover.unmodeled) - MAX_UNMODELED
+    tail = f" and {more} more" if more > 0 else ""
+    return (
+        f"{percent(cover.ops)} of {len(profile.graph.ops):,} ops, {percent(cover.bytes)} of bytes; "
+        f"no formula for {names}{tail} (charged bytes only)"
+    )
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def totals_table(profile: Profile) -> Table:
+    """One row per simulation: what a reader compares first."""
+    sims = profile.simulations
+    speeds = [rates(profile, s) for s in sims]
+    columns = [
+        text_column("GPU", [schedule_label(profile, s) for s in sims]),
+        seconds_column("time", [s.totals.time_s for s in sims]),
+        seconds_column("bound", [s.totals.bound_s for s in sims]),
+        optional(plain_column("kernels", [s.totals.kernels for s in sims])),
+    ]
+    if profile.workload.samples is not None:
+        columns.append(si_column("samples", "/s", [r.samples_per_s for r in speeds]))
+    if profile.workload.tokens is not None:
+        columns.append(si_column("tokens", "/s", [r.tokens_per_s for r in speeds]))
+    columns += [
+        percent_column("MFU", [s.totals.mfu for s in sims]),
+        percent_column("MBU", [s.mbu for s in sims]),
+        *(percent_column(wall, [wall_shares(s)[wall] for s in sims], 0) for wall in WALLS),
+        si_column("peak", "B", [s.totals.peak_memory_bytes for s in sims]),
+        text_column("fits", ["yes" if s.fits else "NO" for s in sims]),
+    ]
+    return table("", columns, "bound: speed of light; compute, bandwidth, overhead: share of time under each wall")
+
+
+def class_table(profile: Profile, schedule: Schedule) -> Table:
+    """Op classes and their shares."""
+    rows = class_rows(profile, schedule)
+    columns = [
+        text_column("class", [r.key for r in rows]),
+        optional(plain_column("kernels", [r.kernels for r in rows])),
+        optional(si_column("FLOPs", "FLOP", [r.flops for r in rows])),
+        percent_column("FLOPs", [r.flop_share for r in rows], 2),
+        optional(si_column("bytes", "B", [r.bytes for r in rows])),
+        percent_column("bytes", [r.byte_share for r in rows]),
+        seconds_column("time", [r.time_s for r in rows]),
+        percent_column("time", [r.time_share for r in rows]),
+        si_column("attained", "FLOP/s", [r.attained_flop_per_s for r in rows]),
+        times_column("times fewer", [r.times_fewer for r in rows], "FLOP/s"),
+        text_column("limited by", [r.limited_by for r in rows]),
+    ]
+    return table("Op classes", columns, MATRIX_NOTE)
+
+
+def share_table(title: str, heading: str, rows: Sequence[ShareRow]) -> Table:
+    """Phases or modules."""
+    columns = [
+        text_column(heading, [r.key for r in rows], flexible=True),
+        optional(plain_column("kernels", [r.kernels for r in rows])),
+        optional(si_column("FLOPs", "FLOP", [r.flops for r in rows])),
+        percent_column("FLOPs", [r.flop_share for r in rows]),
+        optional(si_column("bytes", "B", [r.bytes for r in rows])),
+        percent_column("bytes", [r.byte_share for r in rows]),
+        intensity_column([r.arithmetic_intensity for r in rows]),
+        seconds_column("bound", [r.bound_s for r in rows]),
+        seconds_column("time", [r.time_s for r in rows]),
+        percent_column("time", [r.time_share for r in rows]),
+        text_column("limited by", [r.limited_by for r in rows]),
+    ]
+    return table(title, columns)
+
+
+def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table:
+    """Kernels, repeats as one row."""
+    columns = [
+        text_column("kernel", [_short_name(r) for r in rows], flexible=True),
+        text_column("", [f"x{r.count}" if r.count > 1 else "" for r in rows]),
+        text_column("module", [r.module or "(top)" for r in rows], flexible=True),
+        text_column("phase", [_PHASES.get(r.phase, r.phase) for r in rows], optional=True),
+        si_column("FLOPs", "FLOP", [r.flops if r.modeled else None for r in rows]),
+        optional(si_column("bytes", "B", [r.bytes for r in rows])),
+        intensity_column([r.arithmetic_intensity if r.modeled else None for r in rows]),
+        optional(seconds_column("bound", [r.bound_s for r in rows])),
+        seconds_column("time", [r.time_s for r in rows]),
+        percent_column("time", [r.time_share for r in rows]),
+        text_column("limited by", [r.limited_by for r in rows]),
+    ]
+    return table(title, columns, note)
+
+
+_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+
+
+def _short_name(row: KernelRow) -> str:
+    return row.name.removeprefix("aten.")
+
+
+def memory_table(schedule: Schedule) -> Table:
+    """Peak memory and what it holds."""
+    m, gpu = schedule.memory, schedule.gpu
+    values = (m.parameters, m.gradients, m.optimizer_state, m.activations, m.total, gpu.dram_bytes)
+    names = ("parameters", "gradients", "optimizer state", "activations", "peak", "on board")
+    fits = "fits" if schedule.fits else "DOES NOT FIT"
+    note = f"{fits}: {percent(m.total / gpu.dram_bytes)} of the board's memory"
+    columns = [(Column(name), [size(value)]) for name, value in zip(names, values, strict=True)]
+    return table("Peak memory", columns, note)
+
+
+# -- what --by chooses -------------------------------------------------------------------------------------------------
+
+Blocks = list[Table | Facts | Sentence]
+
+
+def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str) -> Blocks:
+    rows = kernel_rows(profile, schedule, sort=sort)
+    shown, rest = rows[:top], rows[top:]
+    note = "xN: so many equal kernels, their figures summed; bound: speed of light, time: modeled"
+    if rest:
+        rest_s = sum(r.time_s for r in rest)
+        note = f"and {len(rest):,} more rows, {duration(rest_s)}; {note}"
+    return [kernel_table(f"Top kernels by {sort}", shown, note)]
+
+
+def _by_module(profile: Profile, schedule: Schedule, top: int, sort: str) -> Blocks:
+    return [share_table("Modules", "module", module_rows(profile, schedule, top=top))]
+
+
+def _by_phase(profile: Profile, schedule: Schedule, top: int, sort: str) -> Blocks:
+    rows = kernel_rows(profile, schedule, sort=sort)
+    phases = dict.fromkeys(row.phase for row in phase_kernels(rows))
+    return [kernel_table(f"Top kernels, {p}", [r for r in rows if r.phase == p][:top]) for p in phases]
+
+
+def phase_kernels(rows: Sequence[KernelRow]) -> list[KernelRow]:
+    """The rows in the order of the phases."""
+    order = list(_PHASES)
+    return sorted(rows, key=lambda row: order.index(row.phase))
+
+
+def _by_class(profile: Profile, schedule: Schedule, top: int, sort: str) -> Blocks:
+    rows = kernel_rows(profile, schedule, sort=sort)
+    classes = [row.key for row in class_rows(profile, schedule)]
+    return [kernel_table(f"Top kernels, {c}", [r for r in rows if r.op_class == c][:top]) for c in classes]
+
+
+#: ``--by`` key -> the blocks that break the time down that way
+BREAKDOWNS: dict[str, Callable[[Profile, Schedule, int, str], Blocks]] = {
+    "op": _by_op,
+    "module": _by_module,
+    "class": _by_class,
+    "phase": _by_phase,
+}

@@ -1,0 +1,182 @@
+"""One self-contained HTML file: works offline, nothing is fetched, every name from a model is escaped.
+
+Tables of few rows are written by the template. The kernels, which a reader sorts and filters, are JSON in the page
+that ``report.js`` renders with ``textContent`` alone. Repeated kernels are one row, and at most ``MAX_ROWS`` rows are
+embedded, so a page of a large model stays under 2 MB.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from memwall.analysis import WALLS, KernelRow, class_rows, kernel_rows, phase_rows, schedule_label, wall_shares
+from memwall.compare import Comparison
+from memwall.profile import Profile
+from memwall.report.ceilings import Roof, compute_roofs, memory_roofs
+from memwall.report.comparing import comparison_document
+from memwall.report.content import class_table, gpu_title, header_facts, memory_table, share_table, totals_table
+from memwall.report.document import Document, clean
+from memwall.report.palette import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color
+from memwall.simulate import Schedule
+from memwall.units import percent, size
+from memwall.verdict import verdict
+
+#: rows of kernels in a page, the slowest on any GPU first
+MAX_ROWS = 2000
+
+
+def render_html(profile: Profile) -> str:
+    """The report of a profile as a page."""
+    tables = [kernel_rows(profile, schedule) for schedule in profile.simulations]
+    data, left_out = _data(profile, tables)
+    return _environment().get_template("report.html.j2").render(
+        title=clean(profile.workload.name),
+        facts=header_facts(profile),
+        totals=totals_table(profile) if profile.simulations else None,
+        panels=[_panel(profile, schedule, i) for i, schedule in enumerate(profile.simulations)],
+        class_colors=CLASS_COLORS,
+        data=embed(data),
+        left_out=left_out,
+    )  # fmt: skip
+
+
+def render_document_html(document: Document, bars: Sequence[dict[str, Any]] = ()) -> str:
+    """A document as a page, with bars above its tables."""
+    return _environment().get_template("document.html.j2").render(document=document, bars=bars)
+
+
+def render_comparison_html(comparison: Comparison) -> str:
+    """The report of a comparison as a page."""
+    longest = max((entry.time_s for entry in comparison.entries), default=0.0)
+    bars = [
+        {
+            "label": clean(entry.label),
+            "parts": [
+                {"name": wall, "color": WALL_COLORS[wall], "width": 100 * share * entry.time_s / longest}
+                for wall, share in entry.wall_shares.items()
+            ],
+        }
+        for entry in comparison.entries
+        if longest
+    ]
+    return render_document_html(comparison_document(comparison), bars)
+
+
+def embed(data: Any) -> str:
+    """JSON that may stand inside a script element: no ``<`` can close it or open a comment."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _panel(profile: Profile, schedule: Schedule, index: int) -> dict[str, Any]:
+    """What the template shows for one simulation."""
+    phases = phase_rows(profile, schedule)
+    return {
+        "index": index,
+        "label": clean(schedule_label(profile, schedule)),
+        "title": gpu_title(schedule),
+        "verdict": clean(verdict(profile, schedule)),
+        "bars": _class_bars(profile, schedule),
+        "classes": class_table(profile, schedule),
+        "phases": share_table("Phases", "phase", phases) if len(phases) > 1 else None,
+        "memory": memory_table(schedule),
+        "memory_bar": _memory_bar(schedule),
+    }
+
+
+def _class_bars(profile: Profile, schedule: Schedule) -> list[dict[str, Any]]:
+    rows = class_rows(profile, schedule)
+    bars = [
+        {"label": label, "parts": [_part(r.key, getattr(r, share), class_color(r.key)) for r in rows]}
+        for label, share in (("FLOPs", "flop_share"), ("bytes", "byte_share"), ("time", "time_share"))
+    ]
+    walls = wall_shares(schedule)
+    bars.append({"label": "wall", "parts": [_part(wall, walls[wall], WALL_COLORS[wall]) for wall in WALLS]})
+    return bars
+
+
+def _part(name: str, share: float, color: str) -> dict[str, Any]:
+    return {"name": clean(name), "width": round(100 * share, 3), "text": percent(share, 2), "color": color}
+
+
+def _memory_bar(schedule: Schedule) -> dict[str, Any]:
+    memory, board = schedule.memory, schedule.gpu.dram_bytes
+    whole = max(memory.total, board)
+    values = (memory.parameters, memory.gradients, memory.optimizer_state, memory.activations)
+    parts = [
+        {"name": name, "width": round(100 * value / whole, 3), "text": size(value), "color": color}
+        for (name, color), value in zip(MEMORY_COLORS.items(), values, strict=True)
+    ]
+    return {"parts": parts, "board": round(100 * board / whole, 3), "fits": schedule.fits}
+
+
+# -- the data that the page's script shows -----------------------------------------------------------------------------
+
+
+def _data(profile: Profile, tables: Sequence[Sequence[KernelRow]]) -> tuple[dict[str, Any], int]:
+    """Rows shared by all simulations, and each simulation's times for them; and how many rows were left out."""
+    slowest: dict[tuple, float] = {}
+    for table in tables:
+        for row in table:
+            key = _identity(row)
+            slowest[key] = max(slowest.get(key, 0.0), row.time_share)
+    keys = sorted(slowest, key=lambda key: (-slowest[key], key))
+    number = {key: i for i, key in enumerate(keys[:MAX_ROWS])}
+    sims = [
+        {
+            "label": clean(schedule_label(profile, schedule)),
+            "roofs": [_roof(r) for r in compute_roofs(profile, schedule)],
+            "slopes": [_roof(r) for r in memory_roofs(schedule)],
+            "rows": [_times(number[_identity(r)], r) for r in table if _identity(r) in number],
+        }
+        for schedule, table in zip(profile.simulations, tables, strict=True)
+    ]
+    data = {"kernels": [list(key) for key in number], "sims": sims, "walls": WALLS, "colors": CLASS_COLORS}
+    return data, len(keys) - len(number)
+
+
+def _identity(row: KernelRow) -> tuple:
+    """Columns of ``kernels`` in the page: name, class, phase, module, shapes, count, FLOPs, bytes read, written."""
+    return (
+        clean(row.name), clean(row.op_class), row.phase, clean(row.module), clean(row.shapes)[:160], row.count,
+        row.flops if row.modeled else -1, row.read_bytes, row.write_bytes,
+    )  # fmt: skip
+
+
+def _times(number: int, row: KernelRow) -> list[float | int]:
+    """Columns of ``rows``: kernel, then seconds (bound, time, compute, memory, overhead), then the wall's number."""
+    seconds = (row.bound_s, row.time_s, row.compute_s, row.memory_s, row.overhead_s)
+    return [number, *(float(f"{s:.4g}") for s in seconds), WALLS.index(row.limited_by)]
+
+
+def _roof(roof: Roof) -> dict[str, Any]:
+    return {"label": roof.label, "rate": roof.rate, "used": roof.used}
+
+
+@cache
+def _environment() -> Any:
+    """The templates, with autoescape on and the style and script files at hand."""
+    from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
+    from markupsafe import Markup
+
+    folder = files("memwall.report") / "templates"
+
+    class Packaged(BaseLoader):
+        def get_source(self, environment: Any, template: str) -> Any:
+            path = folder / template
+            if not path.is_file():
+                raise TemplateNotFound(template)
+            return path.read_text(encoding="utf-8"), template, lambda: True
+
+    environment = Environment(
+        loader=Packaged(), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    for name in ("report.css", "report.js"):
+        key = name.replace("report.", "")
+        environment.globals[key] = Markup((folder / name).read_text(encoding="utf-8"))
+    environment.filters["raw_json"] = Markup
+    return environment

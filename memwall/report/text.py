@@ -1,0 +1,140 @@
+"""Documents as text for a terminal: rich tables, no wrapped numbers, no markup from names.
+
+Only flexible columns give way when the width is short: kernel names lose their end, module paths too.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+
+from memwall.hardware import Gpu
+from memwall.profile import Profile
+
+from memwall.report.content import profile_document
+from memwall.report.document import Document, Facts, Sentence, Table
+
+
+
+DEFAULT_WIDTH = 118
+INDENT, GAP, NARROWEST = 2, 2, 12
+_WALL_STYLE = {"compute": "green", "bandwidth": "yellow", "overhead": "magenta", "NO": "bold red"}
+
+
+def render_text(
+    profile: Profile, *, by: str = "op", top: int = 15, sort: str = "time", width: int | None = None, color: bool = False
+) -> str:
+    """The report of a profile."""
+    return to_text(profile_document(profile, by=by, top=top, sort=sort), width=width, color=color)
+
+
+def render_comparison(comparison: Comparison, *, width: int | None = None, color: bool = False) -> str:
+    """The report of a comparison."""
+    return to_text(comparison_document(comparison), width=width, color=color)
+
+
+def render_gpus(gpus: Iterable[Gpu], *, width: int | None = None, color: bool = False) -> str:
+    """The hardware table."""
+    return to_text(gpus_document(list(gpus)), width=width, color=color)
+
+
+def render_gpu(gpu: Gpu, *, width: int | None = None, color: bool = False) -> str:
+    """One GPU, each number with its source."""
+    return to_text(gpu_document(gpu), width=width, color=color)
+
+
+def render_growth(gpus: Sequence[Gpu], *, width: int | None = None, color: bool = False) -> str:
+    """How machines grew, relative to the first."""
+    return to_text(growth_document(gpus), width=width, color=color)
+
+
+def render_rules(*, width: int | None = None, color: bool = False) -> str:
+    """The counting rules in words."""
+    return to_text(rules_document(), width=width, color=color)
+
+
+def to_text(document: Document, *, width: int | None = None, color: bool = False) -> str:
+    """A document as text, lines at most ``width`` wide, no trailing blanks."""
+    buffer = io.StringIO()
+    console = Console(
+        file=buffer, width=width or DEFAULT_WIDTH, force_terminal=color, color_system="standard" if color else None,
+        highlight=False, markup=False, emoji=False, legacy_windows=False, _environ={},
+    )  # fmt: skip
+    console.print(Text(document.title, style="bold"))
+    for section in document.sections:
+        if section.heading:
+            console.print()
+            console.print(Text(f"── {section.heading} ", style="bold cyan"))
+        for block in section.blocks:
+            _PRINTERS[type(block)](console, block)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def _print_facts(console: Console, facts: Facts) -> None:
+    grid = RichTable.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in facts.items:
+        grid.add_row(Text(label), Text(text))
+    console.print(Padding(grid, (0, 0, 0, 2)))
+
+
+def _print_sentence(console: Console, sentence: Sentence) -> None:
+    console.print()
+    console.print(Padding(Text(sentence.text, style="bold" if sentence.strong else ""), (0, 0, 0, 2)))
+
+
+def _print_table(console: Console, table: Table) -> None:
+    console.print()
+    if table.title:
+        console.print(Text(table.title, style="bold"))
+    grid = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    columns = fit(table, console.width - INDENT)
+    for index, width in columns:
+        column = table.columns[index]
+        heading = Text(f"{column.heading}\n{column.unit}" if column.unit else column.heading)
+        grid.add_column(
+            heading, justify="right" if column.numeric else "left", no_wrap=True, overflow="ellipsis", width=width
+        )
+    for row in table.rows:
+        grid.add_row(*(Text(row[i], style=_WALL_STYLE.get(row[i], "")) for i, _ in columns))
+    usual = console.width
+    console.width = max(usual, sum(width + GAP for _, width in columns) + INDENT)
+    console.print(Padding(grid, (0, 0, 0, INDENT)))
+    console.width = usual
+    if table.note:
+        console.print(Padding(Text(table.note, style="dim"), (0, 0, 0, INDENT)))
+
+
+def fit(table: Table, width: int) -> list[tuple[int, int]]:
+    """Which columns to show and how wide, so that the table is at most ``width`` wide if it can be.
+
+    Flexible columns shrink to ``NARROWEST`` first; then optional ones go, the last first. Numbers are never cut.
+    """
+    natural = [
+        max(cell_len(text) for text in (column.heading, column.unit, *(row[i] for row in table.rows)))
+        for i, column in enumerate(table.columns)
+    ]
+    shown = list(range(len(natural)))
+    least = [min(n, NARROWEST) if c.flexible else n for n, c in zip(natural, table.columns, strict=True)]
+    for index in [i for i in reversed(shown) if table.columns[i].optional]:
+        if sum(least[i] + GAP for i in shown) - GAP > width:
+            shown.remove(index)
+    spare = width - (sum(least[i] + GAP for i in shown) - GAP)
+    widths = {i: least[i] for i in shown}
+    while spare > 0 and (short := [i for i in shown if widths[i] < natural[i]]):
+        thinnest = min(short, key=widths.__getitem__)
+        widths[thinnest] += 1
+        spare -= 1
+    return list(widths.items())
+
+
+_PRINTERS = {Facts: _print_facts, Sentence: _print_sentence, Table: _print_table}

@@ -1,0 +1,244 @@
+"""Plan × Gpu → Schedule: the launch queue, what is still in L2, and the memory peak.
+
+The launch queue: the CPU issues ops one after another, ``dispatch_s`` each; the GPU runs them in order and waits when
+none has been issued. The wait is charged to the kernel that was late, so a run of tiny ops is overhead-bound as a whole.
+
+L2 residency: a storage that was touched is taken to be in L2 as long as no more bytes than L2 holds have moved since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memwall.cost import Cost
+from memwall.fusion import Group, Plan
+from memwall.graph import Graph
+from memwall.hardware import Gpu
+from memwall.roofline import Estimate, achievable_compute_s, bound_s, memory_s, peak_compute_s
+
+#: Classes whose FLOPs count for MFU: the model's matrix work.
+MODEL_CLASSES = ("contraction", "convolution", "attention")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeak:
+    """Device memory at the moment when most is alive, in bytes. Buffers count as parameters, inputs as activations."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer_state: int = 0
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes alive at the peak."""
+        return self.parameters + self.gradients + self.optimizer_state + self.activations
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One policy on one GPU, summed over its kernels."""
+
+    bound_s: float
+    time_s: float
+    kernels: int
+    flops: int
+    dram_bytes: int
+    peak_memory_bytes: int
+    mfu: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The kernels of one plan on one GPU, in launch order. ``graph`` numbers the profile's graph that was simulated."""
+
+    gpu: Gpu
+    policy: str
+    kernels: tuple[Estimate, ...]
+    totals: Totals
+    memory: MemoryPeak
+    graph: int = 0
+
+    @property
+    def mbu(self) -> float:
+        """Model bandwidth utilization: compulsory DRAM bytes over what the datasheet bandwidth moves in ``time_s``."""
+        moved = self.totals.time_s * self.gpu.dram_bytes_per_s
+        return self.totals.dram_bytes / moved if moved else 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak fits the memory of the GPU."""
+        return self.totals.peak_memory_bytes <= self.gpu.dram_bytes
+
+    def time_by_wall(self) -> dict[str, float]:
+        """Seconds per wall: ``compute``, ``bandwidth``, ``overhead``, each kernel whole under what limits it."""
+        total = dict.fromkeys(("compute", "bandwidth", "overhead"), 0.0)
+        for kernel in self.kernels:
+            total[kernel.limited_by] += kernel.time_s
+        return total
+
+
+def simulate(graph: Graph, plan: Plan, gpu: Gpu, *, context: PlanContext | None = None, graph_index: int = 0) -> Schedule:
+    """Run a plan on a modeled GPU.
+
+    ``context`` holds what depends on the plan alone; pass one to simulate several GPUs without recomputing it.
+    """
+    context = context or PlanContext.of(graph, plan)
+    memo: dict[int, tuple[float, float, float, float]] = {}
+    kernels = []
+    issued_s = gpu_s = time_sum = bound_sum = matrix_s = 0.0
+    l2_bytes, floor_s, dispatch_s = gpu.l2_bytes, gpu.launch_overhead_s, gpu.dispatch_s
+    for index, group in enumerate(plan.groups):
+        cost = group.cost
+        known = memo.get(id(cost))
+        if known is None:
+            known = (achievable_compute_s(cost, gpu), memory_s(cost, gpu), bound_s(cost, gpu), peak_compute_s(cost, gpu))
+            memo[id(cost)] = known
+        compute, memory, bound, peak = known
+        resident = sum(n for n, distance in context.reuse[index] if distance <= l2_bytes)
+        if resident:
+            memory = memory_s(cost, gpu, resident)
+        name, op_class = context.labels[index]
+        issued_s += dispatch_s
+        wait_s = issued_s - gpu_s if issued_s > gpu_s else 0.0
+        kernel = Estimate(
+            index, name, group.op_ids, op_class, context.flops[index], cost.read_bytes, cost.write_bytes,
+            bound, compute, memory, floor_s * cost.kernels + wait_s,
+        )  # fmt: skip
+        kernels.append(kernel)
+        duration = kernel.time_s
+        gpu_s += duration
+        time_sum += duration
+        bound_sum += bound
+        if op_class in MODEL_CLASSES:
+            matrix_s += peak
+    totals = Totals(
+        bound_sum, time_sum, context.kernels, context.total_flops, context.dram_bytes,
+        context.memory.total, matrix_s / time_sum if time_sum else 0.0,
+    )  # fmt: skip
+    return Schedule(gpu, plan.policy, tuple(kernels), totals, context.memory, graph_index)
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """What a plan determines on any GPU: names, sums, the memory peak and the reuse distance of each read."""
+
+    labels: Sequence[tuple[str, str]]
+    flops: Sequence[int]
+    reuse: Sequence[tuple[tuple[int, int], ...]]
+    memory: MemoryPeak
+    kernels: int
+    total_flops: int
+    dram_bytes: int
+
+    @classmethod
+    def of(cls, graph: Graph, plan: Plan) -> PlanContext:
+        """Derive the context of a plan."""
+        flops_of: dict[int, int] = {}
+        flops = []
+        for group in plan.groups:
+            key = id(group.cost)
+            if key not in flops_of:
+                flops_of[key] = group.cost.total_flops
+            flops.append(flops_of[key])
+        return cls(
+            labels=[_label(graph, group) for group in plan.groups],
+            flops=flops,
+            reuse=reuse_distances(graph, plan),
+            memory=memory_peak(graph, plan),
+            kernels=sum(group.cost.kernels for group in plan.groups),
+            total_flops=sum(flops),
+            dram_bytes=sum(group.cost.bytes for group in plan.groups),
+        )
+
+
+def _label(graph: Graph, group: Group) -> tuple[str, str]:
+    ops = [graph.ops[i] for i in group.op_ids]
+    if len(ops) == 1:
+        return ops[0].name, ops[0].op_class
+    heaviest = max(ops, key=lambda op: MODEL_CLASSES.index(op.op_class) if op.op_class in MODEL_CLASSES else -1)
+    return "+".join(op.name.removeprefix("aten.") for op in ops), heaviest.op_class
+
+
+def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...]]:
+    """For each group, (bytes, distance) of every read of a storage touched before.
+
+    The distance is the number of bytes that kernels moved from the start of the kernel that last touched the storage to
+    the start of this one: the bytes are in an LRU cache of at least that size.
+    """
+    values = graph.values
+    touched_at: dict[int, int] = {}
+    moved = 0
+    result = []
+    for group in plan.groups:
+        hits = []
+        for value_id in dict.fromkeys(group.reads):
+            value = values[value_id]
+            last = touched_at.get(value.storage)
+            if last is not None:
+                hits.append((value.spec.nbytes, moved - last))
+        for value_id in (*group.reads, *group.writes):
+            touched_at[values[value_id].storage] = moved
+        moved += group.cost.bytes + group.cost.extra_bytes
+        result.append(tuple(hits))
+    return result
+
+
+def memory_peak(graph: Graph, plan: Plan) -> MemoryPeak:
+    """Walk the groups and find the moment when most bytes are alive.
+
+    Parameters, buffers, inputs and optimizer state live throughout (a training step in steady state). Gradients live
+    from their first write to the end, as do the outputs. Any other storage lives from the first group that touches it
+    to the last.
+    """
+    values, storages = graph.values, graph.storages
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for index, group in enumerate(plan.groups):
+        for value_id in (*group.reads, *group.writes):
+            storage = values[value_id].storage
+            first.setdefault(storage, index)
+            last[storage] = index
+    kept = {values[i].storage for i in graph.outputs}
+    live = dict.fromkeys(("parameter", "gradient", "optimizer_state", "activation"), 0)
+    births: dict[int, list[int]] = {}
+    deaths: dict[int, list[int]] = {}
+    for storage in storages:
+        bucket = _BUCKET[storage.role]
+        if storage.role in _PERSISTENT:
+            live[bucket] += storage.nbytes
+        elif storage.id in first:
+            births.setdefault(first[storage.id], []).append(storage.id)
+            if storage.role != "gradient" and storage.id not in kept:
+                deaths.setdefault(last[storage.id], []).append(storage.id)
+    peak, at_peak = sum(live.values()), dict(live)
+    total = peak
+    for index in range(len(plan.groups)):
+        for storage_id in births.get(index, ()):
+            storage = storages[storage_id]
+            live[_BUCKET[storage.role]] += storage.nbytes
+            total += storage.nbytes
+        if total > peak:
+            peak, at_peak = total, dict(live)
+        for storage_id in deaths.get(index, ()):
+            storage = storages[storage_id]
+            live[_BUCKET[storage.role]] -= storage.nbytes
+            total -= storage.nbytes
+    return MemoryPeak(at_peak["parameter"], at_peak["gradient"], at_peak["optimizer_state"], at_peak["activation"])
+
+
+_PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
+_BUCKET = {
+    "parameter": "parameter",
+    "buffer": "parameter",
+    "gradient": "gradient",
+    "optimizer_state": "optimizer_state",
+    "input": "activation",
+    "activation": "activation",
+}
+
+
+def total_cost(costs: Sequence[Cost]) -> Cost:
+    """The sum of some costs."""
+    return sum(costs, start=Cost(kernels=0))

@@ -1,0 +1,204 @@
+"""CUDA's autocast policy on tensors that have no autocast of their own.
+
+``meta`` tensors carry no autocast key and a CPU build disables ``torch.autocast("cuda")``; so the AutocastCPU key is
+switched on for them, with CUDA's lists behind it. The lists are those of ATen/autocast_mode.h (torch 2.11 to 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_LOWER_PRECISION = (
+    "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input",
+    "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear",
+    "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot", "lstm_cell", "gru_cell", "rnn_tanh_cell",
+    "rnn_relu_cell", "scaled_dot_product_attention", "lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input",
+)  # fmt: skip
+
+_FP32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
+    "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "cosine_similarity", "poisson_nll_loss",
+    "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss",
+    "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
+    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm",
+    "logsumexp", "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d",
+    "upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+)  # fmt: skip
+
+#: In fp32 only when the caller gave no dtype.
+_FP32_UNLESS_DTYPE = (
+    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
+    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
+)  # fmt: skip
+
+#: In the widest dtype among their arguments.
+_PROMOTE = (
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+    "scatter_add",
+)  # fmt: skip
+
+#: Joined the fp32 list after 2.11.
+_FP32_SINCE_2_12 = ("rms_norm",)
+
+_AUTOCAST = torch.amp.autocast_mode.autocast
+_KEY = torch._C.DispatchKey.AutocastCPU
+_KEYS = torch._C.DispatchKeySet(_KEY)
+
+
+class CudaAutocast:
+    """Context manager: makes every ``torch.autocast`` act as CUDA's would, and optionally opens one itself.
+
+    Args:
+        dtype: run the whole of what is inside under autocast to this dtype; None leaves it to the model's own regions.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self.dtype = dtype
+        self._library: torch.library.Library | None = None
+        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._stack: list[torch.dtype | None] = []
+        self._patched = {name: getattr(_AUTOCAST, name) for name in ("__init__", "__enter__", "__exit__")}
+
+    @property
+    def state(self) -> torch.dtype | None:
+        """The dtype that autocast is casting to now, or None."""
+        return self._stack[-1] if self._stack else None
+
+    def __enter__(self) -> CudaAutocast:
+        policy = self
+
+        def init(region: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+            # torch's own would clear ``enabled`` where there is no GPU, and refuse the device type "meta"
+            region.device, region._enabled, region._cache_enabled = device_type, enabled, True
+            region.fast_dtype = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
+
+        def enter(region: Any) -> Any:
+            if region.device == "cpu":  # says nothing about the GPU's tensors
+                policy.push(policy.state)
+            else:
+                policy.push(region.fast_dtype if region._enabled else None)
+            return region
+
+        def leave(region: Any, *exc: Any) -> None:
+            policy.pop()
+
+        for name, method in (("__init__", init), ("__enter__", enter), ("__exit__", leave)):
+            setattr(_AUTOCAST, name, method)
+        if self.dtype is not None:
+            self.push(self.dtype)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        while self._stack:
+            self.pop()
+        for name, method in self._patched.items():
+            setattr(_AUTOCAST, name, method)
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    def push(self, dtype: torch.dtype | None) -> None:
+        """Open a region that casts to ``dtype``; None opens one where autocast is off."""
+        if dtype is not None and self._library is None:
+            self._register()
+        self._stack.append(dtype)
+        self._switch()
+
+    def pop(self) -> None:
+        """Close the innermost region; the casts of weights are forgotten with the outermost, as torch does."""
+        self._stack.pop()
+        if not self._stack:
+            self._cache.clear()
+        self._switch()
+
+    def _switch(self) -> None:
+        on = self.state is not None
+        torch.set_autocast_enabled("cpu", on)
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
+
+    def _register(self) -> None:
+        import warnings
+
+        self._library = torch.library.Library("aten", "IMPL")
+        newer = torch.__version__.split(".")[:2] >= ["2", "12"]
+        rules: list[tuple[tuple[str, ...], Callable[..., Any]]] = [
+            (_LOWER_PRECISION, self._lower),
+            (_FP32 + (_FP32_SINCE_2_12 if newer else ()), self._widen),
+            (_FP32_UNLESS_DTYPE, self._widen_unless_dtype),
+            (_PROMOTE, self._promote),
+        ]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that CPU's own autocast kernels are overridden
+            for names, rule in rules:
+                for name in names:
+                    kernel = _bind(name, rule)
+                    if kernel is not None:
+                        self._library.m.impl(name, "AutocastCPU", kernel, False)
+
+    def _lower(self, op: Any, args: tuple, kwargs: dict) -> Any:
+        dtype = self.state or torch.float16
+        return op(*_map(args, lambda t: self._cast(t, dtype)), **_map(kwargs, lambda t: self._cast(t, dtype)))
+
+    def _widen(self, op: Any, args: tuple, kwargs: dict) -> Any:
+        return op(*_map(args, _to_fp32), **_map(kwargs, _to_fp32))
+
+    def _widen_unless_dtype(self, op: Any, args: tuple, kwargs: dict) -> Any:
+        given = kwargs.get("dtype") is not None or any(isinstance(a, torch.dtype) for a in args)
+        tensor = args[0]
+        if given or not (tensor.is_floating_point() and tensor.dtype in (torch.float16, torch.bfloat16)):
+            return op(*args, **kwargs)
+        return op(*args, **{**kwargs, "dtype": torch.float32})
+
+    def _promote(self, op: Any, args: tuple, kwargs: dict) -> Any:
+        wide = any(t.dtype is torch.float32 for t in _tensors((args, kwargs)) if t.is_floating_point())
+        dtype = torch.float32 if wide else (self.state or torch.float16)
+        return op(*_map(args, lambda t: self._cast(t, dtype)), **_map(kwargs, lambda t: self._cast(t, dtype)))
+
+    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64):
+            return tensor
+        weight = tensor.is_leaf and tensor.requires_grad and tensor.dtype is torch.float32
+        if not weight:
+            return tensor.to(dtype)
+        if id(tensor) not in self._cache:
+            self._cache[id(tensor)] = (tensor, tensor.to(dtype))
+        return self._cache[id(tensor)][1]
+
+
+def _bind(name: str, rule: Callable[..., Any]) -> Callable[..., Any] | None:
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+    if op is None:
+        return None
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            return rule(op, args, kwargs)
+
+    return kernel
+
+
+def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _map(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_map(item, change) for item in tree)
+    if isinstance(tree, dict):
+        return {key: _map(item, change) for key, item in tree.items()}
+    return tree
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
+    return [t for item in items for t in _tensors(item)]

@@ -1,0 +1,105 @@
+"""Workload → a module and its inputs as tensors without data (or, with ``--real``, small real ones).
+
+Nothing of the caller's module or tensors is changed: a module that exists already is copied without its data.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from memwall.errors import UsageError
+from memwall.trace.device import TracedDevice
+from memwall.workload.blame import blame
+
+
+def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None]) -> nn.Module:
+    """The module on ``device``, sharing nothing with the caller's.
+
+    Raises:
+        UsageError: the caller's function raised, or returned no module.
+    """
+    if isinstance(source, nn.Module):
+        return _copy_module(source, device)
+    module = _construct(source, device, "building the model", warn)
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"the model function returned {type(module).__name__}, not a torch.nn.Module")
+    # what the function returned may be kept by the user's file, a module-level singleton perhaps
+    return _copy_module(module, device)
+
+
+def build_inputs(source: Any, device: str, warn: Callable[[str], None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the forward call, their tensors on ``device``.
+
+    Raises:
+        UsageError: the caller's function raised, or returned neither tensors, a tuple, a list nor a dict.
+    """
+    inputs = _construct(source, device, "making the inputs", warn) if callable(source) else source
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    if not isinstance(inputs, (tuple, list, dict)):
+        raise UsageError(f"inputs are a {type(inputs).__name__}; want a tuple, a list or a dict of tensors")
+    moved = tree_map(lambda item: _place(item, device) if isinstance(item, torch.Tensor) else item, inputs)
+    return ((), dict(moved)) if isinstance(moved, dict) else (tuple(moved), {})
+
+
+def cast(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[nn.Module, Any, Any]:
+    """Module and inputs with their floating tensors in ``dtype``."""
+
+    def change(item: Any) -> Any:
+        if isinstance(item, torch.Tensor) and item.is_floating_point():
+            return item.detach().to(dtype).requires_grad_(item.requires_grad)
+        return item
+
+    return module.to(dtype), tree_map(change, args), tree_map(change, kwargs)
+
+
+def _construct(make: Callable[[], Any], device: str, doing: str, warn: Callable[[str], None]) -> Any:
+    """Call the user's function with tensors on ``device``; where it needs data, build on the host after all."""
+    try:
+        with TracedDevice(device, tables=False):
+            return make()
+    except Exception as error:
+        if device == "cpu" or not needs_data(error):
+            raise blame(error, doing) from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    try:
+        warn(f"{doing} needs data ({reason[:80]}): building on the host, weights in memory")
+        return make()
+    except Exception as error:
+        raise blame(error, doing) from error
+
+
+def needs_data(error: BaseException) -> bool:
+    """Whether an error may come from tensors that have no data, rather than from a mistake."""
+    return isinstance(error, (RuntimeError, NotImplementedError, TypeError)) and "meta" in str(error)
+
+
+def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    if device == "cpu":
+        return tensor.detach().to("cpu", copy=True).requires_grad_(tensor.requires_grad)
+    if tensor.layout is not torch.strided:
+        raise UsageError(f"an input is a {tensor.layout} tensor; memwall traces strided tensors only")
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return empty.requires_grad_(tensor.requires_grad)
+
+
+def _copy_module(module: nn.Module, device: str) -> nn.Module:
+    """A deep copy whose tensors are on ``device``: on ``meta`` no data is copied, ties between weights are kept."""
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        for holder in (part._parameters, part._buffers, part.__dict__):
+            for tensor in holder.values():
+                if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
+                    placed = _place(tensor, device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    memo[id(tensor)] = nn.Parameter(placed.detach(), tensor.requires_grad) if is_parameter else placed
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:
+        raise blame(error, "copying the module") from error

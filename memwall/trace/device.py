@@ -1,0 +1,63 @@
+"""Where tensors go while memwall builds or traces a model: ``cuda`` means the traced device, and so does no device.
+
+A model written for a GPU says ``device="cuda"`` or ``.cuda()``; on a machine without one those calls would raise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_FACTORIES = frozenset(
+    getattr(torch, name)
+    for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "normal", "eye",
+                 "empty_strided", "tril_indices", "triu_indices", "bartlett_window", "hann_window", "hamming_window")
+)  # fmt: skip
+
+#: Small tables that Python code reads back while it builds a model (rates per layer, position ids).
+_TABLES = frozenset((torch.arange, torch.linspace, torch.logspace))
+
+#: Calls that may name a device among their positional arguments.
+_MOVERS = frozenset((torch.Tensor.to, torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones))
+
+
+class TracedDevice(TorchFunctionMode):
+    """Function mode that maps CUDA devices to ``device`` and creates tensors there by default.
+
+    Args:
+        device: ``meta`` or ``cpu``.
+        tables: True to create ranges there too; False leaves them on the host with their data.
+    """
+
+    def __init__(self, device: str, *, tables: bool = True) -> None:
+        super().__init__()
+        self.device = torch.device(device)
+        self._defaulted = _FACTORIES | _TABLES if tables else _FACTORIES
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._defaulted:
+            kwargs = dict(kwargs or {})
+            device = kwargs.get("device")
+            kwargs["device"] = self.device if device is None else self._map(device)
+            if kwargs.get("pin_memory"):
+                del kwargs["pin_memory"]
+        elif func is torch.Tensor.cuda:
+            return args[0].to(self.device)
+        elif kwargs and kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": self._map(kwargs["device"])}
+        elif func in _MOVERS and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], self.device, *args[2:])
+        return func(*args, **(kwargs or {}))
+
+    def _map(self, device: Any) -> Any:
+        return self.device if _is_cuda(device) else device
+
+
+def _is_cuda(device: Any) -> bool:
+    if isinstance(device, str):
+        return device.partition(":")[0] == "cuda"
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return type(device) is int

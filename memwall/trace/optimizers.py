@@ -1,0 +1,86 @@
+"""Optimizers by name, as a CUDA device would run them, in their steady state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from memwall.errors import UsageError
+
+_BY_NAME: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": lambda params, **options: torch.optim.SGD(params, lr=0.1, momentum=0.9, **options),
+    "sgd-plain": lambda params, **options: torch.optim.SGD(params, lr=0.1, **options),
+}
+OPTIMIZERS = tuple(_BY_NAME)
+_VARIANTS = {"": {}, "foreach": {"foreach": True}, "fused": {"fused": True}, "loop": {"foreach": False}}
+
+
+def make_optimizer(source: Any, parameters: list[torch.Tensor]) -> torch.optim.Optimizer | None:
+    """An optimizer from a name (``adamw``, ``sgd:fused``, ...), a function of the parameters, or None.
+
+    ``sgd`` has momentum 0.9. Without a variant an optimizer takes the multi-tensor form that PyTorch takes on CUDA.
+
+    Raises:
+        UsageError: unknown name or variant, or the function returned no optimizer.
+    """
+    if source is None or source == "none" or not parameters:
+        return None
+    if isinstance(source, str):
+        name, _, variant = source.partition(":")
+        if name not in _BY_NAME or variant not in _VARIANTS:
+            raise UsageError(
+                f"no optimizer {source!r}; want {', '.join(OPTIMIZERS)} or none, with :foreach, :fused or :loop if you like"
+            )
+        optimizer = _BY_NAME[name](parameters, **_VARIANTS[variant])
+    else:
+        optimizer = source(parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"the optimizer function returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+    return optimizer
+
+
+def settle(optimizer: torch.optim.Optimizer) -> None:
+    """Take one step with gradients of no value, so that the state exists, as it does from the second step on."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@contextlib.contextmanager
+def fused_everywhere() -> Iterator[None]:
+    """Let ``fused=True`` and ``foreach=True`` accept the traced device, as they accept CUDA."""
+    import torch.optim.optimizer as base
+    import torch.utils._foreach_utils as utils
+
+    names = ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices")
+    saved = [(place, name, getattr(place, name)) for place in (base, utils) for name in names if hasattr(place, name)]
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for place, name, original in saved:
+            setattr(place, name, lambda original=original: [*original(), "meta"])
+        for op in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
+            packet = getattr(torch.ops.aten, op, None)
+            if packet is None:
+                continue
+            for overload in packet.overloads():
+                name = op if overload == "default" else f"{op}.{overload}"
+                library.m.impl(name, "Meta", _nothing, False)
+        yield
+    finally:
+        library._destroy()
+        for place, name, original in saved:
+            setattr(place, name, original)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """The shape function of an op that only writes its arguments."""

@@ -1,0 +1,274 @@
+"""Workload → Graph: run one step on tensors without data and record what a CUDA device would run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten
+
+from memwall.errors import MemwallError, UsageError
+from memwall.graph import Graph
+from memwall.trace.autocast import CudaAutocast
+from memwall.trace.build import build_inputs, build_module, cast
+from memwall.trace.cuda_forms import CudaForms
+from memwall.trace.device import TracedDevice
+from memwall.trace.modules import ModuleCalls
+from memwall.trace.optimizers import fused_everywhere, make_optimizer, settle
+from memwall.trace.recorder import Recorder, dtype_name, flat_tensors
+from memwall.trace.replay import Replayer, ReplayMismatch
+from memwall.workload import Workload
+from memwall.workload.blame import blame
+
+#: dtype names a user may write
+DTYPES: Mapping[str, torch.dtype] = {
+    "float64": torch.float64, "fp64": torch.float64, "f64": torch.float64, "double": torch.float64,
+    "float32": torch.float32, "fp32": torch.float32, "f32": torch.float32, "float": torch.float32,
+    "float16": torch.float16, "fp16": torch.float16, "f16": torch.float16, "half": torch.float16,
+    "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """How to trace. ``autocast`` and ``dtype`` are names of ``DTYPES``; ``attention`` is the SDPA backend."""
+
+    mode: str = "inference"
+    dtype: str | None = None
+    autocast: str | None = None
+    attention: str = "flash"
+    real: bool = False
+    max_ops: int = 200_000
+    replay: bool = True
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A graph, and the facts about the workload that the trace found."""
+
+    graph: Graph
+    parameters: int
+    inputs: tuple[Mapping[str, Any], ...]
+    dtype: str
+    samples: int | None
+    tokens: int | None
+    optimizer: str | None
+    capture: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """The dtype of a name such as ``bf16``.
+
+    Raises:
+        UsageError: no such dtype.
+    """
+    key = name.lower().removeprefix("torch.")
+    if key not in DTYPES:
+        raise UsageError(f"no floating dtype named {name!r}; want float32, bfloat16, float16 or float64")
+    return DTYPES[key]
+
+
+def trace(
+    workload: Workload,
+    options: TraceOptions,
+    classify: Callable[[str], str],
+    warn: Callable[[str], None] = lambda message: None,
+) -> Traced:
+    """Trace one step of a workload.
+
+    Args:
+        classify: op name → op class.
+        warn: called with one-line messages that the user should see.
+
+    Raises:
+        UsageError: the model or its inputs are at fault; says where.
+    """
+    try:
+        return _trace(workload, options, classify, warn)
+    except ReplayMismatch as mismatch:
+        if not options.replay:
+            raise
+        warn(f"repeated blocks differ after all ({mismatch}); tracing every one")
+        return _trace(workload, TraceOptions(**{**options.__dict__, "replay": False}), classify, warn)
+
+
+def _trace(workload: Workload, options: TraceOptions, classify: Callable[[str], str], warn: Callable[[str], None]) -> Traced:
+    device = "cpu" if options.real else "meta"
+    training = options.mode == "training"
+    autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
+    module = build_module(workload.model, device, warn)
+    args, kwargs = build_inputs(workload.inputs, device, warn)
+    if options.dtype is not None:
+        module, args, kwargs = cast(module, args, kwargs, parse_dtype(options.dtype))
+    module.train(training)
+
+    recorder = Recorder(classify, device=device, max_ops=options.max_ops, warn=warn)
+    parameters = _register(recorder, module, args, kwargs)
+    autocast = CudaAutocast(autocast_dtype)
+    replayer = Replayer(module, recorder, autocast) if options.replay and not options.real else None
+    calls = ModuleCalls(module, recorder, None if replayer is None else replayer.call)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fused_everywhere())
+        optimizer = _optimizer(workload, parameters, recorder) if training else None
+        stack.enter_context(CudaForms(recorder, options.attention))
+        stack.enter_context(torch.set_grad_enabled(training))
+        with _blaming("running the model"), calls, TracedDevice(device), recorder:
+            with autocast:
+                output = module(*args, **kwargs)
+                result = _loss(workload, output) if training else output
+            if training:
+                recorder.phase = "backward"
+                _backward(result)
+        if training:
+            _mark_gradients(recorder, module)
+        if optimizer is not None:
+            recorder.phase = "optimizer"
+            recorder.modules.path = "optimizer"
+            with _blaming("the optimizer step"), recorder:
+                optimizer.step()
+    tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+    outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor) and t.device.type == device]
+    graph = recorder.graph(
+        [recorder.value(t) for t in tensors],
+        [recorder.value(p) for p in parameters],
+        dict.fromkeys(recorder.value(t) for t in outputs),
+        options.attention,
+    )
+    samples, tokens = _counts(tensors)
+    return Traced(
+        graph=graph,
+        parameters=sum(p.numel() for p in parameters),
+        inputs=tuple({"shape": list(t.shape), "dtype": dtype_name(t.dtype)} for t in tensors),
+        dtype=_dominant_dtype(parameters, tensors),
+        samples=samples,
+        tokens=tokens,
+        optimizer=type(optimizer).__name__ if optimizer is not None else None,
+        capture={"replayed_blocks": replayer.count if replayer else 0, "real": options.real},
+    )
+
+
+def _register(recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Number the storages that exist before the step, by role; returns the parameters."""
+    parameters = []
+    for name, parameter in module.named_parameters():
+        recorder.storage(parameter, "parameter", name)
+        recorder.own(parameter, name.rpartition(".")[0])
+        parameters.append(parameter)
+    for name, buffer in module.named_buffers():
+        recorder.storage(buffer, "buffer", name)
+    for index, item in enumerate(tree_flatten((args, kwargs))[0]):
+        if isinstance(item, torch.Tensor):
+            recorder.storage(item, "input", f"input{index}")
+    return parameters
+
+
+def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Recorder) -> torch.optim.Optimizer | None:
+    trainable = [p for p in parameters if p.requires_grad]
+    with _blaming("making the optimizer"):
+        optimizer = make_optimizer(workload.optimizer, trainable)
+        if optimizer is None:
+            return None
+        settle(optimizer)
+    names = {id(p): recorder.storages[recorder.storage(p)].name for p in parameters}
+    for parameter, state in optimizer.state.items():
+        for key, item in state.items():
+            if isinstance(item, torch.Tensor) and item.device.type == recorder.device:
+                recorder.storage(item, "optimizer_state", f"{names.get(id(parameter), '')}.{key}")
+    return optimizer
+
+
+def _loss(workload: Workload, output: Any) -> torch.Tensor:
+    """The scalar to differentiate: the workload's loss, the output's ``.loss``, or the sum of its floating tensors."""
+    if workload.loss is not None:
+        loss = workload.loss(output)
+    else:
+        loss = getattr(output, "loss", None)
+        if loss is None and isinstance(output, Mapping):
+            loss = output.get("loss")
+        if loss is None:
+            floating = [t for t in _tensors_in(output) if t.is_floating_point() and t.requires_grad]
+            if not floating:
+                raise UsageError(
+                    "training needs a loss: no output of the model is a floating tensor that depends on a parameter"
+                )
+            loss = floating[0].sum()
+            for tensor in floating[1:]:
+                loss = loss + tensor.sum()
+    if not isinstance(loss, torch.Tensor):
+        raise UsageError(f"the loss is a {type(loss).__name__}; want a tensor")
+    if not loss.requires_grad:
+        raise UsageError("the loss depends on no parameter, so there is nothing to train")
+    return loss
+
+
+def _backward(loss: torch.Tensor) -> None:
+    loss.backward(None if loss.numel() == 1 else torch.ones_like(loss))
+
+
+def _tensors_in(output: Any) -> list[torch.Tensor]:
+    return [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor)]
+
+
+def _mark_gradients(recorder: Recorder, module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            recorder.set_role(parameter.grad, "gradient", name)
+
+
+def _dominant_dtype(parameters: list[torch.Tensor], inputs: list[torch.Tensor]) -> str:
+    """The floating dtype of most parameters, else of the inputs."""
+    for tensors in (parameters, inputs):
+        total: dict[str, int] = {}
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                name = dtype_name(tensor.dtype)
+                total[name] = total.get(name, 0) + tensor.numel()
+        if total:
+            return max(total, key=lambda name: total[name])
+    return "float32"
+
+
+def _counts(inputs: list[torch.Tensor]) -> tuple[int | None, int | None]:
+    """Samples and tokens per step: the first axis of the first input, and its size where it holds ids."""
+    for tensor in inputs:
+        if tensor.dim():
+            ids = not tensor.is_floating_point() and tensor.dim() == 2
+            return int(tensor.shape[0]), tensor.numel() if ids else None
+    return None, None
+
+
+#: What a tensor without data cannot do: part of torch's message → what the model asked for.
+_NEEDS_DATA = (
+    ("cannot be called on meta tensors", "a tensor's value (.item(), int(), float() or `if tensor:`)"),
+    ("torch.nonzero()", "which elements are nonzero (a boolean mask as index, nonzero() or one-argument where())"),
+    ("Cannot copy out of meta tensor", "a tensor's data on the host (.tolist(), .cpu(), .numpy() or print)"),
+    ("convert meta device type tensor to numpy", "a tensor's data on the host (.numpy())"),
+    ("'Meta' backend", "an op whose output shape depends on data, or that has no shape function"),
+    ("on the meta device", "an op whose output shape depends on data"),
+    ("a meta tensor", "the data of a tensor"),
+)
+
+
+@contextlib.contextmanager
+def _blaming(doing: str) -> Any:
+    """Turn what the user's code raises into one line that names his line."""
+    try:
+        yield
+    except (MemwallError, ReplayMismatch):
+        raise
+    except Exception as error:
+        wanted = next((text for part, text in _NEEDS_DATA if part in str(error)), None)
+        if wanted is None:
+            raise blame(error, doing) from error
+        where = blame(error, "here")
+        raise UsageError(
+            f"the model's Python needs {wanted}, and a trace without data has none: {where}; "
+            "rewrite it without data (torch.where, a mask multiplied in) or trace small real tensors with --real"
+        ) from error
+
+
+__all__ = ["TraceOptions", "Traced", "flat_tensors", "parse_dtype", "trace"]

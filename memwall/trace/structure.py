@@ -1,0 +1,81 @@
+"""Which modules are built alike: the structure of a module as a number, equal for modules that would run the same ops.
+
+A layer that reads its own index, carries hooks or holds loose tensors is never alike another: it is traced for itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+
+_PRIMITIVE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_HOOKS = tuple(name for name in nn.Module().__dict__ if "hooks" in name)
+_OWN_FIELDS = frozenset(nn.Module().__dict__) - {"training"}
+
+
+class Structures:
+    """The structure numbers of all modules under a root, and which modules occur more than once.
+
+    ``repeated`` holds the ids of modules with children, whose structure occurs at least twice and whose parameters
+    nobody else uses.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._of: dict[int, int | None] = {}
+        uses = Counter(id(p) for m in root.modules() for p in m._parameters.values() if p is not None)
+        self.number(root)
+        counts = Counter(n for n in self._of.values() if n is not None)
+        self.repeated = frozenset(
+            id(module)
+            for module in root.modules()
+            if module._modules and counts.get(self._of.get(id(module)), 0) > 1 and _exclusive(module, uses)
+        )
+
+    def number(self, module: nn.Module) -> int | None:
+        """The structure number of a module as it is now; None when it must be traced for itself."""
+        described = self._describe(module)
+        number = None if described is None else self._numbers.setdefault(described, len(self._numbers))
+        self._of[id(module)] = number
+        return number
+
+    def _describe(self, module: nn.Module) -> Any:
+        children = tuple([(name, None if m is None else self.number(m)) for name, m in module._modules.items()])
+        if any(module.__dict__.get(name) for name in _HOOKS) or "forward" in module.__dict__:
+            return None
+        if any(number is None and module._modules[name] is not None for name, number in children):
+            return None
+        attributes = []
+        for name, value in module.__dict__.items():
+            if name in _OWN_FIELDS:
+                continue
+            key = _attribute(value)
+            if key is None:
+                return None
+            attributes.append((name, key))
+        tensors = tuple(
+            [(n, None if t is None else (t.shape, t.stride(), t.dtype, t.requires_grad))
+             for held in (module._parameters, module._buffers) for n, t in held.items()]
+        )  # fmt: skip
+        return type(module), tuple(attributes), tensors, children
+
+
+def _attribute(value: Any) -> Any:
+    """A key equal for equal plain values and for the same object; None for a tensor, whose data might steer the model."""
+    if isinstance(value, _PRIMITIVE):
+        return type(value), value
+    if isinstance(value, torch.Tensor):
+        return None
+    if isinstance(value, (list, tuple)):
+        items = tuple([_attribute(item) for item in value])
+        return None if any(item is None for item in items) else (type(value), items)
+    return "object", id(value)
+
+
+def _exclusive(module: nn.Module, uses: Counter[int]) -> bool:
+    """Whether all parameters of a module are registered in it alone."""
+    own = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
+    return all(uses[key] == count for key, count in own.items())

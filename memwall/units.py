@@ -1,0 +1,51 @@
+"""Numbers as text. Inside memwall everything is base SI; this is the only place that scales or rounds."""
+
+from __future__ import annotations
+
+_SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def si(value: float, unit: str, digits: int = 2) -> str:
+    """Decimal SI text: ``si(402653184, "B")`` is ``'402.65 MB'``. TB is 10^12 bytes."""
+    for scale, prefix in _SI:
+        if abs(value) >= scale:
+            return f"{value / scale:.{digits}f} {prefix}{unit}"
+    return f"{value:.{digits}f} {unit}" if value % 1 else f"{value:.0f} {unit}"
+
+
+def flops(count: float) -> str:
+    """A count of floating-point operations."""
+    return si(count, "FLOP")
+
+
+def flop_rate(per_s: float) -> str:
+    """A rate in FLOP/s."""
+    return si(per_s, "FLOP/s")
+
+
+def size(count_bytes: float) -> str:
+    """A number of bytes, decimal."""
+    return si(count_bytes, "B")
+
+
+def bandwidth(bytes_per_s: float) -> str:
+    """A rate in B/s, decimal."""
+    return si(bytes_per_s, "B/s")
+
+
+def duration(seconds: float) -> str:
+    """A time: s, ms, us or ns with three significant digits or so."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.2f} {unit}"
+    return f"{seconds / 1e-9:.1f} ns" if seconds else "0 s"
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """A fraction as percent."""
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def intensity(flop_per_byte: float) -> str:
+    """Arithmetic intensity in FLOP per DRAM byte."""
+    return f"{flop_per_byte:.1f}" if flop_per_byte < 1000 else f"{flop_per_byte:,.0f}"

@@ -1,0 +1,33 @@
+"""Builds calls for the cost tests without torch: every tensor lies in a storage of its own."""
+
+from memwall.cost.base import Call, Cost
+from memwall.cost.registry import cost_of
+from memwall.graph import Pipe, TensorSpec, contiguous
+
+TENSOR_BF16 = Pipe("tensor", "bfloat16")
+TENSOR_FP16 = Pipe("tensor", "float16")
+TF32 = Pipe("tensor", "tf32")
+VECTOR = Pipe("vector", "float32")
+
+
+def spec(*shape, dtype="bfloat16"):
+    return contiguous(shape, dtype)
+
+
+def expanded(shape, strides, dtype="bfloat16"):
+    return TensorSpec(tuple(shape), tuple(strides), dtype)
+
+
+def call(name, inputs, outputs, **attributes):
+    """``inputs``: (schema argument, spec or list of specs) pairs in schema order."""
+    flat = [(name, s) for name, given in inputs for s in (given if isinstance(given, list) else [given])]
+    outputs = outputs if isinstance(outputs, list) else [outputs]
+    specs = tuple(s for _, s in flat)
+    return Call(
+        name, specs, tuple(n for n, _ in flat), tuple(outputs), attributes,
+        sum(s.nbytes for s in specs), sum(s.nbytes for s in outputs),
+    )  # fmt: skip
+
+
+def cost(name, inputs, outputs, **attributes) -> Cost:
+    return cost_of(call(name, inputs, outputs, **attributes))

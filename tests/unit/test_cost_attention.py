@@ -1,0 +1,121 @@
+"""Fused attention. Expected values are worked out beside the assertions."""
+
+import pytest
+from tests.unit.cost_calls import TENSOR_BF16, TF32, cost, expanded, spec
+
+from memwall.cost.attention import pairs_up_to
+
+FLASH = "aten._scaled_dot_product_flash_attention"
+
+
+def _inputs(b, h, s, d, *, t=None, hk=None, dv=None, dtype="bfloat16"):
+    t, hk, dv = t or s, hk or h, dv or d
+    return [
+        ("query", spec(b, h, s, d, dtype=dtype)),
+        ("key", spec(b, hk, t, d, dtype=dtype)),
+        ("value", spec(b, hk, t, dv, dtype=dtype)),
+    ]
+
+
+def _outputs(b, h, s, dv, dtype="bfloat16"):
+    return [spec(b, h, s, dv, dtype=dtype), spec(b, h, s, dtype="float32")]
+
+
+def test_dense_forward():
+    result = cost(FLASH, _inputs(2, 4, 128, 64), _outputs(2, 4, 128, 64), is_causal=False)
+    assert result.flops == {TENSOR_BF16: 33_554_432}  # 2*4 heads * 128*128 pairs * (2*64 + 2*64)
+    assert result.dense_flops == 33_554_432
+    assert result.read_bytes == 393_216  # 3 * 2*4*128*64 * 2
+    assert result.write_bytes == 135_168  # 131,072 and 2*4*128 float32
+    assert (result.extra_flops, result.kernels) == (0, 1)
+
+
+def test_causal_counts_the_pairs_on_and_under_the_diagonal():
+    result = cost(FLASH, _inputs(2, 4, 128, 64), _outputs(2, 4, 128, 64), is_causal=True)
+    assert result.total_flops == 16_908_288  # 8 heads * (128*129/2 = 8,256) * 256
+    assert result.dense_flops == 33_554_432
+
+
+def test_backward_is_twice_forward_and_recomputes_scores_on_top():
+    inputs = [("grad_out", spec(2, 4, 128, 64)), *_inputs(2, 4, 128, 64), ("out", spec(2, 4, 128, 64)),
+              ("logsumexp", spec(2, 4, 128, dtype="float32"))]  # fmt: skip
+    grads = [spec(2, 4, 128, 64)] * 3
+    result = cost(f"{FLASH}_backward", inputs, grads, is_causal=True)
+    assert result.total_flops == 33_816_576  # 2 * 16,908,288
+    assert result.dense_flops == 67_108_864
+    assert result.extra_flops == 8_454_144  # 8 * 8,256 pairs * 2*64
+    # grad_out and out again (131,072 B each), and float32 dQ three times: 3 * 65,536 * 4
+    assert result.extra_bytes == 1_048_576
+    assert result.kernels == 3
+
+
+def test_grouped_queries_use_the_query_heads_for_flops_and_the_key_heads_for_bytes():
+    result = cost(FLASH, _inputs(1, 32, 16, 128, hk=8), _outputs(1, 32, 16, 128), is_causal=False)
+    assert result.total_flops == 4_194_304  # 32 * 16*16 * 4*128
+    assert result.read_bytes == 196_608  # 32*16*128*2 + 2 * 8*16*128*2
+
+
+def test_decode_step_reads_the_cache():
+    result = cost(FLASH, _inputs(1, 8, 1, 128, t=4096), _outputs(1, 8, 1, 128), is_causal=False)
+    assert result.total_flops == 16_777_216  # 8 * 4096 * 4*128
+    assert result.read_bytes == 16_779_264  # 2 * 8*4096*128*2 + 8*128*2
+
+
+def test_cache_slice_reads_the_slice_only():
+    # the first 100 of 4096 positions of a cache [1, 8, 4096, 128]
+    part = expanded((1, 8, 100, 128), (8 * 4096 * 128, 4096 * 128, 128, 1))
+    inputs = [("query", spec(1, 8, 1, 128)), ("key", part), ("value", part)]
+    result = cost(FLASH, inputs, _outputs(1, 8, 1, 128))
+    assert result.read_bytes == 411_648  # 2 * 8*100*128*2 + 8*128*2
+
+
+def test_value_head_size_and_key_length_of_their_own():
+    result = cost(FLASH, _inputs(1, 1, 3, 4, t=5, dv=8), _outputs(1, 1, 3, 8), is_causal=True)
+    # top-left: query i sees i + 1 keys: 1 + 2 + 3 = 6 pairs, each 2*4 + 2*8
+    assert (result.total_flops, result.dense_flops) == (144, 360)
+
+
+def test_raw_flash_aligns_at_the_bottom_right_and_has_windows():
+    inputs = [("query", spec(1, 3, 1, 4)), ("key", spec(1, 5, 1, 4)), ("value", spec(1, 5, 1, 4))]
+    out = [spec(1, 3, 1, 4)]
+    # query i sees keys 0..i+2: 3 + 4 + 5 = 12 pairs, each 2*4 + 2*4
+    assert cost("aten._flash_attention_forward", inputs, out, is_causal=True).total_flops == 192
+    # window of one key to the left: keys i+1, i+2: 6 pairs
+    windowed = cost("aten._flash_attention_forward", inputs, out, is_causal=True, window_size_left=1)
+    assert windowed.total_flops == 96
+
+
+@pytest.mark.parametrize(("mask_type", "pairs"), [(0, 15), (1, 6), (2, 12)])
+def test_mask_types_of_the_efficient_kernel(mask_type, pairs):
+    inputs = [("query", spec(1, 3, 1, 4)), ("key", spec(1, 5, 1, 4)), ("value", spec(1, 5, 1, 4))]
+    result = cost("aten._efficient_attention_forward", inputs, [spec(1, 3, 1, 4)], custom_mask_type=mask_type)
+    assert result.total_flops == pairs * 16
+
+
+def test_packed_sequences_count_as_equal_lengths():
+    # 64 tokens in 4 sequences: 4 * 16*16 pairs * 2 heads * 4*8
+    tokens = spec(64, 2, 8)
+    lengths = spec(5, dtype="int32")
+    inputs = [("query", tokens), ("key", tokens), ("value", tokens), ("cum_seq_q", lengths), ("cum_seq_k", lengths)]
+    assert cost("aten._flash_attention_forward", inputs, [tokens]).total_flops == 65_536
+
+
+def test_expanded_mask_is_read_once():
+    mask = expanded((2, 4, 128, 128), (0, 0, 128, 1))
+    result = cost("aten._scaled_dot_product_efficient_attention", [*_inputs(2, 4, 128, 64), ("attn_bias", mask)],
+                  _outputs(2, 4, 128, 64))  # fmt: skip
+    assert result.read_bytes == 393_216 + 32_768  # 128*128*2
+    assert result.total_flops == 33_554_432  # a mask that is data skips nothing
+
+
+def test_float32_takes_three_tf32_products():
+    result = cost("aten._scaled_dot_product_efficient_attention", _inputs(1, 1, 4, 4, dtype="float32"),
+                  _outputs(1, 1, 4, 4, dtype="float32"))  # fmt: skip
+    assert result.flops == {TF32: 256}  # 16 pairs * 16
+    assert result.extra_flops == 512
+
+
+@pytest.mark.parametrize(("queries", "keys", "diagonal"), [(3, 5, 0), (5, 3, 0), (4, 4, -2), (4, 6, 2), (2, 3, 9), (3, 2, -7)])
+def test_pairs_against_counting(queries, keys, diagonal):
+    counted = sum(1 for i in range(queries) for j in range(keys) if j <= i + diagonal)
+    assert pairs_up_to(queries, keys, diagonal) == counted

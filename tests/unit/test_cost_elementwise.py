@@ -1,0 +1,99 @@
+"""Pointwise ops. Expected values are worked out beside the assertions."""
+
+import pytest
+from tests.unit.cost_calls import VECTOR, cost, expanded, spec
+
+from memwall.cost.registry import classify, graph_costs
+from memwall.graph import Graph, Op, Pipe, Storage, Value
+
+
+def test_bf16_add_of_8192_squared():
+    big = spec(8192, 8192)
+    result = cost("aten.add.Tensor", [("self", big), ("other", big)], big, alpha=1)
+    assert result.bytes == 402_653_184  # 3 tensors * 8192*8192 * 2
+    assert result.flops == {VECTOR: 67_108_864}
+
+
+def test_broadcast_operand_is_read_once():
+    result = cost("aten.add.Tensor", [("self", spec(8, 512, 4096)), ("other", spec(4096))], spec(8, 512, 4096))
+    assert result.total_flops == 16_777_216  # 8*512*4096
+    assert result.read_bytes == 33_562_624  # 16,777,216*2 + 4096*2
+    rows = expanded((1024, 1024), (0, 1))
+    assert cost("aten.mul.Tensor", [("self", rows), ("other", rows)], spec(1024, 1024)).read_bytes == 4_096
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "per_element"),
+    [
+        ("aten.add.Tensor", {"alpha": 1}, 1),
+        ("aten.add.Tensor", {"alpha": 0.5}, 2),
+        ("aten.sub_.Tensor", {"alpha": 2}, 2),
+        ("aten.mul.Scalar", {"other": 3.0}, 1),
+        ("aten.relu", {}, 0),
+        ("aten.threshold_backward", {}, 0),
+        ("aten.where.self", {}, 0),
+        ("aten.neg", {}, 0),
+        ("aten.clamp", {}, 0),
+        ("aten.exp", {}, 1),
+        ("aten.pow.Tensor_Scalar", {"exponent": 2}, 1),
+        ("aten.sigmoid", {}, 3),  # exp, add, divide
+        ("aten.silu", {}, 4),  # and a multiply
+        ("aten.silu_backward", {}, 8),  # sigmoid, then s * (1 + x * (1 - s)) * dy
+        ("aten.gelu", {"approximate": "none"}, 5),  # x * 0.5 * (1 + erf(x * c))
+        ("aten.gelu", {"approximate": "tanh"}, 9),
+        ("aten.gelu_backward", {"approximate": "none"}, 11),
+        ("aten.tanh_backward", {}, 3),  # dy * (1 - y * y)
+        ("aten.addcmul", {"value": 1}, 2),
+        ("aten.addcdiv_", {"value": -0.1}, 3),
+        ("aten.lerp.Scalar", {}, 3),  # a + w * (b - a)
+        ("aten.native_dropout_backward", {}, 1),
+        ("aten.max.other", {}, 0),
+    ],
+)
+def test_flops_per_element(name, attributes, per_element):
+    result = cost(name, [("self", spec(10, 10))], spec(10, 10), **attributes)
+    assert result.total_flops == 100 * per_element
+    assert result.modeled
+    assert classify(name) == "elementwise"
+
+
+def test_dropout_writes_a_mask_of_bytes():
+    result = cost("aten.native_dropout", [("input", spec(1000))], [spec(1000), spec(1000, dtype="bool")], p=0.1)
+    assert (result.read_bytes, result.write_bytes, result.total_flops) == (2000, 3000, 1000)
+
+
+def test_pipes_and_integers():
+    def add(dtype):
+        return cost("aten.add.Tensor", [("self", spec(10, dtype=dtype))], spec(10, dtype=dtype)).flops
+
+    assert add("float16") == add("float32") == {VECTOR: 10}
+    assert add("float64") == {Pipe("vector", "float64"): 10}
+    assert add("int64") == {}
+    assert add("complex64") == {VECTOR: 20}
+    product = cost("aten.mul.Tensor", [("self", spec(10, dtype="complex64"))], spec(10, dtype="complex64"))
+    assert product.flops == {VECTOR: 60}  # 4 multiplies, 2 adds
+    assert cost("aten.gt.Scalar", [("self", spec(10))], spec(10, dtype="bool")).flops == {}
+
+
+def test_in_place_add_reads_two_and_writes_one():
+    big = spec(8192, 8192)
+    values = (Value(0, big, 0, 0), Value(1, big, 1, 0))
+    storages = (Storage(0, big.nbytes, "activation"), Storage(1, big.nbytes, "activation"))
+    op = Op(0, "aten.add_.Tensor", "elementwise", "forward", "", (0, 1), (0,), ("self", "other"), {"alpha": 1})
+    (result,) = graph_costs(Graph(values, storages, (op,)))
+    assert result.read_bytes == 268_435_456  # 2 * 8192*8192*2
+    assert result.write_bytes == 134_217_728
+
+
+def test_interpolation_counts_its_fine_side():
+    coarse, fine = spec(1, 3, 8, 8), spec(1, 3, 16, 16)
+    forward = cost("aten.upsample_bilinear2d", [("self", coarse)], fine)
+    assert forward.total_flops == 6_912  # 768 * 9
+    backward = cost("aten.upsample_bilinear2d_backward", [("grad_output", fine)], coarse)
+    assert backward.total_flops == 9_216  # 768 * 12
+    assert cost("aten.upsample_nearest2d", [("self", coarse)], fine).total_flops == 0
+
+
+def test_random_fill_is_written_only():
+    result = cost("aten.normal_", [], spec(1000))
+    assert (result.read_bytes, result.write_bytes, result.flops) == (0, 2000, {})

@@ -1,0 +1,654 @@
+"""Hardware specs: numbers against datasheets, the two identities, names, fallbacks, a user's own files."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memwall import hardware
+from memwall.errors import UsageError
+from memwall.graph import Pipe
+from memwall.hardware import Gpu, all_gpus, gpu_names, identity_violations, load_gpu, match_device, read_spec
+
+NAMES = gpu_names()
+
+MINIMAL = """\
+schema = "memwall.gpu/1"
+name = "my-board"
+
+[peak_flop_per_s.tensor]
+float16 = 100e12  # guess
+
+[memory]
+dram_bytes_per_s = 1000e9
+dram_bytes = 16_000_000_000
+"""
+
+
+def pipe(text: str) -> Pipe:
+    return Pipe.parse(text)
+
+
+# ---- every file
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_identities_hold_or_are_explained(name: str) -> None:
+    assert identity_violations(name) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_peak_can_be_checked_by_an_identity(name: str) -> None:
+    keys = load_gpu(name).sources
+    peaks = [key for key in keys if key.startswith("peak_flop_per_s.")]
+    rates = [key for key in keys if key.startswith("compute.flop_per_clock_per_sm.")]
+    assert [key.split(".", 1)[1] for key in peaks] == [key.split(".", 2)[2] for key in rates]
+    assert {"compute.boost_clock_hz", "memory.bus_width_bits", "memory.pin_rate_bit_per_s"} <= set(keys)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_has_a_source_beside_it(name: str) -> None:
+    numbers = 0
+    for line in hardware.spec_path(name).read_text().splitlines():
+        if re.match(r"\w+ = [\d.]", line):
+            numbers += 1
+            assert re.search(r"  # \S.{3,}", line), line
+    assert numbers >= 15
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_file_states_every_field_of_its_board(name: str) -> None:
+    gpu = load_gpu(name)
+    assert gpu.name == name == hardware.spec_path(name).stem
+    assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", gpu.release)
+    assert gpu.vendor != "unknown" and gpu.architecture != "unknown" and gpu.full_name != gpu.name
+    assert min(gpu.sm_count, gpu.l2_bytes, gpu.link_bytes_per_s, gpu.tdp_w, gpu.launch_overhead_s) > 0
+    assert gpu.dispatch_s == 5e-6
+    assert gpu.l2_bytes_per_s >= gpu.dram_bytes_per_s
+    assert pipe("vector.float32") in gpu.peak_flop_per_s
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calibration_says_what_the_fractions_are(name: str) -> None:
+    gpu, text = load_gpu(name), hardware.spec_path(name).read_text()
+    stated = [key for key in gpu.sources if key.startswith("achievable.")]
+    assert (gpu.calibration == "datasheet") == (not stated)
+    if gpu.calibration == "measured":
+        own = [key for key in stated if "inherited" not in gpu.sources[key]]
+        assert "achievable.dram" in own and len(own) >= 2
+    assert "/work" not in text
+    for key in stated:
+        quotient = re.search(r"([\d,.]+)/([\d.]+)(?: |,|$)", gpu.sources[key])
+        fraction = gpu.achievable[key.removeprefix("achievable.")]
+        if quotient and " x " not in gpu.sources[key]:  # the comment's own arithmetic
+            ratio = float(quotient[1]) / float(quotient[2])
+            assert fraction == pytest.approx(min(ratio, 1), abs=0.0015), key
+
+
+def test_boards_of_the_design_are_all_there() -> None:
+    wanted = """p100-pcie-16gb p100-sxm2-16gb v100-pcie-16gb v100-pcie-32gb v100-sxm2-16gb v100-sxm2-32gb
+        t4 a10 a40 a100-40gb-pcie a100-40gb-sxm a100-80gb-pcie a100-80gb-sxm rtx-3090 rtx-4090 rtx-a6000
+        l4 l40s h100-pcie h100-sxm h100-nvl gh200 h200 b200 mi100 mi210 mi250x mi300x
+        tpu-v4 tpu-v5e tpu-v5p wse-2"""
+    assert set(wanted.split()) <= set(NAMES)
+
+
+def test_names_are_ordered_by_vendor_then_release() -> None:
+    assert [(gpu.vendor, gpu.release) for gpu in all_gpus()] == sorted(
+        (g.vendor, g.release) for g in all_gpus()
+    )
+
+
+# ---- the numbers, typed in from datasheets
+
+
+# name, SMs, tensor fp16 (or None), vector fp32, DRAM GB/s, GB, W
+DATASHEET = [
+    ("p100-pcie-16gb", 56, None, 9.3e12, 732, 16, 250),
+    ("p100-sxm2-16gb", 56, None, 10.6e12, 732, 16, 300),
+    ("v100-pcie-32gb", 80, 112e12, 14.0e12, 900, 32, 250),
+    ("v100-sxm2-16gb", 80, 125e12, 15.7e12, 900, 16, 300),
+    ("t4", 40, 65e12, 8.1e12, 320, 16, 70),
+    ("a10", 72, 125e12, 31.2e12, 600, 24, 150),
+    ("a40", 84, 149.7e12, 37.4e12, 696, 48, 300),
+    ("rtx-a6000", 84, 154.8e12, 38.7e12, 768, 48, 300),
+    ("a100-40gb-sxm", 108, 312e12, 19.5e12, 1555, 40, 400),
+    ("a100-80gb-pcie", 108, 312e12, 19.5e12, 1935, 80, 300),
+    ("a100-80gb-sxm", 108, 312e12, 19.5e12, 2039, 80, 400),
+    ("rtx-3090", 82, 71.2e12, 35.6e12, 936, 24, 350),  # FP32 accumulation: half of 142
+    ("rtx-4090", 128, 165.2e12, 82.6e12, 1008, 24, 450),  # FP32 accumulation: half of 330.3
+    ("l4", 58, 121e12, 30.3e12, 300, 24, 72),  # 242 on the datasheet is sparse
+    ("l40s", 142, 362.05e12, 91.6e12, 864, 48, 350),
+    ("h100-pcie", 114, 756e12, 51.2e12, 2039, 80, 350),
+    ("h100-sxm", 132, 989.4e12, 66.9e12, 3350, 80, 700),
+    ("h100-nvl", 132, 835.5e12, 60e12, 3938, 94, 400),
+    ("gh200", 132, 989.4e12, 66.9e12, 4000, 96, 1000),
+    ("h200", 132, 989.4e12, 66.9e12, 4800, 141, 700),
+    ("b200", 148, 2250e12, 75e12, 8000, 180, 1000),
+    ("mi100", 120, 184.6e12, 23.1e12, 1228.8, 32, 300),
+    ("mi210", 104, 181e12, 22.6e12, 1638.4, 64, 300),
+    ("mi250x", 110, 191.5e12, 23.95e12, 1638.4, 64, 280),  # one of two dies: 383 and 47.9 halved
+    ("mi300x", 304, 1307.4e12, 163.4e12, 5300, 192, 750),
+]
+
+
+@pytest.mark.parametrize(("name", "sms", "fp16", "fp32", "gb_per_s", "gb", "watt"), DATASHEET)
+def test_datasheet(
+    name: str, sms: int, fp16: float, fp32: float, gb_per_s: float, gb: int, watt: int
+) -> None:
+    gpu = load_gpu(name)
+    assert gpu.peak_flop_per_s.get(pipe("tensor.float16")) == (None if fp16 is None else pytest.approx(fp16))
+    assert gpu.peak_flop_per_s[pipe("vector.float32")] == pytest.approx(fp32)
+    assert (gpu.sm_count, gpu.tdp_w, gpu.dram_bytes) == (sms, watt, gb * 10**9)
+    assert gpu.dram_bytes_per_s == pytest.approx(gb_per_s * 1e9)
+
+
+def test_p100_to_h100_grows_as_the_issue_says() -> None:
+    p100, h100 = load_gpu("p100"), load_gpu("h100")
+    fp16 = pipe("tensor.float16")
+    assert h100.peak(fp16) / p100.peak(fp16) == pytest.approx(46.67, abs=0.01)  # 989.4 / 21.2
+    assert h100.dram_bytes / p100.dram_bytes == 5  # 80 / 16 GB
+    assert (p100.dram_bytes_per_s, h100.dram_bytes_per_s) == (732e9, 3350e9)
+
+
+def test_ridge_point_of_h100() -> None:
+    # 989.4e12 / 3350e9 = 295.3 FLOP per byte; 66.9e12 / 3350e9 = 19.97
+    h100 = load_gpu("h100")
+    assert h100.ridge_point(pipe("tensor.bfloat16")) == pytest.approx(295.34, abs=0.01)
+    assert h100.ridge_point(pipe("vector.float32")) == pytest.approx(19.97, abs=0.01)
+
+
+def test_tf32_is_ampere_and_later_only() -> None:
+    older = {"pascal", "volta", "turing"}
+    for gpu in all_gpus():
+        if gpu.vendor == "NVIDIA":
+            assert (pipe("tensor.tf32") in gpu.peak_flop_per_s) == (gpu.architecture not in older), gpu.name
+
+
+# ---- fallbacks
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "ends"),
+    [
+        ("h100", "tensor.fp8", "tensor.fp8"),
+        ("a100", "tensor.fp8", "tensor.float16"),  # converted up
+        ("a100", "tensor.float64", "tensor.float64"),
+        ("v100", "tensor.bfloat16", "vector.float32"),  # no native bfloat16
+        ("t4", "tensor.bfloat16", "vector.float32"),
+        ("v100", "tensor.tf32", "vector.float32"),
+        ("v100", "tensor.float64", "vector.float64"),
+        ("v100", "tensor.int8", "vector.int8"),  # dp4a
+        ("p100", "tensor.float16", "vector.float16"),  # no tensor cores
+        ("p4", "tensor.float16", "vector.float32"),  # no fast FP16 either
+        ("p100", "tensor.fp8", "vector.float32"),
+        ("p100", "vector.bfloat16", "vector.float32"),
+        ("p100", "vector.int8", "vector.float32"),
+        ("h100", "tensor.float32", "vector.float32"),
+        ("mi100", "tensor.float32", "tensor.float32"),  # matrix cores multiply FP32
+        ("mi100", "tensor.tf32", "tensor.float32"),
+        ("tpu-v4", "tensor.float16", "tensor.bfloat16"),
+        ("tpu-v4", "vector.float64", "vector.float32"),
+        ("h100", "vector.int64", "vector.float32"),
+    ],
+)
+def test_fallback(name: str, asked: str, ends: str) -> None:
+    gpu = load_gpu(name)
+    assert str(gpu.ceiling_pipe(pipe(asked))) == ends
+    assert gpu.peak(pipe(asked)) == gpu.peak_flop_per_s[pipe(ends)]
+
+
+def test_no_pipe_of_any_gpu_is_zero() -> None:
+    for gpu in all_gpus():
+        for engine in hardware.ENGINES:
+            for dtype in hardware.DTYPES:
+                assert gpu.peak(Pipe(engine, dtype)) > 0
+                assert 0 < gpu.achievable_fraction(Pipe(engine, dtype)) <= 1
+                assert gpu.ridge_point(Pipe(engine, dtype)) > 0
+
+
+def test_achievable_fraction_is_the_pipes_own_else_a_neighbours() -> None:
+    h100 = load_gpu("h100")
+    assert h100.achievable_fraction(pipe("tensor.bfloat16")) == 0.771  # 762.7 / 989.4
+    assert h100.achievable_fraction(pipe("tensor.fp8")) == 0.652  # 1290.1 / 1978.9
+    assert h100.achievable_fraction(pipe("tensor.tf32")) == 0.771  # none measured: float16's
+    assert h100.achievable_fraction(pipe("vector.float64")) == 0.791  # vector.float32's
+    assert h100.achievable["dram"] == 0.887  # 2970 / 3350
+    tpu = load_gpu("tpu-v5e")
+    assert (tpu.achievable_fraction(pipe("tensor.bfloat16")), tpu.achievable["dram"]) == (0.75, 0.85)
+
+
+# ---- names
+
+
+DRIVER_STRINGS = {
+    "Tesla P100-PCIE-12GB": "p100-pcie-12gb",
+    "Tesla P100-PCIE-16GB": "p100-pcie-16gb",
+    "Tesla P100-SXM2-16GB": "p100-sxm2-16gb",
+    "Tesla P4": "p4",
+    "Tesla V100-PCIE-16GB": "v100-pcie-16gb",
+    "Tesla V100-PCIE-32GB": "v100-pcie-32gb",
+    "Tesla V100-SXM2-16GB": "v100-sxm2-16gb",
+    "Tesla V100-SXM2-32GB": "v100-sxm2-32gb",
+    "Tesla T4": "t4",
+    "NVIDIA T4": "t4",
+    "GeForce RTX 2080 Ti": "rtx-2080-ti",
+    "NVIDIA GeForce RTX 2080 Ti": "rtx-2080-ti",
+    "NVIDIA GeForce RTX 3090": "rtx-3090",
+    "NVIDIA GeForce RTX 4090": "rtx-4090",
+    "NVIDIA RTX A6000": "rtx-a6000",
+    "NVIDIA A10": "a10",
+    "NVIDIA A40": "a40",
+    "A100-SXM4-40GB": "a100-40gb-sxm",
+    "NVIDIA A100-SXM4-40GB": "a100-40gb-sxm",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb-sxm",
+    "NVIDIA A100-PCIE-40GB": "a100-40gb-pcie",
+    "NVIDIA A100 80GB PCIe": "a100-80gb-pcie",
+    "NVIDIA L4": "l4",
+    "NVIDIA L40": "l40",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA GH200 480GB": "gh200",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+    "AMD Instinct MI100": "mi100",
+    "AMD Instinct MI210": "mi210",
+    "AMD Instinct MI250X": "mi250x",
+    "AMD Instinct MI250X/MI250": "mi250x",
+    "AMD Instinct MI300X": "mi300x",
+    "AMD Instinct MI300X VF": "mi300x",
+    "TPU v4": "tpu-v4",
+    "TPU v5 lite": "tpu-v5e",
+    "TPU v5p": "tpu-v5p",
+}
+
+
+@pytest.mark.parametrize(("text", "name"), DRIVER_STRINGS.items())
+def test_driver_strings(text: str, name: str) -> None:
+    found = match_device(text)
+    assert found is not None and found.name == name
+    assert load_gpu(text) is found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVIDIA A10G",  # another board than the A10
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",  # a slice is not the board
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA RTX 6000 Ada Generation",
+        "NVIDIA H200 NVL",
+        "NVIDIA H800",
+        "AMD Radeon Graphics",
+        "NVIDIA",
+        "",
+    ],
+)
+def test_unknown_devices_are_not_guessed(text: str) -> None:
+    assert match_device(text) is None
+    with pytest.raises(UsageError):
+        load_gpu(text)
+
+
+def test_no_two_boards_share_a_label() -> None:
+    owners: dict[str, str] = {}
+    for gpu in all_gpus():
+        for label in (gpu.name, gpu.full_name, *gpu.aliases):
+            key = re.sub(r"[^a-z0-9]", "", label.lower())
+            assert owners.setdefault(key, gpu.name) == gpu.name, label
+            found = match_device(label)
+            assert found is not None and found.name == gpu.name, label
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("h100", "h100-sxm"),
+        ("H100-SXM", "h100-sxm"),
+        ("H100 SXM5", "h100-sxm"),
+        ("h100_sxm", "h100-sxm"),
+        ("a100", "a100-80gb-sxm"),
+        ("A100-SXM-80GB", "a100-80gb-sxm"),
+        ("pcie a100 40gb", "a100-40gb-pcie"),
+        ("v100", "v100-sxm2-16gb"),
+        ("p100", "p100-sxm2-16gb"),
+        ("4090", "rtx-4090"),
+        ("rtx4090", "rtx-4090"),
+        ("MI300X", "mi300x"),
+        ("wse2", "wse-2"),
+    ],
+)
+def test_forgiving_names(text: str, name: str) -> None:
+    assert load_gpu(text).name == name
+
+
+def test_unknown_name_lists_near_ones() -> None:
+    with pytest.raises(
+        UsageError, match=r"^no GPU named 'h10'; did you mean h100-sxm, h100-pcie, h100-nvl\? \("
+    ):
+        load_gpu("h10")
+    with pytest.raises(UsageError, match=r"^no GPU named 'zzz' \(memwall gpus lists all"):
+        load_gpu("zzz")
+
+
+def test_ambiguous_name_lists_its_candidates() -> None:
+    with pytest.raises(UsageError, match="'rtx' fits several: rtx-2080-ti, rtx-3090, rtx-a6000, rtx-4090;"):
+        load_gpu("rtx")
+    with pytest.raises(UsageError, match="fits several: a100-40gb-pcie, a100-80gb-pcie"):
+        load_gpu("a100 pcie")
+
+
+def test_exact_name_reads_one_file_only() -> None:
+    script = (
+        "import sys; from memwall import hardware as h; h.load_gpu('h100-sxm');"
+        "assert h._packaged.cache_info().currsize == 1;"
+        "assert not {'torch', 'numpy', 'pandas', 'matplotlib', 'triton'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(hardware.__file__).parents[1])
+
+
+def test_specs_inside_the_package_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a wheel: memwall/hardware_specs; a checkout: hardware_specs beside memwall
+    for folder, stem in (("memwall/hardware_specs", "inside"), ("hardware_specs", "beside")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / f"{stem}.toml").write_text(MINIMAL)
+    monkeypatch.setattr(hardware, "__file__", str(tmp_path / "memwall" / "hardware.py"))
+    assert list(hardware._files.__wrapped__()) == ["inside"]
+    (tmp_path / "memwall/hardware_specs/inside.toml").unlink()
+    assert list(hardware._files.__wrapped__()) == ["beside"]
+
+
+# ---- the record
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_round_trips_through_json(name: str) -> None:
+    gpu = load_gpu(name)
+    again = Gpu.from_dict(json.loads(json.dumps(gpu.to_dict())))
+    assert again == gpu and hash(again) == hash(gpu)
+    assert json.dumps(again.to_dict()) == json.dumps(gpu.to_dict())
+    assert copy.deepcopy(gpu) == pickle.loads(pickle.dumps(gpu)) == gpu
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sm_count": None}, "saved GPU: sm_count: must be a positive whole number, not None"),
+        ({"dram_bytes_per_s": -1}, "saved GPU: dram_bytes_per_s: must be a positive number"),
+        ({"peak_flop_per_s": {"warp.float16": 1e12}}, "saved GPU: peak_flop_per_s: must name pipes"),
+        ({"peak_flop_per_s": {}}, "saved GPU: peak_flop_per_s: must name pipes"),
+        ({"achievable": 3}, "saved GPU: achievable: must be a table"),
+        ({"achievable": {"dram": 1.5}}, "saved GPU: achievable: must be a fraction"),
+    ],
+)
+def test_broken_record(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Gpu.from_dict(load_gpu("t4").to_dict() | change)
+
+
+# ---- a user's own file
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    path = folder / "mine.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def error_of(folder: Path, text: str | bytes) -> str:
+    path = write(folder, text)
+    with pytest.raises(UsageError) as caught:
+        read_spec(path)
+    message = str(caught.value)
+    assert "\n" not in message and message.startswith(str(path))
+    return message.removeprefix(f"{path}:")
+
+
+def test_minimal_file_and_its_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    gpu = load_gpu(str(path))
+    assert gpu == load_gpu(path) == read_spec(path) == Gpu.from_dict(gpu.to_dict())
+    assert (gpu.name, gpu.full_name, gpu.vendor, gpu.calibration) == (
+        "my-board",
+        "my-board",
+        "unknown",
+        "datasheet",
+    )
+    assert (gpu.sm_count, gpu.l2_bytes, gpu.l2_bytes_per_s) == (1, 0, 1000e9)
+    assert (gpu.dispatch_s, gpu.launch_overhead_s, gpu.achievable) == (5e-6, 2.5e-6, {"dram": 0.85})
+    assert gpu.peak(pipe("vector.float32")) == 100e12  # the only peak there is
+    assert gpu.sources == {"peak_flop_per_s.tensor.float16": "guess"}
+    assert identity_violations(path) == []
+
+
+def test_comment_after_a_text_with_a_hash(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL.replace('"my-board"', '"my #1" # it\'s a name'))
+    assert read_spec(path).sources["name"] == "it's a name"
+
+
+def test_windows_text_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())
+    assert read_spec(path).sources == {"peak_flop_per_s.tensor.float16": "guess"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('schema = "memwall.gpu/1"', "", " schema: is missing"),
+        (
+            "memwall.gpu/1",
+            "memwall.gpu/2",
+            "1: schema: 'memwall.gpu/2' was written by a newer memwall; upgrade",
+        ),
+        ("memwall.gpu/1", "memwall.profile/1", "1: schema: 'memwall.profile/1' is not a memwall GPU file"),
+        ('"memwall.gpu/1"', "1", "1: schema: 1 is not a memwall GPU file"),
+        ('name = "my-board"', "", " name: is missing"),
+        ('"my-board"', '""', "2: name: must be a line of text, not ''"),
+        ('"my-board"', '"a\\nb"', "2: name: must be a line of text, not 'a\\nb'"),
+        ("float16 = 100e12  # guess", "", " peak_flop_per_s: is missing: state a peak"),
+        ("100e12", '"fast"', "5: peak_flop_per_s.tensor.float16: must be a positive number, not 'fast'"),
+        ("100e12", "true", "5: peak_flop_per_s.tensor.float16: must be a positive number, not True"),
+        (
+            "100e12",
+            "-1.0",
+            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not -1.0",
+        ),
+        (
+            "100e12",
+            "0",
+            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not 0",
+        ),
+        (
+            "100e12",
+            "nan",
+            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not nan",
+        ),
+        (
+            "100e12",
+            "inf",
+            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not inf",
+        ),
+        (
+            "100e12",
+            "1e400",
+            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not inf",
+        ),
+        (
+            "100e12",
+            "1" + "0" * 400,
+            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units",
+        ),
+        ("100e12", "1" * 5000, " not TOML: "),
+        ("float16 = 100e12", "flot16 = 1", "5: peak_flop_per_s.tensor.flot16: unknown key; did you mean "),
+        ("dram_bytes_per_s = 1000e9", "", "7: memory.dram_bytes_per_s: is missing"),
+        (
+            "dram_bytes = 16_000_000_000",
+            "dram_bytes = 1.5",
+            "9: memory.dram_bytes: must be a positive whole number",
+        ),
+        ("dram_bytes =", "dram_byte =", "9: memory.dram_byte: unknown key; did you mean memory.dram_bytes?"),
+        (
+            "dram_bytes =",
+            "tdp_w = 3\ndram_bytes =",
+            "9: memory.tdp_w: unknown key; did you mean power.tdp_w?",
+        ),
+        ("[memory]", "[zzzzzzzz]\n[memory]", "7: zzzzzzzz: unknown key"),
+        (
+            "[memory]",
+            "[achievable]\ndram = 85\n[memory]",
+            "8: achievable.dram: must be a fraction above 0, at most 1,",
+        ),
+        ('name = "my-board"', 'name = "m"\npower = 3', "3: power: must be a table, not 3"),
+        (
+            'name = "my-board"',
+            'name = "m"\ncalibration = "best"',
+            "3: calibration: must be one of measured, archi",
+        ),
+        ('name = "my-board"', 'name = "m"\naliases = "m"', "3: aliases: must be a list of texts, not 'm'"),
+        ("[memory]", "[memory", "7: not TOML: "),
+        ("100e12", "100e", "5: not TOML: "),
+    ],
+)
+def test_error_names_line_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in MINIMAL
+    assert error_of(tmp_path, MINIMAL.replace(old, new, 1)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (MINIMAL.encode() + b"# \xff\n", "10: is not UTF-8 text"),
+        (b"", " schema: is missing"),
+        (b"\x00\x01", "1: not TOML: "),
+        (b"a = " + b"[" * 9_000, " is nested too deeply"),
+        (b"a" + b".a" * 400_000 + b" = 1", "1: line is longer than 10000 characters"),
+        (b"a" + b".a" * 4_000 + b" = 1", " schema: is missing"),
+        (b"[a" + b".a" * 4_000 + b"]\n", " schema: is missing"),
+        (b"#" * (1 << 20) + b"\n", " is larger than 1 MiB"),
+        (b'x = """\n' + (b" " * 9_999 + b"\n") * 90 + b'"""', " schema: is missing"),
+    ],
+    ids=["bytes", "empty", "nul", "nested", "long-key", "deep-key", "deep-table", "large", "spaces"],
+)
+def test_hostile_files(tmp_path: Path, data: bytes, message: str) -> None:
+    assert error_of(tmp_path, data).startswith(message)
+
+
+def test_large_file_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.toml"
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+    with pytest.raises(UsageError, match="is larger than 1 MiB"):
+        read_spec(path)
+
+
+def test_paths_that_are_no_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent\.toml: no such file"):
+        load_gpu("absent.toml")
+    with pytest.raises(UsageError, match="specs/mine: no such file"):
+        load_gpu("specs/mine")
+    with pytest.raises(UsageError, match="is a folder, not a TOML file"):
+        load_gpu(tmp_path)
+    with pytest.raises(UsageError, match="is not a file name|no such file"):
+        load_gpu("a\0b.toml")
+
+
+FULL = """\
+[compute]
+sm_count = 100
+boost_clock_hz = 1e9
+[compute.flop_per_clock_per_sm.tensor]
+float16 = 1000
+"""
+
+
+def test_identity_violation_is_named(tmp_path: Path) -> None:
+    # 100 units x 1000 x 1 GHz = 100e12: holds. With 1100 it is 110e12, 10 % over.
+    assert identity_violations(write(tmp_path, MINIMAL + FULL)) == []
+    path = write(tmp_path, MINIMAL + FULL.replace("1000", "1100"))
+    (message,) = identity_violations(path)
+    assert message.startswith(
+        f"{path}:5: peak_flop_per_s.tensor.float16: is 1e+14, but 100 units x 1100 FLOP"
+    )
+    assert "(+10.0%)" in message
+
+
+def test_identity_of_the_memory_bus(tmp_path: Path) -> None:
+    # 4096 bit / 8 x 2 Gbit/s = 1024 GB/s, 2.4 % over the 1000 stated; x 1.96 = 1003.5, 0.35 % over
+    bus = MINIMAL + "bus_width_bits = 4096\npin_rate_bit_per_s = 2e9\n"
+    (message,) = identity_violations(write(tmp_path, bus))
+    assert "memory.dram_bytes_per_s" in message and "(+2.4%)" in message
+    assert identity_violations(write(tmp_path, bus.replace("2e9", "1.96e9"))) == []
+
+
+def test_explanation_excuses_a_break_and_only_a_break(tmp_path: Path) -> None:
+    why = '[identity]\n"peak_flop_per_s.tensor.float16" = "stated at another clock"\n'
+    assert identity_violations(write(tmp_path, MINIMAL + FULL.replace("1000", "1100") + why)) == []
+    (message,) = identity_violations(write(tmp_path, MINIMAL + FULL + why))
+    assert "explains what is not there" in message and ":16: identity." in message
+
+
+def test_tensor_clock_is_used_for_tensor_peaks(tmp_path: Path) -> None:
+    text = MINIMAL + FULL.replace("1e9", "2e9\ntensor_clock_hz = 1e9")
+    assert identity_violations(write(tmp_path, text)) == []
+
+
+# ---- fuzz: whatever the file holds, the answer is a GPU or one line
+
+
+def survives(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    try:
+        gpu = read_spec(path)
+    except UsageError as error:
+        assert "\n" not in str(error) and str(error).startswith(str(path))
+    else:
+        assert Gpu.from_dict(json.loads(json.dumps(gpu.to_dict()))) == gpu
+        assert gpu.ridge_point(pipe("tensor.float16")) > 0
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200, deadline=None)
+def test_fuzz_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    survives(tmp_path_factory.getbasetemp() / "fuzz.toml", data)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_fuzz_a_real_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    text = hardware.spec_path("h100-sxm").read_text()
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        end = min(len(text), start + data.draw(st.integers(0, 12)))
+        text = text[:start] + data.draw(st.text(max_size=8)) + text[end:]
+    survives(tmp_path_factory.getbasetemp() / "fuzz.toml", text.encode("utf-8", "surrogatepass"))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(sorted(load_gpu("t4").to_dict())), VALUES)
+@settings(max_examples=300, deadline=None)
+def test_fuzz_a_record(key: str, value: object) -> None:
+    record = load_gpu("t4").to_dict() | {key: value}
+    try:
+        gpu = Gpu.from_dict(record)
+    except UsageError as error:
+        assert "\n" not in str(error)
+    else:
+        assert Gpu.from_dict(gpu.to_dict()) == gpu
