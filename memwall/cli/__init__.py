@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from memwall._version import __version__
-from memwall.cli.parsing import LazyGroup, UsageProblem
+from memwall.cli.parsing import CommandLineError, LazyGroup
 from memwall.errors import MemwallError, UsageError
 
 INTERNAL_ERROR = 70
@@ -58,7 +58,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return BROKEN_PIPE
-    except UsageProblem as error:
+    except CommandLineError as error:
         return _fail(str(error), UsageError.exit_code)
     except MemwallError as error:
         if debug:
@@ -87,7 +87,7 @@ def _run(arguments: list[str]) -> int:
     except click.Abort:
         raise KeyboardInterrupt from None
     except click.ClickException as error:
-        raise UsageProblem.of(error) from None
+        raise CommandLineError.of(error) from None
 
 
 def _fail(message: str, code: int) -> int:

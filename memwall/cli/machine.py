@@ -10,7 +10,7 @@ from memwall.hardware import Gpu, load_gpu, match_device
 DEFAULT_GPU = "h100-sxm"
 
 
-def chosen_gpus(names: Sequence[str], say: Callable[[str], None]) -> list[Gpu]:
+def chosen_gpus(names: Sequence[str | Gpu], say: Callable[[str], None]) -> list[Gpu]:
     """The GPUs of ``--gpu``, each once; without any, the default, saying which.
 
     Raises:
@@ -30,7 +30,9 @@ def chosen_gpus(names: Sequence[str], say: Callable[[str], None]) -> list[Gpu]:
 
 def this_machine() -> str | None:
     """What the driver calls the first NVIDIA GPU of this machine; None where there is none. Imports no torch."""
-    with contextlib.suppress(Exception):  # no driver, no library, no permission: all mean no GPU that we can see
+    with contextlib.suppress(
+        Exception
+    ):  # no driver, no library, no permission: all mean no GPU that we can see
         import pynvml
 
         pynvml.nvmlInit()

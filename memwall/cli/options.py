@@ -18,7 +18,7 @@ gpus = click.option(
     "gpus",
     cls=SeveralOption,
     metavar="NAME...",
-    help="One GPU or several, by name (memwall gpus lists them) or by the path of a TOML file. Default: this machine's.",
+    help="One GPU or several, by name (see memwall gpus) or by the path of a TOML file. Default: this machine's.",
 )
 
 outputs = click.option(
@@ -28,6 +28,10 @@ outputs = click.option(
     multiple=True,
     metavar="FILE",
     help=f"Write a file too; its suffix says what: {' '.join(SUFFIXES)}. May be repeated.",
+)
+
+policies = click.option(
+    "--policy", "policies", cls=SeveralOption, metavar="NAME...", help="How ops run. [default: eager]"
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the record as JSON, and nothing else.")
@@ -43,7 +47,9 @@ _shape = (
     click.option("--top", type=click.IntRange(1), metavar="N", help="List the N largest. [default: 15]"),
     click.option("--sort", metavar="KEY", help="Order them by time, bound, flops, bytes or another column."),
     click.option(
-        "--by", type=click.Choice(("op", "module", "class", "phase")), help="List ops, modules, classes or phases."
+        "--by",
+        type=click.Choice(("op", "module", "class", "phase")),
+        help="List ops, modules, classes or phases.",
     ),
 )
 
@@ -55,14 +61,13 @@ _workload = (
     click.option("--autocast", metavar="DTYPE", help="Run forward under CUDA's autocast: bf16 or fp16."),
     click.option(
         "--input", "input_specs", multiple=True, metavar="SPEC",
-        help="An input tensor, such as 'f32[8,3,224,224]' or 'ids=i64[8,512]', in place of the file's. May be repeated.",
+        help="An input, such as 'f32[8,3,224,224]' or 'ids=i64[8,512]', in place of the file's. May be repeated.",
     ),
     click.option(
         "--optimizer", metavar="NAME",
         help="adamw, adam, sgd or none, with :fused, :foreach or :loop, in place of the file's.",
     ),
     click.option("--attention", type=click.Choice(("auto", "flash", "efficient", "math")), help="[default: auto]"),
-    click.option("--policy", "policies", cls=SeveralOption, metavar="NAME...", help="How ops run. [default: eager]"),
     click.option("--real", is_flag=True, help="Trace on real CPU tensors, for models that read their own data."),
     click.option("--max-ops", type=click.IntRange(1), metavar="N", help="Stop a runaway trace. [default: 200000]"),
     click.option("--no-replay", is_flag=True, help="Trace every block, also those that repeat."),
@@ -97,7 +102,25 @@ def profile_options(options: dict[str, Any]) -> dict[str, Any]:
         renamed["policy"] = list(renamed.pop("policies"))
     if renamed.pop("no_replay", False):
         renamed["replay"] = False
+    if renamed.get("optimizer") == "adamw":
+        renamed["optimizer"] = (
+            "adamw:foreach"  # the same on CUDA; the bare name leaves the file's own in place
+        )
     return renamed
+
+
+def refuse(keywords: dict[str, Any], reason: str) -> None:
+    """Refuse options that say how to trace, where nothing is traced.
+
+    Raises:
+        UsageError: there are any; names their flags and the reason.
+    """
+    if keywords:
+        flags = ", ".join(_FLAGS.get(name, "--" + name.replace("_", "-")) for name in keywords)
+        raise UsageError(f"{flags} says how to trace a model, but {reason}")
+
+
+_FLAGS = {"input_specs": "--input", "replay": "--no-replay"}
 
 
 def parse_prices(texts: Sequence[str]) -> dict[str, float]:

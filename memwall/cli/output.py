@@ -45,12 +45,16 @@ def _kind(text: str) -> str:
     name = Path(text).name.lower()
     kind = next((k for suffix, k in SUFFIXES.items() if name.endswith(suffix)), None)
     if kind is None:
-        raise UsageError(f"cannot tell what to write into {text!r}; end the name in one of {' '.join(SUFFIXES)}")
+        raise UsageError(
+            f"cannot tell what to write into {text!r}; end the name in one of {' '.join(SUFFIXES)}"
+        )
     folder = Path(text).parent
     if not folder.is_dir():
         raise UsageError(f"cannot write {text}: there is no folder {folder}")
     if Path(text).is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"cannot write {text}: {'it is a folder' if Path(text).is_dir() else 'permission denied'}")
+        raise UsageError(
+            f"cannot write {text}: {'it is a folder' if Path(text).is_dir() else 'permission denied'}"
+        )
     module, extra = _NEEDS.get(kind, ("", ""))
     if module and find_spec(module) is None:
         raise MissingError(f"{text} needs {module}, which is not installed: pip install 'memwall[{extra}]'")

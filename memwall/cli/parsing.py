@@ -11,11 +11,11 @@ import click
 from memwall.errors import UsageError
 
 
-class UsageProblem(UsageError):
+class CommandLineError(UsageError):
     """A command line that click refused, with the way to its help."""
 
     @classmethod
-    def of(cls, error: click.ClickException) -> UsageProblem:
+    def of(cls, error: click.ClickException) -> CommandLineError:
         """One line of a click error."""
         message = " ".join(error.format_message().split())
         context = getattr(error, "ctx", None)
@@ -59,7 +59,8 @@ class SeveralOption(click.Option):
     """An option that takes one value or several after one flag, and may be repeated: ``--gpu a100 h100``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, multiple=True, **kwargs)
+        kwargs["multiple"] = True
+        super().__init__(*args, **kwargs)
 
 
 class Command(click.Command):

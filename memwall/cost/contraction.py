@@ -7,7 +7,7 @@ Conventions:
   multiply-add is 8 FLOP.
 - The pipe follows the dtype of the left operand: half, bfloat16, float8 and int8 use the tensor engine,
   float64 its double-precision mode, float32 the vector engine unless the call's ``allow_tf32`` says
-  otherwise. All float8 formats share the pipe ``tensor.float8``.
+  otherwise. All float8 formats share the pipe ``tensor.fp8``.
 - A grouped product reads every group's weights once, also those of groups that get no rows (an upper bound).
 - A recurrent layer multiplies each weight matrix with each time step; its pointwise gates are not counted.
 """
@@ -24,8 +24,8 @@ from memwall.graph import Pipe, TensorSpec
 
 _TENSOR_PIPES = {
     "float16": "float16", "bfloat16": "bfloat16", "float64": "float64", "int8": "int8", "uint8": "int8",
-    "float8_e4m3fn": "float8", "float8_e5m2": "float8",
-    "float8_e4m3fnuz": "float8", "float8_e5m2fnuz": "float8",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+    "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8",
 }  # fmt: skip
 _COMPLEX_PIPES = {"complex32": "float32", "complex64": "float32", "complex128": "float64"}
 

@@ -98,8 +98,7 @@ _RESAMPLING = table_of({
 _RANDOM = (
     "normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ random random_ cauchy"
     " cauchy_ geometric geometric_ log_normal log_normal_ rand rand_like randn randn_like randint randint_like"
-    " randperm"
-    " multinomial poisson rrelu_with_noise rrelu_with_noise_"
+    " randperm multinomial poisson rrelu_with_noise rrelu_with_noise_"
 )
 
 

@@ -114,9 +114,9 @@ def update_scale(call: Call) -> Cost:
 
 
 def _adam_flops(call: Call, weight_decay: int) -> int:
-    # m = lerp(m, g, 1 - beta1) 3; v = beta2 * v + (1 - beta2) * g * g 4; sqrt(v) / c2 + eps 3; p -= step * m
-    # / that 3
-    return 13 + weight_decay + _unscaling(call)
+    # m = fma(b1, m, fma(-b1, g, g)) 4; v = fma(b2, v, fma(-b2, g * g, g * g)) 5; sqrt(v) / c + eps 3;
+    # p -= step * m / that 3
+    return 15 + weight_decay + _unscaling(call)
 
 
 def _sgd_flops(call: Call, weight_decay: int) -> int:

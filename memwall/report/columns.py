@@ -13,6 +13,7 @@ from memwall.report.document import Column
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
+CellColumn = tuple[Column, list[str]]
 Numbers = Sequence[float | None]
 NOTHING = "-"
 
@@ -40,11 +41,11 @@ def _digits(largest: float) -> int:
     return 1 if largest >= 1000 else 2 if largest >= 10 else 3
 
 
-def _column(heading: str, unit: str, values: Numbers, scale: float, digits: int) -> tuple[Column, list[str]]:
+def _column(heading: str, unit: str, values: Numbers, scale: float, digits: int) -> CellColumn:
     return Column(heading, unit), [NOTHING if v is None else number(v / scale, digits) for v in values]
 
 
-def si_column(heading: str, unit: str, values: Numbers) -> tuple[Column, list[str]]:
+def si_column(heading: str, unit: str, values: Numbers) -> CellColumn:
     """``bytes, MB``: a quantity with a decimal prefix."""
     scale, prefix = _scale(values, _PREFIXES)
     largest = max((abs(v) for v in values if v), default=0.0) / scale
@@ -52,29 +53,30 @@ def si_column(heading: str, unit: str, values: Numbers) -> tuple[Column, list[st
     return _column(heading, prefix + unit, values, scale, 0 if exact else _digits(largest))
 
 
-def seconds_column(heading: str, values: Numbers) -> tuple[Column, list[str]]:
-    """A time in s, ms or us."""
+def seconds_column(heading: str, values: Numbers, *, signed: bool = False) -> CellColumn:
+    """A time in s, ms or us; a ``signed`` one is a difference."""
     scale, unit = _scale(values, _SECONDS)
     largest = max((abs(v) for v in values if v), default=0.0) / scale
-    return _column(heading, unit, values, scale, _digits(largest))
+    column, cells = _column(heading, unit, values, scale, _digits(largest))
+    return column, [f"+{cell}" if signed and v and v > 0 else cell for v, cell in zip(values, cells, strict=True)]
 
 
-def percent_column(heading: str, values: Numbers, digits: int = 1) -> tuple[Column, list[str]]:
+def percent_column(heading: str, values: Numbers, digits: int = 1) -> CellColumn:
     """A fraction in percent."""
     return _column(heading, "%", values, 0.01, digits)
 
 
-def plain_column(heading: str, values: Numbers, digits: int = 0, unit: str = "") -> tuple[Column, list[str]]:
+def plain_column(heading: str, values: Numbers, digits: int = 0, unit: str = "") -> CellColumn:
     """A number as it is."""
     return _column(heading, unit, values, 1.0, digits)
 
 
-def intensity_column(values: Numbers, heading: str = "intensity") -> tuple[Column, list[str]]:
+def intensity_column(values: Numbers, heading: str = "intensity") -> CellColumn:
     """Arithmetic intensity."""
     return _column(heading, "FLOP/B", values, 1.0, 1)
 
 
-def times_column(heading: str, values: Numbers, unit: str = "") -> tuple[Column, list[str]]:
+def times_column(heading: str, values: Numbers, unit: str = "") -> CellColumn:
     """A ratio: ``46.7x``."""
     return Column(heading, unit), [NOTHING if v is None else times(v) for v in values]
 

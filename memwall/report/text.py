@@ -15,14 +15,14 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-
+from memwall.compare import Comparison
 from memwall.hardware import Gpu
 from memwall.profile import Profile
-
+from memwall.report.comparing import comparison_document
 from memwall.report.content import profile_document
 from memwall.report.document import Document, Facts, Sentence, Table
-
-
+from memwall.report.machines import gpu_document, gpus_document, growth_document
+from memwall.report.rules import rules_document
 
 DEFAULT_WIDTH = 118
 INDENT, GAP, NARROWEST = 2, 2, 12
@@ -102,8 +102,9 @@ def _print_table(console: Console, table: Table) -> None:
         column = table.columns[index]
         heading = Text(f"{column.heading}\n{column.unit}" if column.unit else column.heading)
         grid.add_column(
-            heading, justify="right" if column.numeric else "left", no_wrap=True, overflow="ellipsis", width=width
-        )
+            heading, justify="right" if column.numeric else "left", width=width,
+            no_wrap=not column.wraps, overflow="fold" if column.wraps else "ellipsis",
+        )  # fmt: skip
     for row in table.rows:
         grid.add_row(*(Text(row[i], style=_WALL_STYLE.get(row[i], "")) for i, _ in columns))
     usual = console.width
@@ -124,7 +125,10 @@ def fit(table: Table, width: int) -> list[tuple[int, int]]:
         for i, column in enumerate(table.columns)
     ]
     shown = list(range(len(natural)))
-    least = [min(n, NARROWEST) if c.flexible else n for n, c in zip(natural, table.columns, strict=True)]
+    least = [
+        min(n, NARROWEST) if c.flexible else min(n, 2 * NARROWEST) if c.wraps else n
+        for n, c in zip(natural, table.columns, strict=True)
+    ]
     for index in [i for i in reversed(shown) if table.columns[i].optional]:
         if sum(least[i] + GAP for i in shown) - GAP > width:
             shown.remove(index)

@@ -62,7 +62,7 @@ def cast(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple
 def _construct(make: Callable[[], Any], device: str, doing: str, warn: Callable[[str], None]) -> Any:
     """Call the user's function with tensors on ``device``; where it needs data, build on the host after all."""
     try:
-        with TracedDevice(device, tables=False):
+        with TracedDevice(device, building=True):
             return make()
     except Exception as error:
         if device == "cpu" or not needs_data(error):
@@ -100,6 +100,34 @@ def _copy_module(module: nn.Module, device: str) -> nn.Module:
                     is_parameter = isinstance(tensor, nn.Parameter)
                     memo[id(tensor)] = nn.Parameter(placed.detach(), tensor.requires_grad) if is_parameter else placed
     try:
-        return copy.deepcopy(module, memo)
+        return _copy_part(module, memo)
     except Exception as error:
         raise blame(error, "copying the module") from error
+
+
+_PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
+_HELD = frozenset(("_parameters", "_buffers"))
+
+
+def _copy_part(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """What ``copy.deepcopy`` does for a module, faster: most of its fields are plain or empty."""
+    if id(module) in memo:
+        known: nn.Module = memo[id(module)]
+        return known
+    kind = type(module)
+    if hasattr(kind, "__deepcopy__") or kind.__reduce_ex__ is not object.__reduce_ex__:
+        return copy.deepcopy(module, memo)
+    result = memo[id(module)] = kind.__new__(kind)
+    fields = result.__dict__
+    for name, value in module.__dict__.items():
+        if type(value) in _PLAIN:
+            fields[name] = value
+        elif name in _HELD:
+            fields[name] = type(value)((key, memo.get(id(tensor))) for key, tensor in value.items())
+        elif name == "_modules":
+            fields[name] = type(value)((key, None if part is None else _copy_part(part, memo)) for key, part in value.items())
+        elif not value and isinstance(value, (dict, set, list)):
+            fields[name] = type(value)()
+        else:
+            fields[name] = copy.deepcopy(value, memo)
+    return result

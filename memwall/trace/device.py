@@ -19,6 +19,12 @@ _FACTORIES = frozenset(
 #: Small tables that Python code reads back while it builds a model (rates per layer, position ids).
 _TABLES = frozenset((torch.arange, torch.linspace, torch.logspace))
 
+#: What fills new weights: nothing to do where tensors have no data.
+_FILLERS = frozenset(
+    [getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "zero_", "fill_", "random_", "bernoulli_", "mul_", "add_")]
+    + [f for name, f in vars(torch.nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)]
+)
+
 #: Calls that may name a device among their positional arguments.
 _MOVERS = frozenset((torch.Tensor.to, torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones))
 
@@ -28,15 +34,20 @@ class TracedDevice(TorchFunctionMode):
 
     Args:
         device: ``meta`` or ``cpu``.
-        tables: True to create ranges there too; False leaves them on the host with their data.
+        building: while a model is built: ranges stay on the host with their data, and weights are not filled.
     """
 
-    def __init__(self, device: str, *, tables: bool = True) -> None:
+    def __init__(self, device: str, *, building: bool = False) -> None:
         super().__init__()
         self.device = torch.device(device)
-        self._defaulted = _FACTORIES | _TABLES if tables else _FACTORIES
+        self._defaulted = _FACTORIES if building else _FACTORIES | _TABLES
+        self._unfilled = _FILLERS if building and device == "meta" else frozenset()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._unfilled:
+            target = args[0] if args else (kwargs or {}).get("tensor")
+            if isinstance(target, torch.Tensor) and target.is_meta:
+                return target
         if func in self._defaulted:
             kwargs = dict(kwargs or {})
             device = kwargs.get("device")

@@ -24,7 +24,7 @@ class ModuleCalls:
     def __init__(self, root: nn.Module, recorder: Recorder, around: Caller | None = None) -> None:
         self.recorder = recorder
         self.around = around
-        self.names = {id(module): name for name, module in root.named_modules()}
+        self.names = module_names(root)
         self._original: Callable[..., Any] | None = None
 
     def __enter__(self) -> ModuleCalls:
@@ -48,3 +48,16 @@ class ModuleCalls:
 
     def __exit__(self, *exc: object) -> None:
         nn.Module.__call__ = self._original  # type: ignore[method-assign,assignment]
+
+
+def module_names(root: nn.Module) -> dict[int, str]:
+    """Module id → its first path under the root, as ``named_modules`` has it."""
+    names: dict[int, str] = {}
+    pending = [("", root)]
+    while pending:
+        path, module = pending.pop()
+        if id(module) not in names:
+            names[id(module)] = path
+            prefix = f"{path}." if path else ""
+            pending += [(prefix + key, part) for key, part in reversed(module._modules.items()) if part is not None]
+    return names

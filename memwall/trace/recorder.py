@@ -26,6 +26,8 @@ FREE = frozenset(
         "detach_", "_reshape_alias", "_unsafe_view", "lift", "lift_fresh", "set_", "resize_", "record_stream",
         "is_same_size", "_local_scalar_dense", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
         "_nested_tensor_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "is_pinned",
+        "_indices", "_values", "indices", "values", "crow_indices", "col_indices", "_nnz", "_coalesced_", "is_coalesced",
+        "_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "sparse_dim", "dense_dim",
         "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "as_strided_", "_conj", "_neg_view",
         "_has_compatible_shallow_copy_type", "_version", "result_type", "is_nonzero",
     )
@@ -62,11 +64,15 @@ class Argument(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What the recorder needs to know of an operator, looked up once."""
+    """What the recorder needs to know of an operator, looked up once.
+
+    ``updates`` marks multi-tensor ops that only write their arguments: they need not be run to know their result.
+    """
 
     name: str
     free: bool
     skipped: bool
+    updates: bool
     arguments: tuple[Argument, ...]
 
 
@@ -83,7 +89,8 @@ def signature_of(func: Any) -> Signature:
         default = argument.default_value if argument.has_default_value() else None
         arguments.append(Argument(argument.name, default, written, unread))
     free = func.is_view or packet in FREE
-    return Signature(name, free, func.namespace in _SKIPPED_NAMESPACES, tuple(arguments))
+    updates = packet.startswith(("aten._foreach_", "aten._fused_")) and not schema.returns
+    return Signature(name, free, func.namespace in _SKIPPED_NAMESPACES, updates, tuple(arguments))
 
 
 class ModuleTimeline:
@@ -118,6 +125,10 @@ class ModuleTimeline:
         self._paths.append(self.path)
 
 
+class UnexpectedCall(Exception):
+    """The autograd engine added up gradients in a node that was to have made all its calls itself."""
+
+
 class Recorder(TorchDispatchMode):
     """Records ops as they are dispatched; :meth:`graph` is the result.
 
@@ -144,6 +155,7 @@ class Recorder(TorchDispatchMode):
         self.phase = "forward"
         self.paused = False
         self.rebinding: Iterator[Op] | None = None
+        self.closed_nodes: frozenset[str] = frozenset()
         self.modules = ModuleTimeline()
         self.ops: list[Op] = []
         self.values: list[Value] = []
@@ -238,7 +250,10 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if signature.skipped:
             return func(*args, **kwargs)
-        out = func(*args, **kwargs)
+        if signature.updates and self.device == "meta" and args[0] and args[0][0].is_meta:
+            out = None
+        else:
+            out = func(*args, **kwargs)
         if self.paused:
             return out
         if signature.free:
@@ -258,7 +273,7 @@ class Recorder(TorchDispatchMode):
             value = args[i] if i < count else kwargs.get(name, default)
             found: Iterable[torch.Tensor] = ()
             if isinstance(value, torch.Tensor):
-                found = (value,)
+                found = (value,) if value.layout is torch.strided else sparse_parts(value)
             elif isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
                 found = [v for v in value if isinstance(v, torch.Tensor)]
             elif name not in _DROPPED_ATTRIBUTES:
@@ -353,8 +368,11 @@ class Recorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is None or self.phase == "optimizer":
             return self.phase, self.modules.path
-        if node.name() == "torch::autograd::AccumulateGrad":
+        name = node.name()
+        if name == "torch::autograd::AccumulateGrad":
             return "backward", self._parameter_modules.get(id(node.variable), "")
+        if name in self.closed_nodes:
+            raise UnexpectedCall(self.modules.at(node._sequence_nr()))
         return "backward", self.modules.at(node._sequence_nr())
 
     def graph(self, inputs: Iterable[int], parameters: Iterable[int], outputs: Iterable[int], attention: str) -> Graph:
@@ -368,10 +386,21 @@ class Recorder(TorchDispatchMode):
 def flat_tensors(tree: Any) -> list[torch.Tensor]:
     """All tensors in nested lists and tuples, in order."""
     if isinstance(tree, torch.Tensor):
-        return [tree]
+        return [tree] if tree.layout is torch.strided else sparse_parts(tree)
     if isinstance(tree, (list, tuple)):
         return [t for item in tree for t in flat_tensors(item)]
     return []
+
+
+def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a sparse one is made of: what a kernel really touches."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    raise UsageError(f"the model makes a {tensor.layout} tensor, which memwall cannot trace")
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:

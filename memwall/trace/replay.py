@@ -128,8 +128,12 @@ class Replayer:
         self._templates: dict[Any, Template | None] = {}
         self._called: set[int] = set()
         self._replayed: set[int] = set()
+        self._tensors_of: dict[int, list[torch.Tensor]] = {}
         self._busy = False
         self._original: Callable[..., Any] = nn.Module.__call__
+        # An argument of a block that is used again later gets part of its gradient before the block's backward runs;
+        # the full trace would add that part up inside the block, a replay only after it.
+        recorder.closed_nodes = frozenset(("ReplayedBlockBackward",))
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
@@ -229,7 +233,7 @@ class Replayer:
 
     def backward(self, instance: Instance, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Run a replayed block backward: the gradients of its arguments; its parameters get theirs in ``.grad``."""
-        parameters = list(instance.module.parameters())
+        parameters = self._parameters(instance.module)
         present = [g for g in gradients if g is not None]
         for gradient in present:
             self.recorder.storage(gradient)
@@ -312,7 +316,7 @@ class Replayer:
         segment = self._segment(watch, known, instance.path, bases)
         if segment is None:
             return None
-        grads = [p.grad for p in instance.module.parameters()]
+        grads = [p.grad for p in self._parameters(instance.module)]
         handed = [None if t is None else self._handed(t, segment, gradients) for t in (*results, *grads)]
         if any(h is None and t is not None for h, t in zip(handed, (*results, *grads), strict=True)):
             return None
@@ -325,7 +329,13 @@ class Replayer:
         return Watch(len(recorder.ops), len(recorder.storages), Counter(recorder.free_calls))
 
     def _held(self, module: nn.Module) -> list[torch.Tensor]:
-        return [*module.parameters(), *module.buffers()]
+        known = self._tensors_of.get(id(module))
+        if known is None:
+            known = self._tensors_of[id(module)] = [*module.parameters(), *module.buffers()]
+        return known
+
+    def _parameters(self, module: nn.Module) -> list[torch.Tensor]:
+        return [t for t in self._held(module) if isinstance(t, nn.Parameter)]
 
     def _own(self, module: nn.Module) -> dict[int, Place]:
         return self._places("own", self._held(module))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from memwall.trace.cuda_forms import CudaForms
 from memwall.trace.device import TracedDevice
 from memwall.trace.modules import ModuleCalls
 from memwall.trace.optimizers import fused_everywhere, make_optimizer, settle
-from memwall.trace.recorder import Recorder, dtype_name, flat_tensors
+from memwall.trace.recorder import Recorder, UnexpectedCall, dtype_name, flat_tensors
 from memwall.trace.replay import Replayer, ReplayMismatch
 from memwall.workload import Workload
 from memwall.workload.blame import blame
@@ -89,11 +89,8 @@ def trace(
     """
     try:
         return _trace(workload, options, classify, warn)
-    except ReplayMismatch as mismatch:
-        if not options.replay:
-            raise
-        warn(f"repeated blocks differ after all ({mismatch}); tracing every one")
-        return _trace(workload, TraceOptions(**{**options.__dict__, "replay": False}), classify, warn)
+    except (ReplayMismatch, UnexpectedCall):
+        return _trace(workload, replace(options, replay=False), classify, warn)
 
 
 def _trace(workload: Workload, options: TraceOptions, classify: Callable[[str], str], warn: Callable[[str], None]) -> Traced:
@@ -172,7 +169,10 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
         optimizer = make_optimizer(workload.optimizer, trainable)
         if optimizer is None:
             return None
-        settle(optimizer)
+        recorder.paused = True
+        with recorder:
+            settle(optimizer)
+        recorder.paused = False
     names = {id(p): recorder.storages[recorder.storage(p)].name for p in parameters}
     for parameter, state in optimizer.state.items():
         for key, item in state.items():
@@ -215,8 +215,8 @@ def _tensors_in(output: Any) -> list[torch.Tensor]:
 
 def _mark_gradients(recorder: Recorder, module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
-        if parameter.grad is not None:
-            recorder.set_role(parameter.grad, "gradient", name)
+        for part in flat_tensors(parameter.grad):
+            recorder.set_role(part, "gradient", name)
 
 
 def _dominant_dtype(parameters: list[torch.Tensor], inputs: list[torch.Tensor]) -> str:
@@ -258,7 +258,7 @@ def _blaming(doing: str) -> Any:
     """Turn what the user's code raises into one line that names his line."""
     try:
         yield
-    except (MemwallError, ReplayMismatch):
+    except (MemwallError, ReplayMismatch, UnexpectedCall):
         raise
     except Exception as error:
         wanted = next((text for part, text in _NEEDS_DATA if part in str(error)), None)
@@ -271,4 +271,4 @@ def _blaming(doing: str) -> Any:
         ) from error
 
 
-__all__ = ["TraceOptions", "Traced", "flat_tensors", "parse_dtype", "trace"]
+__all__ = ["TraceOptions", "Traced", "parse_dtype", "trace"]

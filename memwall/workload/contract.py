@@ -18,10 +18,10 @@ from types import ModuleType
 from typing import Any
 
 from memwall.errors import UsageError
+from memwall.workload.base import Workload
 from memwall.workload.blame import blame
 from memwall.workload.inputs import input_builder
 from memwall.workload.loading import at_home, home_of
-from memwall.workload.base import Workload
 
 SMALLEST = """\
 import torch
@@ -99,7 +99,9 @@ def by_name(source: Source, name: str) -> Workload:
     if callable(found):
         return _assemble(replace(source, name=name), found)
     if found is not None:
-        raise UsageError(f"{source.shown}:{name} is {_kind(found)}; want a class, a function that builds a module, or a module")
+        raise UsageError(
+            f"{source.shown}:{name} is {_kind(found)}; want a class, a function that builds a module, or a module"
+        )
     raise UsageError(f"{source.shown} has no {name!r}{_offer(source.module, name)}")
 
 
@@ -148,7 +150,9 @@ def _from_workload(source: Source, function: Callable[..., Any]) -> Workload:
     except (Exception, SystemExit) as error:
         raise blame(error, f"calling {maker_name(function)} of {source.shown}") from error
     if not isinstance(made, Workload):
-        raise UsageError(f"{source.shown}: {maker_name(function)} returned {_kind(made)}, not a memwall.Workload")
+        raise UsageError(
+            f"{source.shown}: {maker_name(function)} returned {_kind(made)}, not a memwall.Workload"
+        )
     return _override(source, made)
 
 
@@ -211,7 +215,11 @@ def _returns_workload(thing: Any, name: str) -> bool:
     if not inspect.isfunction(thing):
         return False
     hint = thing.__annotations__.get("return")
-    return hint is Workload or (isinstance(hint, str) and hint.rpartition(".")[2] == "Workload") or name == "workload"
+    return (
+        hint is Workload
+        or (isinstance(hint, str) and hint.rpartition(".")[2] == "Workload")
+        or name == "workload"
+    )
 
 
 def maker_name(maker: Any) -> str:

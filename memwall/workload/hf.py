@@ -19,9 +19,9 @@ from unittest import mock
 
 from memwall.errors import UsageError, need
 from memwall.files import read_json
+from memwall.workload.base import Workload
 from memwall.workload.blame import blame
 from memwall.workload.inputs import InputSpec, input_builder, make_tensor
-from memwall.workload.base import Workload
 
 _DEFAULT_SEQ, _DEFAULT_IMAGE, _DEFAULT_AUDIO = 512, 224, 16_000
 
@@ -32,7 +32,13 @@ _AUTO_MAPPINGS = (
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES", "MODEL_MAPPING_NAMES",
 )  # fmt: skip
 
-_POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
+_POSITION_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_target_positions",
+    "max_seq_len",
+    "seq_length",
+)
 
 #: End of the class name -> the label arguments of its forward and whether each has a sequence axis.
 _LABELS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
@@ -68,10 +74,14 @@ def from_config(
     transformers: Any = need("transformers", "hf")
     config = _config(transformers, raw, source)
     model_class = _model_class(transformers, config, source)
-    specs = _input_specs(config, model_class, dict(sizes or {}), target)
     if input_specs:
+        if sizes:
+            raise UsageError(
+                f"--{next(iter(sizes))} has no effect beside --input: write the size into the input's shape"
+            )
         inputs: Callable[[], Any] = input_builder(input_specs)
     else:
+        specs = _input_specs(config, model_class, dict(sizes or {}), target)
         labels = _label_specs(config, model_class, specs) if mode == "training" else ()
         inputs = _builder((*specs, *labels), _vocabulary(config))
     name = source.parent.name if source.name == "config.json" and source.parent.name else model_class.__name__
@@ -85,7 +95,7 @@ def from_config(
 def _config(transformers: Any, raw: Any, source: Path) -> Any:
     model_type = raw.get("model_type") if isinstance(raw, dict) else None
     if not isinstance(model_type, str):
-        raise UsageError(f"{source} is not a transformers configuration: it has no \"model_type\"")
+        raise UsageError(f'{source} is not a transformers configuration: it has no "model_type"')
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
@@ -115,20 +125,22 @@ def _model_class(transformers: Any, config: Any, source: Path) -> Any:
         name = name[0] if isinstance(name, (list, tuple)) else name
         if name and hasattr(transformers, name):
             return getattr(transformers, name)
-    wanted = f" (architectures: {', '.join(map(str, config.architectures))[:80]})" if config.architectures else ""
+    wanted = (
+        f" (architectures: {', '.join(map(str, config.architectures))[:80]})" if config.architectures else ""
+    )
     raise UsageError(f"{source}: transformers has no model class for {config.model_type!r}{wanted}")
 
 
 def _build(model_class: Any, config: Any) -> Any:
     """The module, with SDPA where the model supports it, told that nothing is padded."""
+    body = {"forward": _without_padding(model_class.forward), "__module__": model_class.__module__}
+    unpadded: Any = type(model_class.__name__, (model_class,), body)
     try:
-        model = model_class._from_config(config, attn_implementation="sdpa")
+        return unpadded._from_config(config, attn_implementation="sdpa")
     except (ValueError, ImportError) as error:
         if "attention" not in str(error) and "sdpa" not in str(error):
             raise
-        model = model_class._from_config(config, attn_implementation="eager")
-    model.forward = _without_padding(model.forward)
-    return model
+        return unpadded._from_config(config, attn_implementation="eager")
 
 
 #: Questions of transformers.masking_utils about the values of a mask, and the answer when nothing is padded or packed.
@@ -156,7 +168,8 @@ def _input_specs(config: Any, model_class: Any, sizes: dict[str, int], target: s
     maker = _MODALITIES.get(main)
     if maker is None:
         raise UsageError(
-            f"{target}: memwall does not know the input {main!r} of {model_class.__name__}; give it by --input '{main}=f32[...]'"
+            f"{target}: memwall does not know the input {main!r} of {model_class.__name__}; "
+            f"give it by --input '{main}=f32[...]'"
         )
     batch = sizes.get("batch", 1)
     seq = sizes.get("seq") or min(_DEFAULT_SEQ, _positions(config))
@@ -184,7 +197,9 @@ def _pixels(config: Any, batch: int, seq: int, parent: Any = None) -> InputSpec:
 
 
 def _mel(config: Any, batch: int, seq: int) -> InputSpec:
-    frames = 2 * getattr(config, "max_source_positions", 1500)  # the encoder's second convolution has stride 2
+    frames = 2 * getattr(
+        config, "max_source_positions", 1500
+    )  # the encoder's second convolution has stride 2
     return InputSpec(_dtype(config), (batch, getattr(config, "num_mel_bins", 80), frames), "input_features")
 
 

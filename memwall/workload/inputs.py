@@ -20,7 +20,10 @@ SHORT_DTYPES = {
     "double": "float64", "float": "float32", "half": "float16", "long": "int64", "int": "int32", "short": "int16",
 }  # fmt: skip
 
-GRAMMAR = "want [NAME=]DTYPE[D0,D1,...] as in f32[8,3,224,224] or ids=i64[8,512]; DTYPE is one of f64 f32 f16 bf16 i64 i32 i8 u8 bool or a torch name"
+GRAMMAR = (
+    "want [NAME=]DTYPE[D0,D1,...] as in f32[8,3,224,224] or ids=i64[8,512]; "
+    "DTYPE is one of f64 f32 f16 bf16 i64 i32 i8 u8 bool or a torch name"
+)
 
 _PATTERN = re.compile(r"(?:(?P<name>[^\W\d]\w*)\s*=\s*)?(?P<dtype>[A-Za-z][\w.]*)\s*\[(?P<dims>[\d\s,_]*)\]")
 _MAX_BYTES = 1 << 60
@@ -54,7 +57,9 @@ def parse_input(text: str) -> InputSpec:
     try:
         shape = tuple(int(size) for size in dims.removesuffix(",").split(",")) if dims else ()
     except ValueError:
-        raise UsageError(f"cannot read the input {text[:80]!r}: a size is not a whole number; {GRAMMAR}") from None
+        raise UsageError(
+            f"cannot read the input {text[:80]!r}: a size is not a whole number; {GRAMMAR}"
+        ) from None
     count = 1
     for size in shape:
         count *= max(size, 1)
@@ -72,7 +77,9 @@ def input_builder(texts: Sequence[str]) -> Callable[[], tuple[Any, ...] | dict[s
     specs = [parse_input(text) for text in texts]
     names = [spec.name for spec in specs if spec.name is not None]
     if names and len(names) != len(specs):
-        raise UsageError("name all inputs or none: --input takes either DTYPE[...] or NAME=DTYPE[...] throughout")
+        raise UsageError(
+            "name all inputs or none: --input takes either DTYPE[...] or NAME=DTYPE[...] throughout"
+        )
     if len(set(names)) != len(names):
         raise UsageError(f"the input {next(n for n in names if names.count(n) > 1)!r} is given twice")
     if names:

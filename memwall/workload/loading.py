@@ -7,7 +7,6 @@ import importlib
 import importlib.machinery
 import importlib.util
 import itertools
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +38,7 @@ def load_file(path: Path) -> ModuleType:
         sys.modules.pop(name, None)
     _siblings.clear()
     name = f"memwall_target_{next(_numbers)}_{path.stem}"
-    loader = importlib.machinery.SourceFileLoader(name, os.path.abspath(path))
+    loader = importlib.machinery.SourceFileLoader(name, str(path.absolute()))
     spec = importlib.util.spec_from_file_location(name, loader.path, loader=loader)
     if spec is None:
         raise UsageError(f"cannot load {path}: it is not a Python file")
@@ -73,7 +72,9 @@ def load_module(name: str) -> ModuleType:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise UsageError(f"there is no module {error.name!r} here or installed; want model.py, model.py:name, package.module:name or hf:FOLDER") from None
+            raise UsageError(
+                f"there is no module {error.name!r}, neither in this folder nor installed"
+            ) from None
         raise blame(error, f"importing {name}") from error
     except (Exception, SystemExit) as error:
         raise blame(error, f"importing {name}") from error

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memwall.errors import UsageError
+from memwall.workload.base import Workload
 from memwall.workload.contract import Source, by_contract, by_name
 from memwall.workload.loading import importable, load_file, load_module
-from memwall.workload.base import Workload
 
 KINDS = "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON or a saved profile (.json)"
 
@@ -26,7 +26,11 @@ class Parts(NamedTuple):
 
 def is_target(text: str) -> bool:
     """Whether a word on the command line reads as a target and not as the name of a GPU."""
-    return ":" in text or text.endswith((".py", ".json")) or (("/" in text or "\\" in text) and not text.endswith(".toml"))
+    return (
+        ":" in text
+        or text.endswith((".py", ".json"))
+        or (("/" in text or "\\" in text) and not text.endswith(".toml"))
+    )
 
 
 def split_target(target: str) -> Parts:

@@ -1,9 +1,9 @@
 """Fused attention. Expected values are worked out beside the assertions."""
 
 import pytest
-from tests.unit.cost_calls import TENSOR_BF16, TF32, cost, expanded, spec
 
 from memwall.cost.attention import pairs_up_to
+from tests.unit.cost_calls import TENSOR_BF16, TF32, cost, expanded, spec
 
 FLASH = "aten._scaled_dot_product_flash_attention"
 
@@ -96,7 +96,13 @@ def test_packed_sequences_count_as_equal_lengths():
     # 64 tokens in 4 sequences: 4 * 16*16 pairs * 2 heads * 4*8
     tokens = spec(64, 2, 8)
     lengths = spec(5, dtype="int32")
-    inputs = [("query", tokens), ("key", tokens), ("value", tokens), ("cum_seq_q", lengths), ("cum_seq_k", lengths)]
+    inputs = [
+        ("query", tokens),
+        ("key", tokens),
+        ("value", tokens),
+        ("cum_seq_q", lengths),
+        ("cum_seq_k", lengths),
+    ]
     assert cost("aten._flash_attention_forward", inputs, [tokens]).total_flops == 65_536
 
 
@@ -115,7 +121,9 @@ def test_float32_takes_three_tf32_products():
     assert result.extra_flops == 512
 
 
-@pytest.mark.parametrize(("queries", "keys", "diagonal"), [(3, 5, 0), (5, 3, 0), (4, 4, -2), (4, 6, 2), (2, 3, 9), (3, 2, -7)])
+@pytest.mark.parametrize(
+    ("queries", "keys", "diagonal"), [(3, 5, 0), (5, 3, 0), (4, 4, -2), (4, 6, 2), (2, 3, 9), (3, 2, -7)]
+)
 def test_pairs_against_counting(queries, keys, diagonal):
     counted = sum(1 for i in range(queries) for j in range(keys) if j <= i + diagonal)
     assert pairs_up_to(queries, keys, diagonal) == counted

@@ -1,10 +1,10 @@
 """Pointwise ops. Expected values are worked out beside the assertions."""
 
 import pytest
-from tests.unit.cost_calls import VECTOR, cost, expanded, spec
 
 from memwall.cost.registry import classify, graph_costs
 from memwall.graph import Graph, Op, Pipe, Storage, Value
+from tests.unit.cost_calls import VECTOR, cost, expanded, spec
 
 
 def test_bf16_add_of_8192_squared():
@@ -15,7 +15,9 @@ def test_bf16_add_of_8192_squared():
 
 
 def test_broadcast_operand_is_read_once():
-    result = cost("aten.add.Tensor", [("self", spec(8, 512, 4096)), ("other", spec(4096))], spec(8, 512, 4096))
+    result = cost(
+        "aten.add.Tensor", [("self", spec(8, 512, 4096)), ("other", spec(4096))], spec(8, 512, 4096)
+    )
     assert result.total_flops == 16_777_216  # 8*512*4096
     assert result.read_bytes == 33_562_624  # 16,777,216*2 + 4096*2
     rows = expanded((1024, 1024), (0, 1))
@@ -58,7 +60,9 @@ def test_flops_per_element(name, attributes, per_element):
 
 
 def test_dropout_writes_a_mask_of_bytes():
-    result = cost("aten.native_dropout", [("input", spec(1000))], [spec(1000), spec(1000, dtype="bool")], p=0.1)
+    result = cost(
+        "aten.native_dropout", [("input", spec(1000))], [spec(1000), spec(1000, dtype="bool")], p=0.1
+    )
     assert (result.read_bytes, result.write_bytes, result.total_flops) == (2000, 3000, 1000)
 
 
@@ -79,7 +83,9 @@ def test_in_place_add_reads_two_and_writes_one():
     big = spec(8192, 8192)
     values = (Value(0, big, 0, 0), Value(1, big, 1, 0))
     storages = (Storage(0, big.nbytes, "activation"), Storage(1, big.nbytes, "activation"))
-    op = Op(0, "aten.add_.Tensor", "elementwise", "forward", "", (0, 1), (0,), ("self", "other"), {"alpha": 1})
+    op = Op(
+        0, "aten.add_.Tensor", "elementwise", "forward", "", (0, 1), (0,), ("self", "other"), {"alpha": 1}
+    )
     (result,) = graph_costs(Graph(values, storages, (op,)))
     assert result.read_bytes == 268_435_456  # 2 * 8192*8192*2
     assert result.write_bytes == 134_217_728

@@ -143,7 +143,7 @@
   ].filter(Boolean).join("\n");
 
   const roofline = (host, sim, rows) => {
-    const [W, H, L, R, T, B] = [1120, 520, 96, 20, 16, 44];
+    const [W, H, L, R, T, B] = [1120, 520, 96, 168, 16, 44];
     const points = rows.filter((r) => r.intensity > 0 && r.rate > 0);
     const bare = rows.filter((r) => !(r.intensity > 0 && r.rate > 0));
     const top = sim.roofs[0].rate;
@@ -152,8 +152,9 @@
     const ceil10 = (v) => 10 ** Math.ceil(Math.log10(v));
     const x0 = floor10(Math.max(1e-3, Math.min(0.1, ...points.map((r) => r.intensity))));
     const x1 = ceil10(Math.max(ridge * 4, ...points.map((r) => r.intensity * 1.2)));
-    const y1 = top * 2.5;
-    const y0 = floor10(Math.max(y1 / 1e9, Math.min(top / 1e4, ...points.map((r) => r.rate))));
+    const y1 = top * 1.8;
+    // Kernels of under a thousandth of the time do not stretch the axis; they stand on its edge.
+    const y0 = floor10(Math.max(y1 / 1e9, Math.min(top / 1e3, ...points.filter((r) => r.share > 1e-3).map((r) => r.rate))) / 1.5);
     const X = (v) => L + (W - L - R) * (Math.log10(Math.max(v, x0) / x0) / Math.log10(x1 / x0));
     const Y = (v) => H - B - (H - T - B) * (Math.log10(Math.max(v, y0) / y0) / Math.log10(y1 / y0));
     const svg = svgNode("svg", { viewBox: `0 0 ${W} ${H}`, width: "100%", role: "img", "aria-label": "roofline" });
@@ -168,11 +169,17 @@
     svg.append(svgNode("text", { x: (L + W - R) / 2, y: H - 6, "text-anchor": "middle" }, "arithmetic intensity, FLOP per DRAM byte"));
     svg.append(svgNode("text", { x: 14, y: (T + H - B) / 2, "text-anchor": "middle", transform: `rotate(-90 14 ${(T + H - B) / 2})` }, "attained FLOP/s"));
 
+    let above = -Infinity; // roofs are named in the right margin, one below the other
     for (const roof of sim.roofs) {
       const from = Math.min(...sim.slopes.map((s) => roof.rate / s.rate));
       const dash = roof.used ? {} : { "stroke-dasharray": "5 4", opacity: 0.55 };
-      svg.append(svgNode("line", { x1: X(Math.max(x0, from)), x2: W - R, y1: Y(roof.rate), y2: Y(roof.rate), class: "roof", "stroke-width": 1.4, ...dash }));
-      svg.append(svgNode("text", { x: W - R - 4, y: Y(roof.rate) - 5, "text-anchor": "end", class: "halo" }, roof.label));
+      const y = Y(roof.rate);
+      const [name, rate] = roof.label.split("  ");
+      above = Math.max(y - 2, above + 30);
+      svg.append(svgNode("line", { x1: X(Math.max(x0, from)), x2: W - R, y1: y, y2: y, class: "roof", "stroke-width": 1.4, ...dash }));
+      svg.append(svgNode("line", { x1: W - R, x2: W - R + 10, y1: y, y2: above + 2, class: "roof", "stroke-width": 0.6 }));
+      svg.append(svgNode("text", { x: W - R + 14, y: above }, name));
+      svg.append(svgNode("text", { x: W - R + 14, y: above + 13, class: "dim" }, rate));
     }
     for (const slope of sim.slopes) {
       const low = Math.max(x0, y0 / slope.rate);
@@ -180,7 +187,7 @@
       const dash = slope.used ? {} : { "stroke-dasharray": "5 4", opacity: 0.55 };
       svg.append(svgNode("line", { x1: X(low), y1: Y(low * slope.rate), x2: X(high), y2: Y(top), class: "roof", "stroke-width": 1.4, ...dash }));
       const angle = -Math.atan2(Y(low * slope.rate) - Y(top), X(high) - X(low)) * 180 / Math.PI;
-      const at = low * (high / low) ** (slope.used ? 0.42 : 0.3);
+      const at = low * (high / low) ** 0.03;
       const [tx, ty] = [X(at), Y(at * slope.rate) - 6];
       svg.append(svgNode("text", { x: tx, y: ty, transform: `rotate(${angle} ${tx} ${ty})`, class: "halo" }, slope.label));
     }
@@ -205,18 +212,30 @@
     dots.sort((a, b) => b[0].share - a[0].share);
     for (const [, node] of dots) svg.append(node);
 
-    // Labels of the longest kernels, where they touch neither each other nor the frame.
-    const boxes = [];
-    for (const [r, node] of dots.slice(0, 14)) {
-      if (!points.includes(r) || r.share < 0.01) continue;
-      const text = r.kernel.replace(/^aten\./, "").slice(0, 26);
-      const width = text.length * 6.2;
-      const [cx, cy, rad] = ["cx", "cy", "r"].map((a) => +node.getAttribute(a));
-      const spots = [[cx + rad + 3, cy + 4], [cx - rad - 3 - width, cy + 4], [cx - width / 2, cy - rad - 4], [cx - width / 2, cy + rad + 12]];
+    // Labels of the longest kernels, where they touch neither each other, nor a circle, nor the frame.
+    const circles = dots.map(([, node]) => ["cx", "cy", "r"].map((a) => +node.getAttribute(a)));
+    const boxes = circles.filter((c) => c[2] > 4).map(([x, y, r]) => [x - r * 0.8, y - r * 0.8, x + r * 0.8, y + r * 0.8]);
+    const seen = new Set();
+    for (const [i, [r]] of dots.entries()) {
+      const text = r.kernel.replace(/^aten\./, "").slice(0, 24);
+      if (seen.size > 9 || r.share < 0.01) break;
+      if (!points.includes(r) || seen.has(`${text} ${r.class}`)) continue;
+      const width = text.length * 6.1;
+      const [cx, cy, rad] = circles[i];
+      const spots = [];
+      for (const gap of [2, 14, 30, 48]) {
+        spots.push([cx + rad + gap, cy + 4], [cx - width / 2, cy + rad + gap + 9], [cx + rad * 0.7 + gap, cy + rad * 0.7 + gap + 8],
+          [cx - width / 2, cy - rad - gap - 2], [cx - rad - gap - width, cy + 4], [cx - rad * 0.7 - gap - width, cy - rad * 0.7 - gap]);
+      }
       const free = spots.find(([x, y]) => x > L && x + width < W - R && y > T + 8 && y < H - B - 2 &&
-        !boxes.some((b) => x < b[2] && x + width > b[0] && y - 11 < b[3] && y + 3 > b[1]));
+        !boxes.some((b) => x < b[2] && x + width > b[0] && y - 10 < b[3] && y + 3 > b[1]));
       if (!free) continue;
-      boxes.push([free[0], free[1] - 11, free[0] + width, free[1] + 3]);
+      seen.add(`${text} ${r.class}`);
+      boxes.push([free[0], free[1] - 10, free[0] + width, free[1] + 3]);
+      const mid = free[0] + width / 2;
+      if (Math.hypot(mid - cx, free[1] - cy) > rad + width / 2 + 14) {
+        svg.append(svgNode("line", { x1: cx, y1: cy, x2: free[0] > cx ? free[0] : free[0] + width, y2: free[1] - 3, class: "roof", "stroke-width": 0.5 }));
+      }
       svg.append(svgNode("text", { x: free[0], y: free[1], class: "halo", "pointer-events": "none" }, text));
     }
     const legend = element("p", undefined, "legend");

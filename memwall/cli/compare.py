@@ -1,0 +1,100 @@
+"""``memwall compare``: one workload on several GPUs, several profiles side by side, or the machines themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memwall.cli import options
+from memwall.cli.output import Messages, emit, plan_outputs
+from memwall.cli.parsing import Command
+from memwall.cli.profile import is_record, make_profile, remember
+from memwall.errors import UsageError
+from memwall.hardware import Gpu, load_gpu
+
+if TYPE_CHECKING:
+    from memwall.compare import Comparison
+
+
+@click.command("compare", cls=Command)
+@click.argument("targets", nargs=-1, metavar="[TARGET|PROFILE]...")
+@options.gpus
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="NAME=USD",
+    help="Price of a GPU per hour, for cost. May be repeated.",
+)
+@options.workload
+@options.common
+def command(
+    targets: tuple[str, ...],
+    gpus: tuple[str, ...],
+    prices: tuple[str, ...],
+    outputs: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    **workload: Any,
+) -> None:
+    """Compare GPUs, or profiles.
+
+    With one TARGET (a model, or a saved profile) it is put on each --gpu. Several stand side by side. With none, the
+    last profile made in this folder is taken, and where there is none, the GPUs themselves are compared: peaks,
+    bandwidth, capacity, and how they grew.
+
+    After --gpu any number of names may follow; put TARGET first, or see that it ends in .py or .json.
+    """
+    planned = plan_outputs(outputs)
+    messages = Messages(quiet=quiet, no_progress=no_progress)
+    boards = list({gpu.name: gpu for gpu in map(load_gpu, gpus)}.values())
+    price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}
+    comparison = _compare(_or_last(targets, messages), boards, price, workload, messages)
+    emit(comparison, planned, as_json=as_json, say=messages.say)
+
+
+def _or_last(targets: tuple[str, ...], messages: Messages) -> tuple[str, ...]:
+    """The targets, else the last profile made in this folder, else none."""
+    from memwall.profile import default_record_path
+
+    last = default_record_path()
+    if targets or not last.is_file():
+        return targets
+    messages.say(f"comparing with the last profile made here, {last}")
+    return (str(last),)
+
+
+def _compare(
+    targets: tuple[str, ...],
+    gpus: list[Gpu],
+    price: dict[str, float],
+    workload: dict[str, Any],
+    messages: Messages,
+) -> Comparison:
+    from memwall.pipeline import compare
+    from memwall.profile import Profile
+
+    models = [target for target in targets if not is_record(target)]
+    if not models:
+        reason = (
+            f"{targets[0]} is already traced"
+            if targets
+            else "there is no target, and no profile in this folder"
+        )
+        options.refuse(options.profile_options(workload), reason)
+    if not targets:
+        if price:
+            raise UsageError("--price goes with a workload: name a target")
+        return compare(None, gpu=gpus)
+    if models and not gpus:
+        raise UsageError(f"name the GPUs to compare, as in memwall compare {models[0]} --gpu a100 h100")
+    if len(targets) == 1 and not models:
+        return compare(Profile.load(targets[0]), gpu=gpus, price=price)
+    records = [make_profile(t, gpus, workload if t in models else {}, messages) for t in targets]
+    if len(records) > 1:
+        return compare(records, price=price)
+    comparison = compare(records[0], gpu=gpus, price=price)
+    remember(records[0], messages)
+    return comparison

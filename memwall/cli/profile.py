@@ -1,0 +1,156 @@
+"""``memwall profile``: the main job."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memwall.cli import options
+from memwall.cli.machine import chosen_gpus
+from memwall.cli.output import Messages, emit, plan_outputs, show, terminal
+from memwall.cli.parsing import Command
+from memwall.errors import UsageError
+
+if TYPE_CHECKING:
+    from memwall.hardware import Gpu
+    from memwall.profile import Profile
+
+
+def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from memwall.report.text import render_rules
+
+        show(render_rules(**terminal()))
+        context.exit()
+
+
+@click.command("profile", cls=Command)
+@click.argument("target")
+@options.gpus
+@options.workload
+@options.policies
+@options.shape
+@options.common
+@click.option(
+    "--rules",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_rules,
+    help="Print the counting rules.",
+)
+def command(
+    target: str,
+    gpus: tuple[str, ...],
+    outputs: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    top: int | None,
+    sort: str | None,
+    by: str | None,
+    **workload: Any,
+) -> None:
+    """Say where each microsecond of TARGET would go.
+
+    TARGET is model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, or a saved profile (.json), which
+    is simulated again on the GPUs given.
+
+    A model file has model() and inputs(); or workload(); or a class Model and get_inputs(). loss(output) and
+    optimizer(parameters) are used where they stand beside them. Nothing is run: no GPU, no weights.
+
+    After --gpu any number of names may follow; put TARGET first, or see that it ends in .py or .json.
+    """
+    planned = plan_outputs(outputs)
+    messages = Messages(quiet=quiet, no_progress=no_progress)
+    result = make_profile(target, gpus, workload, messages)
+    emit(
+        result,
+        planned,
+        as_json=as_json,
+        say=messages.say,
+        before_print=lambda: remember(result, messages),
+        **options.given(top=top, sort=sort, by=by),
+    )
+
+
+def make_profile(
+    target: str, names: Sequence[str | Gpu], workload: dict[str, Any], messages: Messages
+) -> Profile:
+    """The profile of a target on the GPUs named, traced or simulated again from a saved record.
+
+    Raises:
+        UsageError: an option that does not go with a saved record, or as :func:`memwall.profile`.
+    """
+    keywords = options.profile_options(workload)
+    if is_record(target):
+        return _again(target, names, keywords)
+    gpus = chosen_gpus(names, messages.say)
+    with user_output_to_stderr():
+        from memwall.pipeline import profile
+
+        try:
+            return profile(target, gpu=gpus, progress=messages.progress, **keywords)
+        finally:
+            messages.clear()
+
+
+def is_record(target: str) -> bool:
+    """Whether a target is a saved record: a file that ends in .json."""
+    return target.lower().endswith(".json") and not target.startswith("hf:")
+
+
+def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any]) -> Profile:
+    """A saved profile on the GPUs given, else as it was saved. Needs neither torch nor the model."""
+    from memwall.hardware import load_gpu
+    from memwall.pipeline import resimulate
+    from memwall.profile import Profile
+
+    policies = keywords.pop("policy", None)
+    strict = keywords.pop("strict", False)
+    options.refuse(keywords, f"{target} is already traced; profile the model again")
+    saved = Profile.load(target)
+    if strict and saved.coverage.unmodeled:
+        raise UsageError(f"--strict: no formula models {', '.join(saved.coverage.unmodeled)}")
+    if not names and not policies:
+        return saved
+    gpus: list[Gpu] = [load_gpu(name) for name in names] or list(
+        {s.gpu.name: s.gpu for s in saved.simulations}.values()
+    )
+    return resimulate(
+        saved, gpus, policies or list(dict.fromkeys(s.policy for s in saved.simulations)) or "eager"
+    )
+
+
+@contextlib.contextmanager
+def user_output_to_stderr() -> Iterator[None]:
+    """What the user's model prints goes to standard error: standard output carries the result alone."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def remember(profile: Profile, messages: Messages) -> None:
+    """Keep the record for ``memwall compare`` without a target; a folder that refuses it is no failure."""
+    from memwall.profile import default_record_path
+
+    path = default_record_path()
+    try:
+        _make_folder(path.parent)
+        profile.save(path)
+    except (OSError, UsageError) as error:
+        reason = getattr(error, "strerror", None) or str(error).removesuffix("; nothing was written")
+        messages.warn(f"the record is not kept for memwall compare: {reason}")
+    else:
+        messages.say(f"record kept in {path}; memwall compare --gpu a100 h100 uses it")
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder and have git ignore what is in it."""
+    if not folder.is_dir():
+        folder.mkdir()
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")

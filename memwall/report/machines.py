@@ -1,0 +1,156 @@
+"""Gpu → Document: the hardware table, one board with its sources, and how boards grew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memwall.compare import DTYPES, Machine, best_peak, compare_gpus
+from memwall.graph import Pipe
+from memwall.hardware import Gpu
+from memwall.report.columns import NOTHING, CellColumn, number, plain_column, si_column, times_column
+from memwall.report.document import Column, Document, Facts, Section, Sentence, Table, clean, optional, table, text_column
+from memwall.units import bandwidth, duration, flop_rate, percent, si, size
+
+#: rows of the growth table: key of ``Machine.growth`` -> what a reader sees
+GROWTH = {
+    "float16": "fp16 peak", "bfloat16": "bf16 peak", "tf32": "tf32 peak", "float32": "fp32 peak", "float64": "fp64 peak",
+    "fp8": "fp8 peak", "int8": "int8 peak", "bandwidth": "bandwidth", "capacity": "capacity", "l2": "last cache",
+    "link": "link", "ridge_float16": "fp16 ridge point", "tdp": "TDP",
+}  # fmt: skip
+
+
+def _scaled(heading: str, unit: str, values: Sequence[float | None], scale: float, digits: int) -> CellColumn:
+    cells = [NOTHING if not v else number(v / scale, digits) for v in values]
+    return Column(heading, unit), cells
+
+
+def gpus_document(gpus: Sequence[Gpu]) -> Document:
+    """All boards in one table: dense peaks of the faster engine per dtype."""
+    fp16 = [best_peak(gpu, "float16") or best_peak(gpu, "bfloat16") for gpu in gpus]
+    ridge = [gpu.ridge_point(Pipe("tensor", "float16")) for gpu in gpus]
+    columns = [
+        text_column("name", [gpu.name for gpu in gpus]),
+        text_column("release", [gpu.release or NOTHING for gpu in gpus]),
+        _scaled("fp64", "TFLOP/s", [best_peak(gpu, "float64") for gpu in gpus], 1e12, 1),
+        _scaled("fp32", "TFLOP/s", [best_peak(gpu, "float32") for gpu in gpus], 1e12, 1),
+        optional(_scaled("tf32", "TFLOP/s", [best_peak(gpu, "tf32") for gpu in gpus], 1e12, 0)),
+        _scaled("16 bit", "TFLOP/s", fp16, 1e12, 1),
+        optional(_scaled("fp8", "TFLOP/s", [best_peak(gpu, "fp8") for gpu in gpus], 1e12, 0)),
+        _scaled("DRAM", "GB/s", [gpu.dram_bytes_per_s for gpu in gpus], 1e9, 0),
+        _scaled("memory", "GB", [gpu.dram_bytes for gpu in gpus], 1e9, 0),
+        optional(_scaled("cache", "MB", [gpu.l2_bytes for gpu in gpus], 1e6, 1)),
+        plain_column("ridge", ridge, 0, "FLOP/B"),
+        optional(_scaled("TDP", "W", [gpu.tdp_w for gpu in gpus], 1.0, 0)),
+    ]
+    note = (
+        "peaks are dense, of the faster engine; ridge: FLOP per byte above which 16-bit matrix work is limited by "
+        "compute; one board with its sources: memwall gpus NAME"
+    )
+    return Document("GPUs", (Section("", (table("", columns, note),)),))
+
+
+def gpu_document(gpu: Gpu) -> Document:
+    """One board: every number and where it comes from."""
+    facts = Facts((
+        ("name", gpu.name), ("also", clean(", ".join(gpu.aliases)) or NOTHING), ("vendor", clean(gpu.vendor)),
+        ("architecture", clean(f"{gpu.architecture} {gpu.compute_capability or ''}")), ("release", gpu.release or NOTHING),
+        ("calibration", gpu.calibration),
+    ))  # fmt: skip
+    return Document(clean(gpu.full_name), (Section("", (facts, _peaks_table(gpu), _numbers_table(gpu))),))
+
+
+def _peaks_table(gpu: Gpu) -> Table:
+    pipes = sorted(gpu.peak_flop_per_s, key=lambda pipe: (pipe.engine, -gpu.peak_flop_per_s[pipe], pipe.dtype))
+    columns = [
+        text_column("ceiling", pipes),
+        (Column("peak"), [flop_rate(gpu.peak_flop_per_s[pipe]) for pipe in pipes]),
+        (Column("achievable"), [percent(gpu.achievable_fraction(pipe)) for pipe in pipes]),
+        plain_column("ridge", [gpu.ridge_point(pipe) for pipe in pipes], 1, "FLOP/B"),
+        text_column("source of the peak", [gpu.sources.get(f"peak_flop_per_s.{pipe}", NOTHING) for pipe in pipes], wraps=True),
+    ]
+    return table("Compute", columns)
+
+
+def _numbers_table(gpu: Gpu) -> Table:
+    rows = [
+        ("bandwidth", bandwidth(gpu.dram_bytes_per_s), "memory.dram_bytes_per_s"),
+        ("achievable of it", percent(gpu.achievable["dram"]), "achievable.dram"),
+        ("memory", size(gpu.dram_bytes), "memory.dram_bytes"),
+        ("last cache", size(gpu.l2_bytes), "memory.l2_bytes"),
+        ("its bandwidth", bandwidth(gpu.l2_bytes_per_s), "memory.l2_bytes_per_s"),
+        ("link, both directions", bandwidth(gpu.link_bytes_per_s), "link.link_bytes_per_s"),
+        ("units (SM, CU)", str(gpu.sm_count), "compute.sm_count"),
+        ("boost clock", si(gpu.boost_clock_hz, "Hz"), "compute.boost_clock_hz"),
+        ("TDP", f"{gpu.tdp_w:.0f} W" if gpu.tdp_w else NOTHING, "power.tdp_w"),
+        ("launch floor", duration(gpu.launch_overhead_s), "host.launch_overhead_s"),
+        ("CPU per eager op", duration(gpu.dispatch_s), "host.dispatch_s"),
+        *((f"achievable {pipe}", percent(f), f"achievable.{pipe}") for pipe, f in gpu.achievable.items() if pipe != "dram"),
+    ]
+    columns = [
+        text_column("number", [row[0] for row in rows]),
+        (Column("value"), [row[1] for row in rows]),
+        text_column("source", [gpu.sources.get(row[2], NOTHING) for row in rows], wraps=True),
+    ]
+    return table("Memory, power, host", columns)
+
+
+def growth_document(gpus: Sequence[Gpu]) -> Document:
+    """How machines grew, relative to the first."""
+    return Document("compare: machines", tuple(machine_sections(compare_gpus(gpus).machines)))
+
+
+def machine_sections(machines: Sequence[Machine]) -> list[Section]:
+    """Datasheets side by side, then their growth."""
+    return [
+        Section("", (_datasheet(machines),)),
+        Section(f"Growth over {clean(machines[0].name)}", (_growth_table(machines), *_moral(machines))),
+    ]
+
+
+def _peak(machine: Machine, dtype: str) -> float | None:
+    return max((machine.peak_flop_per_s.get(f"{engine}.{dtype}", 0.0) for engine in ("tensor", "vector"))) or None
+
+
+def _datasheet(machines: Sequence[Machine]) -> Table:
+    dtypes = [dtype for dtype in DTYPES if any(_peak(m, dtype) for m in machines)]
+    ridge = [fp16 / m.dram_bytes_per_s if (fp16 := _peak(m, "float16")) else None for m in machines]
+    columns = [
+        text_column("", [m.name for m in machines]),
+        text_column("release", [m.release or NOTHING for m in machines], optional=True),
+        *(_scaled(_SHORT.get(d, d), "TFLOP/s", [_peak(m, d) for m in machines], 1e12, 1) for d in dtypes),
+        si_column("bandwidth", "B/s", [m.dram_bytes_per_s for m in machines]),
+        _scaled("memory", "GB", [m.dram_bytes for m in machines], 1e9, 0),
+        plain_column("ridge fp16", ridge, 0, "FLOP/B"),
+        optional(_scaled("TDP", "W", [m.tdp_w for m in machines], 1.0, 0)),
+    ]
+    return table("", columns, "dense peaks of the faster engine; int8 in TOP/s")
+
+
+_SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def _growth_table(machines: Sequence[Machine]) -> Table:
+    """One row per quantity, one column per machine."""
+    keys = [key for key in GROWTH if any(m.growth.get(key) for m in machines[1:])]
+    columns = [text_column("", [GROWTH[key] for key in keys])]
+    columns += [_times(m, keys) for m in machines[1:]]
+    return table("", columns)
+
+
+def _times(machine: Machine, keys: Sequence[str]) -> CellColumn:
+    column, cells = times_column(clean(machine.name), [machine.growth.get(key) for key in keys])
+    return column, cells
+
+
+def _moral(machines: Sequence[Machine]) -> tuple[Sentence, ...]:
+    """The memory wall in one sentence, from the first machine to the last."""
+    first, last = machines[0], machines[-1]
+    flop, moved, held = (last.growth.get(key) for key in ("float16", "bandwidth", "capacity"))
+    if len(machines) < 2 or not (flop and moved and held):
+        return ()
+    text = (
+        f"From {clean(first.name)} to {clean(last.name)} fp16 FLOP/s grew {flop:.1f} times, bandwidth {moved:.1f} "
+        f"times, capacity {held:.1f} times: a kernel must do {flop / moved:.1f} times as many FLOP per byte "
+        "to keep the machine busy."
+    )
+    return (Sentence(text, strong=True),)

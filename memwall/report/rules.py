@@ -1,0 +1,59 @@
+"""The counting rules, as ``memwall profile --rules`` prints them."""
+
+from __future__ import annotations
+
+from memwall.report.document import Document, Facts, Section, Sentence
+
+_SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "FLOPs",
+        (
+            ("multiply-add", "one fused multiply-add is 2 FLOP"),
+            ("contraction", "2 m n k, times the batch"),
+            ("convolution", "2 x output elements x (input channels / groups) x kernel size; transposed likewise, on its input"),
+            ("attention", "both products; causal counted as what a causal kernel must do, the dense figure stated beside it"),
+            ("element-wise", "one FLOP per element and arithmetic step; a transcendental counts as its formula says"),
+            ("peaks", "dense, per engine (tensor or vector) and dtype; fp32 matmul runs on vector unless TF32 is on"),
+        ),
+    ),
+    (
+        "DRAM bytes",
+        (
+            ("compulsory", "each distinct byte of each input read once, each output byte written once"),
+            ("views", "cost nothing; a broadcast (stride 0) axis counts once; a slice touches the slice, not its base"),
+            ("in-place", "reads and writes its target; so does a gradient accumulated into an existing .grad"),
+            ("lookups", "embedding, gather, index touch the rows they fetch: min(rows fetched, table)"),
+            ("bool", "1 byte"),
+            ("extra passes", "eager normalisation, softmax, cross entropy, dropout pay their second passes in time only"),
+        ),
+    ),
+    (
+        "Seconds",
+        (
+            ("bound", "speed of light: datasheet peaks, compulsory bytes once, no overhead; L2 bandwidth where all fits in L2"),
+            ("time", "the prediction: max(compute, memory) + overhead, at the ceilings that real kernels reach"),
+            ("compute", "FLOPs / (peak x achievable fraction), summed over the pipes that a kernel uses"),
+            ("memory", "bytes / (bandwidth x achievable fraction); what was just touched and is still in L2 at L2 speed"),
+            ("overhead", "the launch floor of the GPU, and the wait until the CPU has issued the op"),
+            ("limited by", "the largest of the three: compute, bandwidth or overhead"),
+        ),
+    ),
+    (
+        "Words",
+        (
+            ("intensity", "arithmetic intensity: FLOP per compulsory DRAM byte"),
+            ("ridge point", "the intensity above which a GPU is limited by compute: peak / bandwidth"),
+            ("MFU", "seconds of the matrix FLOPs (contraction, convolution, attention) at peak, over the modeled time"),
+            ("MBU", "compulsory DRAM bytes over what the bandwidth moves in the modeled time"),
+            ("times fewer", "FLOP/s that the matrix classes attain together, over those that a class attains"),
+            ("coverage", "share of ops that a formula models; one without is charged its bytes and listed, never a silent zero"),
+            ("units", "decimal: TB is 10^12 bytes, TFLOP 10^12"),
+        ),
+    ),
+)  # fmt: skip
+
+
+def rules_document() -> Document:
+    """All rules."""
+    opening = Section("", (Sentence("What memwall counts, and how it turns counts into seconds."),))
+    return Document("Counting rules", (opening, *(Section(h, (Facts(rules),)) for h, rules in _SECTIONS)))

@@ -1,0 +1,173 @@
+"""Copies, gathers, scatters, reductions. Expected values are worked out beside the assertions."""
+
+import pytest
+
+from memwall.cost.registry import classify, graph_costs
+from memwall.graph import Graph, Op, Storage, Value, contiguous
+from tests.unit.cost_calls import VECTOR, cost, expanded, spec
+
+
+def test_embedding_reads_its_rows_and_not_the_table():
+    result = cost(
+        "aten.embedding", [("weight", spec(50000, 1024, dtype="float32")), ("indices", spec(128, dtype="int64"))],
+        spec(128, 1024, dtype="float32"),
+    )  # fmt: skip
+    assert result.read_bytes == 525_312  # 128 * 1024 * 4 + 128 * 8
+    assert result.write_bytes == 524_288
+    assert result.flops == {}
+
+
+def test_embedding_reads_at_most_the_table():
+    result = cost(
+        "aten.embedding", [("weight", spec(10, 64)), ("indices", spec(1000, dtype="int64"))], spec(1000, 64)
+    )
+    assert result.read_bytes == 9_280  # 10*64*2 + 1000*8
+
+
+def test_embedding_backward_writes_the_whole_table():
+    inputs = [("grad_output", spec(128, 64)), ("indices", spec(128, dtype="int64"))]
+    result = cost("aten.embedding_dense_backward", inputs, spec(50000, 64))
+    assert result.write_bytes == 6_400_000  # 50,000 * 64 * 2
+    assert result.read_bytes == 17_408  # 128*64*2 + 128*8
+    assert result.flops == {VECTOR: 8_192}  # one add per element of the gradient
+    assert result.kernels == 2
+    long = [("grad_output", spec(8192, 64)), ("indices", spec(8192, dtype="int64"))]
+    assert cost("aten.embedding_dense_backward", long, spec(50000, 64)).kernels == 15
+
+
+def test_expand_is_not_billed():
+    wide = expanded((1024, 4096), (1, 0))
+    result = cost("aten.clone", [("self", wide)], spec(1024, 4096))
+    assert result.read_bytes == 2_048  # 1024 * 2
+    assert result.write_bytes == 8_388_608
+
+
+def test_writing_a_token_into_a_cache_touches_the_token():
+    # cache [1, 8, 4096, 128] bf16, one position of it written by copy_
+    cache = contiguous((1, 8, 4096, 128), "bfloat16")
+    slot = Value(0, expanded((1, 8, 1, 128), cache.strides), 0, 100 * 128)
+    token = Value(1, spec(1, 8, 1, 128), 1, 0)
+    storages = (Storage(0, cache.nbytes, "activation"), Storage(1, 2048, "activation"))
+    op = Op(0, "aten.copy_", "movement", "forward", "", (1,), (0,), ("src",))
+    (result,) = graph_costs(Graph((slot, token), storages, (op,)))
+    assert (result.read_bytes, result.write_bytes) == (2_048, 2_048)  # 8 * 128 * 2
+
+
+def test_gather_and_index():
+    table, rows = spec(1000, 64), spec(10, dtype="int64")
+    index = cost("aten.index.Tensor", [("self", table), ("indices", [rows])], spec(10, 64))
+    assert index.read_bytes == 1_360  # 10*64*2 + 80
+    gather = cost(
+        "aten.gather", [("self", table), ("index", spec(1000, 1, dtype="int64"))], spec(1000, 1), dim=1
+    )
+    assert gather.read_bytes == 10_000  # 1000*2 + 1000*8
+
+
+def test_scatter_add_in_place_touches_what_it_adds_to():
+    inputs = [("self", spec(1000, 64)), ("index", spec(10, 64, dtype="int64")), ("src", spec(10, 64))]
+    result = cost("aten.scatter_add_", inputs, spec(1000, 64), dim=0)
+    assert result.read_bytes == 7_680  # index 640*8, src 640*2, target 640*2
+    assert result.write_bytes == 1_280
+    assert result.total_flops == 640
+    functional = cost("aten.scatter_add", inputs, spec(1000, 64), dim=0)
+    assert functional.read_bytes == 134_400  # index and src 6,400, and all of self: 128,000
+    assert functional.write_bytes == 128_000
+    assert functional.kernels == 2
+
+
+def test_index_put_of_rows_and_of_a_number():
+    target, rows = spec(1000, 64), spec(10, dtype="int64")
+    written = cost("aten.index_put_", [("self", target), ("indices", [rows]), ("values", spec(10, 64))], target,
+                   accumulate=False)  # fmt: skip
+    assert (written.read_bytes, written.write_bytes) == (1_360, 1_280)
+    number = cost("aten.index_put_", [("self", target), ("indices", [rows])], target, accumulate=False)
+    assert (number.read_bytes, number.write_bytes) == (80, 1_280)
+    added = cost("aten.index_put_", [("self", target), ("indices", [rows]), ("values", spec(10, 64))], target,
+                 accumulate=True)  # fmt: skip
+    assert (added.read_bytes, added.total_flops) == (2_640, 640)
+
+
+def test_index_add_and_index_copy():
+    inputs = [("self", spec(1000, 64)), ("index", spec(10, dtype="int64")), ("source", spec(10, 64))]
+    added = cost("aten.index_add_", inputs, spec(1000, 64), dim=0)
+    assert (added.read_bytes, added.write_bytes, added.total_flops) == (2_640, 1_280, 640)
+    copied = cost("aten.index_copy_", inputs, spec(1000, 64), dim=0)
+    assert (copied.read_bytes, copied.write_bytes, copied.total_flops) == (1_360, 1_280, 0)
+
+
+def test_slice_backward_fills_and_copies():
+    result = cost("aten.slice_backward", [("grad_output", spec(10, 64))], spec(100, 64))
+    assert (result.read_bytes, result.write_bytes) == (1_280, 12_800)
+    assert (result.extra_bytes, result.kernels) == (1_280, 2)
+
+
+def test_cat_launches_128_tensors_at_a_time():
+    result = cost("aten.cat", [("tensors", [spec(16)] * 300)], spec(4800))
+    assert (result.read_bytes, result.write_bytes, result.kernels) == (9_600, 9_600, 3)
+
+
+def test_fill_only_writes():
+    assert cost("aten.zeros", [], spec(1000)).bytes == 2_000
+
+
+def test_long_rows_are_sorted_in_radix_passes():
+    outputs = [spec(4, 100), spec(4, 100, dtype="int64")]
+    assert cost("aten.sort", [("self", spec(4, 100))], outputs, dim=-1).extra_bytes == 0
+    result = cost(
+        "aten.sort", [("self", spec(100_000))], [spec(100_000), spec(100_000, dtype="int64")], dim=-1
+    )
+    assert result.extra_bytes == 2_000_000  # one pass more than two: both ways, 100,000 * (2 + 8)
+
+
+def test_fft():
+    result = cost("aten._fft_c2c", [("self", spec(4, 1024, dtype="complex64"))], spec(4, 1024, dtype="complex64"),
+                  dim=(1,))  # fmt: skip
+    assert result.total_flops == 204_800  # 4 * 5 * 1024 * 10
+
+
+# Reductions
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "flops"),
+    [
+        ("aten.sum.dim_IntList", {"dim": (1,)}, 1_000),
+        ("aten.mean.dim", {"dim": (1,)}, 1_000),
+        ("aten.amax", {}, 0),
+        ("aten.argmax", {}, 0),
+        ("aten.var_mean.correction", {}, 4_000),
+        ("aten.linalg_vector_norm", {"ord": 2}, 2_000),
+        ("aten.linalg_vector_norm", {"ord": "inf"}, 0),
+        ("aten.linalg_vector_norm", {"ord": 1}, 1_000),
+    ],
+)
+def test_reductions(name, attributes, flops):
+    result = cost(name, [("self", spec(10, 100))], spec(10), **attributes)
+    assert result.total_flops == flops
+    assert (result.read_bytes, result.write_bytes) == (2_000, 20)
+    assert classify(name) == "reduction"
+
+
+def test_cumsum_writes_as_much_as_it_reads():
+    result = cost("aten.cumsum", [("self", spec(10, 100))], spec(10, 100), dim=1)
+    assert (result.total_flops, result.bytes) == (1_000, 4_000)
+
+
+def test_pooling():
+    data, out = spec(1, 8, 16, 16), spec(1, 8, 8, 8)
+    average = cost("aten.avg_pool2d", [("self", data)], out, kernel_size=(2, 2))
+    assert average.total_flops == 2_048  # 512 * 4
+    assert cost("aten.avg_pool2d", [("self", data)], out, kernel_size=(3,)).total_flops == 4_608  # 512 * 9
+    indices = spec(1, 8, 8, 8, dtype="int64")
+    assert cost("aten.max_pool2d_with_indices", [("self", data)], [out, indices]).flops == {}
+    backward = cost("aten.max_pool2d_with_indices_backward",
+                    [("grad_output", out), ("self", data), ("indices", indices)], data)  # fmt: skip
+    assert backward.read_bytes == 5_120  # 512 * 2 + 512 * 8: the pooled tensor itself is not read
+    assert backward.total_flops == 512
+
+
+def test_mse_loss_stores_its_squares():
+    data = spec(1000)
+    result = cost("aten.mse_loss", [("self", data), ("target", data)], spec(), reduction=1)
+    assert result.total_flops == 3_000  # subtract, square, sum
+    assert (result.read_bytes, result.extra_bytes, result.kernels) == (4_000, 4_000, 2)
