@@ -150,6 +150,14 @@ def launches(profile: Profile, schedule: Schedule, kernel: Estimate) -> int:
     return profile.costs[schedule.graph][kernel.op_ids[0]].kernels if len(kernel.op_ids) == 1 else 1
 
 
+def short_name(name: str) -> str:
+    """A name for people: ``aten.add.Tensor`` is ``add``; of a fused kernel each part; other libraries' names stay."""
+    return _OVERLOAD.sub(r"\1", name)
+
+
+_OVERLOAD = re.compile(r"(?:(?<=\+)|^)(?:aten\.)?((?<=aten\.)\w+)(?:\.\w+)?(?=[+ ]|$)")
+
+
 def shapes_text(specs: Iterable[TensorSpec]) -> str:
     """``f16[8,512] f16[512,64]``: the tensors that an op reads."""
     return " ".join(f"{_SHORT.get(s.dtype, s.dtype)}[{','.join(map(str, s.shape))}]" for s in specs)
@@ -167,8 +175,6 @@ _SHORT = {
 
 class _Sum:
     """Adds up kernels."""
-
-    __slots__ = ("bound_s", "count", "first", "flops", "kernels", "parts", "read_bytes", "time_s", "walls", "write_bytes")
 
     def __init__(self, first: Estimate | None = None) -> None:
         self.first = first
@@ -327,7 +333,8 @@ def _kernel_row(profile: Profile, schedule: Schedule, entry: _Sum, total_s: floa
     return KernelRow(
         kernel.name, kernel.op_class, kernel_phase(profile, schedule, kernel),
         collapse(module) if entry.count > 1 else module, shapes_text(specs), entry.count,
-        entry.flops, entry.read_bytes, entry.write_bytes, entry.bound_s, entry.time_s, *entry.parts,
+        entry.flops, entry.read_bytes, entry.write_bytes, entry.bound_s, entry.time_s,
+        entry.parts[0], entry.parts[1], entry.parts[2],
         entry.limited_by, _share(entry.time_s, total_s), all(costs[i].modeled for i in kernel.op_ids),
     )  # fmt: skip
 
@@ -357,4 +364,8 @@ def rates(profile: Profile, schedule: Schedule) -> Rates:
 def schedule_label(profile: Profile, schedule: Schedule) -> str:
     """``h100-sxm``, with the policy where it is not eager or several were simulated."""
     several = len({s.policy for s in profile.simulations}) > 1
-    return f"{schedule.gpu.name}, {schedule.policy}" if several or schedule.policy != "eager" else schedule.gpu.name
+    return (
+        f"{schedule.gpu.name}, {schedule.policy}"
+        if several or schedule.policy != "eager"
+        else schedule.gpu.name
+    )

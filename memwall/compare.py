@@ -176,7 +176,7 @@ def resimulate(profile: Profile, gpus: Sequence[Gpu], policy: str = "eager") -> 
 
 
 def graph_for(profile: Profile, gpu: Gpu) -> int:
-    """Which graph of a profile a GPU runs: the one it was simulated with, else that of its attention backend, else 0."""
+    """Which graph of a profile a GPU runs: the one it was simulated with, else that of its backend, else 0."""
     known = {schedule.gpu.name: schedule.graph for schedule in profile.simulations}
     backends = [graph.attention for graph in profile.graphs]
     wanted = attention_backend(gpu)
@@ -194,34 +194,38 @@ def attention_backend(gpu: Gpu) -> str:
 def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
     """Groups of equal kernels whose wall is not the same on all GPUs, the longest time first.
 
-    Compared are schedules of one graph and policy: those of the first.
+    Schedules of different graphs (another attention kernel) are joined where they run equal kernels.
     """
-    first = schedules[0]
-    same = [s.graph == first.graph and len(s.kernels) == len(first.kernels) for s in schedules]
-    number: dict[tuple, int] = {}
-    member = [number.setdefault(key, len(number)) for key in kernel_groups(profile, first.graph, first.kernels)]
-    columns = [_walls(s, member, len(number)) if ok else None for s, ok in zip(schedules, same, strict=True)]
-    keys = list(number)
-    counts = [0] * len(keys)
-    for i in member:
-        counts[i] += 1
+    groups: dict[int, list[tuple]] = {}
+    for schedule in schedules:
+        if schedule.graph not in groups:
+            groups[schedule.graph] = kernel_groups(profile, schedule.graph, schedule.kernels)
+    columns = [_walls(schedule, groups[schedule.graph]) for schedule in schedules]
+    counts: dict[tuple, int] = {}
+    for key in groups[schedules[0].graph]:
+        counts[key] = counts.get(key, 0) + 1
     found = []
-    for i, key in enumerate(keys):
-        walls = tuple(column[i][0] if column else "" for column in columns)
-        if len({wall for wall in walls if wall}) > 1:
-            times = tuple(column[i][1] if column else 0.0 for column in columns)
-            found.append(Flip(key[0], key[3], key[2], counts[i], walls, times))
+    for key, count in counts.items():
+        cells = [column.get(key, ("", 0.0)) for column in columns]
+        if len({wall for wall, _ in cells if wall}) > 1:
+            walls, times = zip(*cells, strict=True)
+            found.append(Flip(key[0], key[3], key[2], count, walls, times))
     found.sort(key=lambda flip: (-max(flip.times_s), flip.name, flip.module, flip.phase))
     return tuple(found[:MAX_ROWS])
 
 
-def _walls(schedule: Schedule, member: Sequence[int], groups: int) -> list[tuple[str, float]]:
-    """Per group: the wall under which most of its time stands, and its time."""
-    sums = {wall: [0.0] * groups for wall in WALLS}
+def _walls(schedule: Schedule, keys: Sequence[tuple]) -> dict[tuple, tuple[str, float]]:
+    """Per group of equal kernels: the wall under which most of its time stands, and its time."""
+    number: dict[tuple, int] = {}
+    member = [number.setdefault(key, len(number)) for key in keys]
+    sums = {wall: [0.0] * len(number) for wall in WALLS}
     for group, kernel in zip(member, schedule.kernels, strict=True):
         sums[kernel.limited_by][group] += kernel.time_s
     rows = zip(*(sums[wall] for wall in WALLS), strict=True)
-    return [(max(zip(row, WALLS, strict=True))[1], sum(row)) for row in rows]
+    result = {}
+    for key, row in zip(number, rows, strict=True):
+        result[key] = WALLS[row.index(max(row))], sum(row)
+    return result
 
 
 def _entry(profile: Profile, schedule: Schedule, label: str, base_s: float, price: Prices | None) -> Entry:
@@ -247,7 +251,9 @@ def _per_million(usd: float | None, count: int | None) -> float | None:
 def _check_prices(price: Prices | None, names: Sequence[str]) -> None:
     for name in price or {}:
         if name not in names:
-            raise UsageError(f"there is a price for {name}, which is not compared; compared are {', '.join(names)}")
+            raise UsageError(
+                f"there is a price for {name}, which is not compared; compared are {', '.join(names)}"
+            )
 
 
 # -- N profiles --------------------------------------------------------------------------------------------------------
@@ -335,7 +341,7 @@ DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "int8")
 
 def best_peak(gpu: Gpu, dtype: str) -> float | None:
     """The faster of a GPU's two engines for a dtype; None where neither does it natively."""
-    return max((gpu.peak_flop_per_s.get(Pipe(engine, dtype), 0.0) for engine in ("tensor", "vector"))) or None
+    return max(gpu.peak_flop_per_s.get(Pipe(engine, dtype), 0.0) for engine in ("tensor", "vector")) or None
 
 
 def growth_numbers(gpu: Gpu) -> dict[str, float | None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,12 +82,20 @@ def profile(
     _check("attention", attention, ATTENTION)
     workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode)
     say(f"tracing {workload.name}")
+    with _no_collection():
+        return _profile(workload, gpus, policies, say, mode, attention, strict, dtype=dtype, autocast=autocast, real=real,
+                        max_ops=max_ops, replay=replay)  # fmt: skip
+
+
+def _profile(
+    workload: Workload, gpus: list[Gpu], policies: tuple[str, ...], say: Callable[[str], None], mode: str,
+    attention: str, strict: bool, **options: Any,
+) -> Profile:  # fmt: skip
     backends = [_backend(g, attention) for g in gpus]
     traces = {
-        backend: _trace(workload, say, mode=mode, dtype=dtype, autocast=autocast, attention=backend, real=real,
-                        max_ops=max_ops, replay=replay)
+        backend: _trace(workload, say, mode=mode, attention=backend, **options)
         for backend in dict.fromkeys(backends)
-    }  # fmt: skip
+    }
     traces, backends = _merge_equal(traces, backends)
     order = list(traces)
     graphs = tuple(traces[backend].graph for backend in order)
@@ -94,7 +104,7 @@ def profile(
     result = Profile(
         workload=WorkloadInfo(
             workload.name, workload.target, mode, first.dtype, first.inputs, first.parameters,
-            first.samples, first.tokens, first.optimizer, autocast,
+            first.samples, first.tokens, first.optimizer, options["autocast"],
         ),
         graphs=graphs,
         costs=costs,
@@ -162,6 +172,18 @@ def _simulate(record: Profile, gpus: list[Gpu], policies: tuple[str, ...], graph
         for gpu, i in zip(gpus, graph_of, strict=True):
             schedules.append(simulate(record.graphs[i], plans[i], gpu, context=contexts[i], graph_index=i))
     return tuple(schedules)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hold the cyclic garbage collector: a graph is some hundred thousand live objects, which it would walk for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _gpus(gpu: Names) -> list[Gpu]:

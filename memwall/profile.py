@@ -437,8 +437,8 @@ def _read_op(record: Any, index: int, values: int, where: str) -> tuple[Op, Cost
     if phase not in PHASES:
         raise _Bad(f"{where}.phase is {phase[:40]!r}; want one of {', '.join(PHASES)}")
     inputs = _ids(record.get("inputs"), values, f"{where}.inputs")
-    arguments = tuple(map(str, record.get("arguments", [""] * len(inputs))))
-    if len(arguments) != len(inputs):
+    arguments = tuple(map(str, record.get("arguments", ())))
+    if arguments and len(arguments) != len(inputs):
         raise _Bad(f"{where} has {len(inputs)} inputs and {len(arguments)} arguments")
     op = Op(
         index, _take(record, "name", str, where), _take(record, "class", str, where), phase,

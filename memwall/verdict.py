@@ -1,7 +1,7 @@
 """One plain sentence per schedule: which wall it hits and what would move it, each figure computed by a replay.
 
-A replay runs the schedule's own kernels again through the launch queue of :mod:`memwall.simulate` with one term changed:
-half the memory seconds (twice the bandwidth), half the compute seconds (twice the FLOP/s), no wait for the CPU (CUDA
+A replay runs the schedule's kernels again through the launch queue of :mod:`memwall.simulate` with one term
+changed: half the memory seconds (twice the bandwidth), half the compute seconds (twice the FLOP/s), no wait for the CPU (CUDA
 graphs), or without some kernels (fused away, at best).
 """
 
@@ -60,7 +60,9 @@ class Levers:
 def levers(schedule: Schedule) -> Levers:
     """What twice the bandwidth, twice the FLOP/s, CUDA graphs and fusion would save."""
     now_s = schedule.totals.time_s
-    fusible = {k.id for k in schedule.kernels if k.limited_by == "bandwidth" and k.op_class not in MODEL_CLASSES}
+    fusible = {
+        k.id for k in schedule.kernels if k.limited_by == "bandwidth" and k.op_class not in MODEL_CLASSES
+    }
     changed = (
         replay_s(schedule, memory=0.5),
         replay_s(schedule, compute=0.5),
@@ -175,4 +177,5 @@ def _faster_pipe(profile: Profile, schedule: Schedule) -> str:
     if not faster:
         return ""
     best = faster[0]
-    return f"; the matrix work runs on {pipe} at {flop_rate(now)}, {best} has {gpu.peak(best) / now:.1f} times that peak"
+    ratio = gpu.peak(best) / now
+    return f"; the matrix work runs on {pipe} at {flop_rate(now)}, {best} has {ratio:.1f} times that peak"

@@ -47,7 +47,7 @@ def command(
 
     After --gpu any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
-    planned = plan_outputs(outputs)
+    planned = plan_outputs(outputs, without=("trace.json",))
     messages = Messages(quiet=quiet, no_progress=no_progress)
     boards = list({gpu.name: gpu for gpu in map(load_gpu, gpus)}.values())
     price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}

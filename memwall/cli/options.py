@@ -11,6 +11,9 @@ from memwall.cli.output import SUFFIXES
 from memwall.cli.parsing import SeveralOption
 from memwall.errors import UsageError
 
+#: What kernels can be ordered by: the keys of ``analysis.SORT_KEYS``, which this must not import (tested).
+SORT_KEYS = ("time", "flops", "bytes", "intensity", "bound", "count")
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 gpus = click.option(
@@ -45,7 +48,9 @@ _quiet = (
 
 _shape = (
     click.option("--top", type=click.IntRange(1), metavar="N", help="List the N largest. [default: 15]"),
-    click.option("--sort", metavar="KEY", help="Order them by time, bound, flops, bytes or another column."),
+    click.option(
+        "--sort", type=click.Choice(SORT_KEYS), help="Order kernels by this, largest first. [default: time]"
+    ),
     click.option(
         "--by",
         type=click.Choice(("op", "module", "class", "phase")),

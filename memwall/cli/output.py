@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,23 +31,27 @@ class Output(NamedTuple):
     kind: str
 
 
-def plan_outputs(paths: Sequence[str]) -> list[Output]:
+def plan_outputs(paths: Sequence[str], without: Sequence[str] = ()) -> list[Output]:
     """What each ``-o`` asks for; called before any work, so that a typing error costs nothing.
+
+    ``without`` lists kinds that there is none of.
 
     Raises:
         UsageError: unknown suffix, or the folder is missing or not writable.
         MissingError: the kind needs a dependency that is not installed.
     """
-    return [Output(Path(text), _kind(text)) for text in dict.fromkeys(paths)]
+    suffixes = {suffix: kind for suffix, kind in SUFFIXES.items() if kind not in without}
+    return [Output(Path(text), _kind(text, suffixes)) for text in dict.fromkeys(paths)]
 
 
-def _kind(text: str) -> str:
+def _kind(text: str, suffixes: Mapping[str, str]) -> str:
     name = Path(text).name.lower()
-    kind = next((k for suffix, k in SUFFIXES.items() if name.endswith(suffix)), None)
-    if kind is None:
+    ending = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+    if ending not in suffixes:
         raise UsageError(
-            f"cannot tell what to write into {text!r}; end the name in one of {' '.join(SUFFIXES)}"
+            f"cannot tell what to write into {text!r}; end the name in one of {' '.join(suffixes)}"
         )
+    kind = suffixes[ending]
     folder = Path(text).parent
     if not folder.is_dir():
         raise UsageError(f"cannot write {text}: there is no folder {folder}")

@@ -6,8 +6,9 @@ Conventions:
   bias and the multiplies by ``alpha`` and ``beta`` are not counted, the bytes of the bias are. A complex
   multiply-add is 8 FLOP.
 - The pipe follows the dtype of the left operand: half, bfloat16, float8 and int8 use the tensor engine,
-  float64 its double-precision mode, float32 the vector engine unless the call's ``allow_tf32`` says
-  otherwise. All float8 formats share the pipe ``tensor.fp8``.
+  float64 its double-precision mode. float32 is ``tensor.tf32`` where the call's ``allow_tf32`` says so, else
+  ``tensor.float32``, which only AMD's matrix cores have: elsewhere its ceiling is that of the vector engine.
+  All float8 formats share the pipe ``tensor.fp8``.
 - A grouped product reads every group's weights once, also those of groups that get no rows (an upper bound).
 - A recurrent layer multiplies each weight matrix with each time step; its pointwise gates are not counted.
 """
@@ -23,7 +24,8 @@ from memwall.cost.registry import register_cost
 from memwall.graph import Pipe, TensorSpec
 
 _TENSOR_PIPES = {
-    "float16": "float16", "bfloat16": "bfloat16", "float64": "float64", "int8": "int8", "uint8": "int8",
+    "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "float64": "float64",
+    "int8": "int8", "uint8": "int8",
     "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
     "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8",
 }  # fmt: skip

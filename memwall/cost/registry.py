@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from memwall.cost.base import Call, Cost
+from memwall.errors import UsageError
 from memwall.graph import Graph, Value, distinct_bytes
 
 #: Classes of ops, in the order in which reports list them.
@@ -70,11 +71,24 @@ def find_rule(name: str) -> Rule | None:
 
 
 def cost_of(call: Call) -> Cost:
-    """The cost of one call; charged its bytes and marked unmodeled where no formula knows it."""
+    """The cost of one call; charged its bytes and marked unmodeled where no formula knows it.
+
+    Raises:
+        UsageError: a formula that the user registered failed, or returned no :class:`Cost`.
+    """
+    unmodeled = Cost({}, call.read_bytes, call.write_bytes, modeled=False)
     rule = find_rule(call.name)
     if rule is None:
-        return Cost({}, call.read_bytes, call.write_bytes, modeled=False)
-    return rule.formula(call)
+        return unmodeled
+    try:
+        cost = rule.formula(call)
+    except (LookupError, ArithmeticError, ValueError, TypeError) as error:
+        if rule.formula.__module__.startswith("memwall."):
+            return unmodeled  # a form of the op that the formula does not know
+        raise UsageError(f"the cost formula of {call.name} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(cost, Cost):
+        raise UsageError(f"the cost formula of {call.name} returned {type(cost).__name__}, not a memwall.Cost")
+    return cost
 
 
 def graph_costs(graph: Graph) -> tuple[Cost, ...]:

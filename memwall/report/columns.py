@@ -53,12 +53,14 @@ def si_column(heading: str, unit: str, values: Numbers) -> CellColumn:
     return _column(heading, prefix + unit, values, scale, 0 if exact else _digits(largest))
 
 
-def seconds_column(heading: str, values: Numbers, *, signed: bool = False) -> CellColumn:
-    """A time in s, ms or us; a ``signed`` one is a difference."""
-    scale, unit = _scale(values, _SECONDS)
-    largest = max((abs(v) for v in values if v), default=0.0) / scale
+def seconds_column(heading: str, values: Numbers, *, like: Numbers = (), signed: bool = False) -> CellColumn:
+    """A time in s, ms or us, in the unit of the column ``like`` where given; a ``signed`` one is a difference."""
+    scale, unit = _scale(like or values, _SECONDS)
+    largest = max((abs(v) for v in like or values if v), default=0.0) / scale
     column, cells = _column(heading, unit, values, scale, _digits(largest))
-    return column, [f"+{cell}" if signed and v and v > 0 else cell for v, cell in zip(values, cells, strict=True)]
+    return column, [
+        f"+{cell}" if signed and v and v > 0 else cell for v, cell in zip(values, cells, strict=True)
+    ]
 
 
 def percent_column(heading: str, values: Numbers, digits: int = 1) -> CellColumn:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from memwall.analysis import WALLS
+from memwall.analysis import WALLS, short_name
 from memwall.compare import Change, Comparison, Entry, Flip
 from memwall.report.columns import (
+    NOTHING,
     CellColumn,
     percent_column,
     plain_column,
@@ -48,7 +49,9 @@ def _profile_sections(comparison: Comparison) -> list[Section]:
         tables = [change_table(kind, [r for r in rows if r.kind == kind]) for kind in ("class", "kernel")]
         sections.append(Section(clean(f"What changed in {label}"), tuple(t for t in tables if t.rows)))
     if not comparison.changes:
-        sections.append(Section("What changed", (Sentence("Nothing: every class and kernel takes the same."),)))
+        sections.append(
+            Section("What changed", (Sentence("Nothing: every class and kernel takes the same."),))
+        )
     return sections
 
 
@@ -83,7 +86,7 @@ def speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
         _labels(entries),
         seconds_column("time", [e.time_s for e in entries]),
         times_column("speed-up", [e.speedup for e in entries]),
-        optional(seconds_column("bound", [e.bound_s for e in entries])),
+        optional(seconds_column("bound", [e.bound_s for e in entries], like=[e.time_s for e in entries])),
     ]
     if any(e.samples_per_s is not None for e in entries):
         columns.append(si_column("samples", "/s", [e.samples_per_s for e in entries]))
@@ -105,7 +108,9 @@ def work_table(entries: Sequence[Entry]) -> Table:
         si_column("FLOPs", "FLOP", [e.flops for e in entries]),
         times_column("of the first", [e.flops / first.flops if first.flops else None for e in entries]),
         si_column("bytes", "B", [e.dram_bytes for e in entries]),
-        times_column("of the first", [e.dram_bytes / first.dram_bytes if first.dram_bytes else None for e in entries]),
+        times_column(
+            "of the first", [e.dram_bytes / first.dram_bytes if first.dram_bytes else None for e in entries]
+        ),
     ]
     return table("Work", columns)
 
@@ -150,22 +155,23 @@ def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sent
     if not flips:
         return Sentence("Nothing: every kernel hits the same wall on all of them.")
     columns = [
-        text_column("kernel", [f.name.removeprefix("aten.") for f in flips], flexible=True),
+        text_column("kernel", [short_name(f.name) for f in flips], flexible=True),
         text_column("", [f"x{f.count}" if f.count > 1 else "" for f in flips]),
         text_column("module", [f.module or "(top)" for f in flips], flexible=True),
         text_column("phase", [f.phase for f in flips], optional=True),
-        *(text_column(clean(e.label), [f.walls[i] or "(other graph)" for f in flips]) for i, e in enumerate(entries)),
+        *(text_column(clean(e.label), [f.walls[i] or NOTHING for f in flips]) for i, e in enumerate(entries)),
     ]
     return table("", columns, "kernels whose wall is not the same everywhere, the longest time first")
 
 
 def change_table(kind: str, rows: Sequence[Change]) -> Table:
     """What changed, in time, FLOPs and bytes."""
+    before = [r.before_s for r in rows]
     columns = [
-        text_column(kind, [r.name.removeprefix("aten.") for r in rows], flexible=True),
-        seconds_column("before", [r.before_s for r in rows]),
-        seconds_column("after", [r.after_s for r in rows]),
-        seconds_column("change", [r.delta_s for r in rows], signed=True),
+        text_column(kind, [short_name(r.name) for r in rows], flexible=True),
+        seconds_column("before", before),
+        seconds_column("after", [r.after_s for r in rows], like=before),
+        seconds_column("change", [r.delta_s for r in rows], like=before, signed=True),
         times_column("time", [r.after_s / r.before_s if r.before_s else None for r in rows]),
         times_column("FLOPs", [r.after_flops / r.before_flops if r.before_flops else None for r in rows]),
         times_column("bytes", [r.after_bytes / r.before_bytes if r.before_bytes else None for r in rows]),

@@ -14,6 +14,7 @@ from memwall.analysis import (
     phase_rows,
     rates,
     schedule_label,
+    short_name,
     wall_shares,
 )
 from memwall.errors import UsageError
@@ -27,7 +28,18 @@ from memwall.report.columns import (
     si_column,
     times_column,
 )
-from memwall.report.document import Column, Document, Facts, Section, Sentence, Table, clean, optional, table, text_column
+from memwall.report.document import (
+    Column,
+    Document,
+    Facts,
+    Section,
+    Sentence,
+    Table,
+    clean,
+    optional,
+    table,
+    text_column,
+)
 from memwall.simulate import Schedule
 from memwall.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
 from memwall.verdict import verdict
@@ -74,7 +86,9 @@ def gpu_title(schedule: Schedule) -> str:
     """``h100-sxm (NVIDIA H100 SXM5 80GB, 3.35 TB/s, 989.40 TFLOP/s tensor.float16)``."""
     gpu = schedule.gpu
     pipe = gpu.ceiling_pipe(Pipe("tensor", "float16"))
-    return clean(f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {flop_rate(gpu.peak(pipe))} {pipe})")
+    return clean(
+        f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {flop_rate(gpu.peak(pipe))} {pipe})"
+    )
 
 
 def policy_suffix(profile: Profile, schedule: Schedule) -> str:
@@ -88,7 +102,12 @@ def policy_suffix(profile: Profile, schedule: Schedule) -> str:
 def header_facts(profile: Profile) -> tuple[tuple[str, str], ...]:
     """What was profiled and what it must do, whatever the GPU."""
     w = profile.workload
-    how = [w.mode, w.dtype, f"autocast {w.autocast}" if w.autocast else "", w.optimizer if w.mode == "training" else ""]
+    how = [
+        w.mode,
+        w.dtype,
+        f"autocast {w.autocast}" if w.autocast else "",
+        w.optimizer if w.mode == "training" else "",
+    ]
     moved = profile.dram_bytes
     facts = [
         ("workload", f"{w.name}, {', '.join(clean(word) for word in how if word)}"),
@@ -135,7 +154,7 @@ def totals_table(profile: Profile) -> Table:
     columns = [
         text_column("GPU", [schedule_label(profile, s) for s in sims]),
         seconds_column("time", [s.totals.time_s for s in sims]),
-        seconds_column("bound", [s.totals.bound_s for s in sims]),
+        seconds_column("bound", [s.totals.bound_s for s in sims], like=[s.totals.time_s for s in sims]),
         optional(plain_column("kernels", [s.totals.kernels for s in sims])),
     ]
     if profile.workload.samples is not None:
@@ -149,7 +168,9 @@ def totals_table(profile: Profile) -> Table:
         si_column("peak", "B", [s.totals.peak_memory_bytes for s in sims]),
         text_column("fits", ["yes" if s.fits else "NO" for s in sims]),
     ]
-    return table("", columns, "bound: speed of light; compute, bandwidth, overhead: share of time under each wall")
+    return table(
+        "", columns, "bound: speed of light; compute, bandwidth, overhead: share of time under each wall"
+    )
 
 
 def class_table(profile: Profile, schedule: Schedule) -> Table:
@@ -181,7 +202,7 @@ def share_table(title: str, heading: str, rows: Sequence[ShareRow]) -> Table:
         optional(si_column("bytes", "B", [r.bytes for r in rows])),
         percent_column("bytes", [r.byte_share for r in rows]),
         intensity_column([r.arithmetic_intensity for r in rows]),
-        seconds_column("bound", [r.bound_s for r in rows]),
+        seconds_column("bound", [r.bound_s for r in rows], like=[r.time_s for r in rows]),
         seconds_column("time", [r.time_s for r in rows]),
         percent_column("time", [r.time_share for r in rows]),
         text_column("limited by", [r.limited_by for r in rows]),
@@ -192,14 +213,14 @@ def share_table(title: str, heading: str, rows: Sequence[ShareRow]) -> Table:
 def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table:
     """Kernels, repeats as one row."""
     columns = [
-        text_column("kernel", [_short_name(r) for r in rows], flexible=True),
+        text_column("kernel", [short_name(r.name) for r in rows], flexible=True),
         text_column("", [f"x{r.count}" if r.count > 1 else "" for r in rows]),
         text_column("module", [r.module or "(top)" for r in rows], flexible=True),
         text_column("phase", [_PHASES.get(r.phase, r.phase) for r in rows], optional=True),
         si_column("FLOPs", "FLOP", [r.flops if r.modeled else None for r in rows]),
         optional(si_column("bytes", "B", [r.bytes for r in rows])),
         intensity_column([r.arithmetic_intensity if r.modeled else None for r in rows]),
-        optional(seconds_column("bound", [r.bound_s for r in rows])),
+        optional(seconds_column("bound", [r.bound_s for r in rows], like=[r.time_s for r in rows])),
         seconds_column("time", [r.time_s for r in rows]),
         percent_column("time", [r.time_share for r in rows]),
         text_column("limited by", [r.limited_by for r in rows]),
@@ -208,10 +229,6 @@ def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table
 
 
 _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
-
-
-def _short_name(row: KernelRow) -> str:
-    return row.name.removeprefix("aten.")
 
 
 def memory_table(schedule: Schedule) -> Table:

@@ -24,8 +24,8 @@ def clean(text: object) -> str:
 class Column:
     """A heading and its unit. ``numeric`` columns are right-aligned.
 
-    Where the page is narrow, ``flexible`` columns are cut first, then ``optional`` ones left out; no number is ever cut. Prose
-    in a cell ``wraps``.
+    Where the page is narrow, ``flexible`` columns are cut first, then ``optional`` ones left out; no number is ever
+    cut. Prose in a cell ``wraps``.
     """
 
     heading: str
@@ -83,7 +83,12 @@ class Document:
 
 
 def text_column(
-    heading: str, cells: Iterable[object], *, flexible: bool = False, optional: bool = False, wraps: bool = False
+    heading: str,
+    cells: Iterable[object],
+    *,
+    flexible: bool = False,
+    optional: bool = False,
+    wraps: bool = False,
 ) -> tuple[Column, list[str]]:
     """A left-aligned column."""
     column = Column(heading, numeric=False, flexible=flexible, optional=optional, wraps=wraps)

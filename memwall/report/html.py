@@ -13,12 +13,27 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from memwall.analysis import WALLS, KernelRow, class_rows, kernel_rows, phase_rows, schedule_label, wall_shares
+from memwall.analysis import (
+    WALLS,
+    KernelRow,
+    class_rows,
+    kernel_rows,
+    phase_rows,
+    schedule_label,
+    wall_shares,
+)
 from memwall.compare import Comparison
 from memwall.profile import Profile
 from memwall.report.ceilings import Roof, compute_roofs, memory_roofs
 from memwall.report.comparing import comparison_document
-from memwall.report.content import class_table, gpu_title, header_facts, memory_table, share_table, totals_table
+from memwall.report.content import (
+    class_table,
+    gpu_title,
+    header_facts,
+    memory_table,
+    share_table,
+    totals_table,
+)
 from memwall.report.document import Document, clean
 from memwall.report.palette import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color
 from memwall.simulate import Schedule

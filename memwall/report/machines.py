@@ -8,13 +8,24 @@ from memwall.compare import DTYPES, Machine, best_peak, compare_gpus
 from memwall.graph import Pipe
 from memwall.hardware import Gpu
 from memwall.report.columns import NOTHING, CellColumn, number, plain_column, si_column, times_column
-from memwall.report.document import Column, Document, Facts, Section, Sentence, Table, clean, optional, table, text_column
+from memwall.report.document import (
+    Column,
+    Document,
+    Facts,
+    Section,
+    Sentence,
+    Table,
+    clean,
+    optional,
+    table,
+    text_column,
+)
 from memwall.units import bandwidth, duration, flop_rate, percent, si, size
 
 #: rows of the growth table: key of ``Machine.growth`` -> what a reader sees
 GROWTH = {
-    "float16": "fp16 peak", "bfloat16": "bf16 peak", "tf32": "tf32 peak", "float32": "fp32 peak", "float64": "fp64 peak",
-    "fp8": "fp8 peak", "int8": "int8 peak", "bandwidth": "bandwidth", "capacity": "capacity", "l2": "last cache",
+    "float16": "fp16 peak", "bfloat16": "bf16 peak", "tf32": "tf32 peak", "float32": "fp32 peak",
+    "float64": "fp64 peak", "fp8": "fp8 peak", "int8": "int8 peak", "bandwidth": "bandwidth", "capacity": "capacity", "l2": "last cache",
     "link": "link", "ridge_float16": "fp16 ridge point", "tdp": "TDP",
 }  # fmt: skip
 
@@ -53,22 +64,32 @@ def gpu_document(gpu: Gpu) -> Document:
     """One board: every number and where it comes from."""
     facts = Facts((
         ("name", gpu.name), ("also", clean(", ".join(gpu.aliases)) or NOTHING), ("vendor", clean(gpu.vendor)),
-        ("architecture", clean(f"{gpu.architecture} {gpu.compute_capability or ''}")), ("release", gpu.release or NOTHING),
+        ("architecture", clean(f"{gpu.architecture} {gpu.compute_capability or ''}")),
+        ("release", gpu.release or NOTHING),
         ("calibration", gpu.calibration),
     ))  # fmt: skip
     return Document(clean(gpu.full_name), (Section("", (facts, _peaks_table(gpu), _numbers_table(gpu))),))
 
 
 def _peaks_table(gpu: Gpu) -> Table:
-    pipes = sorted(gpu.peak_flop_per_s, key=lambda pipe: (pipe.engine, -gpu.peak_flop_per_s[pipe], pipe.dtype))
+    pipes = sorted(
+        gpu.peak_flop_per_s, key=lambda pipe: (pipe.engine, -gpu.peak_flop_per_s[pipe], pipe.dtype)
+    )
     columns = [
         text_column("ceiling", pipes),
         (Column("peak"), [flop_rate(gpu.peak_flop_per_s[pipe]) for pipe in pipes]),
         (Column("achievable"), [percent(gpu.achievable_fraction(pipe)) for pipe in pipes]),
         plain_column("ridge", [gpu.ridge_point(pipe) for pipe in pipes], 1, "FLOP/B"),
-        text_column("source of the peak", [gpu.sources.get(f"peak_flop_per_s.{pipe}", NOTHING) for pipe in pipes], wraps=True),
+        text_column(
+            "source of the peak", [_source(gpu, f"peak_flop_per_s.{pipe}") for pipe in pipes], wraps=True
+        ),
     ]
     return table("Compute", columns)
+
+
+def _source(gpu: Gpu, key: str) -> str:
+    """The comment beside a number, or what stands in where the file does not say."""
+    return gpu.sources.get(key) or NOTHING
 
 
 def _numbers_table(gpu: Gpu) -> Table:
@@ -84,12 +105,16 @@ def _numbers_table(gpu: Gpu) -> Table:
         ("TDP", f"{gpu.tdp_w:.0f} W" if gpu.tdp_w else NOTHING, "power.tdp_w"),
         ("launch floor", duration(gpu.launch_overhead_s), "host.launch_overhead_s"),
         ("CPU per eager op", duration(gpu.dispatch_s), "host.dispatch_s"),
-        *((f"achievable {pipe}", percent(f), f"achievable.{pipe}") for pipe, f in gpu.achievable.items() if pipe != "dram"),
+        *(
+            (f"achievable {key}", percent(f), f"achievable.{key}")
+            for key, f in gpu.achievable.items()
+            if key != "dram"
+        ),
     ]
     columns = [
         text_column("number", [row[0] for row in rows]),
         (Column("value"), [row[1] for row in rows]),
-        text_column("source", [gpu.sources.get(row[2], NOTHING) for row in rows], wraps=True),
+        text_column("source", [_source(gpu, row[2]) for row in rows], wraps=True),
     ]
     return table("Memory, power, host", columns)
 
@@ -108,7 +133,9 @@ def machine_sections(machines: Sequence[Machine]) -> list[Section]:
 
 
 def _peak(machine: Machine, dtype: str) -> float | None:
-    return max((machine.peak_flop_per_s.get(f"{engine}.{dtype}", 0.0) for engine in ("tensor", "vector"))) or None
+    return (
+        max(machine.peak_flop_per_s.get(f"{engine}.{dtype}", 0.0) for engine in ("tensor", "vector")) or None
+    )
 
 
 def _datasheet(machines: Sequence[Machine]) -> Table:

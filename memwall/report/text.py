@@ -6,7 +6,8 @@ Only flexible columns give way when the width is short: kernel names lose their 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -30,7 +31,13 @@ _WALL_STYLE = {"compute": "green", "bandwidth": "yellow", "overhead": "magenta",
 
 
 def render_text(
-    profile: Profile, *, by: str = "op", top: int = 15, sort: str = "time", width: int | None = None, color: bool = False
+    profile: Profile,
+    *,
+    by: str = "op",
+    top: int = 15,
+    sort: str = "time",
+    width: int | None = None,
+    color: bool = False,
 ) -> str:
     """The report of a profile."""
     return to_text(profile_document(profile, by=by, top=top, sort=sort), width=width, color=color)
@@ -96,7 +103,9 @@ def _print_table(console: Console, table: Table) -> None:
     console.print()
     if table.title:
         console.print(Text(table.title, style="bold"))
-    grid = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    grid = RichTable(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim"
+    )
     columns = fit(table, console.width - INDENT)
     for index, width in columns:
         column = table.columns[index]
@@ -141,4 +150,8 @@ def fit(table: Table, width: int) -> list[tuple[int, int]]:
     return list(widths.items())
 
 
-_PRINTERS = {Facts: _print_facts, Sentence: _print_sentence, Table: _print_table}
+_PRINTERS: dict[type, Callable[[Console, Any], None]] = {
+    Facts: _print_facts,
+    Sentence: _print_sentence,
+    Table: _print_table,
+}

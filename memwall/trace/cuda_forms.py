@@ -8,7 +8,7 @@ process while :class:`CudaForms` is open.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,10 +44,6 @@ class CudaForms:
             "rnn_tanh.input": self._recurrent(1),
             "rnn_relu.input": self._recurrent(0),
         }
-        if self.recorder.device == "cpu":
-            del table["rms_norm"]  # with real data the decomposed form computes the same
-            for name in ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"):
-                del table[name]
         for name, kernel in table.items():
             for key in _KEYS[self.recorder.device]:
                 # Library.impl refuses Meta kernels for composite ops; here that is the point.
@@ -73,9 +69,26 @@ class CudaForms:
         backend = choose_attention(
             self.attention, query, key, value, masked=attn_mask is not None, gqa=enable_gqa
         )
-        if self.recorder.device == "cpu" and backend == "flash":
-            backend = "math" if attn_mask is not None else "cpu"
+        if self.recorder.device == "cpu" and backend != "math":
+            return self._opaque_attention(backend, query, key, value, attn_mask, dropout_p, is_causal)
         return _ATTENTION[backend](query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    def _opaque_attention(
+        self, backend: str, query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool
+    ) -> torch.Tensor:
+        """With real tensors: the CUDA kernel by name; the CPU has none, and random weights make any values as good."""
+        batch, heads, rows, _ = query.shape
+        return Opaque.run(
+            self.recorder,
+            f"aten._scaled_dot_product_{backend}_attention",
+            (("dropout_p", dropout_p), ("is_causal", is_causal)),
+            ("query", "key", "value", "attn_bias"),
+            (query, key, value, mask),
+            (([batch, heads, rows, value.shape[-1]], query.dtype), ([batch, heads, rows], torch.float32)),
+            saved=(0, 1, 2, 3),
+            saved_outputs=((0, "out"), (1, "logsumexp")),
+            gradient="grad_out" if backend == "flash" else "grad_out_",
+        )[0]
 
     # -- opaque ops ------------------------------------------------------------------------------------------------
 
@@ -87,7 +100,8 @@ class CudaForms:
         outputs = (_like(x), (rows, torch.float32))
         names = ("input", "weight")
         return Opaque.run(
-            self.recorder, "aten._fused_rms_norm", attributes, names, (x, weight), outputs, saved=(0, 1), saved_outputs=(1,)
+            self.recorder, "aten._fused_rms_norm", attributes, names, (x, weight), outputs, saved=(0, 1),
+            saved_outputs=((1, "rstd"),), gradient="grad_out",
         )[0]
 
     def _recurrent(self, mode: int) -> Callable[..., Any]:
@@ -110,7 +124,7 @@ class CudaForms:
             outputs = (output, *(_like(s) for s in states), *((reserve,) if keep_reserve else ()))
             result = Opaque.run(
                 self.recorder, "aten._cudnn_rnn", attributes, names, inputs, outputs,
-                saved=tuple(range(len(inputs))), saved_outputs=(0, len(states) + 1) if keep_reserve else (0,),
+                saved=tuple(range(len(inputs))), saved_outputs=((0, "output"), *(((len(states) + 1, "reserve"),) if keep_reserve else ())),
             )  # fmt: skip
             return tuple(result[: 1 + len(states)])
 
@@ -136,49 +150,68 @@ class Opaque(torch.autograd.Function):
     @staticmethod
     def run(
         recorder: Recorder, name: str, attributes: tuple, names: Sequence[str], inputs: Sequence[Any],
-        outputs: Sequence[tuple], saved: tuple[int, ...], saved_outputs: tuple[int, ...],
+        outputs: Sequence[tuple], saved: tuple[int, ...], saved_outputs: tuple[tuple[int, str], ...],
+        gradient: str = "grad_output",
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         """Record the call; returns tensors of the given (shape, dtype) ``outputs``.
 
-        ``saved`` and ``saved_outputs`` number what backward reads besides the gradient of the first output.
+        Backward reads the gradients that arrive, as argument ``gradient``, the inputs numbered by ``saved`` and the
+        outputs numbered and named by ``saved_outputs``.
         """
-        result: tuple[torch.Tensor, ...] = Opaque.apply(
-            recorder, name, attributes, tuple(names), tuple(outputs), saved, saved_outputs, *inputs
-        )
+        call = _OpaqueCall(name, attributes, tuple(names), saved, saved_outputs, gradient)
+        result: tuple[torch.Tensor, ...] = Opaque.apply(recorder, call, tuple(outputs), *inputs)
         return result
 
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, name: str, attributes: tuple, names: tuple, outputs: tuple,
-                saved: tuple, saved_outputs: tuple, *inputs: Any) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        given = [(n, t) for n, t in zip(names, inputs, strict=True) if t is not None]
+    def forward(ctx: Any, recorder: Recorder, call: _OpaqueCall, outputs: tuple, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        given = [(n, t) for n, t in zip(call.names, inputs, strict=True) if t is not None]
         device = given[0][1].device
-        results = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs)
+        results = tuple(_fresh(shape, dtype, device) for shape, dtype in outputs)
         if not recorder.paused:
-            recorder.emit(name, [n for n, _ in given], [t for _, t in given], results, attributes)
-        ctx.recorder, ctx.call = recorder, (name, attributes, names, saved)
-        kept = [inputs[i] for i in saved if inputs[i] is not None] + [results[i] for i in saved_outputs]
-        ctx.kept_names = [names[i] for i in saved if inputs[i] is not None] + ["saved"] * len(saved_outputs)
-        ctx.save_for_backward(*kept)
+            recorder.emit(call.name, [n for n, _ in given], [t for _, t in given], results, call.attributes)
+        ctx.recorder, ctx.call = recorder, call
+        kept = [(call.names[i], inputs[i]) for i in call.saved if inputs[i] is not None]
+        kept += [(name, results[i]) for i, name in call.saved_outputs]
+        ctx.kept_names = [name for name, _ in kept]
+        ctx.save_for_backward(*[tensor for _, tensor in kept])
         ctx.shapes = [(t.shape, t.dtype) if isinstance(t, torch.Tensor) else None for t in inputs]
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        name, attributes, _, _ = ctx.call
-        kept = ctx.saved_tensors
-        needed = ctx.needs_input_grad[7:]
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        kept, call = ctx.saved_tensors, ctx.call
         results = [
-            torch.empty(shape[0], dtype=shape[1], device=kept[0].device) if shape and wanted else None
-            for shape, wanted in zip(ctx.shapes, needed, strict=True)
+            _fresh(*like, kept[0].device) if like and wanted else None
+            for like, wanted in zip(ctx.shapes, ctx.needs_input_grad[3:], strict=True)
         ]
-        given = [g for g in grads if g is not None]
+        given = [g for g in gradients if g is not None]
         if not ctx.recorder.paused:
             ctx.recorder.emit(
-                f"{name}_backward", ["grad_output"] * len(given) + ctx.kept_names, [*given, *kept],
-                [r for r in results if r is not None], attributes,
+                f"{call.name}_backward", [call.gradient] * len(given) + ctx.kept_names, [*given, *kept],
+                [r for r in results if r is not None], call.attributes,
             )  # fmt: skip
-        return (None,) * 7 + tuple(results)
+        return (None, None, None, *results)
+
+
+class _OpaqueCall(NamedTuple):
+    """What an opaque op is and what its backward reads; see :meth:`Opaque.run`."""
+
+    name: str
+    attributes: tuple
+    names: tuple[str, ...]
+    saved: tuple[int, ...]
+    saved_outputs: tuple[tuple[int, str], ...]
+    gradient: str
+
+
+def _fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A result: without data on ``meta``, with small random data on the CPU; not recorded either way."""
+    if device.type == "meta":
+        return torch.empty(shape, dtype=dtype, device=device)
+    generator = torch.Generator().manual_seed(0)
+    with torch._C._DisableTorchDispatch():
+        return torch.randn(shape, dtype=dtype, generator=generator).mul_(0.1)
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -249,15 +282,4 @@ def _math(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale
     return result
 
 
-def _cpu(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool) -> torch.Tensor:
-    """Real data on the CPU: its own flash kernel, which the cost table treats as the CUDA one."""
-    if gqa:
-        repeats = q.shape[-3] // k.shape[-3]
-        k, v = k.repeat_interleave(repeats, -3), v.repeat_interleave(repeats, -3)
-    if dropout > 0:
-        return _math(q, k, v, mask, dropout, causal, scale, False)
-    result: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, scale=scale)[0]
-    return result
-
-
-_ATTENTION = {"flash": _flash, "efficient": _efficient, "math": _math, "cpu": _cpu}
+_ATTENTION = {"flash": _flash, "efficient": _efficient, "math": _math}

@@ -25,9 +25,6 @@ _FILLERS = frozenset(
     + [f for name, f in vars(torch.nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)]
 )
 
-#: Calls that may name a device among their positional arguments.
-_MOVERS = frozenset((torch.Tensor.to, torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones))
-
 
 class TracedDevice(TorchFunctionMode):
     """Function mode that maps CUDA devices to ``device`` and creates tensors there by default.
@@ -58,7 +55,7 @@ class TracedDevice(TorchFunctionMode):
             return args[0].to(self.device)
         elif kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self._map(kwargs["device"])}
-        elif func in _MOVERS and len(args) > 1 and _is_cuda(args[1]):
+        elif func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
             args = (args[0], self.device, *args[2:])
         return func(*args, **(kwargs or {}))
 

@@ -276,6 +276,8 @@ class Recorder(TorchDispatchMode):
                 found = (value,) if value.layout is torch.strided else sparse_parts(value)
             elif isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
                 found = [v for v in value if isinstance(v, torch.Tensor)]
+                if len(found) < len(value):  # x[:, index]: which axes are indexed
+                    scalars.append((f"{name}_given", tuple([v is not None for v in value])))
             elif name not in _DROPPED_ATTRIBUTES:
                 scalars.append((name, freeze(value)))
             for tensor in found:

@@ -22,7 +22,7 @@ from memwall.trace.optimizers import fused_everywhere, make_optimizer, settle
 from memwall.trace.recorder import Recorder, UnexpectedCall, dtype_name, flat_tensors
 from memwall.trace.replay import Replayer, ReplayMismatch
 from memwall.workload import Workload
-from memwall.workload.blame import blame
+from memwall.workload.blame import blame, user_frame
 
 #: dtype names a user may write
 DTYPES: Mapping[str, torch.dtype] = {
@@ -264,10 +264,10 @@ def _blaming(doing: str) -> Any:
         wanted = next((text for part, text in _NEEDS_DATA if part in str(error)), None)
         if wanted is None:
             raise blame(error, doing) from error
-        where = blame(error, "here")
+        at = user_frame(error)
         raise UsageError(
-            f"the model's Python needs {wanted}, and a trace without data has none: {where}; "
-            "rewrite it without data (torch.where, a mask multiplied in) or trace small real tensors with --real"
+            f"the model's Python needs {wanted}, and a trace has no data{f' (at {at})' if at else ''}; "
+            "rewrite it without (torch.where, a mask multiplied in), or trace real tensors with --real"
         ) from error
 
 

@@ -25,10 +25,10 @@ from memwall.workload.inputs import InputSpec, input_builder, make_tensor
 
 _DEFAULT_SEQ, _DEFAULT_IMAGE, _DEFAULT_AUDIO = 512, 224, 16_000
 
-#: transformers' tables of head classes by model type, the most useful head first.
+#: transformers' tables of head classes by model type, an encoder-decoder whole before its halves.
 _AUTO_MAPPINGS = (
-    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES", "MODEL_MAPPING_NAMES",
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 import pytest
 
 from memwall.graph import Pipe
-from tests.unit.cost_calls import TENSOR_BF16, TF32, VECTOR, cost, expanded, spec
+from tests.unit.cost_calls import TENSOR_BF16, TENSOR_FP32, TF32, VECTOR, cost, expanded, spec
 
 
 def test_mm_counts_two_flops_per_multiply_add():
@@ -13,11 +13,11 @@ def test_mm_counts_two_flops_per_multiply_add():
     assert result.write_bytes == 65_536  # 128*256*2
 
 
-def test_fp32_mm_runs_on_the_vector_engine_unless_tf32_is_on():
+def test_fp32_mm_has_a_pipe_of_its_own_unless_tf32_is_on():
     operands = [("self", spec(8, 4, dtype="float32")), ("mat2", spec(4, 16, dtype="float32"))]
     out = spec(8, 16, dtype="float32")
-    assert cost("aten.mm", operands, out).flops == {VECTOR: 1024}  # 2 * 8 * 16 * 4
-    assert cost("aten.mm", operands, out, allow_tf32=False).flops == {VECTOR: 1024}
+    assert cost("aten.mm", operands, out).flops == {TENSOR_FP32: 1024}  # 2 * 8 * 16 * 4
+    assert cost("aten.mm", operands, out, allow_tf32=False).flops == {TENSOR_FP32: 1024}
     assert cost("aten.mm", operands, out, allow_tf32=True).flops == {TF32: 1024}
 
 
@@ -138,8 +138,8 @@ def test_convolution():
     assert result.write_bytes == 6_422_528  # 1,605,632 * 4
 
 
-def test_fp32_convolution_without_tf32_runs_on_the_vector_engine():
-    assert _conv(allow_tf32=False).flops == {VECTOR: 472_055_808}
+def test_fp32_convolution_without_tf32_is_plain_fp32():
+    assert _conv(allow_tf32=False).flops == {TENSOR_FP32: 472_055_808}
 
 
 def test_bias_is_a_second_pass_and_no_flops():

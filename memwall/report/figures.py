@@ -1,0 +1,243 @@
+"""Pictures as bytes: matplotlib without its global state, the same bytes for the same input.
+
+Text from a model is drawn as it stands (``parse_math=False``), never as a formula.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from memwall.analysis import WALLS, class_rows, schedule_label
+from memwall.compare import Comparison, Machine, compare_gpus
+from memwall.errors import UsageError
+from memwall.hardware import Gpu
+from memwall.profile import Profile
+from memwall.report.document import clean
+from memwall.report.palette import WALL_COLORS, class_color
+from memwall.report.roofline import draw_roofline
+from memwall.simulate import Schedule
+from memwall.units import duration, percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 150
+STYLE = {
+    "svg.hashsalt": "memwall", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 9.0,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#667080", "axes.titleweight": "bold",
+    "axes.titlelocation": "left", "axes.titlesize": 10.5, "xtick.color": "#444b55", "ytick.color": "#444b55",
+    "text.parse_math": False, "figure.facecolor": "white", "axes.axisbelow": True, "grid.color": "#e3e6ea",
+    "grid.linewidth": 0.7,
+}  # fmt: skip
+
+#: the boards of the memory-wall picture unless others are named
+FLAGSHIPS = ("p100-sxm2-16gb", "v100-sxm2-32gb", "a100-40gb-sxm", "a100-80gb-sxm", "h100-sxm", "h200", "b200")
+
+
+def profile_png(profile: Profile) -> bytes:
+    """Roofline and class shares of each simulation, one below the other."""
+    return _profile_figure(profile, "png")
+
+
+def profile_svg(profile: Profile) -> str:
+    """The same as SVG."""
+    return _profile_figure(profile, "svg").decode("utf-8")
+
+
+def comparison_png(comparison: Comparison) -> bytes:
+    """Bars of a comparison; the memory wall for machines."""
+    return compare_figure(comparison, "png")
+
+
+def comparison_svg(comparison: Comparison) -> str:
+    """The same as SVG."""
+    return compare_figure(comparison, "svg").decode("utf-8")
+
+
+def roofline_figure(profile: Profile, gpu_name: str, fmt: str = "png", *, policy: str | None = None) -> bytes:
+    """The roofline of one simulation.
+
+    Raises:
+        UsageError: the profile has none for that GPU, or no such format.
+    """
+    schedules = [s for s in profile.simulations if s.gpu.name == gpu_name and policy in (None, s.policy)]
+    if not schedules:
+        raise UsageError(f"the profile has no simulation on {gpu_name}; it has {_names(profile)}")
+    return _draw(fmt, (10.5, 6.2), lambda figure: _roofline_panel(figure, profile, schedules[0]))
+
+
+def class_shares_figure(profile: Profile, fmt: str = "png") -> bytes:
+    """Shares of FLOPs and bytes, and of time on each GPU, by op class."""
+    _need_simulation(profile)
+    height = 1.7 + 0.42 * (2 + len(profile.simulations))
+    return _draw(fmt, (10.5, height), lambda figure: _shares_panel(figure.add_subplot(), profile))
+
+
+def _profile_figure(profile: Profile, fmt: str) -> bytes:
+    _need_simulation(profile)
+    count = len(profile.simulations)
+    shares = 1.5 + 0.42 * (2 + count)
+
+    def build(figure: Figure) -> None:
+        parts: Any = figure.subfigures(count + 1, 1, height_ratios=[6.0] * count + [shares])
+        for part, schedule in zip(parts, profile.simulations, strict=False):
+            _roofline_panel(part, profile, schedule)
+        _shares_panel(parts[-1].add_subplot(), profile)
+
+    return _draw(fmt, (10.5, 6.0 * count + shares), build)
+
+
+def _need_simulation(profile: Profile) -> None:
+    if not profile.simulations:
+        raise UsageError("the profile has no simulation to draw; profile it on a GPU")
+
+
+def _names(profile: Profile) -> str:
+    return ", ".join(dict.fromkeys(s.gpu.name for s in profile.simulations)) or "none"
+
+
+def _draw(fmt: str, size: tuple[float, float], build: Callable[[Any], None]) -> bytes:
+    """A figure of some size in inches, built and written in one style."""
+    if fmt not in ("png", "svg"):
+        raise UsageError(f"cannot draw {fmt!r}; choose png or svg")
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    metadata: dict[str, Any] = {"Date": None, "Creator": None} if fmt == "svg" else {"Software": None}
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        build(figure)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=fmt, dpi=DPI, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _roofline_panel(figure: Any, profile: Profile, schedule: Schedule) -> None:
+    axes = figure.add_subplot()
+    label = clean(schedule_label(profile, schedule))
+    axes.set_title(f"{clean(profile.workload.name)} on {label}: {duration(schedule.totals.time_s)}, "
+                   f"MFU {percent(schedule.totals.mfu, 0)}")  # fmt: skip
+    draw_roofline(axes, profile, schedule)
+
+
+def _shares_panel(axes: Any, profile: Profile) -> None:
+    """Stacked bars: FLOPs and bytes of the first simulation, time of each."""
+    first = profile.simulations[0]
+    bars = [("FLOPs", first, "flop_share"), ("bytes", first, "byte_share")]
+    bars += [(f"time, {clean(schedule_label(profile, s))}", s, "time_share") for s in profile.simulations]
+    seen: dict[str, str] = {}
+    for row, (_, schedule, field) in enumerate(bars):
+        left = 0.0
+        for entry in class_rows(profile, schedule):
+            share = 100 * getattr(entry, field)
+            color = class_color(entry.key)
+            seen.setdefault(clean(entry.key), color)
+            axes.barh(row, share, left=left, color=color, height=0.66)
+            if share >= 5:
+                axes.text(
+                    left + share / 2, row, f"{share:.1f}", ha="center", va="center", color="white", fontsize=8
+                )
+            left += share
+    axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("%")
+    axes.set_title("Shares by op class")
+    handles = [_patch(color) for color in seen.values()]
+    axes.legend(handles, seen, loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8)
+
+
+def _patch(color: str) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(color=color)
+
+
+# -- comparisons -------------------------------------------------------------------------------------------------------
+
+
+def compare_figure(comparison: Comparison, fmt: str = "png") -> bytes:
+    """Time per step by wall, speed-up, MFU and MBU as bars; for machines, their growth."""
+    if comparison.kind == "machines":
+        return _memory_wall(comparison.machines, fmt)
+    entries = comparison.entries
+    labels = [clean(entry.label) + ("" if entry.fits else "\n(does not fit)") for entry in entries]
+
+    def build(figure: Any) -> None:
+        time, speed, used = figure.subplots(1, 3, sharey=True, width_ratios=[2.2, 1, 1.2])
+        rows = range(len(entries))
+        scale, unit = _time_unit(max(entry.time_s for entry in entries))
+        left = [0.0] * len(entries)
+        for wall in WALLS:
+            widths = [entry.wall_shares[wall] * entry.time_s / scale for entry in entries]
+            time.barh(rows, widths, left=left, color=WALL_COLORS[wall], height=0.66, label=wall)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        for row, entry in enumerate(entries):
+            time.text(left[row], row, f" {duration(entry.time_s)}", va="center", fontsize=8)
+        time.set_xlim(0, max(left) * 1.2)
+        time.set_yticks(rows, labels)
+        time.set_title(f"time per step, {unit}, by wall")
+        below = (0, -0.04 - 0.3 / len(entries))
+        time.legend(frameon=False, fontsize=8, ncols=3, loc="upper left", bbox_to_anchor=below)
+        _bars(speed, [entry.speedup for entry in entries], "{:.2f}x", "speed-up", "#4477aa")
+        _pairs(used, [100 * e.mfu for e in entries], [100 * e.mbu for e in entries])
+        time.invert_yaxis()
+        figure.suptitle(
+            f"compare: {clean(comparison.title)}", x=0.01, ha="left", fontsize=11, fontweight="bold"
+        )
+
+    return _draw(fmt, (11.0, 1.9 + 0.42 * len(entries)), build)
+
+
+def _time_unit(longest_s: float) -> tuple[float, str]:
+    return next(
+        ((scale, unit) for scale, unit in ((1.0, "s"), (1e-3, "ms")) if longest_s >= scale), (1e-6, "us")
+    )
+
+
+def _bars(axes: Any, values: Sequence[float], form: str, title: str, color: str) -> None:
+    axes.barh(range(len(values)), values, color=color, height=0.66)
+    for row, value in enumerate(values):
+        axes.text(value, row, " " + form.format(value), va="center", fontsize=8)
+    axes.set_xlim(0, max(values) * 1.35)
+    axes.set_title(title)
+
+
+def _pairs(axes: Any, mfu: Sequence[float], mbu: Sequence[float]) -> None:
+    rows = range(len(mfu))
+    for offset, values, name, color in ((-0.17, mfu, "MFU", "#228833"), (0.17, mbu, "MBU", "#ccaa22")):
+        axes.barh([row + offset for row in rows], values, height=0.32, color=color)
+        for row, value in enumerate(values):
+            axes.text(value, row + offset, f" {name} {value:.0f}", va="center", fontsize=7)
+    axes.set_xlim(0, max(*mfu, *mbu) * 1.35)
+    axes.set_title("MFU and MBU, %")
+
+
+# -- the memory wall ---------------------------------------------------------------------------------------------------
+
+#: what grows -> (key of Machine.growth, colour)
+_SERIES = {
+    "fp16 FLOP/s": ("float16", "#4477aa"),
+    "DRAM bandwidth": ("bandwidth", "#ee6677"),
+    "DRAM capacity": ("capacity", "#228833"),
+}
+
+
+def memory_wall_figure(gpus: Sequence[Gpu], fmt: str = "png") -> bytes:
+    """Growth of FLOP/s, bandwidth and capacity by release date, relative to the oldest, log scale."""
+    return _memory_wall(compare_gpus(sorted(gpus, key=lambda gpu: (gpu.release, gpu.name))).machines, fmt)
+
+
+def _memory_wall(machines: Sequence[Machine], fmt: str) -> bytes:
+    from memwall.report.wall import draw_growth
+
+    def build(figure: Any) -> None:
+        draw_growth(figure.add_subplot(), machines, _SERIES)
+
+    return _draw(fmt, (10.5, 6.0), build)

@@ -1,0 +1,209 @@
+"""The roofline of one schedule on matplotlib axes: roofs, every kernel a point, labels that keep off each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from memwall.analysis import KernelRow, kernel_rows, short_name
+from memwall.profile import Profile
+from memwall.report.ceilings import Roof, compute_roofs, memory_roofs
+from memwall.report.document import clean
+from memwall.report.labels import Box, Line, Placer
+from memwall.report.palette import class_color
+from memwall.simulate import Schedule
+
+MAX_LABELS, LONGEST_LABEL, FONT = 12, 30, 7.5
+#: a kernel of less than this share of the time does not stretch the axes
+NOTABLE = 1e-3
+
+
+def draw_roofline(axes: Any, profile: Profile, schedule: Schedule) -> None:
+    """Draw it. Kernels without FLOPs have no place on it; a line of text says how much time they take."""
+    rows = [row for row in kernel_rows(profile, schedule) if row.time_s > 0]
+    points = [row for row in rows if row.flops and row.bytes]
+    roofs, slopes = compute_roofs(profile, schedule), memory_roofs(schedule)
+    x_range, y_range = _ranges(points, roofs, slopes)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(*x_range)
+    axes.set_ylim(*y_range)
+    axes.grid(True, which="major")
+    axes.minorticks_off()
+    axes.set_xlabel("arithmetic intensity, FLOP per DRAM byte")
+    axes.set_ylabel("attained FLOP/s")
+    axes.yaxis.set_major_formatter(_engineering)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    _draw_roofs(axes, roofs, slopes, x_range, y_range)
+    for row in sorted(points, key=lambda row: -row.time_share):
+        axes.scatter(
+            *position(row, x_range, y_range),
+            s=area(row), color=class_color(row.op_class), alpha=0.75, edgecolor="white", linewidth=0.6, zorder=3,
+            clip_on=False,
+        )  # fmt: skip
+    _draw_bare(axes, [row for row in rows if not (row.flops and row.bytes)])
+    _draw_legend(axes, rows)
+    _draw_labels(axes, points, roofs, slopes, x_range, y_range)
+
+
+def position(
+    row: KernelRow, x_range: tuple[float, float], y_range: tuple[float, float]
+) -> tuple[float, float]:
+    """Where a kernel stands; one that is off the axes, on their edge."""
+    return max(row.arithmetic_intensity, x_range[0] * 1.03), max(row.attained_flop_per_s, y_range[0] * 1.1)
+
+
+def area(row: KernelRow) -> float:
+    """Area of a point in square points: in proportion to its share of the time, above a visible least."""
+    return 9 + 1500 * row.time_share
+
+
+def _ranges(
+    points: Sequence[KernelRow], roofs: Sequence[Roof], slopes: Sequence[Roof]
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    top, ridge = roofs[0].rate, roofs[0].rate / slopes[0].rate
+    notable = [row for row in points if row.time_share > NOTABLE]
+    x = [row.arithmetic_intensity for row in notable]
+    y = [row.attained_flop_per_s for row in notable]
+    x_range = min([0.1, *(v / 2 for v in x)]), max([ridge * 4, *(v * 2 for v in x)])
+    return (max(x_range[0], 1e-3), x_range[1]), (
+        max(min([top / 1e3, *(v / 2 for v in y)]), top / 1e8),
+        top * 1.9,
+    )
+
+
+def _engineering(value: float, _: int) -> str:
+    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:g} {prefix}"
+    return f"{value:g}"
+
+
+def _draw_roofs(
+    axes: Any,
+    roofs: Sequence[Roof],
+    slopes: Sequence[Roof],
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+) -> None:
+    """Horizontal roofs, named in the right margin; sloped ones, named along the line at its lower end."""
+    fastest = max(slope.rate for slope in slopes)
+    previous = math.inf
+    for roof in roofs:
+        axes.plot([roof.rate / fastest, x_range[1]], [roof.rate, roof.rate], zorder=2, **_style(roof))
+        at = min(math.log(roof.rate), previous - 0.075 * math.log(y_range[1] / y_range[0]))
+        previous = at
+        axes.annotate(
+            roof.label.replace("  ", "\n"), (x_range[1], roof.rate), (1.015, _fraction(math.exp(at), y_range)),
+            textcoords="axes fraction", va="center", fontsize=FONT,
+            color="#1b1f24" if roof.used else "#667080", annotation_clip=False, linespacing=1.15,
+            arrowprops={"arrowstyle": "-", "color": "#98a0ab", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0},
+        )  # fmt: skip
+    for slope in slopes:
+        low = max(x_range[0], y_range[0] / slope.rate)
+        high = roofs[0].rate / slope.rate
+        axes.plot([low, high], [low * slope.rate, high * slope.rate], zorder=2, **_style(slope))
+        axes.annotate(
+            slope.label, (low * 1.15, low * 1.15 * slope.rate), (0, 4), textcoords="offset points", fontsize=FONT,
+            color="#1b1f24" if slope.used else "#667080", rotation=45, rotation_mode="anchor",
+            transform_rotates_text=True, va="bottom", ha="left",
+        )  # fmt: skip
+
+
+def _style(roof: Roof) -> dict[str, Any]:
+    """Solid for what the workload uses, dashed for context."""
+    if roof.used:
+        return {"color": "#1b1f24", "linewidth": 1.2}
+    return {"color": "#98a0ab", "linewidth": 0.9, "ls": "--"}
+
+
+def _fraction(y: float, y_range: tuple[float, float]) -> float:
+    return math.log(y / y_range[0]) / math.log(y_range[1] / y_range[0])
+
+
+def _draw_bare(axes: Any, rows: Sequence[KernelRow]) -> None:
+    """Kernels that only move bytes have no place on a log axis: a note says how much time they take."""
+    share = sum(row.time_share for row in rows)
+    if share:
+        text = f"{len(rows)} kinds of kernel do no FLOP: {100 * share:.1f} % of the time"
+        axes.annotate(text, (1, 0), (-4, 5), xycoords="axes fraction", textcoords="offset points", ha="right",
+                      fontsize=FONT, color="#667080")  # fmt: skip
+
+
+def _draw_legend(axes: Any, rows: Sequence[KernelRow]) -> None:
+    from matplotlib.lines import Line2D
+
+    total: dict[str, float] = {}
+    for row in rows:
+        total[row.op_class] = total.get(row.op_class, 0.0) + row.time_share
+    order = sorted(total, key=lambda name: (-total[name], name))
+    handles = [Line2D([], [], marker="o", ls="", markersize=6, color=class_color(name)) for name in order]
+    names = [f"{clean(name)}  {100 * total[name]:.1f} %" for name in order]
+    axes.legend(handles, names, title="share of time", loc="lower left", bbox_to_anchor=(1.005, 0.0), frameon=False,
+                fontsize=FONT, title_fontsize=FONT, alignment="left", borderaxespad=0.0)  # fmt: skip
+
+
+def _draw_labels(
+    axes: Any, points: Sequence[KernelRow], roofs: Sequence[Roof], slopes: Sequence[Roof],
+    x_range: tuple[float, float], y_range: tuple[float, float],
+) -> None:  # fmt: skip
+    """Names of the longest kernels, one per name and class, with a thin line where the label stands apart."""
+    figure = axes.get_figure(root=True)
+    figure.draw_without_rendering()  # lays the axes out, so that pixels are final
+    to_pixels = axes.transData.transform
+    scale = figure.dpi / 72
+
+    def pixels(row: KernelRow) -> tuple[float, float]:
+        x, y = to_pixels(position(row, x_range, y_range))
+        return float(x), float(y)
+
+    def radius(row: KernelRow) -> float:
+        return math.sqrt(area(row) / math.pi) * scale
+
+    frame = axes.get_window_extent()
+    rim = 0.8  # of a circle's box: labels may come near its corners
+    taken = []
+    for row in points:
+        (x, y), r = pixels(row), radius(row) * rim
+        taken.append(Box(x - r, y - r, x + r, y + r))
+    taken += [_extent(text) for text in axes.texts]
+    lines = [_line(to_pixels, (x_range[0], roof.rate), (x_range[1], roof.rate)) for roof in roofs]
+    for slope in slopes:
+        high = roofs[0].rate / slope.rate
+        lines.append(_line(to_pixels, (x_range[0], x_range[0] * slope.rate), (high, roofs[0].rate)))
+    placer = Placer(Box(frame.x0, frame.y0, frame.x1, frame.y1), taken, lines)
+    seen: set[tuple[str, str]] = set()
+    for row in points:
+        name = clean(short_name(row.name))
+        name = name if len(name) <= LONGEST_LABEL else name[: LONGEST_LABEL - 1] + "…"
+        if len(seen) >= MAX_LABELS or row.time_share < 0.01:
+            break
+        if (name, row.op_class) in seen:
+            continue
+        (x, y), r = pixels(row), radius(row)
+        width, height = len(name) * FONT * 0.6 * scale + 4, FONT * 1.25 * scale
+        placed = placer.place(x, y, r, width, height)
+        if placed:
+            seen.add((name, row.op_class))
+            _write(axes, name, *placed)
+
+
+def _extent(text: Any) -> Box:
+    extent = text.get_window_extent()
+    return Box(extent.x0, extent.y0, extent.x1, extent.y1)
+
+
+def _line(to_pixels: Any, start: tuple[float, float], end: tuple[float, float]) -> Line:
+    (x0, y0), (x1, y1) = to_pixels(start), to_pixels(end)
+    return Line(float(x0), float(y0), float(x1), float(y1))
+
+
+def _write(axes: Any, name: str, box: Box, leader: Line | None) -> None:
+    """The label in its box, and the leader to its point."""
+    inverse = axes.transData.inverted().transform
+    center = inverse(((box.left + box.right) / 2, (box.bottom + box.top) / 2))
+    axes.text(*center, name, ha="center", va="center", fontsize=FONT, zorder=5)
+    if leader:
+        (x0, y0), (x1, y1) = inverse((leader.x0, leader.y0)), inverse((leader.x1, leader.y1))
+        axes.plot([x0, x1], [y0, y1], color="#667080", linewidth=0.6, zorder=4)
