@@ -13,6 +13,7 @@ from typing import Any
 
 from memwall._version import __version__
 from memwall.analysis import WALLS, class_rows, kernel_groups, rates, schedule_label, wall_shares
+from memwall.cost import Cost
 from memwall.errors import UsageError
 from memwall.fusion import plan_graph
 from memwall.graph import Pipe
@@ -168,11 +169,24 @@ def resimulate(profile: Profile, gpus: Sequence[Gpu], policy: str = "eager") -> 
         index = graph_for(profile, gpu)
         graph = profile.graphs[index]
         if index not in plans:
-            plan = plan_graph(policy, graph, profile.costs[index])
+            plan = plan_graph(policy, graph, _interned(profile.costs[index]))
             plans[index] = plan, PlanContext.of(graph, plan)
         plan, context = plans[index]
         schedules.append(simulate(graph, plan, gpu, context=context, graph_index=index))
     return schedules
+
+
+def _interned(costs: Sequence[Cost]) -> tuple[Cost, ...]:
+    """The costs with one object for equal ones, which the simulation then evaluates once per GPU."""
+    seen: dict[tuple[Any, ...], Cost] = {}
+    return tuple(
+        seen.setdefault(
+            (tuple(c.flops.items()), c.read_bytes, c.write_bytes, c.modeled, c.dense_flops, c.extra_bytes, c.extra_flops,
+             c.kernels),
+            c,
+        )
+        for c in costs
+    )  # fmt: skip
 
 
 def graph_for(profile: Profile, gpu: Gpu) -> int:

@@ -1,7 +1,7 @@
 """One plain sentence per schedule: which wall it hits and what would move it, each figure computed by a replay.
 
-A replay runs the schedule's kernels again through the launch queue of :mod:`memwall.simulate` with one term
-changed: half the memory seconds (twice the bandwidth), half the compute seconds (twice the FLOP/s), no wait for the CPU (CUDA
+A replay runs the kernels again through the launch queue of :mod:`memwall.simulate` with one term changed:
+half the memory seconds (twice the bandwidth), half the compute seconds (twice the FLOP/s), no wait for the CPU (CUDA
 graphs), or without some kernels (fused away, at best).
 """
 

@@ -34,6 +34,7 @@ COMMANDS = {
     epilog="Start with: memwall profile model.py --gpu a100 h100",
 )
 @click.version_option(__version__, prog_name="memwall", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 def group() -> None:
     """Where the time of a PyTorch model goes on any GPU, without a GPU and without weights."""
 

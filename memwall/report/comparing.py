@@ -63,17 +63,25 @@ _SECTIONS: dict[str, Callable[[Comparison], list[Section]]] = {
 
 
 def summary(entries: Sequence[Entry]) -> str:
-    """One sentence: the fastest, and what the first would have to do to be it."""
+    """One sentence: the fastest, the wall that it stands at, and where the workload does not fit."""
     first, best = entries[0], min(entries, key=lambda entry: entry.time_s)
-    misfits = [clean(entry.gpu) for entry in entries if not entry.fits]
-    tail = f"; it does not fit {', '.join(misfits)}" if misfits else ""
-    if best is first and len(entries) > 1:
-        return f"{clean(first.label)} is the fastest at {duration(first.time_s)} a step{tail}."
+    if len(entries) == 1:
+        return f"{clean(first.label)} takes {duration(first.time_s)} a step{_misfits(entries)}."
+    if best is first:
+        return f"{clean(first.label)} is the fastest at {duration(first.time_s)} a step{_misfits(entries)}."
     wall = max(WALLS, key=best.wall_shares.__getitem__)
     return (
         f"{clean(best.label)} takes {duration(best.time_s)} a step, {best.speedup:.2f} times as fast as "
-        f"{clean(first.label)}, and spends {percent(best.wall_shares[wall], 0)} of it at the {wall} wall{tail}."
+        f"{clean(first.label)}, and spends {percent(best.wall_shares[wall], 0)} of it at the {wall} wall"
+        f"{_misfits(entries)}."
     )
+
+
+def _misfits(entries: Sequence[Entry]) -> str:
+    names = [clean(entry.gpu) for entry in entries if not entry.fits]
+    if not names:
+        return ""
+    return "; it fits none of them" if len(names) == len(entries) else f"; it does not fit {', '.join(names)}"
 
 
 def _labels(entries: Sequence[Entry], heading: str = "") -> CellColumn:
@@ -159,9 +167,28 @@ def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sent
         text_column("", [f"x{f.count}" if f.count > 1 else "" for f in flips]),
         text_column("module", [f.module or "(top)" for f in flips], flexible=True),
         text_column("phase", [f.phase for f in flips], optional=True),
-        *(text_column(clean(e.label), [f.walls[i] or NOTHING for f in flips]) for i, e in enumerate(entries)),
+        *_flip_columns(flips, entries),
     ]
     return table("", columns, "kernels whose wall is not the same everywhere, the longest time first")
+
+
+#: with more entries than this, what flips is listed by wall
+MAX_WIDE = 4
+
+
+def _flip_columns(flips: Sequence[Flip], entries: Sequence[Entry]) -> list[CellColumn]:
+    """One column per entry while they are few; else one per wall that lists the entries."""
+    labels = [clean(entry.label) for entry in entries]
+    if len(labels) <= MAX_WIDE:
+        return [text_column(label, [f.walls[i] or NOTHING for f in flips]) for i, label in enumerate(labels)]
+    columns = []
+    for wall in WALLS:
+        cells = [
+            ", ".join(n for n, w in zip(labels, f.walls, strict=True) if w == wall) or NOTHING for f in flips
+        ]
+        if any(cell != NOTHING for cell in cells):
+            columns.append(text_column(f"{wall} on", cells, wraps=True))
+    return columns
 
 
 def change_table(kind: str, rows: Sequence[Change]) -> Table:

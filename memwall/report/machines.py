@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from memwall.compare import DTYPES, Machine, best_peak, compare_gpus
 from memwall.graph import Pipe
@@ -25,8 +26,8 @@ from memwall.units import bandwidth, duration, flop_rate, percent, si, size
 #: rows of the growth table: key of ``Machine.growth`` -> what a reader sees
 GROWTH = {
     "float16": "fp16 peak", "bfloat16": "bf16 peak", "tf32": "tf32 peak", "float32": "fp32 peak",
-    "float64": "fp64 peak", "fp8": "fp8 peak", "int8": "int8 peak", "bandwidth": "bandwidth", "capacity": "capacity", "l2": "last cache",
-    "link": "link", "ridge_float16": "fp16 ridge point", "tdp": "TDP",
+    "float64": "fp64 peak", "fp8": "fp8 peak", "int8": "int8 peak", "bandwidth": "bandwidth", "capacity": "capacity",
+    "l2": "last cache", "link": "link", "ridge_float16": "fp16 ridge point", "tdp": "TDP",
 }  # fmt: skip
 
 
@@ -144,7 +145,7 @@ def _datasheet(machines: Sequence[Machine]) -> Table:
     columns = [
         text_column("", [m.name for m in machines]),
         text_column("release", [m.release or NOTHING for m in machines], optional=True),
-        *(_scaled(_SHORT.get(d, d), "TFLOP/s", [_peak(m, d) for m in machines], 1e12, 1) for d in dtypes),
+        *(_peak_column(d, machines) for d in dtypes),
         si_column("bandwidth", "B/s", [m.dram_bytes_per_s for m in machines]),
         _scaled("memory", "GB", [m.dram_bytes for m in machines], 1e9, 0),
         plain_column("ridge fp16", ridge, 0, "FLOP/B"),
@@ -153,20 +154,35 @@ def _datasheet(machines: Sequence[Machine]) -> Table:
     return table("", columns, "dense peaks of the faster engine; int8 in TOP/s")
 
 
+def _peak_column(dtype: str, machines: Sequence[Machine]) -> CellColumn:
+    column = _scaled(_SHORT.get(dtype, dtype), "TFLOP/s", [_peak(m, dtype) for m in machines], 1e12, 1)
+    return column if dtype in _CORE else optional(column)
+
+
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
+#: with more machines than this, each is a row of the growth table
+MAX_WIDE = 5
+
+
 def _growth_table(machines: Sequence[Machine]) -> Table:
-    """One row per quantity, one column per machine."""
+    """One row per quantity, or, for many machines, one row per machine."""
     keys = [key for key in GROWTH if any(m.growth.get(key) for m in machines[1:])]
-    columns = [text_column("", [GROWTH[key] for key in keys])]
-    columns += [_times(m, keys) for m in machines[1:]]
+    if len(machines) <= MAX_WIDE:
+        columns = [text_column("", [GROWTH[key] for key in keys])]
+        columns += [times_column(clean(m.name), [m.growth.get(key) for key in keys]) for m in machines[1:]]
+        return table("", columns)
+    columns = [text_column("", [m.name for m in machines])]
+    for key in keys:
+        column, cells = times_column("", [m.growth.get(key) for m in machines])
+        heading, _, unit = GROWTH[key].partition(" ")
+        columns.append((replace(column, heading=heading, unit=unit, optional=key not in _CORE), cells))
     return table("", columns)
 
 
-def _times(machine: Machine, keys: Sequence[str]) -> CellColumn:
-    column, cells = times_column(clean(machine.name), [machine.growth.get(key) for key in keys])
-    return column, cells
+#: what a narrow page keeps
+_CORE = ("float16", "float32", "bandwidth", "capacity", "ridge_float16")
 
 
 def _moral(machines: Sequence[Machine]) -> tuple[Sentence, ...]:

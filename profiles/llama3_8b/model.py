@@ -23,6 +23,19 @@ class Config:
         return self.width // self.heads
 
 
+class RMSNorm(nn.Module):
+    """As the published model writes it, op by op: fp32 inside, then cast back and scaled. nn.RMSNorm is one kernel."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + NORM_EPS)
+        return y.to(x.dtype) * self.weight
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions."""
 
@@ -62,9 +75,9 @@ class Block(nn.Module):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.norm1 = nn.RMSNorm(config.width, eps=NORM_EPS)
+        self.norm1 = RMSNorm(config.width)
         self.attention = Attention(config)
-        self.norm2 = nn.RMSNorm(config.width, eps=NORM_EPS)
+        self.norm2 = RMSNorm(config.width)
         self.mlp = SwiGLU(config)
 
     def forward(self, x, cos, sin):
@@ -78,7 +91,7 @@ class Llama(nn.Module):
         self.head_dim = config.head_dim
         self.embedding = nn.Embedding(config.vocab, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.width, eps=NORM_EPS)
+        self.norm = RMSNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
 
     def forward(self, ids):

@@ -22,7 +22,8 @@ STRANGERS = {("cost", "trace"), ("cost", "workload"), ("simulate", "trace"), ("p
              ("compare", "trace"), ("report", "pipeline"), ("cost", "hardware")}  # fmt: skip
 
 #: Modules that stay importable without torch.
-LIGHT = ("memwall", "memwall.cli", "memwall.cli.gpus", "memwall.cli.profile", "memwall.cli.compare", "memwall.cli.report",
+LIGHT = ("memwall", "memwall.cli", "memwall.cli.gpus", "memwall.cli.profile", "memwall.cli.compare",
+         "memwall.cli.report",
          "memwall.profile", "memwall.pipeline", "memwall.compare", "memwall.workload", "memwall.report")  # fmt: skip
 
 HEAVY = ("torch", "pandas", "matplotlib", "triton", "transformers", "pyarrow")

@@ -29,8 +29,8 @@ def places(value: Any, path: tuple = ()) -> list[tuple]:
 
 PLACES = places(RECORD)
 ODD = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(-5, 5), st.floats(), st.text(max_size=20), st.just({}), st.just([]),
-    st.just(10**400), st.just(-1), st.just("1"), st.lists(st.integers(-3, 10**6), max_size=4),
+    st.none(), st.booleans(), st.integers(), st.integers(-5, 5), st.floats(), st.text(max_size=20),
+    st.just({}), st.just([]), st.just(10**400), st.just(-1), st.just("1"), st.lists(st.integers(-3, 10**6), max_size=4),
     st.dictionaries(st.text(max_size=5), st.integers(), max_size=2),
 )  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_any_truncation_with_any_bytes_behind(tmp_path, cut, junk):
 def test_what_it_says(tmp_path, text, says):
     path = tmp_path / "p.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match="p.json") as caught:
+    with pytest.raises(UsageError, match=r"p\.json") as caught:
         Profile.load(path)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)

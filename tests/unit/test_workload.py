@@ -226,7 +226,7 @@ def test_no_contract_shows_the_smallest_file_that_works(write):
     [
         ("def model(:\n", "loading net.py: net.py:1: invalid syntax in 'def model(:'"),
         ("if 1:\nx = 1\n", "net.py:2: expected an indented block"),
-        ("import no_such_module_anywhere\n", "ModuleNotFoundError: No module named 'no_such_module_anywhere' (at net.py:1"),
+        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module' (at net.py:1"),
         ("import sys\nsys.exit('bye')\n", "SystemExit: bye (at net.py:2 in <module>: sys.exit('bye'))"),
         ("def f():\n    f()\nf()\n", "RecursionError"),
         ("raise ValueError('a\\nb')\n", "loading net.py: ValueError: a (at net.py:1 in <module>: raise ValueError"),
@@ -237,7 +237,7 @@ def test_no_contract_shows_the_smallest_file_that_works(write):
             "(at net.py:3 in go: return torch.ones(2, 3) @ torch.ones(2, 3))",
         ),
         ("def workload(): return 3\n", "workload() returned of type int, not a memwall.Workload"),
-        ("def workload():\n    return 1 / 0\n", "ZeroDivisionError: division by zero (at net.py:2 in workload: return 1 / 0)"),
+        ("def workload():\n    return 1 / 0\n", "division by zero (at net.py:2 in workload: return 1 / 0)"),
         ("def model(x, y): pass\ndef inputs(): pass\n", "model() needs x, y; give them defaults"),
         ("def model(): pass\ndef inputs(): pass\nloss = 3\n", "loss is of type int, not a function"),
     ],

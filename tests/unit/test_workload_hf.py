@@ -53,7 +53,11 @@ def run(target: str, **options):
     ("config", "name", "inputs"),
     [
         (LLAMA, "LlamaForCausalLM", {"input_ids": ((2, 64), "int64")}),
-        ({**LLAMA, "architectures": ["LlamaModel"], "dtype": "bfloat16"}, "LlamaModel", {"input_ids": ((2, 64), "int64")}),
+        (
+            {**LLAMA, "architectures": ["LlamaModel"], "dtype": "bfloat16"},
+            "LlamaModel",
+            {"input_ids": ((2, 64), "int64")},
+        ),
         ({**BERT, "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM", {"input_ids": ((2, 40), "int64")}),
         (
             {"model_type": "vit", "image_size": 32, "patch_size": 16, "dtype": "float16", **TINY},
@@ -61,20 +65,21 @@ def run(target: str, **options):
             {"pixel_values": ((2, 3, 32, 32), "float16")},
         ),
         (
-            {"model_type": "whisper", "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-             "decoder_attention_heads": 2, "max_source_positions": 50, "max_target_positions": 20, "vocab_size": 99,
+            {"model_type": "whisper", "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
+             "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_source_positions": 50, "max_target_positions": 20, "vocab_size": 99,
              "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1},
             "WhisperForConditionalGeneration",
             {"input_features": ((2, 80, 100), "float32"), "decoder_input_ids": ((2, 20), "int64")},
         ),
         (
-            {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 99},
+            {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2,
+             "vocab_size": 99},
             "T5ForConditionalGeneration",
             {"input_ids": ((2, 512), "int64"), "decoder_input_ids": ((2, 512), "int64")},
         ),
         (
-            {"model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": 8, "text_config": {**TINY, "vocab_size": 99},
-             "vision_config": {**TINY, "image_size": 32, "patch_size": 16}},
+            {"model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": 8,
+             "text_config": {**TINY, "vocab_size": 99}, "vision_config": {**TINY, "image_size": 32, "patch_size": 16}},
             "CLIPModel",
             {"input_ids": ((2, 77), "int64"), "pixel_values": ((2, 3, 32, 32), "float32")},
         ),

@@ -1,0 +1,269 @@
+"""Every mistake a user can make: one line that says what, where and the way out, the right code, nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ROOT
+
+BAD_FILES = {
+    "syntax.py": "def model(:\n",
+    "empty.py": "",
+    "boom.py": (
+        "import torch\n\n\ndef model():\n    return torch.nn.Linear(4, 4)\n\n\n"
+        "def inputs():\n    raise ValueError('no data today')\n"
+    ),
+    "shape.py": (
+        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return x @ torch.ones(3, 3)\n\ndef model(): return Net()\n\ndef inputs(): return (torch.ones(2, 2),)\n"
+    ),
+    "item.py": (
+        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x * x.sum().item()\n\n"
+        "def model(): return Net()\n\ndef inputs(): return (torch.ones(2, 2),)\n"
+    ),
+    "odd.py": "def model(): return 3\n\ndef inputs(): return ()\n",
+    "bad.toml": "schema = 'memwall.gpu/1'\nname = \n",
+    "key.toml": "schema = 'memwall.gpu/1'\nname = 'x'\nwarp_speed = 9\n",
+    "truncated.json": '{"schema": "memwall.profile/1", "graph": {',
+    "wrong.json": '{"a": 1}',
+    "newer.json": '{"schema": "memwall.profile/7"}',
+    "nan.json": '{"schema": "memwall.profile/1", "x": NaN}',
+    "deep.json": "[" * 200_000,
+    "binary.json": "\x00",
+}  # fmt: skip
+
+#: command line -> what its one line says, exit code 2 unless stated
+CASES = {
+    "profile none.py": "no such file: none.py",
+    "profile nett.py": "did you mean net.py?",
+    "profile syntax.py": "syntax.py:1: invalid syntax in 'def model(:'",
+    "profile boom.py": "ValueError: no data today (at boom.py:9 in inputs: raise ValueError('no data today'))",
+    "profile shape.py": "shape.py:5 in forward: return x @ torch.ones(3, 3)",
+    "profile item.py": "item.py:5",
+    "profile odd.py": "returned int, not a torch.nn.Module",
+    "profile net.py:Nett": "net.py has no 'Nett'",
+    "profile no.such:thing": "there is no module 'no'",
+    "profile net.py --batch 0": "--batch",
+    "profile net.py --batch many": "--batch",
+    "profile net.py --seq 5": "takes no 'seq'",
+    "profile net.py --dtype fp7": "fp7",
+    "profile net.py --autocast int8": "int8",
+    "profile net.py --mode flying": "--mode",
+    "profile net.py --policy wishful": "no policy named 'wishful'",
+    "profile net.py --optimizer lion --mode training": "lion",
+    "profile net.py --attention slow": "--attention",
+    "profile net.py --input f33[8]": "no dtype 'f33'",
+    "profile net.py --input f32[8": "want [NAME=]DTYPE",
+    "profile net.py --gpu h10": "did you mean h100-sxm",
+    "profile net.py --gpu zzz": "no GPU named 'zzz'",
+    "profile net.py --gpu a100 none.toml": "none.toml",
+    "profile net.py --gpu bad.toml": "bad.toml:2",
+    "profile net.py --gpu key.toml": "key.toml:3: warp_speed",
+    "profile net.py --gpu": "--gpu",
+    "profile net.py -o a.pdf": "end the name in one of",
+    "profile net.py -o none/a.json": "there is no folder none",
+    "profile net.py --top 0": "--top",
+    "profile net.py --sort colour": "--sort",
+    "profile net.py --by colour": "--by",
+    "profile net.py --max-ops 1": "--max-ops",
+    "profile net.py --bogus": "No such option '--bogus'",
+    "profile": "Missing argument 'TARGET'",
+    "profile truncated.json": "truncated.json is not JSON",
+    "profile wrong.json": 'wrong.json is not a memwall.profile record: it has no "schema"',
+    "profile newer.json": "newer.json was written by a newer memwall",
+    "profile nan.json": "NaN",
+    "profile deep.json": "nested too deep",
+    "profile binary.json": "not JSON",
+    "profile none.json": "no such file: none.json",
+    "profile saved.json --batch 3": "--batch says how to trace a model, but saved.json is already traced",
+    "profile saved.json --no-replay --input f32[3]": "--input, --no-replay says how to trace",
+    "report none.json": "no such file: none.json",
+    "report net.py": "net.py is not JSON",
+    "report newer.json": "newer memwall",
+    "compare net.py": "name the GPUs to compare",
+    "compare none.json --gpu h100": "no such file: none.json",
+    "compare saved.json --gpu h100 --price h100": "NAME=USD_PER_HOUR",
+    "compare saved.json --gpu h100 --price zzz=3": "no GPU named 'zzz'",
+    "compare saved.json --gpu h100 --price t4=3": "t4",
+    "compare --gpu h100 --price h100=3": "--price goes with a workload",
+    "compare --gpu h100 --batch 3": "--batch says how to trace a model, but there is no target",
+    "compare saved.json --gpu h100 -o a.trace.json": "end the name in one of .json .html",
+    "gpus zzz": "no GPU named 'zzz'",
+    "gpus --check bad.toml": "bad.toml:2",
+    "gpus --check none.toml": "none.toml",
+    "gpu": "no command 'gpu'; did you mean gpus?",
+    "frobnicate": "no command 'frobnicate'; there is profile, compare, report, gpus",
+    "--bogus": "No such option",
+}
+
+
+@pytest.fixture
+def bad_folder(folder, record) -> Path:
+    for name, text in BAD_FILES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def left_behind(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_one_line_and_nothing_written(run, bad_folder, line):
+    before = left_behind(bad_folder)
+    result = run(*line.split())
+    assert result.code == 2
+    assert CASES[line] in result.error
+    assert left_behind(bad_folder) == before
+
+
+def test_no_contract_shows_the_smallest_file_that_works(run, bad_folder):
+    result = run("profile", "empty.py", "--gpu", "h100")
+    assert (result.code, result.out) == (2, "")
+    (bad_folder / "smallest.py").write_text(result.err.partition("\n\n")[2], encoding="utf-8")
+    assert run("profile", "smallest.py", "--gpu", "h100").code == 0
+
+
+def test_negative_peak(run, folder, record):
+    text = record.read_text(encoding="utf-8")
+    data = json.loads(text)
+    peak = data["simulations"][0]["totals"]["peak_memory_bytes"]
+    record.write_text(
+        text.replace(f'"peak_memory_bytes":{peak}', f'"peak_memory_bytes":-{peak}'), encoding="utf-8"
+    )
+    assert "peak_memory_bytes must be a whole number that is not negative" in run("report", record).error
+
+
+def test_a_hostile_record_runs_nothing(run, folder, record):
+    text = record.read_text(encoding="utf-8").replace("tiny", "__import__('os').system('touch owned')")
+    record.write_text(text, encoding="utf-8")
+    assert run("report", record, "-o", "a.html", "-o", "a.md").code == 0
+    assert not (folder / "owned").exists()
+
+
+def test_strict_refuses_ops_without_a_formula(run, record):
+    assert "--strict: no formula models" in run("profile", record, "--strict", "-o", "a.json").error
+    assert run("profile", "net.py", "--gpu", "h100", "--strict").code == 0
+
+
+def test_debug_shows_where(run, bad_folder):
+    result = run("profile", "boom.py", "--gpu", "h100", "--debug")
+    assert result.code == 2
+    assert "Traceback" in result.err
+    assert "boom.py" in result.err
+    assert result.err.splitlines()[-1].startswith("memwall: ")
+
+
+def test_a_bug_of_ours_says_so(run, record, monkeypatch):
+    def broken(*_, **__):
+        raise AssertionError("first\nsecond")
+
+    monkeypatch.setattr("memwall.report.render", broken)
+    result = run("report", record)
+    assert result.code == 70
+    assert result.error == "internal error: AssertionError: first (a bug of memwall; --debug shows where)"
+
+
+def test_a_missing_extra(run, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    result = run("profile", "hf:config.json", "--gpu", "h100")
+    assert result.code == 3
+    assert "pip install 'memwall[hf]'" in result.error
+
+
+def test_a_renderer_that_fails_leaves_no_file(run, folder, record, monkeypatch):
+    import memwall.report
+
+    render = memwall.report.render
+
+    def fails_on_csv(thing, kind, **options):
+        from memwall.errors import MissingError
+
+        if kind == "csv":
+            raise MissingError("no csv today")
+        return render(thing, kind, **options)
+
+    monkeypatch.setattr(memwall.report, "render", fails_on_csv)
+    result = run("report", record, "-o", "a.json", "-o", "a.csv")
+    assert (result.code, result.error) == (3, "no csv today")
+    assert left_behind(folder) == {"net.py", "saved.json"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+class TestFullDisk:
+    def test_standard_output(self, shell):
+        for args in (["gpus"], ["gpus", "--json"], ["--help"]):
+            with Path("/dev/full").open("w") as full:
+                result = shell(*args, stdout=full, stderr=subprocess.PIPE, capture_output=False)
+            assert result.code == 2
+            assert result.error == "cannot write the result: No space left on device"
+
+    def test_a_file(self, run, folder, record):
+        (folder / "full.json").symlink_to("/dev/full")
+        result = run("report", record, "-o", "full.json")
+        assert result.error == "cannot write full.json: No space left on device; nothing was written"
+
+    def test_the_second_file_says_that_the_first_was_written(self, run, folder, record):
+        (folder / "full.md").symlink_to("/dev/full")
+        result = run("report", record, "-q", "-o", "a.json", "-o", "full.md")
+        assert result.error == "cannot write full.md: No space left on device; already written: a.json"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder(run, folder):
+    (folder / "locked").mkdir(mode=0o500)
+    assert "permission denied" in run("profile", "net.py", "-o", "locked/a.json").error
+
+
+def test_a_record_that_cannot_be_kept_is_a_warning(run, folder):
+    (folder / ".memwall").write_text("in the way", encoding="utf-8")
+    result = run("profile", "net.py", "--gpu", "h100", "-q")
+    assert result.code == 0
+    assert "h100-sxm" in result.out
+    assert result.err.startswith("memwall: warning: the record is not kept for memwall compare: ")
+
+
+def test_ctrl_c_is_one_line_and_130(folder):
+    (folder / "slow.py").write_text(
+        "import time\nprint('ready', flush=True)\ndef model():\n    time.sleep(60)\ndef inputs(): pass\n",
+        encoding="utf-8",
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memwall", "profile", "slow.py", "--gpu", "h100", "-o", "a.json"],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "memwall: interrupted\n")
+    assert left_behind(folder) == {"net.py", "slow.py"}
+
+
+def test_a_reader_that_went_away(folder):
+    command = f"{sys.executable} -m memwall gpus --json | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 141)
+    assert done.stderr == ""
+
+
+def test_a_terminal_without_the_characters(shell):
+    result = shell("gpus", env={"PYTHONIOENCODING": "ascii"})
+    assert (result.code, result.err) == (0, "")

@@ -1,0 +1,183 @@
+"""What each command prints, writes and returns when all is well."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from memwall import __version__
+from memwall.cli import COMMANDS
+from memwall.cli.machine import DEFAULT_GPU
+from memwall.hardware import gpu_names
+
+
+def test_version_and_help(run):
+    assert run("--version").out == f"memwall {__version__}\n"
+    for args in (["--help"], ["-h"], *([name, "--help"] for name in COMMANDS)):
+        result = run(*args)
+        assert (result.code, result.err) == (0, "")
+        assert "Usage: memwall" in result.out
+    for name, text in COMMANDS.items():
+        assert f"{name}  " in run("--help").out
+        assert text.split()[0] in run("--help").out
+
+
+def test_no_command_at_all_shows_the_help_and_fails(run):
+    result = run()
+    assert (result.code, result.out) == (2, "")
+    assert "Commands:" in result.err
+
+
+@pytest.mark.parametrize("args", [["--help"], ["gpus"], ["gpus", "h100"], ["gpus", "--json"]])
+def test_light_commands_import_nothing_heavy(shell, args):
+    code = (
+        "import sys; from memwall.cli import main; code = main(sys.argv[1:]); "
+        "heavy = {'torch', 'pandas', 'matplotlib', 'numpy', 'triton'} & set(sys.modules); sys.exit(code or len(heavy))"
+    )
+    import subprocess
+
+    from tests.cli.conftest import ROOT
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_profile_prints_a_report_and_keeps_the_record(run, folder):
+    result = run("profile", "net.py", "--gpu", "v100", "h100")
+    assert result.code == 0
+    assert "v100-sxm2-16gb" in result.out
+    assert "h100-sxm" in result.out
+    assert result.err.splitlines()[-1].startswith("memwall: record kept in .memwall/last.json")
+    assert json.loads((folder / ".memwall" / "last.json").read_text())["workload"]["name"] == "net"
+    assert (folder / ".memwall" / ".gitignore").read_text() == "*\n"
+
+
+def test_the_target_may_come_last(run):
+    result = run("profile", "-q", "--gpu", "v100", "h100", "net.py")
+    assert (result.code, result.err) == (0, "")
+
+
+def test_json_is_the_record_and_nothing_else(run, folder):
+    (folder / "loud.py").write_text("print('hello')\n" + (folder / "net.py").read_text() + "print('there')\n")
+    result = run("profile", "loud.py", "--gpu", "t4", "--json", "-q")
+    record = json.loads(result.out)
+    assert record["schema"] == "memwall.profile/1"
+    assert [s["gpu"] for s in record["simulations"]] == ["t4"]
+    assert result.err == "hello\nthere\n"
+
+
+def test_options_reach_the_trace(run):
+    args = ("--mode", "training", "--batch", "6", "--dtype", "bf16", "--optimizer", "sgd", "--json", "-q")
+    workload = json.loads(run("profile", "net.py", "--gpu", "h100", *args).out)["workload"]
+    assert (workload["mode"], workload["dtype"], workload["optimizer"]) == ("training", "bfloat16", "SGD")
+    assert workload["inputs"] == [{"shape": [6, 64], "dtype": "bfloat16"}]
+
+
+def test_an_input_on_the_command_line(run):
+    result = run("profile", "torch.nn:ReLU", "--input", "f16[8,3]", "--gpu", "h100", "--json", "-q")
+    assert json.loads(result.out)["workload"]["inputs"] == [{"shape": [8, 3], "dtype": "float16"}]
+
+
+def test_every_kind_of_file(run, folder, record):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    names = ["a.json", "a.html", "a.md", "a.csv", "a.parquet", "a.png", "a.svg", "a.trace.json", "a.txt"]
+    result = run("report", record, *(word for name in names for word in ("-o", name)))
+    assert result.code == 0
+    assert result.err.splitlines() == [f"memwall: wrote {name}" for name in names]
+    assert all((folder / name).stat().st_size > 100 for name in names)
+    assert (folder / "a.json").read_bytes() == record.read_bytes()
+    assert (folder / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "a.txt").read_text() == result.out
+
+
+def test_a_saved_profile_is_simulated_again(run, record):
+    assert [s["gpu"] for s in json.loads(run("profile", record, "--json", "-q").out)["simulations"]] == [
+        "old",
+        "new",
+    ]
+    again = json.loads(run("profile", record, "--gpu", "t4", "a100", "--json", "-q").out)
+    assert [s["gpu"] for s in again["simulations"]] == ["t4", "a100-80gb-sxm"]
+
+
+def test_compare_uses_the_last_profile_made_here(run):
+    assert run("profile", "net.py", "--gpu", "t4").code == 0
+    result = run("compare", "--gpu", "a100", "h100")
+    assert result.code == 0
+    assert result.err == "memwall: comparing with the last profile made here, .memwall/last.json\n"
+    assert "a100-80gb-sxm" in result.out
+    assert "h100-sxm" in result.out
+    assert (
+        json.loads(run("compare", "--gpu", "a100", "h100", "--json").out)["schema"] == "memwall.comparison/1"
+    )
+
+
+def test_compare_without_anything_compares_the_machines(run):
+    result = run("compare", "--gpu", "p100", "h100")
+    assert (result.code, result.err) == (0, "")
+    assert "46.7" in result.out  # 989.4 / 21.2 TFLOP/s, fp16
+    assert run("compare").code == 0
+
+
+def test_compare_a_model_and_profiles(run, record):
+    assert "h100-sxm" in run("compare", "net.py", "--gpu", "t4", "h100").out
+    result = run("compare", record, "net.py", "--gpu", "t4", "h100", "--price", "h100=2.5")
+    assert result.code == 0
+    assert "tiny on t4" in result.out
+    assert "net on h100-sxm" in result.out
+
+
+def test_gpus(run, folder):
+    assert all(name in run("gpus").out for name in gpu_names())
+    one = run("gpus", "NVIDIA H100 80GB HBM3").out
+    assert "3.35 TB/s" in one
+    assert [gpu["name"] for gpu in json.loads(run("gpus", "h100", "t4", "--json").out)] == ["h100-sxm", "t4"]
+
+
+def test_check_a_file_of_the_user(run, folder):
+    from memwall.hardware import spec_path
+
+    text = spec_path("t4").read_text(encoding="utf-8")
+    (folder / "mine.toml").write_text(text, encoding="utf-8")
+    assert run("gpus", "--check", "mine.toml").out == "mine.toml: t4 is fine\n"
+    assert run("gpus", "mine.toml").code == 0
+    assert run("profile", "net.py", "--gpu", "mine.toml", "-q").code == 0
+
+
+def test_rules(run):
+    assert "one fused multiply-add is 2 FLOP" in run("profile", "--rules").out
+
+
+class TestDefaultGpu:
+    """Without ``--gpu``: this machine's where there is one that we know."""
+
+    def test_none(self, run, monkeypatch):
+        monkeypatch.setattr("memwall.cli.machine.this_machine", lambda: None)
+        result = run("profile", "net.py", "--json")
+        assert [s["gpu"] for s in json.loads(result.out)["simulations"]] == [DEFAULT_GPU]
+
+    def test_known(self, run, monkeypatch):
+        monkeypatch.setattr("memwall.cli.machine.this_machine", lambda: "Tesla T4")
+        result = run("profile", "net.py", "--json")
+        assert [s["gpu"] for s in json.loads(result.out)["simulations"]] == ["t4"]
+        assert "on this machine's NVIDIA T4" in result.err
+
+    def test_unknown(self, run, monkeypatch):
+        monkeypatch.setattr("memwall.cli.machine.this_machine", lambda: "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+        result = run("profile", "net.py", "--json")
+        assert [s["gpu"] for s in json.loads(result.out)["simulations"]] == [DEFAULT_GPU]
+        assert "is not among memwall gpus" in result.err
+
+    def test_a_driver_that_fails_is_no_gpu(self, monkeypatch):
+        from memwall.cli.machine import this_machine
+
+        pynvml = pytest.importorskip("pynvml")
+
+        def fail():
+            raise pynvml.NVMLError(999)
+
+        monkeypatch.setattr(pynvml, "nvmlInit", fail)
+        assert this_machine() is None

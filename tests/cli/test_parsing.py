@@ -1,0 +1,106 @@
+"""The parts of the command line that decide before any work is done."""
+
+from __future__ import annotations
+
+import pytest
+
+from memwall.analysis import SORT_KEYS
+from memwall.cli import COMMANDS, group, options
+from memwall.cli.options import parse_prices, profile_options
+from memwall.cli.output import SUFFIXES, plan_outputs
+from memwall.cli.parsing import spread
+from memwall.errors import MissingError, UsageError
+from memwall.report import KINDS
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("--gpu a100 h100", "--gpu a100 --gpu h100"),
+        ("m.py --gpu v100 h100 --mode training", "m.py --gpu v100 --gpu h100 --mode training"),
+        ("--gpu v100 h100 m.py", "--gpu v100 --gpu h100 m.py"),
+        ("--gpu v100 h100 m.py:Net t4", "--gpu v100 --gpu h100 m.py:Net t4"),
+        ("--gpu v100 pkg.mod:Net", "--gpu v100 pkg.mod:Net"),
+        ("--gpu v100 old.json new.json", "--gpu v100 old.json new.json"),
+        ("--gpu dir/mine.toml other.toml", "--gpu dir/mine.toml --gpu other.toml"),
+        ("--gpu=a100 h100", "--gpu=a100 --gpu h100"),
+        ("--gpu a100 --gpu h100 t4", "--gpu a100 --gpu h100 --gpu t4"),
+        ("--gpu a100 -- h100", "--gpu a100 -- h100"),
+        ("--gpu a100 -q h100", "--gpu a100 -q h100"),
+        ("--gpu", "--gpu"),
+        ("--batch 3 net", "--batch 3 net"),
+    ],
+)
+def test_several_values_after_one_flag(given, wanted):
+    assert spread(given.split(), {"--gpu"}) == wanted.split()
+
+
+def test_a_device_name_with_blanks_is_one_value():
+    assert spread(["--gpu", "NVIDIA H100 80GB HBM3", "t4"], {"--gpu"}) == [
+        "--gpu", "NVIDIA H100 80GB HBM3", "--gpu", "t4",
+    ]  # fmt: skip
+
+
+def test_the_tables_agree():
+    assert tuple(SORT_KEYS) == options.SORT_KEYS
+    assert set(SUFFIXES.values()) == set(KINDS)
+    assert {name: group.get_command(None, name).name for name in COMMANDS} == {
+        name: name for name in COMMANDS
+    }
+
+
+def test_only_what_was_given_is_passed_on():
+    nothing = {
+        "mode": None,
+        "batch": None,
+        "input_specs": (),
+        "strict": False,
+        "no_replay": False,
+        "optimizer": None,
+    }
+    assert profile_options(nothing) == {}
+    assert profile_options({**nothing, "no_replay": True, "policies": ("eager",)}) == {
+        "replay": False, "policy": ["eager"],
+    }  # fmt: skip
+    assert profile_options({**nothing, "optimizer": "sgd"}) == {"optimizer": "sgd"}
+
+
+def test_an_adamw_asked_for_replaces_the_file_s_own_optimizer():
+    assert profile_options({"optimizer": "adamw"}) == {"optimizer": "adamw:foreach"}
+
+
+def test_the_suffix_says_the_kind(tmp_path):
+    names = ["a.json", "a.trace.json", "A.HTML", "a.b.png", "a.txt"]
+    planned = plan_outputs([str(tmp_path / name) for name in names])
+    assert [output.kind for output in planned] == ["json", "trace.json", "html", "png", "text"]
+    assert len(plan_outputs(["a.md", "a.md"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a.pdf", "end the name in one of .trace.json .json"),
+        ("a", "end the name in one of"),
+        ("none/a.png", "there is no folder"),
+        ("d.png", "it is a folder"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_early(tmp_path, monkeypatch, name, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.png").mkdir()
+    with pytest.raises(UsageError, match=r"cannot") as caught:
+        plan_outputs([name])
+    assert says in str(caught.value)
+
+
+def test_parquet_without_pyarrow(monkeypatch):
+    monkeypatch.setattr("memwall.cli.output.find_spec", lambda name: None)
+    with pytest.raises(MissingError, match=r"pip install 'memwall\[parquet\]'"):
+        plan_outputs(["a.parquet"])
+
+
+def test_prices():
+    assert parse_prices(["h100=2.5", "a100 = 1"]) == {"h100": 2.5, "a100 ": 1.0}
+    for text in ("h100", "=3", "h100=", "h100=cheap", "h100=-1", "h100=nan", "h100=inf"):
+        with pytest.raises(UsageError, match="NAME=USD_PER_HOUR"):
+            parse_prices([text])

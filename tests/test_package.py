@@ -1,0 +1,236 @@
+"""The package: public names, versions, and that it runs from a checkout, a wheel and an editable install alike."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import typing
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import memwall
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+PUBLIC = {
+    "profile", "compare", "Workload", "Profile", "Comparison", "load_gpu", "Gpu", "register_cost", "Cost", "Call",
+    "Pipe", "MemwallError", "__version__",
+}  # fmt: skip
+
+
+def python(code: str, **options) -> str:
+    """What a fresh interpreter prints, run in the checkout."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_public_names_resolve():
+    assert set(memwall.__all__) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(memwall, name) is not None
+    assert set(dir(memwall)) >= PUBLIC
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        memwall.nonsense  # noqa: B018
+
+
+def test_importing_memwall_imports_nothing_else():
+    loaded = python("import sys, memwall; print(*sorted(m for m in sys.modules if m.startswith('memwall')))")
+    assert loaded == "memwall memwall._version"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import memwall.profile, memwall.compare, memwall; print(callable(memwall.profile), callable(memwall.compare))",
+        "from memwall import profile, compare; import memwall.profile; print(callable(profile), callable(compare))",
+        "import memwall; memwall.Profile, memwall.Comparison; print(callable(memwall.profile), callable(memwall.compare))",
+    ],
+)
+def test_profile_and_compare_are_functions_whatever_was_imported(code):
+    assert python(code) == "True True"
+
+
+def test_the_version_stands_in_one_place():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", memwall.__version__)
+    assert "version" in PROJECT["dynamic"]
+    assert "version" not in PROJECT
+
+
+def test_the_public_functions_are_typed():
+    for function in (memwall.profile, memwall.compare, memwall.load_gpu, memwall.register_cost):
+        assert "return" in typing.cast("typing.Any", function).__annotations__
+    assert (ROOT / "memwall" / "py.typed").is_file()
+
+
+def test_every_extra_and_pin_is_consistent():
+    """What `make` installs is pinned, and the floor of each requirement lies at or under its pin."""
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        if "==" in line
+    )
+    needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+    for requirement in needed:
+        name, _, floor = requirement.partition(">=")
+        if not floor:
+            continue
+        pin = [int(n) for n in pins[name].split(".")]
+        assert [int(n) for n in floor.split(".")] <= pin, requirement
+    for module, extra in re.findall(r'need\("(\w+)", "(\w+)"\)', _all_source()):
+        assert any(r.startswith(module) for r in PROJECT["optional-dependencies"][extra])
+
+
+def _all_source() -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "memwall").rglob("*.py"))
+
+
+def run(folder: Path, *command: object, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | env
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of what a clone would hold, so that building leaves nothing in the real one."""
+    pytest.importorskip("setuptools", minversion="77", reason="setuptools 77 is not installed")
+    copy = tmp_path_factory.mktemp("checkout") / "memwall"
+    copy.mkdir()
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("memwall", "hardware_specs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=skip)
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture
+def bare(tmp_path) -> Path:
+    """A virtual environment that sees this one's packages, and no memwall."""
+    folder = tmp_path / "venv"
+    venv.create(folder, symlinks=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    # as plain path entries, so that an editable install of memwall in there does not take part
+    (site / "outer.pth").write_text("\n".join(packages) + "\n", encoding="utf-8")
+    return folder
+
+
+PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
+PROBE = (
+    "import memwall, memwall.hardware as h; from pathlib import Path; "
+    "print(Path(memwall.__file__).parent); print(len(h.gpu_names())); print(memwall.load_gpu('h100').dram_bytes_per_s)"
+)
+
+
+def same_everywhere(python: Path, where: Path, home: Path, tmp_path: Path) -> None:
+    """The installed memwall lies in ``home``, finds all GPUs, and writes the record that the checkout writes."""
+    place, count, bandwidth = run(where, python, "-c", PROBE).stdout.split()
+    assert Path(place).resolve().is_relative_to(home.resolve())
+    assert int(count) == len(list((ROOT / "hardware_specs").glob("*.toml")))
+    assert float(bandwidth) == memwall.load_gpu("h100").dram_bytes_per_s
+    (tmp_path / "net.py").write_text(
+        "import torch\ndef model(): return torch.nn.Linear(8, 8)\ndef inputs(): return (torch.randn(2, 8),)\n",
+        encoding="utf-8",
+    )
+    script = python.parent / "memwall"
+    command = [script] if script.is_file() else [python, "-m", "memwall"]
+    run(
+        tmp_path,
+        *command,
+        "profile",
+        "net.py",
+        "--gpu",
+        "t4",
+        "-q",
+        "-o",
+        "installed.json",
+        "-o",
+        "installed.html",
+    )
+    run(
+        tmp_path, sys.executable, "-m", "memwall", "profile", "net.py", "--gpu", "t4", "-q", "-o", "checkout.json",
+        PYTHONPATH=str(ROOT), PYTHONHASHSEED="7",
+    )  # fmt: skip
+    assert (tmp_path / "installed.json").read_bytes() == (tmp_path / "checkout.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_wheel(checkout, bare, tmp_path):
+    run(
+        tmp_path,
+        sys.executable,
+        *PIP,
+        "wheel",
+        checkout,
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        tmp_path / "dist",
+    )
+    (wheel,) = (tmp_path / "dist").glob("memwall-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    specs = {f"memwall/hardware_specs/{path.name}" for path in (ROOT / "hardware_specs").glob("*.toml")}
+    templates = {
+        f"memwall/report/templates/{p.name}"
+        for p in (ROOT / "memwall/report/templates").iterdir()
+        if p.is_file()
+    }
+    assert names >= specs | templates | {"memwall/py.typed", "memwall/cli/__init__.py"}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith("tests") or "__pycache__" in name]
+    run(
+        tmp_path,
+        sys.executable,
+        *PIP,
+        "--python",
+        bare / "bin/python",
+        "install",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    )
+    same_everywhere(bare / "bin" / "python", tmp_path, bare, tmp_path)
+    assert run(tmp_path, bare / "bin" / "memwall", "gpus", "h100").stdout.startswith("NVIDIA H100")
+
+
+@pytest.mark.slow
+def test_editable(checkout, bare, tmp_path):
+    interpreter = bare / "bin" / "python"
+    run(
+        tmp_path, sys.executable, *PIP, "--python", interpreter, "install", "--no-deps", "--no-build-isolation",
+        "--no-index", "--editable", checkout,
+    )  # fmt: skip
+    same_everywhere(interpreter, tmp_path, checkout, tmp_path)
+
+
+@pytest.mark.slow
+def test_source_distribution_holds_the_specs(checkout, tmp_path):
+    code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
+    run(checkout, sys.executable, "-c", code)
+    (path,) = tmp_path.glob("memwall-*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {f"hardware_specs/{path.name}" for path in (ROOT / "hardware_specs").glob("*.toml")} <= names
+    assert "memwall/py.typed" in names

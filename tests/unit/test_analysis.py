@@ -1,0 +1,222 @@
+"""Sums and shares of the made-up profile, by hand: 1 us a launch, 100 TFLOP/s tensor, 10 TFLOP/s vector, 1 TB/s."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memwall import analysis
+from memwall.errors import UsageError
+from memwall.fusion import eager_plan
+from memwall.simulate import simulate
+from memwall.verdict import levers, replay_s, verdict
+from tests.unit.report_fixture import HOSTILE, NEW, OLD, VECTOR, make_gpu, make_profile
+
+US = 1e-6
+MM = 2**31 / 100e12  # 2 x 1024^3 FLOP at 100 TFLOP/s: 21.47483648 us
+TILE = 1024 * 1024 * 2  # one fp16 matrix, bytes
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return make_profile()
+
+
+@pytest.fixture(scope="module")
+def old(profile):
+    return profile.simulation("old")
+
+
+def by_key(rows):
+    return {row.key: row for row in rows}
+
+
+def test_class_rows_add_up_by_hand(profile, old):
+    rows = by_key(analysis.class_rows(profile, old))
+    matrix = rows["contraction"]  # two forward, two backward products, each 2 reads and 1 write of a tile
+    assert (matrix.kernels, matrix.flops, matrix.bytes) == (4, 4 * 2**31, 4 * 3 * TILE)
+    assert matrix.time_s == pytest.approx(4 * (MM + US))
+    assert matrix.limited_by == "compute"
+    norm = rows["normalization"]  # 5 FLOP an element; reads a tile, writes one, and reads half a tile more
+    assert (norm.kernels, norm.flops, norm.bytes) == (2, 2 * 5 * 2**20, 2 * 2 * TILE)
+    assert norm.time_s == pytest.approx(2 * (3 * TILE / 1e12 + US))
+    assert sum(row.flop_share for row in rows.values()) == pytest.approx(1)
+    assert sum(row.byte_share for row in rows.values()) == pytest.approx(1)
+    assert sum(row.time_share for row in rows.values()) == pytest.approx(1)
+
+
+def test_times_fewer_is_over_all_matrix_classes_and_only_where_it_means_something(profile, old):
+    rows = by_key(analysis.class_rows(profile, old))
+    matrix_rate = 5 * 2**31 / (5 * (MM + US))  # four products and one attention of the same FLOPs
+    norm_rate = 2 * 5 * 2**20 / (2 * (3 * TILE / 1e12 + US))
+    assert rows["normalization"].times_fewer == pytest.approx(matrix_rate / norm_rate)
+    assert rows["contraction"].times_fewer is None
+    assert rows["attention"].times_fewer is None
+    assert rows["other"].times_fewer is None  # no FLOPs are known
+
+
+def test_classes_stand_in_the_order_of_the_registry(profile, old):
+    keys = [row.key for row in analysis.class_rows(profile, old)]
+    assert keys == ["contraction", "attention", "normalization", "elementwise", "optimizer", "other"]
+
+
+def test_phases_count_the_launches_of_each(profile, old):
+    rows = by_key(analysis.phase_rows(profile, old))
+    assert {key: row.kernels for key, row in rows.items()} == {"forward": 9, "backward": 2, "optimizer": 2}
+    assert rows["backward"].flops == 2 * 2**31
+
+
+def test_repeated_kernels_are_one_row_with_totals(profile, old):
+    rows = analysis.kernel_rows(profile, old)
+    forward = next(row for row in rows if row.name == "aten.mm" and row.phase == "forward")
+    assert (forward.count, forward.module, forward.flops) == (2, "blocks.*.proj", 2 * 2**31)
+    assert forward.shapes == "f16[1024,1024] f16[1024,1024]"
+    assert forward.time_s == pytest.approx(2 * (MM + US))
+    assert forward.bound_s == pytest.approx(2 * MM)
+    assert sum(row.time_s for row in rows) == pytest.approx(old.totals.time_s)
+    assert sum(row.count for row in rows) == len(old.kernels)
+
+
+def test_without_grouping_each_kernel_is_a_row_with_its_own_module(profile, old):
+    rows = analysis.kernel_rows(profile, old, group=False)
+    assert len(rows) == len(old.kernels)
+    assert {"blocks.0.proj", "blocks.1.proj"} <= {row.module for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"),
+    [("time", "aten.mm"), ("flops", "aten.mm"), ("bytes", "aten._fused_adamw_"), ("intensity", "aten.mm")],
+)
+def test_sorting(profile, old, sort, first):
+    rows = analysis.kernel_rows(profile, old, sort=sort)
+    assert rows[0].name == first
+    keys = [analysis.SORT_KEYS[sort](row) for row in rows]
+    assert keys == sorted(keys, reverse=True)
+
+
+def test_an_unknown_sort_key_is_the_users_error(profile, old):
+    with pytest.raises(UsageError, match="cannot sort by 'speed'; choose one of time, flops"):
+        analysis.kernel_rows(profile, old, sort="speed")
+
+
+def test_modules_are_cut_to_the_deepest_level_that_fits(profile, old):
+    deep = by_key(analysis.module_rows(profile, old, top=10))
+    assert deep["blocks.*.proj"].flops == 4 * 2**31
+    shallow = by_key(analysis.module_rows(profile, old, top=5))
+    assert shallow["blocks.*"].kernels == 4 + 2 + 2
+    few = analysis.module_rows(profile, old, top=2)
+    assert [row.key for row in few] == ["blocks", analysis.OTHERS]
+    assert sum(row.time_share for row in few) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("module", "starred"),
+    [
+        ("layers.3.attn", "layers.*.attn"),
+        ("0", "*"),
+        ("conv2d.1", "conv2d.*"),
+        ("a.1.2.b", "a.*.*.b"),
+        ("", ""),
+    ],
+)
+def test_collapse_stars_whole_numbers_only(module, starred):
+    assert analysis.collapse(module) == starred
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("aten.add.Tensor", "add"),
+        ("aten.mm", "mm"),
+        ("aten.add.Tensor+aten.gelu", "add+gelu"),
+        ("mylib.x.y", "mylib.x.y"),
+    ],
+)
+def test_short_names(name, short):
+    assert analysis.short_name(name) == short
+
+
+def test_wall_shares_add_up(profile, old):
+    shares = analysis.wall_shares(old)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["compute"] == pytest.approx(5 * (MM + US) / old.totals.time_s)
+
+
+def test_rates(profile, old):
+    speed = analysis.rates(profile, old)
+    assert speed.samples_per_s == pytest.approx(8 / old.totals.time_s)
+    assert speed.tokens_per_s == pytest.approx(1024 / old.totals.time_s)
+    assert analysis.rates(make_profile(tokens=None), old).tokens_per_s is None
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_of_what_is_gives_what_is(profile):
+    graph, costs = profile.graph, profile.costs[0]
+    for gpu in (OLD, NEW, make_gpu("slow-cpu", dispatch_s=15e-6)):
+        schedule = simulate(graph, eager_plan(graph, costs), gpu)
+        assert replay_s(schedule) == pytest.approx(schedule.totals.time_s, rel=1e-12)
+
+
+def test_levers_by_hand(profile, old):
+    got = levers(old)
+    # Half the arithmetic: five products fall from 21.47 us to 10.74 us, still above their 6.3 or 8.4 us of traffic.
+    assert got.flop_rate_s == pytest.approx(5 * MM / 2)
+    # Half the traffic of: 2 gelu (2 tiles), 2 norms (3), mystery (2), the optimizer (20), each still above its FLOPs.
+    assert got.bandwidth_s == pytest.approx((2 * 2 + 2 * 3 + 2 + 20) * TILE / 2 / 1e12, rel=1e-4)
+    # Without those kernels, launches and all: the odd one of four elements hits overhead and stays.
+    assert got.fusion_s == pytest.approx((2 * 2 + 2 * 3 + 2 + 20) * TILE / 1e12 + (2 + 2 + 1 + 2) * US)
+    assert got.graphs_s == 0
+
+
+def test_cuda_graphs_save_the_wait_for_the_cpu(profile):
+    graph, costs = profile.graph, profile.costs[0]
+    slow = simulate(graph, eager_plan(graph, costs), make_gpu("slow-cpu", dispatch_s=50e-6))
+    fast = simulate(graph, eager_plan(graph, costs), OLD)
+    # 12 ops issued 50 us apart: the last starts at 600 us, and the optimizer takes 41.94 us and two launches.
+    assert slow.totals.time_s == pytest.approx(600e-6 + 20 * TILE / 1e12 + 2 * US)
+    assert levers(slow).graphs_s == pytest.approx(slow.totals.time_s - fast.totals.time_s)
+    text = verdict(profile, slow)
+    assert text.startswith("Overhead is the wall: ")
+    assert "CUDA graphs would save" in text
+
+
+def test_the_verdict_names_the_wall_and_its_levers(profile, old):
+    text = verdict(profile, old)
+    assert text.startswith("Compute is the wall: 60 % of the 187.48 us")
+    assert "twice the bandwidth would save 33.55 us, twice the FLOP/s 53.69 us" in text
+    assert text.count(". ") == 0
+    assert text.endswith(".")
+    new = verdict(profile, profile.simulation("new"))
+    assert new.startswith("Bandwidth is the wall: 98 % of the 63.33 us")
+    assert "fusing the ones outside contractions could save at most" in new
+    assert new.endswith("twice the FLOP/s nothing.")
+
+
+def test_the_verdict_says_when_it_does_not_fit(profile):
+    graph, costs = profile.graph, profile.costs[0]
+    small = simulate(graph, eager_plan(graph, costs), make_gpu("small", dram_bytes=20_000_000))
+    opening = "It does not fit (29.36 MB at the peak, 20.00 MB on the board); if it did: "
+    assert verdict(profile, small).startswith(opening)
+
+
+def test_fp32_matrix_work_is_told_of_the_tensor_cores(profile):
+    costs = tuple(
+        replace(cost, flops={VECTOR: cost.total_flops}) if cost.flops else cost for cost in profile.costs[0]
+    )
+    changed = replace(profile, costs=(costs,))
+    schedule = simulate(profile.graph, eager_plan(profile.graph, costs), OLD)
+    assert verdict(changed, schedule).endswith(
+        "the matrix work runs on vector.float32 at 10.00 TFLOP/s, tensor.float16 has 10.0 times that peak."
+    )
+
+
+def test_nothing_to_run(profile, old):
+    empty = replace(old, kernels=(), totals=replace(old.totals, time_s=0.0))
+    assert verdict(profile, empty) == "Nothing runs on the device, so there is no wall."
+
+
+def test_the_hostile_name_is_in_the_fixture(profile, old):
+    assert HOSTILE in {kernel.name for kernel in old.kernels}

@@ -1,0 +1,143 @@
+"""Comparisons, by hand on the made-up GPUs and against the datasheets of real ones."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from memwall.compare import (
+    compare_gpus,
+    compare_profile,
+    compare_profiles,
+    graph_for,
+    resimulate,
+)
+from memwall.errors import UsageError
+from memwall.hardware import load_gpu
+from memwall.report import render
+from tests.unit.report_fixture import NEW, OLD, make_gpu, make_profile
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return make_profile()
+
+
+def test_resimulating_gives_what_the_profile_says(profile):
+    for schedule, saved in zip(resimulate(profile, [OLD, NEW]), profile.simulations, strict=True):
+        assert schedule == saved
+
+
+def test_entries_by_hand(profile):
+    got = compare_profile(profile, [OLD, NEW], price={"old": 3.6, "new": 36.0})
+    old, new = got.entries
+    assert (old.label, new.label, old.speedup) == ("old", "new", 1.0)
+    assert new.speedup == pytest.approx(old.time_s / new.time_s)
+    assert old.energy_j == pytest.approx(300 * old.time_s)  # 300 W
+    assert new.energy_j == pytest.approx(700 * new.time_s)
+    assert old.usd_per_step == pytest.approx(
+        1e-3 * old.time_s
+    )  # 3.6 USD an hour is a tenth of a cent a second
+    assert old.usd_per_million_samples == pytest.approx(old.usd_per_step / 8 * 1e6)
+    assert new.usd_per_million_tokens == pytest.approx(1e-2 * new.time_s / 1024 * 1e6)
+    assert sum(old.wall_shares.values()) == pytest.approx(1)
+
+
+def test_flips_name_the_kernels_whose_wall_changes(profile):
+    flips = compare_profile(profile, [OLD, NEW]).flips
+    # 21.47 us of arithmetic over 6.29 us of traffic on the old; 2.15 us over 3.15 us on the new.
+    assert {(f.name, f.phase, f.count) for f in flips} == {
+        ("aten.mm", "forward", 2),
+        ("aten.mm", "backward", 2),
+        ("aten._scaled_dot_product_flash_attention", "forward", 1),
+    }
+    assert {f.walls for f in flips} == {("compute", "bandwidth")}
+
+
+def test_without_price_or_power_there_is_no_cost(profile):
+    entry = compare_profile(profile, [make_gpu("bare", tdp_w=0.0)]).entries[0]
+    assert entry.energy_j is entry.usd_per_step is entry.usd_per_million_tokens is None
+
+
+def test_a_price_for_another_gpu_is_refused(profile):
+    with pytest.raises(UsageError, match="a price for h200, which is not compared; compared are old, new"):
+        compare_profile(profile, [OLD, NEW], price={"h200": 1.0})
+
+
+def test_nothing_to_compare_is_refused(profile):
+    with pytest.raises(UsageError, match="name at least one GPU"):
+        compare_profile(profile, [])
+    with pytest.raises(UsageError, match="at least two profiles"):
+        compare_profiles([profile])
+    with pytest.raises(UsageError, match="has no simulation"):
+        compare_profiles([profile, make_profile(gpus=())])
+
+
+def test_profiles_side_by_side(profile):
+    longer = make_profile(blocks=3)
+    got = compare_profiles([profile, longer])
+    assert [entry.label for entry in got.entries] == [
+        "tiny on old",
+        "tiny on new",
+        "tiny #2 on old",
+        "tiny #2 on new",
+    ]
+    assert got.entries[2].speedup == pytest.approx(got.entries[0].time_s / got.entries[2].time_s)
+    assert got.entries[1].speedup == 1.0  # each is compared with the first profile on the same GPU
+    classes = {row.name: row for row in got.changes if row.kind == "class"}
+    contraction = classes["contraction"]  # four products of 2^31 FLOP become six
+    assert (contraction.before_flops, contraction.after_flops) == (4 * 2**31, 6 * 2**31)
+    assert contraction.delta_s == pytest.approx(2 * (2**31 / 100e12 + 1e-6))
+    assert "attention" not in classes  # unchanged
+
+
+def test_equal_profiles_differ_in_nothing(profile):
+    assert compare_profiles([profile, profile]).changes == ()
+
+
+def test_growth_from_p100_to_h100():
+    got = compare_gpus([load_gpu("p100-sxm2-16gb"), load_gpu("h100-sxm")])
+    first, last = got.machines
+    assert first.growth["bandwidth"] == 1.0
+    assert last.growth["float16"] == pytest.approx(46.7, abs=0.05)  # 989.4 / 21.2
+    assert last.growth["capacity"] == 5.0  # 80 / 16 GB
+    assert last.growth["bandwidth"] == pytest.approx(3350 / 732, rel=0.01)
+    assert last.growth["fp8"] is None  # the P100 has none
+    text = render(got, "text")
+    assert "46.7x" in text
+    assert "5.00x" in text
+
+
+def test_the_record_is_plain_and_stable(profile):
+    got = compare_profile(profile, [OLD, NEW])
+    record = json.loads(got.to_json())
+    assert record["schema"] == "memwall.comparison/1"
+    assert list(record) == [
+        "schema",
+        "memwall_version",
+        "kind",
+        "title",
+        "entries",
+        "flips",
+        "changes",
+        "machines",
+    ]
+    assert record["kind"] == "gpus"
+    assert record["entries"][0]["wall_shares"].keys() == {"compute", "bandwidth", "overhead"}
+    assert compare_profile(make_profile(), [OLD, NEW]).to_json() == got.to_json()
+
+
+def test_the_graph_of_another_gpu_is_the_first_when_there_is_one(profile):
+    assert graph_for(profile, OLD) == graph_for(profile, make_gpu("stranger", compute_capability="7.0")) == 0
+
+
+@pytest.mark.slow
+def test_ten_gpus_on_ten_thousand_kernels():
+    profile = make_profile(blocks=2500)
+    assert len(profile.graph.ops) > 10_000
+    gpus = [make_gpu(f"gpu{i}", 1.0 + i) for i in range(10)]
+    start = time.perf_counter()
+    compare_profile(profile, gpus)
+    assert time.perf_counter() - start < 3.0  # about 0.4 s; the slack is for busy machines

@@ -1,0 +1,178 @@
+"""The HTML page: self-contained, inert against hostile names, small, and alive in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from memwall.compare import compare_gpus, compare_profile
+from memwall.report import render
+from memwall.report.html import MAX_ROWS, embed
+from tests.unit.report_fixture import NEW, OLD, make_profile
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def page():
+    return render(make_profile(), "html")
+
+
+class Tags(HTMLParser):
+    """Collects the tags with their attributes, and the text of the JSON element."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.data, self._in_data = [], "", False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._in_data = dict(attrs).get("id") == "data"
+
+    def handle_endtag(self, tag):
+        self._in_data = False
+
+    def handle_data(self, data):
+        if self._in_data:
+            self.data += data
+
+
+def test_nothing_is_fetched(page):
+    for tag, attributes in Tags(page).tags:
+        for name in ("src", "href", "action", "data", "poster", "srcset"):
+            value = attributes.get(name)
+            assert value is None or value.startswith("data:"), (tag, value)
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|import\(", page)
+    assert "default-src 'none'" in page
+
+
+def test_a_hostile_name_is_inert(page):
+    assert "<script>alert" not in page
+    assert page.count("<script") == 2  # the data and the page's own
+    assert "\\u003cscript\\u003ealert(1)\\u003c/script\\u003e" in page
+    names = [kernel[0] for kernel in json.loads(Tags(page).data)["kernels"]]
+    assert "mylib::<script>alert(1)</script>" in names  # the name itself is intact
+
+
+def test_a_hostile_workload_name_is_inert():
+    page = render(make_profile(name="</title><script>alert(1)</script>"), "html")
+    assert "<script>alert" not in page
+    assert "&lt;/title&gt;&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_embedded_json_cannot_close_its_element():
+    text = embed({"x": "</script><!--<script>&\u2028"})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"x": "</script><!--<script>&\u2028"}
+
+
+def test_repeats_are_one_row_and_a_large_page_stays_small():
+    page = render(make_profile(blocks=2500), "html")  # 10,003 kernels
+    data = json.loads(Tags(page).data)
+    assert len(data["kernels"]) < 20
+    assert len(page) < 100_000
+
+
+def test_kernels_that_do_not_repeat_are_cut_at_a_limit(monkeypatch):
+    import memwall.report.html as html
+
+    assert MAX_ROWS * 3 * 300 < 2_000_000  # three GPUs' rows of some 300 bytes
+    monkeypatch.setattr(html, "MAX_ROWS", 3)
+    page = html.render_html(make_profile())
+    assert len(json.loads(Tags(page).data)["kernels"]) == 3
+    assert "5 more rows, of the least time, are left out" in page
+
+
+def test_a_profile_without_simulations_still_renders():
+    assert "tiny" in render(make_profile(gpus=()), "html")
+
+
+def test_comparisons_render():
+    profile = make_profile(name="<b>x")
+    page = render(compare_profile(profile, [OLD, NEW]), "html")
+    assert "What flips its wall" in page
+    assert "<b>x" not in page
+    assert "Growth over old" in render(compare_gpus([OLD, NEW]), "html")
+
+
+def test_the_page_is_deterministic(page):
+    assert render(make_profile(), "html") == page
+
+
+# -- in a browser ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browse(page, tmp_path_factory):
+    """``browse(hash)``: the page's DOM as Chromium leaves it."""
+    if CHROMIUM is None:
+        pytest.skip("needs a headless Chromium (apt-get install chromium)")
+    folder = tmp_path_factory.mktemp("browser")
+    file = folder / "page.html"
+    file.write_text(page, encoding="utf-8")
+
+    def dump(fragment: str = "") -> str:
+        command = [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", f"--user-data-dir={folder}/user",
+            "--window-size=1300,1900", "--dump-dom", f"file://{file}{fragment}",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout
+
+    return dump
+
+
+def kernels_of(dom):
+    body = re.search(r'<table id="kernels">.*?<tbody>(.*?)</tbody>', dom, re.DOTALL)[1]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in body.split("</tr>") if "<td" in row]
+    return [[re.sub(r"<[^>]*>", "", cell) for cell in row] for row in rows]
+
+
+@pytest.mark.browser
+def test_it_sorts_by_time_first(browse):
+    rows = kernels_of(browse())
+    assert len(rows) == 8
+    assert rows[0][0] == "aten.mm"
+    assert rows[0][1] == "2"
+
+
+@pytest.mark.browser
+def test_the_address_sorts_filters_and_picks_the_gpu(browse):
+    rows = kernels_of(browse("#gpu=new&sort=bytes&dir=asc&filter=blocks%20forward"))
+    assert [row[0] for row in rows] == ["aten.native_layer_norm", "aten.gelu", "aten.mm"] or [
+        row[0] for row in rows
+    ] == ["aten.gelu", "aten.native_layer_norm", "aten.mm"]
+    assert (
+        rows[-1][9] == "8.29 us"
+    )  # two products at 3.15 us of traffic and 1 us of launch each, on the new GPU
+
+
+@pytest.mark.browser
+def test_only_the_chosen_gpu_is_shown(browse):
+    dom = browse("#gpu=new")
+    shown = re.findall(r'<div class="panel" data-sim="(\d)"( hidden="")?>', dom)
+    assert shown == [("0", ' hidden=""'), ("1", "")]
+
+
+@pytest.mark.browser
+def test_the_roofline_draws_every_kernel_and_roof(browse):
+    dom = browse()
+    svg = re.search(r"<svg.*?</svg>", dom, re.DOTALL)[0]
+    assert svg.count("<circle") == 8
+    assert "tensor.float16" in svg
+    assert "DRAM  1.00 TB/s" in svg
+
+
+@pytest.mark.browser
+def test_a_hostile_name_stays_text_in_the_browser(browse):
+    dom = browse("#filter=alert")
+    rows = kernels_of(dom)
+    assert [row[0] for row in rows] == ["mylib::&lt;script&gt;alert(1)&lt;/script&gt;"]
+    assert dom.count("<script") == 2

@@ -1,0 +1,97 @@
+"""CSV, Parquet, JSON and the Chrome trace."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from itertools import pairwise
+
+import pytest
+
+from memwall.compare import compare_gpus, compare_profile
+from memwall.errors import MissingError
+from memwall.profile import Profile
+from memwall.report import KINDS, render
+from memwall.report.tables import KERNEL_COLUMNS
+from tests.unit.report_fixture import HOSTILE, NEW, OLD, make_profile
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return make_profile()
+
+
+def read_csv(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_csv_has_one_row_per_kernel_and_gpu(profile):
+    rows = read_csv(render(profile, "csv"))
+    assert len(rows) == 2 * 12
+    assert tuple(rows[0]) == KERNEL_COLUMNS
+    first = rows[0]
+    assert (first["gpu"], first["name"], first["module"], first["phase"]) == (
+        "old",
+        "aten.mm",
+        "blocks.0.proj",
+        "forward",
+    )
+    assert int(first["flops"]) == 2**31
+    assert float(first["time_s"]) == profile.simulation("old").kernels[0].time_s  # all digits
+    assert first["modeled"] == "true"
+    assert HOSTILE in {row["name"] for row in rows}
+
+
+def test_csv_disarms_what_a_spreadsheet_takes_for_a_formula():
+    rows = read_csv(render(compare_profile(make_profile(name="=1+1"), [OLD]), "csv"))
+    assert rows[0]["workload"] == "'=1+1"
+
+
+def test_csv_of_comparisons(profile):
+    rows = read_csv(render(compare_profile(profile, [OLD, NEW]), "csv"))
+    assert [row["gpu"] for row in rows] == ["old", "new"]
+    assert float(rows[0]["wall_shares.compute"]) > 0.5
+    machines = read_csv(render(compare_gpus([OLD, NEW]), "csv"))
+    assert float(machines[1]["growth.float16"]) == 10.0
+    assert float(machines[0]["peak_flop_per_s.tensor.float16"]) == 100e12
+
+
+def test_parquet_round_trips(profile):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    data = render(profile, "parquet")
+    table = parquet.read_table(io.BytesIO(data))
+    assert table.num_rows == 24
+    assert tuple(table.column_names) == KERNEL_COLUMNS
+    assert table["flops"][0].as_py() == 2**31
+    assert render(profile, "parquet") == data
+
+
+def test_without_pyarrow_the_extra_is_named(profile, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingError, match=r"pip install 'memwall\[parquet\]'"):
+        render(profile, "parquet")
+
+
+def test_json_is_the_record(profile):
+    assert Profile.from_dict(json.loads(render(profile, "json"))).workload == profile.workload
+
+
+def test_the_trace_lays_the_kernels_end_to_end(profile):
+    trace = json.loads(render(profile, "trace.json"))
+    slices = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == 0 and e["tid"] == 0]
+    assert len(slices) == 12
+    for before, after in pairwise(slices):
+        assert before["ts"] + before["dur"] == pytest.approx(after["ts"], abs=1e-3)
+    assert slices[0]["dur"] == pytest.approx(22.4748)  # 21.4748 us of arithmetic and 1 us of launch
+    assert slices[0]["args"]["limited_by"] == "compute"
+    names = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
+    assert names == ["old (modeled)", "new (modeled)"]
+    phases = [e["name"] for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 1 and e["pid"] == 0]
+    assert phases == ["forward", "backward", "optimizer"]
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "parquet"])
+def test_every_kind_takes_the_options_of_the_command_line(profile, kind):
+    assert render(profile, kind, top=3, sort="bytes", by="module")

@@ -1,0 +1,210 @@
+"""Text and Markdown: golden files of the made-up profile, hostile names, narrow pages."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from memwall.compare import compare_gpus, compare_profile, compare_profiles
+from memwall.errors import UsageError
+from memwall.hardware import all_gpus, load_gpu
+from memwall.report import render
+from memwall.report.columns import number, seconds_column, si_column, times
+from memwall.report.document import Column, Table, clean
+from memwall.report.markdown import escape
+from memwall.report.text import fit, render_gpu, render_gpus, render_growth, render_rules
+from tests.unit.report_fixture import NEW, OLD, make_gpu, make_profile
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return make_profile()
+
+
+@pytest.fixture(scope="module")
+def comparison(profile):
+    return compare_profile(profile, [OLD, NEW], price={"old": 1.0, "new": 4.0})
+
+
+# -- golden files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["op", "module", "class", "phase"])
+def test_text_of_a_profile(profile, golden, by):
+    golden(f"profile_{by}.txt", render(profile, "text", by=by, width=110))
+
+
+def test_text_of_a_profile_on_one_gpu(golden):
+    golden("profile_one_gpu.txt", render(make_profile(gpus=(OLD,)), "text", width=110, top=3, sort="bytes"))
+
+
+def test_markdown_of_a_profile(profile, golden):
+    golden("profile.md", render(profile, "md"))
+
+
+@pytest.mark.parametrize("kind", ["text", "md"])
+def test_a_comparison_of_gpus(comparison, golden, kind):
+    golden(f"compare_gpus.{'txt' if kind == 'text' else kind}", render(comparison, kind))
+
+
+def test_a_comparison_of_profiles(profile, golden):
+    golden("compare_profiles.txt", render(compare_profiles([profile, make_profile(blocks=3)]), "text"))
+
+
+def test_a_comparison_of_machines(golden):
+    golden("compare_machines.txt", render(compare_gpus([OLD, NEW]), "text"))
+
+
+def test_the_rules(golden):
+    golden("rules.txt", render_rules())
+
+
+def test_one_gpu_with_its_sources(golden):
+    golden("gpu.txt", render_gpu(OLD))
+
+
+# -- what must hold for any profile ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [100, 110, 118, 160])
+def test_no_line_is_wider_than_the_page(profile, comparison, width):
+    texts = [render(thing, "text", width=width) for thing in (profile, comparison)]
+    texts += [render_rules(width=width), render_gpu(load_gpu("h100-sxm"), width=width)]
+    texts.append(render_gpus(all_gpus(), width=width))
+    for text in texts:
+        assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_no_number_is_ever_cut(profile, width):
+    text = render(profile, "text", width=width)
+    assert "187.48" in text
+    for line in text.splitlines():
+        for word in line.split():
+            assert not re.match(r"^[\d,.]+…$", word), line
+
+
+def test_the_header_names_what_is_unmodeled(profile):
+    text = render(profile, "text")
+    assert "coverage        91.7 % of 12 ops" in text  # 11 of 12
+    assert "no formula for mylib.mystery" in text
+    assert "with attention counted dense, as most tools do: 12,884,901,888" in text  # 4 x 2^31 + 2^32
+
+
+def test_a_hostile_name_is_inert_in_text(profile):
+    text = render(profile, "text", width=200)
+    assert "a|b.`c`[red]x y$1$" in text  # as it stands, but without its ANSI colour and newline
+    assert "\x1b" not in text
+    colored = render(profile, "text", width=200, color=True)
+    assert "\x1b[31m" not in colored.replace("\x1b[1;31m", "")
+    assert "[red]" in colored
+
+
+def test_a_hostile_name_is_inert_in_markdown(profile):
+    text = render(profile, "md")
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert r"a\|b.\`c\`\[red\]x y\$1\$" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows
+    for row in rows:
+        assert len(re.findall(r"(?<!\\)\|", row)) in {7, 12, 13, 14}, row  # no cell adds a column
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("a|b", r"a\|b"),
+        ("<b>&", "&lt;b&gt;&amp;"),
+        ("![x](http://e.org)", r"!\[x\](http&#58;//e.org)"),
+        ("line\nbreak", "line break"),
+        ("_x_ *y* `z`", r"\_x\_ \*y\* \`z\`"),
+        ("@user", "&#64;user"),
+        ("back\\|slash", r"back\\\|slash"),
+    ],
+)
+def test_markdown_escape(text, escaped):
+    assert escape(text) == escaped
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07name", "name"),
+        ("a\r\nb\tc", "a b c"),
+        ("\u202eevil", "evil"),
+        ("\ud800x", "x"),
+        ("naïve 层", "naïve 层"),
+    ],
+)
+def test_clean(text, cleaned):
+    assert clean(text) == cleaned
+
+
+def test_an_unknown_breakdown_is_the_users_error(profile):
+    with pytest.raises(UsageError, match="cannot group by 'color'; choose one of op, module, class, phase"):
+        render(profile, "text", by="color")
+
+
+def test_an_unknown_kind_is_the_users_error(profile, comparison):
+    with pytest.raises(UsageError, match="no 'pdf' form; there is text, md, html"):
+        render(profile, "pdf")
+    with pytest.raises(UsageError, match=r"a comparison has no 'trace\.json' form"):
+        render(comparison, "trace.json")
+    with pytest.raises(TypeError, match="no option colour"):
+        render(profile, "text", colour=True)
+
+
+def test_a_misfit_is_said(profile):
+    text = render(compare_profile(profile, [make_gpu("small", dram_bytes=1_000_000)]), "text")
+    assert " NO" in text
+    assert "small takes 187.48 us a step; it fits none of them." in text
+    two = render(compare_profile(profile, [make_gpu("small", dram_bytes=1_000_000), NEW]), "text", width=200)
+    assert "at the bandwidth wall; it does not fit small." in two
+
+
+def test_growth_reads_from_the_first():
+    text = render_growth([OLD, NEW])
+    assert "Growth over old" in text
+    assert "fp16 FLOP/s grew 10.0 times, bandwidth 2.0 times, capacity 5.0 times" in text
+    assert "a kernel must do 5.0 times as" in text
+
+
+def test_many_gpus_still_fit_the_page(profile):
+    gpus = [make_gpu(f"quite-a-long-name-{i}", 1.0 + 2 * i) for i in range(10)]
+    text = render(compare_profile(profile, gpus), "text")
+    assert max(map(len, text.splitlines())) <= 118
+    assert "quite-a-long-name-9" in text
+    growth = render_growth(gpus)
+    assert max(map(len, growth.splitlines())) <= 118
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_column_has_one_unit():
+    column, cells = si_column("FLOPs", "FLOP", [8.2e12, 5e9, 7e9, 0, None])
+    assert (column.unit, cells) == ("GFLOP", ["8,200.0", "5.0", "7.0", "0.0", "-"])
+    column, cells = seconds_column("time", [12.5e-3, 3e-6, 1e-9])
+    assert (column.unit, cells) == ("us", ["12,500.0", "3.0", "<0.1"])
+
+
+def test_numbers_never_round_to_a_false_zero():
+    assert number(0.004, 2) == "<0.01"
+    assert number(0.005, 2) in {"0.01", "0.00"}
+    assert number(0.0, 2) == "0.00"
+    assert [times(v) for v in (46.67, 5.0, 706.4)] == ["46.7x", "5.00x", "706x"]
+
+
+def test_fitting_cuts_names_first_then_leaves_optional_columns_out():
+    table = Table(
+        "",
+        (Column("name", numeric=False, flexible=True), Column("a"), Column("b", optional=True)),
+        (("x" * 30, "1234567890", "12345"),),
+    )
+    assert fit(table, 60) == [(0, 30), (1, 10), (2, 5)]
+    assert fit(table, 40) == [(0, 21), (1, 10), (2, 5)]
+    assert fit(table, 30) == [(0, 18), (1, 10)]
+    assert fit(table, 5) == [(0, 12), (1, 10)]
