@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 from memwall._version import __version__
@@ -26,6 +27,9 @@ KINDS = ("gpus", "profiles", "machines")
 
 #: rows of flips and of changes that a comparison keeps, the longest time first
 MAX_ROWS = 20
+
+#: a flip counts where the kernels take this share of the time on some GPU
+NOTABLE = 1e-3
 
 #: GPU name -> USD per hour
 Prices = Mapping[str, float]
@@ -179,14 +183,12 @@ def resimulate(profile: Profile, gpus: Sequence[Gpu], policy: str = "eager") -> 
 def _interned(costs: Sequence[Cost]) -> tuple[Cost, ...]:
     """The costs with one object for equal ones, which the simulation then evaluates once per GPU."""
     seen: dict[tuple[Any, ...], Cost] = {}
-    return tuple(
-        seen.setdefault(
-            (tuple(c.flops.items()), c.read_bytes, c.write_bytes, c.modeled, c.dense_flops, c.extra_bytes, c.extra_flops,
-             c.kernels),
-            c,
-        )
-        for c in costs
-    )  # fmt: skip
+    return tuple(seen.setdefault((tuple(cost.flops.items()), *_NUMBERS(cost)), cost) for cost in costs)
+
+
+_NUMBERS = attrgetter(
+    "read_bytes", "write_bytes", "modeled", "dense_flops", "extra_bytes", "extra_flops", "kernels"
+)
 
 
 def graph_for(profile: Profile, gpu: Gpu) -> int:
@@ -206,7 +208,7 @@ def attention_backend(gpu: Gpu) -> str:
 
 
 def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
-    """Groups of equal kernels whose wall is not the same on all GPUs, the longest time first.
+    """Groups of equal kernels whose wall is not the same on all GPUs, if notable, the longest time first.
 
     Schedules of different graphs (another attention kernel) are joined where they run equal kernels.
     """
@@ -221,7 +223,10 @@ def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
     found = []
     for key, count in counts.items():
         cells = [column.get(key, ("", 0.0)) for column in columns]
-        if len({wall for wall, _ in cells if wall}) > 1:
+        flipped = len({wall for wall, _ in cells if wall}) > 1
+        if flipped and any(
+            cell[1] >= NOTABLE * s.totals.time_s for cell, s in zip(cells, schedules, strict=True)
+        ):
             walls, times = zip(*cells, strict=True)
             found.append(Flip(key[0], key[3], key[2], count, walls, times))
     found.sort(key=lambda flip: (-max(flip.times_s), flip.name, flip.module, flip.phase))

@@ -55,7 +55,7 @@ def test_importing_memwall_imports_nothing_else():
     [
         "import memwall.profile, memwall.compare, memwall; print(callable(memwall.profile), callable(memwall.compare))",
         "from memwall import profile, compare; import memwall.profile; print(callable(profile), callable(compare))",
-        "import memwall; memwall.Profile, memwall.Comparison; print(callable(memwall.profile), callable(memwall.compare))",
+        "import memwall as m; m.Profile, m.Comparison; print(callable(m.profile), callable(m.compare))",
     ],
 )
 def test_profile_and_compare_are_functions_whatever_was_imported(code):

@@ -161,7 +161,7 @@ def _money_digits(values: Sequence[float | None]) -> int:
 
 def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sentence:
     if not flips:
-        return Sentence("Nothing: every kernel hits the same wall on all of them.")
+        return Sentence("Nothing notable: the kernels hit the same wall on all of them.")
     columns = [
         text_column("kernel", [short_name(f.name) for f in flips], flexible=True),
         text_column("", [f"x{f.count}" if f.count > 1 else "" for f in flips]),
@@ -169,7 +169,11 @@ def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sent
         text_column("phase", [f.phase for f in flips], optional=True),
         *_flip_columns(flips, entries),
     ]
-    return table("", columns, "kernels whose wall is not the same everywhere, the longest time first")
+    return table(
+        "",
+        columns,
+        "kernels of 0.1 % of the time or more whose wall is not the same everywhere, the longest time first",
+    )
 
 
 #: with more entries than this, what flips is listed by wall

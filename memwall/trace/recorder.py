@@ -370,6 +370,8 @@ class Recorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is None or self.phase == "optimizer":
             return self.phase, self.modules.path
+        if self.modules.path:  # a checkpoint that runs its modules again
+            return "backward", self.modules.path
         name = node.name()
         if name == "torch::autograd::AccumulateGrad":
             return "backward", self._parameter_modules.get(id(node.variable), "")

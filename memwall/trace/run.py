@@ -21,6 +21,7 @@ from memwall.trace.modules import ModuleCalls
 from memwall.trace.optimizers import fused_everywhere, make_optimizer, settle
 from memwall.trace.recorder import Recorder, UnexpectedCall, dtype_name, flat_tensors
 from memwall.trace.replay import Replayer, ReplayMismatch
+from memwall.trace.triton_calls import triton_calls
 from memwall.workload import Workload
 from memwall.workload.blame import blame, user_frame
 
@@ -112,6 +113,7 @@ def _trace(workload: Workload, options: TraceOptions, classify: Callable[[str], 
         stack.enter_context(fused_everywhere())
         optimizer = _optimizer(workload, parameters, recorder) if training else None
         stack.enter_context(CudaForms(recorder, options.attention))
+        stack.enter_context(triton_calls(recorder))
         stack.enter_context(torch.set_grad_enabled(training))
         with _blaming("running the model"), calls, TracedDevice(device), recorder:
             with autocast:

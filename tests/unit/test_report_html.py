@@ -119,9 +119,9 @@ def browse(page, tmp_path_factory):
 
     def dump(fragment: str = "") -> str:
         command = [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", f"--user-data-dir={folder}/user",
-            "--window-size=1300,1900", "--dump-dom", f"file://{file}{fragment}",
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+            "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+            f"--user-data-dir={folder}/user", "--window-size=1300,1900", "--dump-dom", f"file://{file}{fragment}",
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         return done.stdout

@@ -66,8 +66,8 @@ def run(target: str, **options):
         ),
         (
             {"model_type": "whisper", "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
-             "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_source_positions": 50, "max_target_positions": 20, "vocab_size": 99,
-             "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1},
+             "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_source_positions": 50,
+             "max_target_positions": 20, "vocab_size": 99, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1},
             "WhisperForConditionalGeneration",
             {"input_features": ((2, 80, 100), "float32"), "decoder_input_ids": ((2, 20), "int64")},
         ),
