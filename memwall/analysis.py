@@ -5,8 +5,8 @@ repeat (the same op on the same shapes in the same place of a repeated block) fo
 all its figures are totals over the repeats. A row's wall is the one that most of its time stands under.
 
 *Times fewer FLOP/s*: the FLOP/s that the matrix classes (contraction, convolution, attention: those that MFU counts)
-attain together, over the FLOP/s that a class attains. None for the matrix classes themselves, and for a class without
-FLOPs.
+attain together, over the FLOP/s that a class attains. None for the matrix classes themselves, and for a class that does
+less than one FLOP per hundred bytes: it moves data, and a ratio would say nothing.
 """
 
 from __future__ import annotations
@@ -202,6 +202,10 @@ class _Sum:
         return max(WALLS, key=self.walls.__getitem__)
 
 
+#: FLOP per byte below which a class moves data rather than computes
+LEAST_INTENSITY = 0.01
+
+
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
@@ -236,7 +240,12 @@ def class_rows(profile: Profile, schedule: Schedule) -> tuple[ShareRow, ...]:
 
 
 def _with_times_fewer(row: ShareRow, matrix_rate: float) -> ShareRow:
-    if row.key in MODEL_CLASSES or not row.flops or not matrix_rate:
+    if (
+        row.key in MODEL_CLASSES
+        or not matrix_rate
+        or row.flops < LEAST_INTENSITY * row.bytes
+        or not row.flops
+    ):
         return row
     values = {name: getattr(row, name) for name in ShareRow.__slots__}
     return ShareRow(**{**values, "times_fewer": matrix_rate / row.attained_flop_per_s})

@@ -78,12 +78,11 @@ def verdict(profile: Profile, schedule: Schedule) -> str:
         return "Nothing runs on the device, so there is no wall."
     shares = wall_shares(schedule)
     wall = max(WALLS, key=shares.__getitem__)
-    return _misfit(schedule) + _SENTENCES[wall](profile, schedule, shares[wall], levers(schedule)) + "."
+    text = _SENTENCES[wall](profile, schedule, shares[wall], levers(schedule)) + "."
+    return text if schedule.fits else _misfit(schedule) + text[0].lower() + text[1:]
 
 
 def _misfit(schedule: Schedule) -> str:
-    if schedule.fits:
-        return ""
     need, have = schedule.totals.peak_memory_bytes, schedule.gpu.dram_bytes
     return f"It does not fit ({size(need)} at the peak, {size(have)} on the board); if it did: "
 

@@ -24,6 +24,10 @@ SUFFIXES = {
 _NEEDS = {"parquet": ("pyarrow", "parquet")}
 
 
+#: How the messages begin that a pipeline sends at each stage of its work.
+_STAGES = ("tracing ", "simulating ")
+
+
 class Output(NamedTuple):
     """A file to write and what kind it is."""
 
@@ -145,9 +149,9 @@ class Messages:
         click.echo(f"memwall: warning: {message}", err=True)
 
     def progress(self, message: str) -> None:
-        """What is going on; a warning passes through as such."""
-        if message.startswith("warning: "):
-            self.warn(message.removeprefix("warning: "))
+        """What is going on, in passing; whatever is no stage of the work is a warning and stays."""
+        if not message.startswith(_STAGES):
+            self.warn(message)
         elif self._live:
             sys.stderr.write(f"\r\x1b[K{message[:100]}")
             sys.stderr.flush()

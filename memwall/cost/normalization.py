@@ -46,13 +46,23 @@ def _fits_on_chip(spec: TensorSpec, dim: int) -> bool:
     return row_bytes < _SHARED_BYTES and row_bytes % 16 == 0
 
 
-@register_cost("aten._softmax", "aten._log_softmax", "aten._safe_softmax", "aten._masked_softmax",
-               op_class="normalization")  # fmt: skip
+@register_cost("aten._softmax", "aten._log_softmax", "aten._masked_softmax", op_class="normalization")
 def softmax(call: Call) -> Cost:
     """5 per element. A row too long for the chip is read three times: for its max, its sum and its result."""
     data, dim = call.need("self"), call.attributes.get("dim")
     again = 0 if _fits_on_chip(data, -1 if dim is None else dim) else 2 * data.nbytes
     return call.cost(vector_flops(data, 5 * data.numel), extra_bytes=again)
+
+
+@register_cost("aten._safe_softmax", op_class="normalization")
+def safe_softmax(call: Call) -> Cost:
+    """Softmax, then three kernels that zero the rows that are all -inf (native/transformers/attention.cpp): compare
+    with -inf, reduce to a row's truth, select."""
+    data, (out,) = call.need("self"), call.outputs
+    mask_bytes = data.numel
+    zeroing = data.nbytes + 2 * mask_bytes + 2 * out.nbytes
+    plain = softmax(call)
+    return call.cost(plain.flops, extra_bytes=plain.extra_bytes + zeroing, kernels=4)
 
 
 @register_cost("aten._log_softmax_backward_data", op_class="normalization")

@@ -172,7 +172,7 @@ def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sent
     return table(
         "",
         columns,
-        "kernels of 0.1 % of the time or more whose wall is not the same everywhere, the longest time first",
+        "kernels of 0.1 % of the time or more whose wall differs, the longest time first",
     )
 
 

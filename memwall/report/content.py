@@ -42,7 +42,7 @@ from memwall.report.document import (
 )
 from memwall.simulate import Schedule
 from memwall.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
-from memwall.verdict import verdict
+from memwall.verdict import main_pipe, verdict
 
 MATRIX_NOTE = (
     "times fewer FLOP/s: than contraction, convolution and attention attain together; "
@@ -79,13 +79,13 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
         blocks.append(share_table("Phases", "phase", phases))
     blocks.append(memory_table(schedule))
     blocks.append(Sentence(verdict(profile, schedule), strong=True))
-    return Section(f"{gpu_title(schedule)}{policy_suffix(profile, schedule)}", tuple(blocks))
+    return Section(f"{gpu_title(profile, schedule)}{policy_suffix(profile, schedule)}", tuple(blocks))
 
 
-def gpu_title(schedule: Schedule) -> str:
-    """``h100-sxm (NVIDIA H100 SXM5 80GB, 3.35 TB/s, 989.40 TFLOP/s tensor.float16)``."""
+def gpu_title(profile: Profile, schedule: Schedule) -> str:
+    """``h100-sxm (NVIDIA H100 SXM5 80GB, 3.35 TB/s, 989.40 TFLOP/s tensor.float16)``: its matrix ceiling."""
     gpu = schedule.gpu
-    pipe = gpu.ceiling_pipe(Pipe("tensor", "float16"))
+    pipe = gpu.ceiling_pipe(main_pipe(profile, schedule) or Pipe("tensor", "float16"))
     return clean(
         f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {flop_rate(gpu.peak(pipe))} {pipe})"
     )
@@ -119,6 +119,7 @@ def header_facts(profile: Profile) -> tuple[tuple[str, str], ...]:
         ("DRAM bytes", f"{size(moved)} ({moved:,}), compulsory, unfused"),
         ("intensity", f"{intensity(profile.flops / moved if moved else 0.0)} FLOP/byte"),
         ("coverage", _coverage_fact(profile)),
+        ("counted on", _graphs_fact(profile)),
     ]
     return tuple((label, clean(text)) for label, text in facts if text)
 
@@ -129,6 +130,17 @@ def _matrix_fact(profile: Profile) -> str:
     if profile.dense_model_flops != profile.model_flops:
         text += f"; with attention counted dense, as most tools do: {profile.dense_model_flops:,}"
     return text
+
+
+def _graphs_fact(profile: Profile) -> str:
+    """Which GPU's graph the header counts, where GPUs run different attention kernels."""
+    if len(profile.graphs) < 2:
+        return ""
+    names = []
+    for i, graph in enumerate(profile.graphs):
+        gpus = dict.fromkeys(schedule.gpu.name for schedule in profile.simulations if schedule.graph == i)
+        names.append(f"{graph.attention} attention ({', '.join(gpus)})")
+    return f"{names[0]}; further graphs for {', '.join(names[1:])}"
 
 
 def _coverage_fact(profile: Profile) -> str:
@@ -161,6 +173,8 @@ def totals_table(profile: Profile) -> Table:
         columns.append(si_column("samples", "/s", [r.samples_per_s for r in speeds]))
     if profile.workload.tokens is not None:
         columns.append(si_column("tokens", "/s", [r.tokens_per_s for r in speeds]))
+    if len({s.totals.flops for s in sims}) > 1:  # other attention kernels, or another policy
+        columns.append(si_column("FLOPs", "FLOP", [s.totals.flops for s in sims]))
     columns += [
         percent_column("MFU", [s.totals.mfu for s in sims]),
         percent_column("MBU", [s.mbu for s in sims]),

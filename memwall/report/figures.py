@@ -71,14 +71,14 @@ def roofline_figure(profile: Profile, gpu_name: str, fmt: str = "png", *, policy
 def class_shares_figure(profile: Profile, fmt: str = "png") -> bytes:
     """Shares of FLOPs and bytes, and of time on each GPU, by op class."""
     _need_simulation(profile)
-    height = 1.7 + 0.42 * (2 + len(profile.simulations))
+    height = _shares_height(profile)
     return _draw(fmt, (10.5, height), lambda figure: _shares_panel(figure.add_subplot(), profile))
 
 
 def _profile_figure(profile: Profile, fmt: str) -> bytes:
     _need_simulation(profile)
     count = len(profile.simulations)
-    shares = 1.5 + 0.42 * (2 + count)
+    shares = _shares_height(profile)
 
     def build(figure: Figure) -> None:
         parts: Any = figure.subfigures(count + 1, 1, height_ratios=[6.0] * count + [shares])
@@ -87,6 +87,11 @@ def _profile_figure(profile: Profile, fmt: str) -> bytes:
         _shares_panel(parts[-1].add_subplot(), profile)
 
     return _draw(fmt, (10.5, 6.0 * count + shares), build)
+
+
+def _shares_height(profile: Profile) -> float:
+    """Inches for the bars of all graphs and simulations."""
+    return 1.5 + 0.42 * (2 * len({s.graph for s in profile.simulations}) + len(profile.simulations))
 
 
 def _need_simulation(profile: Profile) -> None:
@@ -127,9 +132,13 @@ def _roofline_panel(figure: Any, profile: Profile, schedule: Schedule) -> None:
 
 
 def _shares_panel(axes: Any, profile: Profile) -> None:
-    """Stacked bars: FLOPs and bytes of the first simulation, time of each."""
-    first = profile.simulations[0]
-    bars = [("FLOPs", first, "flop_share"), ("bytes", first, "byte_share")]
+    """Stacked bars: FLOPs and bytes of each graph (named where there are several), time of each simulation."""
+    graphs = {s.graph: s for s in reversed(profile.simulations)}
+    bars = []
+    for name, field in (("FLOPs", "flop_share"), ("bytes", "byte_share")):
+        for graph in sorted(graphs):
+            of = f", {profile.graphs[graph].attention} attention" if len(graphs) > 1 else ""
+            bars.append((name + of, graphs[graph], field))
     bars += [(f"time, {clean(schedule_label(profile, s))}", s, "time_share") for s in profile.simulations]
     seen: dict[str, str] = {}
     for row, (_, schedule, field) in enumerate(bars):

@@ -37,7 +37,7 @@ from memwall.report.content import (
 from memwall.report.document import Document, clean
 from memwall.report.palette import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color
 from memwall.simulate import Schedule
-from memwall.units import percent, size
+from memwall.units import duration, percent, size
 from memwall.verdict import verdict
 
 #: rows of kernels in a page, the slowest on any GPU first
@@ -53,7 +53,6 @@ def render_html(profile: Profile) -> str:
         facts=header_facts(profile),
         totals=totals_table(profile) if profile.simulations else None,
         panels=[_panel(profile, schedule, i) for i, schedule in enumerate(profile.simulations)],
-        class_colors=CLASS_COLORS,
         data=embed(data),
         left_out=left_out,
     )  # fmt: skip
@@ -70,6 +69,7 @@ def render_comparison_html(comparison: Comparison) -> str:
     bars = [
         {
             "label": clean(entry.label),
+            "text": duration(entry.time_s),
             "parts": [
                 {"name": wall, "color": WALL_COLORS[wall], "width": 100 * share * entry.time_s / longest}
                 for wall, share in entry.wall_shares.items()
@@ -93,7 +93,7 @@ def _panel(profile: Profile, schedule: Schedule, index: int) -> dict[str, Any]:
     return {
         "index": index,
         "label": clean(schedule_label(profile, schedule)),
-        "title": gpu_title(schedule),
+        "title": gpu_title(profile, schedule),
         "verdict": clean(verdict(profile, schedule)),
         "bars": _class_bars(profile, schedule),
         "classes": class_table(profile, schedule),
@@ -194,4 +194,5 @@ def _environment() -> Any:
         key = name.replace("report.", "")
         environment.globals[key] = Markup((folder / name).read_text(encoding="utf-8"))
     environment.filters["raw_json"] = Markup
+    environment.globals["wall_colors"] = WALL_COLORS
     return environment

@@ -162,7 +162,7 @@ def _draw_labels(
         return math.sqrt(area(row) / math.pi) * scale
 
     frame = axes.get_window_extent()
-    rim = 0.8  # of a circle's box: labels may come near its corners
+    rim = 0.9  # of a circle's box: labels may come near its corners
     taken = []
     for row in points:
         (x, y), r = pixels(row), radius(row) * rim
@@ -173,6 +173,7 @@ def _draw_labels(
         high = roofs[0].rate / slope.rate
         lines.append(_line(to_pixels, (x_range[0], x_range[0] * slope.rate), (high, roofs[0].rate)))
     placer = Placer(Box(frame.x0, frame.y0, frame.x1, frame.y1), taken, lines)
+    inverse, x_start = axes.transData.inverted().transform, (x_range[0], y_range[0])
     seen: set[tuple[str, str]] = set()
     for row in points:
         name = clean(short_name(row.name))
@@ -182,11 +183,18 @@ def _draw_labels(
         if (name, row.op_class) in seen:
             continue
         (x, y), r = pixels(row), radius(row)
-        width, height = len(name) * FONT * 0.6 * scale + 4, FONT * 1.25 * scale
-        placed = placer.place(x, y, r, width, height)
-        if placed:
-            seen.add((name, row.op_class))
-            _write(axes, name, *placed)
+        text = axes.text(*x_start, name, ha="center", va="center", fontsize=FONT, zorder=5)
+        size = text.get_window_extent()
+        placed = placer.place(x, y, r, size.width + 8, size.height + 3)
+        if placed is None:
+            text.remove()
+            continue
+        seen.add((name, row.op_class))
+        box, leader = placed
+        text.set_position(inverse(((box.left + box.right) / 2, (box.bottom + box.top) / 2)))
+        if leader:
+            ends = inverse([(leader.x0, leader.y0), (leader.x1, leader.y1)])
+            axes.plot(ends[:, 0], ends[:, 1], color="#667080", linewidth=0.6, zorder=4)
 
 
 def _extent(text: Any) -> Box:
@@ -197,13 +205,3 @@ def _extent(text: Any) -> Box:
 def _line(to_pixels: Any, start: tuple[float, float], end: tuple[float, float]) -> Line:
     (x0, y0), (x1, y1) = to_pixels(start), to_pixels(end)
     return Line(float(x0), float(y0), float(x1), float(y1))
-
-
-def _write(axes: Any, name: str, box: Box, leader: Line | None) -> None:
-    """The label in its box, and the leader to its point."""
-    inverse = axes.transData.inverted().transform
-    center = inverse(((box.left + box.right) / 2, (box.bottom + box.top) / 2))
-    axes.text(*center, name, ha="center", va="center", fontsize=FONT, zorder=5)
-    if leader:
-        (x0, y0), (x1, y1) = inverse((leader.x0, leader.y0)), inverse((leader.x1, leader.y1))
-        axes.plot([x0, x1], [y0, y1], color="#667080", linewidth=0.6, zorder=4)

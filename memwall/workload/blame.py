@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -87,6 +88,9 @@ def _machinery_folders() -> tuple[Path, ...]:
 
 def _folders() -> Iterator[Path]:
     yield Path(__file__).parent.parent
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.__file__:  # a build from source lies outside site-packages
+        yield Path(torch.__file__).parent
     for key in ("stdlib", "platstdlib"):
         yield Path(sysconfig.get_path(key))
         yield Path(sysconfig.get_path(key)).resolve()

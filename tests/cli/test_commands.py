@@ -70,6 +70,16 @@ def test_json_is_the_record_and_nothing_else(run, folder):
     assert result.err == "hello\nthere\n"
 
 
+def test_a_warning_of_the_trace_reaches_standard_error(run, folder):
+    text = (
+        (folder / "net.py").read_text().replace("Linear(64, 8)", "Linear(64, int(torch.full((), 8).item()))")
+    )
+    (folder / "net.py").write_text(text)
+    result = run("profile", "net.py", "--gpu", "t4", "-q")
+    assert result.code == 0
+    assert result.err.startswith("memwall: warning: building the model needs data")
+
+
 def test_options_reach_the_trace(run):
     args = ("--mode", "training", "--batch", "6", "--dtype", "bf16", "--optimizer", "sgd", "--json", "-q")
     workload = json.loads(run("profile", "net.py", "--gpu", "h100", *args).out)["workload"]

@@ -208,3 +208,40 @@ def test_fitting_cuts_names_first_then_leaves_optional_columns_out():
     assert fit(table, 40) == [(0, 21), (1, 10), (2, 5)]
     assert fit(table, 30) == [(0, 18), (1, 10)]
     assert fit(table, 5) == [(0, 12), (1, 10)]
+
+
+# -- several graphs ----------------------------------------------------------------------------------------------------
+
+
+def test_two_graphs_are_told_apart(profile):
+    """GPUs of two generations run other attention kernels: the header says whose graph it counts."""
+    from dataclasses import replace
+
+    dense = tuple(replace(c, flops={p: 2 * n for p, n in c.flops.items()}) for c in profile.costs[0])
+    twin = replace(profile.graph, attention="efficient")
+    new = replace(
+        profile.simulations[1],
+        graph=1,
+        totals=replace(profile.simulations[1].totals, flops=2 * profile.flops),
+    )
+    graphs, costs = (profile.graph, twin), (profile.costs[0], dense)
+    both = replace(profile, graphs=graphs, costs=costs, simulations=(old, new))
+    text = render(both, "text")
+    assert "counted on      flash attention (old); further graphs for efficient attention (new)" in text
+    assert "10.79" in text
+    assert "21.58" in text  # the totals table shows both counts
+    assert render(both, "png").startswith(b"\x89PNG")
+    assert "efficient attention" in render(both, "html")
+
+
+def test_the_title_names_the_ceiling_of_the_matrix_work(profile):
+    assert "── old (Maker old 16GB, 1.00 TB/s, 100.00 TFLOP/s tensor.float16)" in render(profile, "text")
+    from tests.unit.report_fixture import VECTOR
+
+    pascal = make_gpu("pascal", peak_flop_per_s={VECTOR: 10e12})
+    assert "10.00 TFLOP/s vector.float32)" in render(make_profile(gpus=(pascal,)), "text")
+
+
+@pytest.mark.parametrize("kind", ["text", "md", "html", "json", "csv", "trace.json"])
+def test_a_profile_without_simulations_renders(kind):
+    assert render(make_profile(gpus=()), kind)

@@ -1,0 +1,416 @@
+"""What the trace records: the CUDA op stream, its phases and modules, and the data flow by storage."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import memwall
+from memwall.errors import UsageError
+
+
+def ops(result, phase=None):
+    return [op for op in result.graph.ops if phase is None or op.phase == phase]
+
+
+def names(result, phase=None):
+    return [op.name for op in ops(result, phase)]
+
+
+class Block(nn.Module):
+    """Attention and a two-layer network, with dropout."""
+
+    def __init__(self, width=64, heads=4, dropout=0.1):
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+
+
+def tokens(dtype=torch.bfloat16, width=64):
+    return torch.randn(2, 16, width, dtype=dtype)
+
+
+# -- the caller's things are left alone --------------------------------------------------------------------------------
+
+
+def test_nothing_of_the_callers_is_changed():
+    module, x = Block(), torch.randn(2, 16, 64, requires_grad=True)
+    module.eval()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    memwall.profile(module, (x,), mode="training", dtype="bf16")
+    assert not module.training
+    assert x.grad is None and all(p.grad is None for p in module.parameters())
+    assert all(p.device.type == "cpu" and p.dtype is torch.float32 for p in module.parameters())
+    assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+    assert torch.nn.functional.dropout(torch.ones(4), 0.0).tolist() == [1] * 4  # the overrides are gone
+    assert nn.Module.__call__ is nn.Module._wrapped_call_impl
+
+
+def test_a_module_may_live_on_meta_and_inputs_may_be_keywords():
+    with torch.device("meta"):
+        module = Block()
+    assert names(memwall.profile(module, {"x": tokens(torch.float32)}))[0] == "aten.native_layer_norm"
+
+
+def test_tied_weights_are_counted_once():
+    a, b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    b.weight = a.weight
+    result = memwall.profile(nn.Sequential(a, b), (torch.randn(2, 8),))
+    assert result.workload.parameters == 64
+    assert result.simulations[0].memory.parameters == 256
+
+
+# -- phases and modules ------------------------------------------------------------------------------------------------
+
+
+def test_backward_ops_know_their_phase_and_module():
+    result = memwall.profile(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), (torch.randn(2, 8),),
+                             mode="training", optimizer="sgd:loop")  # fmt: skip
+    backward = [(op.name, op.module) for op in ops(result, "backward")]
+    assert backward == [
+        ("aten.ones_like", ""),
+        ("aten.mm", "2"), ("aten.mm", "2"), ("aten.sum.dim_IntList", "2"),
+        ("aten.threshold_backward", "1"),
+        ("aten.mm", "0"), ("aten.sum.dim_IntList", "0"),
+    ]  # fmt: skip
+    assert {op.module for op in ops(result, "optimizer")} == {"optimizer"}
+
+
+def test_a_checkpointed_block_is_run_again_in_backward_under_its_own_name():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(10, 64)
+            self.blocks = nn.ModuleList(Block(dropout=0.0) for _ in range(2))
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+    result = memwall.profile(Net(), (torch.zeros(2, 16, dtype=torch.long),), mode="training", optimizer=None)
+    again = [op.module for op in ops(result, "backward") if op.name == "aten.native_layer_norm"]
+    assert again == ["blocks.1.norm", "blocks.0.norm"]
+
+
+# -- the CUDA op stream ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "kernel"),
+    [
+        ("h100-sxm", torch.bfloat16, "aten._scaled_dot_product_flash_attention"),
+        ("a100", torch.float16, "aten._scaled_dot_product_flash_attention"),
+        ("h100-sxm", torch.float32, "aten._scaled_dot_product_efficient_attention"),  # flash is half precision only
+        ("v100", torch.float16, "aten._scaled_dot_product_efficient_attention"),  # flash needs sm_80
+        ("v100", torch.float32, "aten._scaled_dot_product_efficient_attention"),
+        ("v100", torch.bfloat16, "aten._safe_softmax"),  # no fused kernel for bf16 below sm_80
+        ("mi100", torch.float16, "aten._safe_softmax"),
+    ],
+)
+def test_attention_is_what_the_generation_would_run(gpu, dtype, kernel):
+    found = names(memwall.profile(Block(), (tokens(dtype),), dtype=str(dtype)[6:], gpu=gpu))
+    assert kernel in found
+    assert len([n for n in found if "attention" in n or "softmax" in n]) == 1
+
+
+def test_gpus_of_two_generations_get_a_graph_each():
+    result = memwall.profile(Block(), (tokens(),), dtype="bf16", gpu=["v100", "h100-sxm"])
+    assert len(result.graphs) == 2
+    kernels = [{k.name for k in s.kernels} for s in result.simulations]
+    assert "aten._safe_softmax" in kernels[0] and "aten._scaled_dot_product_flash_attention" in kernels[1]
+
+
+def test_without_attention_one_graph_serves_all():
+    assert len(memwall.profile(nn.Linear(8, 8), (torch.randn(2, 8),), gpu=["v100", "h100-sxm"]).graphs) == 1
+
+
+def test_masked_attention_takes_the_efficient_kernel_and_math_can_be_chosen():
+    def masked(q):
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(16, 16, dtype=torch.bool, device=q.device))
+
+    class Net(nn.Module):
+        def forward(self, q):
+            return masked(q)
+
+    q = torch.randn(2, 4, 16, 16, dtype=torch.float16)
+    assert "aten._scaled_dot_product_efficient_attention" in names(memwall.profile(Net(), (q,)))
+    assert "aten._scaled_dot_product_efficient_attention" not in names(memwall.profile(Net(), (q,), attention="math"))
+
+
+def test_multihead_attention_and_dropout_take_their_cuda_forms():
+    layer = nn.TransformerEncoderLayer(64, 4, batch_first=True)
+    found = names(memwall.profile(layer, (tokens(),), dtype="bf16", mode="training", optimizer=None))
+    assert found.count("aten.native_dropout") == 3
+    assert "aten._scaled_dot_product_flash_attention_backward" in found
+    assert not [n for n in found if "bernoulli" in n or "cpu" in n or "mkldnn" in n]
+
+
+def test_rms_norm_is_one_kernel_each_way():
+    net = nn.Sequential(nn.Linear(64, 64), nn.RMSNorm(64))
+    found = names(memwall.profile(net, (torch.randn(4, 64),), mode="training", optimizer=None))
+    assert found.count("aten._fused_rms_norm") == found.count("aten._fused_rms_norm_backward") == 1
+
+
+def test_lstm_is_cudnns_with_flops_by_hand():
+    net = nn.LSTM(32, 64, num_layers=2, batch_first=True)
+    result = memwall.profile(net, (torch.randn(4, 10, 32),), mode="training", optimizer=None)
+    matrix = {op.name: c.total_flops for op, c in zip(result.graph.ops, result.costs[0], strict=True)}
+    # 4 gates of 64 rows: layer 1 has 32 + 64 columns, layer 2 has 64 + 64; 10 steps of batch 4; 2 FLOP each
+    forward = 2 * 4 * 64 * ((32 + 64) + (64 + 64)) * 10 * 4
+    assert matrix["aten._cudnn_rnn"] == forward == 4_587_520
+    assert matrix["aten._cudnn_rnn_backward"] == 2 * forward
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "found"),
+    [
+        ("adamw", "aten._foreach_addcdiv_.ScalarList"),
+        ("adamw:fused", "aten._fused_adamw_"),
+        ("adam:fused", "aten._fused_adam_"),
+        ("sgd", "aten._foreach_add_.List"),
+        ("sgd:fused", "aten._fused_sgd_"),
+        ("adam:loop", "aten.addcdiv_"),
+    ],
+)
+def test_optimizers_take_their_multi_tensor_forms(optimizer, found):
+    result = memwall.profile(nn.Linear(8, 8), (torch.randn(2, 8),), mode="training", optimizer=optimizer)
+    assert found in names(result, "optimizer")
+    assert not [op for op in ops(result, "optimizer") if op.name in ("aten.zeros_like", "aten.item")]
+
+
+def test_adamw_keeps_two_moments_per_parameter():
+    result = memwall.profile(nn.Linear(8, 8), (torch.randn(2, 8),), mode="training", optimizer="adamw")
+    assert result.graph.role_bytes["optimizer_state"] == 2 * (64 + 8) * 4
+    assert result.graph.role_bytes["gradient"] == (64 + 8) * 4
+
+
+def test_fp32_products_follow_torchs_tf32_switches():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.linear = nn.Conv2d(8, 8, 3), nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.linear(self.conv(x))
+
+    found = memwall.profile(Net(), (torch.randn(1, 8, 8, 8),)).graph.ops
+    assert [op.attributes.get("allow_tf32") for op in found] == [True, False]
+
+
+# -- autocast ----------------------------------------------------------------------------------------------------------
+
+
+class Autocast(nn.Module):
+    """A region of its own inside."""
+
+    def __init__(self, regional):
+        super().__init__()
+        self.regional = regional
+        self.linear, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+
+    def body(self, x):
+        return torch.softmax(self.norm(self.linear(self.linear(x))), -1)
+
+    def forward(self, x):
+        if not self.regional:
+            return self.body(x)
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.body(x)
+
+
+@pytest.mark.parametrize("regional", [True, False])
+def test_autocast_inserts_cudas_casts(regional):
+    result = memwall.profile(Autocast(regional), (torch.randn(4, 64),), autocast=None if regional else "bf16")
+    values = result.graph.values
+    found = [(op.name, values[op.outputs[0]].spec.dtype) for op in result.graph.ops]
+    # the weight and bias are cast once, layer norm and softmax run in fp32
+    assert found == [
+        ("aten._to_copy", "bfloat16"), ("aten._to_copy", "bfloat16"), ("aten._to_copy", "bfloat16"),
+        ("aten.addmm", "bfloat16"), ("aten.addmm", "bfloat16"),
+        ("aten._to_copy", "float32"), ("aten.native_layer_norm", "float32"), ("aten._softmax", "float32"),
+    ]  # fmt: skip
+
+
+def test_autocast_ends_with_its_region():
+    memwall.profile(Autocast(True), (torch.randn(4, 64),))
+    assert not torch.is_autocast_enabled("cpu")
+    assert nn.functional.linear(torch.ones(1, 1), torch.ones(1, 1)).dtype is torch.float32
+
+
+# -- data flow ---------------------------------------------------------------------------------------------------------
+
+
+def test_views_and_in_place_ops_share_the_storage():
+    class Net(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            y[0].mul_(2)  # writes a view of y
+            return y.t().contiguous()
+
+    graph = memwall.profile(Net(), (torch.randn(4, 8),)).graph
+    add, mul, clone = graph.ops
+    written, scaled, read = graph.values[add.outputs[0]], graph.values[mul.outputs[0]], graph.values[clone.inputs[0]]
+    assert written.storage == scaled.storage == read.storage
+    assert mul.inputs == mul.outputs
+    assert (scaled.spec.shape, scaled.offset) == ((8,), 0)
+    assert read.spec.strides == (1, 8)
+    assert graph.storages[written.storage].nbytes == 4 * 8 * 4
+
+
+def test_freed_storages_are_not_mistaken_for_new_ones():
+    class Net(nn.Module):
+        def forward(self, x):
+            for _ in range(50):
+                x = x * 2  # each result is freed before the next is made
+            return x
+
+    graph = memwall.profile(Net(), (torch.randn(4),)).graph
+    assert len({graph.values[op.outputs[0]].storage for op in graph.ops}) == 50
+
+
+def test_host_tensors_are_not_the_gpus():
+    class Net(nn.Module):
+        def forward(self, x):
+            steps = torch.tensor([1.0, 2.0])  # lives on the host
+            return x * float(steps.sum())
+
+    assert names(memwall.profile(Net(), (torch.randn(4),))) == ["aten.mul.Tensor"]
+
+
+def test_a_model_that_asks_for_cuda_is_traced_all_the_same():
+    class Net(nn.Module):
+        def forward(self, x):
+            x = x.cuda()
+            return x.to("cuda:0") + torch.arange(4, device="cuda") + torch.zeros(4, device=torch.device("cuda"))
+
+    assert names(memwall.profile(Net(), (torch.randn(4),)))[-1] == "aten.add.Tensor"
+
+
+def test_sparse_gradients_are_traced_by_their_parts():
+    net = nn.EmbeddingBag(1000, 16, sparse=True, mode="sum")
+    result = memwall.profile(net, (torch.zeros(4, 8, dtype=torch.long),), mode="training",
+                             optimizer=lambda p: torch.optim.SGD(p, lr=0.1))  # fmt: skip
+    assert result.graph.role_bytes["gradient"] < 1000 * 16 * 4
+
+
+# -- models whose Python needs data ------------------------------------------------------------------------------------
+
+
+class Branch(nn.Module):
+    """Branches on a value."""
+
+    def forward(self, x):
+        if x.abs().sum() > 0:
+            return x * 2
+        return x
+
+
+class Mask(nn.Module):
+    """Indexes by a boolean mask."""
+
+    def forward(self, x):
+        return x[x > 0.5]
+
+
+@pytest.mark.parametrize(("module", "word"), [(Branch(), "value"), (Mask(), "nonzero")])
+def test_data_dependent_python_gets_a_line_and_a_way_out(module, word):
+    with pytest.raises(UsageError) as caught:
+        memwall.profile(module, (torch.randn(4, 8),))
+    message = str(caught.value)
+    assert "\n" not in message and word in message and "--real" in message
+    assert "test_trace.py:" in message and "in forward" in message
+
+
+def test_real_tensors_take_the_branch():
+    assert names(memwall.profile(Branch(), (torch.ones(4, 8),), real=True))[-1] == "aten.mul.Tensor"
+    assert "aten.index.Tensor" in names(memwall.profile(Mask(), (torch.ones(4, 8),), real=True))
+
+
+def test_real_tensors_record_the_cuda_form_too():
+    real = memwall.profile(Block(), (tokens(),), dtype="bf16", real=True, mode="training", optimizer=None)
+    without = memwall.profile(Block(), (tokens(),), dtype="bf16", mode="training", optimizer=None)
+    assert [op.name for op in real.graph.ops if op.op_class == "attention"] == [
+        op.name for op in without.graph.ops if op.op_class == "attention"
+    ]
+    assert real.dense_model_flops == without.dense_model_flops
+
+
+# -- runaway traces ----------------------------------------------------------------------------------------------------
+
+
+class Loop(nn.Module):
+    """A Python loop over time."""
+
+    def forward(self, x):
+        for _ in range(10_000):
+            x = x + 1
+        return x
+
+
+def test_a_runaway_loop_is_warned_of_and_stopped():
+    said = []
+    with pytest.raises(UsageError, match="passed 1,000 ops.*Python loop.*--max-ops"):
+        memwall.profile(Loop(), (torch.randn(4),), max_ops=1000, progress=said.append)
+    assert any("250 ops so far" in line for line in said)
+
+
+# -- costs of the user's own ops ---------------------------------------------------------------------------------------
+
+
+def test_a_custom_op_is_unmodeled_until_it_has_a_cost():
+    @torch.library.custom_op("memwall_unit::double", mutates_args=())
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @double.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return double(x)
+
+    result = memwall.profile(Net(), (torch.randn(256),))
+    assert result.coverage.unmodeled == ("memwall_unit.double",)
+    assert result.costs[0][0].bytes == 2 * 256 * 4  # charged all the same
+    with pytest.raises(UsageError, match=r"memwall_unit\.double"):
+        memwall.profile(Net(), (torch.randn(256),), strict=True)
+
+    @memwall.register_cost("memwall_unit::double", op_class="elementwise")
+    def cost(call):
+        return call.cost({memwall.Pipe("vector", "float32"): call.need("x").numel})
+
+    result = memwall.profile(Net(), (torch.randn(256),), strict=True)
+    assert (result.flops, result.graph.ops[0].op_class) == (256, "elementwise")
+    with pytest.raises(ValueError, match="already"):
+        memwall.register_cost("memwall_unit::double")(cost)
+
+
+def test_pointer_use_of_a_triton_kernel_is_read_off_its_source():
+    from memwall.trace.triton_calls import pointer_use
+
+    source = """
+    def gather(x_ptr, index_ptr, out_ptr, count_ptr, n, BLOCK: tl.constexpr):
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        rows = tl.load(index_ptr + offsets, mask=offsets < n)
+        source = x_ptr + rows
+        target = out_ptr + offsets
+        for i in range(4):
+            tl.store(target, tl.load(source), mask=offsets < n)
+            target += BLOCK
+        tl.atomic_add(count_ptr, 1)
+    """
+    reads, writes = pointer_use(source, frozenset(("x_ptr", "index_ptr", "out_ptr", "count_ptr")))
+    assert reads == {"x_ptr", "index_ptr", "count_ptr"}
+    assert writes == {"out_ptr", "count_ptr"}

@@ -1,0 +1,182 @@
+"""Replayed blocks against the full trace: equal op for op, value for value."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from memwall.cost import classify
+from memwall.trace import TraceOptions, trace
+from memwall.workload import Workload, resolve
+
+
+def both(workload, mode="training", **options):
+    """The full trace and the replayed one, and how many blocks were replayed."""
+    full = trace(workload, TraceOptions(mode=mode, replay=False, **options), classify)
+    replayed = trace(workload, TraceOptions(mode=mode, replay=True, **options), classify)
+    return full.graph, replayed.graph, replayed.capture["replayed_blocks"]
+
+
+class Block(nn.Module):
+    """A small residual block."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x, scale=None):
+        y = self.down(F.gelu(self.up(self.norm(x))))
+        return x + (y if scale is None else y * scale)
+
+
+class Stack(nn.Module):
+    """Blocks in a row behind an embedding; ``run`` says how they are called."""
+
+    def __init__(self, run, blocks=4, make=Block):
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList(make() for _ in range(blocks))
+        self.run = run
+
+    def forward(self, ids):
+        return self.run(self.blocks, self.embed(ids))
+
+
+def chain(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def with_scale(blocks, x):
+    scale = torch.ones(16, device=x.device).sigmoid()
+    for block in blocks:
+        x = block(x, scale=scale)
+    return x
+
+
+def with_skips(blocks, x):
+    kept = []
+    for block in blocks:
+        x = block(x)
+        kept.append(x)
+    return x + sum(kept)  # every output is used again after the last block
+
+
+def first_twice(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return blocks[1](x)
+
+
+def without_gradient(blocks, x):
+    with torch.no_grad():
+        x = blocks[1](blocks[0](x))
+    return blocks[3](blocks[2](x))
+
+
+def on_views(blocks, x):
+    halves = torch.cat([x, x], -1).chunk(2, -1)  # arguments that lie at offsets in one storage
+    for block in blocks:
+        halves = (halves[1], block(halves[0]))
+    return halves[0] + halves[1]
+
+
+class InPlace(Block):
+    """Writes its argument."""
+
+    def forward(self, x):
+        return super().forward(x.mul_(2))
+
+
+class Remembers(Block):
+    """Keeps what it computed for the model to read."""
+
+    def forward(self, x):
+        self.last = super().forward(x)
+        return self.last
+
+
+def reads_memory(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return x + sum(block.last for block in blocks)
+
+
+class TwoOutputs(Block):
+    """Returns a tensor, its argument, and a number."""
+
+    def forward(self, x):
+        return super().forward(x), x, 3
+
+
+def through_pairs(blocks, x):
+    for block in blocks:
+        y, same, number = block(x)
+        x = y + same * number
+    return x
+
+
+CASES = {
+    "chain": (chain, Block, 3),
+    "shared argument": (with_scale, Block, 3),
+    "outputs used later": (with_skips, Block, None),
+    "called twice": (first_twice, Block, None),
+    "no gradient for some": (without_gradient, Block, None),
+    "views as arguments": (on_views, Block, None),
+    "writes its argument": (chain, InPlace, 0),
+    "remembers": (reads_memory, Remembers, 0),
+    "several outputs": (through_pairs, TwoOutputs, None),
+}
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("case", CASES)
+def test_replay_equals_the_full_trace(case, mode):
+    run, make, count = CASES[case]
+    workload = Workload(Stack(run, make=make), (torch.zeros(2, 8, dtype=torch.long),))
+    full, replayed, blocks = both(workload, mode)
+    assert full == replayed
+    if count is not None:
+        assert blocks == count
+
+
+def test_batch_norm_buffers_are_written_in_place():
+    def make():
+        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+
+    workload = Workload(nn.Sequential(*(make() for _ in range(4))), (torch.randn(2, 4, 8, 8),))
+    full, replayed, blocks = both(workload)
+    assert full == replayed
+    # the first block's input needs no gradient, the second's does: two templates, two replays
+    assert blocks == 2
+
+
+def test_autocast_regions_are_replayed():
+    workload = Workload(Stack(chain), (torch.zeros(2, 8, dtype=torch.long),))
+    full, replayed, blocks = both(workload, autocast="bf16")
+    assert full == replayed
+    assert blocks == 3
+
+
+def test_blocks_that_know_their_number_are_traced_for_themselves():
+    class Numbered(Block):
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
+        def forward(self, x):
+            return super().forward(x) if self.number % 2 else x
+
+    net = nn.Sequential(nn.Embedding(32, 16), *(Numbered(i) for i in range(4)))
+    full, replayed, blocks = both(Workload(net, (torch.zeros(2, 8, dtype=torch.long),)))
+    assert full == replayed
+    assert blocks == 0
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("folder", ["bert_large", "resnet50", "gpt2_xl", "llama3_8b", "mixtral_8x7b", "vit_l16", "unet"])
+def test_reference_workloads(folder, mode):
+    full, replayed, _ = both(resolve(f"profiles/{folder}/model.py"), mode)
+    assert full == replayed
