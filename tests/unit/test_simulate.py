@@ -1,0 +1,135 @@
+"""The launch queue, L2 residency, the roofline and the memory peak, on graphs small enough for hand arithmetic."""
+
+import pytest
+
+from memwall.cost import Cost
+from memwall.fusion import eager_plan
+from memwall.graph import Graph, Op, Pipe, Storage, Value, contiguous
+from memwall.hardware import Gpu
+from memwall.simulate import memory_peak, reuse_distances, simulate
+
+FP16 = Pipe("tensor", "float16")
+
+
+def gpu(**changes):
+    """A board with round numbers: 100 TFLOP/s, 1 TB/s, 4 MB of L2 at 10 TB/s, all of it achievable."""
+    spec = {
+        "name": "round", "full_name": "Round Numbers", "vendor": "none", "architecture": "test",
+        "compute_capability": "9.0", "release": "2020-01", "aliases": (), "sm_count": 100, "boost_clock_hz": 1e9,
+        "peak_flop_per_s": {FP16: 100e12, Pipe("vector", "float32"): 10e12}, "dram_bytes_per_s": 1e12,
+        "dram_bytes": 16_000_000_000, "l2_bytes": 4_000_000, "l2_bytes_per_s": 10e12, "link_bytes_per_s": 0.0,
+        "tdp_w": 100.0, "launch_overhead_s": 2e-6, "dispatch_s": 5e-6,
+        "achievable": {"dram": 1.0, "tensor.float16": 1.0, "vector.float32": 1.0}, "sources": {},
+        "calibration": "datasheet",
+    }  # fmt: skip
+    return Gpu(**{**spec, **changes})
+
+
+def chain(sizes, costs=None, op_class="elementwise", roles=None):
+    """Ops in a row: op i reads storage i and writes storage i+1; sizes in bytes (one per storage)."""
+    storages = tuple(
+        Storage(i, n, (roles or {}).get(i, "input" if i == 0 else "activation")) for i, n in enumerate(sizes)
+    )
+    values = tuple(Value(i, contiguous((n,), "int8"), i, 0) for i, n in enumerate(sizes))
+    ops = tuple(
+        Op(i, f"test.op{i}", op_class, "forward", "", (i,), (i + 1,), ("x",)) for i in range(len(sizes) - 1)
+    )
+    graph = Graph(values, storages, ops, inputs=(0,), outputs=(len(sizes) - 1,))
+    costs = tuple(costs or (Cost({}, sizes[i], sizes[i + 1]) for i in range(len(sizes) - 1)))
+    return graph, eager_plan(graph, costs)
+
+
+def run(sizes, costs=None, board=None, **options):
+    graph, plan = chain(sizes, costs, **options)
+    return simulate(graph, plan, board or gpu())
+
+
+def test_a_big_copy_takes_its_bytes_over_the_bandwidth():
+    (kernel,) = run([500_000_000, 500_000_000]).kernels
+    assert kernel.memory_s == pytest.approx(1e-3)  # 1 GB at 1 TB/s
+    assert kernel.bound_s == pytest.approx(1e-3)
+    assert kernel.time_s == pytest.approx(1e-3 + 2e-6 + 5e-6)  # launch floor, and the first issue is waited for
+    assert kernel.limited_by == "bandwidth"
+
+
+def test_a_matrix_product_is_limited_by_compute():
+    cost = Cost({FP16: 200_000_000_000}, 1_000_000, 1_000_000)
+    (kernel,) = run([1_000_000, 1_000_000], [cost], op_class="contraction").kernels
+    assert kernel.compute_s == pytest.approx(2e-3)  # 200 GFLOP at 100 TFLOP/s
+    assert kernel.limited_by == "compute"
+    assert run([1_000_000, 1_000_000], [cost], op_class="contraction").totals.mfu == pytest.approx(2e-3 / kernel.time_s)
+
+
+def test_what_fits_l2_is_bound_by_the_l2s_bandwidth():
+    (kernel,) = run([1_000_000, 1_000_000]).kernels
+    assert kernel.bound_s == pytest.approx(2e-7)  # 2 MB at 10 TB/s
+
+
+def test_extra_passes_enter_the_time_and_not_the_bound():
+    cost = Cost({}, 500_000_000, 500_000_000, extra_bytes=1_000_000_000)
+    (kernel,) = run([500_000_000, 500_000_000], [cost]).kernels
+    assert kernel.bound_s == pytest.approx(1e-3)
+    assert kernel.memory_s == pytest.approx(2e-3)
+    assert kernel.bytes == 1_000_000_000
+
+
+def test_achievable_fractions_slow_the_time_and_not_the_bound():
+    board = gpu(achievable={"dram": 0.8, "tensor.float16": 0.5, "vector.float32": 1.0})
+    (kernel,) = run([500_000_000, 500_000_000], board=board).kernels
+    assert (kernel.bound_s, kernel.memory_s) == (pytest.approx(1e-3), pytest.approx(1.25e-3))
+
+
+def test_a_run_of_tiny_ops_waits_for_the_cpu():
+    kernels = run([1_000] * 101).kernels
+    # the GPU needs about 2 us for each and the CPU issues one every 5 us: each waits about 3 us
+    assert {k.limited_by for k in kernels} == {"overhead"}
+    assert sum(k.time_s for k in kernels) == pytest.approx(100 * 5e-6 + 2e-6, rel=0.01)
+
+
+def test_the_cpu_runs_ahead_of_long_kernels():
+    kernels = run([500_000_000, 500_000_000, 1_000, 1_000]).kernels
+    assert kernels[1].overhead_s == pytest.approx(2e-6)  # issued long before: only the launch floor
+    assert kernels[2].overhead_s == pytest.approx(2e-6)
+
+
+def test_an_input_just_written_is_read_from_l2():
+    sizes = [1_000_000, 1_000_000, 1_000_000]
+    first, second = run(sizes).kernels
+    assert first.memory_s == pytest.approx(2e-6)  # 2 MB from and to DRAM
+    assert second.memory_s == pytest.approx(1e-6 + 1e-7)  # 1 MB written, 1 MB read from L2 at 10 TB/s
+
+
+def test_what_is_larger_than_l2_is_not():
+    _, second = run([10_000_000, 10_000_000, 10_000_000]).kernels
+    assert second.memory_s == pytest.approx(2e-5)
+
+
+def test_reuse_distance_is_what_moved_since():
+    graph, plan = chain([100, 200, 300, 400])
+    # op 1 reads storage 1, touched by op 0, which moved 100 + 200 bytes; op 2 reads storage 2: 200 + 300
+    assert reuse_distances(graph, plan) == [(), ((200, 300),), ((300, 500),)]
+
+
+def test_memory_peak_by_hand():
+    # storages: input 100, a 200, b 300, c 400 (the output). While op 1 runs, input, a and b are alive: 600;
+    # while op 2 runs, a is gone: 100 + 300 + 400 = 800
+    graph, plan = chain([100, 200, 300, 400])
+    assert memory_peak(graph, plan).total == 800
+
+
+def test_parameters_gradients_and_state_are_split():
+    roles = {0: "parameter", 1: "gradient", 2: "optimizer_state", 3: "activation"}
+    graph, plan = chain([100, 200, 300, 400], roles=roles)
+    peak = memory_peak(graph, plan)
+    assert (peak.parameters, peak.gradients, peak.optimizer_state, peak.activations) == (100, 200, 300, 400)
+
+
+def test_an_empty_graph_takes_no_time():
+    graph = Graph((), (), ())
+    totals = simulate(graph, eager_plan(graph, ()), gpu()).totals
+    assert (totals.time_s, totals.mfu, totals.kernels) == (0, 0, 0)
+
+
+def test_what_does_not_fit_is_said():
+    assert not run([17_000_000_000, 1_000]).fits
+    assert run([15_000_000_000, 1_000]).fits
