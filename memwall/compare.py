@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from operator import attrgetter
 from typing import Any
 
 from memwall._version import __version__
 from memwall.analysis import WALLS, class_rows, kernel_groups, rates, schedule_label, wall_shares
-from memwall.cost import Cost
 from memwall.errors import UsageError
-from memwall.fusion import plan_graph
 from memwall.graph import Pipe
 from memwall.hardware import Gpu
 from memwall.profile import Profile
-from memwall.simulate import PlanContext, Schedule, simulate
+from memwall.schedules import simulate_profile
+from memwall.simulate import Schedule
 
 SCHEMA = "memwall.comparison/1"
 KINDS = ("gpus", "profiles", "machines")
@@ -159,52 +157,10 @@ def compare_profile(
     if not gpus:
         raise UsageError("nothing to compare: name at least one GPU")
     _check_prices(price, [gpu.name for gpu in gpus])
-    schedules = resimulate(profile, gpus, policy)
+    schedules = simulate_profile(profile, gpus, (policy,))
     first_s = schedules[0].totals.time_s
     entries = [_entry(profile, s, schedule_label(profile, s), first_s, price) for s in schedules]
     return Comparison("gpus", profile.workload.name, tuple(entries), flips(profile, schedules))
-
-
-def resimulate(profile: Profile, gpus: Sequence[Gpu], policy: str = "eager") -> list[Schedule]:
-    """The schedules of a profile's graph on other GPUs; what depends on the plan alone is computed once per graph."""
-    plans: dict[int, Any] = {}
-    schedules = []
-    for gpu in gpus:
-        index = graph_for(profile, gpu)
-        graph = profile.graphs[index]
-        if index not in plans:
-            plan = plan_graph(policy, graph, _interned(profile.costs[index]))
-            plans[index] = plan, PlanContext.of(graph, plan)
-        plan, context = plans[index]
-        schedules.append(simulate(graph, plan, gpu, context=context, graph_index=index))
-    return schedules
-
-
-def _interned(costs: Sequence[Cost]) -> tuple[Cost, ...]:
-    """The costs with one object for equal ones, which the simulation then evaluates once per GPU."""
-    seen: dict[tuple[Any, ...], Cost] = {}
-    return tuple(seen.setdefault((tuple(cost.flops.items()), *_NUMBERS(cost)), cost) for cost in costs)
-
-
-_NUMBERS = attrgetter(
-    "read_bytes", "write_bytes", "modeled", "dense_flops", "extra_bytes", "extra_flops", "kernels"
-)
-
-
-def graph_for(profile: Profile, gpu: Gpu) -> int:
-    """Which graph of a profile a GPU runs: the one it was simulated with, else that of its backend, else 0."""
-    known = {schedule.gpu.name: schedule.graph for schedule in profile.simulations}
-    backends = [graph.attention for graph in profile.graphs]
-    wanted = attention_backend(gpu)
-    return known.get(gpu.name, backends.index(wanted) if wanted in backends else 0)
-
-
-def attention_backend(gpu: Gpu) -> str:
-    """The SDPA backend that PyTorch takes on a GPU: flash from compute capability 8.0 on, memory-efficient before."""
-    capability = gpu.compute_capability
-    if capability is not None and capability[:1].isdigit():
-        return "flash" if float(capability) >= 8.0 else "efficient"
-    return "math" if gpu.architecture == "cdna" else "flash"
 
 
 def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from memwall.compare import Comparison, compare_gpus, compare_profile, compare_profiles
 from memwall.cost import classify, graph_costs
 from memwall.errors import UsageError
-from memwall.fusion import plan_graph
 from memwall.hardware import Gpu, load_gpu
 from memwall.profile import Profile, WorkloadInfo
-from memwall.simulate import PlanContext, Schedule, simulate
+from memwall.schedules import attention_backend, simulate_profile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -91,7 +90,7 @@ def _profile(
     workload: Workload, gpus: list[Gpu], policies: tuple[str, ...], say: Callable[[str], None], mode: str,
     attention: str, strict: bool, **options: Any,
 ) -> Profile:  # fmt: skip
-    backends = [_backend(g, attention) for g in gpus]
+    backends = [attention_backend(g) if attention == "auto" else attention for g in gpus]
     traces = {
         backend: _trace(workload, say, mode=mode, attention=backend, **options)
         for backend in dict.fromkeys(backends)
@@ -114,7 +113,7 @@ def _profile(
     if strict and result.coverage.unmodeled:
         raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
     say(f"simulating {len(graphs[0].ops):,} ops on {', '.join(g.name for g in gpus)}")
-    return result.with_simulations(_simulate(result, gpus, policies, [order.index(b) for b in backends]))
+    return result.with_simulations(simulate_profile(result, gpus, policies, [order.index(b) for b in backends]))
 
 
 def compare(
@@ -154,24 +153,7 @@ def resimulate(saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager"
     """
     gpus = _gpus(gpu)
     policies = (policy,) if isinstance(policy, str) else tuple(policy)
-    return saved.with_simulations(_simulate(saved, gpus, policies, [graph_for(saved, g) for g in gpus]))
-
-
-def graph_for(saved: Profile, gpu: Gpu) -> int:
-    """The number of the profile's graph that was traced with this GPU's attention backend; 0 where none was."""
-    backends = [graph.attention for graph in saved.graphs]
-    wanted = _backend(gpu, "auto")
-    return backends.index(wanted) if wanted in backends else 0
-
-
-def _simulate(record: Profile, gpus: list[Gpu], policies: tuple[str, ...], graph_of: list[int]) -> tuple[Schedule, ...]:
-    schedules = []
-    for policy in policies:
-        plans = [plan_graph(policy, g, c) for g, c in zip(record.graphs, record.costs, strict=True)]
-        contexts = [PlanContext.of(g, p) for g, p in zip(record.graphs, plans, strict=True)]
-        for gpu, i in zip(gpus, graph_of, strict=True):
-            schedules.append(simulate(record.graphs[i], plans[i], gpu, context=contexts[i], graph_index=i))
-    return tuple(schedules)
+    return saved.with_simulations(simulate_profile(saved, gpus, policies))
 
 
 @contextlib.contextmanager
@@ -200,16 +182,6 @@ def _gpus(gpu: Names) -> list[Gpu]:
 def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageError(f"{option} is {value!r}; want one of {', '.join(choices)}")
-
-
-def _backend(gpu: Gpu, attention: str) -> str:
-    """The SDPA backend of a GPU: what the user chose, else what PyTorch takes on its generation."""
-    if attention != "auto":
-        return attention
-    capability = gpu.compute_capability
-    if capability is not None and capability[:1].isdigit():
-        return "flash" if float(capability) >= 8.0 else "efficient"
-    return "math" if gpu.architecture == "cdna" else "flash"
 
 
 def _merge_equal(traces: dict[str, Any], backends: list[str]) -> tuple[dict[str, Any], list[str]]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,7 @@ def _op_to_dict(op: Op, cost: Cost) -> dict[str, Any]:
     return record
 
 
+_COST_NUMBERS = attrgetter("read_bytes", "write_bytes", "modeled", "dense_flops", "extra_bytes", "extra_flops", "kernels")
 _COST_EXTRAS: dict[str, int | None] = {"dense_flops": None, "extra_bytes": 0, "extra_flops": 0, "kernels": 1}
 
 
@@ -393,11 +395,11 @@ def _read_graph(record: Any, where: str) -> tuple[Graph, tuple[Cost, ...]]:
             raise _Bad(f"{where}.storages[{i}] is not [bytes, role, name]")
         storages.append(Storage(i, _count(item[0], f"{where}.storages[{i}]"), item[1], str(item[2]) if item[2:] else ""))
     values = _read_values(_take(record, "values", dict, where), len(storages), f"{where}.values")
-    ops, costs = [], []
+    ops, costs, known = [], [], {}
     for i, item in enumerate(_take(record, "ops", list, where)):
         op, cost = _read_op(item, i, len(values), f"{where}.ops[{i}]")
         ops.append(op)
-        costs.append(cost)
+        costs.append(known.setdefault((*cost.flops.items(), *_COST_NUMBERS(cost)), cost))  # one object for equal costs
     limit = len(values)
     graph = Graph(
         tuple(values), tuple(storages), tuple(ops),

@@ -11,12 +11,11 @@ from memwall.compare import (
     compare_gpus,
     compare_profile,
     compare_profiles,
-    graph_for,
-    resimulate,
 )
 from memwall.errors import UsageError
 from memwall.hardware import load_gpu
 from memwall.report import render
+from memwall.schedules import graph_for, simulate_profile
 from tests.unit.report_fixture import NEW, OLD, make_gpu, make_profile
 
 
@@ -26,7 +25,7 @@ def profile():
 
 
 def test_resimulating_gives_what_the_profile_says(profile):
-    for schedule, saved in zip(resimulate(profile, [OLD, NEW]), profile.simulations, strict=True):
+    for schedule, saved in zip(simulate_profile(profile, [OLD, NEW]), profile.simulations, strict=True):
         assert schedule == saved
 
 
