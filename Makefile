@@ -4,8 +4,8 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# The first of these that is 3.11 or newer; override with `make PYTHON=/path/to/python3.12 test`.
-CANDIDATES := python3.12 python3.11 python3.13 python3
+# The first of these that is 3.11 or newer (the tests run on 3.11); override with `make PYTHON=... test`.
+CANDIDATES := python3.11 python3.12 python3.13 python3
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p -c '$(NEW_ENOUGH)' 2>/dev/null; then echo $$p; break; fi; done)
 
