@@ -2,8 +2,8 @@
 
     python benchmarks/trace_speed.py [bert_large | llama3_70b ...]
 
-Each side runs forward and backward of a model on ``meta``. memwall also costs every op, simulates two GPUs and finds the
-memory peak. Both are warmed up once on the same model; the medians of five runs, taken in turn, are printed with
+Each side runs forward and backward of a model on ``meta``. memwall also costs every op, simulates two GPUs and finds
+the memory peak. Both are warmed up once on the same model; the medians of five runs, taken in turn, are printed with
 their ratio (memwall / counter). Standard output is Markdown.
 """
 

@@ -28,11 +28,13 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
         if target.exists() and not target.is_file():
             target.write_bytes(payload)  # a device such as /dev/stdout cannot be renamed over
             return
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as handle:
+        with tempfile.NamedTemporaryFile(
+            dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as handle:
             temporary = Path(handle.name)
             handle.write(payload)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(target)
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror or error}; nothing was written") from None
     finally:
@@ -61,7 +63,9 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise UsageError(f"{source} is not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
         cut = " (truncated?)" if error.pos >= len(text.rstrip()) else ""
-        raise UsageError(f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}{cut}") from None
+        raise UsageError(
+            f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}{cut}"
+        ) from None
     except RecursionError:
         raise UsageError(f"{source} is nested too deep to be a memwall record") from None
     except MemoryError:

@@ -12,7 +12,8 @@ from memwall.compare import Comparison, compare_gpus, compare_profile, compare_p
 from memwall.cost import classify, graph_costs
 from memwall.errors import UsageError
 from memwall.hardware import Gpu, load_gpu
-from memwall.profile import Profile, WorkloadInfo
+from memwall.profile import Profile
+from memwall.record import WorkloadInfo
 from memwall.schedules import attention_backend, simulate_profile
 
 if TYPE_CHECKING:
@@ -82,8 +83,10 @@ def profile(
     workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode)
     say(f"tracing {workload.name}")
     with _no_collection():
-        return _profile(workload, gpus, policies, say, mode, attention, strict, dtype=dtype, autocast=autocast, real=real,
-                        max_ops=max_ops, replay=replay)  # fmt: skip
+        return _profile(
+            workload, gpus, policies, say, mode, attention, strict,
+            dtype=dtype, autocast=autocast, real=real, max_ops=max_ops, replay=replay,
+        )  # fmt: skip
 
 
 def _profile(
@@ -113,7 +116,9 @@ def _profile(
     if strict and result.coverage.unmodeled:
         raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
     say(f"simulating {len(graphs[0].ops):,} ops on {', '.join(g.name for g in gpus)}")
-    return result.with_simulations(simulate_profile(result, gpus, policies, [order.index(b) for b in backends]))
+    return result.with_simulations(
+        simulate_profile(result, gpus, policies, [order.index(b) for b in backends])
+    )
 
 
 def compare(
@@ -143,7 +148,9 @@ def compare(
         target_or_profiles = target_or_profiles[0]
     if not isinstance(target_or_profiles, Profile):
         target_or_profiles = profile(target_or_profiles, gpu=gpus or "h100-sxm", **options)
-    return compare_profile(target_or_profiles, gpus or [s.gpu for s in target_or_profiles.simulations], price=price)
+    return compare_profile(
+        target_or_profiles, gpus or [s.gpu for s in target_or_profiles.simulations], price=price
+    )
 
 
 def resimulate(saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager") -> Profile:
@@ -158,7 +165,7 @@ def resimulate(saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager"
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Hold the cyclic garbage collector: a graph is some hundred thousand live objects, which it would walk for nothing."""
+    """Hold the cyclic garbage collector: it would walk some hundred thousand live objects for nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:

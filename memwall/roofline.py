@@ -66,7 +66,9 @@ def peak_compute_s(cost: Cost, gpu: Gpu) -> float:
 
 def achievable_compute_s(cost: Cost, gpu: Gpu) -> float:
     """Seconds that the kernel's FLOPs take at the ceilings that real kernels reach."""
-    seconds = sum((n / (gpu.peak(pipe) * gpu.achievable_fraction(pipe)) for pipe, n in cost.flops.items()), 0.0)
+    seconds = sum(
+        (n / (gpu.peak(pipe) * gpu.achievable_fraction(pipe)) for pipe, n in cost.flops.items()), 0.0
+    )
     if cost.extra_flops and cost.total_flops:
         seconds *= 1 + cost.extra_flops / cost.total_flops
     return seconds

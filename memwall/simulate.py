@@ -1,7 +1,8 @@
 """Plan × Gpu → Schedule: the launch queue, what is still in L2, and the memory peak.
 
 The launch queue: the CPU issues ops one after another, ``dispatch_s`` each; the GPU runs them in order and waits when
-none has been issued. The wait is charged to the kernel that was late, so a run of tiny ops is overhead-bound as a whole.
+none has been issued. The wait is charged to the kernel that was late, so a run of tiny ops is overhead-bound as a
+whole.
 
 L2 residency: a storage that was touched is taken to be in L2 as long as no more bytes than L2 holds have moved since.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from memwall.cost import Cost
 from memwall.fusion import Group, Plan
-from memwall.graph import Graph
+from memwall.graph import Graph, Storage
 from memwall.hardware import Gpu
 from memwall.roofline import Estimate, achievable_compute_s, bound_s, memory_s, peak_compute_s
 
@@ -79,7 +80,9 @@ class Schedule:
         return total
 
 
-def simulate(graph: Graph, plan: Plan, gpu: Gpu, *, context: PlanContext | None = None, graph_index: int = 0) -> Schedule:
+def simulate(
+    graph: Graph, plan: Plan, gpu: Gpu, *, context: PlanContext | None = None, graph_index: int = 0
+) -> Schedule:
     """Run a plan on a modeled GPU.
 
     ``context`` holds what depends on the plan alone; pass one to simulate several GPUs without recomputing it.
@@ -93,7 +96,12 @@ def simulate(graph: Graph, plan: Plan, gpu: Gpu, *, context: PlanContext | None 
         cost = group.cost
         known = memo.get(id(cost))
         if known is None:
-            known = (achievable_compute_s(cost, gpu), memory_s(cost, gpu), bound_s(cost, gpu), peak_compute_s(cost, gpu))
+            known = (
+                achievable_compute_s(cost, gpu),
+                memory_s(cost, gpu),
+                bound_s(cost, gpu),
+                peak_compute_s(cost, gpu),
+            )
             memo[id(cost)] = known
         compute, memory, bound, peak = known
         resident = sum(n for n, distance in context.reuse[index] if distance <= l2_bytes)
@@ -157,7 +165,9 @@ def _label(graph: Graph, group: Group) -> tuple[str, str]:
     ops = [graph.ops[i] for i in group.op_ids]
     if len(ops) == 1:
         return ops[0].name, ops[0].op_class
-    heaviest = max(ops, key=lambda op: MODEL_CLASSES.index(op.op_class) if op.op_class in MODEL_CLASSES else -1)
+    heaviest = max(
+        ops, key=lambda op: MODEL_CLASSES.index(op.op_class) if op.op_class in MODEL_CLASSES else -1
+    )
     return "+".join(op.name.removeprefix("aten.") for op in ops), heaviest.op_class
 
 
@@ -197,35 +207,34 @@ def memory_peak(graph: Graph, plan: Plan) -> MemoryPeak:
     last: dict[int, int] = {}
     for index, group in enumerate(plan.groups):
         for value_id in (*group.reads, *group.writes):
-            storage = values[value_id].storage
-            first.setdefault(storage, index)
-            last[storage] = index
+            number = values[value_id].storage
+            first.setdefault(number, index)
+            last[number] = index
     kept = {values[i].storage for i in graph.outputs}
     live = dict.fromkeys(("parameter", "gradient", "optimizer_state", "activation"), 0)
-    births: dict[int, list[int]] = {}
-    deaths: dict[int, list[int]] = {}
+    births: dict[int, list[Storage]] = {}
+    deaths: dict[int, list[Storage]] = {}
     for storage in storages:
-        bucket = _BUCKET[storage.role]
         if storage.role in _PERSISTENT:
-            live[bucket] += storage.nbytes
-        elif storage.id in first:
-            births.setdefault(first[storage.id], []).append(storage.id)
-            if storage.role != "gradient" and storage.id not in kept:
-                deaths.setdefault(last[storage.id], []).append(storage.id)
-    peak, at_peak = sum(live.values()), dict(live)
-    total = peak
-    for index in range(len(plan.groups)):
-        for storage_id in births.get(index, ()):
-            storage = storages[storage_id]
             live[_BUCKET[storage.role]] += storage.nbytes
-            total += storage.nbytes
+        elif storage.id in first:
+            births.setdefault(first[storage.id], []).append(storage)
+            if storage.role != "gradient" and storage.id not in kept:
+                deaths.setdefault(last[storage.id], []).append(storage)
+    total = peak = sum(live.values())
+    at_peak = dict(live)
+    for index in range(len(plan.groups)):
+        for born in births.get(index, ()):
+            live[_BUCKET[born.role]] += born.nbytes
+            total += born.nbytes
         if total > peak:
             peak, at_peak = total, dict(live)
-        for storage_id in deaths.get(index, ()):
-            storage = storages[storage_id]
-            live[_BUCKET[storage.role]] -= storage.nbytes
-            total -= storage.nbytes
-    return MemoryPeak(at_peak["parameter"], at_peak["gradient"], at_peak["optimizer_state"], at_peak["activation"])
+        for dead in deaths.get(index, ()):
+            live[_BUCKET[dead.role]] -= dead.nbytes
+            total -= dead.nbytes
+    return MemoryPeak(
+        at_peak["parameter"], at_peak["gradient"], at_peak["optimizer_state"], at_peak["activation"]
+    )
 
 
 _PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))

@@ -29,7 +29,10 @@ HERE = Path(__file__).parent
 def table(head: str, rows: Iterator[tuple] | list[tuple]) -> str:
     """A Markdown table; numbers to the right."""
     columns = head.split("|")
-    lines = ["| " + " | ".join(c.strip() for c in columns) + " |", "|" + "|".join("---:" if i else "---" for i in range(len(columns))) + "|"]
+    lines = [
+        "| " + " | ".join(c.strip() for c in columns) + " |",
+        "|" + "|".join("---:" if i else "---" for i in range(len(columns))) + "|",
+    ]
     return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
 
 
@@ -109,7 +112,7 @@ BYTES = [
     ("`alias`", 0, torch.ops.aten.alias, (meta(64, 64),)),
     ("`_reshape_alias`", 0, lambda x: torch.ops.aten._reshape_alias(x, [4096], [1]), (meta(64, 64),)),
     ("`empty_like`", 0, torch.empty_like, (meta(64, 64),)),
-    ("`prim.device`", 0, lambda x: x if torch.ops.prim.device(x) else x, (meta(64, 64),)),
+    ("`prim.device`", 0, lambda x: (torch.ops.prim.device(x), x)[1], (meta(64, 64),)),
 ]  # fmt: skip
 
 #: The same calls as a PyTorch profiler trace shows them: name, dims, types, concrete inputs.
@@ -129,7 +132,9 @@ def torch_estimate_bytes(what: str) -> float | None:
     if what not in EVENTS:
         return None
     name, dims, types, concrete = EVENTS[what]
-    return 1e9 * _estimate_gb({"name": name, "args": {"Input Dims": dims, "Input type": types, "Concrete Inputs": concrete}})
+    return 1e9 * _estimate_gb(
+        {"name": name, "args": {"Input Dims": dims, "Input type": types, "Concrete Inputs": concrete}}
+    )
 
 
 def byte_cases() -> str:
@@ -138,7 +143,9 @@ def byte_cases() -> str:
         ours = memwall.profile(Call(function), inputs).dram_bytes
         theirs = torch_estimate_bytes(what)
         ratio = f"{ours / hand:.3f}" if hand else ("1.000" if ours == 0 else "wrong")
-        rows.append((what, f"{hand:,}", f"{ours:,}", ratio, f"({theirs / hand:.2f})" if theirs is not None else "-"))
+        rows.append(
+            (what, f"{hand:,}", f"{ours:,}", ratio, f"({theirs / hand:.2f})" if theirs is not None else "-")
+        )
     return f"""# DRAM bytes of single calls, beside hand counts
 
 Compulsory bytes: each distinct byte read once and written once. In brackets the ratio of torch's in-tree estimator
@@ -152,7 +159,12 @@ Compulsory bytes: each distinct byte read once and written once. In brackets the
 
 TOKENS, WIDTH, FFN, SCORES = 8 * 512, 1024, 4096, 8 * 16 * 512 * 512
 _D, _F = TOKENS * WIDTH, TOKENS * FFN
-_QKV, _OUT, _FFN, _ATT = 2 * TOKENS * 3 * WIDTH * WIDTH, 2 * TOKENS * WIDTH * WIDTH, 2 * TOKENS * WIDTH * FFN, 2 * SCORES * 64
+_QKV, _OUT, _FFN, _ATT = (
+    2 * TOKENS * 3 * WIDTH * WIDTH,
+    2 * TOKENS * WIDTH * WIDTH,
+    2 * TOKENS * WIDTH * FFN,
+    2 * SCORES * 64,
+)
 #: module | rows of the paper's operator table | class | FLOPs forward | FLOPs backward
 LAYER = [
     ("qkv", "Q, K, V; residual 1 backward", "contraction", _QKV, 2 * _QKV + _D),
@@ -288,7 +300,9 @@ def odd_models() -> str:
             try:
                 record = memwall.profile(path, mode=mode, gpu="h100-sxm", max_ops=20_000)
             except UsageError as error:
-                rows.append((path.stem, mode, "-", "-", "-", str(error).split(" (at ")[0].split(": a Python")[0]))
+                rows.append(
+                    (path.stem, mode, "-", "-", "-", str(error).split(" (at ")[0].split(": a Python")[0])
+                )
                 continue
             unmodeled = ", ".join(record.coverage.unmodeled)
             rows.append((path.stem, mode, f"{len(record.graph.ops):,}", f"{record.flops:,}", f"{record.dram_bytes:,}",

@@ -72,7 +72,9 @@ class CudaAutocast:
     def __enter__(self) -> CudaAutocast:
         policy = self
 
-        def init(region: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        def init(
+            region: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+        ) -> None:
             # torch's own would clear ``enabled`` where there is no GPU, and refuse the device type "meta"
             region.device, region._enabled, region._cache_enabled = device_type, enabled, True
             region.fast_dtype = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
@@ -124,7 +126,8 @@ class CudaAutocast:
     def _register(self) -> None:
         import warnings
 
-        self._library = torch.library.Library("aten", "IMPL")
+        library: Any = torch.library.Library("aten", "IMPL")
+        self._library = library
         newer = torch.__version__.split(".")[:2] >= ["2", "12"]
         rules: list[tuple[tuple[str, ...], Callable[..., Any]]] = [
             (_LOWER_PRECISION, self._lower),
@@ -138,7 +141,7 @@ class CudaAutocast:
                 for name in names:
                     kernel = _bind(name, rule)
                     if kernel is not None:
-                        self._library.m.impl(name, "AutocastCPU", kernel, False)
+                        library.m.impl(name, "AutocastCPU", kernel, False)
 
     def _lower(self, op: Any, args: tuple, kwargs: dict) -> Any:
         dtype = self.state or torch.float16
@@ -184,7 +187,11 @@ def _bind(name: str, rule: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.is_floating_point() and tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return (
+        tensor.float()
+        if tensor.is_floating_point() and tensor.dtype in (torch.float16, torch.bfloat16)
+        else tensor
+    )
 
 
 def _map(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -18,7 +18,9 @@ from memwall.trace.device import TracedDevice
 from memwall.workload.blame import blame
 
 
-def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None]) -> nn.Module:
+def build_module(
+    source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None]
+) -> nn.Module:
     """The module on ``device``, sharing nothing with the caller's.
 
     Raises:
@@ -33,7 +35,9 @@ def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn:
     return _copy_module(module, device)
 
 
-def build_inputs(source: Any, device: str, warn: Callable[[str], None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def build_inputs(
+    source: Any, device: str, warn: Callable[[str], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the forward call, their tensors on ``device``.
 
     Raises:
@@ -98,7 +102,9 @@ def _copy_module(module: nn.Module, device: str) -> nn.Module:
                 if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
                     placed = _place(tensor, device)
                     is_parameter = isinstance(tensor, nn.Parameter)
-                    memo[id(tensor)] = nn.Parameter(placed.detach(), tensor.requires_grad) if is_parameter else placed
+                    memo[id(tensor)] = (
+                        nn.Parameter(placed.detach(), tensor.requires_grad) if is_parameter else placed
+                    )
     try:
         return _copy_part(module, memo)
     except Exception as error:
@@ -125,7 +131,9 @@ def _copy_part(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         elif name in _HELD:
             fields[name] = type(value)((key, memo.get(id(tensor))) for key, tensor in value.items())
         elif name == "_modules":
-            fields[name] = type(value)((key, None if part is None else _copy_part(part, memo)) for key, part in value.items())
+            fields[name] = type(value)(
+                (key, None if part is None else _copy_part(part, memo)) for key, part in value.items()
+            )
         elif not value and isinstance(value, (dict, set, list)):
             fields[name] = type(value)()
         else:

@@ -1,8 +1,8 @@
 """What a CUDA device would run where the CPU or ``meta`` would run something else.
 
-PyTorch picks some kernels by device: attention backends, dropout, RMS norm, cuDNN's recurrent layers. These overrides are
-registered at the dispatcher, so they also catch C++ callers such as ``nn.MultiheadAttention``. They hold for the whole
-process while :class:`CudaForms` is open.
+PyTorch picks some kernels by device: attention backends, dropout, RMS norm, cuDNN's recurrent layers. These overrides
+are registered at the dispatcher, so they also catch C++ callers such as ``nn.MultiheadAttention``. They hold for the
+whole process while :class:`CudaForms` is open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CudaForms:
         self._fastpath = True
 
     def __enter__(self) -> CudaForms:
-        library = torch.library.Library("aten", "IMPL")
+        library: Any = torch.library.Library("aten", "IMPL")
         table: dict[str, Callable[..., Any]] = {
             "scaled_dot_product_attention": self._attention,
             "dropout": _dropout,
@@ -76,7 +76,7 @@ class CudaForms:
     def _opaque_attention(
         self, backend: str, query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool
     ) -> torch.Tensor:
-        """With real tensors: the CUDA kernel by name; the CPU has none, and random weights make any values as good."""
+        """With real tensors: the CUDA kernel by name. The CPU has none, and random weights make any values as good."""
         batch, heads, rows, _ = query.shape
         return Opaque.run(
             self.recorder,
@@ -92,7 +92,9 @@ class CudaForms:
 
     # -- opaque ops ------------------------------------------------------------------------------------------------
 
-    def _rms_norm(self, x: torch.Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> torch.Tensor:
+    def _rms_norm(
+        self, x: torch.Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None
+    ) -> torch.Tensor:
         if weight is not None and weight.dtype != x.dtype:
             return _rms_norm_composite(x, shape, weight, eps)
         attributes = (("normalized_shape", tuple(map(int, shape))),)
@@ -100,8 +102,15 @@ class CudaForms:
         outputs = (_like(x), (rows, torch.float32))
         names = ("input", "weight")
         return Opaque.run(
-            self.recorder, "aten._fused_rms_norm", attributes, names, (x, weight), outputs, saved=(0, 1),
-            saved_outputs=((1, "rstd"),), gradient="grad_out",
+            self.recorder,
+            "aten._fused_rms_norm",
+            attributes,
+            names,
+            (x, weight),
+            outputs,
+            saved=(0, 1),
+            saved_outputs=((1, "rstd"),),
+            gradient="grad_out",
         )[0]
 
     def _recurrent(self, mode: int) -> Callable[..., Any]:
@@ -120,11 +129,12 @@ class CudaForms:
             names = ("input", *(("hx", "cx")[: len(states)]), *(["weight"] * len(params)))
             inputs = (x, *states, *params)
             reserve = ([_reserve_elements(x, hidden, num_layers, directions, _GATES[mode])], x.dtype)
+            reserve_name = ((len(states) + 1, "reserve"),)
             keep_reserve = train and any(t.requires_grad for t in inputs) and torch.is_grad_enabled()
             outputs = (output, *(_like(s) for s in states), *((reserve,) if keep_reserve else ()))
             result = Opaque.run(
                 self.recorder, "aten._cudnn_rnn", attributes, names, inputs, outputs,
-                saved=tuple(range(len(inputs))), saved_outputs=((0, "output"), *(((len(states) + 1, "reserve"),) if keep_reserve else ())),
+                saved=tuple(range(len(inputs))), saved_outputs=((0, "output"), *(reserve_name if keep_reserve else ())),
             )  # fmt: skip
             return tuple(result[: 1 + len(states)])
 
@@ -163,7 +173,9 @@ class Opaque(torch.autograd.Function):
         return result
 
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, call: _OpaqueCall, outputs: tuple, *inputs: Any) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, recorder: Recorder, call: _OpaqueCall, outputs: tuple, *inputs: Any
+    ) -> tuple[torch.Tensor, ...]:
         given = [(n, t) for n, t in zip(call.names, inputs, strict=True) if t is not None]
         device = given[0][1].device
         results = tuple(_fresh(shape, dtype, device) for shape, dtype in outputs)
@@ -182,7 +194,7 @@ class Opaque(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         kept, call = ctx.saved_tensors, ctx.call
         results = [
-            _fresh(*like, kept[0].device) if like and wanted else None
+            _fresh(like[0], like[1], kept[0].device) if like and wanted else None
             for like, wanted in zip(ctx.shapes, ctx.needs_input_grad[3:], strict=True)
         ]
         given = [g for g in gradients if g is not None]
@@ -218,7 +230,9 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return torch.ops.aten.native_dropout(x, p, train)[0] if train and p > 0 else x
 
 
-def _rms_norm_composite(x: torch.Tensor, shape: Sequence[int], weight: Any, eps: float | None) -> torch.Tensor:
+def _rms_norm_composite(
+    x: torch.Tensor, shape: Sequence[int], weight: Any, eps: float | None
+) -> torch.Tensor:
     """RMS norm as torch decomposes it when the weight has another dtype than the input."""
     axes = list(range(x.dim() - len(shape), x.dim()))
     upcast = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -249,20 +263,26 @@ def choose_attention(preferred: str, query: Any, key: Any, value: Any, *, masked
     return "efficient"
 
 
-
-
-def _flash(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool) -> torch.Tensor:
+def _flash(
+    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
+) -> torch.Tensor:
     head = int(q.shape[-1])
     if head % 8:  # the kernel takes head dimensions in steps of 8
         scale = head**-0.5 if scale is None else scale
         q, k, v = (torch.nn.functional.pad(t, (0, 8 - head % 8)) for t in (q, k, v))
-        padded: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
+        padded: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, v, dropout, causal, False, scale=scale
+        )[0]
         return padded[..., :head]
-    result: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
+    result: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+        q, k, v, dropout, causal, False, scale=scale
+    )[0]
     return result
 
 
-def _efficient(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool) -> torch.Tensor:
+def _efficient(
+    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
+) -> torch.Tensor:
     if mask is not None:
         if mask.dtype is torch.bool:
             zero = torch.zeros((), dtype=q.dtype, device=q.device)
@@ -275,7 +295,9 @@ def _efficient(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, 
     return result
 
 
-def _math(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool) -> torch.Tensor:
+def _math(
+    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
+) -> torch.Tensor:
     result: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
         q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa
     )[0]

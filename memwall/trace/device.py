@@ -21,8 +21,15 @@ _TABLES = frozenset((torch.arange, torch.linspace, torch.logspace))
 
 #: What fills new weights: nothing to do where tensors have no data.
 _FILLERS = frozenset(
-    [getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "zero_", "fill_", "random_", "bernoulli_", "mul_", "add_")]
-    + [f for name, f in vars(torch.nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)]
+    [
+        getattr(torch.Tensor, name)
+        for name in ("normal_", "uniform_", "zero_", "fill_", "random_", "bernoulli_", "mul_", "add_")
+    ]
+    + [
+        f
+        for name, f in vars(torch.nn.init).items()
+        if name.endswith("_") and not name.startswith("_") and callable(f)
+    ]
 )
 
 

@@ -43,7 +43,7 @@ class ModuleCalls:
             finally:
                 timeline.leave(previous)
 
-        nn.Module.__call__ = call  # type: ignore[method-assign,assignment]
+        nn.Module.__call__ = call  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -59,5 +59,7 @@ def module_names(root: nn.Module) -> dict[int, str]:
         if id(module) not in names:
             names[id(module)] = path
             prefix = f"{path}." if path else ""
-            pending += [(prefix + key, part) for key, part in reversed(module._modules.items()) if part is not None]
+            pending += [
+                (prefix + key, part) for key, part in reversed(module._modules.items()) if part is not None
+            ]
     return names

@@ -34,13 +34,15 @@ def make_optimizer(source: Any, parameters: list[torch.Tensor]) -> torch.optim.O
         name, _, variant = source.partition(":")
         if name not in _BY_NAME or variant not in _VARIANTS:
             raise UsageError(
-                f"no optimizer {source!r}; want {', '.join(OPTIMIZERS)} or none, with :foreach, :fused or :loop if you like"
+                f"no optimizer {source!r}; want {', '.join(OPTIMIZERS)} or none; :foreach, :fused or :loop may follow"
             )
         optimizer = _BY_NAME[name](parameters, **_VARIANTS[variant])
     else:
         optimizer = source(parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"the optimizer function returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
+        raise UsageError(
+            f"the optimizer function returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
+        )
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
@@ -63,7 +65,12 @@ def fused_everywhere() -> Iterator[None]:
     import torch.utils._foreach_utils as utils
 
     names = ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices")
-    saved = [(place, name, getattr(place, name)) for place in (base, utils) for name in names if hasattr(place, name)]
+    saved = [
+        (place, name, getattr(place, name))
+        for place in (base, utils)
+        for name in names
+        if hasattr(place, name)
+    ]
     try:
         for place, name, original in saved:
             setattr(place, name, lambda original=original: [*original(), "meta"])
@@ -71,4 +78,3 @@ def fused_everywhere() -> Iterator[None]:
     finally:
         for place, name, original in saved:
             setattr(place, name, original)
-

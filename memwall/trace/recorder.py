@@ -26,7 +26,8 @@ FREE = frozenset(
         "detach_", "_reshape_alias", "_unsafe_view", "lift", "lift_fresh", "set_", "resize_", "record_stream",
         "is_same_size", "_local_scalar_dense", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
         "_nested_tensor_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "is_pinned",
-        "_indices", "_values", "indices", "values", "crow_indices", "col_indices", "_nnz", "_coalesced_", "is_coalesced",
+        "_indices", "_values", "indices", "values", "crow_indices", "col_indices", "_nnz", "_coalesced_",
+        "is_coalesced",
         "_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "sparse_dim", "dense_dim",
         "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "as_strided_", "_conj", "_neg_view",
         "_has_compatible_shallow_copy_type", "_version", "result_type", "is_nonzero",
@@ -48,10 +49,13 @@ _SKIPPED_NAMESPACES = frozenset(("prim", "profiler"))
 #: Contractions and convolutions that may run in TF32; which torch switch decides.
 _TF32_SWITCH = {
     **dict.fromkeys(("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.addmv"), "matmul"),
-    **dict.fromkeys(("aten.convolution", "aten.convolution_backward", "aten._cudnn_rnn", "aten._cudnn_rnn_backward"), "cudnn"),
+    **dict.fromkeys(("aten.convolution", "aten.convolution_backward"), "cudnn"),
+    **dict.fromkeys(("aten._cudnn_rnn", "aten._cudnn_rnn_backward"), "cudnn"),
 }  # fmt: skip
 
-_DROPPED_ATTRIBUTES = frozenset(("device", "layout", "pin_memory", "generator", "non_blocking", "memory_format"))
+_DROPPED_ATTRIBUTES = frozenset(
+    ("device", "layout", "pin_memory", "generator", "non_blocking", "memory_format")
+)
 
 
 class Argument(NamedTuple):
@@ -175,7 +179,9 @@ class Recorder(TorchDispatchMode):
     def value(self, tensor: torch.Tensor, role: str = "activation", name: str = "") -> int:
         """The id of the value that a tensor is; new storages get ``role``."""
         storage = self.storage(tensor, role, name)
-        return self.value_at(storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        return self.value_at(
+            storage, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype
+        )
 
     def value_at(self, storage: int, offset: int, shape: Any, strides: Any, dtype: torch.dtype | str) -> int:
         """The id of a value given by its parts."""
@@ -239,7 +245,12 @@ class Recorder(TorchDispatchMode):
     def look(self, tensor: torch.Tensor, storage: int) -> Value:
         """How a tensor looks in its storage, without numbering it."""
         spec = TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), dtype_name(tensor.dtype))
-        return Value(-1, self._specs.setdefault((spec.shape, spec.strides, spec.dtype), spec), storage, int(tensor.storage_offset()))
+        return Value(
+            -1,
+            self._specs.setdefault((spec.shape, spec.strides, spec.dtype), spec),
+            storage,
+            int(tensor.storage_offset()),
+        )
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -333,7 +344,11 @@ class Recorder(TorchDispatchMode):
             if tensor.device.type != self.device:
                 continue
             if self.knows(tensor) is None:
-                free = (i for i in op.outputs if i not in seen and self.values[i].spec.shape == tuple(tensor.shape))
+                free = (
+                    i
+                    for i in op.outputs
+                    if i not in seen and self.values[i].spec.shape == tuple(tensor.shape)
+                )
                 number = next(free, None)
                 if number is None:
                     raise LookupError(f"{name} has an output that was not recorded")
@@ -356,8 +371,8 @@ class Recorder(TorchDispatchMode):
     def _watch_length(self, count: int) -> None:
         if count > self.max_ops:
             raise UsageError(
-                f"the trace passed {self.max_ops:,} ops in {self.modules.path or 'the model'}: a Python loop, over time "
-                "steps perhaps; shorten the sequence, use a fused op (nn.LSTM, a scan), or raise --max-ops"
+                f"the trace passed {self.max_ops:,} ops in {self.modules.path or 'the model'}: a Python loop, over "
+                "time steps perhaps; shorten the sequence, use a fused op (nn.LSTM, a scan), or raise --max-ops"
             )
         if count == max(self.max_ops // 4, 1) and self.warn:
             self.warn(
@@ -367,7 +382,7 @@ class Recorder(TorchDispatchMode):
 
     def _where(self) -> tuple[str, str]:
         """Phase and module of the call that is being recorded."""
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         if node is None or self.phase == "optimizer":
             return self.phase, self.modules.path
         if self.modules.path:  # a checkpoint that runs its modules again
@@ -379,7 +394,9 @@ class Recorder(TorchDispatchMode):
             raise UnexpectedCall(self.modules.at(node._sequence_nr()))
         return "backward", self.modules.at(node._sequence_nr())
 
-    def graph(self, inputs: Iterable[int], parameters: Iterable[int], outputs: Iterable[int], attention: str) -> Graph:
+    def graph(
+        self, inputs: Iterable[int], parameters: Iterable[int], outputs: Iterable[int], attention: str
+    ) -> Graph:
         """What was recorded."""
         return Graph(
             tuple(self.values), tuple(self.storages), tuple(self.ops), tuple(inputs), tuple(parameters),

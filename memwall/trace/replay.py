@@ -43,7 +43,7 @@ class Place(NamedTuple):
     """
 
     kind: str
-    index: int
+    number: int
 
 
 class Handed(NamedTuple):
@@ -174,7 +174,7 @@ class Replayer:
                 storage = self.recorder.knows(leaf) if strided else None
                 if storage is None:
                     return None
-                origin, offset = first.setdefault(storage, (index, leaf.storage_offset()))
+                origin, offset = first.setdefault(storage, (index, int(leaf.storage_offset())))
                 kind = (leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad)
                 parts.append((*kind, origin, leaf.storage_offset() - offset))
             elif isinstance(leaf, _PLAIN):
@@ -212,7 +212,16 @@ class Replayer:
         self.count += 1
         self._replayed.add(id(module))
         instance = Instance(
-            module, path, template, tensors, leaves, tree, self.autocast.state, stand_ins, start, len(recorder.ops)
+            module,
+            path,
+            template,
+            tensors,
+            leaves,
+            tree,
+            self.autocast.state,
+            stand_ins,
+            start,
+            len(recorder.ops),
         )
         made = [handed for handed in template.outputs if handed.place is not None]
         if any(handed.requires_grad for handed in made):
@@ -231,22 +240,30 @@ class Replayer:
 
     # -- backward --------------------------------------------------------------------------------------------------
 
-    def backward(self, instance: Instance, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def backward(
+        self, instance: Instance, gradients: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
         """Run a replayed block backward: the gradients of its arguments; its parameters get theirs in ``.grad``."""
         parameters = self._parameters(instance.module)
         present = [g for g in gradients if g is not None]
         for gradient in present:
             self.recorder.storage(gradient)
-        signature = self._signature([g for g in gradients])
+        signature = self._signature(gradients)
         key = (signature, tuple([p.grad is None for p in parameters]))
         templates = instance.template.backward
-        if signature is None or any(p.grad is not None for p in parameters) or templates.get(key, ...) is None:
+        if (
+            signature is None
+            or any(p.grad is not None for p in parameters)
+            or templates.get(key, ...) is None
+        ):
             return self._run_backward(instance, gradients, None)
         if key not in templates:
             return self._run_backward(instance, gradients, key)
         template = templates[key]
         assert template is not None
-        stand_ins = {Place("forward", p.index) if p.kind == "made" else p: at for p, at in instance.stand_ins.items()}
+        stand_ins = {
+            Place("forward", p.number) if p.kind == "made" else p: at for p, at in instance.stand_ins.items()
+        }
         stand_ins |= self._stand_ins(present, "gradient")
         self._copy(template.segment, stand_ins, instance.path)
         with self._unrecorded():
@@ -306,9 +323,15 @@ class Replayer:
         return list(tree_flatten(output)[0])
 
     def _backward_template(
-        self, instance: Instance, watch: Watch, gradients: list[torch.Tensor], results: list[torch.Tensor | None]
+        self,
+        instance: Instance,
+        watch: Watch,
+        gradients: list[torch.Tensor],
+        results: list[torch.Tensor | None],
     ) -> BackwardTemplate | None:
-        known = {at[0]: Place("forward", p.index) for p, at in instance.stand_ins.items() if p.kind == "made"}
+        known = {
+            at[0]: Place("forward", p.number) for p, at in instance.stand_ins.items() if p.kind == "made"
+        }
         known |= self._own(instance.module) | self._places("argument", instance.tensors)
         known |= self._places("gradient", gradients)
         bases = {Place("argument", i): int(t.storage_offset()) for i, t in enumerate(instance.tensors)}
@@ -396,7 +419,9 @@ class Replayer:
             if place not in stand_ins:
                 stand_ins[place] = (recorder.new_storage(storages[value.storage].nbytes), 0)
             storage, base = stand_ins[place]
-            new_ids[number] = new = recorder.value_of_spec(storage, value.offset - bases.get(place, 0) + base, value.spec)
+            new_ids[number] = new = recorder.value_of_spec(
+                storage, value.offset - bases.get(place, 0) + base, value.spec
+            )
             return new
 
         for op in recorder.ops[segment.start : segment.stop]:
@@ -417,7 +442,9 @@ class Replayer:
         storage, base = stand_ins[handed.place]
         with self._unrecorded():
             dtype = getattr(torch, spec.dtype)
-            raw = torch.empty(recorder.storages[storage].nbytes // spec.itemsize, dtype=dtype, device=recorder.device)
+            raw = torch.empty(
+                recorder.storages[storage].nbytes // spec.itemsize, dtype=dtype, device=recorder.device
+            )
             tensor = torch.empty(0, dtype=dtype, device=recorder.device)
             tensor.set_(raw.untyped_storage(), handed.value.offset + base, spec.shape, spec.strides)
             recorder.bind(tensor, storage)
@@ -444,7 +471,9 @@ class ReplayedBlock(torch.autograd.Function):
     """The autograd node of a replayed block."""
 
     @staticmethod
-    def forward(ctx: Any, replayer: Replayer, instance: Instance, anchor: Any, *tensors: Any) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, replayer: Replayer, instance: Instance, anchor: Any, *tensors: Any
+    ) -> tuple[torch.Tensor, ...]:
         ctx.replayer, ctx.instance = replayer, instance
         ctx.set_materialize_grads(False)
         made = [handed for handed in instance.template.outputs if handed.place is not None]
@@ -463,12 +492,14 @@ class Capture(torch.autograd.Function):
     """Passes a tensor on, and in backward keeps its whole gradient instead of passing it further."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, captured: dict[int, torch.Tensor], index: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, captured: dict[int, torch.Tensor], index: int
+    ) -> torch.Tensor:
         ctx.captured, ctx.index = captured, index
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         ctx.captured[ctx.index] = gradient
         return None, None, None
 

@@ -94,7 +94,9 @@ def trace(
         return _trace(workload, replace(options, replay=False), classify, warn)
 
 
-def _trace(workload: Workload, options: TraceOptions, classify: Callable[[str], str], warn: Callable[[str], None]) -> Traced:
+def _trace(
+    workload: Workload, options: TraceOptions, classify: Callable[[str], str], warn: Callable[[str], None]
+) -> Traced:
     device = "cpu" if options.real else "meta"
     training = options.mode == "training"
     autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
@@ -152,7 +154,7 @@ def _trace(workload: Workload, options: TraceOptions, classify: Callable[[str], 
 
 def _register(recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Number the storages that exist before the step, by role; returns the parameters."""
-    parameters = []
+    parameters: list[torch.Tensor] = []
     for name, parameter in module.named_parameters():
         recorder.storage(parameter, "parameter", name)
         recorder.own(parameter, name.rpartition(".")[0])
@@ -165,7 +167,9 @@ def _register(recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> 
     return parameters
 
 
-def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Recorder) -> torch.optim.Optimizer | None:
+def _optimizer(
+    workload: Workload, parameters: list[torch.Tensor], recorder: Recorder
+) -> torch.optim.Optimizer | None:
     trainable = [p for p in parameters if p.requires_grad]
     with _blaming("making the optimizer"):
         optimizer = make_optimizer(workload.optimizer, trainable)
@@ -185,6 +189,7 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
 
 def _loss(workload: Workload, output: Any) -> torch.Tensor:
     """The scalar to differentiate: the workload's loss, the output's ``.loss``, or the sum of its floating tensors."""
+    loss: Any = None
     if workload.loss is not None:
         loss = workload.loss(output)
     else:
@@ -246,7 +251,10 @@ def _counts(inputs: list[torch.Tensor]) -> tuple[int | None, int | None]:
 #: What a tensor without data cannot do: part of torch's message → what the model asked for.
 _NEEDS_DATA = (
     ("cannot be called on meta tensors", "a tensor's value (.item(), int(), float() or `if tensor:`)"),
-    ("torch.nonzero()", "which elements are nonzero (a boolean mask as index, nonzero() or one-argument where())"),
+    (
+        "torch.nonzero()",
+        "which elements are nonzero (a boolean mask as index, nonzero() or one-argument where())",
+    ),
     ("Cannot copy out of meta tensor", "a tensor's data on the host (.tolist(), .cpu(), .numpy() or print)"),
     ("convert meta device type tensor to numpy", "a tensor's data on the host (.numpy())"),
     ("'Meta' backend", "an op whose output shape depends on data, or that has no shape function"),

@@ -28,11 +28,12 @@ class Structures:
         self._of: dict[int, int | None] = {}
         uses = Counter(id(p) for m in root.modules() for p in m._parameters.values() if p is not None)
         self.number(root)
-        counts = Counter(n for n in self._of.values() if n is not None)
+        counts = Counter(self._of.values())
+        del counts[None]
         self.repeated = frozenset(
             id(module)
             for module in root.modules()
-            if module._modules and counts.get(self._of.get(id(module)), 0) > 1 and _exclusive(module, uses)
+            if module._modules and counts[self._of[id(module)]] > 1 and _exclusive(module, uses)
         )
 
     def number(self, module: nn.Module) -> int | None:
@@ -43,7 +44,9 @@ class Structures:
         return number
 
     def _describe(self, module: nn.Module) -> Any:
-        children = tuple([(name, None if m is None else self.number(m)) for name, m in module._modules.items()])
+        children = tuple(
+            [(name, None if m is None else self.number(m)) for name, m in module._modules.items()]
+        )
         if any(module.__dict__.get(name) for name in _HOOKS) or "forward" in module.__dict__:
             return None
         if any(number is None and module._modules[name] is not None for name, number in children):
@@ -64,7 +67,7 @@ class Structures:
 
 
 def _attribute(value: Any) -> Any:
-    """A key equal for equal plain values and for the same object; None for a tensor, whose data might steer the model."""
+    """A key equal for equal plain values and for the same object; None for a tensor: its data might steer the model."""
     if isinstance(value, _PRIMITIVE):
         return type(value), value
     if isinstance(value, torch.Tensor):

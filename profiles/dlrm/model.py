@@ -6,6 +6,8 @@ categories looks up one row per sample. As in the reference code, the tables' gr
 step touches the rows that it looked up and no others.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -51,7 +53,7 @@ class DLRM(nn.Module):
 
 def mlp(widths, last: nn.Module) -> nn.Sequential:
     layers = []
-    for width_in, width_out in zip(widths[:-1], widths[1:], strict=True):
+    for width_in, width_out in pairwise(widths):
         layers += [nn.Linear(width_in, width_out), nn.ReLU()]
     return nn.Sequential(*layers[:-1], last)
 

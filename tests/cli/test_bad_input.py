@@ -73,7 +73,7 @@ CASES = {
     "profile net.py --top 0": "--top",
     "profile net.py --sort colour": "--sort",
     "profile net.py --by colour": "--by",
-    "profile net.py --max-ops 1": "--max-ops",
+    "profile net.py --max-ops 0": "--max-ops",
     "profile net.py --bogus": "No such option '--bogus'",
     "profile": "Missing argument 'TARGET'",
     "profile truncated.json": "truncated.json is not JSON",
@@ -152,6 +152,15 @@ def test_a_hostile_record_runs_nothing(run, folder, record):
 def test_strict_refuses_ops_without_a_formula(run, record):
     assert "--strict: no formula models" in run("profile", record, "--strict", "-o", "a.json").error
     assert run("profile", "net.py", "--gpu", "h100", "--strict").code == 0
+
+
+def test_a_runaway_trace_warns_and_stops(run):
+    result = run("profile", "net.py", "--gpu", "h100", "--max-ops", "1")
+    assert (result.code, result.out) == (2, "")
+    first, last = result.err.splitlines()
+    assert first.startswith("memwall: warning: ")
+    assert "the trace passed 1 ops" in last
+    assert "--max-ops" in last
 
 
 def test_debug_shows_where(run, bad_folder):

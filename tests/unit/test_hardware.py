@@ -560,7 +560,7 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
         load_gpu("specs/mine")
     with pytest.raises(UsageError, match="is a folder, not a TOML file"):
         load_gpu(tmp_path)
-    with pytest.raises(UsageError, match="is not a file name|no such file"):
+    with pytest.raises(UsageError, match=r"is not a file name|no such file"):
         load_gpu("a\0b.toml")
 
 

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 #: Bottom first. A folder is one entry; within it files may import each other.
 ORDER = (
     "errors", "units", "files", "_version", "graph", "hardware", "workload", "trace", "cost", "roofline", "fusion",
-    "simulate", "profile", "schedules", "analysis", "verdict", "compare", "pipeline", "report", "cli", "__init__", "__main__",
+    "simulate", "record", "profile", "schedules", "analysis", "verdict", "compare", "pipeline", "report", "cli",
+    "__init__", "__main__",
 )  # fmt: skip
 
 #: ``trace`` stands above ``cost`` in that list and yet neither may know the other.

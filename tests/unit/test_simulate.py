@@ -48,7 +48,9 @@ def test_a_big_copy_takes_its_bytes_over_the_bandwidth():
     (kernel,) = run([500_000_000, 500_000_000]).kernels
     assert kernel.memory_s == pytest.approx(1e-3)  # 1 GB at 1 TB/s
     assert kernel.bound_s == pytest.approx(1e-3)
-    assert kernel.time_s == pytest.approx(1e-3 + 2e-6 + 5e-6)  # launch floor, and the first issue is waited for
+    assert kernel.time_s == pytest.approx(
+        1e-3 + 2e-6 + 5e-6
+    )  # launch floor, and the first issue is waited for
     assert kernel.limited_by == "bandwidth"
 
 
@@ -57,7 +59,9 @@ def test_a_matrix_product_is_limited_by_compute():
     (kernel,) = run([1_000_000, 1_000_000], [cost], op_class="contraction").kernels
     assert kernel.compute_s == pytest.approx(2e-3)  # 200 GFLOP at 100 TFLOP/s
     assert kernel.limited_by == "compute"
-    assert run([1_000_000, 1_000_000], [cost], op_class="contraction").totals.mfu == pytest.approx(2e-3 / kernel.time_s)
+    assert run([1_000_000, 1_000_000], [cost], op_class="contraction").totals.mfu == pytest.approx(
+        2e-3 / kernel.time_s
+    )
 
 
 def test_what_fits_l2_is_bound_by_the_l2s_bandwidth():

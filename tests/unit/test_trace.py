@@ -30,7 +30,9 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
 
@@ -111,7 +113,11 @@ def test_a_checkpointed_block_is_run_again_in_backward_under_its_own_name():
     [
         ("h100-sxm", torch.bfloat16, "aten._scaled_dot_product_flash_attention"),
         ("a100", torch.float16, "aten._scaled_dot_product_flash_attention"),
-        ("h100-sxm", torch.float32, "aten._scaled_dot_product_efficient_attention"),  # flash is half precision only
+        (
+            "h100-sxm",
+            torch.float32,
+            "aten._scaled_dot_product_efficient_attention",
+        ),  # flash is half precision only
         ("v100", torch.float16, "aten._scaled_dot_product_efficient_attention"),  # flash needs sm_80
         ("v100", torch.float32, "aten._scaled_dot_product_efficient_attention"),
         ("v100", torch.bfloat16, "aten._safe_softmax"),  # no fused kernel for bf16 below sm_80
@@ -137,7 +143,9 @@ def test_without_attention_one_graph_serves_all():
 
 def test_masked_attention_takes_the_efficient_kernel_and_math_can_be_chosen():
     def masked(q):
-        return F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(16, 16, dtype=torch.bool, device=q.device))
+        return F.scaled_dot_product_attention(
+            q, q, q, attn_mask=torch.ones(16, 16, dtype=torch.bool, device=q.device)
+        )
 
     class Net(nn.Module):
         def forward(self, q):
@@ -145,7 +153,9 @@ def test_masked_attention_takes_the_efficient_kernel_and_math_can_be_chosen():
 
     q = torch.randn(2, 4, 16, 16, dtype=torch.float16)
     assert "aten._scaled_dot_product_efficient_attention" in names(memwall.profile(Net(), (q,)))
-    assert "aten._scaled_dot_product_efficient_attention" not in names(memwall.profile(Net(), (q,), attention="math"))
+    assert "aten._scaled_dot_product_efficient_attention" not in names(
+        memwall.profile(Net(), (q,), attention="math")
+    )
 
 
 def test_multihead_attention_and_dropout_take_their_cuda_forms():
@@ -260,7 +270,11 @@ def test_views_and_in_place_ops_share_the_storage():
 
     graph = memwall.profile(Net(), (torch.randn(4, 8),)).graph
     add, mul, clone = graph.ops
-    written, scaled, read = graph.values[add.outputs[0]], graph.values[mul.outputs[0]], graph.values[clone.inputs[0]]
+    written, scaled, read = (
+        graph.values[add.outputs[0]],
+        graph.values[mul.outputs[0]],
+        graph.values[clone.inputs[0]],
+    )
     assert written.storage == scaled.storage == read.storage
     assert mul.inputs == mul.outputs
     assert (scaled.spec.shape, scaled.offset) == ((8,), 0)
@@ -292,7 +306,9 @@ def test_a_model_that_asks_for_cuda_is_traced_all_the_same():
     class Net(nn.Module):
         def forward(self, x):
             x = x.cuda()
-            return x.to("cuda:0") + torch.arange(4, device="cuda") + torch.zeros(4, device=torch.device("cuda"))
+            return (
+                x.to("cuda:0") + torch.arange(4, device="cuda") + torch.zeros(4, device=torch.device("cuda"))
+            )
 
     assert names(memwall.profile(Net(), (torch.randn(4),)))[-1] == "aten.add.Tensor"
 
@@ -360,7 +376,7 @@ class Loop(nn.Module):
 
 def test_a_runaway_loop_is_warned_of_and_stopped():
     said = []
-    with pytest.raises(UsageError, match="passed 1,000 ops.*Python loop.*--max-ops"):
+    with pytest.raises(UsageError, match=r"passed 1,000 ops.*Python loop.*--max-ops"):
         memwall.profile(Loop(), (torch.randn(4),), max_ops=1000, progress=said.append)
     assert any("250 ops so far" in line for line in said)
 

@@ -176,7 +176,9 @@ def test_blocks_that_know_their_number_are_traced_for_themselves():
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("folder", ["bert_large", "resnet50", "gpt2_xl", "llama3_8b", "mixtral_8x7b", "vit_l16", "unet"])
+@pytest.mark.parametrize(
+    "folder", ["bert_large", "resnet50", "gpt2_xl", "llama3_8b", "mixtral_8x7b", "vit_l16", "unet"]
+)
 def test_reference_workloads(folder, mode):
     full, replayed, _ = both(resolve(f"profiles/{folder}/model.py"), mode)
     assert full == replayed
