@@ -5,6 +5,7 @@ none has been issued. The wait is charged to the kernel that was late, so a run 
 whole.
 
 L2 residency: a storage that was touched is taken to be in L2 as long as no more bytes than L2 holds have moved since.
+No kernel is made faster by it than its ``bound_s``, which knows no residency unless all that the kernel touches fits.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def simulate(
         compute, memory, bound, peak = known
         resident = sum(n for n, distance in context.reuse[index] if distance <= l2_bytes)
         if resident:
-            memory = memory_s(cost, gpu, resident)
+            memory = max(memory_s(cost, gpu, resident), bound)
         name, op_class = context.labels[index]
         issued_s += dispatch_s
         wait_s = issued_s - gpu_s if issued_s > gpu_s else 0.0

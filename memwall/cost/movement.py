@@ -144,6 +144,22 @@ def embedding_backward(call: Call) -> Cost:
     )
 
 
+@_register("_embedding_bag_backward")
+def embedding_bag_backward(call: Call) -> Cost:
+    """A sparse gradient is each index and its bag's row of ``grad``; a dense one is that of the whole table."""
+    return call.cost() if call.attributes.get("sparse") else embedding_backward(call)
+
+
+@register_cost("sparse.add_", op_class="movement")
+def sparse_add(call: Call) -> Cost:
+    """A sparse tensor (its indices and values) added to a dense one in place: only its rows are read and written."""
+    target, (indices, values) = call.need("self"), call.args("other")
+    rows = _gathered(target, values.numel)
+    scaled = 2 if call.attributes.get("alpha", 1) != 1 else 1
+    read = indices.nbytes + values.nbytes + rows
+    return call.cost(vector_flops(values, scaled * values.numel), read_bytes=read, write_bytes=rows)
+
+
 # Scatters: which argument holds the indices or the new values, so how many elements are touched.
 
 

@@ -261,8 +261,12 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if signature.skipped:
             return func(*args, **kwargs)
+        if signature.name == "aten.clone" and args[0].layout is torch.sparse_coo and args[0].is_meta:
+            return _stolen(args[0])
         if signature.updates and self.device == "meta" and args[0] and args[0][0].is_meta:
             out = None
+        elif signature.arguments and signature.arguments[0].written and _adds_sparse(args):
+            out = args[0]
         else:
             out = func(*args, **kwargs)
         if self.paused:
@@ -279,12 +283,14 @@ class Recorder(TorchDispatchMode):
         names: list[str] = []
         written: list[torch.Tensor] = []
         scalars: list[tuple[str, Any]] = []
+        sparse = False
         count = len(args)
         for i, (name, default, writes, unread) in enumerate(signature.arguments):
             value = args[i] if i < count else kwargs.get(name, default)
             found: Iterable[torch.Tensor] = ()
             if isinstance(value, torch.Tensor):
                 found = (value,) if value.layout is torch.strided else sparse_parts(value)
+                sparse = sparse or value.layout is not torch.strided
             elif isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
                 found = [v for v in value if isinstance(v, torch.Tensor)]
                 if len(found) < len(value):  # x[:, index]: which axes are indexed
@@ -302,7 +308,8 @@ class Recorder(TorchDispatchMode):
             return
         if outputs and not any(t.numel() for t in outputs):
             return
-        self.emit(signature.name, names, tensors, outputs, scalars)
+        name = f"sparse.{signature.name.removeprefix('aten.')}" if sparse else signature.name
+        self.emit(name, names, tensors, outputs, scalars)
 
     def _is_host_call(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         device = self.device
@@ -422,6 +429,18 @@ def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
     raise UsageError(f"the model makes a {tensor.layout} tensor, which memwall cannot trace")
+
+
+def _adds_sparse(args: tuple) -> bool:
+    """Whether a sparse tensor goes into a dense one on ``meta``, which has no kernel to coalesce it first."""
+    sparse = any(isinstance(t, torch.Tensor) and t.layout is torch.sparse_coo for t in args[1:])
+    return sparse and args[0].is_meta
+
+
+def _stolen(tensor: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient as ``.grad`` gets it: the same parts. A dispatch mode makes autograd clone it instead, and a
+    clone on ``meta`` forgets how many elements there are."""
+    return torch.sparse_coo_tensor(tensor._indices(), tensor._values(), tensor.shape, check_invariants=False)
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:

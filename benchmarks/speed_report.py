@@ -1,0 +1,89 @@
+"""Write reports/speed.md: how fast memwall is on this machine, each figure with the command that gives it.
+
+    python benchmarks/speed_report.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+#: Runs in a process of its own and prints seconds and peak resident bytes.
+BIG = """
+import json, resource, sys, time
+import memwall
+start = time.perf_counter()
+record = memwall.profile("profiles/llama3_405b/model.py", gpu=["a100", "h100"], mode="training")
+seconds = time.perf_counter() - start
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([seconds, peak, len(record.graph.ops)]))
+"""
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def seconds(*arguments: str, runs: int = 5) -> float:
+    """Median wall time of a whole process, after one warm-up."""
+    times = []
+    for _ in range(runs + 1):
+        start = time.perf_counter()
+        run(*arguments)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        saved = str(Path(folder) / "70b.json")
+        run("-m", "memwall", "profile", "profiles/llama3_70b/model.py", "--mode", "training", "-q", "-o", saved)
+        boards = "v100 a100 h100 h200 b200 l4 l40s t4 mi300x p100".split()
+        rows = [
+            ("`memwall --help`", seconds("-m", "memwall", "--help"), "0.25"),
+            ("`memwall gpus`", seconds("-m", "memwall", "gpus"), "0.25"),
+            ("`memwall compare` of a saved 70B training step on ten GPUs",
+             seconds("-m", "memwall", "compare", saved, "--gpu", *boards), "1.5"),
+            ("`memwall profile profiles/bert_large/model.py --gpu v100 h100 --mode training`",
+             seconds("-m", "memwall", "profile", "profiles/bert_large/model.py", "--gpu", "v100", "h100", "--mode",
+                     "training", runs=3), "-"),
+        ]  # fmt: skip
+    took, peak, ops = json.loads(run("-c", BIG))
+    text = f"""# Speed
+
+Measured by `python benchmarks/speed_report.py` on {platform.machine()}, {os.cpu_count()} cores, Python
+{platform.python_version()}, torch {torch.__version__}. Medians; times depend on the machine, ratios hardly.
+
+Beside torch's FlopCounterMode, forward and backward, same model and meta tensors, one run, one thread
+(`python benchmarks/trace_speed.py`); memwall's side includes costs, the simulation of two GPUs of different
+generations (two traces where attention differs) and the memory peak:
+
+{run("benchmarks/trace_speed.py").strip()}
+
+Llama-3-405B (126 layers), training step with AdamW on two GPUs, in-process: {took:.1f} s for {ops:,} ops (goal 10 s), peak
+resident memory {peak / 2**20:.0f} MiB (goal 1,024).
+
+| whole process | s | goal |
+|---|---:|---:|
+""" + "".join(f"| {what} | {s:.2f} | {goal} |\n" for what, s, goal in rows)
+    (ROOT / "reports" / "speed.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The committed reports are those that the code writes."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SPEC = importlib.util.spec_from_file_location("reports_render", ROOT / "reports" / "render.py")
+render = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(render)
+
+
+@pytest.mark.parametrize("name", render.TEXTS)
+def test_report_is_current(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert render.TEXTS[name]() == (ROOT / "reports" / name).read_text(encoding="utf-8"), "run: python reports/render.py"
+
+
+def test_no_report_says_no():
+    for name in render.TEXTS:
+        assert "| NO |" not in (ROOT / "reports" / name).read_text(encoding="utf-8")
