@@ -26,7 +26,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from memwall.graph import Value
 from memwall.trace.autocast import CudaAutocast
 from memwall.trace.recorder import Recorder
-from memwall.trace.structure import Structures
+from memwall.trace.structure import Structures, watch_numbers
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -188,10 +188,13 @@ class Replayer:
         watch = self._watch()
         self._busy = True
         try:
-            output = self._original(module, *args, **kwargs)
+            with watch_numbers(module) as asked:
+                output = self._original(module, *args, **kwargs)
         finally:
             self._busy = False
         self._templates[key] = None
+        if asked:
+            return output
         known = self._own(module) | self._places("argument", tensors)
         bases = {Place("argument", i): int(t.storage_offset()) for i, t in enumerate(tensors)}
         segment = self._segment(watch, known, self.recorder.modules.path, bases)

@@ -1,11 +1,15 @@
 """Which modules are built alike: the structure of a module as a number, equal for modules that would run the same ops.
 
-A layer that reads its own index, carries hooks or holds loose tensors is never alike another: it is traced for itself.
+A layer that carries hooks or holds loose tensors is never alike another: it is traced for itself. A layer that only
+keeps its number (``layer_idx`` and the like) is alike its siblings as long as forward does not read it, which
+:func:`watch_numbers` finds out.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +17,11 @@ from torch import nn
 
 _PRIMITIVE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _HOOKS = tuple(name for name in nn.Module().__dict__ if "hooks" in name)
+#: Attributes in which layers keep their own number.
+_NUMBERS = frozenset(
+    ("layer_idx", "layer_id", "layer_index", "layer_number", "layer_num", "block_idx", "block_id", "block_index", "idx",
+     "index")
+)  # fmt: skip
 _OWN_FIELDS = frozenset(nn.Module().__dict__) - {"training"}
 
 
@@ -53,7 +62,7 @@ class Structures:
             return None
         attributes = []
         for name, value in module.__dict__.items():
-            if name in _OWN_FIELDS:
+            if name in _OWN_FIELDS or (name in _NUMBERS and type(value) is int):
                 continue
             key = _attribute(value)
             if key is None:
@@ -82,3 +91,33 @@ def _exclusive(module: nn.Module, uses: Counter[int]) -> bool:
     """Whether all parameters of a module are registered in it alone."""
     own = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
     return all(uses[key] == count for key, count in own.items())
+
+
+@contextlib.contextmanager
+def watch_numbers(module: nn.Module) -> Iterator[list[str]]:
+    """While open, the numbers that layers keep are out of their sight: the list names those that were asked for."""
+    hidden: dict[int, dict[str, int]] = {}
+    parts = list(module.modules())
+    for part in parts:
+        numbers = {n: v for n, v in part.__dict__.items() if n in _NUMBERS and type(v) is int}
+        if numbers:
+            hidden[id(part)] = numbers
+            for name in numbers:
+                del part.__dict__[name]
+    asked: list[str] = []
+    original = nn.Module.__getattr__
+
+    def find(self: nn.Module, name: str) -> Any:
+        held = hidden.get(id(self))
+        if held is None or name not in held:
+            return original(self, name)
+        asked.append(name)
+        return held[name]
+
+    nn.Module.__getattr__ = find  # type: ignore[method-assign]
+    try:
+        yield asked
+    finally:
+        nn.Module.__getattr__ = original  # type: ignore[method-assign]
+        for part in parts:
+            part.__dict__.update(hidden.get(id(part), {}))

@@ -160,19 +160,29 @@ def test_autocast_regions_are_replayed():
     assert blocks == 3
 
 
-def test_blocks_that_know_their_number_are_traced_for_themselves():
-    class Numbered(Block):
-        def __init__(self, number):
-            super().__init__()
-            self.number = number
+class Numbered(Block):
+    """Knows its number, in an attribute of the usual name or another, and reads it or not."""
 
-        def forward(self, x):
-            return super().forward(x) if self.number % 2 else x
+    def __init__(self, name, number, reads):
+        super().__init__()
+        setattr(self, name, number)
+        self.reads = reads
+        self.name = name
 
-    net = nn.Sequential(nn.Embedding(32, 16), *(Numbered(i) for i in range(4)))
-    full, replayed, blocks = both(Workload(net, (torch.zeros(2, 8, dtype=torch.long),)))
+    def forward(self, x):
+        return x if self.reads and getattr(self, self.name) % 2 else super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "reads", "count"), [("layer_idx", True, 0), ("layer_idx", False, 3), ("place", False, 0)]
+)
+def test_blocks_that_know_their_number(name, reads, count):
+    blocks = [Numbered(name, i, reads) for i in range(4)]
+    net = nn.Sequential(nn.Embedding(32, 16), *blocks)
+    full, replayed, replays = both(Workload(net, (torch.zeros(2, 8, dtype=torch.long),)))
     assert full == replayed
-    assert blocks == 0
+    assert replays == count
+    assert [getattr(block, name) for block in blocks] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
