@@ -1,6 +1,6 @@
 """Write reports/speed.md: how fast memwall is on this machine, each figure with the command that gives it.
 
-    python benchmarks/speed_report.py
+python benchmarks/speed_report.py
 """
 
 from __future__ import annotations
@@ -52,8 +52,18 @@ def seconds(*arguments: str, runs: int = 5) -> float:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         saved = str(Path(folder) / "70b.json")
-        run("-m", "memwall", "profile", "profiles/llama3_70b/model.py", "--mode", "training", "-q", "-o", saved)
-        boards = "v100 a100 h100 h200 b200 l4 l40s t4 mi300x p100".split()
+        run(
+            "-m",
+            "memwall",
+            "profile",
+            "profiles/llama3_70b/model.py",
+            "--mode",
+            "training",
+            "-q",
+            "-o",
+            saved,
+        )
+        boards = ["v100", "a100", "h100", "h200", "b200", "l4", "l40s", "t4", "mi300x", "p100"]
         rows = [
             ("`memwall --help`", seconds("-m", "memwall", "--help"), "0.25"),
             ("`memwall gpus`", seconds("-m", "memwall", "gpus"), "0.25"),
@@ -75,8 +85,8 @@ generations (two traces where attention differs) and the memory peak:
 
 {run("benchmarks/trace_speed.py").strip()}
 
-Llama-3-405B (126 layers), training step with AdamW on two GPUs, in-process: {took:.1f} s for {ops:,} ops (goal 10 s), peak
-resident memory {peak / 2**20:.0f} MiB (goal 1,024).
+Llama-3-405B (126 layers), training step with AdamW on two GPUs, in-process: {took:.1f} s for {ops:,} ops (goal 10 s),
+peak resident memory {peak / 2**20:.0f} MiB (goal 1,024).
 
 | whole process | s | goal |
 |---|---:|---:|

@@ -318,7 +318,9 @@ def test_sparse_gradients_are_traced_by_their_parts():
     result = memwall.profile(net, (torch.zeros(4, 8, dtype=torch.long),), mode="training",
                              optimizer=lambda p: torch.optim.SGD(p, lr=0.1))  # fmt: skip
     assert result.graph.role_bytes["gradient"] < 1000 * 16 * 4
-    (update,) = [c for o, c in zip(result.graph.ops, result.costs[0], strict=True) if o.name == "sparse.add_.Tensor"]
+    (update,) = [
+        c for o, c in zip(result.graph.ops, result.costs[0], strict=True) if o.name == "sparse.add_.Tensor"
+    ]
     # 32 ids: a row and a column number of 8 B each and 16 floats; those 32 rows of the table are read and written
     assert (update.read_bytes, update.write_bytes) == (32 * 8 + 2 * 32 * 16 * 4, 32 * 16 * 4)
 
