@@ -7,6 +7,7 @@ tracing on meta are what the CPU does beside the GPU, and are not recorded.
 from __future__ import annotations
 
 import math
+import warnings
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,6 +41,15 @@ OVERWRITES = frozenset(
     for name in (
         "copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "geometric_",
         "cauchy_", "log_normal_", "_foreach_copy_", "_foreach_zero_",
+    )
+)  # fmt: skip
+
+#: Ops that take a tensor only to learn its shape, dtype and device.
+SHAPE_ONLY = frozenset(
+    "aten." + name
+    for name in (
+        "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones",
+        "new_full",
     )
 )  # fmt: skip
 
@@ -89,7 +99,9 @@ def signature_of(func: Any) -> Signature:
     arguments = []
     for argument in schema.arguments:
         written = argument.alias_info is not None and argument.alias_info.is_write
-        unread = written and (argument.is_out or overwrites)
+        unread = (written and (argument.is_out or overwrites)) or (
+            argument.name == "self" and packet in SHAPE_ONLY
+        )
         default = argument.default_value if argument.has_default_value() else None
         arguments.append(Argument(argument.name, default, written, unread))
     free = func.is_view or packet in FREE
@@ -440,7 +452,11 @@ def _adds_sparse(args: tuple) -> bool:
 def _stolen(tensor: torch.Tensor) -> torch.Tensor:
     """A sparse gradient as ``.grad`` gets it: the same parts. A dispatch mode makes autograd clone it instead, and a
     clone on ``meta`` forgets how many elements there are."""
-    return torch.sparse_coo_tensor(tensor._indices(), tensor._values(), tensor.shape, check_invariants=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.11 says that it does not check invariants
+        return torch.sparse_coo_tensor(
+            tensor._indices(), tensor._values(), tensor.shape, check_invariants=False
+        )
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:

@@ -92,6 +92,13 @@ def test_filling_reads_nothing():
     assert moved(lambda a: a.zero_(), meta(1024, 1024)) == (0, 4_194_304)
 
 
+@pytest.mark.parametrize(
+    "function", [torch.ones_like, torch.zeros_like, torch.rand_like, lambda a: a.new_full((1024, 1024), 7.0)]
+)
+def test_what_only_looks_at_a_shape_reads_nothing(function):
+    assert moved(function, meta(1024, 1024)) == (0, 4_194_304)
+
+
 def test_bool_is_one_byte():
     assert moved(lambda a: a > 0, meta(1024)) == (4_096, 1_024)
 
