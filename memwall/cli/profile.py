@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -96,6 +97,10 @@ def make_profile(
 
         try:
             return profile(target, gpu=gpus, progress=messages.progress, **keywords)
+        except (SystemExit, GeneratorExit) as error:  # a model that leaves is no result, whatever its code
+            from memwall.workload.blame import blame
+
+            raise blame(error, f"running {target}") from error
         finally:
             messages.clear()
 
@@ -129,9 +134,31 @@ def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any]) ->
 
 @contextlib.contextmanager
 def user_output_to_stderr() -> Iterator[None]:
-    """What the user's model prints goes to standard error: standard output carries the result alone."""
-    with contextlib.redirect_stdout(sys.stderr):
+    """What the user's model prints goes to standard error: standard output carries the result alone.
+
+    Also what a library or a child process writes to file descriptor 1 behind Python's back.
+    """
+    with contextlib.redirect_stdout(sys.stderr), _descriptor_to_stderr():
         yield
+
+
+@contextlib.contextmanager
+def _descriptor_to_stderr() -> Iterator[None]:
+    try:
+        kept = os.dup(1)
+    except OSError:  # no standard output at all
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # no standard error
+            os.dup2(2, 1)
+        yield
+    finally:
+        if sys.__stdout__ is not None:
+            with contextlib.suppress(OSError, ValueError):
+                sys.__stdout__.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def remember(profile: Profile, messages: Messages) -> None:

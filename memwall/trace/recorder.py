@@ -6,107 +6,26 @@ tracing on meta are what the CPU does beside the GPU, and are not recorded.
 
 from __future__ import annotations
 
-import math
-import warnings
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.errors import UsageError
 from memwall.graph import Graph, Op, Storage, TensorSpec, Value
-
-#: Calls that launch nothing: allocations, metadata, aliases that ``func.is_view`` does not know.
-FREE = frozenset(
-    "aten." + name
-    for name in (
-        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "alias", "detach",
-        "detach_", "_reshape_alias", "_unsafe_view", "lift", "lift_fresh", "set_", "resize_", "record_stream",
-        "is_same_size", "_local_scalar_dense", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
-        "_nested_tensor_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "is_pinned",
-        "_indices", "_values", "indices", "values", "crow_indices", "col_indices", "_nnz", "_coalesced_",
-        "is_coalesced",
-        "_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "sparse_dim", "dense_dim",
-        "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "as_strided_", "_conj", "_neg_view",
-        "_has_compatible_shallow_copy_type", "_version", "result_type", "is_nonzero",
-    )
-)  # fmt: skip
-
-#: In-place ops that overwrite their target without reading it.
-OVERWRITES = frozenset(
-    "aten." + name
-    for name in (
-        "copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "geometric_",
-        "cauchy_", "log_normal_", "_foreach_copy_", "_foreach_zero_",
-    )
-)  # fmt: skip
-
-#: Ops that take a tensor only to learn its shape, dtype and device.
-SHAPE_ONLY = frozenset(
-    "aten." + name
-    for name in (
-        "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones",
-        "new_full",
-    )
-)  # fmt: skip
-
-#: Libraries whose calls are no kernels.
-_SKIPPED_NAMESPACES = frozenset(("prim", "profiler"))
-
-#: Contractions and convolutions that may run in TF32; which torch switch decides.
-_TF32_SWITCH = {
-    **dict.fromkeys(("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.addmv"), "matmul"),
-    **dict.fromkeys(("aten.convolution", "aten.convolution_backward"), "cudnn"),
-    **dict.fromkeys(("aten._cudnn_rnn", "aten._cudnn_rnn_backward"), "cudnn"),
-}  # fmt: skip
-
-_DROPPED_ATTRIBUTES = frozenset(
-    ("device", "layout", "pin_memory", "generator", "non_blocking", "memory_format")
+from memwall.trace.signatures import DROPPED_ATTRIBUTES, TF32_SWITCH, Signature, signature_of
+from memwall.trace.tensors import (
+    adds_sparse,
+    dtype_name,
+    flat_tensors,
+    freeze,
+    sparse_parts,
+    stolen_gradient,
+    tf32_allowed,
 )
-
-
-class Argument(NamedTuple):
-    """One schema argument: its name, default, and whether the op writes it, or overwrites it unread."""
-
-    name: str
-    default: Any
-    written: bool
-    unread: bool
-
-
-class Signature(NamedTuple):
-    """What the recorder needs to know of an operator, looked up once.
-
-    ``updates`` marks multi-tensor ops that only write their arguments: they need not be run to know their result.
-    """
-
-    name: str
-    free: bool
-    skipped: bool
-    updates: bool
-    arguments: tuple[Argument, ...]
-
-
-def signature_of(func: Any) -> Signature:
-    """Read an operator's schema."""
-    schema = func._schema
-    name = str(func).removesuffix(".default")
-    packet = ".".join(name.split(".")[:2])
-    overwrites = packet in OVERWRITES
-    arguments = []
-    for argument in schema.arguments:
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        unread = (written and (argument.is_out or overwrites)) or (
-            argument.name == "self" and packet in SHAPE_ONLY
-        )
-        default = argument.default_value if argument.has_default_value() else None
-        arguments.append(Argument(argument.name, default, written, unread))
-    free = func.is_view or packet in FREE
-    updates = packet.startswith(("aten._foreach_", "aten._fused_")) and not schema.returns
-    return Signature(name, free, func.namespace in _SKIPPED_NAMESPACES, updates, tuple(arguments))
 
 
 class ModuleTimeline:
@@ -274,10 +193,10 @@ class Recorder(TorchDispatchMode):
         if signature.skipped:
             return func(*args, **kwargs)
         if signature.name == "aten.clone" and args[0].layout is torch.sparse_coo and args[0].is_meta:
-            return _stolen(args[0])
+            return stolen_gradient(args[0])
         if signature.updates and self.device == "meta" and args[0] and args[0][0].is_meta:
             out = None
-        elif signature.arguments and signature.arguments[0].written and _adds_sparse(args):
+        elif signature.arguments and signature.arguments[0].written and adds_sparse(args):
             out = args[0]
         else:
             out = func(*args, **kwargs)
@@ -307,7 +226,7 @@ class Recorder(TorchDispatchMode):
                 found = [v for v in value if isinstance(v, torch.Tensor)]
                 if len(found) < len(value):  # x[:, index]: which axes are indexed
                     scalars.append((f"{name}_given", tuple([v is not None for v in value])))
-            elif name not in _DROPPED_ATTRIBUTES:
+            elif name not in DROPPED_ATTRIBUTES:
                 scalars.append((name, freeze(value)))
             for tensor in found:
                 if writes:
@@ -341,7 +260,7 @@ class Recorder(TorchDispatchMode):
             self._rebind(name, [t for _, t in pairs], outputs)
             return
         scalars = tuple(attributes)
-        switch = _TF32_SWITCH.get(name)
+        switch = TF32_SWITCH.get(name)
         if switch is not None and pairs and pairs[0][1].dtype is torch.float32:
             scalars += (("allow_tf32", tf32_allowed(switch)),)
         key = (name, scalars)
@@ -421,67 +340,3 @@ class Recorder(TorchDispatchMode):
             tuple(self.values), tuple(self.storages), tuple(self.ops), tuple(inputs), tuple(parameters),
             tuple(outputs), dict(self.free_calls), attention,
         )  # fmt: skip
-
-
-def flat_tensors(tree: Any) -> list[torch.Tensor]:
-    """All tensors in nested lists and tuples, in order."""
-    if isinstance(tree, torch.Tensor):
-        return [tree] if tree.layout is torch.strided else sparse_parts(tree)
-    if isinstance(tree, (list, tuple)):
-        return [t for item in tree for t in flat_tensors(item)]
-    return []
-
-
-def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The dense tensors that a sparse one is made of: what a kernel really touches."""
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    raise UsageError(f"the model makes a {tensor.layout} tensor, which memwall cannot trace")
-
-
-def _adds_sparse(args: tuple) -> bool:
-    """Whether a sparse tensor goes into a dense one on ``meta``, which has no kernel to coalesce it first."""
-    sparse = any(isinstance(t, torch.Tensor) and t.layout is torch.sparse_coo for t in args[1:])
-    return sparse and args[0].is_meta
-
-
-def _stolen(tensor: torch.Tensor) -> torch.Tensor:
-    """A sparse gradient as ``.grad`` gets it: the same parts. A dispatch mode makes autograd clone it instead, and a
-    clone on ``meta`` forgets how many elements there are."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.11 says that it does not check invariants
-        return torch.sparse_coo_tensor(
-            tensor._indices(), tensor._values(), tensor.shape, check_invariants=False
-        )
-
-
-def dtype_name(dtype: torch.dtype | str) -> str:
-    """``float16`` for ``torch.float16``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def tf32_allowed(switch: str) -> bool:
-    """Whether fp32 products may run in TF32, by torch's own switches (off for matmul, on for cuDNN by default)."""
-    if switch == "matmul":
-        return bool(torch.backends.cuda.matmul.allow_tf32)
-    return bool(torch.backends.cudnn.allow_tf32)
-
-
-def freeze(value: Any) -> Any:
-    """An attribute as JSON can hold it: numbers, strings, tuples of them; what is not finite becomes text."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, torch.dtype):
-        return dtype_name(value)
-    if isinstance(value, (int, torch.SymInt)):
-        return int(value)
-    if isinstance(value, (float, torch.SymFloat)):
-        number = float(value)
-        return number if math.isfinite(number) else str(number)
-    if isinstance(value, (list, tuple)):
-        return tuple([freeze(v) for v in value])
-    return str(value)

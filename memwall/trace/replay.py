@@ -16,102 +16,28 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from memwall.graph import Value
 from memwall.trace.autocast import CudaAutocast
 from memwall.trace.recorder import Recorder
 from memwall.trace.structure import Structures, watch_numbers
+from memwall.trace.template import (
+    BackwardTemplate,
+    Handed,
+    Instance,
+    Place,
+    ReplayMismatch,
+    Segment,
+    StandIns,
+    Template,
+    Watch,
+)
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
-
-
-class ReplayMismatch(Exception):
-    """A replay would not equal the full trace."""
-
-
-class Place(NamedTuple):
-    """A storage as a block sees it.
-
-    ``kind`` is ``argument``, ``own`` (a parameter or buffer), ``made`` (inside the segment), and in backward also
-    ``forward`` (made by the block's forward) or ``gradient`` (that came in).
-    """
-
-    kind: str
-    number: int
-
-
-class Handed(NamedTuple):
-    """A tensor that a block hands out.
-
-    Either argument number ``passed`` itself, or a tensor that looks like ``value`` in the storage at ``place``, or
-    something plain that is no tensor.
-    """
-
-    place: Place | None = None
-    value: Value | None = None
-    requires_grad: bool = False
-    passed: int | None = None
-    plain: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Recorded ops ``start`` to ``stop``, and the place of every storage that they touch.
-
-    ``bases`` is the offset in elements at which a place's tensor begins. ``prefix`` is the module path to replace.
-    """
-
-    start: int
-    stop: int
-    prefix: str
-    places: dict[int, Place]
-    bases: dict[Place, int]
-    free_calls: Counter[str]
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardTemplate:
-    """How a block runs backward: its ops, and the gradients of its arguments and of its parameters."""
-
-    segment: Segment
-    arguments: tuple[Handed | None, ...]
-    parameters: tuple[Handed | None, ...]
-
-
-@dataclass
-class Template:
-    """How a block runs forward, and backward for each kind of incoming gradients."""
-
-    forward: Segment
-    outputs: tuple[Handed, ...]
-    tree: TreeSpec
-    backward: dict[Any, BackwardTemplate | None] = field(default_factory=dict)
-
-
-#: place → (storage that stands there in this block, offset at which its tensor begins)
-StandIns = dict[Place, tuple[int, int]]
-
-
-@dataclass
-class Instance:
-    """One replayed call: its module, its arguments, the storages that stand in for the template's, and its ops."""
-
-    module: nn.Module
-    path: str
-    template: Template
-    tensors: list[torch.Tensor]
-    leaves: list[Any]
-    tree: TreeSpec
-    autocast: torch.dtype | None
-    stand_ins: StandIns
-    start: int
-    stop: int
 
 
 class Replayer:
@@ -460,14 +386,6 @@ class Replayer:
             yield
         finally:
             self.recorder.paused = previous
-
-
-class Watch(NamedTuple):
-    """Where the recorder stood when a segment began."""
-
-    ops: int
-    storages: int
-    free_calls: Counter[str]
 
 
 class ReplayedBlock(torch.autograd.Function):

@@ -19,8 +19,10 @@ from memwall.trace.cuda_forms import CudaForms
 from memwall.trace.device import TracedDevice
 from memwall.trace.modules import ModuleCalls
 from memwall.trace.optimizers import fused_everywhere, make_optimizer, settle
-from memwall.trace.recorder import Recorder, UnexpectedCall, dtype_name, flat_tensors
-from memwall.trace.replay import Replayer, ReplayMismatch
+from memwall.trace.recorder import Recorder, UnexpectedCall
+from memwall.trace.replay import Replayer
+from memwall.trace.template import ReplayMismatch
+from memwall.trace.tensors import dtype_name, flat_tensors
 from memwall.trace.triton_calls import triton_calls
 from memwall.workload import Workload
 from memwall.workload.blame import blame, user_frame

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from memwall.trace.recorder import Recorder, freeze
+from memwall.trace.recorder import Recorder
+from memwall.trace.tensors import freeze
 
 
 @contextlib.contextmanager

@@ -33,13 +33,20 @@ def blame(error: BaseException, doing: str) -> MemwallError:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message that says something, cut to a readable length."""
+    """The first line of an exception's message that says something, cut to a readable length.
+
+    A line that ends in a colon promises the next one, so that is taken too.
+    """
     try:
         text = str(error)
     except Exception:
         return "(its message cannot be shown)"
-    lines = (line.strip() for line in text.splitlines())
-    return _clip(next((line for line in lines if line), ""), _MESSAGE_CHARS)
+    said = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        said = f"{said} {line}" if said else line
+        if not said.endswith(":"):
+            break
+    return _clip(said, _MESSAGE_CHARS)
 
 
 def user_frame(error: BaseException) -> str:

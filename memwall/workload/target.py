@@ -92,6 +92,9 @@ def _existing(path: Path) -> Path:
         return path
     if path.is_dir():
         raise UsageError(f"{path} is a folder; want {KINDS}")
+    if path.is_symlink() or path.exists():
+        what = "is not a regular file" if path.exists() else "is a link that leads nowhere"
+        raise UsageError(f"{path} {what}; want {KINDS}")
     raise UsageError(f"no such file: {path}{_near(path)}")
 
 

@@ -1,0 +1,94 @@
+"""What the recorder needs to know of an operator, from its schema and from tables of names."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+#: Calls that launch nothing: allocations, metadata, aliases that ``func.is_view`` does not know.
+FREE = frozenset(
+    "aten." + name
+    for name in (
+        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "alias", "detach",
+        "detach_", "_reshape_alias", "_unsafe_view", "lift", "lift_fresh", "set_", "resize_", "record_stream",
+        "is_same_size", "_local_scalar_dense", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
+        "_nested_tensor_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "is_pinned",
+        "_indices", "_values", "indices", "values", "crow_indices", "col_indices", "_nnz", "_coalesced_",
+        "is_coalesced",
+        "_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "sparse_dim", "dense_dim",
+        "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "as_strided_", "_conj", "_neg_view",
+        "_has_compatible_shallow_copy_type", "_version", "result_type", "is_nonzero",
+    )
+)  # fmt: skip
+
+#: In-place ops that overwrite their target without reading it.
+OVERWRITES = frozenset(
+    "aten." + name
+    for name in (
+        "copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "geometric_",
+        "cauchy_", "log_normal_", "_foreach_copy_", "_foreach_zero_",
+    )
+)  # fmt: skip
+
+#: Ops that take a tensor only to learn its shape, dtype and device.
+SHAPE_ONLY = frozenset(
+    "aten." + name
+    for name in (
+        "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones",
+        "new_full",
+    )
+)  # fmt: skip
+
+#: Libraries whose calls are no kernels.
+_SKIPPED_NAMESPACES = frozenset(("prim", "profiler"))
+
+#: Contractions and convolutions that may run in TF32; which torch switch decides.
+TF32_SWITCH = {
+    **dict.fromkeys(("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.addmv"), "matmul"),
+    **dict.fromkeys(("aten.convolution", "aten.convolution_backward"), "cudnn"),
+    **dict.fromkeys(("aten._cudnn_rnn", "aten._cudnn_rnn_backward"), "cudnn"),
+}  # fmt: skip
+
+DROPPED_ATTRIBUTES = frozenset(
+    ("device", "layout", "pin_memory", "generator", "non_blocking", "memory_format")
+)
+
+
+class Argument(NamedTuple):
+    """One schema argument: its name, default, and whether the op writes it, or overwrites it unread."""
+
+    name: str
+    default: Any
+    written: bool
+    unread: bool
+
+
+class Signature(NamedTuple):
+    """What the recorder needs to know of an operator, looked up once.
+
+    ``updates`` marks multi-tensor ops that only write their arguments: they need not be run to know their result.
+    """
+
+    name: str
+    free: bool
+    skipped: bool
+    updates: bool
+    arguments: tuple[Argument, ...]
+
+
+def signature_of(func: Any) -> Signature:
+    """Read an operator's schema."""
+    schema = func._schema
+    name = str(func).removesuffix(".default")
+    packet = ".".join(name.split(".")[:2])
+    overwrites = packet in OVERWRITES
+    arguments = []
+    for argument in schema.arguments:
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        unread = (written and (argument.is_out or overwrites)) or (
+            argument.name == "self" and packet in SHAPE_ONLY
+        )
+        default = argument.default_value if argument.has_default_value() else None
+        arguments.append(Argument(argument.name, default, written, unread))
+    free = func.is_view or packet in FREE
+    updates = packet.startswith(("aten._foreach_", "aten._fused_")) and not schema.returns
+    return Signature(name, free, func.namespace in _SKIPPED_NAMESPACES, updates, tuple(arguments))
