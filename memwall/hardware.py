@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -180,6 +180,19 @@ def load_gpu(name_or_path: str | Path | Gpu) -> Gpu:
     if "/" in name_or_path or "\\" in name_or_path:
         return read_spec(name_or_path)
     return _packaged(_only(name_or_path, _fitting(name_or_path)))
+
+
+def load_gpus(names: Iterable[str | Path | Gpu]) -> list[Gpu]:
+    """Several of them, each once.
+
+    Raises:
+        UsageError: as :func:`load_gpu`, or two different boards go by one name.
+    """
+    found: dict[str, Gpu] = {}
+    for gpu in map(load_gpu, names):
+        if found.setdefault(gpu.name, gpu) != gpu:
+            raise UsageError(f"two different GPUs are named {gpu.name!r}: change the name in your TOML file")
+    return list(found.values())
 
 
 def match_device(name: str) -> Gpu | None:
@@ -485,6 +498,14 @@ def _text(value: Any) -> str:
     return value
 
 
+def _capability(value: Any) -> str:
+    """NVIDIA's two numbers (9.0), or another vendor's name (gfx942), which begins with a letter."""
+    text = _text(value)
+    if not text[0].isalpha() and not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", text):
+        raise _WrongValue(f"must be as in '9.0', not {_shown(value)}")
+    return text
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise _WrongValue(f"must be a list of texts, not {_shown(value)}")
@@ -541,7 +562,7 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], Any]] = {
     "full_name": (_text, ""),  # the name
     "vendor": (_text, "unknown"),
     "architecture": (_text, "unknown"),
-    "compute_capability": (_text, None),
+    "compute_capability": (_capability, None),
     "release": (_text, ""),
     "aliases": (_texts, ()),
     "calibration": (_one_of("measured", "architecture", "datasheet"), "datasheet"),

@@ -100,7 +100,8 @@ def _doubling(levers: Levers) -> str:
 
 
 def _saving(seconds: float) -> str:
-    return duration(seconds) if seconds > 0 else "nothing"
+    text = duration(seconds)
+    return "nothing" if text in ("0 s", "0.0 ns") else text  # a difference of two sums is seldom exactly 0
 
 
 def _bandwidth(profile: Profile, schedule: Schedule, share: float, levers: Levers) -> str:
@@ -142,7 +143,8 @@ def _overhead(profile: Profile, schedule: Schedule, share: float, levers: Levers
     work_s = sum(max(k.compute_s, k.memory_s) for k in schedule.kernels)
     return (
         f"{_opening('Overhead', share, schedule)} goes to kernels too small to hide their launch "
-        f"({schedule.totals.kernels:,} launches for {duration(work_s)} of work); "
+        f"({schedule.totals.kernels:,} launch{'es' if schedule.totals.kernels != 1 else ''} "
+        f"for {duration(work_s)} of work); "
         f"CUDA graphs would save {_saving(levers.graphs_s)} and a larger batch would fill the gaps; {_doubling(levers)}"
     )
 

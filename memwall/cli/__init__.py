@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from types import FrameType
 
 import click
 
@@ -47,6 +50,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in arguments
+    _open_closed_streams()
+    interrupts = _note_interrupts()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to fail
@@ -62,10 +67,14 @@ def main(args: Sequence[str] | None = None) -> int:
     except CommandLineError as error:
         return _fail(str(error), UsageError.exit_code)
     except MemwallError as error:
+        if interrupts:
+            return _fail("interrupted", INTERRUPTED)
         if debug:
             traceback.print_exc()
         return _fail(str(error), error.exit_code)
     except Exception as error:
+        if interrupts:  # swallowed by a library that was half imported, which then failed in its own way
+            return _fail("interrupted", INTERRUPTED)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG):
             _silence_stdout()
             return _fail(f"cannot write the result: {error.strerror}", UsageError.exit_code)
@@ -94,6 +103,27 @@ def _run(arguments: list[str]) -> int:
 def _fail(message: str, code: int) -> int:
     click.echo(f"memwall: {message}", err=True)
     return code
+
+
+def _note_interrupts() -> list[int]:
+    """A list that fills as Ctrl-C comes in, which raises KeyboardInterrupt as ever."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with contextlib.suppress(ValueError):  # not the main thread: it gets no signals
+            signal.signal(signal.SIGINT, note)
+    return noted
+
+
+def _open_closed_streams() -> None:
+    """Python has None for a stream that was closed before it started (``>&-``): what goes there is dropped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  until the process ends
 
 
 def _silence_stdout() -> None:

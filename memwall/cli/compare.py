@@ -11,7 +11,7 @@ from memwall.cli.output import Messages, emit, plan_outputs
 from memwall.cli.parsing import Command
 from memwall.cli.profile import is_record, make_profile, remember
 from memwall.errors import UsageError
-from memwall.hardware import Gpu, load_gpu
+from memwall.hardware import Gpu, load_gpu, load_gpus
 
 if TYPE_CHECKING:
     from memwall.compare import Comparison
@@ -49,7 +49,7 @@ def command(
     """
     planned = plan_outputs(outputs, without=("trace.json",))
     messages = Messages(quiet=quiet, no_progress=no_progress)
-    boards = list({gpu.name: gpu for gpu in map(load_gpu, gpus)}.values())
+    boards = load_gpus(gpus)
     price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}
     comparison = _compare(_or_last(targets, messages), boards, price, workload, messages)
     emit(comparison, planned, as_json=as_json, say=messages.say)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from memwall.hardware import Gpu, load_gpu, match_device
+from memwall.hardware import Gpu, load_gpu, load_gpus, match_device
 
 DEFAULT_GPU = "h100-sxm"
 
@@ -17,7 +17,7 @@ def chosen_gpus(names: Sequence[str | Gpu], say: Callable[[str], None]) -> list[
         UsageError: a name or a file is wrong.
     """
     if names:
-        return list({gpu.name: gpu for gpu in map(load_gpu, names)}.values())
+        return load_gpus(names)
     device = this_machine()
     gpu = match_device(device) if device else None
     if gpu is not None:

@@ -112,7 +112,7 @@ def is_record(target: str) -> bool:
 
 def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any]) -> Profile:
     """A saved profile on the GPUs given, else as it was saved. Needs neither torch nor the model."""
-    from memwall.hardware import load_gpu
+    from memwall.hardware import load_gpus
     from memwall.pipeline import resimulate
     from memwall.profile import Profile
 
@@ -124,9 +124,7 @@ def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any]) ->
         raise UsageError(f"--strict: no formula models {', '.join(saved.coverage.unmodeled)}")
     if not names and not policies:
         return saved
-    gpus: list[Gpu] = [load_gpu(name) for name in names] or list(
-        {s.gpu.name: s.gpu for s in saved.simulations}.values()
-    )
+    gpus: list[Gpu] = load_gpus(names) or list({s.gpu.name: s.gpu for s in saved.simulations}.values())
     return resimulate(
         saved, gpus, policies or list(dict.fromkeys(s.policy for s in saved.simulations)) or "eager"
     )

@@ -179,6 +179,9 @@ def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sent
 #: with more entries than this, what flips is listed by wall
 MAX_WIDE = 4
 
+#: the longest list of entries under one wall; where more stand there than under any other, they are "the others"
+MAX_LISTED = 3
+
 
 def _flip_columns(flips: Sequence[Flip], entries: Sequence[Entry]) -> list[CellColumn]:
     """One column per entry while they are few; else one per wall that lists the entries."""
@@ -187,12 +190,19 @@ def _flip_columns(flips: Sequence[Flip], entries: Sequence[Entry]) -> list[CellC
         return [text_column(label, [f.walls[i] or NOTHING for f in flips]) for i, label in enumerate(labels)]
     columns = []
     for wall in WALLS:
-        cells = [
-            ", ".join(n for n, w in zip(labels, f.walls, strict=True) if w == wall) or NOTHING for f in flips
-        ]
+        cells = [_listed(labels, flip, wall) for flip in flips]
         if any(cell != NOTHING for cell in cells):
             columns.append(text_column(f"{wall} on", cells, wraps=True))
     return columns
+
+
+def _listed(labels: Sequence[str], flip: Flip, wall: str) -> str:
+    """The entries on which a kernel hits a wall; the most of them are "the others" where that is clear and shorter."""
+    names = [name for name, hit in zip(labels, flip.walls, strict=True) if hit == wall]
+    most = max(WALLS, key=flip.walls.count)
+    if wall == most and len(names) > MAX_LISTED and all(flip.walls):
+        return f"the other {len(names)}"
+    return ", ".join(names) or NOTHING
 
 
 def change_table(kind: str, rows: Sequence[Change]) -> Table:

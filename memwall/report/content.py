@@ -166,18 +166,20 @@ def totals_table(profile: Profile) -> Table:
     columns = [
         text_column("GPU", [schedule_label(profile, s) for s in sims]),
         seconds_column("time", [s.totals.time_s for s in sims]),
-        seconds_column("bound", [s.totals.bound_s for s in sims], like=[s.totals.time_s for s in sims]),
+        optional(
+            seconds_column("bound", [s.totals.bound_s for s in sims], like=[s.totals.time_s for s in sims])
+        ),
         optional(plain_column("kernels", [s.totals.kernels for s in sims])),
     ]
     if profile.workload.samples is not None:
-        columns.append(si_column("samples", "/s", [r.samples_per_s for r in speeds]))
+        columns.append(optional(si_column("samples", "/s", [r.samples_per_s for r in speeds])))
     if profile.workload.tokens is not None:
-        columns.append(si_column("tokens", "/s", [r.tokens_per_s for r in speeds]))
+        columns.append(optional(si_column("tokens", "/s", [r.tokens_per_s for r in speeds])))
     if len({s.totals.flops for s in sims}) > 1:  # other attention kernels, or another policy
         columns.append(si_column("FLOPs", "FLOP", [s.totals.flops for s in sims]))
     columns += [
         percent_column("MFU", [s.totals.mfu for s in sims]),
-        percent_column("MBU", [s.mbu for s in sims]),
+        optional(percent_column("MBU", [s.mbu for s in sims])),
         *(percent_column(wall, [wall_shares(s)[wall] for s in sims], 0) for wall in WALLS),
         si_column("peak", "B", [s.totals.peak_memory_bytes for s in sims]),
         text_column("fits", ["yes" if s.fits else "NO" for s in sims]),

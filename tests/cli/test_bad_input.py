@@ -276,3 +276,99 @@ def test_a_reader_that_went_away(folder):
 def test_a_terminal_without_the_characters(shell):
     result = shell("gpus", env={"PYTHONIOENCODING": "ascii"})
     assert (result.code, result.err) == (0, "")
+
+
+NOISY = """\
+import os, sys, torch
+
+os.write(1, b"descriptor\\n")
+sys.__stdout__.write("the original stream\\n")
+os.system("echo a child process")
+
+def model():
+    print("print")
+    return torch.nn.Linear(4, 4)
+
+def inputs():
+    return (torch.randn(2, 4),)
+"""
+
+
+def test_nothing_but_the_record_on_standard_output(shell, folder):
+    (folder / "noisy.py").write_text(NOISY, encoding="utf-8")
+    result = shell("profile", "noisy.py", "--json", "-q")
+    assert result.code == 0
+    assert json.loads(result.out)["schema"] == "memwall.profile/1"
+    for said in ("descriptor", "the original stream", "a child process", "print"):
+        assert said in result.err
+
+
+@pytest.mark.parametrize("leave", ["import sys; sys.exit(0)", "raise SystemExit", "raise GeneratorExit"])
+def test_a_model_that_leaves_is_no_success(run, folder, leave):
+    text = BAD_FILES["item.py"].replace("return x * x.sum().item()", leave)
+    (folder / "leaves.py").write_text(text, encoding="utf-8")
+    result = run("profile", "leaves.py")
+    assert result.code == 2
+    assert "leaves.py:5 in forward" in result.error
+
+
+def test_what_is_there_but_no_file_is_not_called_missing(run, folder):
+    (folder / "link.py").symlink_to("nowhere.py")
+    assert "link.py is a link that leads nowhere" in run("profile", "link.py").error
+    os.mkfifo(folder / "pipe.py")
+    assert "pipe.py is not a regular file" in run("profile", "pipe.py").error
+
+
+def test_standard_output_and_error_may_be_closed(shell, folder):
+    for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
+        command = f"{sys.executable} -m memwall profile net.py -o out.json {closed}"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(["sh", "-c", command], cwd=folder, env=environment, check=False, timeout=300)
+        assert done.returncode == 0, closed
+        assert json.loads((folder / "out.json").read_text(encoding="utf-8"))
+        (folder / "out.json").unlink()
+
+
+def test_an_interrupt_that_a_library_swallows_is_still_an_interrupt(run, monkeypatch):
+    def swallow(*args, **kwargs):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise AttributeError("module 'numpy' has no attribute 'matrix'") from None
+
+    monkeypatch.setattr("memwall.pipeline.profile", swallow)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = run("profile", "net.py")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (result.code, result.err.splitlines()[-1]) == (130, "memwall: interrupted")
+
+
+SPEC = """\
+schema = "memwall.gpu/1"
+name = "h100-sxm"
+compute_capability = "9.0"
+[memory]
+dram_bytes_per_s = 1e12
+dram_bytes = 16e9
+[peak_flop_per_s.vector]
+float32 = 1e13
+"""
+
+
+def test_two_boards_of_one_name_are_refused(run, folder):
+    (folder / "mine.toml").write_text(SPEC, encoding="utf-8")
+    for command in ("profile", "compare"):
+        assert (
+            "two different GPUs are named 'h100-sxm'"
+            in run(command, "net.py", "--gpu", "h100", "mine.toml").error
+        )
+
+
+@pytest.mark.parametrize("capability", ["9.x", "9.0a", "-1", "nine point"])
+def test_a_compute_capability_that_is_no_number(run, folder, capability):
+    (folder / "mine.toml").write_text(SPEC.replace("9.0", capability), encoding="utf-8")
+    result = run("gpus", "--check", "mine.toml")
+    assert (result.code == 0) == capability[0].isalpha()
+    assert result.code == 0 or "mine.toml:3: compute_capability" in result.error

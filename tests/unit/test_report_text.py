@@ -245,3 +245,8 @@ def test_the_title_names_the_ceiling_of_the_matrix_work(profile):
 @pytest.mark.parametrize("kind", ["text", "md", "html", "json", "csv", "trace.json"])
 def test_a_profile_without_simulations_renders(kind):
     assert render(make_profile(gpus=()), kind)
+
+
+def test_the_totals_fit_eighty_columns(profile):
+    text = render(profile, "text", width=80)
+    assert max(map(len, text.splitlines())) <= 80

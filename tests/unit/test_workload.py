@@ -323,3 +323,12 @@ def test_the_reference_workloads_resolve(path):
     workload = resolve(str(path))
     assert isinstance(workload, Workload)
     assert workload.name == path.parent.name
+
+
+def test_a_message_whose_first_line_promises_a_second():
+    from memwall.workload.blame import first_line
+
+    assert first_line(ValueError("\nnot valid for 'x':\n  ValueError: 255 is odd\nmore")) == (
+        "not valid for 'x': ValueError: 255 is odd"
+    )
+    assert first_line(ValueError("plain\nmore")) == "plain"

@@ -214,7 +214,10 @@
 
     // Labels of the longest kernels, where they touch neither each other, nor a circle, nor the frame.
     const circles = dots.map(([, node]) => ["cx", "cy", "r"].map((a) => +node.getAttribute(a)));
-    const boxes = circles.filter((c) => c[2] > 4).map(([x, y, r]) => [x - r * 0.8, y - r * 0.8, x + r * 0.8, y + r * 0.8]);
+    const boxes = [];
+    // Whether a rectangle comes within a pixel of a circle: its point nearest to the centre lies that close.
+    const covers = (b) => circles.some(([x, y, r]) =>
+      Math.hypot(x - Math.min(Math.max(x, b[0]), b[2]), y - Math.min(Math.max(y, b[1]), b[3])) < r + 1);
     const segments = sim.roofs.map((f) => [X(x0), Y(f.rate), W - R, Y(f.rate)]).concat(sim.slopes.map((s) => {
       const low = Math.max(x0, y0 / s.rate);
       return [X(low), Y(low * s.rate), X(top / s.rate), Y(top)];
@@ -228,17 +231,19 @@
     });
     const seen = new Set();
     for (const [i, [r]] of dots.entries()) {
-      const text = r.kernel.replace(/^aten\.(\w+)(\.\w+)?$/, "$1").slice(0, 26);
+      const name = r.kernel.replace(/^aten\.(\w+)(\.\w+)?$/, "$1");
+      const text = name.length > 26 ? `${name.slice(0, 25)}…` : name;
       if (seen.size > 7 || r.share < 0.012) break;
       if (!points.includes(r) || seen.has(`${text} ${r.class}`)) continue;
-      const width = text.length * 6.1;
+      const width = text.length * 6.4;
       const [cx, cy, rad] = circles[i];
       const spots = [];
-      for (const gap of [2, 12, 26]) {
+      for (const gap of [3, 12, 26, 42]) {
         spots.push([cx + rad + gap, cy + 4], [cx - width / 2, cy + rad + gap + 9], [cx + rad * 0.7 + gap, cy + rad * 0.7 + gap + 8],
           [cx - width / 2, cy - rad - gap - 2], [cx - rad - gap - width, cy + 4], [cx - rad * 0.7 - gap - width, cy - rad * 0.7 - gap]);
       }
       const free = spots.find(([x, y]) => x > L && x + width < W - R && y > T + 8 && y < H - B - 2 &&
+        !covers([x, y - 9, x + width, y + 3]) &&
         !boxes.some((b) => x < b[2] && x + width > b[0] && y - 10 < b[3] && y + 3 > b[1]) && !struck([x, y - 9, x + width, y + 2]));
       if (!free) continue;
       seen.add(`${text} ${r.class}`);
