@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.compare import Comparison, compare_gpus, compare_profile, compare_profiles
 from memwall.cost import classify, graph_costs
 from memwall.errors import UsageError
-from memwall.hardware import Gpu, load_gpu
+from memwall.hardware import Gpu, load_gpu, load_gpus
 from memwall.profile import Profile
 from memwall.record import WorkloadInfo
 from memwall.schedules import attention_backend, simulate_profile
@@ -179,11 +179,7 @@ def _gpus(gpu: Names) -> list[Gpu]:
     names = [gpu] if isinstance(gpu, (str, Gpu, Path)) else list(gpu)
     if not names:
         raise UsageError("no GPU given; name one, or a list (memwall gpus lists them)")
-    found: dict[str, Gpu] = {}
-    for name in names:
-        board = name if isinstance(name, Gpu) else load_gpu(name)
-        found.setdefault(board.name, board)
-    return list(found.values())
+    return list(load_gpus(names))
 
 
 def _check(option: str, value: str, choices: tuple[str, ...]) -> None:

@@ -192,6 +192,9 @@ def _read_profile(record: dict[str, Any]) -> Profile:
     pairs = [read_graph(take(record, "graph", dict, "record"), "graph")]
     pairs += [read_graph(g, f"graphs[{i}]") for i, g in enumerate(record.get("graphs", []))]
     gpus = {name: Gpu.from_dict(spec) for name, spec in take(record, "gpus", dict, "record").items()}
+    for name, gpu in gpus.items():
+        if gpu.name != name:
+            raise BadRecord(f"gpus.{name[:40]} is named {gpu.name[:40]!r}")
     simulations = take(record, "simulations", list, "record")
     return Profile(
         workload=read_workload(take(record, "workload", dict, "record")),

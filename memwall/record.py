@@ -162,6 +162,10 @@ def json_lines(record: Mapping[str, Any]) -> Iterator[str]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
+#: beyond any count of a model, and any time of a step; larger numbers are damage
+_MOST, _LONGEST_S = 1 << 96, 1e15
+
+
 class BadRecord(ValueError):
     """A key of the record is not as the format says."""
 
@@ -178,13 +182,13 @@ def take(record: Any, key: str, kind: type | tuple[type, ...], where: str) -> An
 
 
 def _count(value: Any, where: str) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < _MOST:
         raise BadRecord(f"{where} must be a whole number that is not negative, not {str(value)[:40]!r}")
     return value
 
 
 def _seconds(value: Any, where: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+    if type(value) not in (int, float) or not 0 <= value < _LONGEST_S:
         raise BadRecord(f"{where} must be a number that is not negative, not {str(value)[:40]!r}")
     return float(value)
 
@@ -207,9 +211,12 @@ def read_workload(record: dict[str, Any]) -> WorkloadInfo:
     optional: dict[str, Any] = {
         key: record.get(key) for key in ("samples", "tokens", "optimizer", "autocast")
     }
-    for key, kind in (("samples", int), ("tokens", int), ("optimizer", str), ("autocast", str)):
-        if optional[key] is not None and type(optional[key]) is not kind:
-            raise BadRecord(f"workload.{key} is not {kind.__name__}")
+    for key in ("samples", "tokens"):
+        if optional[key] is not None:
+            _count(optional[key], f"workload.{key}")
+    for key in ("optimizer", "autocast"):
+        if optional[key] is not None and type(optional[key]) is not str:
+            raise BadRecord(f"workload.{key} is not text")
     parameters = _count(record.get("parameters"), "workload.parameters")
     return WorkloadInfo(**text, inputs=tuple(inputs), parameters=parameters, **optional)
 
@@ -281,7 +288,7 @@ def _read_op(record: Any, index: int, values: int, where: str) -> tuple[Op, Cost
     op = Op(
         index, take(record, "name", str, where), take(record, "class", str, where), phase,
         take(record, "module", str, where), inputs, _ids(record.get("outputs"), values, f"{where}.outputs"),
-        arguments, record.get("attributes", {}),
+        arguments, take({"attributes": {}, **record}, "attributes", dict, where),
     )  # fmt: skip
     flops = {Pipe.parse(k): _count(v, f"{where}.pipes") for k, v in record.get("pipes", {}).items()}
     if sum(flops.values()) != _count(record.get("flops"), f"{where}.flops"):
@@ -310,8 +317,11 @@ def read_schedule(record: Any, gpus: dict[str, Gpu], pairs: list[Any], where: st
             _seconds(item.get(key), f"{at}.{key}")
             for key in ("bound_s", "compute_s", "memory_s", "overhead_s")
         ]
+        op_ids = _ids(item.get("op_ids"), ops, f"{at}.op_ids")
+        if not op_ids:
+            raise BadRecord(f"{at}.op_ids is empty: a kernel runs at least one op")
         kernels.append(
-            Estimate(i, take(item, "name", str, at), _ids(item.get("op_ids"), ops, f"{at}.op_ids"),
+            Estimate(i, take(item, "name", str, at), op_ids,
                      take(item, "class", str, at), *counts, *times)
         )  # fmt: skip
     totals, memory = take(record, "totals", dict, where), take(record, "memory", dict, where)
@@ -320,5 +330,8 @@ def read_schedule(record: Any, gpus: dict[str, Gpu], pairs: list[Any], where: st
         read = _seconds if name.endswith("_s") or name == "mfu" else _count
         sums[name] = read(totals.get(name), f"{where}.totals.{name}")
     peak = {f.name: _count(memory.get(f.name), f"{where}.memory.{f.name}") for f in fields(MemoryPeak)}
+    for name in ("flops", "dram_bytes"):
+        if sums[name] != sum(k.flops if name == "flops" else k.bytes for k in kernels):
+            raise BadRecord(f"{where}.totals.{name} is not the sum over the kernels")
     policy = take(record, "policy", str, where)
     return Schedule(gpus[gpu], policy, tuple(kernels), Totals(**sums), MemoryPeak(**peak), graph)

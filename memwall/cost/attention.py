@@ -22,11 +22,13 @@ Conventions, with b batches, h query heads, s queries, t keys, head sizes d (que
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from memwall.cost.base import Call, Cost
 from memwall.cost.contraction import product_pipe
 from memwall.cost.registry import register_cost
+from memwall.graph import TensorSpec
 
 #: [b, heads, length, size]
 _HEADS_FIRST = (
@@ -41,6 +43,7 @@ _LENGTH_FIRST = (
 )  # fmt: skip
 _HEADS_FIRST_BACKWARD = tuple(f"{name}_backward" for name in _HEADS_FIRST)
 _LENGTH_FIRST_BACKWARD = ("aten._flash_attention_backward", "aten._efficient_attention_backward")
+_RANDOM_STATE = frozenset(("philox_seed", "philox_offset", "rng_state", "unused"))
 _CUMULATIVE = (("cum_seq_q", "cum_seq_k"), ("cu_seqlens_q", "cu_seqlens_k"))
 
 
@@ -118,8 +121,16 @@ def attention(call: Call) -> Cost:
     flops = per_pair * _pairs(call, shape.queries, shape.keys)
     pipe = product_pipe(call.need("query").dtype, call.attributes, allow_tf32=True)
     return call.cost(
-        {pipe: flops}, dense_flops=per_pair * shape.queries * shape.keys, extra_flops=_emulated(call, flops)
-    )
+        {pipe: flops}, write_bytes=call.write_bytes - _random_state_bytes(call, call.outputs),
+        dense_flops=per_pair * shape.queries * shape.keys, extra_flops=_emulated(call, flops),
+    )  # fmt: skip
+
+
+def _random_state_bytes(call: Call, specs: Sequence[TensorSpec]) -> int:
+    """Bytes of the random generator's state, which is passed along and not touched where nothing is dropped."""
+    if call.attributes.get("dropout_p", 0):
+        return 0
+    return sum(spec.nbytes for spec in specs if spec.dtype in ("uint64", "int64") and spec.numel <= 2)
 
 
 @register_cost(*_HEADS_FIRST_BACKWARD, *_LENGTH_FIRST_BACKWARD, op_class="attention")
@@ -131,8 +142,10 @@ def attention_backward(call: Call) -> Cost:
     recomputed = 2 * shape.batch * shape.heads * pairs * shape.size
     pipe = product_pipe(call.need("query").dtype, call.attributes, allow_tf32=True)
     extra_bytes, kernels = _backward_passes(call, shape)
+    state = [spec for name, spec in zip(call.arguments, call.inputs, strict=True) if name in _RANDOM_STATE]
     return call.cost(
         {pipe: per_pair * pairs},
+        read_bytes=call.read_bytes - _random_state_bytes(call, state),
         dense_flops=per_pair * shape.queries * shape.keys,
         extra_flops=recomputed + _emulated(call, per_pair * pairs + recomputed),
         extra_bytes=extra_bytes,

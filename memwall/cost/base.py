@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,3 +115,39 @@ class Call:
             self.write_bytes if write_bytes is None else int(write_bytes),
             **extra,
         )
+
+
+def touched_bytes(
+    data: TensorSpec,
+    window: Sequence[int],
+    positions: Sequence[int],
+    stride: Sequence[int] | int,
+    padding: Sequence[int] | int = 0,
+    dilation: Sequence[int] | int = 1,
+) -> int:
+    """Bytes of ``data`` that windows over its last axes meet: a stride longer than the window skips places.
+
+    Args:
+        window, positions: the window's size and the number of windows, per axis.
+        stride, padding, dilation: per axis, or one number for all of them.
+    """
+    rank = len(window)
+    sizes = data.shape[len(data.shape) - rank :]
+    axes = (window, positions, *(_per_axis(value, rank) for value in (stride, padding, dilation)), sizes)
+    met = math.prod(_met(*axis) for axis in zip(*axes, strict=True))
+    whole = math.prod(sizes)
+    return data.nbytes * met // whole if whole else 0
+
+
+def _per_axis(value: Sequence[int] | int, rank: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values if len(values) == rank else values[:1] * rank
+
+
+def _met(length: int, count: int, stride: int, padding: int, dilation: int, size: int) -> int:
+    """How many of the ``size`` places of one axis some of ``count`` windows meet."""
+    if (dilation == 1 and stride <= length) or (stride == 1 and dilation <= count):
+        last = (count - 1) * stride + (length - 1) * dilation - padding
+        return max(min(last, size - 1) - max(-padding, 0) + 1, 0)
+    places = {o * stride + k * dilation - padding for o in range(count) for k in range(length)}
+    return sum(0 <= place < size for place in places)

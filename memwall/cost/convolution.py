@@ -6,6 +6,7 @@ Conventions:
   the "wide" side times the weights that each of its elements meets, so padding is counted as if it were data.
 - Backward: each gradient asked for, of input and of weight, costs as much as the forward pass. Neither the
   bias add nor the bias gradient's sum is counted; the bytes of both are.
+- Bytes of the input: the positions that some window touches; a stride longer than the window skips the rest.
 - float32 uses TF32 unless the call says ``allow_tf32=False`` (torch's default for cuDNN). A depthwise
   convolution (one input channel per group) runs on the vector engine (DepthwiseConv2d.cu accumulates in
   float32).
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 
-from memwall.cost.base import Call, Cost
+from memwall.cost.base import Call, Cost, touched_bytes
 from memwall.cost.contraction import product_flops, product_pipe
 from memwall.cost.registry import register_cost
 from memwall.graph import Pipe, TensorSpec
@@ -63,9 +64,22 @@ def convolution(call: Call) -> Cost:
     """``input`` [b, Cin, *size], ``weight``, optional ``bias`` -> [b, Cout, *size]."""
     weight, output = call.need("weight"), call.outputs[0]
     flops = _work(call, _input(call) if _is_transposed(call) else output, weight)
+    read = call.read_bytes - _skipped_bytes(call, _input(call), weight, output)
     if call.name in _SEPARATE_BIAS and call.arg("bias") is not None and not _is_depthwise(call, weight):
-        return call.cost(flops, extra_bytes=2 * output.nbytes, kernels=2)
-    return call.cost(flops)
+        return call.cost(flops, read_bytes=read, extra_bytes=2 * output.nbytes, kernels=2)
+    return call.cost(flops, read_bytes=read)
+
+
+def _skipped_bytes(call: Call, data: TensorSpec, weight: TensorSpec, output: TensorSpec) -> int:
+    """Bytes of the input that lie between the windows and are met by none."""
+    if _is_transposed(call) or "stride" not in call.attributes:
+        return 0
+    rank = len(weight.shape) - 2
+    touched = touched_bytes(
+        data, weight.shape[2:], output.shape[-rank:], call.attributes["stride"],
+        call.attributes.get("padding", 0), call.attributes.get("dilation", 1),
+    )  # fmt: skip
+    return data.nbytes - touched
 
 
 @register_cost(*_BACKWARD, op_class="convolution")
@@ -76,7 +90,9 @@ def convolution_backward(call: Call) -> Cost:
     flops = _work(call, data if _is_transposed(call) else grad, weight, passes=sum(mask[:2]))
     return call.cost(
         flops,
-        read_bytes=grad.nbytes + weight.nbytes * mask[0] + data.nbytes * mask[1],
+        read_bytes=grad.nbytes
+        + weight.nbytes * mask[0]
+        + (data.nbytes - _skipped_bytes(call, data, weight, grad)) * mask[1],
         extra_bytes=max(sum(mask) - 1, 0) * grad.nbytes,
         kernels=max(sum(mask), 1),
     )

@@ -94,6 +94,13 @@ _RESAMPLING = table_of({
     35: "upsample_bicubic2d",  # five blends of four taps
     48: "upsample_bicubic2d_backward",
 })  # fmt: skip
+#: input elements that one element of the output is made of, where more than one
+_TAPS = {
+    "upsample_linear1d": 2,
+    "upsample_bilinear2d": 4,
+    "upsample_trilinear3d": 8,
+    "upsample_bicubic2d": 16,
+}
 #: random fills: written once, no FLOP counted
 _RANDOM = (
     "normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ random random_ cauchy"
@@ -136,7 +143,11 @@ def resampling(call: Call) -> Cost:
     name = call.name.split(".")[1]
     backward = name.endswith("_backward")
     fine = call.need("grad_output") if backward else call.outputs[0]
-    return call.cost(vector_flops(fine, fine.numel * _RESAMPLING[name]), kernels=2 if backward else 1)
+    flops = vector_flops(fine, fine.numel * _RESAMPLING[name])
+    if backward:
+        return call.cost(flops, kernels=2)
+    taps = _TAPS.get(name.strip("_"), 1)
+    return call.cost(flops, read_bytes=min(call.read_bytes, taps * fine.numel * fine.itemsize))
 
 
 @register_cost(

@@ -57,8 +57,16 @@ def concatenate(call: Call) -> Cost:
 
 @_register("constant_pad_nd")
 def constant_pad(call: Call) -> Cost:
-    """Eager fills the whole output, then copies the input into it (PadNd.cpp)."""
-    return call.cost(extra_bytes=call.need("self").nbytes, kernels=2)
+    """Eager fills the whole output, then copies the input into it (PadNd.cpp); a negative pad cuts the input, and
+    where none is positive the cut is only copied."""
+    data, pads = call.need("self"), tuple(call.attributes.get("pad", ()))
+    sizes = list(data.shape)
+    for i in range(len(pads) // 2):
+        sizes[-1 - i] += min(pads[2 * i], 0) + min(pads[2 * i + 1], 0)
+    kept = _gathered(data, math.prod(sizes))
+    if pads and all(pad <= 0 for pad in pads):
+        return call.cost(read_bytes=kept)
+    return call.cost(read_bytes=kept, extra_bytes=_gathered(call.outputs[0], math.prod(sizes)), kernels=2)
 
 
 @_register(
@@ -201,14 +209,45 @@ def index_scatter(call: Call) -> Cost:
 
 @_register("index_put index_put_ _unsafe_index_put _index_put_impl_")
 def index_put(call: Call) -> Cost:
-    """``self[indices] = values``: as many elements as ``values`` has; one stands for all that are indexed."""
-    target, values, indices = call.outputs[0], call.arg("values"), call.args("indices")
-    adds = bool(call.attributes.get("accumulate"))
-    touched = 1 if values is None else values.numel  # a number comes as a tensor of the host
-    if touched <= 1 and indices:  # taken to index the leading axes; a mask takes as many axes as it has
-        consumed = sum(len(index.shape) if index.dtype in ("bool", "uint8") else 1 for index in indices)
-        touched = max(index.numel for index in indices) * math.prod(target.shape[consumed:])
-    return _scatter_cost(call, min(touched, target.numel), _others(call, "self"), reads=adds, adds=adds)
+    """``self[indices] = values``: every element that is indexed, to which ``values`` are broadcast."""
+    target, adds = call.outputs[0], bool(call.attributes.get("accumulate"))
+    touched = min(_indexed(call, target), target.numel)
+    return _scatter_cost(call, touched, _others(call, "self"), reads=adds, adds=adds)
+
+
+def _indexed(call: Call, target: TensorSpec) -> int:
+    """Elements of ``target`` under the indices. How many a mask picks is not known: as many as ``values`` says, else
+    all that it covers."""
+    values, indices = call.arg("values"), call.args("indices")  # a number comes as a tensor of the host
+    given = call.attributes.get("indices_given") or (True,) * len(indices)
+    if sum(given) != len(indices) or not indices:  # indices on the host
+        return 1 if values is None else values.numel
+    shapes: list[tuple[int, ...]] = []
+    kept: list[int] = []
+    axis, masked, remaining = 0, False, iter(indices)
+    for is_given in given:
+        if not is_given:
+            kept.append(target.shape[axis])
+            axis += 1
+            continue
+        index = next(remaining)
+        if index.dtype in ("bool", "uint8"):  # takes as many axes as it has
+            masked, axis = True, axis + len(index.shape)
+            shapes.append((index.numel,))
+        else:
+            axis += 1
+            shapes.append(index.shape)
+    kept += target.shape[axis:]
+    if masked and values is not None and values.numel > 1 and len(values.shape) > len(kept):
+        return values.numel
+    return _broadcast_numel(shapes) * math.prod(kept)
+
+
+def _broadcast_numel(shapes: list[tuple[int, ...]]) -> int:
+    """Elements of the shape that some shapes broadcast to."""
+    rank = max(map(len, shapes))
+    aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return math.prod(next((n for n in sizes if n != 1), 1) for sizes in zip(*aligned, strict=True))
 
 
 @_register("masked_scatter masked_scatter_ put_")

@@ -161,6 +161,8 @@ _BATCH_NORM = (
     "aten._native_batch_norm_legit", "aten._native_batch_norm_legit_functional",
     "aten._batch_norm_with_update",
 )  # fmt: skip
+#: ops whose schemas do not mark ``running_mean`` and ``running_var`` as written
+_SILENT_UPDATES = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
 _BATCH_NORM_GIVEN = ("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
 
 
@@ -173,9 +175,19 @@ def batch_norm(call: Call) -> Cost:
     """
     data = call.need("input")
     given = call.name in _BATCH_NORM_GIVEN or not call.attributes.get("training", True)
-    if given:
-        return call.cost(vector_flops(data, 4 * data.numel))
-    return call.cost(vector_flops(data, 7 * data.numel), extra_bytes=data.nbytes)
+    if given:  # the outputs for saved statistics stay empty
+        return call.cost(vector_flops(data, 4 * data.numel), write_bytes=call.outputs[0].nbytes)
+    return call.cost(
+        vector_flops(data, 7 * data.numel), write_bytes=call.write_bytes + _running_bytes(call),
+        extra_bytes=data.nbytes,
+    )  # fmt: skip
+
+
+def _running_bytes(call: Call) -> int:
+    """Bytes of the running statistics, which ops update although their schemas do not say so."""
+    if not call.name.startswith(_SILENT_UPDATES) or call.name.endswith("_functional"):
+        return 0
+    return sum(spec.nbytes for spec in (call.arg("running_mean"), call.arg("running_var")) if spec)
 
 
 @register_cost("aten.native_batch_norm_backward", "aten.batch_norm_backward",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from memwall.cost.base import Call, Cost
+from memwall.cost.base import Call, Cost, touched_bytes
 from memwall.cost.elementwise import table_of, vector_flops
 from memwall.cost.registry import register_cost
 from memwall.graph import TensorSpec
@@ -101,16 +101,32 @@ _ADAPTIVE_POOLS = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 
 def _window(size: Sequence[int] | int, rank: int) -> int:
     """Elements of a pooling window; one number stands for all axes."""
+    return math.prod(_sizes(size, rank))
+
+
+def _sizes(size: Sequence[int] | int, rank: int) -> list[int]:
     sizes = [size] if isinstance(size, int) else list(size)
-    return math.prod(sizes if len(sizes) == rank else sizes * rank)
+    return sizes if len(sizes) == rank else sizes * rank
 
 
 @register_cost(
     *(f"aten.{name}" for name in _MAX_POOLS), "aten.max_pool2d", "aten.max_pool3d", op_class="reduction"
 )
 def max_pool(call: Call) -> Cost:
-    """No FLOP; windows that overlap are read once."""
-    return call.cost()
+    """No FLOP; windows that overlap are read once, what lies between windows is not read."""
+    if "kernel_size" not in call.attributes or "fractional" in call.name:
+        return call.cost()
+    return call.cost(read_bytes=_window_bytes(call, 2 if "2d" in call.name else 3))
+
+
+def _window_bytes(call: Call, rank: int) -> int:
+    """Bytes of the input that the windows meet."""
+    attributes = call.attributes
+    size = attributes["kernel_size"]
+    return touched_bytes(
+        _source(call), _sizes(size, rank), call.outputs[0].shape[-rank:], attributes.get("stride") or size,
+        attributes.get("padding", 0), attributes.get("dilation", 1),
+    )  # fmt: skip
 
 
 @register_cost(*(f"aten.{name}_backward" for name in _MAX_POOLS), op_class="reduction")
@@ -126,7 +142,10 @@ def max_pool_backward(call: Call) -> Cost:
 def average_pool(call: Call) -> Cost:
     """One add per window element."""
     output, rank = call.outputs[0], _AVERAGE_POOLS[call.name.split(".")[1]]
-    return call.cost(vector_flops(output, output.numel * _window(call.attributes["kernel_size"], rank)))
+    return call.cost(
+        vector_flops(output, output.numel * _window(call.attributes["kernel_size"], rank)),
+        read_bytes=_window_bytes(call, rank),
+    )
 
 
 @register_cost(*(f"aten.{name}_backward" for name in _AVERAGE_POOLS), op_class="reduction")

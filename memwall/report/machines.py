@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from memwall.compare import DTYPES, Machine, best_peak, compare_gpus
 from memwall.graph import Pipe
-from memwall.hardware import Gpu
+from memwall.hardware import Gpu, load_gpu
 from memwall.report.columns import NOTHING, CellColumn, number, plain_column, si_column, times_column
 from memwall.report.document import (
     Column,
@@ -125,12 +125,20 @@ def growth_document(gpus: Sequence[Gpu]) -> Document:
     return Document("compare: machines", tuple(machine_sections(compare_gpus(gpus).machines)))
 
 
+#: the two boards between which the wall is usually told
+WALL = ("p100-sxm2-16gb", "h100-sxm")
+
+
 def machine_sections(machines: Sequence[Machine]) -> list[Section]:
-    """Datasheets side by side, then their growth."""
-    return [
-        Section("", (_datasheet(machines),)),
-        Section(f"Growth over {clean(machines[0].name)}", (_growth_table(machines), *_moral(machines))),
-    ]
+    """Datasheets side by side, then their growth, and that from P100 to H100 unless it is among them."""
+    sections = [Section("", (_datasheet(machines),)), _growth_section(machines)]
+    if machines[0].name != WALL[0] or WALL[1] not in [m.name for m in machines]:
+        sections.append(_growth_section(compare_gpus([load_gpu(name) for name in WALL]).machines))
+    return sections
+
+
+def _growth_section(machines: Sequence[Machine]) -> Section:
+    return Section(f"Growth over {clean(machines[0].name)}", (_growth_table(machines), *_moral(machines)))
 
 
 def _peak(machine: Machine, dtype: str) -> float | None:

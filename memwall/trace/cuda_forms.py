@@ -1,8 +1,8 @@
 """What a CUDA device would run where the CPU or ``meta`` would run something else.
 
-PyTorch picks some kernels by device: attention backends, dropout, RMS norm, cuDNN's recurrent layers. These overrides
-are registered at the dispatcher, so they also catch C++ callers such as ``nn.MultiheadAttention``. They hold for the
-whole process while :class:`CudaForms` is open.
+PyTorch picks some kernels by device: attention backends, dropout, RMS norm, softmax, cuDNN's recurrent layers. These
+overrides are registered at the dispatcher, so they also catch C++ callers such as ``nn.MultiheadAttention``. They hold
+for the whole process while :class:`CudaForms` is open.
 """
 
 from __future__ import annotations
@@ -43,11 +43,16 @@ class CudaForms:
             "gru.input": self._recurrent(3),
             "rnn_tanh.input": self._recurrent(1),
             "rnn_relu.input": self._recurrent(0),
+            "softmax.int": self._softmax("_softmax"),
+            "log_softmax.int": self._softmax("_log_softmax"),
+            "one_hot": _one_hot,
         }
         for name, kernel in table.items():
             for key in _KEYS[self.recorder.device]:
                 # Library.impl refuses Meta kernels for composite ops; here that is the point.
                 library.m.impl(name, key, kernel, False)
+        if self.recorder.device == "meta" and hasattr(torch.ops.aten, "_grouped_mm"):
+            library.m.impl("_grouped_mm", "Meta", _grouped_mm, False)
         self._library = library
         # The inference fast path of nn.TransformerEncoderLayer hides its ops from the trace.
         self._fastpath = torch.backends.mha.get_fastpath_enabled()
@@ -89,6 +94,18 @@ class CudaForms:
             saved_outputs=((0, "out"), (1, "logsumexp")),
             gradient="grad_out" if backend == "flash" else "grad_out_",
         )[0]
+
+    def _softmax(self, name: str) -> Callable[..., torch.Tensor]:
+        """Half to float goes through one kernel on CUDA (SoftMax.cpp), through a cast of its own elsewhere."""
+        kernel = getattr(torch.ops.aten, name)
+        on_meta = self.recorder.device == "meta"
+
+        def run(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+            widens = on_meta and x.dtype is torch.float16 and dtype is torch.float32
+            result: torch.Tensor = kernel(x if dtype is None or widens else x.to(dtype), dim, widens)
+            return result
+
+        return run
 
     # -- opaque ops ------------------------------------------------------------------------------------------------
 
@@ -228,6 +245,33 @@ def _fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
 
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return torch.ops.aten.native_dropout(x, p, train)[0] if train and p > 0 else x
+
+
+def _one_hot(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Zeros and a scatter; ``meta`` would compare with a range instead."""
+    if num_classes == -1:
+        num_classes = int(index.max().item()) + 1
+    return index.new_zeros((*index.shape, num_classes)).scatter_(-1, index.unsqueeze(-1), 1)
+
+
+def _grouped_mm(
+    mat_a: torch.Tensor, mat_b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> torch.Tensor:
+    """The shape of a grouped product: torch's own shape function refuses all but bfloat16, CUDA takes float16 and
+    float32 too (GroupedBlas.cpp, there one product per group)."""
+    if mat_a.dtype is torch.bfloat16 and mat_b.dtype is torch.bfloat16:
+        from torch._meta_registrations import meta_grouped_mm
+
+        known: torch.Tensor = meta_grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
+        return known
+    if mat_a.dtype is not mat_b.dtype or mat_a.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise RuntimeError(f"_grouped_mm: operands of {mat_a.dtype} and {mat_b.dtype} do not go together")
+    if mat_a.shape[-1] != mat_b.shape[-2]:
+        raise RuntimeError(f"_grouped_mm: contraction of {tuple(mat_a.shape)} and {tuple(mat_b.shape)}")
+    shape = [mat_a.shape[-2], mat_b.shape[-1]]
+    if mat_a.dim() == mat_b.dim():
+        shape.insert(0, mat_a.shape[0] if mat_a.dim() == 3 else offs.shape[0])
+    return torch.empty(shape, dtype=out_dtype or mat_a.dtype, device=mat_a.device)
 
 
 def _rms_norm_composite(

@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.errors import UsageError
 from memwall.graph import Graph, Op, Storage, TensorSpec, Value
-from memwall.trace.signatures import DROPPED_ATTRIBUTES, TF32_SWITCH, Signature, signature_of
+from memwall.trace.signatures import DROPPED_ATTRIBUTES, PRODUCTS, TF32_SWITCH, Signature, signature_of
 from memwall.trace.tensors import (
     adds_sparse,
+    check_product,
     dtype_name,
     flat_tensors,
     freeze,
@@ -239,6 +240,8 @@ class Recorder(TorchDispatchMode):
             return
         if outputs and not any(t.numel() for t in outputs):
             return
+        if signature.name in PRODUCTS:
+            check_product(PRODUCTS[signature.name], names, tensors)
         name = f"sparse.{signature.name.removeprefix('aten.')}" if sparse else signature.name
         self.emit(name, names, tensors, outputs, scalars)
 

@@ -135,6 +135,10 @@ def _trace(
                 optimizer.step()
     tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
     outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor) and t.device.type == device]
+    if any(recorder.knows(t) is None for t in outputs):
+        warn(
+            "no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors"
+        )
     graph = recorder.graph(
         [recorder.value(t) for t in tensors],
         [recorder.value(p) for p in parameters],
@@ -262,6 +266,7 @@ _NEEDS_DATA = (
     ("'Meta' backend", "an op whose output shape depends on data, or that has no shape function"),
     ("on the meta device", "an op whose output shape depends on data"),
     ("a meta tensor", "the data of a tensor"),
+    ("with Meta tensors", "an op that has no shape function"),
 )
 
 
@@ -272,7 +277,7 @@ def _blaming(doing: str) -> Any:
         yield
     except (MemwallError, ReplayMismatch, UnexpectedCall):
         raise
-    except Exception as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         wanted = next((text for part, text in _NEEDS_DATA if part in str(error)), None)
         if wanted is None:
             raise blame(error, doing) from error

@@ -38,6 +38,13 @@ SHAPE_ONLY = frozenset(
     )
 )  # fmt: skip
 
+#: Products whose operands must be floats of one dtype, which shape functions do not check: op → its two operands.
+PRODUCTS = {
+    **dict.fromkeys(("aten.mm", "aten.bmm"), ("self", "mat2")),
+    "aten.addmm": ("mat1", "mat2"), "aten.baddbmm": ("batch1", "batch2"), "aten.convolution": ("input", "weight"),
+    "aten.mv": ("self", "vec"), "aten.addmv": ("mat", "vec"), "aten.dot": ("self", "tensor"),
+}  # fmt: skip
+
 #: Libraries whose calls are no kernels.
 _SKIPPED_NAMESPACES = frozenset(("prim", "profiler"))
 

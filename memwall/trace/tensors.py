@@ -47,6 +47,26 @@ def stolen_gradient(tensor: torch.Tensor) -> torch.Tensor:
         )
 
 
+def check_product(operands: tuple[str, str], names: list[str], tensors: list[torch.Tensor]) -> None:
+    """Refuse a product that no CUDA kernel takes, as a run on a device would.
+
+    Raises:
+        TypeError: the operands differ in dtype, or are neither floating nor complex.
+    """
+    left, right = (
+        next((t for n, t in zip(names, tensors, strict=True) if n == wanted), None) for wanted in operands
+    )
+    if left is None or right is None:
+        return
+    a, b = dtype_name(left.dtype), dtype_name(right.dtype)
+    if a != b:
+        raise TypeError(
+            f"{operands[0]} is {a} and {operands[1]} is {b}: the operands of a product must have one dtype"
+        )
+    if not (left.is_floating_point() or left.is_complex()) or a.startswith("float8"):
+        raise TypeError(f"CUDA has no matrix product or convolution of {a} tensors")
+
+
 def dtype_name(dtype: torch.dtype | str) -> str:
     """``float16`` for ``torch.float16``."""
     return str(dtype).removeprefix("torch.")

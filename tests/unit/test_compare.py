@@ -140,3 +140,16 @@ def test_ten_gpus_on_ten_thousand_kernels():
     start = time.perf_counter()
     compare_profile(profile, gpus)
     assert time.perf_counter() - start < 3.0  # about 0.4 s; the slack is for busy machines
+
+
+def test_most_of_many_gpus_are_the_others():
+    from memwall.compare import Flip
+    from memwall.report.comparing import _listed
+
+    labels = ["a", "b", "c", "d", "e"]
+    flip = Flip("mm", "", "forward", 1, ("compute",) * 4 + ("overhead",), (1.0,) * 5)
+    assert [_listed(labels, flip, wall) for wall in ("compute", "bandwidth", "overhead")] == [
+        "the other 4", "-", "e",
+    ]  # fmt: skip
+    missing = Flip("mm", "", "forward", 1, ("compute",) * 4 + ("",), (1.0,) * 5)
+    assert _listed(labels, missing, "compute") == "a, b, c, d"

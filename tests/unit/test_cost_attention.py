@@ -127,3 +127,19 @@ def test_float32_takes_three_tf32_products():
 def test_pairs_against_counting(queries, keys, diagonal):
     counted = sum(1 for i in range(queries) for j in range(keys) if j <= i + diagonal)
     assert pairs_up_to(queries, keys, diagonal) == counted
+
+
+def test_the_random_state_is_touched_only_where_something_is_dropped():
+    state = [spec(2, dtype="uint64"), spec(dtype="uint64")]
+    outputs = [spec(1, 2, 64, 32), spec(1, 2, 64, dtype="float32"), *state]
+    inputs = [(name, spec(1, 2, 64, 32)) for name in ("query", "key", "value")]
+    plain = cost("aten._scaled_dot_product_flash_attention", inputs, outputs, dropout_p=0.0)
+    assert plain.write_bytes == 8_704  # 2*64*32*2 and 2*64*4
+    dropped = cost("aten._scaled_dot_product_flash_attention", inputs, outputs, dropout_p=0.1)
+    assert dropped.write_bytes == 8_728
+    back = [("grad_out", inputs[0][1]), *inputs, ("out", outputs[0]), ("logsumexp", outputs[1]),
+            ("rng_state", state[0]), ("unused", state[1])]  # fmt: skip
+    result = cost(
+        "aten._scaled_dot_product_flash_attention_backward", back, [inputs[0][1]] * 3, dropout_p=0.0
+    )
+    assert result.read_bytes == 41_472  # five of 8,192 and 512

@@ -2,6 +2,7 @@
 
 import pytest
 
+from memwall.cost.base import touched_bytes
 from memwall.cost.registry import classify, graph_costs
 from memwall.graph import Graph, Op, Storage, Value, contiguous
 from tests.unit.cost_calls import VECTOR, cost, expanded, spec
@@ -171,3 +172,70 @@ def test_mse_loss_stores_its_squares():
     result = cost("aten.mse_loss", [("self", data), ("target", data)], spec(), reduction=1)
     assert result.total_flops == 3_000  # subtract, square, sum
     assert (result.read_bytes, result.extra_bytes, result.kernels) == (4_000, 4_000, 2)
+
+
+def test_a_stride_longer_than_the_window_skips_what_lies_between():
+    data, weight = spec(4, 16, 32, 32), spec(32, 16, 1, 1)
+    attributes = {"stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
+    result = cost(
+        "aten.convolution", [("input", data), ("weight", weight)], spec(4, 32, 16, 16), **attributes
+    )
+    assert result.read_bytes == 33_792  # a quarter of 4*16*32*32*2, and 32*16*2
+    inputs = [("grad_output", spec(4, 32, 16, 16)), ("input", data), ("weight", weight)]
+    back = cost(
+        "aten.convolution_backward", inputs, [data, weight], output_mask=(True, True, False), **attributes
+    )
+    assert back.read_bytes == 99_328  # 4*32*16*16*2 + 32*16*2 + a quarter of the input
+    pooled = [spec(4, 16, 16, 16), spec(4, 16, 16, 16, dtype="int64")]
+    gaps = cost("aten.max_pool2d_with_indices", [("self", data)], pooled, kernel_size=(1, 1), stride=(2, 2))
+    assert gaps.read_bytes == 32_768
+    dilated = {**attributes, "stride": (2, 1), "dilation": (2, 1)}  # rows 0, 2, ... 30 and every column
+    wide = cost(
+        "aten.convolution", [("input", data), ("weight", spec(32, 16, 3, 3))], spec(4, 32, 14, 30), **dilated
+    )
+    assert wide.read_bytes == 74_752  # half of 131,072, and 32*16*9*2
+
+
+@pytest.mark.parametrize(("length", "stride", "padding", "dilation"), [
+    (3, 1, 1, 1), (3, 2, 1, 1), (2, 2, 0, 1), (7, 2, 3, 1), (1, 2, 0, 1), (3, 1, 2, 2), (3, 4, 0, 1), (3, 3, 1, 2),
+])  # fmt: skip
+def test_places_that_windows_meet_against_counting(length, stride, padding, dilation):
+    for size in (11, 16):
+        count = (size + 2 * padding - dilation * (length - 1) - 1) // stride + 1
+        met = {o * stride + k * dilation - padding for o in range(count) for k in range(length)} & set(
+            range(size)
+        )
+        touched = touched_bytes(spec(2, size), (length,), (count,), stride, padding, dilation)
+        assert touched == 2 * 2 * len(met)
+
+
+def test_shrinking_by_nearest_neighbour_reads_what_it_keeps():
+    result = cost("aten.upsample_nearest2d", [("self", spec(4, 16, 8, 8))], spec(4, 16, 2, 2))
+    assert (result.read_bytes, result.write_bytes) == (512, 512)
+    grown = cost("aten.upsample_bilinear2d", [("self", spec(4, 16, 8, 8))], spec(4, 16, 16, 16))
+    assert grown.read_bytes == 8_192
+
+
+def test_a_negative_pad_is_a_cut():
+    result = cost("aten.constant_pad_nd", [("self", spec(8, 8))], spec(8, 6), pad=(-1, -1))
+    assert (result.read_bytes, result.write_bytes, result.extra_bytes, result.kernels) == (96, 96, 0, 1)
+    both = cost("aten.constant_pad_nd", [("self", spec(8, 8))], spec(8, 9), pad=(-1, 2))
+    assert (both.read_bytes, both.write_bytes, both.extra_bytes) == (112, 144, 112)  # 8*7*2 of 8*8*2
+
+
+def test_index_put_writes_all_that_is_indexed_however_small_the_values():
+    table, rows = spec(1000, 64, dtype="float32"), spec(10, dtype="int64")
+    for values, read in ((spec(64, dtype="float32"), 336), (spec(10, 64, dtype="float32"), 2_640)):
+        inputs = [("indices", [rows]), ("values", values)]
+        result = cost("aten.index_put_", inputs, table)
+        assert (result.read_bytes, result.write_bytes) == (read, 2_560)  # 80 + values; 10*64*4
+    wide, values = spec(8, 1000, dtype="float32"), spec(10, dtype="float32")
+    column = cost(
+        "aten.index_put_", [("indices", [rows]), ("values", values)], wide, indices_given=(False, True)
+    )
+    assert (column.read_bytes, column.write_bytes) == (120, 320)  # 8*10*4
+    pair = cost("aten.index_put_", [("indices", [spec(5, 1, dtype="int64"), rows]), ("values", spec())], wide)
+    assert pair.write_bytes == 200  # 5*10 elements
+    mask = spec(8, 1000, dtype="bool")
+    masked = cost("aten.index_put_", [("indices", [mask]), ("values", spec(7, dtype="float32"))], wide)
+    assert masked.write_bytes == 28

@@ -111,3 +111,13 @@ def test_nll_loss_backward_writes_the_whole_gradient():
     assert result.read_bytes == 32_776  # 4096 * 8 + 2 * 4
     assert result.write_bytes == 819_200_000  # 4096 * 50,000 * 4
     assert result.kernels == 2
+
+
+def test_batch_norm_updates_its_running_statistics_only_in_training():
+    data, channel = spec(2, 16, 8, 8, dtype="float32"), spec(16, dtype="float32")
+    inputs = [("input", data)] + [(n, channel) for n in ("weight", "bias", "running_mean", "running_var")]
+    outputs = [data, channel, channel]
+    training = cost("aten.native_batch_norm", inputs, outputs, training=True)
+    assert (training.read_bytes, training.write_bytes) == (8_448, 8_448)  # 2*16*64*4 and four times 64 bytes
+    frozen = cost("aten.native_batch_norm", inputs, outputs, training=False)
+    assert (frozen.read_bytes, frozen.write_bytes) == (8_448, 8_192)

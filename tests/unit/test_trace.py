@@ -435,3 +435,55 @@ def test_pointer_use_of_a_triton_kernel_is_read_off_its_source():
     reads, writes = pointer_use(source, frozenset(("x_ptr", "index_ptr", "out_ptr", "count_ptr")))
     assert reads == {"x_ptr", "index_ptr", "count_ptr"}
     assert writes == {"out_ptr", "count_ptr"}
+
+
+# -- what a device would refuse ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16])
+def test_products_of_different_dtypes_are_refused_as_on_a_device(dtype):
+    with pytest.raises(UsageError, match="one dtype"):
+        memwall.profile(nn.Linear(8, 8), (torch.zeros(2, 8, dtype=dtype),))
+
+
+def test_products_of_integers_are_refused_as_on_a_device():
+    class Net(nn.Module):
+        def forward(self, x):
+            return x @ x
+
+    with pytest.raises(UsageError, match="CUDA has no matrix product"):
+        memwall.profile(Net(), (torch.zeros(8, 8, dtype=torch.int64),))
+
+
+def test_work_in_another_thread_is_not_lost_in_silence():
+    import threading
+
+    class Net(nn.Module):
+        def forward(self, x):
+            found = []
+            worker = threading.Thread(target=lambda: found.append(x.to("meta") * 2))
+            worker.start()
+            worker.join()
+            return found[0]
+
+    said = []
+    memwall.profile(Net(), (torch.randn(4),), progress=said.append)
+    assert any("another thread" in line for line in said)
+
+
+def test_a_model_that_exits_is_an_error():
+    class Net(nn.Module):
+        def forward(self, x):
+            raise SystemExit(0)
+
+    with pytest.raises(UsageError, match="SystemExit"):
+        memwall.profile(Net(), (torch.randn(4),))
+
+
+def test_ops_without_a_shape_function_get_the_way_out():
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.unique(x)
+
+    with pytest.raises(UsageError, match="--real"):
+        memwall.profile(Net(), (torch.zeros(8, dtype=torch.long),))

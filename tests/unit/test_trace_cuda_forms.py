@@ -1,0 +1,57 @@
+"""Kernels that a CUDA device runs and ``meta`` would not."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import memwall  # noqa: E402
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def ops(function, *inputs, **options):
+    return [op.name for op in memwall.profile(Calls(function), inputs, optimizer=None, **options).graph.ops]
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_half_to_float_softmax_is_one_kernel(name):
+    function = getattr(torch.nn.functional, name)
+    half = torch.empty(4, 8, dtype=torch.float16, device="meta", requires_grad=True)
+    forward = ops(lambda x: function(x, -1, dtype=torch.float32), half)
+    assert forward == [f"aten._{name}"]
+    assert ops(lambda x: function(x, -1), half, autocast="fp16") == forward
+    backward = ops(lambda x: function(x, -1, dtype=torch.float32), half, mode="training")
+    assert backward[-1] == f"aten._{name}_backward_data"
+    bfloat16 = torch.empty(4, 8, dtype=torch.bfloat16, device="meta")
+    assert ops(lambda x: function(x, -1, dtype=torch.float32), bfloat16) == ["aten._to_copy", f"aten._{name}"]
+    assert ops(lambda x: function(x, -1), bfloat16) == [f"aten._{name}"]
+
+
+def test_one_hot_is_zeros_and_a_scatter():
+    index = torch.zeros(32, dtype=torch.int64)
+    called = ops(lambda i: torch.nn.functional.one_hot(i, 100), index)
+    assert called == ["aten.new_zeros", "aten.scatter_.value"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_grouped_products_of_any_float(dtype):
+    def run(rows, weights, offsets):
+        return torch._grouped_mm(rows, weights, offs=offsets).float() * 2
+
+    inputs = (
+        torch.empty(256, 64, dtype=dtype, device="meta", requires_grad=True),
+        torch.empty(8, 64, 32, dtype=dtype, device="meta", requires_grad=True),
+        torch.empty(8, dtype=torch.int32, device="meta"),
+    )
+    profile = memwall.profile(Calls(run), inputs, mode="training", optimizer=None)
+    products = [
+        c for op, c in zip(profile.graph.ops, profile.costs[0], strict=True) if op.name == "aten._grouped_mm"
+    ]
+    assert [cost.total_flops for cost in products] == [2 * 256 * 64 * 32] * 3
