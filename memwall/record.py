@@ -106,10 +106,18 @@ def _op_to_dict(op: Op, cost: Cost) -> dict[str, Any]:
 
 
 _COST_NUMBERS = attrgetter(
-    "read_bytes", "write_bytes", "modeled", "dense_flops", "extra_bytes", "extra_flops", "kernels"
+    "read_bytes",
+    "write_bytes",
+    "modeled",
+    "dense_flops",
+    "extra_bytes",
+    "extra_flops",
+    "kernels",
+    "least_flops",
 )
-_COUNTED_EXTRAS = ("extra_bytes", "extra_flops", "kernels")
-_COST_EXTRAS: dict[str, int | None] = {"dense_flops": None, "extra_bytes": 0, "extra_flops": 0, "kernels": 1}
+_COST_EXTRAS: dict[str, Any] = {
+    "dense_flops": None, "extra_bytes": 0, "extra_flops": 0, "kernels": 1, "least_flops": None,
+}  # fmt: skip
 
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
@@ -293,13 +301,16 @@ def _read_op(record: Any, index: int, values: int, where: str) -> tuple[Op, Cost
     flops = {Pipe.parse(k): _count(v, f"{where}.pipes") for k, v in record.get("pipes", {}).items()}
     if sum(flops.values()) != _count(record.get("flops"), f"{where}.flops"):
         raise BadRecord(f"{where}: pipes do not add up to flops")
-    dense = record.get("dense_flops")
     cost = Cost(
-        flops, _count(record.get("read_bytes"), f"{where}.read_bytes"),
-        _count(record.get("write_bytes"), f"{where}.write_bytes"), take(record, "modeled", bool, where),
-        None if dense is None else _count(dense, f"{where}.dense_flops"),
-        *(_count(record.get(key, _COST_EXTRAS[key]), f"{where}.{key}") for key in _COUNTED_EXTRAS),
-    )  # fmt: skip
+        flops,
+        _count(record.get("read_bytes"), f"{where}.read_bytes"),
+        _count(record.get("write_bytes"), f"{where}.write_bytes"),
+        take(record, "modeled", bool, where),
+        **{
+            key: default if record.get(key) is None else _count(record[key], f"{where}.{key}")
+            for key, default in _COST_EXTRAS.items()
+        },
+    )
     return op, cost
 
 

@@ -77,7 +77,14 @@ def achievable_compute_s(cost: Cost, gpu: Gpu) -> float:
 def bound_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel: no real run is faster."""
     rate = gpu.l2_bytes_per_s if cost.bytes <= gpu.l2_bytes else gpu.dram_bytes_per_s
-    return max(peak_compute_s(cost, gpu), cost.bytes / rate)
+    return max(_least_compute_s(cost, gpu), cost.bytes / rate)
+
+
+def _least_compute_s(cost: Cost, gpu: Gpu) -> float:
+    """Like :func:`peak_compute_s`, with the FLOPs of the fastest algorithm where a vector engine runs it."""
+    if cost.least_flops is None or any(gpu.ceiling_pipe(pipe).engine == "tensor" for pipe in cost.flops):
+        return peak_compute_s(cost, gpu)
+    return peak_compute_s(cost, gpu) * cost.least_flops / cost.total_flops
 
 
 def memory_s(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> float:

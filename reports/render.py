@@ -253,8 +253,8 @@ def llama() -> str:
     hand = [
         ("matrix products: weights, inputs, outputs", "aten.mm", layers * half * (
             2 * (d * d + 2 * t * d) + 2 * (d * kv + t * d + t * kv) + 3 * (d * f + t * d + t * f)) + half * (d * v + t * d + t * v)),
-        ("attention: q, k, v, output, log-sum-exp, 24 B of seeds", "aten._scaled_dot_product_flash_attention",
-         layers * (half * (2 * t * d + 2 * t * kv) + full * t * 32 + 24)),
+        ("attention: q, k, v, output, log-sum-exp", "aten._scaled_dot_product_flash_attention",
+         layers * (half * (2 * t * d + 2 * t * kv) + full * t * 32)),
         ("embedding: 4,096 rows in and out, the ids", "aten.embedding", 2 * t * d * half + t * 8),
         ("SiLU", "aten.silu", layers * 2 * t * f * half),
         ("norms: square", "aten.pow.Tensor_Scalar", norms * 2 * t * d * full),

@@ -33,6 +33,8 @@ class Cost:
     extra_flops: int = 0
     #: kernels that the eager call launches
     kernels: int = 1
+    #: FLOPs of the fastest algorithm known, where it needs fewer (Winograd); bounds what runs on vector engines
+    least_flops: int | None = None
 
     @property
     def total_flops(self) -> int:
@@ -48,21 +50,27 @@ class Cost:
         flops = dict(self.flops)
         for pipe, count in other.flops.items():
             flops[pipe] = flops.get(pipe, 0) + count
-        dense = None
-        if self.dense_flops is not None or other.dense_flops is not None:
-            dense = (self.total_flops if self.dense_flops is None else self.dense_flops) + (
-                other.total_flops if other.dense_flops is None else other.dense_flops
-            )
         return Cost(
             flops,
             self.read_bytes + other.read_bytes,
             self.write_bytes + other.write_bytes,
             self.modeled and other.modeled,
-            dense,
+            _sum_known(self, other, "dense_flops"),
             self.extra_bytes + other.extra_bytes,
             self.extra_flops + other.extra_flops,
             self.kernels + other.kernels,
+            _sum_known(self, other, "least_flops"),
         )
+
+
+def _sum_known(a: Cost, b: Cost, field_name: str) -> int | None:
+    """The sum of a field that stands for ``total_flops`` where it is None; None where it is in both."""
+    known = [getattr(cost, field_name) for cost in (a, b)]
+    if known == [None, None]:
+        return None
+    return sum(
+        cost.total_flops if value is None else value for cost, value in zip((a, b), known, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,24 @@ def convolution(call: Call) -> Cost:
     weight, output = call.need("weight"), call.outputs[0]
     flops = _work(call, _input(call) if _is_transposed(call) else output, weight)
     read = call.read_bytes - _skipped_bytes(call, _input(call), weight, output)
+    least = _least_flops(call, weight, flops)
     if call.name in _SEPARATE_BIAS and call.arg("bias") is not None and not _is_depthwise(call, weight):
-        return call.cost(flops, read_bytes=read, extra_bytes=2 * output.nbytes, kernels=2)
-    return call.cost(flops, read_bytes=read)
+        return call.cost(flops, read_bytes=read, extra_bytes=2 * output.nbytes, kernels=2, least_flops=least)
+    return call.cost(flops, read_bytes=read, least_flops=least)
+
+
+def _least_flops(call: Call, weight: TensorSpec, flops: dict[Pipe, int]) -> int | None:
+    """A quarter for unit-stride windows of 3 and more: Winograd F(4x4, 3x3), Lavin and Gray 2015; None elsewhere."""
+    strides = call.attributes.get("stride", 1)
+    unit = strides == 1 or (isinstance(strides, (list, tuple)) and all(s == 1 for s in strides))
+    if (
+        not unit
+        or call.attributes.get("groups", 1) != 1
+        or len(weight.shape) < 4
+        or min(weight.shape[2:]) < 3
+    ):
+        return None
+    return sum(flops.values()) // 4
 
 
 def _skipped_bytes(call: Call, data: TensorSpec, weight: TensorSpec, output: TensorSpec) -> int:
@@ -95,6 +110,7 @@ def convolution_backward(call: Call) -> Cost:
         + (data.nbytes - _skipped_bytes(call, data, weight, grad)) * mask[1],
         extra_bytes=max(sum(mask) - 1, 0) * grad.nbytes,
         kernels=max(sum(mask), 1),
+        least_flops=_least_flops(call, weight, flops),
     )
 
 

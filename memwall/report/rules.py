@@ -11,7 +11,8 @@ _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("multiply-add", "one fused multiply-add is 2 FLOP"),
             ("contraction", "2 m n k, times the batch"),
             ("convolution", "2 x output elements x (input channels / groups) x kernel size; transposed on its input"),
-            ("attention", "both products; causal as what a causal kernel must do, the dense figure beside it"),
+            ("attention", "both products, backward twice that; causal as what a causal kernel must do, the dense "
+             "figure beside it"),
             ("element-wise", "one FLOP per element and arithmetic step; a transcendental counts as its formula says"),
             ("peaks", "dense, per engine (tensor or vector) and dtype; fp32 matmul runs on vector unless TF32 is on"),
         ),
@@ -30,7 +31,8 @@ _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "Seconds",
         (
-            ("bound", "speed of light: datasheet peaks, compulsory bytes, no overhead; at L2 bandwidth where all fits"),
+            ("bound", "speed of light: datasheet peaks, compulsory bytes, no overhead; at L2 bandwidth where all fits; "
+             "a unit-stride 3x3 convolution on a vector engine at a quarter of its FLOPs (Winograd)"),
             ("time", "the prediction: max(compute, memory) + overhead, at the ceilings that real kernels reach"),
             ("compute", "FLOPs / (peak x achievable fraction), summed over the pipes that a kernel uses"),
             ("memory", "bytes / (bandwidth x achievable fraction); what is still in L2 at L2 speed"),

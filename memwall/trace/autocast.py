@@ -62,6 +62,7 @@ class CudaAutocast:
         self._library: torch.library.Library | None = None
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stack: list[torch.dtype | None] = []
+        self._cached: list[bool] = []
         self._patched = {name: getattr(_AUTOCAST, name) for name in ("__init__", "__enter__", "__exit__")}
 
     @property
@@ -76,14 +77,18 @@ class CudaAutocast:
             region: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
         ) -> None:
             # torch's own would clear ``enabled`` where there is no GPU, and refuse the device type "meta"
-            region.device, region._enabled, region._cache_enabled = device_type, enabled, True
+            region.device, region._enabled, region._cache_enabled = (
+                device_type,
+                enabled,
+                cache_enabled is not False,
+            )
             region.fast_dtype = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
 
         def enter(region: Any) -> Any:
             if region.device == "cpu":  # says nothing about the GPU's tensors
                 policy.push(policy.state)
             else:
-                policy.push(region.fast_dtype if region._enabled else None)
+                policy.push(region.fast_dtype if region._enabled else None, region._cache_enabled)
             return region
 
         def leave(region: Any, *exc: Any) -> None:
@@ -104,16 +109,18 @@ class CudaAutocast:
             self._library._destroy()
             self._library = None
 
-    def push(self, dtype: torch.dtype | None) -> None:
-        """Open a region that casts to ``dtype``; None opens one where autocast is off."""
+    def push(self, dtype: torch.dtype | None, cached: bool = True) -> None:
+        """Open a region that casts to ``dtype``, each weight once if ``cached``; None: one where autocast is off."""
         if dtype is not None and self._library is None:
             self._register()
         self._stack.append(dtype)
+        self._cached.append(cached)
         self._switch()
 
     def pop(self) -> None:
         """Close the innermost region; the casts of weights are forgotten with the outermost, as torch does."""
         self._stack.pop()
+        self._cached.pop()
         if not self._stack:
             self._cache.clear()
         self._switch()
@@ -166,7 +173,7 @@ class CudaAutocast:
         if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64):
             return tensor
         weight = tensor.is_leaf and tensor.requires_grad and tensor.dtype is torch.float32
-        if not weight:
+        if not weight or not self._cached[-1]:
             return tensor.to(dtype)
         if id(tensor) not in self._cache:
             self._cache[id(tensor)] = (tensor, tensor.to(dtype))

@@ -5,8 +5,9 @@ Nothing of the caller's module or tensors is changed: a module that exists alrea
 
 from __future__ import annotations
 
+import collections
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -95,23 +96,48 @@ def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 def _copy_module(module: nn.Module, device: str) -> nn.Module:
     """A deep copy whose tensors are on ``device``: on ``meta`` no data is copied, ties between weights are kept."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(
+            "a TorchScript module hides its ops; give memwall the nn.Module that it was made from"
+        )
+    module = getattr(module, "_orig_mod", module)  # torch.compile(m): eager execution is what is traced
     memo: dict[int, Any] = {}
-    for part in module.modules():
-        for holder in (part._parameters, part._buffers, part.__dict__):
-            for tensor in holder.values():
-                if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
-                    placed = _place(tensor, device)
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    memo[id(tensor)] = (
-                        nn.Parameter(placed.detach(), tensor.requires_grad) if is_parameter else placed
-                    )
     try:
-        return _copy_part(module, memo)
+        for part in module.modules():
+            for holder in (part._parameters, part._buffers, part.__dict__):
+                for tensor in _tensors_among(holder.values()):
+                    if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+                        raise UsageError(
+                            f"{type(part).__name__} has lazy parameters: call the module once before it is profiled"
+                        )
+                    if id(tensor) not in memo:
+                        memo[id(tensor)] = _placed_like(tensor, device)
+        copied = _copy_part(module, memo)
     except Exception as error:
         raise blame(error, "copying the module") from error
+    for part in copied.modules():
+        part._compiled_call_impl = None
+    return copied
+
+
+def _placed_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    placed = _place(tensor, device)
+    return nn.Parameter(placed.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else placed
+
+
+def _tensors_among(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among some values and in the lists, tuples and dicts among them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif type(value) in (list, tuple):
+            yield from _tensors_among(value)
+        elif type(value) is dict:
+            yield from _tensors_among(value.values())
 
 
 _PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
+_CONTAINERS = frozenset((dict, set, list, collections.OrderedDict))
 _HELD = frozenset(("_parameters", "_buffers"))
 
 
@@ -134,7 +160,7 @@ def _copy_part(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             fields[name] = type(value)(
                 (key, None if part is None else _copy_part(part, memo)) for key, part in value.items()
             )
-        elif not value and isinstance(value, (dict, set, list)):
+        elif type(value) in _CONTAINERS and not value:
             fields[name] = type(value)()
         else:
             fields[name] = copy.deepcopy(value, memo)

@@ -54,7 +54,10 @@ def settle(optimizer: torch.optim.Optimizer) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    with contextlib.suppress(
+        RuntimeError
+    ):  # SparseAdam refuses dense gradients; its state is made in the step then
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 

@@ -23,6 +23,7 @@ from memwall.trace.tensors import (
     dtype_name,
     flat_tensors,
     freeze,
+    same_view,
     sparse_parts,
     stolen_gradient,
     tf32_allowed,
@@ -92,6 +93,7 @@ class Recorder(TorchDispatchMode):
         self.paused = False
         self.rebinding: Iterator[Op] | None = None
         self.closed_nodes: frozenset[str] = frozenset()
+        self.guarded: set[int] = set()
         self.modules = ModuleTimeline()
         self.ops: list[Op] = []
         self.values: list[Value] = []
@@ -240,6 +242,8 @@ class Recorder(TorchDispatchMode):
             return
         if outputs and not any(t.numel() for t in outputs):
             return
+        if signature.name == "aten.copy_" and same_view(args[0], args[1]):
+            return  # x[:4] += 1 ends so: ATen sees that it would copy a view onto itself and returns
         if signature.name in PRODUCTS:
             check_product(PRODUCTS[signature.name], names, tensors)
         name = f"sparse.{signature.name.removeprefix('aten.')}" if sparse else signature.name
@@ -272,29 +276,36 @@ class Recorder(TorchDispatchMode):
             mapping = self._attributes[key] = {n: v for n, v in scalars if v is not None}
         read = tuple([self.value(t) for _, t in pairs])
         written = tuple(dict.fromkeys(self.value(t) for t in outputs if t.device.type == self.device))
+        if self.guarded and not self.guarded.isdisjoint([self.values[i].storage for i in written]):
+            raise UnexpectedCall(f"{name} writes into a view that a replayed block handed out")
         phase, module = self._where()
         self.append(name, phase, module, read, written, tuple([n for n, _ in pairs]), mapping)
 
     def _rebind(self, name: str, inputs: list[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
         """Take the call for the next op of ``rebinding`` and let its new storages stand for that op's."""
         op = next(self.rebinding or iter(()), None)
-        if op is None or op.name != name or tuple([self.value(t) for t in inputs]) != op.inputs:
+        if op is None or op.name != name:
             raise LookupError(f"{name} where {op.name if op else 'nothing'} was recorded")
+        for tensor, number in zip(inputs, op.inputs, strict=False):
+            if self.knows(tensor) is None:  # made by a call that is not recorded, such as empty()
+                self._stand_for(tensor, [number])
+        if tuple([self.value(t) for t in inputs]) != op.inputs:
+            raise LookupError(f"{name} reads other tensors than were recorded")
         seen: list[int] = []
         for tensor in outputs:
             if tensor.device.type != self.device:
                 continue
             if self.knows(tensor) is None:
-                free = (
-                    i
-                    for i in op.outputs
-                    if i not in seen and self.values[i].spec.shape == tuple(tensor.shape)
-                )
-                number = next(free, None)
-                if number is None:
-                    raise LookupError(f"{name} has an output that was not recorded")
-                self.bind(tensor, self.values[number].storage)
+                self._stand_for(tensor, [i for i in op.outputs if i not in seen])
             seen.append(self.value(tensor))
+
+    def _stand_for(self, tensor: torch.Tensor, candidates: list[int]) -> None:
+        """Let a new tensor stand for the first value of its shape."""
+        shape = tuple(tensor.shape)
+        number = next((i for i in candidates if self.values[i].spec.shape == shape), None)
+        if number is None:
+            raise LookupError(f"a tensor of shape {shape} that was not recorded")
+        self.bind(tensor, self.values[number].storage)
 
     def append(
         self, name: str, phase: str, module: str, inputs: tuple[int, ...], outputs: tuple[int, ...],

@@ -24,7 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from memwall.trace.autocast import CudaAutocast
 from memwall.trace.recorder import Recorder
-from memwall.trace.structure import Structures, watch_numbers
+from memwall.trace.structure import Structures, ties, watch_numbers
 from memwall.trace.template import (
     BackwardTemplate,
     Handed,
@@ -53,6 +53,7 @@ class Replayer:
         self.count = 0
         self._templates: dict[Any, Template | None] = {}
         self._called: set[int] = set()
+        self._instances: list[Instance] = []
         self._replayed: set[int] = set()
         self._tensors_of: dict[int, list[torch.Tensor]] = {}
         self._busy = False
@@ -82,7 +83,7 @@ class Replayer:
         number = None if signature is None else self.structures.number(module)
         if number is None:
             return original(module, *args, **kwargs)
-        key = (number, signature, str(tree), torch.is_grad_enabled(), self.autocast.state)
+        key = (number, signature, str(tree), torch.is_grad_enabled(), self.autocast.state, ties(module))
         if key not in self._templates:
             return self._record(key, module, args, kwargs, leaves)
         template = self._templates[key]
@@ -111,6 +112,7 @@ class Replayer:
 
     def _record(self, key: Any, module: nn.Module, args: tuple, kwargs: dict, leaves: Sequence[Any]) -> Any:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self._called.update(id(part) for part in module.modules())
         watch = self._watch()
         self._busy = True
         try:
@@ -153,6 +155,11 @@ class Replayer:
             len(recorder.ops),
         )
         made = [handed for handed in template.outputs if handed.place is not None]
+        self._instances.append(instance)
+        # what is written into a view has a backward of its own, which a replayed output would not have
+        recorder.guarded.update(
+            stand_ins[h.place][0] for h in made if h.place and h.is_view and h.requires_grad
+        )
         if any(handed.requires_grad for handed in made):
             with self._unrecorded():
                 anchor = torch.empty((), device=recorder.device, requires_grad=True)
@@ -166,6 +173,26 @@ class Replayer:
             for handed in template.outputs
         ]  # fmt: skip
         return tree_unflatten(flat, template.tree)
+
+    def check(self) -> None:
+        """After forward: what belongs to a replayed block must have been read by that block alone.
+
+        Raises:
+            ReplayMismatch: it was read elsewhere too, so a gradient or a cast is shared with the rest of the model.
+        """
+        owner = {
+            self.recorder.storage(t): instance
+            for instance in self._instances
+            for t in self._parameters(instance.module)
+        }
+        values = self.recorder.values
+        for op in self.recorder.ops:
+            for i in op.inputs:
+                instance = owner.get(values[i].storage)
+                if instance is not None and not instance.start <= op.id < instance.stop:
+                    raise ReplayMismatch(
+                        f"{instance.path}: its parameters are used by {op.module or 'the model'} too"
+                    )
 
     # -- backward --------------------------------------------------------------------------------------------------
 
@@ -333,7 +360,7 @@ class Replayer:
         place = None if storage is None else segment.places.get(storage)
         if storage is None or place is None or place.kind not in ("made", "gradient"):
             return None
-        return Handed(place, self.recorder.look(leaf, storage), leaf.requires_grad)
+        return Handed(place, self.recorder.look(leaf, storage), leaf.requires_grad, is_view=leaf._is_view())
 
     def _copy(self, segment: Segment, stand_ins: StandIns, path: str) -> None:
         """Append the segment's ops with other storages in place; those made inside are added to ``stand_ins``."""
@@ -404,6 +431,8 @@ class ReplayedBlock(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled() or ctx.replayer.recorder.phase != "backward":
+            raise ReplayMismatch("a gradient is taken inside the model, or is itself differentiated")
         given = ctx.replayer.backward(ctx.instance, gradients)
         needed = ctx.needs_input_grad[3:]
         return (None, None, None, *[g if n else None for g, n in zip(given, needed, strict=True)])

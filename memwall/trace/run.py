@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -90,10 +91,32 @@ def trace(
     Raises:
         UsageError: the model or its inputs are at fault; says where.
     """
+    with _LOCK, torch.inference_mode(False), _inference_mode_as_no_grad():
+        try:
+            return _trace(workload, options, classify, warn)
+        except (ReplayMismatch, UnexpectedCall):
+            return _trace(workload, replace(options, replay=False), classify, warn)
+
+
+#: One trace at a time: while one runs, parts of torch are patched for the whole process.
+_LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def _inference_mode_as_no_grad() -> Iterator[None]:
+    """Inference mode skips the autograd keys, under which composite ops split into the kernels that run."""
+    kind = torch.inference_mode
+    original = kind.__enter__
+
+    def enter(self: Any) -> None:
+        self._inference_mode_context = torch.no_grad() if self.mode else contextlib.nullcontext()
+        self._inference_mode_context.__enter__()
+
+    kind.__enter__ = enter  # type: ignore[method-assign]
     try:
-        return _trace(workload, options, classify, warn)
-    except (ReplayMismatch, UnexpectedCall):
-        return _trace(workload, replace(options, replay=False), classify, warn)
+        yield
+    finally:
+        kind.__enter__ = original  # type: ignore[method-assign]
 
 
 def _trace(
@@ -123,6 +146,8 @@ def _trace(
             with autocast:
                 output = module(*args, **kwargs)
                 result = _loss(workload, output) if training else output
+            if replayer is not None:
+                replayer.check()
             if training:
                 recorder.phase = "backward"
                 _backward(result)
@@ -134,7 +159,7 @@ def _trace(
             with _blaming("the optimizer step"), recorder:
                 optimizer.step()
     tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-    outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor) and t.device.type == device]
+    outputs = [t for t in _tensors_in(result) if t.device.type == device]
     if any(recorder.knows(t) is None for t in outputs):
         warn(
             "no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors"
@@ -223,6 +248,8 @@ def _backward(loss: torch.Tensor) -> None:
 
 
 def _tensors_in(output: Any) -> list[torch.Tensor]:
+    if is_dataclass(output) and not isinstance(output, (type, Mapping)):
+        output = vars(output)
     return [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor)]
 
 
@@ -254,6 +281,8 @@ def _counts(inputs: list[torch.Tensor]) -> tuple[int | None, int | None]:
     return None, None
 
 
+_HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device) meets the device's"
+
 #: What a tensor without data cannot do: part of torch's message → what the model asked for.
 _NEEDS_DATA = (
     ("cannot be called on meta tensors", "a tensor's value (.item(), int(), float() or `if tensor:`)"),
@@ -266,6 +295,7 @@ _NEEDS_DATA = (
     ("'Meta' backend", "an op whose output shape depends on data, or that has no shape function"),
     ("on the meta device", "an op whose output shape depends on data"),
     ("a meta tensor", "the data of a tensor"),
+    ("is not on the expected device meta", _HOST),
     ("with Meta tensors", "an op that has no shape function"),
 )
 
@@ -282,8 +312,14 @@ def _blaming(doing: str) -> Any:
         if wanted is None:
             raise blame(error, doing) from error
         at = user_frame(error)
+        where = f" (at {at})" if at else ""
+        if wanted is _HOST:
+            raise UsageError(
+                f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer"
+            ) from error
+        who = "the model's Python" if doing == "running the model" else doing
         raise UsageError(
-            f"the model's Python needs {wanted}, and a trace has no data{f' (at {at})' if at else ''}; "
+            f"{who} needs {wanted}, and a trace has no data{where}; "
             "rewrite it without (torch.where, a mask multiplied in), or trace real tensors with --real"
         ) from error
 

@@ -35,7 +35,7 @@ class Structures:
     def __init__(self, root: nn.Module) -> None:
         self._numbers: dict[Any, int] = {}
         self._of: dict[int, int | None] = {}
-        uses = Counter(id(p) for m in root.modules() for p in m._parameters.values() if p is not None)
+        uses = _uses(root)
         self.number(root)
         counts = Counter(self._of.values())
         del counts[None]
@@ -88,9 +88,41 @@ def _attribute(value: Any) -> Any:
 
 
 def _exclusive(module: nn.Module, uses: Counter[int]) -> bool:
-    """Whether all parameters of a module are registered in it alone."""
-    own = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
-    return all(uses[key] == count for key, count in own.items())
+    """Whether all parts and parameters of a module are registered in it alone."""
+    return all(uses[key] == count for key, count in _uses(module).items())
+
+
+def _uses(root: nn.Module) -> Counter[int]:
+    """How often each parameter and each module is registered in a module under the root."""
+    uses: Counter[int] = Counter()
+    for module in root.modules():
+        uses.update(id(p) for p in module._parameters.values() if p is not None)
+        uses.update(id(part) for part in module._modules.values() if part is not None)
+    return uses
+
+
+def ties(module: nn.Module) -> tuple[Any, ...]:
+    """Which parts of a module are one object, and which of its tensors lie in one storage and how far apart."""
+    parts: dict[int, int] = {}
+    storages: dict[int, tuple[int, int]] = {}
+    pattern: list[Any] = []
+
+    def walk(part: nn.Module) -> None:
+        pattern.append(parts.setdefault(id(part), len(parts)))
+        for held in (part._parameters, part._buffers):
+            for tensor in held.values():
+                if tensor is not None:
+                    offset = int(tensor.storage_offset())
+                    place, base = storages.setdefault(
+                        tensor.untyped_storage()._cdata, (len(storages), offset)
+                    )
+                    pattern.append((place, offset - base))
+        for child in part._modules.values():
+            if child is not None:
+                walk(child)
+
+    walk(module)
+    return tuple(pattern)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ class Handed(NamedTuple):
     requires_grad: bool = False
     passed: int | None = None
     plain: Any = None
+    is_view: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,15 @@ def flat_tensors(tree: Any) -> list[torch.Tensor]:
     return []
 
 
+def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of the same storage."""
+    return (
+        a.untyped_storage()._cdata == b.untyped_storage()._cdata
+        and a.storage_offset() == b.storage_offset()
+        and (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+    )
+
+
 def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The dense tensors that a sparse one is made of: what a kernel really touches."""
     if tensor.layout is torch.sparse_coo:
@@ -51,7 +60,7 @@ def check_product(operands: tuple[str, str], names: list[str], tensors: list[tor
     """Refuse a product that no CUDA kernel takes, as a run on a device would.
 
     Raises:
-        TypeError: the operands differ in dtype, or are neither floating nor complex.
+        RuntimeError: the operands differ in dtype, or are neither floating nor complex.
     """
     left, right = (
         next((t for n, t in zip(names, tensors, strict=True) if n == wanted), None) for wanted in operands
@@ -64,7 +73,7 @@ def check_product(operands: tuple[str, str], names: list[str], tensors: list[tor
             f"{operands[0]} is {a} and {operands[1]} is {b}: the operands of a product must have one dtype"
         )
     if not (left.is_floating_point() or left.is_complex()) or a.startswith("float8"):
-        raise TypeError(f"CUDA has no matrix product or convolution of {a} tensors")
+        raise RuntimeError(f"CUDA has no matrix product or convolution of {a} tensors")
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:

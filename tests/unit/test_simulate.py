@@ -137,3 +137,13 @@ def test_an_empty_graph_takes_no_time():
 def test_what_does_not_fit_is_said():
     assert not run([17_000_000_000, 1_000]).fits
     assert run([15_000_000_000, 1_000]).fits
+
+
+def test_a_convolution_that_winograd_may_run_is_bound_by_a_quarter_on_vector_engines():
+    fp32 = Pipe("tensor", "float32")  # falls back to the vector engine: 10 TFLOP/s
+    cost = Cost({fp32: 40_000_000_000}, 1_000, 1_000, least_flops=10_000_000_000)
+    (kernel,) = run([1_000, 1_000], [cost], op_class="convolution").kernels
+    assert kernel.bound_s == pytest.approx(1e-3)  # 10 GFLOP at 10 TFLOP/s
+    assert kernel.compute_s == pytest.approx(4e-3)
+    half = Cost({FP16: 400_000_000_000}, 1_000, 1_000, least_flops=100_000_000_000)
+    assert run([1_000, 1_000], [half]).kernels[0].bound_s == pytest.approx(4e-3)  # tensor cores run it direct

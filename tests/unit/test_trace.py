@@ -487,3 +487,119 @@ def test_ops_without_a_shape_function_get_the_way_out():
 
     with pytest.raises(UsageError, match="--real"):
         memwall.profile(Net(), (torch.zeros(8, dtype=torch.long),))
+
+
+# -- odd modules -------------------------------------------------------------------------------------------------------
+
+
+class Holds(nn.Module):
+    """Plain attributes that are tensors, lists of tensors, arrays, default dicts."""
+
+    def __init__(self):
+        super().__init__()
+        import collections
+
+        import numpy
+
+        self.scale = torch.ones(8)
+        self.pair = [torch.ones(8), torch.ones(8)]
+        self.array = numpy.ones(3)
+        self.calls = collections.defaultdict(list)
+
+    def forward(self, x):
+        self.calls["x"].append(1)
+        return x * self.scale + self.pair[1]
+
+
+def test_modules_may_hold_tensors_in_plain_attributes():
+    assert names(memwall.profile(Holds(), (torch.randn(4, 8),))) == ["aten.mul.Tensor", "aten.add.Tensor"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weight_norm_of_both_kinds():
+    for norm in (torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.weight_norm):
+        found = names(memwall.profile(norm(nn.Linear(8, 8)), (torch.randn(4, 8),)))
+        assert found[-1] == "aten.addmm"
+
+
+def test_compiled_modules_are_traced_as_they_run_eagerly():
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    compiled = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    compiled.compile()
+    for module in (torch.compile(net), compiled):
+        assert names(memwall.profile(module, (torch.randn(4, 8),))) == ["aten.addmm", "aten.relu"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules_that_cannot_be_traced_say_so():
+    for module, words in ((nn.LazyLinear(8), "lazy"), (torch.jit.script(nn.Linear(8, 8)), "TorchScript")):
+        with pytest.raises(UsageError, match=words):
+            memwall.profile(module, (torch.randn(4, 8),))
+
+
+def test_a_host_tensor_among_the_devices_gets_the_way_out():
+    table = torch.ones(4, 8)
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.where(x > 0, x, table)
+
+    with pytest.raises(UsageError, match=r"device=x\.device"):
+        memwall.profile(Net(), (torch.randn(4, 8),))
+
+
+def test_inference_mode_hides_nothing():
+    plain = names(memwall.profile(Block(), (tokens(),), dtype="bf16"))
+    with torch.inference_mode():
+        assert names(memwall.profile(Block(), (tokens(),), dtype="bf16")) == plain
+    assert torch.empty(2).is_inference() is False
+
+
+def test_three_profiles_at_once_leave_torch_as_it_was():
+    import threading
+
+    before = nn.Module.__call__
+    workers = [
+        threading.Thread(target=memwall.profile, args=(Block(), (torch.randn(2, 16, 64),))) for _ in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert nn.Module.__call__ is before
+
+
+def test_assigning_a_number_to_a_slice_is_one_fill_and_adding_to_one_is_one_add():
+    class Net(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            y[:, 0] = 0.0
+            y[:, 1:3] += 1
+            return y
+
+    assert names(memwall.profile(Net(), (torch.randn(4, 8),))) == [
+        "aten.add.Tensor",
+        "aten.fill_.Scalar",
+        "aten.add_.Tensor",
+    ]
+
+
+def test_outputs_may_be_dataclasses_and_optimizers_sparse():
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Out:
+        logits: torch.Tensor
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return Out(self.linear(x))
+
+    assert "aten.mm" in names(memwall.profile(Net(), (torch.randn(4, 8),), mode="training"), "backward")
+    net = nn.EmbeddingBag(100, 8, sparse=True, mode="sum")
+    ids = torch.zeros(4, 2, dtype=torch.long)
+    memwall.profile(net, (ids,), mode="training", optimizer=lambda p: torch.optim.SGD(p, lr=0.1))

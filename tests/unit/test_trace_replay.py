@@ -192,3 +192,103 @@ def test_blocks_that_know_their_number(name, reads, count):
 def test_reference_workloads(folder, mode):
     full, replayed, _ = both(resolve(f"profiles/{folder}/model.py"), mode)
     assert full == replayed
+
+
+# -- what a replay must not get wrong ----------------------------------------------------------------------------------
+
+
+def test_a_part_that_every_block_shares():
+    shared = nn.Linear(16, 16)
+
+    class Sharing(Block):
+        def __init__(self):
+            super().__init__()
+            self.shared = shared
+
+        def forward(self, x):
+            return self.shared(super().forward(x))
+
+    workload = Workload(Stack(chain, make=Sharing), (torch.zeros(2, 8, dtype=torch.long),))
+    for autocast in (None, "bf16"):
+        full, replayed, _ = both(workload, autocast=autocast)
+        assert full == replayed
+
+
+def test_weights_tied_in_some_blocks_only():
+    class Square(nn.Module):
+        def __init__(self, tied):
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+            if tied:
+                self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return x + self.b(self.a(x))
+
+    ties = iter((False, True, False, True))
+    workload = Workload(Stack(chain, make=lambda: Square(next(ties))), (torch.zeros(2, 8, dtype=torch.long),))
+    for autocast in (None, "bf16"):
+        full, replayed, _ = both(workload, autocast=autocast)
+        assert full == replayed
+
+
+class Projects(nn.Module):
+    """Its output is a view: a linear layer of three axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.linear(self.norm(x))
+
+
+def writes_outputs(blocks, x):
+    for block in blocks:
+        x = block(x)
+        x.mul_(2)
+    return x
+
+
+def uses_a_weight(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return x + blocks[2].linear.weight.sum()
+
+
+def calls_a_part(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return blocks[3].linear(x)
+
+
+@pytest.mark.parametrize("run", [writes_outputs, uses_a_weight, calls_a_part])
+def test_blocks_that_the_model_reaches_into(run):
+    workload = Workload(Stack(run, make=Projects), (torch.zeros(2, 8, dtype=torch.long),))
+    full, replayed, _ = both(workload)
+    assert full == replayed
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_taken_inside_the_model(create_graph):
+    class Penalty(Stack):
+        def forward(self, ids):
+            x = self.embed(ids)
+            y = chain(self.blocks, x)
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=create_graph, retain_graph=True)
+            return y.sum() + (slope * slope).sum() if create_graph else y.sum() + slope.sum()
+
+    full, replayed, _ = both(Workload(Penalty(None), (torch.zeros(2, 8, dtype=torch.long),)))
+    assert full == replayed
+
+
+def test_buffers_made_empty_and_filled_inside():
+    class Fills(Block):
+        def forward(self, x):
+            room = torch.empty_like(x)
+            room.copy_(x)
+            return super().forward(room)
+
+    full, replayed, blocks = both(Workload(Stack(chain, make=Fills), (torch.zeros(2, 8, dtype=torch.long),)))
+    assert full == replayed
+    assert blocks == 3
