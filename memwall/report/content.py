@@ -77,7 +77,7 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
     phases = phase_rows(profile, schedule)
     if len(phases) > 1:
         blocks.append(share_table("Phases", "phase", phases))
-    blocks.append(memory_table(schedule))
+    blocks.append(memory_table(profile, schedule))
     blocks.append(Sentence(verdict(profile, schedule), strong=True))
     return Section(f"{gpu_title(profile, schedule)}{policy_suffix(profile, schedule)}", tuple(blocks))
 
@@ -247,13 +247,18 @@ def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table
 _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
-def memory_table(schedule: Schedule) -> Table:
+def memory_table(profile: Profile, schedule: Schedule) -> Table:
     """Peak memory and what it holds."""
     m, gpu = schedule.memory, schedule.gpu
     values = (m.parameters, m.gradients, m.optimizer_state, m.activations, m.total, gpu.dram_bytes)
     names = ("parameters", "gradients", "optimizer state", "activations", "peak", "on board")
     fits = "fits" if schedule.fits else "DOES NOT FIT"
     note = f"{fits}: {percent(m.total / gpu.dram_bytes)} of the board's memory"
+    gradients = profile.graphs[schedule.graph].role_bytes["gradient"]
+    if m.gradients < gradients:
+        note += (
+            f"; at the moment of the peak {size(m.gradients)} of the {size(gradients)} of gradients are alive"
+        )
     columns = [(Column(name), [size(value)]) for name, value in zip(names, values, strict=True)]
     return table("Peak memory", columns, note)
 

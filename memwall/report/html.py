@@ -98,7 +98,7 @@ def _panel(profile: Profile, schedule: Schedule, index: int) -> dict[str, Any]:
         "bars": _class_bars(profile, schedule),
         "classes": class_table(profile, schedule),
         "phases": share_table("Phases", "phase", phases) if len(phases) > 1 else None,
-        "memory": memory_table(schedule),
+        "memory": memory_table(profile, schedule),
         "memory_bar": _memory_bar(schedule),
     }
 
