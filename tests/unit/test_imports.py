@@ -13,14 +13,15 @@ ROOT = Path(__file__).parents[2]
 
 #: Bottom first. A folder is one entry; within it files may import each other.
 ORDER = (
-    "errors", "units", "files", "_version", "graph", "hardware", "workload", "trace", "cost", "roofline", "fusion",
-    "simulate", "record", "profile", "schedules", "analysis", "verdict", "compare", "pipeline", "report", "cli",
-    "__init__", "__main__",
+    "errors", "units", "files", "_version", "graph", "gpu", "gpu_spec", "hardware", "workload", "trace", "cost",
+    "roofline", "fusion", "simulate", "record", "profile", "schedules", "analysis", "verdict", "compare", "pipeline",
+    "report", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 #: ``trace`` stands above ``cost`` in that list and yet neither may know the other.
 STRANGERS = {("cost", "trace"), ("cost", "workload"), ("simulate", "trace"), ("profile", "trace"), ("report", "trace"),
-             ("compare", "trace"), ("report", "pipeline"), ("cost", "hardware")}  # fmt: skip
+             ("compare", "trace"), ("report", "pipeline"), ("cost", "gpu"), ("cost", "gpu_spec"),
+             ("cost", "hardware")}  # fmt: skip
 
 #: Modules that stay importable without torch.
 LIGHT = ("memwall", "memwall.cli", "memwall.cli.gpus", "memwall.cli.profile", "memwall.cli.compare",
