@@ -2,20 +2,14 @@
 where the unfused op of the table moves the same tensors as eager PyTorch does."""
 
 import csv
-import os
-from pathlib import Path
 
 import pytest
 
 from tests.unit.cost_calls import cost, spec
+from tests.unit.truth_folder import truth
 
 NAME = "truth/ivanov_ops_recomputed.csv"
-FOLDERS = (
-    os.environ.get("MEMWALL_SHARED"),
-    Path(__file__).parents[2] / "shared",
-    Path(__file__).parents[3] / "shared",
-)
-TABLE = next((Path(folder) / NAME for folder in FOLDERS if folder and (Path(folder) / NAME).exists()), None)
+TABLE = truth("ivanov_ops_recomputed.csv")
 
 # batch 8, seq 512, 16 heads of 64, width 1024, ffn 4096
 TOKENS, WIDTH, FFN, HEADS, SEQ, HEAD = 4096, 1024, 4096, 128, 512, 64
