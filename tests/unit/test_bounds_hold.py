@@ -14,10 +14,6 @@ from memwall.hardware import load_gpu
 from memwall.roofline import bound_s
 from tests.unit.truth_folder import truth
 
-needs_truth = pytest.mark.skipif(
-    TRUTH is None, reason="no measured rows here; set MEMWALL_SHARED to their folder"
-)
-
 
 def rows(name):
     path = truth(name)
