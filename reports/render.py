@@ -232,8 +232,8 @@ gradients of biases and the attention's dropout stand under normalisation.
 
 {table("class | FLOP %, paper | FLOP %, memwall | time %, paper | time %, modeled | points off | TFLOP/s, modeled | fewer FLOP/s than contractions", shares)}
 
-The paper's own shares make that 245 and 736 times fewer ("250x and 700x"). Modeled time of the layer:
-{schedule.totals.time_s * 1e3:.2f} ms; the paper's authors measured 9.14 ms with the PyTorch of 2020. No constant was fitted to this layer.
+The paper's own shares make that 245 and 736 times fewer. Modeled time of the layer:
+{schedule.totals.time_s * 1e3:.2f} ms; the paper's repository (spcl/substation) gives 9.14 ms for PyTorch. No constant was fitted to this layer.
 
 FLOPs row by row; two rows of the table are one op of PyTorch's where the name says so:
 
@@ -281,11 +281,11 @@ Batch 1, sequence 4,096, bf16, unfused; RMS norm written op by op as the publish
 
 {table("what | op | by hand (B) | memwall (B)", rows)}
 
-Total: {record.dram_bytes / 1e9:.2f} GB ({record.dram_bytes:,} B). A published hand count is 119.45 GB; it does not list
-its items, so the difference of {100 * (1 - record.dram_bytes / 119.45e9):.1f} % is not explained here.
+Total: {record.dram_bytes / 1e9:.2f} GB ({record.dram_bytes:,} B). Another hand count that we were given, without its items or its
+source, is 119.45 GB, so the difference of {100 * (1 - record.dram_bytes / 119.45e9):.1f} % is not explained here.
 
-Per-op roofline on an {gpu.full_name}, attention counted dense as other tools do: {dense_s * 1e3:.1f} ms (published by
-hand: 264 ms); the compute floor alone is {record.dense_model_flops / gpu.peak(memwall.Pipe("tensor", "bfloat16")) * 1e3:.1f} ms.
+Per-op roofline on an {gpu.full_name}, attention counted dense as other tools do: {dense_s * 1e3:.1f} ms (the same
+source: 264 ms); the compute floor alone is {record.dense_model_flops / gpu.peak(memwall.Pipe("tensor", "bfloat16")) * 1e3:.1f} ms.
 With the causal mask and the L2 rule, `bound_s` of the record is {schedule.totals.bound_s * 1e3:.1f} ms and `time_s` {schedule.totals.time_s * 1e3:.1f} ms.
 """
 
