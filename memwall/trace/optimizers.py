@@ -50,14 +50,19 @@ def make_optimizer(source: Any, parameters: list[torch.Tensor]) -> torch.optim.O
 
 
 def settle(optimizer: torch.optim.Optimizer) -> None:
-    """Take one step with gradients of no value, so that the state exists, as it does from the second step on."""
+    """Take one dense step of no value, so that the state exists, as it does from the second step on.
+
+    Raises:
+        UsageError: the optimizer takes sparse gradients only (``SparseAdam``); ``meta`` cannot coalesce those either.
+    """
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UsageError(
+            "SparseAdam cannot be traced; SGD on sparse gradients can, and so can dense gradients"
+        )
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    with contextlib.suppress(
-        RuntimeError
-    ):  # SparseAdam refuses dense gradients; its state is made in the step then
-        optimizer.step()
+    optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 

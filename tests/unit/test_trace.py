@@ -584,7 +584,7 @@ def test_assigning_a_number_to_a_slice_is_one_fill_and_adding_to_one_is_one_add(
     ]
 
 
-def test_outputs_may_be_dataclasses_and_optimizers_sparse():
+def test_outputs_may_be_dataclasses():
     import dataclasses
 
     @dataclasses.dataclass
@@ -600,6 +600,21 @@ def test_outputs_may_be_dataclasses_and_optimizers_sparse():
             return Out(self.linear(x))
 
     assert "aten.mm" in names(memwall.profile(Net(), (torch.randn(4, 8),), mode="training"), "backward")
-    net = nn.EmbeddingBag(100, 8, sparse=True, mode="sum")
-    ids = torch.zeros(4, 2, dtype=torch.long)
-    memwall.profile(net, (ids,), mode="training", optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+
+
+def test_an_optimizer_that_fails_is_an_error_and_not_skipped():
+    class Broken(torch.optim.SGD):
+        def step(self, closure=None):
+            raise RuntimeError("out of order")
+
+    with pytest.raises(UsageError, match="out of order"):
+        memwall.profile(
+            nn.Linear(4, 4), (torch.randn(2, 4),), mode="training", optimizer=lambda p: Broken(p, lr=0.1)
+        )
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SparseAdam, torch.optim.Adagrad])
+def test_optimizers_that_coalesce_sparse_gradients_are_refused(kind):
+    net = nn.Embedding(100, 8, sparse=True)
+    with pytest.raises(UsageError, match=r"sparse|SparseAdam"):
+        memwall.profile(net, (torch.zeros(4, 2, dtype=torch.long),), mode="training", optimizer=kind)
