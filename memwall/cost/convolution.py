@@ -72,7 +72,11 @@ def convolution(call: Call) -> Cost:
 
 
 def _least_flops(call: Call, weight: TensorSpec, flops: dict[Pipe, int]) -> int | None:
-    """A quarter for unit-stride windows of 3 and more: Winograd F(4x4, 3x3), Lavin and Gray 2015; None elsewhere."""
+    """A quarter for unit-stride windows of 3 and more, None elsewhere.
+
+    Winograd F(4x4, 3x3) needs a quarter (36 multiplies for 16 outputs of 9; Lavin and Gray 2015). For larger windows
+    larger tiles or an FFT may need still fewer: there a quarter is what measured rows bear out, not a proof.
+    """
     strides = call.attributes.get("stride", 1)
     unit = strides == 1 or (isinstance(strides, (list, tuple)) and all(s == 1 for s in strides))
     if (

@@ -32,7 +32,7 @@ _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "Seconds",
         (
             ("bound", "speed of light: datasheet peaks, compulsory bytes, no overhead; at L2 bandwidth where all fits; "
-             "a unit-stride 3x3 convolution on a vector engine at a quarter of its FLOPs (Winograd)"),
+             "a unit-stride convolution of windows from 3 up, on vector engines, at a quarter of its FLOPs (Winograd)"),
             ("time", "the prediction: max(compute, memory) + overhead, at the ceilings that real kernels reach"),
             ("compute", "FLOPs / (peak x achievable fraction), summed over the pipes that a kernel uses"),
             ("memory", "bytes / (bandwidth x achievable fraction); what is still in L2 at L2 speed"),
