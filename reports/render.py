@@ -22,6 +22,7 @@ from torch import nn  # noqa: E402
 import memwall  # noqa: E402
 from memwall.errors import UsageError  # noqa: E402
 from tests.handcounts import HAND_COUNTS  # noqa: E402
+from tests.unit.one_call import Call, meta  # noqa: E402
 
 HERE = Path(__file__).parent
 
@@ -76,21 +77,6 @@ the dense figure beside it (`dense_flops`). The hand counts are written out term
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
-
-
-class Call(nn.Module):
-    """A module that calls a function."""
-
-    def __init__(self, function: object) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self.function(*args)
-
-
-def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 HALF, BF16 = torch.float16, torch.bfloat16

@@ -5,17 +5,7 @@ import torch
 from torch import nn
 
 import memwall
-
-
-class Call(nn.Module):
-    """A module that calls a function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
+from tests.unit.one_call import Call, meta
 
 
 def profile(function, *inputs, **options):
@@ -27,10 +17,6 @@ def moved(function, *inputs):
     result = profile(function, *inputs)
     (cost,) = result.costs[0]
     return cost.read_bytes, cost.write_bytes
-
-
-def meta(*shape, dtype=torch.float32):
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def test_bf16_add():

@@ -1,23 +1,14 @@
 """Kernels that a CUDA device runs and ``meta`` would not."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import memwall  # noqa: E402
-
-
-class Calls(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
+import memwall
+from tests.unit.one_call import Call
 
 
 def ops(function, *inputs, **options):
-    return [op.name for op in memwall.profile(Calls(function), inputs, optimizer=None, **options).graph.ops]
+    return [op.name for op in memwall.profile(Call(function), inputs, optimizer=None, **options).graph.ops]
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
@@ -50,7 +41,7 @@ def test_grouped_products_of_any_float(dtype):
         torch.empty(8, 64, 32, dtype=dtype, device="meta", requires_grad=True),
         torch.empty(8, dtype=torch.int32, device="meta"),
     )
-    profile = memwall.profile(Calls(run), inputs, mode="training", optimizer=None)
+    profile = memwall.profile(Call(run), inputs, mode="training", optimizer=None)
     products = [
         c for op, c in zip(profile.graph.ops, profile.costs[0], strict=True) if op.name == "aten._grouped_mm"
     ]
