@@ -6,7 +6,8 @@ switched on for them, with CUDA's lists behind it. The lists are those of ATen/a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -45,24 +46,26 @@ _PROMOTE = (
 #: Joined the fp32 list after 2.11.
 _FP32_SINCE_2_12 = ("rms_norm",)
 
+#: Devices whose autocast flags mirror ours while we are open.
+_MIRRORS = ("cpu", "cuda")
+
 _AUTOCAST = torch.amp.autocast_mode.autocast
 _KEY = torch._C.DispatchKey.AutocastCPU
 _KEYS = torch._C.DispatchKeySet(_KEY)
 
 
 class CudaAutocast:
-    """Context manager: makes every ``torch.autocast`` act as CUDA's would, and optionally opens one itself.
+    """Context manager: while open, every ``torch.autocast`` acts as CUDA's would; :meth:`region` opens one itself.
 
-    Args:
-        dtype: run the whole of what is inside under autocast to this dtype; None leaves it to the model's own regions.
+    It stays open through backward, where a checkpoint runs its modules again in the regions that it remembers.
     """
 
-    def __init__(self, dtype: torch.dtype | None = None) -> None:
-        self.dtype = dtype
+    def __init__(self) -> None:
         self._library: torch.library.Library | None = None
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stack: list[torch.dtype | None] = []
         self._cached: list[bool] = []
+        self._flags: list[tuple[str, bool, torch.dtype]] = []
         self._patched = {name: getattr(_AUTOCAST, name) for name in ("__init__", "__enter__", "__exit__")}
 
     @property
@@ -85,19 +88,20 @@ class CudaAutocast:
             region.fast_dtype = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
 
         def enter(region: Any) -> Any:
-            if region.device == "cpu":  # says nothing about the GPU's tensors
+            again = torch._C._current_graph_task_id() != -1
+            if region.device == "cpu" and not again:  # says nothing about the GPU's tensors
                 policy.push(policy.state)
-            else:
+            else:  # a checkpoint in backward knows no autocast of "meta", and restores what stood for the CPU
                 policy.push(region.fast_dtype if region._enabled else None, region._cache_enabled)
             return region
 
         def leave(region: Any, *exc: Any) -> None:
             policy.pop()
 
+        self._flags = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _MIRRORS]
+        self._switch()
         for name, method in (("__init__", init), ("__enter__", enter), ("__exit__", leave)):
             setattr(_AUTOCAST, name, method)
-        if self.dtype is not None:
-            self.push(self.dtype)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -105,9 +109,23 @@ class CudaAutocast:
             self.pop()
         for name, method in self._patched.items():
             setattr(_AUTOCAST, name, method)
+        for device, enabled, dtype in self._flags:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
         if self._library is not None:
             self._library._destroy()
             self._library = None
+
+    @contextlib.contextmanager
+    def region(self, dtype: torch.dtype | None) -> Iterator[None]:
+        """Run what is inside under autocast to ``dtype``; None leaves it to the model's own regions."""
+        if dtype is not None:
+            self.push(dtype)
+        try:
+            yield
+        finally:
+            if dtype is not None:
+                self.pop()
 
     def push(self, dtype: torch.dtype | None, cached: bool = True) -> None:
         """Open a region that casts to ``dtype``, each weight once if ``cached``; None: one where autocast is off."""
@@ -126,8 +144,11 @@ class CudaAutocast:
         self._switch()
 
     def _switch(self) -> None:
+        """Let torch's flags say what is in force, for code that asks: a checkpoint, a model."""
         on = self.state is not None
-        torch.set_autocast_enabled("cpu", on)
+        for device, _, dtype in self._flags:
+            torch.set_autocast_enabled(device, on)
+            torch.set_autocast_dtype(device, self.state or dtype)
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
 
     def _register(self) -> None:

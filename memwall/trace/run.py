@@ -133,7 +133,7 @@ def _trace(
 
     recorder = Recorder(classify, device=device, max_ops=options.max_ops, warn=warn)
     parameters = _register(recorder, module, args, kwargs)
-    autocast = CudaAutocast(autocast_dtype)
+    autocast = CudaAutocast()
     replayer = Replayer(module, recorder, autocast) if options.replay and not options.real else None
     calls = ModuleCalls(module, recorder, None if replayer is None else replayer.call)
     with contextlib.ExitStack() as stack:
@@ -142,8 +142,8 @@ def _trace(
         stack.enter_context(CudaForms(recorder, options.attention))
         stack.enter_context(triton_calls(recorder))
         stack.enter_context(torch.set_grad_enabled(training))
-        with _blaming("running the model"), calls, TracedDevice(device), recorder:
-            with autocast:
+        with _blaming("running the model"), calls, TracedDevice(device), recorder, autocast:
+            with autocast.region(autocast_dtype):
                 output = module(*args, **kwargs)
                 result = _loss(workload, output) if training else output
             if replayer is not None:

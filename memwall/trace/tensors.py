@@ -69,7 +69,7 @@ def check_product(operands: tuple[str, str], names: list[str], tensors: list[tor
         return
     a, b = dtype_name(left.dtype), dtype_name(right.dtype)
     if a != b:
-        raise TypeError(
+        raise RuntimeError(  # a TypeError would vanish inside the @ operator
             f"{operands[0]} is {a} and {operands[1]} is {b}: the operands of a product must have one dtype"
         )
     if not (left.is_floating_point() or left.is_complex()) or a.startswith("float8"):

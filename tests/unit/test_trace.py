@@ -258,6 +258,45 @@ def test_autocast_ends_with_its_region():
     assert nn.functional.linear(torch.ones(1, 1), torch.ones(1, 1)).dtype is torch.float32
 
 
+class Checkpointed(nn.Module):
+    """Two blocks that are run again in backward."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+        self.first = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)) for _ in range(2)
+        )
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_runs_again_under_its_autocast(reentrant):
+    result = memwall.profile(Checkpointed(reentrant), (torch.randn(4, 16),), mode="training", optimizer=None,
+                             autocast="fp16")  # fmt: skip
+    values = result.graph.values
+    again = [values[op.outputs[0]].spec.dtype for op in ops(result, "backward") if op.name == "aten.addmm"]
+    # the last layer of a block is not needed again where the checkpoint stops early
+    assert again == ["float16"] * (4 if reentrant else 2)
+
+
+def test_cpu_autocast_is_torchs_own_again_after_a_training_step():
+    blocks = nn.Sequential(
+        nn.Linear(16, 16), *(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3))
+    )
+    result = memwall.profile(blocks, (torch.randn(4, 16),), mode="training", autocast="fp16")
+    assert result.capture["replayed_blocks"] > 0
+    assert not torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
+
+
 # -- data flow ---------------------------------------------------------------------------------------------------------
 
 
