@@ -135,19 +135,14 @@ def common_module(paths: Sequence[str]) -> str:
 
 
 def kernel_phase(profile: Profile, schedule: Schedule, kernel: Estimate) -> str:
-    """The phase of a kernel's first op."""
-    return profile.graphs[schedule.graph].ops[kernel.op_ids[0]].phase if kernel.op_ids else PHASES[0]
+    """The phase in which a kernel runs: that of its last op."""
+    return profile.graphs[schedule.graph].ops[max(kernel.op_ids)].phase if kernel.op_ids else PHASES[0]
 
 
 def kernel_module(profile: Profile, schedule: Schedule, kernel: Estimate) -> str:
     """The module that all ops of a kernel share."""
     ops = profile.graphs[schedule.graph].ops
     return common_module([ops[i].module for i in kernel.op_ids]) if kernel.op_ids else ""
-
-
-def launches(profile: Profile, schedule: Schedule, kernel: Estimate) -> int:
-    """Kernels that one entry of the schedule launches: those of its op, or one for a fused group."""
-    return profile.costs[schedule.graph][kernel.op_ids[0]].kernels if len(kernel.op_ids) == 1 else 1
 
 
 def short_name(name: str) -> str:
@@ -216,7 +211,7 @@ def _share_rows(profile: Profile, schedule: Schedule, keys: Sequence[str]) -> li
     for kernel, key in zip(schedule.kernels, keys, strict=True):
         if key not in sums:
             sums[key] = _Sum()
-        sums[key].add(kernel, launches(profile, schedule, kernel))
+        sums[key].add(kernel, kernel.launches)
     flops = sum(s.flops for s in sums.values())
     moved = sum(s.read_bytes + s.write_bytes for s in sums.values())
     time_s = sum(s.time_s for s in sums.values())

@@ -114,9 +114,16 @@ _COST_NUMBERS = attrgetter(
     "extra_flops",
     "kernels",
     "least_flops",
+    "programs",
+    "instructions",
+    "round_trips",
+    "lone_blocks",
+    "again_bytes",
+    "again_after_bytes",
 )
 _COST_EXTRAS: dict[str, Any] = {
     "dense_flops": None, "extra_bytes": 0, "extra_flops": 0, "kernels": 1, "least_flops": None,
+    "programs": None, "instructions": 0, "round_trips": 0, "lone_blocks": 0, "again_bytes": 0, "again_after_bytes": 0,
 }  # fmt: skip
 
 
@@ -124,16 +131,22 @@ def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
     record: dict[str, Any] = {"gpu": schedule.gpu.name, "policy": schedule.policy}
     if schedule.graph:
         record["graph"] = schedule.graph
-    record["kernels"] = [
-        {
-            "id": k.id, "name": k.name, "op_ids": list(k.op_ids), "class": k.op_class, "flops": k.flops,
-            "read_bytes": k.read_bytes, "write_bytes": k.write_bytes, "bound_s": k.bound_s, "time_s": k.time_s,
-            "compute_s": k.compute_s, "memory_s": k.memory_s, "overhead_s": k.overhead_s, "limited_by": k.limited_by,
-        }
-        for k in schedule.kernels
-    ]  # fmt: skip
+    record["kernels"] = [_kernel_to_dict(kernel) for kernel in schedule.kernels]
     record["totals"] = asdict(schedule.totals)
     record["memory"] = asdict(schedule.memory)
+    return record
+
+
+def _kernel_to_dict(k: Estimate) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "id": k.id, "name": k.name, "op_ids": list(k.op_ids), "class": k.op_class, "flops": k.flops,
+        "read_bytes": k.read_bytes, "write_bytes": k.write_bytes, "bound_s": k.bound_s, "time_s": k.time_s,
+        "compute_s": k.compute_s, "memory_s": k.memory_s, "overhead_s": k.overhead_s, "limited_by": k.limited_by,
+    }  # fmt: skip
+    if k.launches != 1:
+        record["launches"] = k.launches
+    if k.recomputes:
+        record["recomputes"] = list(k.recomputes)
     return record
 
 
@@ -323,18 +336,19 @@ def read_schedule(record: Any, gpus: dict[str, Gpu], pairs: list[Any], where: st
     kernels = []
     for i, item in enumerate(take(record, "kernels", list, where)):
         at = f"{where}.kernels[{i}]"
-        counts = [_count(item.get(key), f"{at}.{key}") for key in ("flops", "read_bytes", "write_bytes")]
-        times = [
-            _seconds(item.get(key), f"{at}.{key}")
-            for key in ("bound_s", "compute_s", "memory_s", "overhead_s")
-        ]
+        numbers: dict[str, Any] = {
+            key: _count(item.get(key), f"{at}.{key}") for key in ("flops", "read_bytes", "write_bytes")
+        }
+        for key in ("bound_s", "compute_s", "memory_s", "overhead_s"):
+            numbers[key] = _seconds(item.get(key), f"{at}.{key}")
         op_ids = _ids(item.get("op_ids"), ops, f"{at}.op_ids")
         if not op_ids:
             raise BadRecord(f"{at}.op_ids is empty: a kernel runs at least one op")
+        numbers["launches"] = _count(item.get("launches", 1), f"{at}.launches")
+        numbers["recomputes"] = _ids(item.get("recomputes", []), ops, f"{at}.recomputes")
         kernels.append(
-            Estimate(i, take(item, "name", str, at), op_ids,
-                     take(item, "class", str, at), *counts, *times)
-        )  # fmt: skip
+            Estimate(i, take(item, "name", str, at), op_ids, take(item, "class", str, at), **numbers)
+        )
     totals, memory = take(record, "totals", dict, where), take(record, "memory", dict, where)
     sums: dict[str, Any] = {}
     for name in (f.name for f in fields(Totals)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memwall.fusion import plan_graph
+from memwall.fusion import UNIVERSAL, Plan, plan_graph
 from memwall.hardware import Gpu
 from memwall.profile import Profile
 from memwall.simulate import PlanContext, Schedule, simulate
@@ -35,19 +35,22 @@ def simulate_profile(
     policies: Sequence[str] = ("eager",),
     graphs: Sequence[int] | None = None,
 ) -> tuple[Schedule, ...]:
-    """The schedules of a profile, policy by policy; what depends on the plan alone is computed once per graph.
+    """The schedules of a profile, policy by policy; a plan that no GPU changes is made once per graph.
 
     Args:
         graphs: for each GPU the number of the graph that it runs; None looks it up with :func:`graph_for`.
     """
     numbers = [graph_for(profile, gpu) for gpu in gpus] if graphs is None else graphs
+    contexts: dict[tuple[str, int], tuple[Plan, PlanContext]] = {}
     schedules = []
     for policy in policies:
-        plans = {}
-        for number in dict.fromkeys(numbers):
-            plan = plan_graph(policy, profile.graphs[number], profile.costs[number])
-            plans[number] = plan, PlanContext.of(profile.graphs[number], plan)
         for gpu, number in zip(gpus, numbers, strict=True):
-            plan, context = plans[number]
-            schedules.append(simulate(profile.graphs[number], plan, gpu, context=context, graph_index=number))
+            graph = profile.graphs[number]
+            if policy in UNIVERSAL and (policy, number) in contexts:
+                plan, context = contexts[policy, number]
+            else:
+                plan = plan_graph(policy, graph, profile.costs[number], gpu)
+                context = PlanContext.of(graph, plan)
+                contexts[policy, number] = plan, context
+            schedules.append(simulate(graph, plan, gpu, context=context, graph_index=number))
     return tuple(schedules)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memwall.cost import Cost
+from memwall.cost.registry import OP_CLASSES
 from memwall.fusion import Group, Plan
 from memwall.graph import Graph, Storage
 from memwall.hardware import Gpu
@@ -101,7 +102,7 @@ def simulate(
                 achievable_compute_s(cost, gpu),
                 memory_s(cost, gpu),
                 bound_s(cost, gpu),
-                peak_compute_s(cost, gpu),
+                _matrix_s(group, cost, gpu),
             )
             memo[id(cost)] = known
         compute, memory, bound, peak = known
@@ -113,7 +114,7 @@ def simulate(
         wait_s = issued_s - gpu_s if issued_s > gpu_s else 0.0
         kernel = Estimate(
             index, name, group.op_ids, op_class, context.flops[index], cost.read_bytes, cost.write_bytes,
-            bound, compute, memory, floor_s * cost.kernels + wait_s,
+            bound, compute, memory, floor_s * cost.kernels + wait_s, cost.kernels, group.recomputes,
         )  # fmt: skip
         kernels.append(kernel)
         duration = kernel.time_s
@@ -162,14 +163,20 @@ class PlanContext:
         )
 
 
+def _matrix_s(group: Group, cost: Cost, gpu: Gpu) -> float:
+    """Seconds at the peaks; of a group that holds more than a matrix kernel, its products alone."""
+    if len(group.op_ids) > 1:
+        cost = Cost({pipe: count for pipe, count in cost.flops.items() if pipe.engine == "tensor"})
+    return peak_compute_s(cost, gpu)
+
+
 def _label(graph: Graph, group: Group) -> tuple[str, str]:
+    """The kernel's name, that of all its ops, and its class, that of its weightiest op."""
     ops = [graph.ops[i] for i in group.op_ids]
     if len(ops) == 1:
         return ops[0].name, ops[0].op_class
-    heaviest = max(
-        ops, key=lambda op: MODEL_CLASSES.index(op.op_class) if op.op_class in MODEL_CLASSES else -1
-    )
-    return "+".join(op.name.removeprefix("aten.") for op in ops), heaviest.op_class
+    op_class = min((op.op_class for op in ops), key=OP_CLASSES.index)
+    return "+".join(op.name.removeprefix("aten.") for op in ops), op_class
 
 
 def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...]]:

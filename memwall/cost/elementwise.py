@@ -16,6 +16,8 @@ Conventions:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memwall.cost.base import Call, Cost
 from memwall.cost.registry import register_cost
 from memwall.graph import Pipe, TensorSpec
@@ -121,6 +123,52 @@ def scalar_flops(call: Call, name: str, flops: int) -> int:
     return flops
 
 
+#: integer instructions per element of a kernel that finds each place by itself: per axis a fast division and the
+#: operands' offsets, and the loop around (Loops.cuh, IntegerDivider.cuh); estimated from the code, and right for the
+#: rotary embeddings of Liger's pairs on an A100 (198e9 elements/s over kernels of two and three axes)
+_PER_AXIS, _PER_ELEMENT = 12, 12
+#: where operands differ in dtype: a switch on it at each load and store (MemoryAccess.cuh, LoadWithCast); from the
+#: bfloat16 RMS norm of Liger's pairs on an A100 (183e9 elements/s in its three casting kernels)
+_PER_CAST = 53
+
+
+def loop_instructions(operands: Sequence[TensorSpec], output: TensorSpec) -> int:
+    """Integer instructions of a TensorIterator kernel over ``output``: none where it loads whole vectors, which takes
+    operands of one dtype and one dense layout."""
+    tensors = [spec for spec in operands if spec.numel > 1]
+    if output.numel <= 1 or not tensors:
+        return 0
+    axes = _axes((output, *tensors), output)
+    per_element = 0
+    if axes > 1:
+        per_element = _PER_ELEMENT + _PER_AXIS * axes
+    if len({spec.dtype for spec in (output, *tensors)} - {"bool"}) > 1:  # a mask is read as it is
+        per_element = max(per_element, _PER_CAST)
+    return per_element * output.numel
+
+
+def _axes(tensors: Sequence[TensorSpec], output: TensorSpec) -> int:
+    """Axes that are left of the output's once those that lie in one run in every tensor are joined; 2 where one tensor
+    has gaps along the only one."""
+    rank = len(output.shape)
+    rows = [_aligned(spec, rank) for spec in tensors]
+    real = [axis for axis in range(rank) if output.shape[axis] > 1]
+    order = sorted(real, key=lambda axis: output.strides[axis])
+    count, previous = 0, -1
+    for axis in order:
+        joins = previous >= 0 and all(row[axis] == row[previous] * output.shape[previous] for row in rows)
+        count += not joins
+        previous = axis
+    dense = all(row[order[0]] == 1 for row in rows) if order else True
+    return count if dense else max(count, 2)
+
+
+def _aligned(spec: TensorSpec, rank: int) -> tuple[int, ...]:
+    """Strides along the output's axes: 0 where the tensor is broadcast."""
+    strides = tuple(0 if n == 1 else s for n, s in zip(spec.shape, spec.strides, strict=True))
+    return (0,) * (rank - len(strides)) + strides
+
+
 _FLOPS = {**POINTWISE, **{name.split(".")[0]: flops for name, flops in POINTWISE_FUNCTIONAL.items()}}
 
 
@@ -134,7 +182,10 @@ def pointwise(call: Call) -> Cost:
     name, output = call.name.split(".")[1], call.outputs[0]
     if name not in _FLOPS:
         name = name[:-1]  # the in-place form
-    return call.cost(vector_flops(output, output.numel * scalar_flops(call, name, _FLOPS[name]), name))
+    return call.cost(
+        vector_flops(output, output.numel * scalar_flops(call, name, _FLOPS[name]), name),
+        instructions=loop_instructions(call.inputs, output),
+    )
 
 
 @register_cost(*(f"aten.{name}" for name in _RESAMPLING), op_class="elementwise")

@@ -17,6 +17,7 @@ pass over data of which a block cannot keep its share on chip. Sources are named
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from memwall.cost.base import Call, Cost
 from memwall.cost.elementwise import vector_flops
@@ -25,6 +26,12 @@ from memwall.graph import TensorSpec
 
 #: shared memory that a block may use without opting in to more (cudaDeviceProp.sharedMemPerBlock)
 _SHARED_BYTES = 48 * 1024
+#: blocks of 1024 threads on a multiprocessor of 2048
+_BLOCKS_PER_SM = 2
+#: rows that a multiprocessor of 2048 threads works on where a block of 128 has one (layer_norm_kernel.cu)
+_ROWS_PER_SM = 16
+#: threads of the only block that picks the losses of a batch (Loss.cu, NLL_LOSS_THREADS)
+_LOSS_THREADS = 32
 
 
 def _row(spec: TensorSpec, dim: int) -> tuple[int, bool]:
@@ -46,12 +53,32 @@ def _fits_on_chip(spec: TensorSpec, dim: int) -> bool:
     return row_bytes < _SHARED_BYTES and row_bytes % 16 == 0
 
 
+def _row_blocks(spec: TensorSpec, dim: int) -> int:
+    """Rows that have a block of 1024 threads each (SoftMax.cu, SoftMaxForward_getBlockSize)."""
+    length, adjacent = _row(spec, dim)
+    in_warp = length <= 1024 and length * spec.itemsize <= 4096  # PersistentSoftmax.cuh
+    return 0 if in_warp or not adjacent or not length else spec.numel // length
+
+
+def _passes(spec: TensorSpec, dim: int, again_bytes: int) -> dict[str, int]:
+    """The blocks of softmax kernels over a tensor like ``spec``, and ``again_bytes``, their second and third reads,
+    where a row does not stay on chip: adjacent elements come again after both blocks of a multiprocessor went by."""
+    length, adjacent = _row(spec, dim)
+    lone = _row_blocks(spec, dim)
+    if _fits_on_chip(spec, dim):
+        return {"lone_blocks": lone}
+    if not adjacent:
+        return {"extra_bytes": again_bytes}
+    window = _BLOCKS_PER_SM * length * spec.itemsize
+    return {"lone_blocks": lone, "again_bytes": again_bytes, "again_after_bytes": window}
+
+
 @register_cost("aten._softmax", "aten._log_softmax", "aten._masked_softmax", op_class="normalization")
 def softmax(call: Call) -> Cost:
     """5 per element. A row too long for the chip is read three times: for its max, its sum and its result."""
     data, dim = call.need("self"), call.attributes.get("dim")
-    again = 0 if _fits_on_chip(data, -1 if dim is None else dim) else 2 * data.nbytes
-    return call.cost(vector_flops(data, 5 * data.numel), extra_bytes=again)
+    passes = _passes(data, -1 if dim is None else dim, 2 * data.nbytes)
+    return call.cost(vector_flops(data, 5 * data.numel), **passes)
 
 
 @register_cost("aten._safe_softmax", op_class="normalization")
@@ -62,15 +89,16 @@ def safe_softmax(call: Call) -> Cost:
     mask_bytes = data.numel
     zeroing = data.nbytes + 2 * mask_bytes + 2 * out.nbytes
     plain = softmax(call)
-    return call.cost(plain.flops, extra_bytes=plain.extra_bytes + zeroing, kernels=4)
+    return replace(plain, read_bytes=call.read_bytes, write_bytes=call.write_bytes,
+                   extra_bytes=plain.extra_bytes + zeroing, kernels=4)  # fmt: skip
 
 
 @register_cost("aten._log_softmax_backward_data", op_class="normalization")
 def log_softmax_backward(call: Call) -> Cost:
     """4 per element. A long row's ``grad_output`` is read twice."""
     grad = call.need("grad_output")
-    again = 0 if _fits_on_chip(grad, call.attributes["dim"]) else grad.nbytes
-    return call.cost(vector_flops(grad, 4 * grad.numel), extra_bytes=again)
+    passes = {**_passes(grad, call.attributes["dim"], grad.nbytes), "lone_blocks": 0}
+    return call.cost(vector_flops(grad, 4 * grad.numel), **passes)
 
 
 @register_cost("aten._softmax_backward_data", op_class="normalization")
@@ -78,9 +106,9 @@ def softmax_backward(call: Call) -> Cost:
     """4 per element. Eager first stores ``grad_output * output`` with a kernel of its own (SoftMax.cu), so
     that is written and read, and ``output`` read again; a long row's product is read twice."""
     grad, output = call.need("grad_output"), call.need("output")
-    again = 0 if _fits_on_chip(grad, call.attributes["dim"]) else grad.nbytes
-    product = 2 * grad.nbytes + output.nbytes
-    return call.cost(vector_flops(grad, 4 * grad.numel), extra_bytes=product + again, kernels=2)
+    passes = {**_passes(grad, call.attributes["dim"], grad.nbytes), "lone_blocks": 0}
+    passes["extra_bytes"] = passes.get("extra_bytes", 0) + 2 * grad.nbytes + output.nbytes
+    return call.cost(vector_flops(grad, 4 * grad.numel), kernels=2, **passes)
 
 
 @register_cost("aten._masked_softmax_backward", op_class="normalization")
@@ -92,9 +120,16 @@ def masked_softmax_backward(call: Call) -> Cost:
 
 @register_cost("aten.native_layer_norm", op_class="normalization")
 def layer_norm(call: Call) -> Cost:
-    """7 per element; a row stays in cache between its two passes (layer_norm_kernel.cu)."""
+    """7 per element in two passes over a row, for its moments and for its result (layer_norm_kernel.cu)."""
     data = call.need("input")
-    return call.cost(vector_flops(data, 7 * data.numel))
+    return call.cost(vector_flops(data, 7 * data.numel), **_row_again(data, data.nbytes))
+
+
+def _row_again(data: TensorSpec, again_bytes: int) -> dict[str, int]:
+    """A second pass over rows of which a multiprocessor has many at once."""
+    length = data.shape[-1] if data.shape else 1
+    row_bytes = again_bytes * length // data.numel if data.numel else 0
+    return {"again_bytes": again_bytes, "again_after_bytes": _ROWS_PER_SM * row_bytes}
 
 
 @register_cost("aten._fused_rms_norm", op_class="normalization")
@@ -110,9 +145,15 @@ _ROW_BACKWARD = {"native_layer_norm_backward": (9, 4), "_fused_rms_norm_backward
 
 @register_cost(*(f"aten.{name}" for name in _ROW_BACKWARD), op_class="normalization")
 def row_norm_backward(call: Call) -> Cost:
-    """Layer and RMS norm: a kernel for the input, one for weight and bias; each reads both tensors."""
+    """Layer and RMS norm: a kernel for the input, one for weight and bias; each reads both tensors, the first in two
+    passes over a row."""
     for_input, for_weight = _ROW_BACKWARD[call.name.split(".")[1]]
-    return _norm_backward(call, for_input, for_weight)
+    plain = _norm_backward(call, for_input, for_weight)
+    data = call.need("input")
+    if not _wanted(call, data)[0]:
+        return plain
+    again = _row_again(data, _output_gradient(call).nbytes + data.nbytes)
+    return replace(plain, again_bytes=again["again_bytes"], again_after_bytes=again["again_after_bytes"])
 
 
 def _output_gradient(call: Call) -> TensorSpec:
@@ -228,13 +269,15 @@ def _picked_bytes(source: TensorSpec, count: int) -> int:
 
 @register_cost("aten.nll_loss_forward", "aten.nll_loss2d_forward", op_class="normalization")
 def nll_loss(call: Call) -> Cost:
-    """Reads one element per target, not the whole row; one add per target where the loss is reduced."""
+    """Reads one element per target, not the whole row; one add per target where the loss is reduced: one block goes
+    through all targets, and waits for each and then for its score (Loss.cu)."""
     scores, target, weight = call.need("self"), call.need("target"), call.arg("weight")
     read = _picked_bytes(scores, target.numel) + target.nbytes
     if weight is not None:
         read += _picked_bytes(weight, target.numel)
-    adds = target.numel if call.attributes.get("reduction", 1) else 0
-    return call.cost(vector_flops(scores, adds), read_bytes=read)
+    reduced = bool(call.attributes.get("reduction", 1))
+    turns = math.ceil(target.numel / _LOSS_THREADS) if reduced and "2d" not in call.name else 0
+    return call.cost(vector_flops(scores, target.numel * reduced), read_bytes=read, round_trips=2 * turns)
 
 
 @register_cost("aten.nll_loss_backward", "aten.nll_loss2d_backward", op_class="normalization")

@@ -1,23 +1,45 @@
-"""The Plan type that every policy produces, and the eager policy."""
+"""The types that every policy produces: groups of ops that share a launch, and what was refused and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from memwall.cost import Cost
-from memwall.errors import UsageError
-from memwall.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ops that share one launch, with the values that the launch reads from and writes to memory, and its cost."""
+    """Ops that share one launch, with the values that the launch reads from and writes to memory, and its cost.
+
+    ``recomputes`` are ops of other groups whose results this one computes again instead of reading them. A group with
+    ``cost.kernels`` above 1 needs more launches: a second stage of a reduction, or the two passes of a batch norm.
+    ``name`` and ``source`` are those of the kernel, where the policy knows them.
+    """
 
     op_ids: tuple[int, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     cost: Cost
+    recomputes: tuple[int, ...] = ()
+    name: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A fusion of a producer and a consumer (op ids) that was not made: the rule that forbade it, the reason in words,
+    and the bytes and seconds that it would have saved.
+
+    ``count`` is how often the same pair stands in repeated layers; bytes and seconds are of one.
+    """
+
+    rule: str
+    reason: str
+    producer: int
+    consumer: int
+    saved_bytes: int
+    saved_s: float
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -26,27 +48,4 @@ class Plan:
 
     policy: str
     groups: tuple[Group, ...]
-    refusals: Mapping[str, str] = field(default_factory=dict)
-
-
-def eager_plan(graph: Graph, costs: tuple[Cost, ...]) -> Plan:
-    """Every op alone, in call order: what PyTorch does without a compiler."""
-    groups = tuple(
-        Group((op.id,), op.inputs, op.outputs, cost) for op, cost in zip(graph.ops, costs, strict=True)
-    )
-    return Plan("eager", groups)
-
-
-#: policy name -> planner
-PLANNERS: dict[str, Callable[[Graph, tuple[Cost, ...]], Plan]] = {"eager": eager_plan}
-
-
-def plan_graph(policy: str, graph: Graph, costs: tuple[Cost, ...]) -> Plan:
-    """The plan of a policy.
-
-    Raises:
-        UsageError: no such policy.
-    """
-    if policy not in PLANNERS:
-        raise UsageError(f"no policy named {policy!r}; there is {', '.join(PLANNERS)}")
-    return PLANNERS[policy](graph, costs)
+    refusals: tuple[Refusal, ...] = ()

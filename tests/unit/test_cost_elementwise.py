@@ -1,9 +1,13 @@
 """Pointwise ops. Expected values are worked out beside the assertions."""
 
+from dataclasses import replace
+
 import pytest
 
 from memwall.cost.registry import classify, graph_costs
 from memwall.graph import Graph, Op, Pipe, Storage, Value
+from memwall.hardware import load_gpu
+from memwall.roofline import achievable_compute_s, memory_s
 from tests.unit.cost_calls import VECTOR, cost, expanded, spec
 
 
@@ -103,3 +107,44 @@ def test_interpolation_counts_its_fine_side():
 def test_random_fill_is_written_only():
     result = cost("aten.normal_", [], spec(1000))
     assert (result.read_bytes, result.write_bytes, result.flops) == (0, 2000, {})
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "per_element"),
+    [
+        (spec(64, 32, 128), spec(64, 32, 128), 0),  # one run: whole vectors
+        (
+            expanded((64, 32, 128), (128, 8192, 1)),
+            expanded((64, 32, 128), (128, 8192, 1)),
+            0,
+        ),  # one run, permuted
+        (spec(64, 32, 128), spec(128), 36),  # a row of 128 again and again: two axes of 12, and 12 around
+        (spec(64, 32, 128), expanded((64, 1, 128), (128, 128, 1)), 48),  # its middle axis stands still: three
+        (spec(64, 32, 128), expanded((64, 32, 128), (128, 8192, 1)), 48),  # the other order of two axes
+        (
+            expanded((64, 32, 128), (8192, 256, 1)),
+            expanded((64, 32, 128), (8192, 256, 1)),
+            36,
+        ),  # gaps between rows
+        (spec(64, 32, 128), spec(64, 32, 128, dtype="float32"), 53),  # a cast
+        (spec(64, 32, 128), spec(64, 32, 128, dtype="bool"), 0),  # a mask is none
+        (spec(64, 32, 128), spec(), 0),  # a number
+    ],
+)
+def test_index_arithmetic(left, right, per_element):
+    dtype = "float32" if right.dtype == "float32" else "bfloat16"
+    permuted = left.strides == right.strides == (128, 8192, 1)
+    output = left if permuted else spec(64, 32, 128, dtype=dtype)
+    result = cost("aten.mul.Tensor", [("self", left), ("other", right)], output)
+    assert result.instructions == per_element * 262_144  # 64 * 32 * 128
+
+
+def test_index_arithmetic_takes_time_where_it_is_slower_than_memory():
+    a100 = load_gpu("a100-80gb-sxm")  # 108 multiprocessors of 64 integer lanes at 1.41 GHz
+    big, turn = spec(32, 16384, 256), expanded((32, 16384, 256), (256, 8192, 1))
+    mixed = cost("aten.add.Tensor", [("self", big), ("other", turn)], big)
+    assert achievable_compute_s(mixed, a100) == pytest.approx(48 * 134_217_728 / (108 * 64 * 1.41e9))
+    plain = cost("aten.add.Tensor", [("self", big), ("other", big)], big)
+    assert achievable_compute_s(plain, a100) < memory_s(plain, a100) < achievable_compute_s(mixed, a100)
+    unknown = replace(a100, sm_count=1)  # a file that does not say
+    assert achievable_compute_s(mixed, unknown) == achievable_compute_s(plain, a100)

@@ -5,6 +5,8 @@ import pytest
 from memwall.cost.base import touched_bytes
 from memwall.cost.registry import classify, graph_costs
 from memwall.graph import Graph, Op, Storage, Value, contiguous
+from memwall.hardware import load_gpu
+from memwall.roofline import achievable_compute_s
 from tests.unit.cost_calls import VECTOR, cost, expanded, spec
 
 
@@ -33,7 +35,49 @@ def test_embedding_backward_writes_the_whole_table():
     assert result.flops == {VECTOR: 8_192}  # one add per element of the gradient
     assert result.kernels == 2
     long = [("grad_output", spec(8192, 64)), ("indices", spec(8192, dtype="int64"))]
-    assert cost("aten.embedding_dense_backward", long, spec(50000, 64)).kernels == 15
+    sorted_first = cost("aten.embedding_dense_backward", long, spec(50000, 64))
+    assert (sorted_first.kernels, sorted_first.round_trips) == (15, 300)
+    # again: 8192 * 64 * 2 of the gradient's rows; 8192 + 819 segments of 64 sums of 4 B, written and read
+    assert sorted_first.extra_bytes == 1_048_576 + 2 * 9_011 * 256
+    assert sorted_first.instructions == 80 * (8_192 + 2 * 9_011) * 64
+
+
+def test_rows_are_fetched_element_by_element():
+    a100, h100 = load_gpu("a100-80gb-sxm"), load_gpu("h100-sxm")
+    ids, table = spec(16384, dtype="int64"), spec(8192, 4096, dtype="float32")
+    rows = cost("aten.embedding", [("weight", table), ("indices", ids)], spec(16384, 4096, dtype="float32"))
+    assert achievable_compute_s(rows, a100) == pytest.approx(0.854e-3, rel=0.1)  # measured by Liger: 0.854 ms
+    # pytorch issue 151612: 4096 rows of 5120 bfloat16 on an H100 in 136 us, 36 us by gather
+    picked, ids = spec(4096, 5120), spec(4096, dtype="int64")
+    select = cost("aten.index_select", [("self", picked), ("index", ids)], picked, dim=0)
+    assert achievable_compute_s(select, h100) == pytest.approx(136e-6, rel=0.1)
+    gather = cost(
+        "aten.gather", [("self", picked), ("index", spec(4096, 5120, dtype="int64"))], picked, dim=0
+    )
+    assert gather.instructions == 0
+
+
+def test_atomic_adds_are_slower_than_their_bytes():
+    target, source, index = (
+        spec(1024, 64, dtype="float32"),
+        spec(4096, 64, dtype="float32"),
+        spec(4096, dtype="int64"),
+    )
+    inputs = [("self", target), ("index", index), ("source", source)]
+    added = cost("aten.index_add_", inputs, target, dim=0)
+    assert added.bytes + added.extra_bytes == 48 * 262_144  # as long as 48 bytes for each of the 4096 * 64
+    assert cost("aten.index_copy_", inputs, target, dim=0).extra_bytes == 0
+
+
+def test_casts_and_copies_with_gaps_compute_their_places():
+    wide, narrow = spec(1024, 512, dtype="float32"), spec(1024, 512)
+    assert cost("aten._to_copy", [("self", wide)], narrow).instructions == 53 * 524_288
+    assert cost("aten.clone", [("self", narrow)], narrow).instructions == 0
+    flipped = expanded((1024, 512), (1, 1024))
+    assert cost("aten.clone", [("self", flipped)], narrow).instructions == 36 * 524_288  # two axes
+    half = expanded((1024, 512), (1024, 1))  # the left half of 1024 columns
+    joined = cost("aten.cat", [("tensors", [half, narrow])], spec(2048, 512))
+    assert joined.instructions == 36 * 524_288  # of the first only
 
 
 def test_expand_is_not_billed():

@@ -1,0 +1,201 @@
+"""Modules written as one kernel each by hand: what a plan becomes when all ops of a module share a launch.
+
+Contractions and whatever else the module holds are included, and no rule of our planner is asked: such a kernel is
+priced as if all that lies between its ops stayed on chip. Only a circle forbids it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import accumulate
+
+from memwall.cost import Cost
+from memwall.errors import UsageError
+from memwall.fusion.flow import Flow
+from memwall.fusion.placement import Placement
+from memwall.fusion.plan import Group, Plan
+from memwall.fusion.planner import in_order
+from memwall.fusion.pricing import Pricer
+from memwall.graph import Graph
+from memwall.hardware import Gpu
+
+#: (path, phase)
+Unit = tuple[str, str]
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass(frozen=True)
+class HandWritten:
+    """A plan in which modules run as one kernel each: how many do, and those that cannot, with the reason."""
+
+    plan: Plan
+    fused: int
+    refused: tuple[str, ...]
+
+
+def modules_of(graph: Graph, pattern: str) -> dict[Unit, tuple[int, ...]]:
+    """(module, phase) -> its ops, for each outermost module whose path fits the pattern.
+
+    Raises:
+        UsageError: none does; names modules that are near.
+    """
+    found: dict[str, str] = {}
+    members: dict[Unit, list[int]] = {}
+    for op in graph.ops:
+        if op.module not in found:
+            paths = accumulate(op.module.split("."), lambda path, part: f"{path}.{part}")
+            found[op.module] = next((p for p in paths if p and fnmatchcase(p, pattern)), "")
+        if found[op.module]:
+            members.setdefault((found[op.module], op.phase), []).append(op.id)
+    if not members:
+        raise UsageError(f"no module fits {pattern!r}; {_near_modules(graph, pattern)}")
+    return {key: tuple(ops) for key, ops in members.items()}
+
+
+def _near_modules(graph: Graph, pattern: str) -> str:
+    paths: dict[str, None] = {}
+    for op in graph.ops:
+        starred = _NUMBER.sub("*", op.module)
+        paths.update(dict.fromkeys(accumulate(starred.split("."), lambda path, part: f"{path}.{part}")))
+    paths.pop("", None)
+    near = [p for p in paths if p.endswith(f".{pattern}")] or difflib.get_close_matches(
+        pattern, paths, 3, 0.4
+    )
+    return f"did you mean {', '.join(near[:3])}?" if near else f"there is {', '.join([*paths][:6]) or 'none'}"
+
+
+def fuse_by_hand(
+    graph: Graph, costs: Sequence[Cost], gpu: Gpu, plan: Plan, patterns: Sequence[str]
+) -> HandWritten:
+    """The plan with each module that a pattern finds, phase by phase, as one kernel priced like any group.
+
+    A module that a path leaves and comes back into cannot be one kernel: it stays as it was. A group of the plan that
+    would close a circle with one of the new kernels falls apart into single ops.
+
+    Raises:
+        UsageError: a pattern fits no module.
+    """
+    home: dict[int, Unit] = {}
+    for pattern in patterns:
+        for unit, ops in modules_of(graph, pattern).items():
+            home.update(dict.fromkeys(ops, unit))  # of nested modules the one named last
+    units: dict[Unit, tuple[int, ...]] = {}
+    for op, unit in sorted(home.items()):
+        units[unit] = (*units.get(unit, ()), op)
+    pricer = Pricer(graph, costs, gpu)
+    whole = {unit: ops for unit, ops in units.items() if _is_convex(pricer.flow, ops)}
+    refused = [f"{_name(unit)}: what leaves it comes back into it" for unit in units if unit not in whole]
+    while True:
+        parts = _take_out(plan, whole)
+        groups = _without_circles(pricer, parts)
+        if groups is not None:
+            return HandWritten(replace(plan, groups=tuple(groups)), len(whole), tuple(refused))
+        unit, _ = whole.popitem()
+        refused.append(f"{_name(unit)}: it and another module wait for each other")
+
+
+def _name(unit: Unit) -> str:
+    module, phase = unit
+    return f"{module} ({phase})"
+
+
+def _is_convex(flow: Flow, ops: Sequence[int]) -> bool:
+    """Whether no path leads out of the ops and back in."""
+    inside = frozenset(ops)
+    behind: set[int] = set()  # ops outside that depend on one inside
+    for op_id in range(ops[0], ops[-1] + 1):
+        deps = flow.deps[op_id]
+        if op_id in inside:
+            if not behind.isdisjoint(deps):
+                return False
+        elif any(dep in inside or dep in behind for dep in deps):
+            behind.add(op_id)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Ops that share a kernel, and those that it computes again. ``group``: that of the plan, where nothing changed."""
+
+    op_ids: tuple[int, ...]
+    recomputes: tuple[int, ...]
+    group: Group | None = None
+    by_hand: bool = False
+
+
+def _take_out(plan: Plan, units: Mapping[Unit, Sequence[int]]) -> list[_Part]:
+    """The groups of the plan without the units' ops, and the units."""
+    unit_of = {op: unit for unit, ops in units.items() for op in ops}
+    again: dict[Unit, set[int]] = {unit: set() for unit in units}
+    parts = []
+    for group in plan.groups:
+        touched = {unit_of[op] for op in group.op_ids if op in unit_of}
+        for unit in touched:
+            again[unit].update(group.recomputes)
+        rest = tuple([op for op in group.op_ids if op not in unit_of])
+        if not touched:
+            parts.append(_Part(group.op_ids, group.recomputes, group))
+        elif rest:
+            parts.append(_Part(rest, group.recomputes))
+    for unit, ops in units.items():
+        parts.append(_Part(tuple(ops), tuple(sorted(again[unit].difference(ops))), by_hand=True))
+    return parts
+
+
+def _without_circles(pricer: Pricer, parts: list[_Part]) -> list[Group] | None:
+    """The priced groups in launch order; None when kernels written by hand wait for each other."""
+    while True:
+        try:
+            return in_order(pricer.flow, _priced(pricer, parts))
+        except ValueError:
+            stuck = _in_circles(pricer.flow, parts)
+            loose = {i for i in stuck if len(parts[i].op_ids) > 1 and not parts[i].by_hand}
+            if not loose:
+                return None
+            singles = [_Part((op,), parts[i].recomputes) for i in sorted(loose) for op in parts[i].op_ids]
+            parts = [part for i, part in enumerate(parts) if i not in loose] + singles
+
+
+def _priced(pricer: Pricer, parts: Sequence[_Part]) -> list[Group]:
+    pricer.placement = Placement((part.op_ids, part.recomputes) for part in parts)
+    return [part.group or _group(pricer, part) for part in parts]
+
+
+def _group(pricer: Pricer, part: _Part) -> Group:
+    if len(part.op_ids) == 1 and not part.recomputes:
+        return pricer.alone(part.op_ids[0])
+    return pricer.group(part.op_ids, part.recomputes)
+
+
+def _in_circles(flow: Flow, parts: Sequence[_Part]) -> set[int]:
+    """Numbers of the parts that lie on a circle, or between two."""
+    owner = {op: i for i, part in enumerate(parts) for op in part.op_ids}
+    before: list[set[int]] = [set() for _ in parts]
+    for i, part in enumerate(parts):
+        inside = frozenset((*part.op_ids, *part.recomputes))
+        before[i] = {owner[dep] for op in inside for dep in flow.deps[op] if dep not in inside} - {i}
+    after: list[set[int]] = [set() for _ in parts]
+    for i, others in enumerate(before):
+        for other in others:
+            after[other].add(i)
+    return _peeled(before, after) & _peeled(after, before)
+
+
+def _peeled(before: Sequence[set[int]], after: Sequence[set[int]]) -> set[int]:
+    """What is left when everything that waits for nothing is taken away, again and again."""
+    missing = [len(others) for others in before]
+    ready = [i for i, count in enumerate(missing) if not count]
+    left = set(range(len(missing)))
+    while ready:
+        i = ready.pop()
+        left.discard(i)
+        for other in after[i]:
+            missing[other] -= 1
+            if not missing[other]:
+                ready.append(other)
+    return left

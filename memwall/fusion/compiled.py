@@ -1,0 +1,57 @@
+"""The ``inductor`` policy: the groups that torch.compile's own scheduler forms, priced like any other plan.
+
+:mod:`memwall.fusion.inductor` runs the compiler; here its kernels become groups. Bytes follow our counting rules, so
+that policies compare; what Inductor's own count has beyond them (scratch of split reductions, partial sums) goes in
+``extra_bytes``, that is, in ``time_s`` only. Inductor splits reductions of few rows over the GPU by itself. The optimizer stays eager, as it does under ``torch.compile(model)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memwall.cost import Cost
+from memwall.fusion.inductor import LoweredKernel, lower
+from memwall.fusion.placement import Placement
+from memwall.fusion.plan import Group, Plan
+from memwall.fusion.planner import in_order
+from memwall.fusion.pricing import Pricer
+from memwall.graph import Graph
+from memwall.hardware import Gpu
+
+
+def inductor_plan(
+    graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None
+) -> Plan:
+    """What ``torch.compile(model)`` would launch on ``gpu``.
+
+    Raises:
+        MissingError: Triton is not installed, or this torch's internals are not those that memwall knows.
+    """
+    lowered = lower(graph, gpu, regions=regions)
+    return plan_of(graph, costs, gpu, lowered.kernels)
+
+
+def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[LoweredKernel]) -> Plan:
+    """The plan of some lowered kernels; ops that are in none of them run alone."""
+    pricer = Pricer(graph, costs, gpu)
+    home = {op for kernel in kernels for op in kernel.op_ids}
+    alone = [op.id for op in graph.ops if op.id not in home]
+    parts = [(kernel.op_ids, kernel.recomputes) for kernel in kernels]
+    pricer.placement = Placement([*parts, *(((op,), ()) for op in alone)])
+    groups = [_group(pricer, kernel) for kernel in kernels if kernel.op_ids]
+    groups += [pricer.alone(op) for op in alone]
+    try:
+        groups = in_order(pricer.flow, groups)
+    except ValueError:  # an op whose kernels lie apart is one group here: keep the compiler's own order
+        pass
+    return Plan("inductor", tuple(groups))
+
+
+def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
+    if kernel.kind == "extern" and len(kernel.op_ids) == 1 and not kernel.recomputes:
+        return replace(pricer.alone(kernel.op_ids[0]), name=kernel.name, source=kernel.source)
+    group = pricer.group(kernel.op_ids, kernel.recomputes)
+    beyond = max(kernel.read_bytes + kernel.write_bytes - group.cost.bytes, 0)
+    cost = replace(group.cost, kernels=kernel.launches, extra_bytes=beyond, programs=None)
+    return replace(group, cost=cost, name=kernel.name, source=kernel.source)

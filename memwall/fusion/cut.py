@@ -1,0 +1,255 @@
+"""Cuts repeated layers out of a graph: the check that nothing around them minds, and the graph that is left."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from typing import NamedTuple
+
+from memwall.fusion.runs import LISTS, PERSISTENT, Run, Track, Twins, first_writers
+from memwall.graph import Graph, Op, Storage, TensorSpec, Value
+
+_NO_SWAP: Mapping[int, int] = {}
+
+
+class _List(NamedTuple):
+    """An op over lists: ``length`` entries each. ``rows``: the storages of each entry."""
+
+    op: Op
+    length: int
+    rows: tuple[tuple[int, ...], ...]
+
+
+class Cut:
+    """What is cut out of a graph: checks each run against the ops around it, then builds the short graph."""
+
+    def __init__(self, whole: Graph, kept: int) -> None:
+        self.whole = whole
+        self.kept = kept
+        self.made = first_writers(whole)
+        self.users: dict[int, list[int]] = {}
+        storage_of = [value.storage for value in whole.values]
+        for op in whole.ops:
+            for storage in {storage_of[i] for i in (*op.inputs, *op.outputs)}:
+                self.users.setdefault(storage, []).append(op.id)
+        self.lists = {op.id: found for op in whole.ops if (found := _list_of(whole, op)) is not None}
+        #: run → op id → storage that the op touches → the storage that takes its place
+        self.swaps: dict[tuple[Track, ...], dict[int, dict[int, int]]] = {}
+
+    def accept(self, run: Run) -> bool:
+        """Whether a run can be cut: nothing outside touches its layers but as their neighbours would."""
+        if not self._link_lists(run) or not self._ends_alike(run):
+            return False
+        swaps: dict[int, dict[int, int]] = {}
+        for storage, level in run.level.items():
+            for user in self.users[storage]:
+                if user in self.lists:
+                    continue
+                instance = run.instance(user)
+                shift = self._shift(run, user, instance, storage, level)
+                if shift is None:
+                    return False
+                if shift:
+                    other = run.step(storage, shift)
+                    if other is None or not self._stays(run, other, user):
+                        return False
+                    swaps.setdefault(user, {})[storage] = other
+        self.swaps[run.tracks] = swaps
+        return True
+
+    def _shift(self, run: Run, user: int, instance: int | None, storage: int, level: int) -> int | None:
+        """By how many instances what an op touches is moved; None when the op may not touch it."""
+        gone = run.count - self.kept
+        if instance is not None:
+            return 0 if instance >= self.kept or level < self.kept else gone
+        if run.after_last(user):  # the layer behind the last: touches it as the last touches the last but one
+            return -gone if level >= gone and run.back.get(storage) in run.touched[1] else None
+        return 0 if level == 0 and run.twin[storage] in run.touched[0] else None
+
+    def _stays(self, run: Run, storage: int, user: int) -> bool:
+        """Whether a storage is there in the short graph before an op touches it."""
+        maker = self.made.get(storage)
+        if run.level.get(storage, 0) >= self.kept:
+            return False
+        return maker is None or maker < user or self.whole.storages[storage].role in PERSISTENT
+
+    def _ends_alike(self, run: Run) -> bool:
+        """Whether each layer hands out the same: what is an output of the model in one is so in all."""
+        found: dict[int, set[tuple[int, TensorSpec, int]]] = {n: set() for n in range(run.count)}
+        for i in self.whole.outputs:
+            value = self.whole.values[i]
+            level = run.level.get(value.storage)
+            if level is not None:
+                found[level].add((value.storage, value.spec, value.offset))
+        return all(
+            {(run.twin[storage], spec, offset) for storage, spec, offset in found[n]} == found[n + 1]
+            for n in range(run.count - 1)
+        )
+
+    def _link_lists(self, run: Run) -> bool:
+        """Follow the layers' entries through ops over lists, so that optimizer state belongs to layers too."""
+        waiting = [found for found in self.lists.values() if run.instance(found.op.id) is None]
+        while waiting:
+            later = []
+            for found in waiting:
+                known = any(s in run.level for row in found.rows for s in row)
+                if not known:
+                    later.append(found)
+                elif not _link_rows(run, found.rows, Twins(self.whole, run.twin, run.back)):
+                    return False
+            if len(later) == len(waiting):
+                break
+            waiting = later
+        return True
+
+    def graph(self, runs: Sequence[Run]) -> tuple[Graph, tuple[int, ...]] | None:
+        """The graph without the instances from number ``kept`` on, and the ids that its ops have in the whole.
+
+        None when one run reads, in place of what is cut out, something that another cuts out.
+        """
+        whole = self.whole
+        gone = {s for run in runs for s, level in run.level.items() if level >= self.kept}
+        dropped = [track.span(self.kept, run.count) for run in runs for track in run.tracks]
+        ops: list[Op] = []
+        position = 0
+        for start, stop in sorted(dropped):
+            ops += whole.ops[position:start]
+            position = stop
+        ops += whole.ops[position:]
+        swaps: dict[int, dict[int, int]] = {}
+        for run in runs:
+            for op_id, swap in self.swaps[run.tracks].items():
+                swaps.setdefault(op_id, {}).update(swap)
+        if any(target in gone for swap in swaps.values() for target in swap.values()):
+            return None
+        builder = _Builder(whole, gone, swaps)
+        short = [builder.op(op, self.lists.get(op.id)) for op in ops]
+        return builder.graph(short), tuple([op.id for op in ops])
+
+
+def _list_of(graph: Graph, op: Op) -> _List | None:
+    if not op.name.startswith(LISTS):
+        return None
+    counts = Counter(op.arguments)
+    length = max(counts.values(), default=0)
+    if length < 2 or any(count not in (1, length) for count in counts.values()) or len(op.outputs) % length:
+        return None
+    values = graph.values
+    columns = [[i for i, name in zip(op.inputs, op.arguments, strict=True) if name == which]
+               for which, count in counts.items() if count == length]  # fmt: skip
+    columns += [list(op.outputs[i : i + length]) for i in range(0, len(op.outputs), length)]
+    rows = zip(*([values[i].storage for i in column] for column in columns), strict=True)
+    return _List(op, length, tuple(rows))
+
+
+def _link_rows(run: Run, rows: Sequence[Sequence[int]], twins: Twins) -> bool:
+    """Enter what stands beside known storages in a list into the twin map; False on a contradiction."""
+    levels = []
+    for row in rows:
+        known = {run.level.get(s) for s in row if s in run.level}
+        if len(known) > 1:
+            return False
+        levels.append(known.pop() if known else None)
+        if levels[-1] is not None:
+            run.level.update(dict.fromkeys(row, levels[-1]))
+    row_of = {s: row for row in rows for s in row}
+    for row, level in zip(rows, levels, strict=True):
+        if level is None or level == run.count - 1:
+            continue
+        other = next((row_of.get(run.twin[s]) for s in row if s in run.twin), None)
+        if other is None or not all(twins.link(a, b) for a, b in zip(row, other, strict=True)):
+            return False
+    return True
+
+
+class _Builder:
+    """Copies ops into a graph of their own, with new numbers for values and storages."""
+
+    def __init__(self, whole: Graph, gone: Set[int], swaps: Mapping[int, Mapping[int, int]]) -> None:
+        self.whole = whole
+        self.gone = gone
+        self.swaps = swaps
+        self.storages: list[Storage] = []
+        self.renamed: dict[int, int] = {}
+        for storage in whole.storages:
+            if storage.id not in gone:
+                self.renamed[storage.id] = len(self.storages)
+                self.storages.append(replace(storage, id=len(self.storages)))
+        self.values: list[Value] = []
+        self._new_ids: dict[int, int] = {}
+        self._by_look: dict[tuple[int, int, TensorSpec], int] = {}
+        self._ops = 0
+        self._targets = {s for swap in swaps.values() for s in swap.values()}
+
+    def value(self, number: int, swap: Mapping[int, int] = _NO_SWAP) -> int:
+        """The new id of a value, its storage exchanged for the one that takes its place."""
+        old = self.whole.values[number]
+        if old.storage in swap:
+            return self._look(swap[old.storage], old)
+        if old.storage in self._targets:
+            return self._look(old.storage, old)
+        if number not in self._new_ids:
+            self._new_ids[number] = len(self.values)
+            self.values.append(Value(len(self.values), old.spec, self.renamed[old.storage], old.offset))
+        return self._new_ids[number]
+
+    def _look(self, storage: int, like: Value) -> int:
+        key = (storage, like.offset, like.spec)
+        if key not in self._by_look:
+            self._by_look[key] = len(self.values)
+            self.values.append(Value(len(self.values), like.spec, self.renamed[storage], like.offset))
+        return self._by_look[key]
+
+    def op(self, op: Op, rows: _List | None) -> Op:
+        """A copy of an op; of an op over lists, without the entries that are gone."""
+        if rows is not None:
+            op = self._without_rows(op, rows)
+        swap = self.swaps.get(op.id, _NO_SWAP)
+        self._ops += 1
+        return Op(
+            self._ops - 1, op.name, op.op_class, op.phase, op.module,
+            tuple([self.value(i, swap) for i in op.inputs]), tuple([self.value(i, swap) for i in op.outputs]),
+            op.arguments, op.attributes,
+        )  # fmt: skip
+
+    def _without_rows(self, op: Op, found: _List) -> Op:
+        stays = [self.gone.isdisjoint(row) for row in found.rows]
+        if all(stays):
+            return op
+        length = found.length
+        counts = Counter(op.arguments)
+        seen: Counter[str] = Counter()
+        inputs, arguments = [], []
+        for i, name in zip(op.inputs, op.arguments, strict=True):
+            if counts[name] < length or stays[seen[name]]:
+                inputs.append(i)
+                arguments.append(name)
+            seen[name] += 1
+        outputs = [i for number, i in enumerate(op.outputs) if stays[number % length]]
+        attributes = {
+            name: type(value)(itertools.compress(value, stays))
+            if isinstance(value, (list, tuple)) and len(value) == length
+            else value
+            for name, value in op.attributes.items()
+        }
+        return replace(
+            op,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            arguments=tuple(arguments),
+            attributes=attributes,
+        )
+
+    def graph(self, ops: Sequence[Op]) -> Graph:
+        """The graph of some copied ops."""
+        whole = self.whole
+        inputs, parameters, outputs = (
+            tuple([self.value(i) for i in ids if whole.values[i].storage not in self.gone])
+            for ids in (whole.inputs, whole.parameters, whole.outputs)
+        )
+        return Graph(
+            tuple(self.values), tuple(self.storages), tuple(ops), inputs, parameters, outputs,
+            whole.free_calls, whole.attention,
+        )  # fmt: skip

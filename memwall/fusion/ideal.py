@@ -1,0 +1,176 @@
+"""The ``ideal`` policy: the traffic that no fusion can avoid.
+
+Matrix kernels (contractions, convolutions, attention) read their operands and write their results; whatever is
+computed between two of them rides along in an epilogue or a prologue and moves nothing of its own. Beyond that every
+tensor that exists before the step (parameters, inputs, optimizer state) is read once by the ops between them, if they
+read it at all, and every tensor that outlives the step is written once. Values that backward needs are computed again.
+Attention that a model spells out (product, softmax, product, and the same backward) is taken as one flash-style
+kernel: what has the size of the scores stays on chip, and backward computes the scores once more.
+
+It is no kernel anybody can write, but a floor: no plan of ours moves less, and ``saved / ideal`` scores every policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from memwall.cost import Cost
+from memwall.fusion.flow import Flow
+from memwall.fusion.plan import Group, Plan
+from memwall.fusion.planner import in_order
+from memwall.fusion.rules import MATRIX_CLASSES
+from memwall.graph import PHASES, Graph, Value, distinct_bytes
+from memwall.hardware import Gpu
+
+
+def ideal_plan(
+    graph: Graph, costs: Sequence[Cost], gpu: Gpu | None = None, regions: Sequence[int] | None = None
+) -> Plan:
+    """One group per matrix kernel, the ops that follow it up to the next included. The GPU plays no part."""
+    return _Ideal(graph, costs).plan()
+
+
+class _Ideal:
+    def __init__(self, graph: Graph, costs: Sequence[Cost]) -> None:
+        self.graph, self.costs = graph, costs
+        self.flow = Flow.of(graph)
+        self.on_chip: frozenset[int] = frozenset()
+        self.read_before: set[int] = set()
+
+    def plan(self) -> Plan:
+        self.on_chip, flash = attention_scores(self.graph, self.flow)
+        try:
+            groups = in_order(self.flow, [self._group(ops) for ops in self._members(flash)])
+        except ValueError:  # something between the two products needs a third: no flash-style kernel then
+            self.on_chip = frozenset()
+            self.read_before = set()
+            groups = in_order(self.flow, [self._group(ops) for ops in self._members({})])
+        return Plan("ideal", tuple(groups))
+
+    def _members(self, flash: Mapping[int, int]) -> list[list[int]]:
+        """Each op with the last matrix kernel among its ancestors; a spelled-out attention in one group."""
+        anchor_of: list[int] = []
+        members: dict[int, list[int]] = {}
+        for op in self.graph.ops:
+            anchor = max((anchor_of[d] for d in self.flow.deps[op.id]), default=-1)
+            if op.op_class in MATRIX_CLASSES:
+                anchor = flash.get(op.id, op.id)
+            anchor_of.append(anchor)
+            members.setdefault(anchor, []).append(op.id)
+        return [members[anchor] for anchor in sorted(members)]
+
+    def _group(self, op_ids: list[int]) -> Group:
+        matrix = [i for i in op_ids if self.graph.ops[i].op_class in MATRIX_CLASSES]
+        glue = [i for i in op_ids if self.graph.ops[i].op_class not in MATRIX_CLASSES]
+        reads: dict[int, None] = {}
+        writes: dict[int, None] = {}
+        read_bytes = write_bytes = 0
+        for i in matrix:
+            stays = self._on_chip_bytes(i)
+            read_bytes += max(self.costs[i].read_bytes - stays[0], 0)
+            write_bytes += max(self.costs[i].write_bytes - stays[1], 0)
+            reads.update(dict.fromkeys(v for v, n in self.flow.reads[i] if n not in self.on_chip))
+            writes.update(dict.fromkeys(v for v, n in self.flow.writes[i] if n not in self.on_chip))
+        first = self._first_reads(glue)
+        read_bytes += first[1]
+        reads.update(dict.fromkeys(first[0]))
+        last = self._last_writes(glue)
+        write_bytes += last[1]
+        writes.update(dict.fromkeys(last[0]))
+        total = sum((self.costs[i] for i in op_ids), start=Cost(kernels=0))
+        cost = replace(
+            total, read_bytes=read_bytes, write_bytes=write_bytes, extra_bytes=0, extra_flops=0, kernels=1,
+            programs=None,
+        )  # fmt: skip
+        return Group(tuple(op_ids), tuple(reads), tuple(writes), cost)
+
+    def _on_chip_bytes(self, op_id: int) -> tuple[int, int]:
+        """Bytes of scores that the op would read, and write, as a kernel of its own."""
+        values, flow = self.graph.values, self.flow
+        read, written = (
+            sum(values[v].spec.nbytes for v, version in uses[op_id] if version in self.on_chip)
+            for uses in (flow.reads, flow.writes)
+        )
+        return read, written
+
+    def _first_reads(self, glue: Sequence[int]) -> tuple[list[int], int]:
+        """Values of tensors from before the step that these ops read and none before them did, and their bytes."""
+        whole: list[Value] = []
+        found, part_bytes = [], 0
+        for i in glue:
+            old = [(v, n) for v, n in self.flow.reads[i] if self.flow.writer[n] < 0]
+            values = [self.graph.values[v] for v, _ in self.flow.reads[i]]
+            made = sum(v.spec.nbytes for v, (_, n) in zip(values, self.flow.reads[i], strict=True)
+                       if self.flow.writer[n] >= 0)  # fmt: skip
+            if self.costs[i].read_bytes < distinct_bytes(values):  # fetches some rows
+                part_bytes += max(self.costs[i].read_bytes - made, 0) if old else 0
+                found += [v for v, _ in old]
+                continue
+            new = [v for v, n in old if n not in self.read_before]
+            self.read_before.update(n for _, n in old)
+            whole += [self.graph.values[v] for v in new]
+            found += new
+        return found, distinct_bytes(whole) + part_bytes
+
+    def _last_writes(self, glue: Sequence[int]) -> tuple[list[int], int]:
+        """Values that outlive the step and that these ops write, and their bytes."""
+        whole: list[Value] = []
+        found, part_bytes = [], 0
+        for i in glue:
+            kept = [v for v, version in self.flow.writes[i] if version in self.flow.kept]
+            found += kept
+            values = [self.graph.values[v] for v, _ in self.flow.writes[i]]
+            if kept and self.costs[i].write_bytes < distinct_bytes(values):  # some rows
+                part_bytes += self.costs[i].write_bytes
+            else:
+                whole += [self.graph.values[v] for v in kept]
+        return found, distinct_bytes(whole) + part_bytes
+
+
+def attention_scores(graph: Graph, flow: Flow) -> tuple[frozenset[int], dict[int, int]]:
+    """Versions that a flash-style kernel keeps on chip, and matrix op -> the last one of its attention.
+
+    The scores are what lies between a product and a softmax, or a softmax and a product, with as many elements as the
+    softmax has, forward and backward. A softmax without a product on both sides is none.
+    """
+    on_chip: set[int] = set()
+    flash: dict[int, int] = {}
+    for op in graph.ops:
+        if op.name not in _SOFTMAX:
+            continue
+        family, products = _family(graph, flow, op.id)
+        by_phase = {phase: [p for p in products if graph.ops[p].phase == phase] for phase in PHASES}
+        if len(by_phase["forward"]) < 2:
+            continue
+        on_chip |= family
+        for members in by_phase.values():
+            flash.update(dict.fromkeys(members, max(members, default=-1)))
+    return frozenset(on_chip), flash
+
+
+_SOFTMAX = ("aten._softmax", "aten._safe_softmax")
+
+
+def _family(graph: Graph, flow: Flow, softmax: int) -> tuple[set[int], list[int]]:
+    """The versions of the size of a softmax's result that pointwise ops and softmaxes tie to it, and the products at
+    their ends."""
+    values = graph.values
+    numel = values[graph.ops[softmax].outputs[0]].spec.numel
+    family: set[int] = set()
+    products: set[int] = set()
+    seen = {softmax}
+    stack = [softmax]
+    while stack:
+        op_id = stack.pop()
+        for value, version in (*flow.reads[op_id], *flow.writes[op_id]):
+            if version in family or values[value].spec.numel != numel or flow.writer[version] < 0:
+                continue
+            family.add(version)
+            for other in (flow.writer[version], *flow.readers[version]):
+                if graph.ops[other].op_class in MATRIX_CLASSES:
+                    products.add(other)
+                elif other not in seen:
+                    seen.add(other)
+                    stack.append(other)
+    return family - flow.kept, sorted(products)

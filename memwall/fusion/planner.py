@@ -1,0 +1,389 @@
+"""The ``memwall`` policy: our own fusion planner. Needs the graph and the GPU alone, no compiler.
+
+One walk over the ops in call order. Each op starts as a group of its own and tries to join the groups that made what
+it reads (vertical fusion), then those that read the same tensors (horizontal), largest saving first. A union has to
+pass the rules of :mod:`memwall.fusion.rules`, must not close a cycle, and must be modeled faster than its parts on the
+given GPU. Then values that are cheap to compute again are no longer stored (:mod:`memwall.fusion.recompute`), and the
+groups are put into an order that respects every dependency.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memwall.cost import Cost, graph_costs
+from memwall.fusion.flow import Flow
+from memwall.fusion.loops import late_outputs, moves, reads_elsewhere
+from memwall.fusion.placement import Placement
+from memwall.fusion.plan import Group, Plan, Refusal
+from memwall.fusion.pricing import Pricer
+from memwall.fusion.recompute import Parts, recompute
+from memwall.fusion.repeats import Expanded, Shortened, shorten
+from memwall.fusion.rules import Candidate, Edge, Meeting, Shape, aligned, objection
+from memwall.graph import Graph
+from memwall.hardware import Gpu
+
+#: groups that an op tries to join, largest saving first
+MAX_CANDIDATES = 8
+#: groups that may have to move ahead of a union before it is refused
+MAX_SEARCH = 1000
+#: readers of a tensor, back from the last, that are tried as siblings
+MAX_SIBLINGS = 4
+
+
+def memwall_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:
+    """Fuse what is legal and modeled faster on ``gpu``. Repeated layers are planned once.
+
+    Args:
+        regions: for each op the number of the compiler's partial graph that holds it; fusion crosses none. None: one
+            graph.
+    """
+    short = shorten(graph) if regions is None else Shortened(graph, graph, range(len(graph.ops)))
+    short_costs = costs if short.graph is graph else _short_costs(short, costs)
+    parts, refusals = _parts(short.graph, short_costs, gpu, regions)
+    whole = short.expand(parts)
+    if whole is None:
+        parts, refusals = _parts(graph, costs, gpu, regions)
+        whole = [Expanded(*part, number) for number, part in enumerate(parts)]
+    elif short.graph is not graph:
+        refusals = _counted(short, whole, parts, refusals)
+    pricer = Pricer(graph, costs, gpu)
+    pricer.placement = Placement((group.owned, group.recomputed) for group in whole)
+    known: dict[int, Group] = {}
+    groups = []
+    for owned, again, source in whole:
+        group = _cheapest(pricer, owned, again, known.get(source))
+        known.setdefault(source, group)
+        groups.append(group)
+    return Plan(
+        "memwall", tuple(groups if short.graph is not graph else in_order(pricer.flow, groups)), refusals
+    )
+
+
+def _parts(
+    graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None
+) -> tuple[Parts, tuple[Refusal, ...]]:
+    """Of each group, in launch order, the ops that it owns and those that it computes again; and what was refused."""
+    walk = _Walk(graph, costs, gpu, regions)
+    walk.run()
+    members = [group.members for group in walk.groups if group is not None]
+    parts = recompute(walk.pricer, members, regions)
+    try:
+        ordered = _ordered(walk.pricer.flow, parts)
+    except ValueError:  # a kernel that computes a value again has to run before what its own inputs wait for
+        ordered = _ordered(walk.pricer.flow, [(tuple(ops), ()) for ops in members])
+    return ordered, tuple(walk.refusals.values())
+
+
+def _ordered(flow: Flow, parts: Parts) -> Parts:
+    groups = [Group(owned, (), (), Cost(), again) for owned, again in parts]
+    return [(group.op_ids, group.recomputes) for group in in_order(flow, groups)]
+
+
+def _short_costs(short: Shortened, costs: Sequence[Cost]) -> list[Cost]:
+    """The costs of the short graph's ops: those of the whole's, but for ops over lists that lost some entries."""
+    fresh = graph_costs(short.graph)
+    ops = short.whole.ops
+    return [
+        costs[whole] if len(op.inputs) == len(ops[whole].inputs) else fresh[op.id]
+        for op, whole in zip(short.graph.ops, short.op_of, strict=True)
+    ]
+
+
+def _counted(
+    short: Shortened, whole: Sequence[Expanded], parts: Parts, refusals: Sequence[Refusal]
+) -> tuple[Refusal, ...]:
+    """The refusals with the ops' ids in the whole graph, and how often each stands there."""
+    copies = Counter(group.source for group in whole)
+    source_of = {op: number for number, (owned, _) in enumerate(parts) for op in owned}
+    return tuple(
+        replace(
+            refusal,
+            producer=short.op_of[refusal.producer],
+            consumer=short.op_of[refusal.consumer],
+            count=copies[source_of[refusal.consumer]],
+        )
+        for refusal in refusals
+    )
+
+
+def _cheapest(pricer: Pricer, ops: Sequence[int], again: Sequence[int], twin: Group | None) -> Group:
+    """The ops as one kernel; a single op runs as its eager kernel unless a generated one is modeled faster.
+
+    ``twin`` is the same group of another layer: it costs the same.
+    """
+    alone = pricer.alone(ops[0]) if len(ops) == 1 and not again else None
+    if alone and pricer.loops[ops[0]].kind == "opaque":
+        return alone
+    generated = pricer.group(ops, again, twin.cost if twin else None)
+    if not alone or generated.cost is alone.cost:
+        return generated
+    return generated if pricer.time_s(generated) < pricer.time_s(alone) else alone
+
+
+class _Walk:
+    def __init__(self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None) -> None:
+        self.graph, self.gpu, self.regions = graph, gpu, regions
+        self.pricer = Pricer(graph, costs, gpu)
+        self.flow: Flow = self.pricer.flow
+        first = {storage: v for v, storage in reversed(list(enumerate(self.flow.storage)))}
+        self.overwrites = {v for v, storage in enumerate(self.flow.storage) if first[storage] != v}
+        self.groups: list[Candidate | None] = []
+        self.group_of: list[int] = []
+        self.price: list[float] = []
+        #: the groups in an order in which they could run (-1: a gap), and the place of each
+        self.order: list[int] = []
+        self.place: dict[int, int] = {}
+        self.refusals: dict[tuple[int, int], Refusal] = {}
+        self.bandwidth = gpu.dram_bytes_per_s * gpu.achievable["dram"]
+
+    def run(self) -> None:
+        for op in self.graph.ops:
+            index = len(self.groups)
+            self.group_of.append(index)
+            self.groups.append(self._single(op.id))
+            self.place[index] = len(self.order)
+            self.order.append(index)
+            self.price.append(self._time([op.id]))
+            for other in self._neighbours(op.id):
+                index = self.group_of[op.id]
+                target = self.group_of[other]
+                if target != index:
+                    self._meet(target, index)
+
+    def _single(self, op_id: int) -> Candidate:
+        op, loop = self.graph.ops[op_id], self.pricer.loops[op_id]
+        values = self.graph.values
+        views: dict = {}
+        for value_id in (*op.inputs, *op.outputs):
+            value = values[value_id]
+            known = views.setdefault(value.storage, value)
+            if known is not None and not aligned(known, value):
+                views[value.storage] = None
+        if reads_elsewhere(op, loop):
+            views.update((values[i].storage, None) for i in op.inputs)
+        overwritten = frozenset(
+            values[v].storage for v, version in self.flow.writes[op_id] if version in self.overwrites
+        )
+        sums = (
+            sum(s.numel for s in graph_specs(self.graph, op_id) if s.numel < loop.numel)
+            if loop.columns
+            else 0
+        )
+        region = -2 if self.regions is None else self.regions[op_id]
+        return Candidate(
+            [op_id], Shape.of(loop), op.phase, region, op.op_class,
+            len(op.inputs) + len(op.outputs), sums, frozenset(late_outputs(self.graph, op, loop)), overwritten, views,
+        )  # fmt: skip
+
+    # -- who might join -----------------------------------------------------------------------------------------------
+
+    def _neighbours(self, op_id: int) -> list[int]:
+        """Ops whose groups this one might join, largest shared tensor first: producers before siblings."""
+        values, flow = self.graph.values, self.flow
+        producers: dict[int, int] = {}
+        siblings: dict[int, int] = {}
+        for value_id, version in flow.reads[op_id]:
+            nbytes = values[value_id].spec.nbytes
+            writer = flow.writer[version]
+            if writer >= 0:
+                producers[writer] = producers.get(writer, 0) + nbytes
+            earlier = [r for r in flow.readers[version] if r < op_id]
+            for reader in earlier[-MAX_SIBLINGS:]:
+                siblings[reader] = siblings.get(reader, 0) + nbytes
+        ranked = sorted(producers, key=lambda p: (-producers[p], -p))
+        ranked += sorted((s for s in siblings if s not in producers), key=lambda s: (-siblings[s], -s))
+        return ranked[:MAX_CANDIDATES]
+
+    def _edges(self, first: Candidate, second: Candidate) -> list[Edge]:
+        graph, flow = self.graph, self.flow
+        inside = set(first.members)
+        edges = []
+        for op_id in second.members:
+            op, loop = graph.ops[op_id], self.pricer.loops[op_id]
+            for position, (value_id, version) in enumerate(flow.reads[op_id]):
+                writer = flow.writer[version]
+                if writer in inside:
+                    written = next(v for v, made in flow.writes[writer] if made == version)
+                    argument = op.arguments[position] if position < len(op.arguments) else ""
+                    edges.append(
+                        Edge(graph.ops[writer], op, graph.values[written], graph.values[value_id], argument,
+                             loop.kind, moves(op),
+                             self._is_only(version) and self._is_last(op_id))
+                    )  # fmt: skip
+        return edges
+
+    def _is_only(self, version: int) -> bool:
+        """Whether one op reads it and nothing is kept."""
+        return version not in self.flow.kept and len(set(self.flow.readers[version])) == 1
+
+    def _is_last(self, op_id: int) -> bool:
+        ops, loops, flow = self.graph.ops, self.pricer.loops, self.flow
+        readers = (r for _, version in flow.writes[op_id] for r in flow.readers[version])
+        return not any(ops[r].phase == ops[op_id].phase and loops[r].kind != "opaque" for r in readers)
+
+    # -- may they, and is it worth it ---------------------------------------------------------------------------------
+
+    def _meet(self, a: int, b: int) -> None:
+        first, second = self.groups[a], self.groups[b]
+        assert first is not None and second is not None
+        edges = self._edges(first, second)
+        backward = self._edges(second, first)
+        if backward and edges:
+            return  # each feeds the other through different ops: a union with what is between comes by other ways
+        if backward:
+            first, second, edges = second, first, backward
+            a, b = b, a
+        meeting = Meeting(first, second, edges)
+        found = objection(meeting)
+        before = self._between(a, b) if found is None else None
+        if found is None and before is None:
+            found = "cycle", "another kernel must run between them"
+        if found is None:
+            together_s = self._time(sorted((*first.members, *second.members)))
+            apart_s = self.price[a] + self.price[b]
+            if together_s < apart_s:
+                self._reorder(a, b, min(a, b), before or ())
+                self._unite(a, b, edges, together_s)
+                return
+            found = "slower when fused", self._why_slower(first, second, together_s, apart_s)
+        self._refuse(edges, *found)
+
+    def _time(self, ops: Sequence[int]) -> float:
+        pricer = self.pricer
+        if len(ops) == 1:
+            alone = pricer.time_s(pricer.alone(ops[0]))
+            if pricer.loops[ops[0]].kind == "opaque":
+                return alone
+            return min(alone, pricer.time_s(pricer.group(ops)))
+        return pricer.time_s(pricer.group(ops))
+
+    def _why_slower(self, first: Candidate, second: Candidate, together_s: float, apart_s: float) -> str:
+        rows = min((s.shape.rows for s in (first, second) if s.shape.has_row), default=0)
+        cause = (
+            f"; {rows} rows leave {self.gpu.sm_count - rows} of {self.gpu.sm_count} multiprocessors idle"
+            if 0 < rows < self.gpu.sm_count
+            else ""
+        )
+        return f"modeled {together_s * 1e6:.2f} us as one, {apart_s * 1e6:.2f} us as two{cause}"
+
+    def _between(self, a: int, b: int) -> list[int] | None:
+        """The groups that must run before the later of the two and stand behind the earlier, in their order.
+
+        None where one of them depends on the earlier: a union would wait for itself.
+        """
+        early, late = sorted((a, b), key=self.place.__getitem__)
+        start = self.place[early]
+        found: set[int] = set()
+        stack = [late]
+        while stack:
+            index = stack.pop()
+            for source in self._sources(index):
+                if source == early:
+                    if index != late:
+                        return None
+                elif self.place[source] > start and source not in found:
+                    found.add(source)
+                    stack.append(source)
+                    if len(found) > MAX_SEARCH:
+                        return None
+        return sorted(found, key=self.place.__getitem__)
+
+    def _sources(self, index: int) -> set[int]:
+        group = self.groups[index]
+        assert group is not None
+        return {self.group_of[dep] for op in group.members for dep in self.flow.deps[op]} - {index}
+
+    def _reorder(self, a: int, b: int, keep: int, before: Sequence[int]) -> None:
+        """Keep ``order`` topological: what the later needs, then the union, then the rest of what stood between."""
+        low, high = sorted((self.place[a], self.place[b]))
+        ahead = set(before)
+        rest = [g for g in self.order[low : high + 1] if g not in ahead and g not in (a, b, -1)]
+        for place, index in enumerate((*before, keep, *rest, -1), start=low):
+            self.order[place] = index
+            if index >= 0:
+                self.place[index] = place
+
+    def _unite(self, a: int, b: int, edges: Sequence[Edge], price: float) -> None:
+        """Put both into the group of lower index; ``edges`` run from ``a`` to ``b``."""
+        second_members = self.groups[b].members  # type: ignore[union-attr]
+        keep, drop = min(a, b), max(a, b)
+        one, two = self.groups[keep], self.groups[drop]
+        assert one is not None and two is not None
+        x, y = one.shape, two.shape
+        fixed = x if x.rows else y
+        shape = Shape(
+            max(x.numel, y.numel), fixed.rows, fixed.cols, fixed.axes,
+            x.has_row or y.has_row, x.has_columns or y.has_columns, x.kinds | y.kinds,
+        )  # fmt: skip
+        views = dict(one.views)
+        for storage, value in two.views.items():
+            known = views.setdefault(storage, value)
+            if known is None or value is None or not aligned(known, value):
+                views[storage] = None
+        late = one.late | two.late
+        if {edge.written.id for edge in edges} & late:  # it follows the sums in their launch
+            late |= {i for op in second_members for i in self.graph.ops[op].outputs}
+        members = sorted((*one.members, *two.members))
+        self.groups[keep] = Candidate(
+            members, shape, one.phase, one.region, one.op_class, one.tensors + two.tensors,
+            one.accumulators + two.accumulators, late, one.overwritten | two.overwritten, views,
+        )  # fmt: skip
+        self.groups[drop] = None
+        for member in members:
+            self.group_of[member] = keep
+        self.price[keep] = price
+
+    def _refuse(self, edges: Sequence[Edge], rule: str, reason: str) -> None:
+        for edge in edges:
+            key = (edge.producer.id, edge.consumer.id)
+            version = next(v for value, v in self.flow.writes[key[0]] if value == edge.written.id)
+            only = self._is_only(version)
+            saved = edge.read.spec.nbytes + (edge.written.spec.nbytes if only else 0)
+            self.refusals[key] = Refusal(rule, reason, *key, saved, saved / self.bandwidth)
+
+
+def graph_specs(graph: Graph, op_id: int) -> tuple:
+    """The specs of what an op writes."""
+    return graph.specs(graph.ops[op_id].outputs)
+
+
+def in_order(flow: Flow, groups: Sequence[Group]) -> list[Group]:
+    """The groups so that each runs after what it depends on; among those that may run, by their last op.
+
+    Raises:
+        ValueError: the groups depend on each other in a circle.
+    """
+    owner = {op: i for i, group in enumerate(groups) for op in group.op_ids}
+    waits: list[set[int]] = [set() for _ in groups]
+    followers: list[list[int]] = [[] for _ in groups]
+    for index, group in enumerate(groups):
+        copies = set(group.recomputes)
+        inside = copies.union(group.op_ids)
+        waits[index].update(owner[dep] for op in group.op_ids for dep in flow.deps[op] if dep not in copies)
+        for version in (v for op in copies for _, v in flow.reads[op] if flow.writer[v] not in inside):
+            if flow.writer[version] >= 0:
+                waits[index].add(owner[flow.writer[version]])
+            if version in flow.overwriter:
+                waits[owner[flow.overwriter[version]]].add(index)
+    for index, needed in enumerate(waits):
+        needed.discard(index)
+        for other in needed:
+            followers[other].append(index)
+    missing = [len(needed) for needed in waits]
+    ready = [(max(group.op_ids), i) for i, group in enumerate(groups) if not missing[i]]
+    heapq.heapify(ready)
+    result = []
+    while ready:
+        _, index = heapq.heappop(ready)
+        result.append(groups[index])
+        for follower in followers[index]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, (max(groups[follower].op_ids), follower))
+    if len(result) != len(groups):
+        raise ValueError("the groups depend on each other in a circle")
+    return result

@@ -1,0 +1,63 @@
+"""The policies by name: each makes a plan from a graph, the costs of its ops and a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from memwall.cost import Cost
+from memwall.errors import UsageError
+from memwall.fusion.ideal import ideal_plan
+from memwall.fusion.plan import Group, Plan
+from memwall.fusion.planner import memwall_plan
+from memwall.graph import Graph
+from memwall.hardware import Gpu
+
+Planner = Callable[[Graph, Sequence[Cost], Gpu, Sequence[int] | None], Plan]
+
+
+def eager_plan(
+    graph: Graph, costs: Sequence[Cost], gpu: Gpu | None = None, regions: Sequence[int] | None = None
+) -> Plan:
+    """Every op alone, in call order: what PyTorch does without a compiler."""
+    groups = tuple(
+        Group((op.id,), op.inputs, op.outputs, cost) for op, cost in zip(graph.ops, costs, strict=True)
+    )
+    return Plan("eager", groups)
+
+
+def _inductor_plan(
+    graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None
+) -> Plan:
+    from memwall.fusion.compiled import inductor_plan  # torch: only when it is asked for
+
+    return inductor_plan(graph, costs, gpu, regions)
+
+
+#: policy name -> planner, in the order in which reports list them
+POLICIES: Mapping[str, Planner] = {
+    "eager": eager_plan,
+    "inductor": _inductor_plan,
+    "memwall": memwall_plan,
+    "ideal": ideal_plan,
+}
+
+#: policies whose plan is the same on every GPU
+UNIVERSAL = frozenset(("eager", "ideal"))
+
+
+def plan_graph(
+    policy: str,
+    graph: Graph,
+    costs: Sequence[Cost],
+    gpu: Gpu,
+    regions: Sequence[int] | None = None,
+) -> Plan:
+    """The plan of a policy.
+
+    Raises:
+        UsageError: no such policy.
+        MissingError: the ``inductor`` policy needs a torch and a Triton that it knows.
+    """
+    if policy not in POLICIES:
+        raise UsageError(f"no policy named {policy!r}; there is {', '.join(POLICIES)}")
+    return POLICIES[policy](graph, costs, gpu, regions)

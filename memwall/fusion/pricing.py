@@ -1,0 +1,220 @@
+"""What a group of ops costs as one generated kernel: the bytes that cross its border, its FLOPs, its launches.
+
+A version that is made and read inside the group crosses no border. Each distinct byte from outside is read once, each
+version that anybody outside needs is written once; outputs that nobody reads are not written. Beyond that, in
+``extra_bytes`` and so in ``time_s`` only: rows that no cache keeps between two passes are read again, and column sums
+pass through partial sums, one row of them per thread block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from memwall.cost import Cost
+from memwall.fusion.flow import Flow
+from memwall.fusion.loops import Loop, loop_of
+from memwall.fusion.placement import Placement
+from memwall.fusion.plan import Group
+from memwall.graph import Graph, Pipe, Value, distinct_bytes
+from memwall.hardware import Gpu
+from memwall.roofline import achievable_compute_s, memory_s
+
+#: bytes of one row that a thread block holds between two passes: half of a multiprocessor's 256 KiB of registers, so
+#: that two blocks can run at once
+ROW_BYTES_ON_CHIP = 128 * 1024
+#: rows in flight on a multiprocessor: it holds 2048 threads, a row takes a block of 512 of them
+ROWS_PER_SM = 4
+#: bytes of a partial sum: they are kept in float32
+PARTIAL_BYTES = 4
+
+
+class Pricer:
+    """Prices groups of the ops of one graph on one GPU.
+
+    ``placement`` says where every op runs, once that is known; without it all ops outside a group run alone.
+    """
+
+    def __init__(self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, flow: Flow | None = None) -> None:
+        self.graph, self.costs, self.gpu = graph, costs, gpu
+        self.flow = flow or Flow.of(graph)
+        loops: dict[tuple, Loop] = {}
+        self.loops = [_loop(graph, op_id, loops) for op_id in range(len(graph.ops))]
+        self.carried_by = {old: new for new, old in enumerate(self.flow.carries) if old >= 0}
+        self.placement: Placement | None = None
+        self._reads_whole = [self._is_whole(i, "inputs") for i in range(len(graph.ops))]
+        self._writes_whole = [self._is_whole(i, "outputs") for i in range(len(graph.ops))]
+
+    def _is_whole(self, op_id: int, side: str) -> bool:
+        """Whether the formula charges the tensors as they are, not the rows that are fetched or the like."""
+        ids = getattr(self.graph.ops[op_id], side)
+        cost = self.costs[op_id]
+        charged = cost.read_bytes if side == "inputs" else cost.write_bytes
+        return charged == distinct_bytes([self.graph.values[i] for i in ids])
+
+    # -- what crosses the border -------------------------------------------------------------------------------------
+
+    def is_needed(self, version: int, inside: Collection[int]) -> bool:
+        """Whether a version has to be in memory when it is made by a kernel that computes ``inside``."""
+        flow = self.flow
+        if version in flow.kept:
+            return True
+        if self.placement is not None:
+            if self.placement.is_read(flow.writer[version], flow.readers[version]):
+                return True
+        elif any(op not in inside for op in flow.readers[version]):
+            return True
+        heir = self.carried_by.get(version)
+        if heir is None:
+            return False
+        return flow.writer[heir] not in inside or self.is_needed(heir, inside)
+
+    def reads_from(self, op_ids: Sequence[int], inside: Collection[int]) -> list[tuple[int, int]]:
+        """(value, version) of every read that comes from outside."""
+        writer = self.flow.writer
+        return [use for i in op_ids for use in self.flow.reads[i] if writer[use[1]] not in inside]
+
+    def group(self, op_ids: Sequence[int], recomputes: Sequence[int] = (), cost: Cost | None = None) -> Group:
+        """The group as one generated kernel; ``cost`` where it is known already."""
+        inside = frozenset((*op_ids, *recomputes))
+        reads, read_bytes = self._reads((*recomputes, *op_ids), inside)
+        writes, write_bytes = self._writes(op_ids, inside)
+        if cost is not None:
+            return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
+        base = self._sum(op_ids)
+        extra = self._extra(op_ids, read_bytes)
+        recomputed = sum(self.costs[i].total_flops for i in recomputes)
+        cost = replace(
+            base.generated(),
+            read_bytes=read_bytes,
+            write_bytes=write_bytes,
+            extra_bytes=extra,
+            extra_flops=base.extra_flops + recomputed,
+            kernels=self._launches(op_ids),
+            programs=self._programs(op_ids),
+        )
+        if cost.programs is not None and cost.programs < self.gpu.sm_count:
+            cost = min(cost, self._split(cost), key=self._cost_time_s)
+        return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
+
+    def _split(self, cost: Cost) -> Cost:
+        """The same with each row cut over several blocks: a launch for the sums, one that reads everything again."""
+        return replace(
+            cost, programs=None, kernels=cost.kernels + 1, extra_bytes=cost.extra_bytes + cost.read_bytes
+        )
+
+    def alone(self, op_id: int) -> Group:
+        """The op as its eager kernel: what a library runs whatever surrounds it."""
+        op = self.graph.ops[op_id]
+        return Group((op_id,), op.inputs, op.outputs, self.costs[op_id])
+
+    def time_s(self, group: Group) -> float:
+        """Modeled seconds of a group by itself: the longer of arithmetic and traffic, and its launches."""
+        return self._cost_time_s(group.cost)
+
+    def _cost_time_s(self, cost: Cost) -> float:
+        work_s = max(achievable_compute_s(cost, self.gpu), memory_s(cost, self.gpu))
+        return work_s + cost.kernels * self.gpu.launch_overhead_s
+
+    def _reads(self, op_ids: Sequence[int], inside: Collection[int]) -> tuple[tuple[int, ...], int]:
+        values, writer = self.graph.values, self.flow.writer
+        plain: dict[int, Value] = {}
+        every: dict[int, None] = {}
+        partial = 0
+        for i in op_ids:
+            own = 0
+            for value_id, version in self.flow.reads[i]:
+                if writer[version] in inside:
+                    own += values[value_id].spec.nbytes
+                    continue
+                every[value_id] = None
+                if self._reads_whole[i]:
+                    plain[value_id] = values[value_id]
+            if not self._reads_whole[i]:
+                partial += max(self.costs[i].read_bytes - own, 0)
+        total = (
+            sum(v.spec.nbytes for v in plain.values())
+            if len(plain) < 2
+            else distinct_bytes(list(plain.values()))
+        )
+        return tuple(every), total + partial
+
+    def _writes(self, op_ids: Sequence[int], inside: Collection[int]) -> tuple[tuple[int, ...], int]:
+        values = self.graph.values
+        plain: dict[int, Value] = {}
+        every: dict[int, None] = {}
+        partial = 0
+        for i in op_ids:
+            needed = [v for v, version in self.flow.writes[i] if self.is_needed(version, inside)]
+            every.update(dict.fromkeys(needed))
+            if self._writes_whole[i]:
+                plain.update((v, values[v]) for v in needed)
+            elif needed:
+                partial += self.costs[i].write_bytes
+        return tuple(every), distinct_bytes(list(plain.values())) + partial
+
+    # -- the rest of the cost ----------------------------------------------------------------------------------------
+
+    def _sum(self, op_ids: Sequence[int]) -> Cost:
+        if len(op_ids) == 1:
+            return self.costs[op_ids[0]]
+        flops: dict[Pipe, int] = {}
+        modeled, extra_flops = True, 0
+        for i in op_ids:
+            cost = self.costs[i]
+            modeled = modeled and cost.modeled
+            extra_flops += cost.extra_flops
+            for pipe, count in cost.flops.items():
+                flops[pipe] = flops.get(pipe, 0) + count
+        return Cost(flops, modeled=modeled, extra_flops=extra_flops)
+
+    def _extra(self, op_ids: Sequence[int], read_bytes: int) -> int:
+        gpu, extra = self.gpu, 0
+        for i in op_ids:
+            loop = self.loops[i]
+            if loop.kind in ("grid", "scatter", "opaque"):
+                extra += self.costs[i].extra_bytes
+            if loop.columns and loop.cols > 1:
+                blocks = min(loop.rows, gpu.sm_count)  # one block for each multiprocessor walks over its rows
+                sums = sum(
+                    spec.numel
+                    for spec in self.graph.specs(self.graph.ops[i].outputs)
+                    if spec.numel < loop.numel
+                )
+                extra += 2 * blocks * sums * PARTIAL_BYTES
+        rows = max((self.loops[i].rows for i in op_ids if self.loops[i].kind == "row"), default=0)
+        if rows:
+            row_bytes = read_bytes // rows
+            in_flight = min(rows, ROWS_PER_SM * gpu.sm_count) * row_bytes
+            if row_bytes > ROW_BYTES_ON_CHIP and in_flight > gpu.l2_bytes:
+                extra += read_bytes
+        return extra
+
+    def _launches(self, op_ids: Sequence[int]) -> int:
+        loops = [self.loops[i] for i in op_ids]
+        if any(loop.kind == "multi" for loop in loops):
+            return max(self.costs[i].kernels for i in op_ids)
+        launches = 1 + any(loop.columns for loop in loops)
+        for i, loop in zip(op_ids, loops, strict=True):
+            if loop.kind in ("grid", "scatter"):
+                launches += self.costs[i].kernels - 1
+        return launches
+
+    def _programs(self, op_ids: Sequence[int]) -> int | None:
+        rows = [self.loops[i].rows for i in op_ids if self.loops[i].kind == "row"]
+        return max(rows) if rows else None
+
+
+def _loop(graph: Graph, op_id: int, known: dict[tuple, Loop]) -> Loop:
+    op = graph.ops[op_id]
+    values = graph.values
+    key = (
+        op.name,
+        op.arguments,
+        id(op.attributes),
+        tuple([values[i].spec for i in op.inputs]),
+        tuple([values[i].spec for i in op.outputs]),
+    )
+    if key not in known:
+        known[key] = loop_of(graph, op)
+    return known[key]

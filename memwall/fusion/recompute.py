@@ -1,0 +1,190 @@
+"""Recomputation: a value that is cheap to make again need not be stored where that moves fewer bytes.
+
+A value that crosses from one kernel to others is written once and read by each. If the ops that make it are pointwise
+and what they read is in memory anyway, each reader can make it again from that; a softmax too, where the reader holds
+the same rows on chip. It pays where the bytes of the sources that a reader did not read before are fewer than those of
+the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memwall.fusion.loops import Loop, is_random
+from memwall.fusion.placement import Placement
+from memwall.fusion.pricing import Pricer
+from memwall.graph import PHASES
+
+_LATER = {phase: number for number, phase in enumerate(PHASES)}
+
+#: pointwise ops that one value may take to make again
+MAX_CHAIN = 6
+
+
+Parts = list[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def recompute(
+    pricer: Pricer, members: Sequence[Sequence[int]], regions: Sequence[int] | None = None
+) -> Parts:
+    """The groups again, each as the ops that it owns and those of others that it computes once more.
+
+    Greedy, from the last op to the first, one value at a time, each only where the modeled time of all kernels that it
+    concerns goes down. An op that only others compute in the end is owned by the first of these; forward is computed
+    again in backward, nothing across a graph break.
+    """
+    walk = _Recompute(pricer, members, regions)
+    walk.run()
+    return walk.parts()
+
+
+class _Recompute:
+    def __init__(
+        self, pricer: Pricer, members: Sequence[Sequence[int]], regions: Sequence[int] | None
+    ) -> None:
+        self.pricer, self.members, self.regions = pricer, members, regions
+        self.group_of = {op: index for index, group in enumerate(members) for op in group}
+        self.placement = pricer.placement = Placement((group, ()) for group in members)
+
+    def run(self) -> None:
+        for op in reversed(self.pricer.graph.ops):
+            if self._is_cheap(op.id):
+                self._try(op.id)
+
+    def parts(self) -> Parts:
+        """Groups with at least one op that they own: an op that its own group has no use for moves to a reader."""
+        owned = [self._live(group) for group in range(len(self.members))]
+        for op, groups in self.placement.runs.items():
+            if op not in owned[groups[0]]:
+                owned[groups[1] if len(groups) > 1 else groups[0]].add(op)
+        inside = self.placement.inside
+        dead = {op for group, ops in enumerate(self.members) for op in ops if op not in owned[group]}
+        return [
+            (tuple(sorted(ops)), tuple(sorted(inside[group] - ops - (dead & set(self.members[group])))))
+            for group, ops in enumerate(owned)
+            if ops
+        ]
+
+    def _live(self, group: int) -> set[int]:
+        """The ops of a group that it has to run itself: others, or its own live ops, read their results."""
+        members = self.members[group]
+        if all(len(self.placement.runs[op]) == 1 for op in members):
+            return set(members)
+        flow, inside = self.pricer.flow, self.placement.inside[group]
+        copies = inside.difference(members)
+        live: set[int] = set()
+        for op in reversed(members):
+            copied = len(self.placement.runs[op]) > 1
+            if not copied or any(
+                self.pricer.is_needed(v, inside) or not (live | copies).isdisjoint(flow.readers[v])
+                for _, v in flow.writes[op]
+            ):
+                live.add(op)
+        return live
+
+    def _is_cheap(self, op_id: int) -> bool:
+        """Pointwise or by rows, not random, of one output, on a storage that is written once and not kept."""
+        pricer = self.pricer
+        flow, op = pricer.flow, pricer.graph.ops[op_id]
+        if pricer.loops[op_id].kind not in ("point", "row") or is_random(op):
+            return False
+        if len(op.outputs) != 1 or not op.inputs:
+            return False
+        version = flow.writes[op_id][0][1]
+        alone = flow.carries[version] < 0 and version not in pricer.carried_by
+        return alone and version not in flow.kept and not self._overwrites(op_id, version)
+
+    def _overwrites(self, op_id: int, version: int) -> bool:
+        storage = self.pricer.flow.storage[version]
+        values = self.pricer.graph.values
+        return any(values[v].storage == storage for v in self.pricer.graph.ops[op_id].inputs)
+
+    def _try(self, op_id: int) -> None:
+        """Let every outside reader of the op's result compute it instead."""
+        flow, placement = self.pricer.flow, self.placement
+        version = flow.writes[op_id][0][1]
+        home = self.group_of[op_id]
+        readers = sorted({group for r in flow.readers[version] for group in placement.runs[r]} - {home})
+        readers = [g for g in readers if op_id not in placement.inside[g] and self._may_host(g, op_id)]
+        chain = self._chain(op_id, home) if readers else None
+        if chain is None:
+            return
+        readers = [g for g in readers if self._holds_rows(g, chain)]
+        if not readers or not self._sources_last(chain, readers):
+            return
+        concerned = [home, *readers]
+        before = sum(self._time(g) for g in concerned)
+        added = placement.add(chain, readers)
+        if sum(self._time(g) for g in concerned) >= before:
+            placement.remove(added)
+
+    def _may_host(self, group: int, op_id: int) -> bool:
+        """Generated kernels of the same iteration count alone can make the value where they use it."""
+        pricer = self.pricer
+        ops = self.members[group]
+        if any(pricer.loops[i].kind in ("opaque", "multi") for i in ops) or not self._is_reachable(
+            group, op_id
+        ):
+            return False
+        numel = pricer.loops[op_id].numel
+        for reader in pricer.flow.readers[pricer.flow.writes[op_id][0][1]]:
+            if self.group_of[reader] == group and pricer.loops[reader].kind in ("gather", "scatter"):
+                return False
+        return any(pricer.loops[i].numel >= numel for i in ops)
+
+    def _is_reachable(self, group: int, op_id: int) -> bool:
+        """Whether the compiler sees both in one graph."""
+        host = self.members[group][0]
+        phases = [self.pricer.graph.ops[i].phase for i in (op_id, host)]
+        if self.regions is not None and self.regions[op_id] != self.regions[host]:
+            return False
+        return phases[0] == phases[1] or phases == ["forward", "backward"]
+
+    def _holds_rows(self, group: int, chain: frozenset[int]) -> bool:
+        """Whether the kernel has whole rows on chip wherever the chain reduces some."""
+        loops = self.pricer.loops
+        held = {_rows(loops[i]) for i in self.members[group] if loops[i].kind == "row"}
+        return all(_rows(loops[i]) in held for i in chain if loops[i].kind == "row")
+
+    def _chain(self, op_id: int, home: int) -> frozenset[int] | None:
+        """The ops to run again: the op, and those of its inputs that are not in memory anyway."""
+        pricer, flow = self.pricer, self.pricer.flow
+        inside = self.placement.inside[home]
+        chain: set[int] = set()
+        stack = [op_id]
+        while stack:
+            current = stack.pop()
+            chain.add(current)
+            if len(chain) > MAX_CHAIN:
+                return None
+            for _, version in flow.reads[current]:
+                writer = flow.writer[version]
+                if writer < 0 or writer in chain or writer not in inside:
+                    continue
+                if pricer.is_needed(version, inside):
+                    continue
+                if not self._is_cheap(writer):
+                    return None
+                stack.append(writer)
+        return frozenset(chain)
+
+    def _sources_last(self, chain: frozenset[int], readers: Sequence[int]) -> bool:
+        """Whether what the chain reads is overwritten in a later phase than the readers', if at all."""
+        flow, ops = self.pricer.flow, self.pricer.graph.ops
+        phases = {ops[self.members[group][0]].phase for group in readers}
+        sources = (
+            version for op in chain for _, version in flow.reads[op] if flow.writer[version] not in chain
+        )
+        overwriters = (flow.overwriter[version] for version in sources if version in flow.overwriter)
+        return all(_LATER[ops[op].phase] > max(_LATER[phase] for phase in phases) for op in overwriters)
+
+    def _time(self, group: int) -> float:
+        live = self._live(group)
+        copies = self.placement.inside[group].difference(self.members[group])
+        if not live:
+            return 0.0
+        return self.pricer.time_s(self.pricer.group(sorted(live), sorted(copies)))
+
+
+def _rows(loop: Loop) -> tuple[int, int, str]:
+    return loop.rows, loop.cols, loop.axes

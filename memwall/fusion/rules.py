@@ -1,0 +1,329 @@
+"""What two groups of ops may share one kernel: a list of small rules, each with a name and a reason.
+
+A rule sees the two groups and the edges between them and answers with the reason why not, or None. The first that
+objects is recorded. :data:`RULES` is the list in the order in which they are asked; the rules of time
+(``slower when fused``) and of computing again (``random state``) are asked where their question comes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from memwall.fusion.loops import Loop
+from memwall.fusion.pricing import ROW_BYTES_ON_CHIP
+from memwall.graph import Op, TensorSpec, Value
+
+#: ops in one generated kernel; beyond it compile times and register pressure grow and nothing is won
+MAX_OPS = 64
+#: tensors that one kernel reads or writes: each takes a pointer and, per element in flight, registers
+MAX_TENSORS = 48
+#: ops that may be computed anew for each place of a larger kernel that uses them
+MAX_REPEATED_OPS = 12
+
+#: arguments of a gather that are read in order
+INDEX_ARGUMENTS = ("indices", "index")
+
+MATRIX_CLASSES = ("contraction", "convolution", "attention")
+
+
+@dataclass
+class Shape:
+    """The loop nest of a group: the union of those of its ops."""
+
+    numel: int
+    rows: int = 0
+    cols: int = 0
+    axes: str = ""
+    has_row: bool = False
+    has_columns: bool = False
+    kinds: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, loop: Loop) -> Shape:
+        fixed = loop.kind in ("row", "column", "grid") and not _is_total(loop)
+        return cls(
+            loop.numel,
+            loop.rows if fixed or loop.kind == "multi" else 0,
+            loop.cols if fixed else 0,
+            loop.axes,
+            loop.kind == "row",
+            loop.columns,
+            frozenset((loop.kind,)),
+        )
+
+
+def _is_total(loop: Loop) -> bool:
+    """A sum over everything: partial sums can be made in any order."""
+    return loop.kind == "column" and loop.cols == 1
+
+
+@dataclass
+class Candidate:
+    """A group in the making. ``members`` are op ids in call order."""
+
+    members: list[int]
+    shape: Shape
+    phase: str
+    region: int
+    op_class: str
+    tensors: int = 0
+    accumulators: int = 0
+    #: values that are whole only when the kernel ends
+    late: frozenset[int] = frozenset()
+    #: storages that the group writes over, and one view of each storage that it touches (None: several that differ)
+    overwritten: frozenset[int] = frozenset()
+    views: dict[int, Value | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value that the first group hands to the second: as it was written and as it is read, and by which argument."""
+
+    producer: Op
+    consumer: Op
+    written: Value
+    read: Value
+    argument: str = ""
+    consumer_kind: str = "point"
+    #: the consumer puts elements at other places than it reads them at
+    moves: bool = False
+    #: nothing that a kernel is generated for reads what the consumer writes
+    is_last: bool = False
+
+
+@dataclass
+class Meeting:
+    """Two groups that might become one; ``edges`` run from the first to the second, none for siblings."""
+
+    first: Candidate
+    second: Candidate
+    edges: Sequence[Edge] = ()
+
+    @property
+    def pair(self) -> tuple[Candidate, Candidate]:
+        return self.first, self.second
+
+
+Rule = Callable[[Meeting], str | None]
+
+
+def graph_break(meeting: Meeting) -> str | None:
+    first, second = meeting.pair
+    if first.region != second.region:
+        return "the compiler's graph breaks between them"
+    return None
+
+
+def phase(meeting: Meeting) -> str | None:
+    first, second = meeting.pair
+    if first.phase != second.phase:
+        return f"{first.phase} and {second.phase} are launched as two graphs"
+    return None
+
+
+def contraction(meeting: Meeting) -> str | None:
+    """Libraries' products add into a matrix (GEMM's beta), and that is all that their epilogues do here."""
+    if _accumulates(meeting):
+        return None
+    for group in meeting.pair:
+        if group.op_class in MATRIX_CLASSES:
+            return f"the {group.op_class} is a library kernel without an epilogue for it"
+    return None
+
+
+def _accumulates(meeting: Meeting) -> bool:
+    first, second = meeting.pair
+    if [*first.members] != [edge.producer.id for edge in meeting.edges] or len(second.members) != 1:
+        return False
+    edge = meeting.edges[0]
+    return (
+        edge.producer.name in ("aten.mm", "aten.bmm")
+        and edge.consumer.name in ("aten.add.Tensor", "aten.add_.Tensor")
+        and (edge.consumer.attributes or {}).get("alpha", 1) == 1
+        and first.shape.numel in (0, second.shape.numel)
+        and edge.written.spec.numel == second.shape.numel
+        and edge.is_last
+    )
+
+
+def library_kernel(meeting: Meeting) -> str | None:
+    if _accumulates(meeting):
+        return None
+    for group in meeting.pair:
+        if "opaque" in group.shape.kinds:
+            return "no kernel is generated for one of them"
+    return None
+
+
+def tensor_lists(meeting: Meeting) -> str | None:
+    first, second = meeting.first.shape, meeting.second.shape
+    if ("multi" in first.kinds) != ("multi" in second.kinds):
+        return "one works on a list of tensors"
+    if "multi" in first.kinds and (first.numel, first.rows) != (second.numel, second.rows):
+        return "their lists of tensors differ"
+    return None
+
+
+def data_dependent_index(meeting: Meeting) -> str | None:
+    """A gather needs the whole tensor that it picks from; what is scattered is whole only when the kernel ends."""
+    for edge in meeting.edges:
+        if edge.consumer_kind == "scatter" and edge.argument == "self":
+            return f"{_short(edge.consumer)} adds to it at places found in data"
+        if edge.consumer_kind == "gather" and edge.argument not in INDEX_ARGUMENTS:
+            return f"{_short(edge.consumer)} reads the tensor at places of its own choice"
+    return None
+
+
+def unfinished_sum(meeting: Meeting) -> str | None:
+    """A second, small launch finishes the sums; ops of their size that read nothing else of the kernel join it."""
+    late = [edge for edge in meeting.edges if edge.written.id in meeting.first.late]
+    if not late:
+        return None
+    size = late[0].written.spec.numel
+    follows = (
+        len(late) == len(meeting.edges)
+        and meeting.second.shape.kinds == {"point"}
+        and meeting.second.shape.numel == size
+        and all(edge.written.spec.numel == size for edge in late)
+        and not any(edge.moves for edge in late)
+    )
+    return None if follows else f"the sum of {_short(late[0].producer)} is whole only when its kernel ends"
+
+
+def _short(op: Op) -> str:
+    parts = op.name.split(".")
+    return parts[1] if parts[0] == "aten" and len(parts) > 1 else op.name
+
+
+def reduction_axes(meeting: Meeting) -> str | None:
+    first, second = meeting.first.shape, meeting.second.shape
+    if "multi" in first.kinds or not (first.rows and second.rows):
+        return None
+    if (first.rows, first.cols, first.axes) != (second.rows, second.cols, second.axes):
+        return (
+            f"one reduces {first.cols} of {first.numel} elements at a time and the other {second.cols} of"
+            f" {second.numel}, over other axes"
+        )
+    if "grid" in first.kinds and meeting.edges and ("grid" in second.kinds or "column" in second.kinds):
+        return "the second needs sums over all that the first writes after its own sums"
+    return None
+
+
+def shape_change(meeting: Meeting) -> str | None:
+    first, second = meeting.first.shape, meeting.second.shape
+    if "multi" in first.kinds:
+        return None
+    if first.numel == second.numel or _accumulates(meeting):
+        return None
+    small, large = (
+        (meeting.first, meeting.second) if first.numel < second.numel else (meeting.second, meeting.first)
+    )
+    if not meeting.edges:
+        return f"{first.numel} and {second.numel} elements: their loops differ"
+    if (
+        not small.shape.rows
+        and large.shape.rows
+        and small.shape.numel in (large.shape.rows, large.shape.cols)
+    ):
+        return None  # one number for each row, or for each column
+    if small is meeting.first and not small.shape.rows and len(small.members) <= MAX_REPEATED_OPS:
+        return None  # computed where it is used: a broadcast, or a part of a concatenation
+    return f"{first.numel} elements against {second.numel}"
+
+
+def order(meeting: Meeting) -> str | None:
+    """A value can be read at another place than it is written only where it can be computed there once more."""
+    shape = meeting.first.shape
+    repeatable = not (shape.has_row or shape.has_columns or shape.kinds & {"grid", "gather"})
+    for edge in meeting.edges:
+        if aligned(edge.written, edge.read) and not edge.moves:
+            continue
+        if edge.written.storage == edge.read.storage and repeatable:
+            if len(meeting.first.members) <= MAX_REPEATED_OPS:
+                continue
+            return "it is read in another order than written, and too long to be computed twice"
+        return "it is read in another order than written"
+    return None
+
+
+def aligned(written: Value, read: Value) -> bool:
+    """Whether two views of a storage hold the same elements in the same order, repeats (broadcast axes) aside."""
+    if written.offset != read.offset:
+        return False
+    return written.spec == read.spec or _runs(written.spec) == _runs(read.spec)
+
+
+@lru_cache(maxsize=4096)
+def _runs(spec: TensorSpec) -> tuple[tuple[int, int], ...]:
+    """Sizes and strides with neighbours merged where they are one run of memory, without axes of one place."""
+    runs: list[tuple[int, int]] = []
+    for size, stride in zip(spec.shape, spec.strides, strict=True):
+        if size == 1 or stride == 0:
+            continue
+        if runs and runs[-1][1] == size * stride:
+            runs[-1] = (runs[-1][0] * size, stride)
+        else:
+            runs.append((size, stride))
+    return tuple(runs)
+
+
+def in_place(meeting: Meeting) -> str | None:
+    """Two views of one storage, one of them written: another thread may write what this one has yet to read."""
+    first, second = meeting.pair
+    for storage in first.overwritten | second.overwritten:
+        views = [group.views[storage] for group in meeting.pair if storage in group.views]
+        if None in views or (len(views) == 2 and not aligned(*views)):  # type: ignore[arg-type]
+            return "a tensor is overwritten that is also read at other places, or through another view"
+    return None
+
+
+def too_many_live_values(meeting: Meeting) -> str | None:
+    members = len(meeting.first.members) + len(meeting.second.members)
+    if members > MAX_OPS:
+        return f"{members} ops in one kernel (at most {MAX_OPS})"
+    tensors = meeting.first.tensors + meeting.second.tensors - 2 * len(meeting.edges)
+    if tensors > MAX_TENSORS and "multi" not in meeting.first.shape.kinds:
+        return f"{tensors} tensors in one kernel (at most {MAX_TENSORS})"
+    return None
+
+
+def shared_memory(meeting: Meeting) -> str | None:
+    """Column sums beside a row reduction need a row of accumulators in each thread block."""
+    first, second = meeting.pair
+    if not (first.shape.has_columns or second.shape.has_columns):
+        return None
+    if not (first.shape.has_row or second.shape.has_row):
+        return None
+    wanted = 4 * (first.accumulators + second.accumulators)
+    if wanted > ROW_BYTES_ON_CHIP:
+        return f"{wanted // 1024} KiB of column sums in each block (at most {ROW_BYTES_ON_CHIP // 1024})"
+    return None
+
+
+#: name -> rule, in the order in which they are asked
+RULES: dict[str, Rule] = {
+    "graph break": graph_break,
+    "phase": phase,
+    "contraction without epilogue": contraction,
+    "library kernel": library_kernel,
+    "tensor lists": tensor_lists,
+    "data-dependent index": data_dependent_index,
+    "unfinished sum": unfinished_sum,
+    "reduction axes differ": reduction_axes,
+    "shape change": shape_change,
+    "order of elements": order,
+    "in-place hazard": in_place,
+    "too many live values": too_many_live_values,
+    "shared memory": shared_memory,
+}
+
+
+def objection(meeting: Meeting) -> tuple[str, str] | None:
+    """Name and reason of the first rule that forbids it, or None."""
+    for name, rule in RULES.items():
+        reason = rule(meeting)
+        if reason:
+            return name, reason
+    return None

@@ -1,0 +1,341 @@
+"""Finds runs of repeated layers: stretches of instances that do the same on storages of their own.
+
+The instances of a list of layers (module paths ``prefix.N``) are cut out of the op list where the first op of each
+stands: in rising order of N in forward and in an optimizer that steps through the parameters, in falling order in
+backward. Two neighbours are alike when their ops agree one by one (name, attributes, arguments, specs, module paths but
+for N) and when one map of storages, the *twin* map, carries the storages of one onto those of the next: what the layer
+made itself, what it got from its neighbours, its parameters; what all layers share maps onto itself. The map is one for
+the whole run and one to one, so wiring that differs anywhere is a contradiction, and the run ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from memwall.graph import Graph, Op
+
+#: Layers that may take turns (local and global attention, dense and expert MLPs): lists are tried in groups of as many.
+PERIODS = (1, 2, 3, 4, 6)
+
+#: Ops that treat each entry of their lists alone.
+LISTS = ("aten._foreach_", "aten._fused_")
+
+#: phase -> whether later layers come later (1) or earlier (-1) in it
+DIRECTIONS: Mapping[str, int] = {"forward": 1, "backward": -1, "optimizer": 1}
+
+#: Roles of what is there before the first op.
+PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Where the instances of a run lie in one phase: ``length`` ops each, without gaps, instance 0 from op ``start``.
+
+    Instance n + 1 lies ``direction`` * ``length`` ops behind instance n. ``margin`` more instances before number 0 are
+    alike too.
+    """
+
+    start: int
+    length: int
+    direction: int
+    count: int
+    margin: int = 0
+
+    @property
+    def stride(self) -> int:
+        """Op ids from an instance to the next."""
+        return self.direction * self.length
+
+    def instance(self, op_id: int) -> int | None:
+        """The instance that an op belongs to (margin included), or None."""
+        number = self.direction * ((op_id - self.start) // self.length)
+        return number if -self.margin <= number < self.count else None
+
+    def span(self, first: int, stop: int) -> tuple[int, int]:
+        """Op ids (from, to) of the instances ``first`` to ``stop`` - 1."""
+        if self.direction > 0:
+            return self.start + first * self.length, self.start + stop * self.length
+        return self.start - (stop - 1) * self.length, self.start - (first - 1) * self.length
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stretch of ``count`` instances that are alike. ``twin``: storage → its counterpart in the next instance.
+
+    ``level``: storage → the instance that it belongs to. ``touched``: storages of the first and of the last instance.
+    ``whole``: no layer of the list is left out but the first and the last.
+    """
+
+    prefix: str
+    count: int
+    tracks: tuple[Track, ...]
+    twin: dict[int, int]
+    back: dict[int, int]
+    level: dict[int, int]
+    touched: tuple[frozenset[int], frozenset[int]]
+    whole: bool
+
+    def saved(self, least: int) -> int:
+        """Ops of the instances beyond the first ``least`` - 1."""
+        return sum(track.length for track in self.tracks) * (self.count - least + 1)
+
+    def overlaps(self, other: Run) -> bool:
+        """Whether two runs share ops or storages."""
+        spans = [track.span(0, track.count) for track in self.tracks]
+        others = [track.span(0, track.count) for track in other.tracks]
+        return any(a < d and c < b for a, b in spans for c, d in others) or not self.level.keys().isdisjoint(
+            other.level
+        )
+
+    def place(self, op_id: int) -> tuple[int, int] | None:
+        """The direction of the track and the instance in which an op stands, or None when it stands outside."""
+        for track in self.tracks:
+            low, high = track.span(0, self.count)
+            if low <= op_id < high:
+                return track.direction, track.direction * ((op_id - track.start) // track.length)
+        return None
+
+    def instance(self, op_id: int) -> int | None:
+        """The instance in which an op stands, or None when it stands outside."""
+        place = self.place(op_id)
+        return place and place[1]
+
+    def after_last(self, op_id: int) -> bool:
+        """Whether an op outside stands behind the last instance: after its forward and before its backward."""
+        passed = sum(op_id >= track.span(0, self.count)[0] for track in self.tracks)
+        return passed % 2 == 1
+
+    def step(self, storage: int, count: int) -> int | None:
+        """The counterpart of a storage ``count`` instances on (back when negative); None when there is none."""
+        table = self.twin if count > 0 else self.back
+        for _ in range(abs(count)):
+            if storage not in table:
+                return None
+            storage = table[storage]
+        return storage
+
+
+@dataclass
+class Twins:
+    """The twin map while it grows; :meth:`match` undoes what a failed comparison added."""
+
+    graph: Graph
+    twin: dict[int, int] = field(default_factory=dict)
+    back: dict[int, int] = field(default_factory=dict)
+    _steps: dict[tuple[str, str, int], bool] = field(default_factory=dict)
+
+    def match(self, pairs: Sequence[tuple[int, int, int]], period: int) -> bool:
+        """Whether ops ``a`` … and ``b`` …, ``length`` each, are alike; if so the map covers them afterwards."""
+        ops, added = self.graph.ops, list[int]()
+        for first, second, length in pairs:
+            for i in range(length):
+                if not self._alike(ops[first + i], ops[second + i], period, added):
+                    for storage in added:
+                        del self.back[self.twin.pop(storage)]
+                    return False
+        return True
+
+    def link(self, a: int, b: int, added: list[int] | None = None) -> bool:
+        """Enter b as the twin of a; False when that contradicts what is known or they differ in kind."""
+        known = self.twin.get(a)
+        if known is not None or b in self.back:
+            return known == b
+        one, other = self.graph.storages[a], self.graph.storages[b]
+        if one.nbytes != other.nbytes or one.role != other.role:
+            return False
+        self.twin[a], self.back[b] = b, a
+        if added is not None:
+            added.append(a)
+        return True
+
+    def _alike(self, a: Op, b: Op, period: int, added: list[int]) -> bool:
+        if a.name != b.name or len(a.inputs) != len(b.inputs) or len(a.outputs) != len(b.outputs):
+            return False
+        if a.attributes is not b.attributes and a.attributes != b.attributes:
+            return False
+        if a.phase != b.phase or a.op_class != b.op_class or a.arguments != b.arguments:
+            return False
+        key = (a.module, b.module, period)
+        steps = self._steps.get(key)
+        if steps is None:
+            steps = self._steps[key] = one_step(a.module, b.module, period)
+        return (
+            steps
+            and self._same_values(a.inputs, b.inputs, added)
+            and self._same_values(a.outputs, b.outputs, added)
+        )
+
+    def _same_values(self, a: Sequence[int], b: Sequence[int], added: list[int]) -> bool:
+        values, twin = self.graph.values, self.twin
+        for i, j in zip(a, b, strict=True):
+            one, other = values[i], values[j]
+            if one.offset != other.offset or (one.spec is not other.spec and one.spec != other.spec):
+                return False
+            if twin.get(one.storage) != other.storage and not self.link(one.storage, other.storage, added):
+                return False
+        return True
+
+
+def one_step(a: str, b: str, period: int) -> bool:
+    """Whether two module paths are equal but for numbers that are ``period`` higher in the second."""
+    if a == b:
+        return True
+    parts = list(zip(a.split("."), b.split("."), strict=False))
+    return a.count(".") == b.count(".") and all(
+        x == y or (x.isdecimal() and y.isdecimal() and int(y) == int(x) + period) for x, y in parts
+    )
+
+
+def find_runs(graph: Graph, least: int, accept: Callable[[Run], bool]) -> list[Run]:
+    """The runs of at least ``least`` instances that ``accept`` takes, none inside or across another.
+
+    Outer lists come before inner ones. Of several ways to group the layers of a list the one that saves the most ops is
+    taken.
+    """
+    runs: list[Run] = []
+    made = first_writers(graph)
+    firsts = _first_ops(graph)
+    for prefix in sorted(firsts, key=lambda p: (p.count("."), p != "", p)):
+        if any(prefix.startswith(f"{run.prefix}.") or not run.prefix for run in runs):
+            continue
+        best: list[Run] = []
+        for period in PERIODS:
+            found = [
+                run
+                for run in _runs_of(graph, prefix, firsts[prefix], period, least, made)
+                if not any(run.overlaps(other) for other in runs) and accept(run)
+            ]
+            best = max(best, found, key=lambda some: sum(run.saved(least) for run in some))
+            if len(found) == 1 and found[0].whole:
+                break
+        runs += best
+    return runs
+
+
+def first_writers(graph: Graph) -> dict[int, int]:
+    """Storage → the first op that writes it."""
+    made: dict[int, int] = {}
+    for op in graph.ops:
+        for i in op.outputs:
+            made.setdefault(graph.values[i].storage, op.id)
+    return made
+
+
+def _first_ops(graph: Graph) -> dict[str, dict[str, dict[int, int]]]:
+    """List prefix → phase → layer number → first op of that layer."""
+    found: dict[str, dict[str, dict[int, int]]] = {}
+    known: dict[str, list[tuple[str, int]]] = {}
+    last: dict[str, str] = {}
+    for op in graph.ops:
+        path = _owner(graph, op) if op.phase == "optimizer" else op.module
+        if last.get(op.phase) == path:
+            continue
+        last[op.phase] = path
+        layers = known.get(path)
+        if layers is None:
+            parts = path.split(".")
+            layers = known[path] = [
+                (".".join(parts[:i]), int(part)) for i, part in enumerate(parts) if part.isdecimal()
+            ]
+        for prefix, number in layers:
+            phases = found.setdefault(prefix, {phase: {} for phase in DIRECTIONS})
+            phases[op.phase].setdefault(number, op.id)
+    return found
+
+
+def _owner(graph: Graph, op: Op) -> str:
+    """The name of the first tensor with a name that an op updates; none for an op over lists."""
+    if op.name.startswith(LISTS):
+        return ""
+    names = (graph.storages[graph.values[i].storage].name for i in op.outputs)
+    return next(filter(None, names), "")
+
+
+def _cuts(firsts: Mapping[int, int], period: int, direction: int) -> dict[int, int]:
+    """Instance → its first op, for the longest row of instances from the lowest that stand in order."""
+    cuts: dict[int, int] = {}
+    for number, op_id in firsts.items():
+        cuts[number // period] = min(op_id, cuts.get(number // period, op_id))
+    row: dict[int, int] = {}
+    for number in sorted(cuts):
+        if row and (number - 1 not in row or (cuts[number] - row[number - 1]) * direction <= 0):
+            break
+        row[number] = cuts[number]
+    return row
+
+
+def _runs_of(
+    graph: Graph, prefix: str, firsts: Mapping[str, Mapping[int, int]], period: int, least: int,
+    made: Mapping[int, int],
+) -> Iterator[Run]:  # fmt: skip
+    cuts = {phase: _cuts(firsts[phase], period, direction) for phase, direction in DIRECTIONS.items()}
+    cuts = {phase: row for phase, row in cuts.items() if row}
+    # an instance ends where its neighbour begins: the next one in forward, in backward the one before
+    low = max(min(row) for row in cuts.values()) + 1
+    high = min(max(row) + (phase == "backward") for phase, row in cuts.items())
+
+    def spans(n: int) -> list[tuple[int, int]]:
+        return [(row[n], row[n + DIRECTIONS[phase]] - row[n]) for phase, row in cuts.items()]
+
+    start = low
+    while start + least <= high:
+        twins = Twins(graph)
+        stop, here = start + 1, spans(start)
+        while stop < high:
+            there = spans(stop)
+            pairs = [(a, b, length) for (a, length), (b, _) in zip(here, there, strict=True)]
+            if [p[1] for p in here] != [p[1] for p in there] or not twins.match(pairs, period):
+                break
+            stop, here = stop + 1, there
+        if stop - start >= least:
+            tracks = tuple(
+                Track(op_id, length, DIRECTIONS[phase], stop - start)
+                for (op_id, length), phase in zip(spans(start), cuts, strict=True)
+            )
+            run = _run(twins, prefix, tracks, made, (start, stop) == (low, high))
+            if run is not None:
+                yield _with_margin(twins, run, period)
+        start = stop
+
+
+def _run(
+    twins: Twins, prefix: str, tracks: tuple[Track, ...], made: Mapping[int, int], whole: bool
+) -> Run | None:
+    count = tracks[0].count
+    touched = tuple(_touched(twins.graph, tracks, n) for n in (0, count - 1))
+    run = Run(prefix, count, tracks, twins.twin, twins.back, {}, (touched[0], touched[1]), whole)
+    for storage in touched[0]:
+        if storage in twins.back or twins.twin[storage] == storage:
+            continue
+        orbit = [storage]
+        while orbit[-1] in twins.twin:
+            orbit.append(twins.twin[orbit[-1]])
+        makers = [run.instance(made[s]) if s in made else None for s in orbit]
+        base = 0
+        if twins.graph.storages[storage].role not in PERSISTENT:
+            base = next((n - i for i, n in enumerate(makers) if n is not None), 0)
+            if any(n is not None and n != base + i for i, n in enumerate(makers)):
+                return None
+        run.level.update((s, base + i) for i, s in enumerate(orbit) if 0 <= base + i < count)
+    return run
+
+
+def _touched(graph: Graph, tracks: Sequence[Track], instance: int) -> frozenset[int]:
+    return frozenset(
+        graph.values[i].storage
+        for track in tracks
+        for op in graph.ops[slice(*track.span(instance, instance + 1))]
+        for i in (*op.inputs, *op.outputs)
+    )
+
+
+def _with_margin(twins: Twins, run: Run, period: int) -> Run:
+    """The run, its forward track widened by the layer before it where that one is alike in forward."""
+    track = run.tracks[0]
+    before = track.start - track.length
+    wider = Twins(twins.graph, dict(twins.twin), dict(twins.back))
+    alike = track.direction > 0 and before >= 0 and wider.match([(before, track.start, track.length)], period)
+    if not alike:
+        return run
+    return replace(run, tracks=(replace(track, margin=1), *run.tracks[1:]))
