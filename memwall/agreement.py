@@ -94,7 +94,7 @@ def _places(plan: Plan) -> Mapping[int, set[int]]:
 def _pairs(graph: Graph, phases: frozenset[str]) -> set[tuple[int, int]]:
     flow = Flow.of(graph)
     counted = {op.id for op in graph.ops if op.phase in phases and op.op_class not in MATRIX_CLASSES}
-    pairs = set()
+    pairs: set[tuple[int, int]] = set()
     for version, readers in enumerate(flow.readers):
         chain = [op for op in readers if op in counted]
         writer = flow.writer[version]
@@ -121,7 +121,7 @@ def _differences(graph: Graph, ours: Sequence[Group], theirs: Sequence[Group], g
     for side, groups in enumerate((ours, theirs)):
         for group in groups:
             sides.setdefault(find(group.op_ids[0]), ([], []))[side].append(group)
-    rows: dict[tuple, list[float]] = {}
+    rows: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], list[float]] = {}
     for mine, other in sides.values():
         if _parts(mine) == _parts(other):
             continue
@@ -131,7 +131,7 @@ def _differences(graph: Graph, ours: Sequence[Group], theirs: Sequence[Group], g
         row[0] += 1
         row[1] += _bytes(other) - _bytes(mine)
         row[2] += _time_s(other, gpu) - _time_s(mine, gpu)
-    found = [Difference(*key, int(n), int(b), t) for key, (n, b, t) in rows.items()]
+    found = [Difference(key[0], key[1], key[2], key[3], int(n), int(b), t) for key, (n, b, t) in rows.items()]
     return sorted(found, key=lambda d: (-abs(d.bytes), d.module, d.ours))
 
 

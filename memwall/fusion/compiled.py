@@ -2,11 +2,13 @@
 
 :mod:`memwall.fusion.inductor` runs the compiler; here its kernels become groups. Bytes follow our counting rules, so
 that policies compare; what Inductor's own count has beyond them (scratch of split reductions, partial sums) goes in
-``extra_bytes``, that is, in ``time_s`` only. Inductor splits reductions of few rows over the GPU by itself. The optimizer stays eager, as it does under ``torch.compile(model)``.
+``extra_bytes``, that is, in ``time_s`` only. Inductor splits reductions of few rows over the GPU by itself. The
+optimizer stays eager, as it does under ``torch.compile(model)``.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -41,10 +43,10 @@ def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[Low
     pricer.placement = Placement([*parts, *(((op,), ()) for op in alone)])
     groups = [_group(pricer, kernel) for kernel in kernels if kernel.op_ids]
     groups += [pricer.alone(op) for op in alone]
-    try:
+    with contextlib.suppress(
+        ValueError
+    ):  # an op whose kernels lie apart is one group here: the compiler's own order
         groups = in_order(pricer.flow, groups)
-    except ValueError:  # an op whose kernels lie apart is one group here: keep the compiler's own order
-        pass
     return Plan("inductor", tuple(groups))
 
 

@@ -155,7 +155,7 @@ def _row_norm(view: _View) -> Loop:
 
 def _row_norm_backward(view: _View) -> Loop:
     loop = _row_norm(view)
-    affine = view.op.attributes.get("output_mask", [True, True])[1:]
+    affine = view.attribute("output_mask", [True, True, True])[1:]
     return Loop("row", loop.numel, loop.rows, loop.cols, columns=any(affine))
 
 

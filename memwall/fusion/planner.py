@@ -22,7 +22,7 @@ from memwall.fusion.plan import Group, Plan, Refusal
 from memwall.fusion.pricing import Pricer
 from memwall.fusion.recompute import Parts, recompute
 from memwall.fusion.repeats import Expanded, Shortened, shorten
-from memwall.fusion.rules import Candidate, Edge, Meeting, Shape, aligned, objection
+from memwall.fusion.rules import Candidate, Edge, Meeting, Shape, aligned, objection, too_many_tensors
 from memwall.graph import Graph
 from memwall.hardware import Gpu
 
@@ -147,7 +147,7 @@ class _Walk:
             self.groups.append(self._single(op.id))
             self.place[index] = len(self.order)
             self.order.append(index)
-            self.price.append(self._time([op.id]))
+            self.price.append(self._price(op.id))
             for other in self._neighbours(op.id):
                 index = self.group_of[op.id]
                 target = self.group_of[other]
@@ -176,7 +176,7 @@ class _Walk:
         region = -2 if self.regions is None else self.regions[op_id]
         return Candidate(
             [op_id], Shape.of(loop), op.phase, region, op.op_class,
-            len(op.inputs) + len(op.outputs), sums, frozenset(late_outputs(self.graph, op, loop)), overwritten, views,
+            sums, frozenset(late_outputs(self.graph, op, loop)), overwritten, views,
         )  # fmt: skip
 
     # -- who might join -----------------------------------------------------------------------------------------------
@@ -243,23 +243,27 @@ class _Walk:
         if found is None and before is None:
             found = "cycle", "another kernel must run between them"
         if found is None:
-            together_s = self._time(sorted((*first.members, *second.members)))
+            union = self.pricer.group(sorted((*first.members, *second.members)))
+            together_s = self.pricer.time_s(union)
             apart_s = self.price[a] + self.price[b]
-            if together_s < apart_s:
+            crowded = None if "multi" in first.shape.kinds else too_many_tensors(union)
+            if crowded:
+                found = "too many live values", crowded
+            elif together_s < apart_s:
                 self._reorder(a, b, min(a, b), before or ())
                 self._unite(a, b, edges, together_s)
                 return
-            found = "slower when fused", self._why_slower(first, second, together_s, apart_s)
+            else:
+                found = "slower when fused", self._why_slower(first, second, together_s, apart_s)
         self._refuse(edges, *found)
 
-    def _time(self, ops: Sequence[int]) -> float:
+    def _price(self, op_id: int) -> float:
+        """Seconds of an op by itself: its eager kernel, or a generated one where that is faster."""
         pricer = self.pricer
-        if len(ops) == 1:
-            alone = pricer.time_s(pricer.alone(ops[0]))
-            if pricer.loops[ops[0]].kind == "opaque":
-                return alone
-            return min(alone, pricer.time_s(pricer.group(ops)))
-        return pricer.time_s(pricer.group(ops))
+        alone = pricer.time_s(pricer.alone(op_id))
+        if pricer.loops[op_id].kind == "opaque":
+            return alone
+        return min(alone, pricer.time_s(pricer.group([op_id])))
 
     def _why_slower(self, first: Candidate, second: Candidate, together_s: float, apart_s: float) -> str:
         rows = min((s.shape.rows for s in (first, second) if s.shape.has_row), default=0)
@@ -329,7 +333,7 @@ class _Walk:
             late |= {i for op in second_members for i in self.graph.ops[op].outputs}
         members = sorted((*one.members, *two.members))
         self.groups[keep] = Candidate(
-            members, shape, one.phase, one.region, one.op_class, one.tensors + two.tensors,
+            members, shape, one.phase, one.region, one.op_class,
             one.accumulators + two.accumulators, late, one.overwritten | two.overwritten, views,
         )  # fmt: skip
         self.groups[drop] = None

@@ -150,7 +150,8 @@ class Pricer:
             if self._writes_whole[i]:
                 plain.update((v, values[v]) for v in needed)
             elif needed:
-                partial += self.costs[i].write_bytes
+                spared = sum(values[v].spec.nbytes for v in self.graph.ops[i].outputs if v not in needed)
+                partial += max(self.costs[i].write_bytes - spared, 0)
         return tuple(every), distinct_bytes(list(plain.values())) + partial
 
     # -- the rest of the cost ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from memwall.fusion.loops import Loop
+from memwall.fusion.plan import Group
 from memwall.fusion.pricing import ROW_BYTES_ON_CHIP
 from memwall.graph import Op, TensorSpec, Value
 
@@ -68,7 +69,6 @@ class Candidate:
     phase: str
     region: int
     op_class: str
-    tensors: int = 0
     accumulators: int = 0
     #: values that are whole only when the kernel ends
     late: frozenset[int] = frozenset()
@@ -281,12 +281,13 @@ def in_place(meeting: Meeting) -> str | None:
 
 def too_many_live_values(meeting: Meeting) -> str | None:
     members = len(meeting.first.members) + len(meeting.second.members)
-    if members > MAX_OPS:
-        return f"{members} ops in one kernel (at most {MAX_OPS})"
-    tensors = meeting.first.tensors + meeting.second.tensors - 2 * len(meeting.edges)
-    if tensors > MAX_TENSORS and "multi" not in meeting.first.shape.kinds:
-        return f"{tensors} tensors in one kernel (at most {MAX_TENSORS})"
-    return None
+    return f"{members} ops in one kernel (at most {MAX_OPS})" if members > MAX_OPS else None
+
+
+def too_many_tensors(group: Group) -> str | None:
+    """Asked of the union, when all else allows it."""
+    tensors = len(group.reads) + len(group.writes)
+    return f"{tensors} tensors in one kernel (at most {MAX_TENSORS})" if tensors > MAX_TENSORS else None
 
 
 def shared_memory(meeting: Meeting) -> str | None:

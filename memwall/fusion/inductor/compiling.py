@@ -1,0 +1,252 @@
+"""A joint FX graph -> the forward and backward graphs that would be compiled -> Inductor's schedule of each.
+
+The passes are torch's own, in the order in which ``torch.compile`` runs them; it is stopped when the scheduler has fused,
+or, where source is wanted, when the code is written. Nothing is loaded, launched or cached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import torch
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import compile_fx, config
+from torch._inductor.fx_passes import joint_graph, post_grad
+from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import WhyNoFuse
+from torch._inductor.virtualized import V
+from torch.fx import GraphModule
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_map
+
+from memwall.fusion.inductor.replay import Joint
+from memwall.trace.cuda_forms import _ATTENTION, choose_attention
+
+Read = TypeVar("Read")
+
+#: What needs a clock, other processes or a disk, and decides nothing that a model of the GPU could.
+_SETTINGS = {
+    "force_disable_caches": False,  # would make a new folder, and leave it behind
+    "fx_graph_cache": False, "fx_graph_remote_cache": False, "compile_threads": 1,
+    "shape_padding": False,  # pad_mm times both forms on the device
+    "max_autotune": False, "max_autotune_gemm": False, "coordinate_descent_tuning": False,
+    "cpp_wrapper": False, "triton.cudagraphs": False, "triton.unique_kernel_names": True,
+}  # fmt: skip
+
+
+@dataclass
+class Scheduled:
+    """One compiled graph after fusion: the scheduler's nodes in launch order.
+
+    ``sources`` holds, by the name of a node's first buffer, the name and the source of its kernel. ``refusals`` counts
+    why two nodes were not fused, by reason.
+    """
+
+    nodes: Sequence[Any]
+    refusals: Counter[str]
+    sources: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def quiet() -> contextlib.AbstractContextManager[Any]:
+    """Inductor's configuration while memwall uses it, as far as this torch knows the settings."""
+    known = {key: value for key, value in _SETTINGS.items() if _has_setting(key)}
+    return config.patch(known)
+
+
+def _has_setting(key: str) -> bool:
+    owner: Any = config
+    for part in key.split("."):
+        if not hasattr(owner, part):
+            return False
+        owner = getattr(owner, part)
+    return True
+
+
+@contextlib.contextmanager
+def patterns_loaded() -> Iterator[None]:
+    """Register Inductor's graph patterns once, before any device is faked: they are traced from samples on the CPU."""
+    joint_graph.lazy_init()
+    post_grad.lazy_init()
+
+    def done(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    with patch.object(joint_graph, "lazy_init", done), patch.object(post_grad, "lazy_init", done):
+        yield
+
+
+def retarget(module: GraphModule, device: torch.device) -> None:
+    """Move a graph of fake tensors to another device: values, and arguments that name a device."""
+
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device != device:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        return value
+
+    def rename(argument: Any) -> Any:
+        return device if isinstance(argument, torch.device) else argument
+
+    for node in module.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = tree_map(move, node.meta["val"])
+        node.meta.pop("tensor_meta", None)
+        node.args = map_aggregate(node.args, rename)
+        node.kwargs = map_aggregate(node.kwargs, rename)
+    module.recompile()
+
+
+def joint_passes(module: GraphModule, mode: Any, device: torch.device, attention: str) -> GraphModule:
+    """Inductor's passes over the joint graph. They fold constants by computing them, so they run on the CPU.
+
+    Products and a softmax that are attention written out become one call, of the kernel that a GPU with ``attention``
+    would take. torch 2.13 fails on some that it takes for attention; there, as in no run that succeeds, they stay.
+    """
+    moved = device.type != "cpu"
+    if moved:
+        with mode:
+            retarget(module, torch.device("cpu"))
+    untouched = copy.deepcopy(module)
+    with V.set_fake_mode(mode), _attention_of_gpu(attention) if moved else contextlib.nullcontext():
+        try:
+            changed = compile_fx._recursive_joint_graph_passes(module)
+        except RuntimeError:
+            module = untouched
+            with patch.object(joint_graph, "pass_patterns", []):
+                changed = compile_fx._recursive_joint_graph_passes(module)
+        module = module if changed is None else changed
+    if moved:
+        with mode:
+            retarget(module, device)
+    return module
+
+
+@contextlib.contextmanager
+def _attention_of_gpu(preferred: str) -> Iterator[None]:
+    """While open, attention on the CPU is traced as the call that CUDA would make."""
+    library: Any = torch.library.Library("aten", "IMPL")
+
+    def attend(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        if query.shape[:2] != key.shape[:2] or key.shape[:3] != value.shape[:3]:
+            raise RuntimeError(f"attention of {query.shape}, {key.shape} and {value.shape}")
+        masked = attn_mask is not None
+        backend = choose_attention(preferred, query, key, value, masked=masked, gqa=enable_gqa)
+        return _ATTENTION[backend](query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    try:
+        for key in ("AutogradCPU", "CPU"):
+            library.m.impl("scaled_dot_product_attention", key, attend, False)
+        yield
+    finally:
+        library._destroy()
+
+
+def partition(joint: Joint, module: GraphModule, mode: Any) -> tuple[GraphModule, GraphModule | None]:
+    """Split into the graph that runs forward and the one that runs backward, as AOTAutograd does."""
+    outputs = module.graph.output_node().args[0]
+    assert isinstance(outputs, (list, tuple))
+    if len(outputs) == joint.forward_outputs:
+        return module, None
+    static = [i for i, feed in enumerate(joint.feeds_in_order()) if feed.static and not feed.tangent]
+    values = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+    primals = len(joint.tangents) - sum(joint.tangents)
+    with V.set_fake_mode(mode):
+        forward, backward = min_cut_rematerialization_partition(
+            module, (values[:primals], values[primals:]), compiler="inductor",
+            num_fwd_outputs=joint.forward_outputs, static_lifetime_input_indices=static,
+        )  # fmt: skip
+    return forward, backward
+
+
+def write_back(joint: Joint, forward: GraphModule) -> int:
+    """Copy what replaced a mutated input into it at the end, instead of returning it; returns the outputs left."""
+    placeholders = {n.target: n for n in forward.graph.nodes if n.op == "placeholder"}
+    names = joint.names()
+    output = forward.graph.output_node()
+    results = list(output.args[0])  # type: ignore[arg-type]
+    kept = len(joint.scope.forward_keeps)
+    mutated = results[kept : joint.forward_outputs]
+    for storage, value in zip(joint.scope.mutated, mutated, strict=True):
+        target = placeholders.get(names.get(storage))
+        if target is not None and value is not target:
+            with forward.graph.inserting_before(output):
+                copied = forward.graph.call_function(torch.ops.aten.copy_.default, (target, value))
+                copied.meta["val"] = target.meta["val"]
+    del results[kept : joint.forward_outputs]
+    output.args = (results,)
+    output.meta.pop("val", None)
+    forward.recompile()
+    return kept
+
+
+class _Stop(BaseException):
+    """Inductor has come as far as it should."""
+
+
+def schedule(
+    module: GraphModule, mode: Any, read: Callable[[Scheduled], Read], *,
+    backward: bool, inference: bool, visible: int, source: bool,
+) -> Read:  # fmt: skip
+    """Lower one graph, fuse, and return what ``read`` makes of the schedule while Inductor still knows the graph.
+
+    ``visible`` outputs, the first ones, keep the strides that they were traced with.
+    """
+    output = module.graph.output_node()
+    output.meta["user_visible_output_idxs"] = list(range(visible))
+    inputs = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+    refusals: Counter[str] = Counter()
+    sources: dict[str, tuple[str, str]] = {}
+    found: list[Read] = []
+
+    def refuse(why: Any, reason: str, *args: Any) -> None:
+        why.reason, why.args = reason, args
+        refusals[reason] += 1
+
+    def stop(lowering: Any) -> None:
+        if source:
+            lowering.codegen()
+        else:
+            lowering.init_wrapper_code()
+            lowering._update_scheduler()
+        found.append(read(Scheduled(lowering.scheduler.nodes, refusals, sources)))
+        raise _Stop
+
+    with (
+        patch.object(GraphLowering, "compile_to_module", stop),
+        patch.object(WhyNoFuse, "__call__", refuse),
+        _kept_sources(sources) if source else contextlib.nullcontext(),
+        V.set_fake_mode(mode),
+        contextlib.suppress(_Stop),
+    ):
+        compile_fx.compile_fx_inner(
+            module, inputs, is_backward=backward, is_inference=inference, static_input_idxs=range(len(inputs)),
+            cudagraphs=compile_fx.BoxedBool(False),
+        )  # fmt: skip
+    (result,) = found
+    return result
+
+
+@contextlib.contextmanager
+def _kept_sources(sources: dict[str, tuple[str, str]]) -> Iterator[None]:
+    """Keep each Triton kernel's name and source under the first buffer that it writes."""
+    from torch._inductor.codegen.triton import TritonScheduling
+
+    original: Callable[..., str] = TritonScheduling.define_kernel
+
+    def define(scheduling: Any, code: str, nodes: Any, kernel: Any) -> str:
+        name = original(scheduling, code, nodes, kernel)
+        for node in nodes:
+            if hasattr(node, "get_name"):
+                sources[node.get_name()] = (name, code)
+        return name
+
+    with patch.object(TritonScheduling, "define_kernel", define):
+        yield

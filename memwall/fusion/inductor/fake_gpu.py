@@ -1,0 +1,236 @@
+"""A CUDA GPU that is not there, for as long as Inductor decides what it would run on it.
+
+Only questions are answered (what is this device, how many units, how much memory); nothing is ever launched. All that is
+replaced in torch and Triton is put back at the end, and what was answered in between is forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+
+from memwall.errors import UsageError
+from memwall.graph import Pipe
+from memwall.hardware import Gpu, match_device
+
+
+class _Limits(NamedTuple):
+    """Per compute capability: CUDA C++ Programming Guide, table of technical specifications. Bytes."""
+
+    threads_per_sm: int
+    shared_per_sm: int
+    shared_per_block: int
+
+
+_KB = 1024
+_LIMITS: Mapping[tuple[int, int], _Limits] = {
+    (7, 0): _Limits(2048, 96 * _KB, 96 * _KB),
+    (7, 5): _Limits(1024, 64 * _KB, 64 * _KB),
+    (8, 0): _Limits(2048, 164 * _KB, 163 * _KB),
+    (8, 6): _Limits(1536, 100 * _KB, 99 * _KB),
+    (8, 9): _Limits(1536, 100 * _KB, 99 * _KB),
+    (9, 0): _Limits(2048, 228 * _KB, 227 * _KB),
+    (10, 0): _Limits(2048, 228 * _KB, 227 * _KB),
+    (12, 0): _Limits(1536, 100 * _KB, 99 * _KB),
+}
+_REGISTERS_PER_SM, _SHARED_PER_BLOCK, _THREADS_PER_BLOCK, _WARP = 65536, 48 * _KB, 1024, 32
+
+
+def capability_of(gpu: Gpu) -> tuple[int, int]:
+    """The compute capability of a board that Inductor can write Triton code for.
+
+    Raises:
+        UsageError: it is not NVIDIA's, or older than 7.0.
+    """
+    text = gpu.compute_capability or ""
+    if gpu.vendor != "NVIDIA" or not text[:1].isdigit():
+        raise UsageError(
+            f"the inductor policy knows NVIDIA GPUs only, not {gpu.name}; --policy memwall works for any"
+        )
+    major, _, minor = text.partition(".")
+    if int(major) < 7:
+        raise UsageError(
+            f"torch.compile needs compute capability 7.0, and {gpu.name} has {text}; --policy memwall works for any"
+        )
+    return int(major), int(minor)
+
+
+def properties_of(gpu: Gpu) -> SimpleNamespace:
+    """What ``torch.cuda.get_device_properties`` would say of a board."""
+    major, minor = capability_of(gpu)
+    limits = _LIMITS.get((major, minor)) or _LIMITS[max(c for c in _LIMITS if c <= (major, minor))]
+    return SimpleNamespace(
+        name=gpu.full_name, major=major, minor=minor, multi_processor_count=gpu.sm_count, warp_size=_WARP,
+        max_threads_per_multi_processor=limits.threads_per_sm, max_threads_per_block=_THREADS_PER_BLOCK,
+        regs_per_multiprocessor=_REGISTERS_PER_SM, total_memory=gpu.dram_bytes, L2_cache_size=gpu.l2_bytes,
+        shared_memory_per_block=_SHARED_PER_BLOCK, shared_memory_per_block_optin=limits.shared_per_block,
+        shared_memory_per_multiprocessor=limits.shared_per_sm, gcnArchName="", is_integrated=0,
+        is_multi_gpu_board=0, uuid=gpu.name, clock_rate=int(gpu.boost_clock_hz / 1e3),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def device_for(gpu: Gpu, kind: str) -> Iterator[torch.device]:
+    """The device that Inductor is to compile for: the CPU, this machine's GPU where it is that board, or a fake.
+
+    Raises:
+        UsageError: as :func:`capability_of`.
+    """
+    if kind == "cpu":
+        yield torch.device("cpu")
+    elif torch.cuda.is_available() and match_device(torch.cuda.get_device_name()) == gpu:
+        yield torch.device("cuda", torch.cuda.current_device())
+    else:
+        with fake_gpu(gpu):
+            yield torch.device("cuda", 0)
+
+
+@contextlib.contextmanager
+def fake_gpu(gpu: Gpu) -> Iterator[SimpleNamespace]:
+    """While open, torch, Inductor and Triton take this process for one with a GPU of that kind, device 0.
+
+    Raises:
+        UsageError: as :func:`capability_of`.
+    """
+    known = properties_of(gpu)
+    import torch._dynamo.device_interface as interfaces
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(_forget)
+        stack.enter_context(_device_guard())
+        stack.enter_context(_triton_driver(known))
+        for owner, answers in _answers(gpu, known, interfaces):
+            for name, answer in answers.items():
+                if hasattr(owner, name):
+                    static = isinstance(owner, type)
+                    stack.enter_context(patch.object(owner, name, staticmethod(answer) if static else answer))
+        _forget()
+        yield known
+
+
+def _answers(
+    gpu: Gpu, known: SimpleNamespace, interfaces: Any
+) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
+    """Who is asked, and what is answered under which name."""
+    import torch._inductor.scheduler as scheduler
+    from torch._subclasses import fake_tensor
+
+    def constant(value: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: value
+
+    capability = known.major, known.minor
+    common = {
+        "is_available": constant(True), "device_count": constant(1), "current_device": constant(0),
+        "get_device_properties": constant(known), "set_device": constant(None), "synchronize": constant(None),
+    }  # fmt: skip
+    cuda = {
+        "get_device_capability": constant(capability), "get_device_name": constant(known.name),
+        "_lazy_init": constant(None), "is_tf32_supported": constant(capability >= (8, 0)),
+        "is_bf16_supported": constant(capability >= (8, 0)),
+        "_exchange_device": constant(0), "_maybe_exchange_device": constant(0),
+        "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": constant(None),
+    }  # fmt: skip
+    interface = {
+        "get_compute_capability": constant(known.major * 10 + known.minor), "get_raw_stream": constant(0),
+        "is_triton_capable": constant(True), "raise_if_triton_unavailable": constant(None),
+        "is_bf16_supported": constant(capability >= (8, 0)),
+        "exchange_device": constant(0), "maybe_exchange_device": constant(0),
+    }  # fmt: skip
+    return [
+        (torch.cuda, common | cuda),
+        (interfaces.CudaInterface, common | interface),
+        (interfaces.CudaInterface.Worker, {k: common[k] for k in ("get_device_properties", "current_device")}),
+        (fake_tensor, {"init_gpu_context": constant(None)}),
+        (scheduler, {
+            "get_gpu_dram_gbps": constant(gpu.dram_bytes_per_s / 1e9),
+            "get_device_tflops": lambda dtype: _tflops(gpu, dtype),
+        }),
+    ]  # fmt: skip
+
+
+def _tflops(gpu: Gpu, dtype: torch.dtype) -> float:
+    engine = "vector" if dtype is torch.float32 else "tensor"
+    return gpu.peak(Pipe(engine, str(dtype).removeprefix("torch."))) / 1e12
+
+
+@contextlib.contextmanager
+def _triton_driver(known: SimpleNamespace) -> Iterator[None]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    target = GPUTarget("cuda", known.major * 10 + known.minor, _WARP)
+    described = {
+        "max_shared_mem": known.shared_memory_per_block_optin, "max_num_regs": _REGISTERS_PER_SM,
+        "multiprocessor_count": known.multi_processor_count, "sm_clock_rate": known.clock_rate, "warpSize": _WARP,
+    }  # fmt: skip
+    stub = SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda *args: 0,
+        get_device_capability=lambda *args: (known.major, known.minor),
+        is_active=lambda: True,
+        get_device_interface=lambda: torch.cuda,
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+        utils=SimpleNamespace(get_device_properties=lambda *args: described),
+    )
+    driver = triton.runtime.driver
+    before = {
+        name: value for name, value in vars(driver).items() if name in ("_active", "_default", "active")
+    }
+    driver.set_active(stub)
+    try:
+        yield
+    finally:
+        for name in ("_active", "_default", "active"):
+            vars(driver).pop(name, None)
+        vars(driver).update(before)
+
+
+@contextlib.contextmanager
+def _device_guard() -> Iterator[None]:
+    """A CPU build of torch has no device guard for CUDA, and aborts where one is asked for: lend it that of ``meta``."""
+    if torch.version.cuda is not None:
+        yield
+        return
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    kinds = (ctypes.c_void_p * (_META_DEVICE + 1)).in_dll(
+        library, "_ZN3c104impl26device_guard_impl_registryE"
+    )
+    before = kinds[_CUDA_DEVICE]
+    if not before:
+        kinds[_CUDA_DEVICE] = kinds[_META_DEVICE]
+    try:
+        yield
+    finally:
+        kinds[_CUDA_DEVICE] = before
+
+
+#: c10::DeviceType
+_CUDA_DEVICE, _META_DEVICE = 1, 14
+
+
+def _forget() -> None:
+    """Drop what torch remembers about the devices of this process."""
+    import torch._dynamo.device_interface as interfaces
+    import torch._inductor.codegen.triton as triton_codegen
+    import torch._inductor.utils as inductor_utils
+    import torch.utils._triton as triton_questions
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    for module in (inductor_utils, triton_questions, triton_codegen):
+        for item in vars(module).values():
+            if getattr(item, "__module__", None) == module.__name__ and hasattr(item, "cache_clear"):
+                item.cache_clear()
+    DeviceProperties.create.cache_clear()
+    interfaces._device_initialized = False
+    interfaces.device_interfaces.pop("cuda", None)
+    for table in (interfaces.caching_worker_device_properties, interfaces.caching_worker_current_devices):
+        table.pop("cuda", None)

@@ -1,0 +1,212 @@
+"""The wiring of the ``inductor`` policy: graph -> regions -> joint graphs -> schedules -> kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memwall.cost import classify
+from memwall.errors import MemwallError, MissingError, UsageError, need
+from memwall.fusion.inductor.owners import Launch, own
+from memwall.fusion.inductor.scope import scope_of
+from memwall.fusion.inductor.types import Lowered, LoweredKernel
+from memwall.graph import Graph, Op
+from memwall.hardware import Gpu
+
+#: Region number of an op that runs eagerly, between compiled regions.
+EAGER = -1
+
+#: Classes of ops that Inductor always leaves to a library.
+_LIBRARY_CLASSES = frozenset(("contraction", "convolution", "attention"))
+
+
+def lower(
+    graph: Graph,
+    gpu: Gpu,
+    *,
+    device: str = "cuda",
+    source: bool = False,
+    regions: Sequence[int] | None = None,
+) -> Lowered:
+    """What Inductor would make of the graph's forward and backward ops.
+
+    Args:
+        gpu: the board that it would run on; not asked where ``device`` is ``cpu``.
+        device: ``cuda``, or ``cpu`` for Inductor's C++ backend on this machine.
+        source: write the kernels' Triton code too, which takes as long again.
+        regions: for each op, the number of the partial graph that it was captured in, or -1 where it ran eagerly
+            between two; nothing is fused across. One graph for all when None.
+
+    Raises:
+        UsageError: Inductor refuses this graph or this GPU.
+        MissingError: Triton is not installed, or this torch's internals are others than those that are needed.
+    """
+    if device != "cpu":
+        need("triton", "triton")
+    try:
+        if device != "cpu":
+            _check_dtypes(graph, gpu)
+        with _recursion_room():
+            return _lower(graph, gpu, device, source, _regions(graph, regions))
+    except MemwallError:
+        raise
+    except (AttributeError, ImportError, TypeError, KeyError) as error:
+        raise MissingError(_MOVED.format(_torch_version(), _one_line(error))) from error
+    except Exception as error:
+        raise UsageError(
+            f"Inductor cannot compile this graph ({_one_line(error)}); --policy memwall works without it"
+        ) from error
+
+
+_MOVED = "the inductor policy needs internals that torch {} does not have ({}); --policy memwall works without them"
+
+
+def _torch_version() -> str:
+    import torch
+
+    return torch.__version__.partition("+")[0]
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__
+
+
+def _check_dtypes(graph: Graph, gpu: Gpu) -> None:
+    """Triton has no bfloat16 below compute capability 8.0, and ``torch.compile`` then leaves the model to eager."""
+    from memwall.fusion.inductor.fake_gpu import capability_of
+
+    if capability_of(gpu) >= (8, 0):
+        return
+    used = {graph.values[i].spec.dtype for op in graph.ops if op.phase != "optimizer" for i in op.outputs}
+    if "bfloat16" in used:
+        raise UsageError(
+            f"torch.compile leaves a bfloat16 model to eager on {gpu.name} (compute capability "
+            f"{gpu.compute_capability}, 8.0 is needed); profile it in float16, or use --policy memwall"
+        )
+
+
+@contextlib.contextmanager
+def _recursion_room() -> Iterator[None]:
+    """Inductor raises the limit of Python's recursion and leaves it so."""
+    import sys
+
+    before = sys.getrecursionlimit()
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _regions(graph: Graph, given: Sequence[int] | None) -> list[int]:
+    """The region of each op. The gradient that backward starts from is made by the caller of the compiled graph."""
+    regions = [0] * len(graph.ops) if given is None else list(given)
+    started = False
+    for op in graph.ops:
+        if op.phase == "optimizer":
+            regions[op.id] = EAGER
+        elif op.phase == "backward" and not started:
+            started = True
+            if op.name == "aten.ones_like":
+                regions[op.id] = EAGER
+    return regions
+
+
+@dataclass
+class _Result:
+    """What has been gathered over all regions: launches of each compiled graph under (backward?, first op)."""
+
+    schedules: dict[tuple[bool, int], list[Launch]] = field(default_factory=dict)
+    refusals: Counter[str] = field(default_factory=Counter)
+    fx_ops: Counter[str] = field(default_factory=Counter)
+    opaque: list[str] = field(default_factory=list)
+
+
+def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]) -> Lowered:
+    import torch
+    import torch._inductor.lowering  # its operators must be known before the decompositions are selected
+    from torch._inductor.decomposition import select_decomp_table
+
+    from memwall.fusion.inductor.calls import Operators
+    from memwall.fusion.inductor.compiling import patterns_loaded, quiet
+    from memwall.fusion.inductor.fake_gpu import device_for
+    from memwall.fusion.inductor.opaque import Opaque
+
+    operators, table, result = Operators(), select_decomp_table(), _Result()
+    with Opaque() as opaque, patterns_loaded(), quiet(), device_for(gpu, device) as target:
+        for region in sorted(set(regions) - {EAGER}):
+            scope = scope_of(graph, [number == region for number in regions], operators.overwritten)
+            _compile(graph, scope, operators, table, opaque, target, source, result)
+    for op in graph.ops:
+        if op.phase != "optimizer" and regions[op.id] == EAGER:
+            result.schedules[op.phase == "backward", op.id] = [_eager(graph, op)]
+    return _gathered(graph, result)
+
+
+def _compile(
+    graph: Graph, scope: Any, operators: Any, table: Any, opaque: Any, target: Any, source: bool, result: _Result
+) -> None:  # fmt: skip
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from memwall.fusion.inductor.adoption import adopt
+    from memwall.fusion.inductor.compiling import Scheduled, joint_passes, partition, schedule, write_back
+    from memwall.fusion.inductor.reading import launches
+    from memwall.fusion.inductor.replay import replay
+
+    mode = FakeTensorMode()
+    with mode:
+        joint = replay(graph, scope, operators, table, opaque, str(target))
+    result.opaque.extend(joint.opaque)
+    result.fx_ops.update(
+        str(n.target).removesuffix(".default")
+        for n in joint.module.graph.nodes
+        if n.op == "call_function" and not str(n.target).startswith("<")
+    )
+    module = joint_passes(joint.module, mode, target, graph.attention)
+    adopt(graph, module, scope.op_ids)
+    forward, backward = partition(joint, module, mode)
+    visible = write_back(joint, forward)
+
+    def read(scheduled: Scheduled) -> list[Launch]:
+        result.refusals.update({_reason(text): count for text, count in scheduled.refusals.items()})
+        return launches(scheduled)
+
+    for compiled, is_backward in ((forward, False), (backward, True)):
+        ops = [i for i in scope.op_ids if (graph.ops[i].phase == "backward") == is_backward]
+        if compiled is not None and ops:
+            result.schedules[is_backward, ops[0]] = schedule(
+                compiled, mode, read, backward=is_backward, inference=backward is None,
+                visible=len(scope.backward_keeps) if is_backward else visible, source=source,
+            )  # fmt: skip
+
+
+def _reason(template: str) -> str:
+    """A reason without the numbers of the pair at hand."""
+    return template.partition("%")[0].rstrip(" (:,")
+
+
+def _eager(graph: Graph, op: Op) -> Launch:
+    """An op outside of all regions: a kernel of its own, with its compulsory bytes."""
+    alone = frozenset((op.id,))
+    read = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.inputs))
+    written = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.outputs))
+    return Launch(op.name, "extern", alone, alone, alone, read_bytes=read, write_bytes=written, nodes=0)
+
+
+def _gathered(graph: Graph, result: _Result) -> Lowered:
+    schedules = [result.schedules[key] for key in sorted(result.schedules)]
+    compiled = [op.id for op in graph.ops if op.phase != "optimizer"]
+    kernels: list[LoweredKernel] = own(graph, compiled, schedules)
+    launched = [launch for schedule in schedules for launch in schedule if launch.kind != "none"]
+    called = {launch.library_op.removesuffix(".default") for launch in launched if launch.computes} - {""}
+    named = called | set(result.opaque)
+    return Lowered(
+        kernels=tuple(kernels),
+        why_not_fused=dict(result.refusals.most_common()),
+        ir_nodes=sum(launch.nodes for launch in launched),
+        fx_ops=dict(sorted(result.fx_ops.items())),
+        fallbacks=tuple(sorted(name for name in named if classify(name) not in _LIBRARY_CLASSES)),
+    )

@@ -1,0 +1,78 @@
+"""What the scheduler decided, as plain data: one record per launch, with the traced ops that it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch._inductor import ir
+from torch._inductor.utils import get_fused_kernel_name
+
+from memwall.fusion.inductor.compiling import Scheduled
+from memwall.fusion.inductor.owners import Launch
+from memwall.fusion.inductor.replay import RESULT, behind_views, ops_of
+
+
+def launches(scheduled: Scheduled) -> list[Launch]:
+    """The launches of one schedule, in order."""
+    return [_launch(node, scheduled) for node in scheduled.nodes]
+
+
+def _launch(node: Any, scheduled: Scheduled) -> Launch:
+    parts = list(node.get_nodes())
+    buffers = [part.node for part in parts if part.node is not None]
+    handed = {behind_views(origin) for b in buffers if (origin := b.get_origin_node()) is not None}
+    kind = _kind(node, buffers)
+    # What a library is called with was computed before, though Inductor lists it among the origins of the call.
+    origins = handed if kind == "extern" and handed else {o for b in buffers for o in b.get_origins()}
+    name, source = scheduled.sources.get(parts[0].get_name(), (_name(node, kind, buffers), ""))
+    return Launch(
+        name=name,
+        kind=kind,
+        computes=frozenset(op for origin in origins for op in ops_of(origin)),
+        shows=_results(origins),
+        hands_on=_results(handed),
+        reads=frozenset(dependency.name for dependency in node.read_writes.reads),
+        writes=frozenset(output.get_name() for output in node.get_outputs()),
+        read_bytes=int(node.get_read_buffer_sizes()) if kind != "none" else 0,
+        write_bytes=int(node.get_write_buffer_sizes()) if kind != "none" else 0,
+        nodes=len(parts),
+        library_op=_library_op(buffers),
+        source=source,
+    )
+
+
+def _results(origins: Iterable[Any]) -> frozenset[int]:
+    """The ops whose result is among some FX nodes."""
+    return frozenset(op for o in origins for op in ops_of(o) if o.meta["custom"].get(RESULT))
+
+
+def _kind(node: Any, buffers: list[Any]) -> str:
+    if node.is_template():
+        return "template"
+    if node.is_extern():
+        return "none" if all(isinstance(b, (ir.MultiOutput, ir.NopKernel)) for b in buffers) else "extern"
+    if all(isinstance(b, ir.NopKernel) for b in buffers):
+        return "none"
+    device = node.get_device()
+    return "cpp" if device is not None and device.type == "cpu" else "triton"
+
+
+def _name(node: Any, kind: str, buffers: list[Any]) -> str:
+    """What the kernel would be called; the number that Inductor adds is known only once code is written."""
+    if kind in ("triton", "cpp"):
+        family = "red" if node.is_reduction() else "poi"
+        return f"{kind}_{family}_{get_fused_kernel_name(node.get_nodes(), 'original_aten')}"
+    if kind == "none":
+        return "none"
+    buffer = buffers[0]
+    return _library_op(buffers) or getattr(buffer, "python_kernel_name", None) or type(buffer).__name__
+
+
+def _library_op(buffers: list[Any]) -> str:
+    """The operator that a library runs here, by its name in aten; empty where Inductor has its own way."""
+    for buffer in buffers:
+        overload = getattr(buffer, "op_overload", None)
+        if overload is not None and isinstance(buffer, ir.ExternKernel):
+            return str(overload)
+    return ""

@@ -1,0 +1,159 @@
+"""What one compiled region of a graph reads from outside and leaves behind, as AOTAutograd would draw its border.
+
+A region is a set of ops that are compiled together: forward ops, and the backward ops that belong to them. Storages
+that hold something before the region touches them are fed in; storages that something outside reads later are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from memwall.fusion.inductor.views import row_major_order
+from memwall.graph import Graph, Op, TensorSpec, Value, contiguous
+
+#: Roles of storages that exist before the step.
+PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A tensor that the region is given: it holds a whole storage from ``before_op`` on.
+
+    ``tangent``: it comes from a backward op outside of the region. ``static``: it stays at its address between steps.
+    """
+
+    storage: int
+    before_op: int
+    spec: TensorSpec
+    tangent: bool
+    static: bool
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The border of a region: its ops in order, what they are fed, and the storages that they leave.
+
+    ``forward_keeps`` and ``backward_keeps`` are read outside; ``mutated`` existed before and were written in place.
+    """
+
+    op_ids: tuple[int, ...]
+    feeds: tuple[Feed, ...]
+    forward_keeps: tuple[int, ...]
+    backward_keeps: tuple[int, ...]
+    mutated: tuple[int, ...]
+
+
+def scope_of(graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], Sequence[int]]) -> Scope:
+    """The border of the region of all ops for which ``inside`` is true.
+
+    ``overwritten`` names, of an op's outputs, those whose storage it writes into rather than makes.
+    """
+    return _Walk(graph, inside, overwritten).run()
+
+
+class _Walk:
+    def __init__(
+        self, graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], Sequence[int]]
+    ) -> None:
+        self.graph, self.inside, self.overwritten = graph, inside, overwritten
+        self.values_of = values_by_storage(graph)
+        self.held: set[int] = set()  # storages whose content the region knows
+        self.written: dict[int, str] = {}  # storage -> phase of the region's last write
+        self.last_writer: dict[int, str] = {}  # storage -> phase of the last op outside that wrote it
+        self.feeds: list[Feed] = []
+        self.kept: dict[int, None] = {}
+
+    def run(self) -> Scope:
+        graph = self.graph
+        for op in graph.ops:
+            if self.inside[op.id]:
+                self._enter(op)
+            else:
+                self._pass(op)
+        for value_id in graph.outputs:
+            self._keep(graph.values[value_id].storage)
+        for storage in graph.storages:
+            if storage.role == "gradient":
+                self._keep(storage.id)
+        for storage_id in self._unread_gradients():
+            self._keep(storage_id)
+        mutated = [s for s in self.written if graph.storages[s].role in PERSISTENT]
+        return Scope(
+            op_ids=tuple(op.id for op in graph.ops if self.inside[op.id]),
+            feeds=tuple(self.feeds),
+            forward_keeps=tuple(s for s in self.kept if self.written[s] == "forward" and s not in mutated),
+            backward_keeps=tuple(s for s in self.kept if self.written[s] == "backward" and s not in mutated),
+            mutated=tuple(mutated),
+        )
+
+    def _enter(self, op: Op) -> None:
+        values = self.graph.values
+        for value_id in op.inputs:
+            self._hold(values[value_id].storage, op)
+        into = self.overwritten(op)
+        for value_id in dict.fromkeys((*op.outputs, *into)):
+            number = values[value_id].storage
+            if value_id in into and number not in self.held and self._exists(number):
+                self._feed(number, op)
+            if value_id in into or number not in self.held:
+                self.written[number] = op.phase
+            self.held.add(number)
+
+    def _pass(self, op: Op) -> None:
+        values = self.graph.values
+        for value_id in op.inputs:
+            self._keep(values[value_id].storage)
+        for value_id in op.outputs:
+            number = values[value_id].storage
+            self.held.discard(number)
+            self.last_writer[number] = op.phase
+
+    def _exists(self, number: int) -> bool:
+        return self.graph.storages[number].role in PERSISTENT or number in self.last_writer
+
+    def _hold(self, number: int, op: Op) -> None:
+        if number not in self.held:
+            self._feed(number, op)
+            self.held.add(number)
+
+    def _feed(self, number: int, op: Op) -> None:
+        storage = self.graph.storages[number]
+        spec = whole_spec(self.values_of[number], storage.nbytes)
+        tangent = self.last_writer.get(number) == "backward"
+        self.feeds.append(Feed(number, op.id, spec, tangent, storage.role in ("parameter", "buffer")))
+
+    def _keep(self, number: int) -> None:
+        if number in self.written and number in self.held:
+            self.kept.setdefault(number)
+
+    def _unread_gradients(self) -> list[int]:
+        """First results of backward ops that nothing reads: gradients of the model's inputs, which the caller gets."""
+        graph = self.graph
+        read = {graph.values[i].storage for op in graph.ops for i in op.inputs} | set(self.kept)
+        found = []
+        for op in graph.ops:
+            made = [graph.values[i].storage for i in op.outputs]
+            if self.inside[op.id] and op.phase == "backward" and made and read.isdisjoint(made):
+                found.append(made[0])
+        return found
+
+
+def values_by_storage(graph: Graph) -> dict[int, list[Value]]:
+    """The values of each storage; parameters and inputs first, then in order."""
+    named = set(graph.parameters) | set(graph.inputs)
+    table: dict[int, list[Value]] = {}
+    for value in sorted(graph.values, key=lambda v: (v.id not in named, v.id)):
+        table.setdefault(value.storage, []).append(value)
+    return table
+
+
+def whole_spec(values: Sequence[Value], nbytes: int) -> TensorSpec:
+    """The tensor that holds a whole storage: the first dense value of it that covers it, else a flat one."""
+    for value in values:
+        spec = value.spec
+        whole = value.offset == 0 and spec.nbytes == nbytes and spec.numel == spec.distinct_elements
+        if whole and row_major_order(spec) is not None:
+            return spec
+    spec = values[0].spec
+    return contiguous((nbytes // spec.itemsize,), spec.dtype)
