@@ -51,9 +51,15 @@ def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[Low
 
 
 def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
-    if kernel.kind == "extern" and len(kernel.op_ids) == 1 and not kernel.recomputes:
+    if kernel.kind == "extern" and len(kernel.op_ids) == 1:
         return replace(pricer.alone(kernel.op_ids[0]), name=kernel.name, source=kernel.source)
     group = pricer.group(kernel.op_ids, kernel.recomputes)
     beyond = max(kernel.read_bytes + kernel.write_bytes - group.cost.bytes, 0)
+    if kernel.kind == "extern" or any(pricer.loops[i].kind in _PARTIAL for i in (*group.op_ids, *group.recomputes)):
+        beyond = 0
     cost = replace(group.cost, kernels=kernel.launches, extra_bytes=beyond, programs=None)
     return replace(group, cost=cost, name=kernel.name, source=kernel.source)
+
+
+#: Kinds of ops that touch some rows of a tensor, which Inductor counts whole.
+_PARTIAL = ("gather", "scatter")

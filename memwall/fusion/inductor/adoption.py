@@ -1,4 +1,4 @@
-"""Which traced ops an FX node stands for that a graph pass put in the place of others (attention written out by hand)."""
+"""Which traced ops an FX node stands for that a graph pass put in the place of others: attention written by hand."""
 
 from __future__ import annotations
 

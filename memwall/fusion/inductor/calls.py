@@ -21,7 +21,6 @@ _LEGIT_BATCH_NORM = "aten._native_batch_norm_legit"
 #: Arguments that a graph does not hold because the traced form of the op has none: from the op's tensors by name.
 _COMPLETED: Mapping[tuple[str, str], Callable[[Op], Any]] = {
     ("aten._fused_rms_norm_backward", "output_mask"): lambda op: [True, "weight" in op.arguments],
-    ("aten.native_layer_norm_backward", "output_mask"): lambda op: [True, "weight" in op.arguments, "bias" in op.arguments],
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A joint FX graph -> the forward and backward graphs that would be compiled -> Inductor's schedule of each.
 
-The passes are torch's own, in the order in which ``torch.compile`` runs them; it is stopped when the scheduler has fused,
-or, where source is wanted, when the code is written. Nothing is loaded, launched or cached.
+The passes are torch's own, in the order in which ``torch.compile`` runs them; it is stopped when the scheduler has
+fused, or, where source is wanted, when the code is written. Nothing is loaded, launched or cached.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch._inductor import compile_fx, config
 from torch._inductor.fx_passes import joint_graph, post_grad
 from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import WhyNoFuse
+from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
@@ -228,7 +229,7 @@ def schedule(
     ):
         compile_fx.compile_fx_inner(
             module, inputs, is_backward=backward, is_inference=inference, static_input_idxs=range(len(inputs)),
-            cudagraphs=compile_fx.BoxedBool(False),
+            cudagraphs=BoxedBool(False),
         )  # fmt: skip
     (result,) = found
     return result

@@ -1,7 +1,7 @@
 """A CUDA GPU that is not there, for as long as Inductor decides what it would run on it.
 
-Only questions are answered (what is this device, how many units, how much memory); nothing is ever launched. All that is
-replaced in torch and Triton is put back at the end, and what was answered in between is forgotten.
+Only questions are answered (what is this device, how many units, how much memory); nothing is ever launched. All that
+is replaced in torch and Triton is put back at the end, and what was answered in between is forgotten.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _triton_driver(known: SimpleNamespace) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _device_guard() -> Iterator[None]:
-    """A CPU build of torch has no device guard for CUDA, and aborts where one is asked for: lend it that of ``meta``."""
+    """A CPU build of torch has no device guard for CUDA and aborts where it is asked for one: lend it that of meta."""
     if torch.version.cuda is not None:
         yield
         return

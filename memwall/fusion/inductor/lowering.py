@@ -53,7 +53,7 @@ def lower(
             return _lower(graph, gpu, device, source, _regions(graph, regions))
     except MemwallError:
         raise
-    except (AttributeError, ImportError, TypeError, KeyError) as error:
+    except (AttributeError, ImportError, TypeError) as error:
         raise MissingError(_MOVED.format(_torch_version(), _one_line(error))) from error
     except Exception as error:
         raise UsageError(
@@ -126,8 +126,7 @@ class _Result:
 
 
 def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]) -> Lowered:
-    import torch
-    import torch._inductor.lowering  # its operators must be known before the decompositions are selected
+    import torch._inductor.lowering  # noqa: F401  its operators come before the decompositions are selected
     from torch._inductor.decomposition import select_decomp_table
 
     from memwall.fusion.inductor.calls import Operators

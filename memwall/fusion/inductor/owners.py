@@ -1,9 +1,9 @@
 """Launches -> kernels that own every op exactly once.
 
-An op that a compiler inlines or computes again shows up in several kernels, one that it takes apart in several too. It is
-owned by the library's kernel that runs it, else by the kernel that writes its result to memory, else by the first that
-computes it; the others recompute it. A launch that owns nothing (the first stage of a split reduction, a change of layout)
-counts as a further launch of the kernel that it works for.
+An op that a compiler inlines or computes again shows up in several kernels, one that it takes apart in several too. It
+is owned by the library's kernel that runs it, else by the kernel that writes its result to memory, else by the first
+that computes it; the others recompute it. A launch that owns nothing (the first stage of a split reduction, a change of
+layout) counts as a further launch of the kernel that it works for.
 """
 
 from __future__ import annotations

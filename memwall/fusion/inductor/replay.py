@@ -157,7 +157,7 @@ class _Player:
                 self._views[value_id] = tensor
                 self._views_of.setdefault(value.storage, []).append(value_id)
         for value_id in into:  # what other views of it see is worked out now, as part of this op
-            torch._sync(self._bases[values[value_id].storage][0])
+            torch._sync(self._bases[values[value_id].storage][0])  # type: ignore[attr-defined]
 
     def _tag(self, op: Op | None) -> None:
         meta = fx_traceback.current_meta
@@ -250,7 +250,7 @@ def _flat(result: Any) -> list[torch.Tensor]:
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     if not torch._is_functional_tensor(tensor):
         return tensor
-    torch._sync(tensor)
+    torch._sync(tensor)  # type: ignore[attr-defined]
     return torch._from_functional_tensor(tensor)
 
 
