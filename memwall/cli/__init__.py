@@ -25,6 +25,7 @@ BROKEN_PIPE = 141
 COMMANDS = {
     "profile": "Say where each microsecond of a model goes, on any GPU.",
     "compare": "Put one workload on several GPUs, or several profiles, side by side.",
+    "fuse": "Say what fusion wins: groups, refusals, graph breaks, kernels' source.",
     "report": "Render a saved profile as text, HTML, pictures or tables.",
     "gpus": "List the GPUs, or show one with its sources.",
 }

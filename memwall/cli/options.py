@@ -33,9 +33,42 @@ outputs = click.option(
     help=f"Write a file too; its suffix says what: {' '.join(SUFFIXES)}. May be repeated.",
 )
 
+
+def check_policies(
+    context: click.Context | None, parameter: click.Parameter | None, names: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Policies that there are, each once; called before any work.
+
+    Raises:
+        UsageError: there is none of that name; names the nearest.
+    """
+    if names:
+        import difflib
+
+        from memwall.fusion import POLICIES
+
+        for name in names:
+            if name not in POLICIES:
+                near = difflib.get_close_matches(name, POLICIES, 1)
+                hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(POLICIES)}"
+                raise UsageError(f"no policy named {name!r}; {hint}")
+    return tuple(dict.fromkeys(names))
+
+
 policies = click.option(
-    "--policy", "policies", cls=SeveralOption, metavar="NAME...", help="How ops run. [default: eager]"
+    "--policy",
+    "policies",
+    cls=SeveralOption,
+    metavar="NAME...",
+    callback=check_policies,
+    help="How ops run: eager, inductor, memwall or ideal. [default: eager]",
 )
+
+what_ifs = click.option(
+    "--what-if", "what_ifs", multiple=True, metavar="SPEC",
+    help="Totals again with 'dram_bytes_per_s*=2', 'l2_bytes=100MB' (a number of the GPU) or 'fuse:layers.*.mlp'"
+    " (modules as one kernel each). May be repeated.",
+)  # fmt: skip
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the record as JSON, and nothing else.")
 

@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memwall.cost import Cost
-from memwall.fusion.inductor import LoweredKernel, lower
+from memwall.fusion.flow import Flow
+from memwall.fusion.inductor import Lowered, LoweredKernel, lower
 from memwall.fusion.placement import Placement
 from memwall.fusion.plan import Group, Plan
 from memwall.fusion.planner import in_order
 from memwall.fusion.pricing import Pricer
+from memwall.fusion.repeats import shorten
+from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.graph import Graph
 from memwall.hardware import Gpu
 
@@ -30,8 +33,51 @@ def inductor_plan(
     Raises:
         MissingError: Triton is not installed, or this torch's internals are not those that memwall knows.
     """
-    lowered = lower(graph, gpu, regions=regions)
-    return plan_of(graph, costs, gpu, lowered.kernels)
+    return plan_of(graph, costs, gpu, kernels_of(graph, gpu, regions).kernels)
+
+
+def kernels_of(
+    graph: Graph, gpu: Gpu, regions: Sequence[int] | None = None, *, source: bool = False
+) -> Lowered:
+    """Inductor's kernels for a whole graph; of layers that repeat, four are compiled and stand for the others.
+
+    Raises:
+        MissingError, UsageError: as :func:`memwall.fusion.inductor.lower`.
+    """
+    short = shorten(graph) if regions is None else None
+    if short is None or short.graph is graph:
+        return _whole(lower(graph, gpu, source=source, regions=regions), graph)
+    lowered = _whole(lower(short.graph, gpu, source=source), short.graph)
+    compiled = {op for kernel in lowered.kernels for op in kernel.op_ids}
+    eager = [
+        LoweredKernel(op.name, "extern", (op.id,), (), 1, 0, 0)
+        for op in short.graph.ops
+        if op.id not in compiled
+    ]
+    kernels = [*lowered.kernels, *eager]
+    whole = short.expand([(kernel.op_ids, kernel.recomputes) for kernel in kernels])
+    if whole is None:
+        return _whole(lower(graph, gpu, source=source), graph)
+    moved = tuple(replace(kernels[g.source], op_ids=g.owned, recomputes=g.recomputed) for g in whole)
+    return replace(lowered, kernels=moved)
+
+
+def _whole(lowered: Lowered, graph: Graph) -> Lowered:
+    """Without what a kernel computes again of another op's inside alone: the erf of a gelu, the bias of a product."""
+    flow = Flow.of(graph)
+    kernels = []
+    for kernel in lowered.kernels:
+        inside = set(kernel.op_ids)
+        again = []
+        for op in sorted(kernel.recomputes, reverse=True):
+            if graph.ops[op].op_class not in MATRIX_CLASSES and any(
+                not inside.isdisjoint(flow.readers[version]) for _, version in flow.writes[op]
+            ):
+                inside.add(op)
+                again.append(op)
+        if kernel.op_ids:
+            kernels.append(replace(kernel, recomputes=tuple(sorted(again))))
+    return replace(lowered, kernels=tuple(kernels))
 
 
 def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[LoweredKernel]) -> Plan:
@@ -52,10 +98,13 @@ def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[Low
 
 def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
     if kernel.kind == "extern" and len(kernel.op_ids) == 1:
+        # the library's kernel, and under it the launches that its eager call makes
         return replace(pricer.alone(kernel.op_ids[0]), name=kernel.name, source=kernel.source)
     group = pricer.group(kernel.op_ids, kernel.recomputes)
     beyond = max(kernel.read_bytes + kernel.write_bytes - group.cost.bytes, 0)
-    if kernel.kind == "extern" or any(pricer.loops[i].kind in _PARTIAL for i in (*group.op_ids, *group.recomputes)):
+    if kernel.kind == "extern" or any(
+        pricer.loops[i].kind in _PARTIAL for i in (*group.op_ids, *group.recomputes)
+    ):
         beyond = 0
     cost = replace(group.cost, kernels=kernel.launches, extra_bytes=beyond, programs=None)
     return replace(group, cost=cost, name=kernel.name, source=kernel.source)

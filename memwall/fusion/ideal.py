@@ -63,15 +63,13 @@ class _Ideal:
     def _group(self, op_ids: list[int]) -> Group:
         matrix = [i for i in op_ids if self.graph.ops[i].op_class in MATRIX_CLASSES]
         glue = [i for i in op_ids if self.graph.ops[i].op_class not in MATRIX_CLASSES]
-        reads: dict[int, None] = {}
+        reads, read_bytes = self._operands(matrix)
         writes: dict[int, None] = {}
-        read_bytes = write_bytes = 0
+        write_bytes = 0
         for i in matrix:
-            stays = self._on_chip_bytes(i)
-            read_bytes += max(self.costs[i].read_bytes - stays[0], 0)
-            write_bytes += max(self.costs[i].write_bytes - stays[1], 0)
-            reads.update(dict.fromkeys(v for v, n in self.flow.reads[i] if n not in self.on_chip))
-            writes.update(dict.fromkeys(v for v, n in self.flow.writes[i] if n not in self.on_chip))
+            stays = [v for v, n in self.flow.writes[i] if n in self.on_chip and n not in self.flow.kept]
+            write_bytes += max(self.costs[i].write_bytes - self._bytes(stays), 0)
+            writes.update((v, None) for v, _ in self.flow.writes[i] if v not in stays)
         first = self._first_reads(glue)
         read_bytes += first[1]
         reads.update(dict.fromkeys(first[0]))
@@ -80,19 +78,23 @@ class _Ideal:
         writes.update(dict.fromkeys(last[0]))
         total = sum((self.costs[i] for i in op_ids), start=Cost(kernels=0))
         cost = replace(
-            total, read_bytes=read_bytes, write_bytes=write_bytes, extra_bytes=0, extra_flops=0, kernels=1,
+            total.generated(), read_bytes=read_bytes, write_bytes=write_bytes, extra_bytes=0, extra_flops=0, kernels=1,
             programs=None,
         )  # fmt: skip
         return Group(tuple(op_ids), tuple(reads), tuple(writes), cost)
 
-    def _on_chip_bytes(self, op_id: int) -> tuple[int, int]:
-        """Bytes of scores that the op would read, and write, as a kernel of its own."""
+    def _operands(self, matrix: Sequence[int]) -> tuple[dict[int, None], int]:
+        """What the products read but the scores, and its bytes; what several products of one kernel read, once."""
         values, flow = self.graph.values, self.flow
-        read, written = (
-            sum(values[v].spec.nbytes for v, version in uses[op_id] if version in self.on_chip)
-            for uses in (flow.reads, flow.writes)
-        )
-        return read, written
+        uses = [(i, v) for i in matrix for v, version in flow.reads[i] if version not in self.on_chip]
+        reads = dict.fromkeys(v for _, v in uses)
+        if len(matrix) > 1:
+            return reads, distinct_bytes([values[v] for v in reads])
+        stay = [v for i in matrix for v, version in flow.reads[i] if version in self.on_chip]
+        return reads, sum(max(self.costs[i].read_bytes - self._bytes(stay), 0) for i in matrix)
+
+    def _bytes(self, value_ids: Sequence[int]) -> int:
+        return sum(self.graph.values[v].spec.nbytes for v in value_ids)
 
     def _first_reads(self, glue: Sequence[int]) -> tuple[list[int], int]:
         """Values of tensors from before the step that these ops read and none before them did, and their bytes."""
@@ -153,24 +155,30 @@ _SOFTMAX = ("aten._softmax", "aten._safe_softmax")
 
 
 def _family(graph: Graph, flow: Flow, softmax: int) -> tuple[set[int], list[int]]:
-    """The versions of the size of a softmax's result that pointwise ops and softmaxes tie to it, and the products at
-    their ends."""
+    """The versions of the size of a softmax's result that lead to it or from it, and the products at their ends.
+
+    What a softmax reads is followed to where it was made and no further out: a bias that all layers share does not
+    tie them together.
+    """
     values = graph.values
     numel = values[graph.ops[softmax].outputs[0]].spec.numel
     family: set[int] = set()
     products: set[int] = set()
-    seen = {softmax}
-    stack = [softmax]
+    seen = {(softmax, True)}
+    stack = [(softmax, True)]
     while stack:
-        op_id = stack.pop()
-        for value, version in (*flow.reads[op_id], *flow.writes[op_id]):
-            if version in family or values[value].spec.numel != numel or flow.writer[version] < 0:
+        op_id, forward = stack.pop()
+        uses = [(use, False) for use in flow.reads[op_id]]
+        if forward:
+            uses += [(use, True) for use in flow.writes[op_id]]
+        for (value, version), onward in uses:
+            if values[value].spec.numel != numel or flow.writer[version] < 0:
                 continue
             family.add(version)
-            for other in (flow.writer[version], *flow.readers[version]):
+            for other in flow.readers[version] if onward else (flow.writer[version],):
                 if graph.ops[other].op_class in MATRIX_CLASSES:
                     products.add(other)
-                elif other not in seen:
-                    seen.add(other)
-                    stack.append(other)
-    return family - flow.kept, sorted(products)
+                elif (other, onward) not in seen:
+                    seen.add((other, onward))
+                    stack.append((other, onward))
+    return family, sorted(products)

@@ -259,7 +259,7 @@ _MOVES = _names(
 
 def reads_elsewhere(op: Op, loop: Loop) -> bool:
     """Whether a thread reads elements that are not its own, or reads its own a second time."""
-    return loop.kind in ("gather", "scatter", "grid") or moves(op)
+    return loop.kind in ("gather", "scatter", "grid", "opaque") or moves(op)
 
 
 def moves(op: Op) -> bool:

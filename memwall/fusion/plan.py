@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from memwall.cost import Cost
 
+#: region of an op that runs eagerly, between two graphs of a compiler
+EAGER = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

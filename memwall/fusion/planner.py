@@ -50,7 +50,7 @@ def memwall_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequenc
         whole = [Expanded(*part, number) for number, part in enumerate(parts)]
     elif short.graph is not graph:
         refusals = _counted(short, whole, parts, refusals)
-    pricer = Pricer(graph, costs, gpu)
+    pricer = Pricer(graph, costs, gpu, regions)
     pricer.placement = Placement((group.owned, group.recomputed) for group in whole)
     known: dict[int, Group] = {}
     groups = []
@@ -127,7 +127,7 @@ def _cheapest(pricer: Pricer, ops: Sequence[int], again: Sequence[int], twin: Gr
 class _Walk:
     def __init__(self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None) -> None:
         self.graph, self.gpu, self.regions = graph, gpu, regions
-        self.pricer = Pricer(graph, costs, gpu)
+        self.pricer = Pricer(graph, costs, gpu, regions)
         self.flow: Flow = self.pricer.flow
         first = {storage: v for v, storage in reversed(list(enumerate(self.flow.storage)))}
         self.overwrites = {v for v, storage in enumerate(self.flow.storage) if first[storage] != v}
@@ -304,12 +304,15 @@ class _Walk:
     def _reorder(self, a: int, b: int, keep: int, before: Sequence[int]) -> None:
         """Keep ``order`` topological: what the later needs, then the union, then the rest of what stood between."""
         low, high = sorted((self.place[a], self.place[b]))
+        if not before:
+            self.order[low], self.order[high], self.place[keep] = keep, -1, low
+            return
         ahead = set(before)
         rest = [g for g in self.order[low : high + 1] if g not in ahead and g not in (a, b, -1)]
-        for place, index in enumerate((*before, keep, *rest, -1), start=low):
-            self.order[place] = index
-            if index >= 0:
-                self.place[index] = place
+        moved = [*before, keep, *rest]
+        self.order[low : high + 1] = moved + [-1] * (high + 1 - low - len(moved))
+        for place, index in enumerate(moved, start=low):
+            self.place[index] = place
 
     def _unite(self, a: int, b: int, edges: Sequence[Edge], price: float) -> None:
         """Put both into the group of lower index; ``edges`` run from ``a`` to ``b``."""

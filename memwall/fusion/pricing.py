@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from memwall.cost import Cost
 from memwall.fusion.flow import Flow
-from memwall.fusion.loops import Loop, loop_of
+from memwall.fusion.loops import OPAQUE, Loop, loop_of
 from memwall.fusion.placement import Placement
-from memwall.fusion.plan import Group
+from memwall.fusion.plan import EAGER, Group
 from memwall.graph import Graph, Pipe, Value, distinct_bytes
 from memwall.hardware import Gpu
 from memwall.roofline import achievable_compute_s, memory_s
@@ -35,11 +35,16 @@ class Pricer:
     ``placement`` says where every op runs, once that is known; without it all ops outside a group run alone.
     """
 
-    def __init__(self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, flow: Flow | None = None) -> None:
+    def __init__(
+        self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None
+    ) -> None:
         self.graph, self.costs, self.gpu = graph, costs, gpu
-        self.flow = flow or Flow.of(graph)
-        loops: dict[tuple, Loop] = {}
-        self.loops = [_loop(graph, op_id, loops) for op_id in range(len(graph.ops))]
+        self.flow = Flow.of(graph)
+        known: dict[tuple, Loop] = {}
+        self.loops = [
+            OPAQUE if regions is not None and regions[op.id] == EAGER else _loop(graph, op.id, known)
+            for op in graph.ops
+        ]
         self.carried_by = {old: new for new, old in enumerate(self.flow.carries) if old >= 0}
         self.placement: Placement | None = None
         self._reads_whole = [self._is_whole(i, "inputs") for i in range(len(graph.ops))]
@@ -82,7 +87,7 @@ class Pricer:
         if cost is not None:
             return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
         base = self._sum(op_ids)
-        extra = self._extra(op_ids, read_bytes)
+        extra = self._extra(op_ids, read_bytes, writes)
         recomputed = sum(self.costs[i].total_flops for i in recomputes)
         cost = replace(
             base.generated(),
@@ -169,12 +174,15 @@ class Pricer:
                 flops[pipe] = flops.get(pipe, 0) + count
         return Cost(flops, modeled=modeled, extra_flops=extra_flops)
 
-    def _extra(self, op_ids: Sequence[int], read_bytes: int) -> int:
+    def _extra(self, op_ids: Sequence[int], read_bytes: int, writes: Collection[int]) -> int:
         gpu, extra = self.gpu, 0
         for i in op_ids:
             loop = self.loops[i]
-            if loop.kind in ("grid", "scatter", "opaque"):
-                extra += self.costs[i].extra_bytes
+            again = self.costs[i].extra_bytes
+            if loop.kind == "grid" and again and not self._is_stored(i, op_ids, writes):
+                again = read_bytes  # the second pass makes the op's inputs anew
+            if loop.kind in ("grid", "scatter"):
+                extra += again
             if loop.columns and loop.cols > 1:
                 blocks = min(loop.rows, gpu.sm_count)  # one block for each multiprocessor walks over its rows
                 sums = sum(
@@ -190,6 +198,12 @@ class Pricer:
             if row_bytes > ROW_BYTES_ON_CHIP and in_flight > gpu.l2_bytes:
                 extra += read_bytes
         return extra
+
+    def _is_stored(self, op_id: int, op_ids: Sequence[int], writes: Collection[int]) -> bool:
+        """Whether what the op reads is in memory when it reads it again."""
+        flow = self.flow
+        made = {version: v for i in op_ids for v, version in flow.writes[i]}
+        return all(made.get(version, -1) in writes for _, version in flow.reads[op_id] if version in made)
 
     def _launches(self, op_ids: Sequence[int]) -> int:
         loops = [self.loops[i] for i in op_ids]

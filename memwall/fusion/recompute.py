@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from memwall.fusion.loops import Loop, is_random
 from memwall.fusion.placement import Placement
 from memwall.fusion.pricing import Pricer
+from memwall.fusion.rules import MAX_OPS, MAX_TENSORS
 from memwall.graph import PHASES
 
 _LATER = {phase: number for number, phase in enumerate(PHASES)}
@@ -109,7 +110,7 @@ class _Recompute:
         chain = self._chain(op_id, home) if readers else None
         if chain is None:
             return
-        readers = [g for g in readers if self._holds_rows(g, chain)]
+        readers = [g for g in readers if self._holds_rows(g, chain) and self._has_room(g, chain)]
         if not readers or not self._sources_last(chain, readers):
             return
         concerned = [home, *readers]
@@ -119,18 +120,16 @@ class _Recompute:
             placement.remove(added)
 
     def _may_host(self, group: int, op_id: int) -> bool:
-        """Generated kernels of the same iteration count alone can make the value where they use it."""
+        """A generated kernel can make a value where it uses it, unless it finds the place in data."""
         pricer = self.pricer
         ops = self.members[group]
         if any(pricer.loops[i].kind in ("opaque", "multi") for i in ops) or not self._is_reachable(
             group, op_id
         ):
             return False
-        numel = pricer.loops[op_id].numel
-        for reader in pricer.flow.readers[pricer.flow.writes[op_id][0][1]]:
-            if self.group_of[reader] == group and pricer.loops[reader].kind in ("gather", "scatter"):
-                return False
-        return any(pricer.loops[i].numel >= numel for i in ops)
+        version = pricer.flow.writes[op_id][0][1]
+        readers = (r for r in pricer.flow.readers[version] if self.group_of[r] == group)
+        return not any(pricer.loops[r].kind in ("gather", "scatter") for r in readers)
 
     def _is_reachable(self, group: int, op_id: int) -> bool:
         """Whether the compiler sees both in one graph."""
@@ -145,6 +144,12 @@ class _Recompute:
         loops = self.pricer.loops
         held = {_rows(loops[i]) for i in self.members[group] if loops[i].kind == "row"}
         return all(_rows(loops[i]) in held for i in chain if loops[i].kind == "row")
+
+    def _has_room(self, group: int, chain: frozenset[int]) -> bool:
+        """Whether the kernel stays within the planner's limits."""
+        inside = self.placement.inside[group]
+        tensors = sum(len(self.pricer.flow.reads[op]) for op in inside)
+        return len(inside | chain) <= MAX_OPS and tensors <= MAX_OPS + MAX_TENSORS
 
     def _chain(self, op_id: int, home: int) -> frozenset[int] | None:
         """The ops to run again: the op, and those of its inputs that are not in memory anyway."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from memwall.fusion.loops import Loop
-from memwall.fusion.plan import Group
+from memwall.fusion.plan import EAGER, Group
 from memwall.fusion.pricing import ROW_BYTES_ON_CHIP
 from memwall.graph import Op, TensorSpec, Value
 
@@ -111,6 +111,8 @@ Rule = Callable[[Meeting], str | None]
 
 def graph_break(meeting: Meeting) -> str | None:
     first, second = meeting.pair
+    if EAGER in (first.region, second.region):
+        return "one of them runs outside the compiler's graphs"
     if first.region != second.region:
         return "the compiler's graph breaks between them"
     return None
@@ -163,7 +165,20 @@ def tensor_lists(meeting: Meeting) -> str | None:
         return "one works on a list of tensors"
     if "multi" in first.kinds and (first.numel, first.rows) != (second.numel, second.rows):
         return "their lists of tensors differ"
+    if "multi" in first.kinds and any(_written_at(edge) != _read_at(edge) for edge in meeting.edges):
+        return "their lists of tensors are in different order"
     return None
+
+
+def _written_at(edge: Edge) -> int:
+    return edge.producer.outputs.index(edge.written.id)
+
+
+def _read_at(edge: Edge) -> int:
+    """The place of the value in its list argument."""
+    place = edge.consumer.inputs.index(edge.read.id)
+    arguments = edge.consumer.arguments
+    return place - arguments.index(arguments[place]) if arguments else place
 
 
 def data_dependent_index(meeting: Meeting) -> str | None:

@@ -6,7 +6,7 @@ The unit is the one in which the largest number has one to four digits before th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memwall.report.document import Column
 
@@ -45,12 +45,21 @@ def _column(heading: str, unit: str, values: Numbers, scale: float, digits: int)
     return Column(heading, unit), [NOTHING if v is None else number(v / scale, digits) for v in values]
 
 
-def si_column(heading: str, unit: str, values: Numbers) -> CellColumn:
-    """``bytes, MB``: a quantity with a decimal prefix."""
-    scale, prefix = _scale(values, _PREFIXES)
-    largest = max((abs(v) for v in values if v), default=0.0) / scale
-    exact = scale == 1.0 and all(v is None or float(v).is_integer() for v in values)
-    return _column(heading, prefix + unit, values, scale, 0 if exact else _digits(largest))
+def si_column(
+    heading: str, unit: str, values: Numbers, *, like: Numbers = (), signed: bool = False
+) -> CellColumn:
+    """``bytes, MB``: a quantity with a decimal prefix, that of the column ``like`` where given; a ``signed`` one is a
+    difference."""
+    known = like or values
+    scale, prefix = _scale(known, _PREFIXES)
+    largest = max((abs(v) for v in known if v), default=0.0) / scale
+    exact = scale == 1.0 and all(v is None or float(v).is_integer() for v in known)
+    column, cells = _column(heading, prefix + unit, values, scale, 0 if exact else _digits(largest))
+    return column, _signed(values, cells) if signed else cells
+
+
+def _signed(values: Numbers, cells: list[str]) -> list[str]:
+    return [f"+{cell}" if v and v > 0 else cell for v, cell in zip(values, cells, strict=True)]
 
 
 def seconds_column(heading: str, values: Numbers, *, like: Numbers = (), signed: bool = False) -> CellColumn:
@@ -58,9 +67,7 @@ def seconds_column(heading: str, values: Numbers, *, like: Numbers = (), signed:
     scale, unit = _scale(like or values, _SECONDS)
     largest = max((abs(v) for v in like or values if v), default=0.0) / scale
     column, cells = _column(heading, unit, values, scale, _digits(largest))
-    return column, [
-        f"+{cell}" if signed and v and v > 0 else cell for v, cell in zip(values, cells, strict=True)
-    ]
+    return column, _signed(values, cells) if signed else cells
 
 
 def percent_column(heading: str, values: Numbers, digits: int = 1) -> CellColumn:
@@ -81,6 +88,14 @@ def intensity_column(values: Numbers, heading: str = "intensity") -> CellColumn:
 def times_column(heading: str, values: Numbers, unit: str = "") -> CellColumn:
     """A ratio: ``46.7x``."""
     return Column(heading, unit), [NOTHING if v is None else times(v) for v in values]
+
+
+def before_after_columns(
+    heading: str, before: Numbers, after: Numbers, make: Callable[[str, Numbers], CellColumn]
+) -> tuple[CellColumn, CellColumn]:
+    """Two columns of one quantity under one unit: ``bytes, GB`` and what they became, ``→``."""
+    column, cells = make(heading, [*before, *after])
+    return (column, cells[: len(before)]), (Column("→", column.unit), cells[len(before) :])
 
 
 def times(ratio: float) -> str:

@@ -40,6 +40,8 @@ from memwall.report.document import (
     table,
     text_column,
 )
+from memwall.report.fusion import explained, fusion_section, is_several, policy_table, sentences
+from memwall.savings import PolicySet, policy_sets
 from memwall.simulate import Schedule
 from memwall.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
 from memwall.verdict import main_pipe, verdict
@@ -62,10 +64,25 @@ def profile_document(profile: Profile, *, by: str = "op", top: int = 15, sort: s
     if by not in BREAKDOWNS:
         raise UsageError(f"cannot group by {by!r}; choose one of {', '.join(BREAKDOWNS)}")
     sections = [Section("", (Facts(header_facts(profile)),))]
+    if is_several(profile):
+        for policies in policy_sets(profile):
+            sections += _policy_sections(policies, by, top, sort)
+        return Document(clean(profile.workload.name), tuple(sections))
     if len(profile.simulations) > 1:
         sections.append(Section("Totals", (totals_table(profile),)))
     sections += [_schedule_section(profile, s, by, top, sort) for s in profile.simulations]
     return Document(clean(profile.workload.name), tuple(sections))
+
+
+def _policy_sections(policies: PolicySet, by: str, top: int, sort: str) -> list[Section]:
+    """The policies of one GPU side by side, the first in full, of the others what they save."""
+    profile, first = policies.profile, policies.schedules[0]
+    side_by_side: tuple[Table | Sentence, ...] = (policy_table(policies.rows()), *sentences(policies))
+    return [
+        Section(gpu_title(profile, first), side_by_side),
+        _schedule_section(profile, first, by, top, sort),
+        *(fusion_section(policies, schedule) for schedule in explained(policies)),
+    ]
 
 
 def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, sort: str) -> Section:
@@ -79,7 +96,13 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
         blocks.append(share_table("Phases", "phase", phases))
     blocks.append(memory_table(profile, schedule))
     blocks.append(Sentence(verdict(profile, schedule), strong=True))
-    return Section(f"{gpu_title(profile, schedule)}{policy_suffix(profile, schedule)}", tuple(blocks))
+    title = schedule_label(profile, schedule) if is_several(profile) else full_title(profile, schedule)
+    return Section(title, tuple(blocks))
+
+
+def full_title(profile: Profile, schedule: Schedule) -> str:
+    """The GPU with its ceilings, and the policy where it is not eager."""
+    return f"{gpu_title(profile, schedule)}{policy_suffix(profile, schedule)}"
 
 
 def gpu_title(profile: Profile, schedule: Schedule) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memwall.analysis import WALLS, class_rows, schedule_label
@@ -14,9 +15,13 @@ from memwall.compare import Comparison, Machine, compare_gpus
 from memwall.errors import UsageError
 from memwall.hardware import Gpu
 from memwall.profile import Profile
+from memwall.report.columns import times
 from memwall.report.document import clean
+from memwall.report.fusion import explained, is_several
 from memwall.report.palette import WALL_COLORS, class_color
 from memwall.report.roofline import draw_roofline
+from memwall.report.waterfall import draw_waterfall, fall_and_bars, height
+from memwall.savings import PolicySet, policy_sets
 from memwall.simulate import Schedule
 from memwall.units import duration, percent
 
@@ -37,7 +42,7 @@ FLAGSHIPS = ("p100-sxm2-16gb", "v100-sxm2-32gb", "a100-40gb-sxm", "a100-80gb-sxm
 
 
 def profile_png(profile: Profile) -> bytes:
-    """Roofline and class shares of each simulation, one below the other."""
+    """Roofline and class shares of each simulation, one below the other; of several policies what they save."""
     return _profile_figure(profile, "png")
 
 
@@ -75,8 +80,41 @@ def class_shares_figure(profile: Profile, fmt: str = "png") -> bytes:
     return _draw(fmt, (10.5, height), lambda figure: _shares_panel(figure.add_subplot(), profile))
 
 
+def waterfall_figure(profile: Profile, gpu_name: str, policy: str, fmt: str = "png") -> bytes:
+    """What each group of a policy saves, from the eager time down to its own.
+
+    Raises:
+        UsageError: the profile has no simulation of that policy on that GPU, or no such format.
+    """
+    for policies in policy_sets(profile):
+        for schedule in policies.schedules:
+            if (policies.gpu.name, schedule.policy) == (gpu_name, policy):
+                inches, draw = _waterfall(policies, schedule)
+                return _draw(fmt, (10.5, inches), draw)
+    raise UsageError(f"the profile has no simulation of {policy} on {gpu_name}; it has {_names(profile)}")
+
+
+def _policies_figure(profile: Profile, fmt: str) -> bytes:
+    """For each GPU the roofline of the first policy and the waterfalls of the others, then the shares of all."""
+    panels: list[tuple[float, Callable[[Any], None]]] = []
+    for policies in policy_sets(profile):
+        panels.append((6.0, partial(_roofline_panel, profile=profile, schedule=policies.schedules[0])))
+        panels += [_waterfall(policies, schedule) for schedule in explained(policies)]
+    panels.append((_shares_height(profile), lambda part: _shares_panel(part.add_subplot(), profile)))
+    heights = [height for height, _ in panels]
+
+    def build(figure: Figure) -> None:
+        parts: Any = figure.subfigures(len(panels), 1, height_ratios=heights)
+        for part, (_, draw) in zip(parts, panels, strict=True):
+            draw(part)
+
+    return _draw(fmt, (10.5, sum(heights)), build)
+
+
 def _profile_figure(profile: Profile, fmt: str) -> bytes:
     _need_simulation(profile)
+    if is_several(profile):
+        return _policies_figure(profile, fmt)
     count = len(profile.simulations)
     shares = _shares_height(profile)
 
@@ -129,6 +167,21 @@ def _roofline_panel(figure: Any, profile: Profile, schedule: Schedule) -> None:
     axes.set_title(f"{clean(profile.workload.name)} on {label}: {duration(schedule.totals.time_s)}, "
                    f"MFU {percent(schedule.totals.mfu, 0)}")  # fmt: skip
     draw_roofline(axes, profile, schedule)
+
+
+def _waterfall(policies: PolicySet, schedule: Schedule) -> tuple[float, Callable[[Any], None]]:
+    """Height in inches of a policy's waterfall, and the function that draws it."""
+    fall, rows = fall_and_bars(policies, schedule)
+    row = policies.row(schedule)
+    score = "" if row.time_score is None else f", {percent(row.time_score, 0)} of what ideal saves"
+    title = f"{clean(policies.profile.workload.name)} on {policies.gpu.name}, {schedule.policy}: {times(row.speedup)}"
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        axes.set_title(f"{title} over eager{score}", pad=16)
+        draw_waterfall(axes, fall, rows)
+
+    return height(len(rows)), draw
 
 
 def _shares_panel(axes: Any, profile: Profile) -> None:

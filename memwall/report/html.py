@@ -35,7 +35,10 @@ from memwall.report.content import (
     totals_table,
 )
 from memwall.report.document import Document, clean
+from memwall.report.fusion import explained, fusion_tables, is_several, policy_table, sentences
 from memwall.report.palette import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color
+from memwall.report.waterfall import axis_start_s, fall_and_bars, label, time_unit
+from memwall.savings import PolicySet, policy_sets
 from memwall.simulate import Schedule
 from memwall.units import duration, percent, size
 from memwall.verdict import verdict
@@ -51,7 +54,8 @@ def render_html(profile: Profile) -> str:
     return _environment().get_template("report.html.j2").render(
         title=clean(profile.workload.name),
         facts=header_facts(profile),
-        totals=totals_table(profile) if profile.simulations else None,
+        totals=totals_table(profile) if profile.simulations and not is_several(profile) else None,
+        fusions=[_fusion(policies) for policies in policy_sets(profile)] if is_several(profile) else [],
         panels=[_panel(profile, schedule, i) for i, schedule in enumerate(profile.simulations)],
         data=embed(data),
         left_out=left_out,
@@ -101,6 +105,43 @@ def _panel(profile: Profile, schedule: Schedule, index: int) -> dict[str, Any]:
         "memory": memory_table(profile, schedule),
         "memory_bar": _memory_bar(schedule),
     }
+
+
+def _fusion(policies: PolicySet) -> dict[str, Any]:
+    """What the template shows of the policies of one GPU."""
+    return {
+        "title": gpu_title(policies.profile, policies.schedules[0]),
+        "policies": policy_table(policies.rows()),
+        "sentences": sentences(policies),
+        "explained": [
+            {
+                "title": f"{schedule.policy}: what fusion saves",
+                "fall": _waterfall(policies, schedule),
+                "tables": fusion_tables(policies, schedule),
+            }
+            for schedule in explained(policies)
+        ],
+    }
+
+
+def _waterfall(policies: PolicySet, schedule: Schedule) -> dict[str, Any]:
+    """Bars from the eager time down to the policy's; places in percent of the axis."""
+    fall, rows = fall_and_bars(policies, schedule)
+    start, (scale, unit) = axis_start_s(fall), time_unit(fall.eager_s)
+    most = max(max(bar.start_s, bar.end_s) for bar in rows)
+
+    def place(seconds: float) -> float:
+        return round(100 * (max(seconds, start) - start) / (most - start), 3)
+
+    bars = [
+        {"name": bar.name, "where": bar.where, "color": bar.color, "text": f"{label(bar, scale, fall.eager_s)} {unit}",
+         "left": min(place(bar.start_s), place(bar.end_s)), "right": max(place(bar.start_s), place(bar.end_s))}
+        for bar in rows
+    ]  # fmt: skip
+    note = f"The dashed line is ideal, {duration(fall.ideal_s)}."
+    if start:
+        note += f" The axis begins at {duration(start)}."
+    return {"bars": bars, "ideal": place(fall.ideal_s), "note": note}
 
 
 def _class_bars(profile: Profile, schedule: Schedule) -> list[dict[str, Any]]:

@@ -11,7 +11,9 @@ from memwall.analysis import kernel_module, kernel_phase, shapes_text
 from memwall.compare import Comparison
 from memwall.errors import need
 from memwall.profile import Profile
+from memwall.report.fusion import is_several
 from memwall.roofline import Estimate
+from memwall.savings import PolicySet, policy_sets
 from memwall.simulate import Schedule
 
 #: columns of a kernel's row; seconds and bytes in base units
@@ -19,6 +21,17 @@ KERNEL_COLUMNS = (
     "gpu", "policy", "id", "name", "class", "phase", "module", "shapes", "flops", "read_bytes", "write_bytes",
     "arithmetic_intensity", "bound_s", "time_s", "compute_s", "memory_s", "overhead_s", "limited_by", "modeled",
 )  # fmt: skip
+
+#: what a kernel's row says besides where there are several policies: the eager kernels of the same ops
+SAVING_COLUMNS = (
+    "ops",
+    "launches",
+    "eager_launches",
+    "eager_bytes",
+    "eager_time_s",
+    "saved_bytes",
+    "saved_s",
+)
 
 #: a spreadsheet takes a cell that starts so for a formula
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -53,18 +66,42 @@ def _kernel(profile: Profile, schedule: Schedule, kernel: Estimate) -> tuple[Any
     )  # fmt: skip
 
 
+def saving_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
+    """One tuple of ``KERNEL_COLUMNS`` and ``SAVING_COLUMNS`` per kernel, GPU by GPU."""
+    for policies in policy_sets(profile):
+        for schedule in policies.schedules:
+            for kernel in schedule.kernels:
+                yield (*_kernel(profile, schedule, kernel), *_saving(policies, kernel))
+
+
+def _saving(policies: PolicySet, kernel: Estimate) -> tuple[Any, ...]:
+    eager = policies.replaced(kernel)
+    eager_bytes, eager_s = sum(k.bytes for k in eager), sum(k.time_s for k in eager)
+    return (
+        len(kernel.op_ids), kernel.launches, sum(k.launches for k in eager), eager_bytes, eager_s,
+        eager_bytes - kernel.bytes, eager_s - kernel.time_s,
+    )  # fmt: skip
+
+
+def _rows(profile: Profile) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+    if is_several(profile):
+        return KERNEL_COLUMNS + SAVING_COLUMNS, saving_rows(profile)
+    return KERNEL_COLUMNS, profile_rows(profile)
+
+
 def profile_csv(profile: Profile) -> str:
-    """The kernels as CSV."""
-    return _csv(KERNEL_COLUMNS, profile_rows(profile))
+    """The kernels as CSV; of several policies with what each kernel saves."""
+    return _csv(*_rows(profile))
 
 
 def profile_parquet(profile: Profile) -> bytes:
-    """The kernels as Parquet.
+    """The kernels as Parquet, the columns those of the CSV.
 
     Raises:
         MissingError: pyarrow is not installed.
     """
-    return _parquet(KERNEL_COLUMNS, list(profile_rows(profile)))
+    columns, rows = _rows(profile)
+    return _parquet(columns, list(rows))
 
 
 def comparison_csv(comparison: Comparison) -> str:

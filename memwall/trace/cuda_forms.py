@@ -235,8 +235,9 @@ class _OpaqueCall(NamedTuple):
 
 
 def _fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A result: without data on ``meta``, with small random data on the CPU; not recorded either way."""
-    if device.type == "meta":
+    """A result: without data on ``meta`` and for a compiler's fake tensors, with small random data on the CPU; not
+    recorded either way."""
+    if device.type == "meta" or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
         return torch.empty(shape, dtype=dtype, device=device)
     generator = torch.Generator().manual_seed(0)
     with torch._C._DisableTorchDispatch():

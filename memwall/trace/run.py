@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -64,6 +64,21 @@ class Traced:
     capture: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Execution(Protocol):
+    """Runs the step in another way than by calling it, such as through a compiler's capture."""
+
+    @property
+    def recorder(self) -> type[Recorder]:
+        """What records the step."""
+        ...
+
+    def __call__(
+        self, step: Callable[..., Any], recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What ``step(*args, **kwargs)`` returns: forward and the workload's own loss."""
+        ...
+
+
 def parse_dtype(name: str) -> torch.dtype:
     """The dtype of a name such as ``bf16``.
 
@@ -81,25 +96,38 @@ def trace(
     options: TraceOptions,
     classify: Callable[[str], str],
     warn: Callable[[str], None] = lambda message: None,
+    execution: Execution | None = None,
 ) -> Traced:
     """Trace one step of a workload.
 
     Args:
         classify: op name → op class.
         warn: called with one-line messages that the user should see.
+        execution: runs the step in its own way; modules then go unnamed, and nothing is replayed.
 
     Raises:
         UsageError: the model or its inputs are at fault; says where.
     """
-    with _LOCK, torch.inference_mode(False), _inference_mode_as_no_grad():
+    with _LOCK, torch.inference_mode(False), _inference_mode_as_no_grad(), _seeded(options.real):
         try:
-            return _trace(workload, options, classify, warn)
+            return _trace(workload, options, classify, warn, execution)
         except (ReplayMismatch, UnexpectedCall):
-            return _trace(workload, replace(options, replay=False), classify, warn)
+            return _trace(workload, replace(options, replay=False), classify, warn, execution)
 
 
 #: One trace at a time: while one runs, parts of torch are patched for the whole process.
 _LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def _seeded(real: bool) -> Iterator[None]:
+    """Real tensors get the same random data in every trace, so that the same branches are taken."""
+    if not real:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 @contextlib.contextmanager
@@ -120,8 +148,9 @@ def _inference_mode_as_no_grad() -> Iterator[None]:
 
 
 def _trace(
-    workload: Workload, options: TraceOptions, classify: Callable[[str], str], warn: Callable[[str], None]
-) -> Traced:
+    workload: Workload, options: TraceOptions, classify: Callable[[str], str], warn: Callable[[str], None],
+    execution: Execution | None,
+) -> Traced:  # fmt: skip
     device = "cpu" if options.real else "meta"
     training = options.mode == "training"
     autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
@@ -131,11 +160,15 @@ def _trace(
         module, args, kwargs = cast(module, args, kwargs, parse_dtype(options.dtype))
     module.train(training)
 
-    recorder = Recorder(classify, device=device, max_ops=options.max_ops, warn=warn)
+    recorder_type = Recorder if execution is None else execution.recorder
+    recorder = recorder_type(classify, device=device, max_ops=options.max_ops, warn=warn)
     parameters = _register(recorder, module, args, kwargs)
     autocast = CudaAutocast()
-    replayer = Replayer(module, recorder, autocast) if options.replay and not options.real else None
-    calls = ModuleCalls(module, recorder, None if replayer is None else replayer.call)
+    replays = options.replay and not options.real and execution is None
+    replayer = Replayer(module, recorder, autocast) if replays else None
+    calls: Any = contextlib.nullcontext()  # naming them would hide them from another execution
+    if execution is None:
+        calls = ModuleCalls(module, recorder, None if replayer is None else replayer.call)
     with contextlib.ExitStack() as stack:
         stack.enter_context(fused_everywhere())
         optimizer = _optimizer(workload, parameters, recorder) if training else None
@@ -144,8 +177,11 @@ def _trace(
         stack.enter_context(torch.set_grad_enabled(training))
         with _blaming("running the model"), calls, TracedDevice(device), recorder, autocast:
             with autocast.region(autocast_dtype):
-                output = module(*args, **kwargs)
-                result = _loss(workload, output) if training else output
+                step = _step(module, workload.loss if training else None)
+                output = (
+                    step(*args, **kwargs) if execution is None else execution(step, recorder, args, kwargs)
+                )
+                result = _scalar(workload, output) if training else output
             if replayer is not None:
                 replayer.check()
             if training:
@@ -218,11 +254,23 @@ def _optimizer(
     return optimizer
 
 
-def _loss(workload: Workload, output: Any) -> torch.Tensor:
-    """The scalar to differentiate: the workload's loss, the output's ``.loss``, or the sum of its floating tensors."""
+def _step(module: nn.Module, loss: Callable[[Any], Any] | None) -> Callable[..., Any]:
+    """Forward, and behind it the workload's own loss where there is one."""
+    if loss is None:
+        return module
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return loss(module(*args, **kwargs))
+
+    return step
+
+
+def _scalar(workload: Workload, output: Any) -> torch.Tensor:
+    """The scalar to differentiate: what the workload's loss gave, else the output's ``.loss``, else the sum of its
+    floating tensors."""
     loss: Any = None
     if workload.loss is not None:
-        loss = workload.loss(output)
+        loss = output
     else:
         loss = getattr(output, "loss", None)
         if loss is None and isinstance(output, Mapping):

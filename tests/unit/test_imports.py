@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 #: Bottom first. A folder is one entry; within it files may import each other.
 ORDER = (
     "errors", "units", "files", "_version", "graph", "gpu", "gpu_spec", "hardware", "workload", "trace", "cost",
-    "roofline", "fusion", "simulate", "record", "profile", "schedules", "analysis", "verdict", "compare", "pipeline",
+    "roofline", "fusion", "agreement", "capture", "funnel", "reference", "simulate", "breaks", "record", "profile",
+    "schedules", "whatif", "analysis", "verdict", "savings", "alternatives", "fused", "emit", "compare", "pipeline",
     "report", "cli", "__init__", "__main__",
 )  # fmt: skip
 
@@ -25,7 +26,8 @@ STRANGERS = {("cost", "trace"), ("cost", "workload"), ("simulate", "trace"), ("p
 
 #: Modules that stay importable without torch.
 LIGHT = ("memwall", "memwall.cli", "memwall.cli.gpus", "memwall.cli.profile", "memwall.cli.compare",
-         "memwall.cli.report",
+         "memwall.cli.report", "memwall.cli.fuse", "memwall.fused", "memwall.whatif", "memwall.breaks", "memwall.emit",
+         "memwall.savings", "memwall.agreement", "memwall.capture", "memwall.funnel", "memwall.fusion",
          "memwall.profile", "memwall.pipeline", "memwall.compare", "memwall.workload", "memwall.report")  # fmt: skip
 
 HEAVY = ("torch", "pandas", "matplotlib", "triton", "transformers", "pyarrow")

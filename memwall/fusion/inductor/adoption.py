@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch.fx import GraphModule, Node
 
-from memwall.fusion.inductor.replay import ALSO, OP, RESULT, op_of, ops_of, users_behind_views
+from memwall.fusion.inductor.tags import ALSO, OP, RESULT, op_of, ops_of, users_behind_views
 from memwall.graph import Graph
 
 

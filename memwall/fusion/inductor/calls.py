@@ -159,6 +159,8 @@ def _plain(graph: Graph, op: Op, name: str, kind: str, default: Any, device: str
     completed = _COMPLETED.get((op.name, name))
     if completed is not None:
         return completed(op)
+    if default is None and not kind.startswith("Optional"):
+        raise NoOperator(f"{op.name} needs {name}")
     return default
 
 

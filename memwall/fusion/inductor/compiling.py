@@ -142,12 +142,15 @@ def _attention_of_gpu(preferred: str) -> Iterator[None]:
         backend = choose_attention(preferred, query, key, value, masked=masked, gqa=enable_gqa)
         return _ATTENTION[backend](query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
+    remembered = torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache
     try:
         for key in ("AutogradCPU", "CPU"):
             library.m.impl("scaled_dot_product_attention", key, attend, False)
+        remembered.clear()
         yield
     finally:
         library._destroy()
+        remembered.clear()
 
 
 def partition(joint: Joint, module: GraphModule, mode: Any) -> tuple[GraphModule, GraphModule | None]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memwall.cost import classify
@@ -49,7 +52,7 @@ def lower(
     try:
         if device != "cpu":
             _check_dtypes(graph, gpu)
-        with _recursion_room():
+        with _unnoticed():
             return _lower(graph, gpu, device, source, _regions(graph, regions))
     except MemwallError:
         raise
@@ -90,15 +93,21 @@ def _check_dtypes(graph: Graph, gpu: Gpu) -> None:
 
 
 @contextlib.contextmanager
-def _recursion_room() -> Iterator[None]:
-    """Inductor raises the limit of Python's recursion and leaves it so."""
-    import sys
-
-    before = sys.getrecursionlimit()
+def _unnoticed() -> Iterator[None]:
+    """Inductor advises its users, and raises the limit of Python's recursion and leaves it so."""
+    loggers = [logging.getLogger(name) for name in ("torch._inductor", "torch._dynamo", "torch._functorch")]
+    levels = [logger.level for logger in loggers]
+    depth = sys.getrecursionlimit()
     try:
-        yield
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        sys.setrecursionlimit(before)
+        sys.setrecursionlimit(depth)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _regions(graph: Graph, given: Sequence[int] | None) -> list[int]:
@@ -171,7 +180,7 @@ def _compile(
 
     def read(scheduled: Scheduled) -> list[Launch]:
         result.refusals.update({_reason(text): count for text, count in scheduled.refusals.items()})
-        return launches(scheduled)
+        return [_by_its_name(graph, launch) for launch in launches(scheduled)]
 
     for compiled, is_backward in ((forward, False), (backward, True)):
         ops = [i for i in scope.op_ids if (graph.ops[i].phase == "backward") == is_backward]
@@ -180,6 +189,14 @@ def _compile(
                 compiled, mode, read, backward=is_backward, inference=backward is None,
                 visible=len(scope.backward_keeps) if is_backward else visible, source=source,
             )  # fmt: skip
+
+
+def _by_its_name(graph: Graph, launch: Launch) -> Launch:
+    """A launch of an op that stands in the graph by name only, under that name."""
+    if not launch.library_op.startswith("memwall."):
+        return launch
+    name = graph.ops[min(launch.computes)].name
+    return replace(launch, name=name, library_op=name)
 
 
 def _reason(template: str) -> str:
@@ -200,8 +217,8 @@ def _gathered(graph: Graph, result: _Result) -> Lowered:
     compiled = [op.id for op in graph.ops if op.phase != "optimizer"]
     kernels: list[LoweredKernel] = own(graph, compiled, schedules)
     launched = [launch for schedule in schedules for launch in schedule if launch.kind != "none"]
-    called = {launch.library_op.removesuffix(".default") for launch in launched if launch.computes} - {""}
-    named = called | set(result.opaque)
+    called = {launch.library_op.removesuffix(".default") for launch in launched if launch.computes}
+    named = (called | set(result.opaque)) - {""}
     return Lowered(
         kernels=tuple(kernels),
         why_not_fused=dict(result.refusals.most_common()),

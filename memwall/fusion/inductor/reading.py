@@ -10,7 +10,7 @@ from torch._inductor.utils import get_fused_kernel_name
 
 from memwall.fusion.inductor.compiling import Scheduled
 from memwall.fusion.inductor.owners import Launch
-from memwall.fusion.inductor.replay import RESULT, behind_views, ops_of
+from memwall.fusion.inductor.tags import RESULT, behind_views, ops_of
 
 
 def launches(scheduled: Scheduled) -> list[Launch]:
@@ -23,8 +23,9 @@ def _launch(node: Any, scheduled: Scheduled) -> Launch:
     buffers = [part.node for part in parts if part.node is not None]
     handed = {behind_views(origin) for b in buffers if (origin := b.get_origin_node()) is not None}
     kind = _kind(node, buffers)
-    # What a library is called with was computed before, though Inductor lists it among the origins of the call.
-    origins = handed if kind == "extern" and handed else {o for b in buffers for o in b.get_origins()}
+    origins = {origin for b in buffers for origin in b.get_origins()}
+    if kind == "extern":
+        origins = _called(buffers, origins, handed)
     name, source = scheduled.sources.get(parts[0].get_name(), (_name(node, kind, buffers), ""))
     return Launch(
         name=name,
@@ -40,6 +41,13 @@ def _launch(node: Any, scheduled: Scheduled) -> Launch:
         library_op=_library_op(buffers),
         source=source,
     )
+
+
+def _called(buffers: list[Any], origins: set[Any], handed: set[Any]) -> set[Any]:
+    """What a library computes: its arguments were computed before, though Inductor lists them among the origins."""
+    targets = {getattr(buffer, "op_overload", None) for buffer in buffers}
+    by_name = {origin for origin in origins if origin.target in targets}
+    return handed or by_name or set(sorted(origins, key=lambda o: max(ops_of(o), default=-1))[-1:])
 
 
 def _results(origins: Iterable[Any]) -> frozenset[int]:

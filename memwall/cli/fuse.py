@@ -1,0 +1,217 @@
+"""``memwall fuse``: what fuses and what does not, what breaks cost, the kernels written out, what-ifs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memwall.cli import options
+from memwall.cli.machine import chosen_gpus
+from memwall.cli.output import Messages, plan_outputs, show, terminal, write_all
+from memwall.cli.parsing import Command, SeveralOption
+from memwall.cli.profile import is_record, make_profile, remember, user_output_to_stderr
+from memwall.errors import UsageError
+
+if TYPE_CHECKING:
+    from memwall.capture import Capture
+    from memwall.fused import Fused
+    from memwall.hardware import Gpu
+    from memwall.profile import Profile
+    from memwall.workload import Workload
+
+#: Kinds of files that there are none of.
+WITHOUT = ("html", "csv", "parquet", "trace.json")
+
+
+@click.command("fuse", cls=Command)
+@click.argument("target", metavar="TARGET|PROFILE")
+@options.gpus
+@click.option(
+    "--policy",
+    "policies",
+    cls=SeveralOption,
+    metavar="NAME...",
+    callback=options.check_policies,
+    help="eager, inductor, memwall or ideal. [default: all; inductor where torch and Triton allow it]",
+)
+@options.workload
+@click.option("--emit", "folder", metavar="DIR", help="Write the kernels, one file for each distinct group.")
+@options.what_ifs
+@click.option(
+    "--top", type=click.IntRange(1), metavar="N", help="List the N groups that save most. [default: 15]"
+)
+@click.option(
+    "--by", type=click.Choice(("group", "module")), help="List what groups save, or modules. [default: group]"
+)
+@click.option("--no-capture", is_flag=True, help="Do not run the model through TorchDynamo.")
+@click.option(
+    "--second-batch",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Capture again with this --batch: what recaptures.",
+)
+@click.option("--second-seq", type=click.IntRange(1), metavar="N", help="The same with this --seq.")
+@options.common
+def command(
+    target: str,
+    gpus: tuple[str, ...],
+    policies: tuple[str, ...],
+    folder: str | None,
+    what_ifs: tuple[str, ...],
+    top: int | None,
+    by: str | None,
+    no_capture: bool,
+    second_batch: int | None,
+    second_seq: int | None,
+    outputs: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    **workload: Any,
+) -> None:
+    """Say what fusion wins on TARGET, and what it does not and why.
+
+    For each GPU the policies side by side; for each policy its groups by what they save, what it computes again, what
+    it refused and by which rule, and the fusions that would win most. Then what torch.compile would capture: graph
+    breaks with reason, place and price, guards, and what another input recaptures. Then how many ops there are at each
+    level of lowering.
+
+    TARGET is as for memwall profile; a saved profile (.json) is planned again, without its model.
+
+    After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
+    """  # fmt: skip
+    from memwall.report.fuse import render_fused
+    from memwall.whatif import parse_change
+
+    planned = plan_outputs(outputs, without=WITHOUT)
+    changes = [parse_change(text) for text in what_ifs]
+    if folder is not None:
+        _check_emit(Path(folder), policies)
+    messages = Messages(quiet=quiet, no_progress=no_progress)
+    seconds = options.given(batch=second_batch, seq=second_seq)
+    profile, capture, boards, notes = _traced(target, gpus, workload, seconds, not no_capture, messages)
+    from memwall.fused import fuse
+
+    with user_output_to_stderr():
+        found = fuse(
+            profile, boards, policies, changes=changes, capture=capture, source=folder is not None,
+            say=messages.progress,
+        )  # fmt: skip
+    messages.clear()
+    found = replace(found, notes=(*found.notes, *notes))
+    shape = options.given(top=top, by=by)
+    files = [(output.path, render_fused(found, output.kind, **shape)) for output in planned]
+    printed = render_fused(found, "json") if as_json else render_fused(found, "text", **shape, **terminal())
+    if folder is not None:
+        _emit(Path(folder), found, messages)
+    write_all(files, messages.say)
+    if not is_record(target):
+        remember(found.profile, messages)
+    assert isinstance(printed, str)
+    show(printed)
+
+
+# -- tracing and capturing ---------------------------------------------------------------------------------------------
+
+
+def _traced(
+    target: str, names: Sequence[str], given: dict[str, Any], seconds: dict[str, int], captured: bool,
+    messages: Messages,
+) -> tuple[Profile, Capture | None, list[Gpu], list[str]]:  # fmt: skip
+    """The profile, what Dynamo made of it, the GPUs, and notes on what is missing."""
+    from memwall.fused import CAPTURE_KEY, capture_of
+
+    if is_record(target):
+        if seconds:
+            options.refuse(
+                {f"second_{key}": value for key, value in seconds.items()}, f"{target} is already traced"
+            )
+        profile = make_profile(target, names, given, messages)
+        boards = list({s.gpu.name: s.gpu for s in profile.simulations}.values())
+        capture = capture_of(profile.capture) if captured else None
+        missing = captured and capture is None
+        return profile, capture, boards, [f"no capture: it needs the model, and {target} has none"] * missing
+    gpus = chosen_gpus(names, messages.say)
+    with user_output_to_stderr():
+        workload, keywords = _workload(target, given)
+        profile = _profile(workload, gpus, keywords, messages)
+        if not captured:
+            return profile, None, gpus, []
+        messages.progress(f"tracing {workload.name} under TorchDynamo")
+        capture = _capture(profile, workload, given, _second(target, given, seconds), messages)
+        messages.clear()
+    return replace(profile, capture={**profile.capture, CAPTURE_KEY: capture.to_dict()}), capture, gpus, []
+
+
+def _profile(workload: Workload, gpus: list[Gpu], keywords: dict[str, Any], messages: Messages) -> Profile:
+    from memwall.pipeline import profile
+
+    try:
+        return profile(workload, gpu=gpus, progress=messages.progress, **options.profile_options(keywords))
+    except (SystemExit, GeneratorExit) as error:  # a model that leaves is no result, whatever its code
+        from memwall.workload.blame import blame
+
+        raise blame(error, f"running {workload.target}") from error
+    finally:
+        messages.clear()
+
+
+def _workload(target: str, given: dict[str, Any]) -> tuple[Workload, dict[str, Any]]:
+    """The workload that a target names, and the options that say how to trace it."""
+    from memwall.workload import resolve
+
+    sizes = {key: given[key] for key in ("batch", "seq", "input_specs")}
+    workload = resolve(target, **sizes, mode=given["mode"] or "inference")
+    return workload, {key: value for key, value in given.items() if key not in sizes}
+
+
+def _second(target: str, given: dict[str, Any], seconds: dict[str, int]) -> list[Any]:
+    """The inputs of a further call."""
+    if not seconds:
+        return []
+    return [_workload(target, {**given, **seconds})[0].inputs]
+
+
+def _capture(
+    profile: Profile, workload: Workload, given: dict[str, Any], others: list[Any], messages: Messages
+) -> Capture:
+    from memwall.capture import capture
+    from memwall.cost import classify
+    from memwall.trace import TraceOptions
+
+    traced = TraceOptions(
+        mode=given["mode"] or "inference", dtype=given["dtype"], autocast=given["autocast"],
+        attention=profile.graph.attention, real=given["real"],
+        **options.given(max_ops=given["max_ops"]),
+    )  # fmt: skip
+    return capture(workload, traced, classify, profile.graph, others=others)
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+
+
+def _check_emit(folder: Path, policies: Sequence[str]) -> None:
+    """Refuse before any work what ``--emit`` could not write.
+
+    Raises:
+        UsageError: the folder may not be written, or no policy that was named has kernels.
+    """
+    from memwall.emit import EMITTED, check_folder
+
+    if policies and not set(policies).intersection(EMITTED):
+        raise UsageError(f"--emit writes kernels of {' or '.join(EMITTED)}; name one with --policy")
+    check_folder(folder)
+
+
+def _emit(folder: Path, found: Fused, messages: Messages) -> None:
+    from memwall.emit import EMITTED, INDEX, kernel_files, write_folder
+
+    files = kernel_files(found.profile, found.simulated(EMITTED))
+    write_folder(folder, files)
+    messages.say(
+        f"wrote {sum(name.endswith('.py') for name in files):,} kernels to {folder}, listed in {folder / INDEX}"
+    )

@@ -1,0 +1,247 @@
+"""``memwall fuse`` as a page: policies side by side, groups, refusals, capture, lowering funnel, what-ifs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from memwall.analysis import collapse, short_name
+from memwall.errors import UsageError
+from memwall.fused import Fused, Refused, refused_by_rule
+from memwall.report.capture import capture_section
+from memwall.report.columns import plain_column, seconds_column, si_column, times_column
+from memwall.report.document import (
+    Document,
+    Facts,
+    Section,
+    Sentence,
+    Table,
+    clean,
+    optional,
+    table,
+    text_column,
+)
+from memwall.report.fusion import (
+    MAX_MISSED,
+    explained,
+    group_table,
+    missed_table,
+    module_table,
+    policy_table,
+    sentences,
+)
+from memwall.report.markdown import to_markdown
+from memwall.report.text import to_text
+from memwall.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
+from memwall.simulate import Schedule
+from memwall.units import size
+from memwall.whatif import Outcome
+
+Block = Table | Facts | Sentence
+
+#: Rows of the tables of groups, recomputed ops and Inductor's reasons; what-ifs' notes.
+DEFAULT_TOP, MAX_AGAIN, MAX_REASONS, MAX_NOTES = 15, 8, 8, 8
+#: Operators that a level of the funnel lists.
+MAX_KEPT = 8
+
+REFUSED_NOTE = (
+    "pairs that were not fused, by the first rule against it; bytes, time: what each alone would save, summed;"
+    " reason: of the largest of them"
+)
+AGAIN_NOTE = (
+    "ops that other kernels run once more instead of reading their result; not stored: bytes never written"
+)
+WHAT_IF_NOTE = (
+    "change: after less before; fuse: a module as one kernel that keeps all that lies between its ops on chip"
+)
+
+
+# -- kinds of files ----------------------------------------------------------------------------------------------------
+
+
+def render_fused(
+    found: Fused, kind: str, *, by: str = "group", top: int = DEFAULT_TOP, width: int | None = None, color: bool = False
+) -> str | bytes:  # fmt: skip
+    """The page as text, Markdown, JSON or a picture of what the groups save.
+
+    Raises:
+        UsageError: there is no such kind.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"memwall fuse writes no {kind!r}; there is {', '.join(KINDS)}")
+    if kind in ("png", "svg"):
+        from memwall.report import render
+
+        return render(found.profile, kind)
+    if kind == "json":
+        return json.dumps(found.to_dict(), indent=1) + "\n"
+    document = fused_document(found, by=by, top=top)
+    return to_markdown(document) if kind == "md" else to_text(document, width=width, color=color)
+
+
+KINDS = ("text", "md", "json", "png", "svg")
+
+
+def fused_document(found: Fused, *, by: str = "group", top: int = DEFAULT_TOP) -> Document:
+    """The whole page. ``by`` is ``group`` or ``module``: what the table of savings lists."""
+    workload = found.profile.workload
+    sections = [Section("", (Facts(_header(found)),))]
+    for policies in policy_sets(found.profile):
+        sections.append(_gpu_section(policies))
+        sections += [_policy_section(found, policies, s, by, top) for s in explained(policies)]
+    if found.what_ifs:
+        sections.append(what_if_section(found.what_ifs))
+    if found.capture is not None:
+        sections.append(capture_section(found, found.capture))
+    if found.funnel is not None:
+        sections.append(_funnel_section(found))
+    return Document(clean(f"{workload.name}: what fusion wins"), tuple(sections))
+
+
+def _header(found: Fused) -> tuple[tuple[str, str], ...]:
+    profile = found.profile
+    workload, graph = profile.workload, profile.graph
+    facts = [
+        ("workload", f"{workload.name}, {workload.mode}, {workload.dtype}"),
+        ("target", workload.target),
+        ("inputs", ", ".join(f"{i['dtype']}{list(i['shape'])}".replace(" ", "") for i in workload.inputs)),
+        ("ops", f"{len(graph.ops):,}, which move {size(profile.dram_bytes)} unfused"),
+        *(("note", note) for note in found.notes),
+    ]
+    return tuple((label, clean(text)) for label, text in facts if text)
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+
+def _gpu_section(policies: PolicySet) -> Section:
+    return Section(clean(policies.gpu.name), (policy_table(policies.rows()), *sentences(policies)))
+
+
+def _policy_section(
+    found: Fused, policies: PolicySet, schedule: Schedule, by: str, top: int
+) -> Section:  # fmt: skip
+    plan = found.plan(schedule)
+    blocks: list[Block] = []
+    if by == "module":
+        blocks.append(module_table(module_savings(policies, schedule, top=top)))
+    elif groups := group_savings(policies, schedule):
+        blocks.append(group_table(groups[:top], groups[top:]))
+    blocks += [*_again_tables(found, schedule), *_refused_tables(refused_by_rule(plan))]
+    if missed := missed_fusions(found.profile, schedule, plan, top=MAX_MISSED):
+        blocks.append(missed_table(missed))
+    lowered = found.lowered.get(policies.gpu.name)
+    if schedule.policy == "inductor" and lowered is not None and lowered.why_not_fused:
+        reasons = sorted(lowered.why_not_fused.items(), key=lambda item: (-item[1], item[0]))
+        columns = [
+            plain_column("pairs", [count for _, count in reasons[:MAX_REASONS]]),
+            text_column("reason", [reason for reason, _ in reasons[:MAX_REASONS]], wraps=True),
+        ]
+        blocks.append(
+            table("Why Inductor did not fuse", columns, "pairs of its nodes, as its scheduler says")
+        )
+    return Section(clean(f"{policies.gpu.name}, {schedule.policy}: groups and refusals"), tuple(blocks))
+
+
+def _again_tables(found: Fused, schedule: Schedule) -> list[Table]:
+    """Ops that are run again rather than stored: equal ones of repeated blocks as one row."""
+    graph = found.profile.graphs[schedule.graph]
+    written = {i for group in found.plan(schedule).groups for i in group.writes}
+    runs: dict[int, list[str]] = {}
+    for kernel in schedule.kernels:
+        for op_id in kernel.recomputes:
+            runs.setdefault(op_id, []).append(graph.ops[kernel.op_ids[0]].phase)
+    sums: dict[tuple[str, str, str], list[int]] = {}
+    for op_id, phases in runs.items():
+        op = graph.ops[op_id]
+        total = sums.setdefault((short_name(op.name), collapse(op.module), op.phase), [0, 0, 0])
+        total[0] += 1
+        total[1] += len(phases)
+        total[2] += sum(graph.values[i].spec.nbytes for i in op.outputs if i not in written)
+    rows = sorted(sums.items(), key=lambda item: (-item[1][2], item[0]))
+    if not rows:
+        return []
+    columns = [
+        text_column("op", [key[0] for key, _ in rows[:MAX_AGAIN]], flexible=True),
+        text_column("", [f"x{count}" if count > 1 else "" for _, (count, _, _) in rows[:MAX_AGAIN]]),
+        text_column("module", [key[1] or "(top)" for key, _ in rows[:MAX_AGAIN]], flexible=True),
+        text_column("phase", [key[2] for key, _ in rows[:MAX_AGAIN]]),
+        plain_column("runs again", [again for _, (_, again, _) in rows[:MAX_AGAIN]]),
+        si_column("not stored", "B", [nbytes for _, (_, _, nbytes) in rows[:MAX_AGAIN]]),
+    ]
+    more = f"and {len(rows) - MAX_AGAIN} more rows; " if len(rows) > MAX_AGAIN else ""
+    return [table("Computed again instead of stored", columns, f"{more}{AGAIN_NOTE}")]
+
+
+def _refused_tables(rows: Sequence[Refused]) -> list[Table]:
+    if not rows:
+        return []
+    columns = [
+        text_column("rule", [r.rule for r in rows]),
+        plain_column("pairs", [r.count for r in rows]),
+        si_column("bytes", "B", [r.saved_bytes for r in rows]),
+        seconds_column("time", [r.saved_s for r in rows]),
+        text_column("reason", [r.reason for r in rows], wraps=True),
+    ]
+    return [table("Refusals by rule", columns, REFUSED_NOTE)]
+
+
+# -- what-ifs ----------------------------------------------------------------------------------------------------------
+
+
+def what_if_section(outcomes: Sequence[Outcome]) -> Section:
+    """Totals before and after each what-if, GPU by GPU and policy by policy."""
+    before, after = [o.before for o in outcomes], [o.after for o in outcomes]
+    several = len({o.gpu for o in outcomes}) > 1
+    change_s = [a.time_s - b.time_s for a, b in zip(after, before, strict=True)]
+    saved_bytes = [a.dram_bytes - b.dram_bytes for a, b in zip(after, before, strict=True)]
+    columns = [
+        text_column("what if", _once([o.label for o in outcomes]), wraps=True),
+        *([text_column("GPU", [o.gpu for o in outcomes])] if several else []),
+        text_column("policy", [o.policy for o in outcomes]),
+        seconds_column("before", [t.time_s for t in before]),
+        seconds_column("after", [t.time_s for t in after], like=[t.time_s for t in before]),
+        seconds_column("change", change_s, like=[t.time_s for t in before], signed=True),
+        times_column("speed-up", [o.speedup for o in outcomes]),
+        si_column("bytes before", "B", [t.dram_bytes for t in before]),
+        si_column("change", "B", saved_bytes),
+        optional(plain_column("kernels", [t.kernels for t in before])),
+        plain_column("change", [a.kernels - b.kernels for a, b in zip(after, before, strict=True)]),
+    ]
+    notes = dict.fromkeys(note for o in outcomes for note in o.notes)
+    blocks: list[Block] = [table("", columns, WHAT_IF_NOTE)]
+    if notes:
+        more = f", and {len(notes) - MAX_NOTES} more" if len(notes) > MAX_NOTES else ""
+        blocks.append(Sentence(clean(f"Not changed: {'; '.join([*notes][:MAX_NOTES])}{more}.")))
+    return Section("What if", tuple(blocks))
+
+
+def _once(texts: Sequence[str]) -> list[str]:
+    """Repeats of the line above left empty."""
+    return [text if i == 0 or texts[i - 1] != text else "" for i, text in enumerate(texts)]
+
+
+# -- the funnel --------------------------------------------------------------------------------------------------------
+
+
+def _funnel_section(found: Fused) -> Section:
+    from memwall.funnel import PUBLISHED, PUBLISHED_SOURCE
+
+    assert found.funnel is not None
+    levels = found.funnel.levels
+    columns = [
+        text_column("level", [level.name for level in levels]),
+        plain_column("distinct ops", [level.distinct for level in levels]),
+        plain_column("calls", [level.calls for level in levels]),
+        plain_column("free calls", [level.free_calls or None for level in levels]),
+        text_column("announced", [PUBLISHED.get(level.name, "-") for level in levels]),
+    ]
+    note = f"free calls move nothing (views, allocations); the optimizer is left out; announced: {PUBLISHED_SOURCE}"
+    kept = found.funnel.no_decomposition
+    listed = ", ".join(f"{name} {calls:,}" for name, calls in [*kept.items()][:MAX_KEPT])
+    more = f" and {len(kept) - MAX_KEPT} more" if len(kept) > MAX_KEPT else ""
+    facts = [("left as ATen", f"{listed}{more}" if listed else "none")]
+    if found.funnel.fallbacks:
+        facts.append(("no lowering in Inductor", ", ".join(found.funnel.fallbacks)))
+    blocks = (table("", columns, note), Facts(tuple((label, clean(text)) for label, text in facts)))
+    return Section("Lowering funnel", blocks)

@@ -1,0 +1,188 @@
+"""What fusion wins: the policies of one GPU side by side, then each policy's groups, modules and missed fusions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memwall.analysis import OTHERS
+from memwall.profile import Profile
+from memwall.report.columns import (
+    CellColumn,
+    before_after_columns,
+    percent_column,
+    plain_column,
+    seconds_column,
+    si_column,
+    times,
+    times_column,
+)
+from memwall.report.document import Section, Sentence, Table, clean, optional, table, text_column
+from memwall.savings import (
+    Missed,
+    PolicyRow,
+    PolicySet,
+    Saving,
+    group_savings,
+    missed_fusions,
+    module_savings,
+    policy_sets,
+)
+from memwall.simulate import Schedule
+from memwall.units import duration, percent, size
+
+#: rows of the tables of groups, modules and missed fusions
+MAX_GROUPS, MAX_MODULES, MAX_MISSED = 10, 10, 10
+#: ops that a group's name lists
+MAX_NAMES = 6
+
+POLICY_NOTE = (
+    "saved: DRAM bytes less than eager; of ideal: what the policy saves over what ideal saves, the most that any fusion"
+    " could win, in bytes and in time; bytes are compulsory, time is modeled"
+)
+GROUP_NOTE = "xN: so many equal groups, their figures summed; before: the eager kernels of the same ops"
+MODULE_NOTE = (
+    "a kernel stands under the module that all its ops share, and so do the eager kernels that it replaces"
+)
+MISSED_NOTE = "what each fusion alone would save; where two share a tensor, not both can save it"
+
+
+def is_several(profile: Profile) -> bool:
+    """Whether a profile holds several policies, so that what fusion saves is worth a report."""
+    return len({schedule.policy for schedule in profile.simulations}) > 1
+
+
+def policy_table(rows: Sequence[PolicyRow]) -> Table:
+    """The totals of each policy and what it saves."""
+    columns = [
+        text_column("policy", [r.policy for r in rows]),
+        seconds_column("time", [r.time_s for r in rows]),
+        times_column("speed-up", [r.speedup for r in rows]),
+        percent_column("of ideal", [r.time_score for r in rows]),
+        plain_column("kernels", [r.kernels for r in rows]),
+        si_column("DRAM bytes", "B", [r.dram_bytes for r in rows]),
+        si_column("saved", "B", [r.saved_bytes for r in rows]),
+        percent_column("of ideal", [r.byte_score for r in rows]),
+        si_column("peak", "B", [r.peak_memory_bytes for r in rows]),
+        percent_column("MFU", [r.mfu for r in rows]),
+        text_column("fits", ["yes" if r.fits else "NO" for r in rows]),
+    ]
+    return table("Policies", columns, POLICY_NOTE)
+
+
+def saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
+    """``memwall saves 9.06 ms of 54.60 ms (1.20x) and 14.05 GB ..., the most of it in the optimizer``."""
+    row, eager = policies.row(schedule), policies.eager.totals
+    saved_s = eager.time_s - row.time_s
+    if saved_s <= 0:
+        return (
+            f"{schedule.policy} saves no time on {policies.gpu.name}: {duration(-saved_s)} more than eager."
+        )
+    is_ideal = schedule.policy == "ideal"
+    score = (
+        "" if row.time_score is None or is_ideal else f", {percent(row.time_score, 0)} of what ideal would"
+    )
+    text = (
+        f"{schedule.policy} saves {duration(saved_s)} of {duration(eager.time_s)} ({times(row.speedup)}{score}),"
+        f" {size(row.saved_bytes)} of DRAM traffic and {eager.kernels - row.kernels:,} of {eager.kernels:,} launches"
+    )
+    modules = [m for m in module_savings(policies, schedule) if m.saved_s > 0 and m.module != OTHERS]
+    if modules and not is_ideal:
+        text += f"; {percent(modules[0].saved_s / saved_s, 0)} of the time in {modules[0].module}"
+    return clean(f"{text}.")
+
+
+def cut_name(name: str) -> str:
+    """A group's name with at most ``MAX_NAMES`` ops, the rest counted."""
+    parts = name.split(" + ")
+    rest = len(parts) - MAX_NAMES
+    return " + ".join(parts[:MAX_NAMES]) + (f" + {rest} more" if rest > 0 else "")
+
+
+def _saving_columns(rows: Sequence[Saving]) -> list[CellColumn]:
+    return [
+        *before_after_columns(
+            "kernels", [r.eager_kernels for r in rows], [r.kernels for r in rows], plain_column
+        ),
+        *before_after_columns(
+            "bytes", [r.eager_bytes for r in rows], [r.bytes for r in rows], lambda h, v: si_column(h, "B", v)
+        ),
+        *before_after_columns("time", [r.eager_s for r in rows], [r.time_s for r in rows], seconds_column),
+        seconds_column("saved", [r.saved_s for r in rows], like=[r.eager_s for r in rows]),
+    ]
+
+
+def group_table(rows: Sequence[Saving], more: Sequence[Saving] = ()) -> Table:
+    """Groups by what they save; ``more`` are those that are not listed."""
+    columns = [
+        text_column("group", [cut_name(r.name) for r in rows], flexible=True),
+        text_column("", [f"x{r.count}" if r.count > 1 else "" for r in rows]),
+        text_column("module", [r.module or "(top)" for r in rows], flexible=True),
+        *_saving_columns(rows),
+    ]
+    note = GROUP_NOTE
+    if more:
+        note = f"and {len(more):,} more rows that save {_signed(sum(r.saved_s for r in more))}; {note}"
+    return table("Groups by what they save", columns, note)
+
+
+def _signed(seconds: float) -> str:
+    return duration(seconds) if seconds >= 0 else f"-{duration(-seconds)}"
+
+
+def module_table(rows: Sequence[Saving]) -> Table:
+    """Modules by what they save."""
+    columns = [text_column("module", [r.module for r in rows], flexible=True), *_saving_columns(rows)]
+    return table("Modules by what they save", columns, MODULE_NOTE)
+
+
+def missed_table(rows: Sequence[Missed]) -> Table:
+    """Fusions that were refused, by what they would win."""
+    columns = [
+        text_column("producer", [r.producer for r in rows], flexible=True),
+        text_column("consumer", [r.consumer for r in rows], flexible=True),
+        text_column("", [f"x{r.count}" if r.count > 1 else "" for r in rows]),
+        text_column("module", [r.module or "(top)" for r in rows], flexible=True),
+        si_column("bytes", "B", [r.saved_bytes for r in rows]),
+        seconds_column("time", [r.saved_s for r in rows]),
+        text_column("rule", [r.rule for r in rows]),
+        optional(text_column("reason", [r.reason for r in rows], wraps=True)),
+    ]
+    return table("Missed fusions by what they would win", columns, MISSED_NOTE)
+
+
+def explained(policies: PolicySet) -> tuple[Schedule, ...]:
+    """The schedules whose groups are kernels of their own: neither eager nor the floor that ``ideal`` is."""
+    return tuple(schedule for schedule in policies.schedules if schedule.policy not in ("eager", "ideal"))
+
+
+def fusion_tables(policies: PolicySet, schedule: Schedule) -> tuple[Table, ...]:
+    """Groups and modules by what they save, and the missed fusions where the plan is at hand."""
+    groups = group_savings(policies, schedule)
+    missed = missed_fusions(policies.profile, schedule, top=MAX_MISSED)
+    tables = [group_table(groups[:MAX_GROUPS], groups[MAX_GROUPS:])] if groups else []
+    tables.append(module_table(module_savings(policies, schedule, top=MAX_MODULES)))
+    return (*tables, missed_table(missed)) if missed else tuple(tables)
+
+
+def fusion_section(policies: PolicySet, schedule: Schedule) -> Section:
+    """What one policy saves on one GPU, under a heading of its own."""
+    heading = f"{policies.gpu.name}, {schedule.policy}: what fusion saves"
+    return Section(heading, fusion_tables(policies, schedule))
+
+
+def sentences(policies: PolicySet) -> tuple[Sentence, ...]:
+    """One for each policy but eager."""
+    return tuple(
+        Sentence(saving_sentence(policies, schedule), strong=schedule.policy != "ideal")
+        for schedule in policies.schedules
+        if schedule.policy != "eager"
+    )
+
+
+def fusion_sections(profile: Profile) -> tuple[Section, ...]:
+    """For each GPU the policies side by side, then what each saves."""
+    sections = []
+    for policies in policy_sets(profile):
+        sections.append(Section(policies.gpu.name, (policy_table(policies.rows()), *sentences(policies))))
+        sections += [fusion_section(policies, schedule) for schedule in explained(policies)]
+    return tuple(sections)

@@ -1,0 +1,296 @@
+"""``memwall fuse``: what it prints and writes, what it refuses, and with which code it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memwall.errors import MissingError
+from memwall.fusion import POLICIES
+from tests.cli.conftest import ROOT
+
+BROKEN = """\
+import torch
+from torch import nn
+from torch.nn import functional
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 256), nn.Linear(256, 256)
+
+    def forward(self, x):
+        x = functional.gelu(self.up(x))
+        torch._dynamo.graph_break()
+        return self.down(functional.relu(x * 2.0))
+
+def model():
+    return Net()
+
+def inputs(batch=512):
+    return (torch.randn(batch, 256),)
+"""
+
+#: policies that need no compiler: most tests ask for no more
+PLAIN = ("--policy", "eager", "memwall", "ideal")
+
+
+@pytest.fixture
+def broken(folder) -> str:
+    (folder / "broken.py").write_text(BROKEN, encoding="utf-8")
+    return "broken.py"
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from memwall.cli import main; code = main(['fuse', '--help']); "
+        "sys.exit(code or len({'torch', 'pandas', 'matplotlib', 'numpy', 'triton'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--what-if SPEC" in done.stdout
+
+
+def test_the_page_of_a_model(run):
+    result = run("fuse", "net.py", "--mode", "training", "--gpu", "a100", *PLAIN)
+    assert result.code == 0
+    assert (
+        result.err == "memwall: record kept in .memwall/last.json; memwall compare --gpu a100 h100 uses it\n"
+    )
+    for heading in ("a100-80gb-sxm", "a100-80gb-sxm, memwall: groups and refusals", "Capture by TorchDynamo",
+                    "Lowering funnel"):  # fmt: skip
+        assert f"\n── {heading}\n" in result.out
+    assert "eager, memwall: groups" not in result.out
+    assert "breaks     none: one graph" in result.out
+    assert max(map(len, result.out.splitlines())) <= 118
+
+
+def test_json_is_one_record(run):
+    result = run(
+        "fuse", "net.py", "--gpu", "a100", *PLAIN, "--json", "-q", "--what-if", "launch_overhead_s=0"
+    )
+    assert result.err == ""
+    record = json.loads(result.out)
+    assert record["schema"] == "memwall.fusion/1"
+    (gpu,) = record["gpus"]
+    eager, memwall, ideal = gpu["policies"]
+    assert [row["policy"] for row in (eager, memwall, ideal)] == ["eager", "memwall", "ideal"]
+    assert ideal["dram_bytes"] <= memwall["dram_bytes"] <= eager["dram_bytes"]
+    # 4 x 64 floats in, two products with weights and biases, 4 x 64 and 4 x 8 out; a ReLU over 4 x 64
+    assert eager["dram_bytes"] == 4 * (256 + 4096 + 64 + 256 + (256 + 256) + 256 + 512 + 8 + 32)
+    assert record["capture"]["regions"] == [[0, 3]]
+    assert [o["policy"] for o in record["what_if"]] == ["eager", "memwall", "ideal"]
+    assert all(o["after"]["time_s"] < o["before"]["time_s"] for o in record["what_if"])
+
+
+def test_by_module(run):
+    result = run(
+        "fuse",
+        "net.py",
+        "--mode",
+        "training",
+        "--gpu",
+        "a100",
+        *PLAIN,
+        "--by",
+        "module",
+        "--no-capture",
+        "-q",
+    )
+    assert "Modules by what they save" in result.out
+    assert "Groups by what they save" not in result.out
+    assert "Capture by TorchDynamo" not in result.out
+
+
+def test_files(run, folder):
+    result = run(
+        "fuse", "net.py", "--gpu", "a100", *PLAIN, "-o", "a.md", "-o", "a.json", "-o", "a.png", "-o", "a.txt"
+    )
+    assert result.code == 0
+    assert (folder / "a.md").read_text().startswith("# net: what fusion wins\n")
+    assert json.loads((folder / "a.json").read_text())["schema"] == "memwall.fusion/1"
+    assert (folder / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "a.txt").read_text() == result.out
+
+
+# -- capture -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_break_with_its_place_and_price(run, broken):
+    """The break parts gelu from mul: 512 x 256 floats written and read again, 2 x 0.524 MB, and one launch."""
+    out = run("fuse", broken, "--gpu", "a100", *PLAIN, "-q").out
+    assert "breaks     1, at 1 line\n" in out
+    row = next(line for line in out.splitlines() if "broken.py:12" in line)
+    assert row.split()[:2] == ["broken.py:12", "1"]
+    text = " ".join(out.split())
+    assert "All breaks together cost 1.05 MB of DRAM traffic" in text
+    assert "and 1 more launch on a100-80gb-sxm" in text
+    assert "graph break" in out  # among the refusals
+
+
+def test_what_another_input_recaptures(run, broken):
+    out = " ".join(run("fuse", broken, "--gpu", "a100", *PLAIN, "-q", "--second-batch", "64").out.split())
+    assert "With float32[64, 256] Dynamo captures 2 graphs again" in out
+    assert "expected 512, actual 64" in out
+    assert "dimension 0 of x" in out
+
+
+def test_the_record_keeps_the_capture(run, broken, folder):
+    first = run("fuse", broken, "--gpu", "a100", *PLAIN, "-q").out
+    (folder / "broken.py").unlink()
+    again = run("fuse", ".memwall/last.json", *PLAIN, "-q").out
+    assert again == first
+
+
+def test_a_saved_profile_without_a_capture_says_so(run):
+    run("profile", "net.py", "--gpu", "t4", "a100")
+    result = run("fuse", ".memwall/last.json", *PLAIN)
+    assert (result.code, result.err) == (0, "")
+    assert "no capture: it needs the model" in result.out
+    assert "── t4, memwall: groups and refusals" in result.out
+    assert "── a100-80gb-sxm, memwall: groups and refusals" in result.out
+    assert "Capture by" not in result.out
+    assert "no capture" not in run("fuse", ".memwall/last.json", *PLAIN, "--no-capture").out
+
+
+def test_a_damaged_capture_is_refused(run, record):
+    saved = json.loads(record.read_text())
+    saved["capture"] = {"dynamo": {"graphs": 3}}
+    record.write_text(json.dumps(saved))
+    assert "capture is damaged" in run("fuse", record, *PLAIN).error
+
+
+# -- inductor ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_inductor(monkeypatch):
+    def fail(*args, **options):
+        raise MissingError("this needs triton, which is not installed")
+
+    monkeypatch.setattr("memwall.fusion.inductor.lower", fail)
+
+
+def test_without_inductor_the_rest_is_shown(run, no_inductor):
+    result = run("fuse", "net.py", "--gpu", "a100", "--no-capture", "-q")
+    assert result.code == 0
+    text = " ".join(result.out.split())
+    assert "note no inductor policy on a100-80gb-sxm: this needs triton, which is not installed" in text
+    rows = [line.split()[0] for line in result.out.partition("Policies")[2].splitlines() if line.strip()]
+    assert [word for word in rows[:6] if word in POLICIES] == ["eager", "memwall", "ideal"]
+
+
+def test_inductor_by_name_must_be_there(run, no_inductor):
+    result = run("fuse", "net.py", "--gpu", "a100", "--policy", "eager", "inductor", "--no-capture", "-q")
+    assert result.code == 3
+    assert result.error == "this needs triton, which is not installed"
+
+
+@pytest.mark.slow
+def test_inductor_where_it_is(run, folder):
+    pytest.importorskip("triton", reason="triton is not installed")
+    result = run("fuse", "net.py", "--gpu", "a100", "--no-capture", "-q", "--emit", "out")
+    assert "── a100-80gb-sxm, inductor: groups and refusals" in result.out
+    index = json.loads((folder / "out" / "index.json").read_text())
+    assert [(entry["gpu"], entry["policy"]) for entry in index["sets"]] == [
+        ("a100-80gb-sxm", "inductor"), ("a100-80gb-sxm", "memwall"),
+    ]  # fmt: skip
+    texts = [(folder / "out" / kernel["file"]).read_text() for kernel in index["sets"][0]["kernels"]]
+    assert any("@triton.jit" in text and "aten.relu" in text for text in texts)
+
+
+# -- kernels and what-ifs ----------------------------------------------------------------------------------------------
+
+
+def test_kernels_are_written_and_replaced(run, folder):
+    args = (
+        "fuse",
+        "net.py",
+        "--mode",
+        "training",
+        "--gpu",
+        "a100",
+        "--policy",
+        "memwall",
+        "--no-capture",
+        "--emit",
+        "out",
+    )
+    result = run(*args)
+    assert result.code == 0
+    files = sorted(path.name for path in (folder / "out").glob("*.py"))
+    assert files[0].startswith("000_")
+    assert f"memwall: wrote {len(files)} kernels to out, listed in out/index.json\n" in result.err
+    for name in files:
+        compile((folder / "out" / name).read_text(), name, "exec")
+    before = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+    assert run(*args).code == 0
+    assert {path.name: path.read_bytes() for path in (folder / "out").iterdir()} == before
+
+
+def test_several_plans_get_a_folder_each(run, folder):
+    run("fuse", "net.py", "--gpu", "a100", "t4", "--policy", "memwall", "--no-capture", "--emit", "out", "-q")
+    assert {path.name for path in (folder / "out").iterdir()} == {
+        "README.md", "index.json", "a100-80gb-sxm-memwall", "t4-memwall",
+    }  # fmt: skip
+
+
+def test_what_ifs_are_listed_alone_and_together(run):
+    result = run(
+        "fuse", "net.py", "--gpu", "a100", "--policy", "eager", "--no-capture", "-q",
+        "--what-if", "dram_bytes_per_s*=2", "--what-if", "fuse:0",
+    )  # fmt: skip
+    section = result.out.partition("── What if\n")[2]
+    assert "  dram_bytes_per_s*=2 " in section
+    assert "  fuse:0 " in section
+    assert "dram_bytes_per_s*=2 and fuse:0" in " ".join(section.split())
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+CASES = {
+    "fuse": "Missing argument 'TARGET|PROFILE'",
+    "fuse none.py": "no such file: none.py",
+    "fuse none.json": "no such file: none.json",
+    "fuse net.py --policy memwal": "no policy named 'memwal'; did you mean memwall?",
+    "fuse net.py --policy wishful": "no policy named 'wishful'; there is eager, inductor, memwall, ideal",
+    "fuse net.py --what-if dram_bytes*2": "cannot read the what-if 'dram_bytes*2'",
+    "fuse net.py --what-if dram_byte_per_s*=2": "did you mean dram_bytes_per_s?",
+    "fuse net.py --gpu a100 --policy eager --no-capture --what-if fuse:layers": "no module fits 'layers'",
+    "fuse net.py --gpu a100 --policy eager --no-capture --what-if sm_count=0.5": "sm_count must be a positive whole",
+    "fuse net.py --emit net.py": "cannot write kernels into net.py: it is no folder",
+    "fuse net.py --emit none/out": "there is no folder none",
+    "fuse net.py --emit .": "holds net.py, which memwall did not write; name another folder",
+    "fuse net.py --emit out --policy eager ideal": "--emit writes kernels of inductor or memwall",
+    "fuse net.py -o a.html": "end the name in one of",
+    "fuse net.py --by class": "--by",
+    "fuse net.py --top 0": "--top",
+    "fuse net.py --second-batch 0": "--second-batch",
+    "fuse net.py --gpu a100 --policy eager --second-seq 5": "takes no 'seq'",
+    "fuse saved.json --batch 3": "--batch says how to trace a model, but saved.json is already traced",
+    "fuse saved.json --second-batch 3": "--second-batch says how to trace a model",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_one_line_and_nothing_written(run, record, folder, line):
+    before = {str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in str(path)}
+    result = run(*line.split())
+    assert result.code == 2
+    assert CASES[line] in result.error
+    assert {
+        str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in str(path)
+    } == before
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc: a folder that nobody can write")
+def test_a_folder_that_cannot_be_written(run):
+    result = run(
+        "fuse", "net.py", "--gpu", "a100", "--policy", "memwall", "--no-capture", "--emit", "/proc/out"
+    )
+    assert result.code == 2
+    assert "cannot write /proc/out" in result.error

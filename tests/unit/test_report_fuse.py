@@ -1,0 +1,102 @@
+"""The page of ``memwall fuse``: a golden file of the made-up profile with a made-up capture."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from memwall.capture import Break, Capture, Guard, PartialGraph, Recompile
+from memwall.errors import UsageError
+from memwall.fused import CAPTURE_KEY, capture_of, fuse, refused_by_rule
+from memwall.fusion import Plan, Refusal
+from memwall.report.fuse import render_fused
+from memwall.whatif import parse_change
+from tests.unit.report_fixture import NEW, OLD, make_profile
+
+POLICIES = ("eager", "memwall", "ideal")
+
+
+def made_up_capture(profile) -> Capture:
+    """Broken after op 1, the GELU of the first block; the optimizer and the backward products in no graph."""
+    count = len(profile.graph.ops)
+    regions = (0, 0, *(1,) * 7, *(-1,) * (count - 9))
+    stop = Break("print", "a call of print", "tiny.py", 7, "print(x)", "forward", 2, 1, (1,))
+    return Capture(
+        graphs=(PartialGraph(0, 2, 0), PartialGraph(1, 7, 0)),
+        captures=2,
+        breaks=(stop,),
+        guard_kinds={"CONSTANT_MATCH": 3, "TENSOR_MATCH": 1},
+        guards=(Guard("x", "TENSOR_MATCH", "float16[1024, 1024]"),),
+        recompiles=(Recompile(("float16[8, 1024]",), 2, ("x: 1024 became 8",), ("dimension 0 of x",)),),
+        regions=regions,
+        notes=("a note",),
+    )
+
+
+@pytest.fixture(scope="module")
+def found():
+    profile = make_profile(gpus=(OLD,))
+    changes = [parse_change("dram_bytes_per_s*=2"), parse_change("fuse:blocks.*")]
+    return fuse(profile, [OLD], POLICIES, changes=changes, capture=made_up_capture(profile), funnel=False)
+
+
+def test_the_page(found, golden):
+    golden("fuse.txt", render_fused(found, "text", width=118))
+
+
+def test_markdown_says_the_same(found):
+    text = render_fused(found, "md")
+    assert "## old, memwall: groups and refusals" in text
+    assert "### Graph breaks and their price on old" in text
+    assert "| tiny.py:7 | x2 | 1 |" in text
+
+
+def test_a_narrow_page_keeps_its_numbers(found):
+    wide = render_fused(found, "text", width=118)
+    narrow = render_fused(found, "text", width=80)
+    assert max(map(len, narrow.splitlines())) <= 118
+    saved = next(line.split()[1] for line in wide.splitlines() if line.startswith("  memwall "))
+    assert any(line.split()[1:2] == [saved] for line in narrow.splitlines() if line.startswith("  memwall "))
+
+
+def test_only_so_many_groups_are_listed(found):
+    """The made-up step has more than one group that saves: with one listed, the others are counted."""
+    assert "more rows that save" in render_fused(found, "text", top=1)
+    assert "more rows that save" not in render_fused(found, "text")
+
+
+def test_a_capture_comes_back_from_its_record():
+    profile = make_profile()
+    capture = made_up_capture(profile)
+    record = json.loads(json.dumps({CAPTURE_KEY: capture.to_dict()}))
+    assert capture_of(record) == capture
+    assert capture_of({}) is None
+
+
+def test_refusals_are_summed_by_rule_with_their_counts():
+    refusals = (
+        Refusal("shape change", "a", 0, 1, 100, 1e-6),
+        Refusal("phase", "b", 1, 2, 10, 1e-7, count=24),
+        Refusal("shape change", "c", 2, 3, 50, 5e-7),
+    )
+    rows = refused_by_rule(Plan("memwall", (), refusals))
+    assert [(r.rule, r.count, r.saved_bytes) for r in rows] == [("phase", 24, 240), ("shape change", 2, 150)]
+    assert rows[0].saved_s == pytest.approx(2.4e-6)
+    assert rows[1].saved_s == pytest.approx(1.5e-6)
+    assert [r.reason for r in rows] == ["b", "a"]  # 24 x 0.1 us; 1 us is more than 0.5 us
+
+
+def test_policies_of_several_gpus():
+    found = fuse(make_profile(), [OLD, NEW], ("eager", "memwall"), funnel=False)
+    assert [(s.gpu.name, s.policy) for s in found.profile.simulations] == [
+        ("old", "eager"), ("old", "memwall"), ("new", "eager"), ("new", "memwall"),
+    ]  # fmt: skip
+    record = found.to_dict()
+    assert [gpu["gpu"] for gpu in record["gpus"]] == ["old", "new"]
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_an_unknown_kind_is_refused(found):
+    with pytest.raises(UsageError, match="memwall fuse writes no 'html'"):
+        render_fused(found, "html")

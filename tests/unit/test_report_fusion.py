@@ -1,0 +1,164 @@
+"""Reports of several policies: golden text, and what each kind shows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+
+from memwall.errors import UsageError
+from memwall.report import render
+from memwall.report.document import Document
+from memwall.report.figures import waterfall_figure
+from memwall.report.fusion import cut_name, fusion_sections, missed_table
+from memwall.report.text import to_text
+from memwall.report.waterfall import axis_start_s, bars, label, time_unit
+from memwall.savings import Missed, Step, Waterfall
+from tests.unit.fused_fixture import MIB, make_fused
+from tests.unit.report_fixture import NEW, OLD, make_profile
+
+
+@pytest.fixture(scope="module")
+def fused():
+    return make_fused()
+
+
+def test_text_of_several_policies(fused, golden):
+    golden("policies.txt", render(fused, "text", width=110, top=3))
+
+
+def test_markdown_of_several_policies(golden):
+    golden("policies.md", render(make_fused(gpus=(OLD, NEW)), "md", top=3))
+
+
+def test_each_gpu_has_one_block_and_details_of_the_first_policy_alone():
+    text = render(make_fused(gpus=(OLD, NEW)), "text")
+    assert text.count("Policies\n") == 2
+    assert text.count("Op classes\n") == 2
+    assert text.count("Groups by what they save\n") == 2
+    assert "── old, eager" in text
+    assert "── new, inductor: what fusion saves" in text
+    assert "── Totals" not in text
+
+
+@pytest.mark.parametrize("width", [100, 118])
+def test_no_line_is_wider_than_the_page(fused, width):
+    assert max(map(len, render(fused, "text", width=width).splitlines())) <= width
+
+
+def test_the_sentence_says_what_is_won(fused):
+    text = " ".join(render(fused, "text").split())
+    # 2 x (4 MiB + 2 MiB of the norm's second pass) at 1 TB/s and two launches: 14.58 us of 187.48 us; 187.48 / 172.90
+    assert "inductor saves 14.58 us of 187.48 us (1.08x, " in text
+    assert "8.39 MB of DRAM traffic and 2 of 13 launches; 100 % of the time in blocks.*." in text
+
+
+def test_a_policy_that_loses_is_said(fused):
+    eager, worse, ideal = fused.simulations
+    slow = replace(worse, totals=replace(worse.totals, time_s=eager.totals.time_s + 2e-6))
+    text = " ".join(render(fused.with_simulations((eager, slow, ideal)), "text").split())
+    assert "inductor saves no time on old: 2.00 us more than eager." in text
+
+
+def test_one_policy_reports_as_before():
+    profile = make_profile()
+    for kind in ("text", "md", "html", "csv"):
+        assert "saved" not in render(profile, kind), kind
+
+
+def test_the_csv_says_what_each_kernel_replaces(fused):
+    rows = list(csv.DictReader(io.StringIO(render(fused, "csv"))))
+    assert len(rows) == 12 + 10 + 5  # the two pairs are one kernel each; four products and the attention
+    (first, second) = [row for row in rows if row["policy"] == "inductor" and row["ops"] == "2"]
+    assert (first["launches"], first["eager_launches"]) == ("1", "2")
+    assert int(first["eager_bytes"]) == 8 * MIB
+    assert int(second["saved_bytes"]) == 4 * MIB
+    assert {row["saved_bytes"] for row in rows if row["policy"] == "eager"} == {"0"}
+
+
+def test_the_page_shows_the_policies_and_the_waterfall(fused):
+    page = render(fused, "html")
+    assert "inductor: what fusion saves" in page
+    fall = re.search(r'<div class="fall">.*?</div>', page, re.DOTALL)[0]
+    assert re.findall(r'title="([^"]*)"', fall) == ["eager", "gelu + native_layer_norm x2", "inductor"]
+    assert re.findall(r"<b [^>]*>([^<]*)</b>", fall) == ["187.48 us", "−14.58 us", "172.90 us"]
+    assert page.count("<script") == 2
+
+
+def test_a_hostile_name_is_inert_on_the_page():
+    page = render(make_fused(gpus=(OLD, NEW)), "html")
+    assert "<script>alert" not in page
+
+
+def test_the_picture_of_several_policies(fused):
+    assert render(fused, "png").startswith(b"\x89PNG")
+    svg = waterfall_figure(fused, "old", "inductor", "svg")
+    ET.fromstring(svg)
+    assert svg == waterfall_figure(fused, "old", "inductor", "svg")
+    with pytest.raises(UsageError, match="no simulation of memwall on old"):
+        waterfall_figure(fused, "old", "memwall")
+
+
+FALL = Waterfall(
+    100e-3,
+    (Step("a + b", "m.*", "elementwise", 3, 30e-3), Step("c", "", "reduction", 1, 5e-3)),
+    -2e-3,
+    67e-3,
+    50e-3,
+)
+
+
+def test_bars_begin_where_the_last_one_ended():
+    rows = bars(FALL, "memwall")
+    assert [(b.name, b.kind) for b in rows] == [
+        ("eager", "total"), ("a + b x3", "elementwise"), ("c", "reduction"), ("all others", "worse"),
+        ("memwall", "total"),
+    ]  # fmt: skip
+    assert [b.start_s for b in rows] == pytest.approx([0, 0.1, 0.07, 0.065, 0])
+    assert [b.end_s for b in rows] == pytest.approx([0.1, 0.07, 0.065, 0.067, 0.067])
+    scale, unit = time_unit(FALL.eager_s)
+    assert unit == "ms"
+    assert [label(b, scale, FALL.eager_s) for b in rows] == ["100.00", "−30.00", "−5.00", "+2.00", "67.00"]
+
+
+def test_the_axis_begins_at_zero_where_much_is_saved():
+    assert axis_start_s(FALL) == pytest.approx(
+        0.050 - 0.12 * 0.050
+    )  # 44 of 100 ms lie below all that happens
+    assert axis_start_s(replace(FALL, ideal_s=30e-3)) == 0.0  # 21.6 ms would: not worth a cut
+
+
+def test_a_long_name_is_cut():
+    name = " + ".join("abcdefgh")
+    assert cut_name(name) == "a + b + c + d + e + f + 2 more"
+    assert cut_name("a + b") == "a + b"
+
+
+def test_missed_fusions_name_their_rule():
+    rows = [
+        Missed(
+            "mm",
+            "gelu",
+            "layers.*",
+            "forward",
+            "contraction without epilogue",
+            "no epilogue",
+            24,
+            10**9,
+            1e-3,
+        )
+    ]
+    table = missed_table(rows)
+    assert table.rows == (
+        ("mm", "gelu", "x24", "layers.*", "1.000", "1.000", "contraction without epilogue", "no epilogue"),
+    )
+
+
+def test_the_sections_stand_alone(fused):
+    text = to_text(Document("fusion", fusion_sections(fused)))
+    assert "Groups by what they save" in text
+    assert "Op classes" not in text
