@@ -8,6 +8,7 @@ policy fuses across one, so counting them would flatter.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,15 +42,26 @@ class Difference:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two plans agree. ``pairs`` could meet; ``same`` of them are together in both or apart in both."""
+    """How far two plans agree. ``pairs`` could meet; ``same`` of them are together in both or apart in both.
+
+    ``all_pairs`` are all pairs of ops of one phase, matrix kernels aside, ``all_same`` those on which the groups that
+    own them agree.
+    """
 
     pairs: int
     same: int
     only_first: int
     only_second: int
+    all_pairs: int
+    all_same: int
     kernels: tuple[int, int]
     dram_bytes: tuple[int, int]
     differences: tuple[Difference, ...]
+
+    @property
+    def all_share(self) -> float:
+        """Fraction of all pairs on which they agree (the Rand index); 1 where there are none."""
+        return self.all_same / self.all_pairs if self.all_pairs else 1.0
 
     @property
     def share(self) -> float:
@@ -68,11 +80,37 @@ def agreement(
         counts[2 * one + two] += 1
     groups = [[g for g in plan.groups if graph.ops[g.op_ids[0]].phase in phases] for plan in (first, second)]
     return Agreement(
-        sum(counts), counts[0] + counts[3], counts[2], counts[1],
+        sum(counts), counts[0] + counts[3], counts[2], counts[1], *_rand(graph, first, second, phases),
         (_launches(groups[0]), _launches(groups[1])),
         (_bytes(groups[0]), _bytes(groups[1])),
         tuple(_differences(graph, groups[0], groups[1], gpu)),
     )  # fmt: skip
+
+
+def _rand(graph: Graph, first: Plan, second: Plan, phases: Sequence[str]) -> tuple[int, int]:
+    """All pairs of ops of a phase, and those that are in one group of both plans or of neither."""
+    owners = [
+        {op: n for n, group in enumerate(plan.groups) for op in group.op_ids} for plan in (first, second)
+    ]
+    pairs = same = 0
+    for phase in phases:
+        ops = [op.id for op in graph.ops if op.phase == phase and op.op_class not in MATRIX_CLASSES]
+        every = _choose(len(ops))
+        one, two, both = (
+            sum(map(_choose, Counter(map(key, ops)).values()))
+            for key in (
+                owners[0].__getitem__,
+                owners[1].__getitem__,
+                lambda op: (owners[0][op], owners[1][op]),
+            )
+        )
+        pairs += every
+        same += every - one - two + 2 * both
+    return pairs, same
+
+
+def _choose(count: int) -> int:
+    return count * (count - 1) // 2
 
 
 def _launches(groups: Sequence[Group]) -> int:

@@ -6,12 +6,13 @@ the capture, which needs the model and is made by the caller.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from memwall._version import __version__
+from memwall.agreement import Agreement, agreement
+from memwall.alternatives import Family
 from memwall.breaks import BreakPrices, is_broken, planned, price_breaks
 from memwall.capture import Break, Capture, Guard, PartialGraph, Recompile
 from memwall.errors import MemwallError, UsageError
@@ -56,8 +57,8 @@ class Refused:
 class Fused:
     """A profile whose simulations are those of every policy on every GPU, and all that fusion has to say about it.
 
-    ``plans`` are by (GPU, policy), ``prices`` of the breaks and ``lowered`` by GPU. ``notes`` say what is missing and
-    why.
+    ``plans`` are by (GPU, policy); ``prices`` of the breaks, ``lowered`` and ``agreements`` (ours with Inductor)
+    by GPU. ``notes`` say what is missing and why.
     """
 
     profile: Profile
@@ -65,6 +66,8 @@ class Fused:
     capture: Capture | None = None
     prices: Mapping[str, BreakPrices] = field(default_factory=dict)
     lowered: Mapping[str, Lowered] = field(default_factory=dict)
+    agreements: Mapping[str, Agreement] = field(default_factory=dict)
+    alternatives: tuple[Family, ...] = ()
     funnel: Funnel | None = None
     what_ifs: tuple[Outcome, ...] = ()
     notes: tuple[str, ...] = ()
@@ -84,6 +87,8 @@ class Fused:
             "memwall_version": __version__,
             "workload": {"name": self.profile.workload.name, "mode": self.profile.workload.mode},
             "gpus": [_gpu_dict(self, policies) for policies in policy_sets(self.profile)],
+            "agreement": {name: asdict(found) for name, found in self.agreements.items()},
+            "alternatives": [asdict(family) for family in self.alternatives],
             "capture": self.capture.to_dict() if self.capture else None,
             "funnel": self.funnel.to_dict() if self.funnel else None,
             "what_if": [
@@ -145,8 +150,9 @@ def fuse(
     apart = None if apart is None else planned(profile.graph, apart)
     outcomes = what_if(made, changes, gpus, named, maker.again, apart) if changes else []
     found = Fused(
-        made, maker.plans, capture, prices, maker.lowered, None, tuple(outcomes), tuple(maker.notes)
-    )
+        made, maker.plans, capture, prices, maker.lowered, maker.agreements(gpus),
+        funnel=None, what_ifs=tuple(outcomes), notes=tuple(maker.notes),
+    )  # fmt: skip
     return _with_funnel(found, say) if funnel else found
 
 
@@ -208,15 +214,25 @@ class _Maker:
         graph, costs = self.profile.graphs[number], self.profile.costs[number]
         regions = self.regions(number)
         if policy == "inductor":
-            from memwall.fusion.compiled import plan_of
-            from memwall.fusion.inductor import lower
+            from memwall.fusion.compiled import kernels_of, plan_of
 
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # advice to whoever runs the model
-                lowered = lower(graph, gpu, source=self.source, regions=regions)
+            lowered = kernels_of(graph, gpu, regions, source=self.source)
             self.lowered[gpu.name] = lowered
             return plan_of(graph, costs, gpu, lowered.kernels)
         return plan_graph(policy, graph, costs, gpu, None if regions is None else planned(graph, regions))
+
+    def agreements(self, gpus: Sequence[Gpu]) -> dict[str, Agreement]:
+        """Our planner beside Inductor, on the GPUs on which both have planned."""
+        both = [
+            gpu for gpu in gpus if all((gpu.name, name) in self.plans for name in ("memwall", "inductor"))
+        ]
+        return {
+            gpu.name: agreement(
+                self.profile.graphs[graph_for(self.profile, gpu)],
+                self.plans[gpu.name, "memwall"], self.plans[gpu.name, "inductor"], gpu,
+            )
+            for gpu in both
+        }  # fmt: skip
 
     def regions(self, number: int) -> Sequence[int] | None:
         """The partial graphs of the ops; None where there is one, or where another graph was captured."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,9 @@ WITHOUT = ("html", "csv", "parquet", "trace.json")
 @click.option(
     "--by", type=click.Choice(("group", "module")), help="List what groups save, or modules. [default: group]"
 )
+@click.option(
+    "--alternatives", is_flag=True, help="Price other forms of attention, optimizer, norms and loss."
+)
 @click.option("--no-capture", is_flag=True, help="Do not run the model through TorchDynamo.")
 @click.option(
     "--second-batch",
@@ -64,6 +67,7 @@ def command(
     what_ifs: tuple[str, ...],
     top: int | None,
     by: str | None,
+    alternatives: bool,
     no_capture: bool,
     second_batch: int | None,
     second_seq: int | None,
@@ -101,6 +105,11 @@ def command(
             profile, boards, policies, changes=changes, capture=capture, source=folder is not None,
             say=messages.progress,
         )  # fmt: skip
+        if alternatives:
+            from memwall.alternatives import alternatives as price
+
+            families = price(found.profile, boards, _retrace(target, boards, workload, messages))
+            found = replace(found, alternatives=families)
     messages.clear()
     found = replace(found, notes=(*found.notes, *notes))
     shape = options.given(top=top, by=by)
@@ -158,6 +167,22 @@ def _profile(workload: Workload, gpus: list[Gpu], keywords: dict[str, Any], mess
         raise blame(error, f"running {workload.target}") from error
     finally:
         messages.clear()
+
+
+def _retrace(
+    target: str, gpus: list[Gpu], given: dict[str, Any], messages: Messages
+) -> Callable[..., Profile] | None:
+    """Traces the target again with another attention or optimizer; a saved profile has no model to trace."""
+    if is_record(target):
+        return None
+
+    def retrace(**changes: Any) -> Profile:
+        workload, keywords = _workload(target, given)
+        if "optimizer" in changes:
+            workload = replace(workload, optimizer=changes.pop("optimizer"))
+        return _profile(workload, gpus, {**keywords, **changes}, messages)
+
+    return retrace
 
 
 def _workload(target: str, given: dict[str, Any]) -> tuple[Workload, dict[str, Any]]:

@@ -66,11 +66,16 @@ class _Ideal:
         reads, read_bytes = self._operands(matrix)
         writes: dict[int, None] = {}
         write_bytes = 0
+        flows_on = self._flows_on(op_ids)
         for i in matrix:
-            stays = [v for v, n in self.flow.writes[i] if n in self.on_chip and n not in self.flow.kept]
+            stays = [
+                v
+                for v, n in self.flow.writes[i]
+                if n not in self.flow.kept and (n in self.on_chip or not flows_on)
+            ]
             write_bytes += max(self.costs[i].write_bytes - self._bytes(stays), 0)
             writes.update((v, None) for v, _ in self.flow.writes[i] if v not in stays)
-        first = self._first_reads(glue)
+        first = self._first_reads(glue, {n for i in matrix for _, n in self.flow.reads[i]})
         read_bytes += first[1]
         reads.update(dict.fromkeys(first[0]))
         last = self._last_writes(glue)
@@ -82,6 +87,15 @@ class _Ideal:
             programs=None,
         )  # fmt: skip
         return Group(tuple(op_ids), tuple(reads), tuple(writes), cost)
+
+    def _flows_on(self, op_ids: Sequence[int]) -> bool:
+        """Whether another group reads what this one makes and does not have to keep: one tensor crosses then."""
+        inside = set(op_ids)
+        made = (version for i in op_ids for _, version in self.flow.writes[i])
+        return any(
+            version not in self.flow.kept and not inside.issuperset(self.flow.readers[version])
+            for version in made
+        )
 
     def _operands(self, matrix: Sequence[int]) -> tuple[dict[int, None], int]:
         """What the products read but the scores, and its bytes; what several products of one kernel read, once."""
@@ -96,8 +110,9 @@ class _Ideal:
     def _bytes(self, value_ids: Sequence[int]) -> int:
         return sum(self.graph.values[v].spec.nbytes for v in value_ids)
 
-    def _first_reads(self, glue: Sequence[int]) -> tuple[list[int], int]:
-        """Values of tensors from before the step that these ops read and none before them did, and their bytes."""
+    def _first_reads(self, glue: Sequence[int], operands: set[int]) -> tuple[list[int], int]:
+        """Values of tensors from before the step that these ops read, and neither ops before them nor the products of
+        their own kernel did; and their bytes."""
         whole: list[Value] = []
         found, part_bytes = [], 0
         for i in glue:
@@ -109,7 +124,7 @@ class _Ideal:
                 part_bytes += max(self.costs[i].read_bytes - made, 0) if old else 0
                 found += [v for v, _ in old]
                 continue
-            new = [v for v, n in old if n not in self.read_before]
+            new = [v for v, n in old if n not in self.read_before and n not in operands]
             self.read_before.update(n for _, n in old)
             whole += [self.graph.values[v] for v in new]
             found += new

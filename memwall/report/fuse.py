@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
+from memwall.agreement import Agreement
 from memwall.analysis import collapse, short_name
 from memwall.errors import UsageError
 from memwall.fused import Fused, Refused, refused_by_rule
+from memwall.report.alternatives import alternatives_document
 from memwall.report.capture import capture_section
 from memwall.report.columns import plain_column, seconds_column, si_column, times_column
 from memwall.report.document import (
@@ -89,6 +92,10 @@ def fused_document(found: Fused, *, by: str = "group", top: int = DEFAULT_TOP) -
     for policies in policy_sets(found.profile):
         sections.append(_gpu_section(policies))
         sections += [_policy_section(found, policies, s, by, top) for s in explained(policies)]
+    sections += [agreement_section(gpu, agreed) for gpu, agreed in found.agreements.items()]
+    if found.alternatives:
+        for section in alternatives_document(found.alternatives, "").sections:
+            sections.append(replace(section, heading=f"{section.heading}: fused library ops"))
     if found.what_ifs:
         sections.append(what_if_section(found.what_ifs))
     if found.capture is not None:
@@ -184,6 +191,47 @@ def _refused_tables(rows: Sequence[Refused]) -> list[Table]:
         text_column("reason", [r.reason for r in rows], wraps=True),
     ]
     return [table("Refusals by rule", columns, REFUSED_NOTE)]
+
+
+# -- our planner beside Inductor ---------------------------------------------------------------------------------------
+
+
+def agreement_section(gpu: str, agreed: Agreement) -> Section:
+    """How far our planner and Inductor agree, and where they do not, by what it costs in bytes."""
+    ours, theirs = agreed.kernels
+    facts = (
+        ("kernels", f"{ours:,} ours, {theirs:,} Inductor's ({_ratio(ours, theirs)})"),
+        ("DRAM bytes", f"{size(agreed.dram_bytes[0])} ours, {size(agreed.dram_bytes[1])} Inductor's"
+                       f" ({_ratio(*agreed.dram_bytes)})"),
+        ("pairs of ops", f"{agreed.all_share:.1%} of {agreed.all_pairs:,} are together in both or apart in both"),
+        ("neighbours", f"{agreed.share:.1%} of {agreed.pairs:,} (one reads what the other wrote, or both read one"
+                       f" tensor); {agreed.only_first:,} together in ours alone, {agreed.only_second:,} in Inductor's"),
+    )  # fmt: skip
+    rows = agreed.differences[:MAX_DIFFERENCES]
+    columns = [
+        text_column("module", [d.module or "(top)" for d in rows], flexible=True),
+        text_column("", [f"x{d.count}" if d.count > 1 else "" for d in rows]),
+        si_column("bytes", "B", [d.bytes for d in rows]),
+        seconds_column("time", [d.time_s for d in rows], signed=True),
+        text_column("ours", ["; ".join(d.ours) for d in rows], wraps=True),
+        text_column("Inductor's", ["; ".join(d.theirs) for d in rows], wraps=True),
+    ]
+    blocks: list[Block] = [Facts(facts)]
+    if rows:
+        blocks.append(table("Where they differ", columns, DIFFERENCE_NOTE))
+    return Section(clean(f"{gpu}: memwall's planner beside Inductor"), tuple(blocks))
+
+
+def _ratio(ours: int, theirs: int) -> str:
+    return f"{ours / theirs:.2f}x" if theirs else "-"
+
+
+DIFFERENCE_NOTE = (
+    "bytes, time: Inductor's less ours; again: computed again instead of read; forward and backward, the optimizer left"
+    " out"
+)
+#: Rows of the table of differences.
+MAX_DIFFERENCES = 8
 
 
 # -- what-ifs ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ among its writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from memwall.fusion import Group, Plan
 from memwall.graph import Graph, Value
@@ -120,9 +120,3 @@ def written_twice(graph: Graph) -> bool:
                 return True
             seen.add(storage.id)
     return False
-
-
-def recomputed_or_fused(plans: Sequence[Plan]) -> tuple[int, int]:
-    """Groups of several ops, and groups that recompute: a test that meets neither proves nothing."""
-    groups = [group for plan in plans for group in plan.groups]
-    return sum(len(g.op_ids) > 1 for g in groups), sum(bool(g.recomputes) for g in groups)

@@ -153,8 +153,21 @@ def test_two_layers_that_share_a_position_bias_are_two_attentions():
 
 
 def test_a_routers_softmax_is_no_attention():
-    """Logits of eight experts: a product before, a choice after. They are written by the product; the probabilities
-    are not, for nothing that lives on needs them."""
+    """Logits of eight experts, and an expert whose result the first probability scales: products on both sides, but no
+    product of the probabilities. The logits are handed on; the expert's own result is not."""
+    b = Builder()
+    x, w = b.given(TOKENS, WIDTH), b.given(WIDTH, 8, role="parameter")
+    expert = b.given(WIDTH, WIDTH, role="parameter")
+    logits = product(b, x, w, TOKENS, 8)
+    weights = b.like("aten._softmax", ("self", logits), dim=-1, half_to_float=False)
+    first = b.view(weights, (TOKENS, 1), (8, 1))
+    out = b.like("aten.mul.Tensor", ("self", product(b, x, expert, TOKENS, WIDTH)), ("other", first))
+    made = plan("ideal", b.graph(out))
+    assert groups_of(made) == [(0, 1), (2, 3)]
+    assert moved(made) == (X + WIDTH * 8 * 4 + TOKENS * 8 * 4) + (X + WIDTH * WIDTH * 4 + X)
+
+
+def test_a_choice_of_experts_needs_no_logits_in_memory():
     b = Builder()
     x, w = b.given(TOKENS, WIDTH), b.given(WIDTH, 8, role="parameter")
     logits = product(b, x, w, TOKENS, 8)
@@ -162,7 +175,7 @@ def test_a_routers_softmax_is_no_attention():
     best, chosen = b.tensor(TOKENS, 2), b.tensor(TOKENS, 2, dtype="int64")
     b.op("aten.topk", [("self", weights)], [best, chosen], k=2, dim=-1)
     made = plan("ideal", b.graph(best, chosen))
-    assert moved(made) == X + WIDTH * 8 * 4 + TOKENS * 8 * 4 + TOKENS * 2 * (4 + 8)
+    assert moved(made) == X + WIDTH * 8 * 4 + TOKENS * 2 * (4 + 8)
 
 
 def test_a_classifiers_softmax_is_no_attention():

@@ -113,6 +113,11 @@ class Maker:
         x = self.any_of(self.full)
         self.full.append(self.b.like("aten.mm", ("self", x), ("mat2", self.weight)))
 
+    def residual(self):
+        self.product()
+        pair = ("self", self.full[-1]), ("other", self.any_of(self.full[:-1]))
+        self.full.append(self.b.like("aten.add.Tensor", *pair, alpha=1))
+
     def custom(self):
         self.full.append(self.b.like("mylib.anything", self.any_of(self.full)))
 

@@ -290,6 +290,21 @@ def test_dropout_is_stored_since_it_would_draw_other_numbers():
     assert sum(out in group.writes for group in groups) == 1
 
 
+def test_an_op_that_others_compute_again_is_no_kernel_of_its_own():
+    """Forward's chain is normalised on the way; its end is read, flipped, by backward alone, which makes it again."""
+    b = Builder()
+    x = b.given(4, 8)
+    middle = b.like("aten.relu", ("self", b.like("aten.relu", ("self", x))))
+    end = b.like("aten.relu", ("self", middle))
+    out = [b.tensor(4, 8), b.tensor(8), b.tensor(8)]
+    b.op("aten.native_batch_norm", [("input", middle)], out, training=True)
+    flipped = b.like("aten.flip", ("self", end), dims=[0])
+    b.phase = "backward"
+    last = b.like("aten.relu", ("self", flipped))
+    made = plan("memwall", b.graph(*out, last))
+    assert all(group.writes for group in made.groups)
+
+
 def test_no_kernel_computes_more_ops_again_than_it_may_hold():
     """Five concatenations of the same 100 activations: each could make them all again."""
     b = Builder()

@@ -226,8 +226,8 @@ def _expand_source(module: GraphModule, flattened: Node) -> None:
     source: Any = flattened.args[0]
     if source.meta["val"].dim() <= flattened.meta["val"].dim():
         return
-    reader = source if source.target is _ATEN.clone.default else flattened
-    widened = reader.args[0]
+    reader: Any = source if source.target is _ATEN.clone.default else flattened
+    widened: Any = reader.args[0]
     if widened.target is not _ATEN.expand.default:
         with module.graph.inserting_before(reader):
             expanded = module.graph.call_function(
