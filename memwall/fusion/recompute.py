@@ -53,18 +53,28 @@ class _Recompute:
                 self._try(op.id)
 
     def parts(self) -> Parts:
-        """Groups with at least one op that they own: an op that its own group has no use for moves to a reader."""
-        owned = [self._live(group) for group in range(len(self.members))]
-        for op, groups in self.placement.runs.items():
-            if op not in owned[groups[0]]:
-                owned[groups[1] if len(groups) > 1 else groups[0]].add(op)
-        inside = self.placement.inside
-        dead = {op for group, ops in enumerate(self.members) for op in ops if op not in owned[group]}
+        """Groups with at least one op that they own; an op moves to a reader where its own group has no use for it."""
+        placement = self.placement
+        for op in reversed(range(len(self.pricer.graph.ops))):
+            for group in placement.runs[op][:]:
+                if len(placement.runs[op]) > 1 and not self._is_used(op, group):
+                    placement.remove([(op, group)])
+        owned: list[list[int]] = [[] for _ in self.members]
+        for op in range(len(self.pricer.graph.ops)):
+            owned[placement.runs[op][0]].append(op)
         return [
-            (tuple(sorted(ops)), tuple(sorted(inside[group] - ops - (dead & set(self.members[group])))))
-            for group, ops in enumerate(owned)
+            (tuple(ops), tuple(sorted(inside.difference(ops))))
+            for ops, inside in zip(owned, placement.inside, strict=True)
             if ops
         ]
+
+    def _is_used(self, op: int, group: int) -> bool:
+        """Whether a result of the op is needed in memory, or by another op that the group runs."""
+        inside, flow = self.placement.inside[group], self.pricer.flow
+        return any(
+            not inside.isdisjoint(flow.readers[version]) or self.pricer.is_needed(version, inside)
+            for _, version in flow.writes[op]
+        )
 
     def _live(self, group: int) -> set[int]:
         """The ops of a group that it has to run itself: others, or its own live ops, read their results."""
