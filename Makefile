@@ -10,11 +10,12 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p -c '$(NEW_ENOUGH)' 2>/dev/null; then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types setup clean
+.PHONY: help demo test gpu check lint types setup clean
 
 help:
 	@echo "make demo    profile BERT-large training on a V100 and an H100; writes build/demo/"
 	@echo "make test    run all tests"
+	@echo "make gpu     run the tests that need an NVIDIA GPU; without one they are skipped, saying so"
 	@echo "make check   lint and types"
 	@echo "make clean   remove what make made"
 
@@ -34,6 +35,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto
+
+gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
 check: lint types
 
