@@ -56,7 +56,9 @@ def profile(
         inputs: what the module is called with: a tuple (positional) or a dict (keywords) of tensors on any device.
         gpu: names, specs or paths to specs; one or a list.
         mode: ``inference`` (forward), or ``training`` (forward, loss, backward, optimizer step).
-        policy: how ops are grouped into kernels; ``eager`` launches each alone.
+        policy: how ops are grouped into kernels, one or a list: ``eager`` launches each alone, ``memwall`` fuses what
+            our planner finds legal and faster, ``inductor`` what torch.compile would fuse on that GPU (needs Triton),
+            ``ideal`` moves only what no fusion can avoid.
         optimizer: a name (``adamw``, ``adam``, ``sgd``; ``:fused``, ``:foreach`` or ``:loop`` behind it), a function of
             the parameters, or None to stop after backward. A target's own ``optimizer`` wins over the default.
         loss: output → scalar; None takes the target's own, else the output's ``.loss``, else the sum of its floats.

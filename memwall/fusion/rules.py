@@ -111,11 +111,12 @@ Rule = Callable[[Meeting], str | None]
 
 def graph_break(meeting: Meeting) -> str | None:
     first, second = meeting.pair
-    if EAGER in (first.region, second.region):
-        return "one of them runs outside the compiler's graphs"
-    if first.region != second.region:
-        return "the compiler's graph breaks between them"
-    return None
+    return "the compiler's graph breaks between them" if first.region != second.region else None
+
+
+def outside_the_graph(meeting: Meeting) -> str | None:
+    outside = EAGER in (meeting.first.region, meeting.second.region)
+    return "one of them runs outside the compiler's graph" if outside else None
 
 
 def phase(meeting: Meeting) -> str | None:
@@ -320,8 +321,9 @@ def shared_memory(meeting: Meeting) -> str | None:
 
 #: name -> rule, in the order in which they are asked
 RULES: dict[str, Rule] = {
-    "graph break": graph_break,
     "phase": phase,
+    "outside the graph": outside_the_graph,
+    "graph break": graph_break,
     "contraction without epilogue": contraction,
     "library kernel": library_kernel,
     "tensor lists": tensor_lists,

@@ -172,7 +172,7 @@ def no_inductor(monkeypatch):
     def fail(*args, **options):
         raise MissingError("this needs triton, which is not installed")
 
-    monkeypatch.setattr("memwall.fusion.inductor.lower", fail)
+    monkeypatch.setattr("memwall.fusion.compiled.lower", fail)
 
 
 def test_without_inductor_the_rest_is_shown(run, no_inductor):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from memwall.cost import Cost
+from memwall.fusion import EAGER
 from memwall.fusion.planner import memwall_plan
 from memwall.fusion.rules import MAX_OPS, RULES
 from tests.unit.fusion_graphs import Builder, board, groups_of, moved, plan
@@ -344,6 +345,10 @@ def across_break():
     return pair(Builder(), "aten.exp", "aten.neg"), {"regions": [0, 1]}
 
 
+def outside_a_graph():
+    return pair(Builder(), "aten.exp", "aten.neg"), {"regions": [0, EAGER]}
+
+
 def across_phases():
     b = Builder()
     middle = b.like("aten.exp", ("self", full(b)))
@@ -436,6 +441,7 @@ def wide_norm_backward():
 REFUSED = {
     "graph break": (across_break, "graph breaks between"),
     "phase": (across_phases, "forward and backward"),
+    "outside the graph": (outside_a_graph, "outside the compiler's graph"),
     "contraction without epilogue": (into_a_product, "contraction is a library kernel"),
     "library kernel": (into_a_sort, "no kernel is generated"),
     "tensor lists": (one_of_a_list, "list of tensors"),
