@@ -70,7 +70,13 @@ def _parts(
     walk = _Walk(graph, costs, gpu, regions)
     walk.run()
     members = [group.members for group in walk.groups if group is not None]
-    parts = recompute(walk.pricer, members, regions)
+    parts, stored = recompute(walk.pricer, members, regions)
+    for refusal in stored:
+        key = refusal.producer, refusal.consumer
+        if (
+            key not in walk.refusals or walk.refusals[key].rule == "phase"
+        ):  # two graphs, and it could be made again
+            walk.refusals[key] = refusal
     try:
         ordered = _ordered(walk.pricer.flow, parts)
     except ValueError:  # a kernel that computes a value again has to run before what its own inputs wait for

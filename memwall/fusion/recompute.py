@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from memwall.fusion.loops import Loop, is_random
 from memwall.fusion.placement import Placement
+from memwall.fusion.plan import Refusal
 from memwall.fusion.pricing import Pricer
 from memwall.fusion.rules import MAX_OPS, MAX_TENSORS
 from memwall.graph import PHASES
@@ -27,8 +28,9 @@ Parts = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 def recompute(
     pricer: Pricer, members: Sequence[Sequence[int]], regions: Sequence[int] | None = None
-) -> Parts:
-    """The groups again, each as the ops that it owns and those of others that it computes once more.
+) -> tuple[Parts, list[Refusal]]:
+    """The groups again, each as the ops that it owns and those of others that it computes once more; and what must be
+    stored though a kernel could make it itself: random numbers, and what another op reads from memory anyway.
 
     Greedy, from the last op to the first, one value at a time, each only where the modeled time of all kernels that it
     concerns goes down. An op that only others compute in the end is owned by the first of these; forward is computed
@@ -36,7 +38,7 @@ def recompute(
     """
     walk = _Recompute(pricer, members, regions)
     walk.run()
-    return walk.parts()
+    return walk.parts(), walk.refusals
 
 
 class _Recompute:
@@ -46,10 +48,13 @@ class _Recompute:
         self.pricer, self.members, self.regions = pricer, members, regions
         self.group_of = {op: index for index, group in enumerate(members) for op in group}
         self.placement = pricer.placement = Placement((group, ()) for group in members)
+        self.refusals: list[Refusal] = []
 
     def run(self) -> None:
         for op in reversed(self.pricer.graph.ops):
-            if self._is_cheap(op.id):
+            if is_random(op):
+                self._refuse_random(op.id)
+            elif self._is_cheap(op.id):
                 self._try(op.id)
 
     def parts(self) -> Parts:
@@ -116,7 +121,10 @@ class _Recompute:
         version = flow.writes[op_id][0][1]
         home = self.group_of[op_id]
         readers = sorted({group for r in flow.readers[version] for group in placement.runs[r]} - {home})
-        readers = [g for g in readers if op_id not in placement.inside[g] and self._may_host(g, op_id)]
+        hosts = [g for g in readers if op_id not in placement.inside[g] and self._may_host(g, op_id)]
+        if hosts and len(hosts) < len(readers):
+            self._refuse_stored(op_id, version, hosts)
+        readers = hosts
         chain = self._chain(op_id, home) if readers else None
         if chain is None:
             return
@@ -128,6 +136,34 @@ class _Recompute:
         added = placement.add(chain, readers)
         if sum(self._time(g) for g in concerned) >= before:
             placement.remove(added)
+
+    def _refuse_random(self, op_id: int) -> None:
+        """What it drew is stored for every kernel that reads it."""
+        for version in (v for _, v in self.pricer.flow.writes[op_id]):
+            outside = [
+                r for r in self.pricer.flow.readers[version] if self.group_of[r] != self.group_of[op_id]
+            ]
+            for reader in outside[:1]:
+                self._refuse(
+                    "random state", "computed again it would draw other numbers", op_id, reader, version
+                )
+
+    def _refuse_stored(self, op_id: int, version: int, hosts: Sequence[int]) -> None:
+        """The kernels that could make it read it too, as it is in memory for another op."""
+        readers = self.pricer.flow.readers[version]
+        other = next((r for r in readers if self.group_of[r] not in (*hosts, self.group_of[op_id])), None)
+        if other is None:  # it runs there as a copy alone
+            return
+        name = self.pricer.graph.ops[other].name.removeprefix("aten.").partition(".")[0]
+        for reader in (r for r in readers if self.group_of[r] in hosts):
+            self._refuse("another consumer", f"{name} reads it from memory anyway", op_id, reader, version)
+
+    def _refuse(self, rule: str, reason: str, producer: int, consumer: int, version: int) -> None:
+        pricer = self.pricer
+        value = next(v for v, made in pricer.flow.writes[producer] if made == version)
+        nbytes = pricer.graph.values[value].spec.nbytes
+        rate = pricer.gpu.dram_bytes_per_s * pricer.gpu.achievable["dram"]
+        self.refusals.append(Refusal(rule, reason, producer, consumer, nbytes, nbytes / rate))
 
     def _may_host(self, group: int, op_id: int) -> bool:
         """A generated kernel can make a value where it uses it, unless it finds the place in data."""

@@ -1,8 +1,9 @@
 """What two groups of ops may share one kernel: a list of small rules, each with a name and a reason.
 
 A rule sees the two groups and the edges between them and answers with the reason why not, or None. The first that
-objects is recorded. :data:`RULES` is the list in the order in which they are asked; the rules of time
-(``slower when fused``) and of computing again (``random state``) are asked where their question comes up.
+objects is recorded. :data:`RULES` is the list in the order in which they are asked; the planner itself asks whether
+another kernel must run between (``cycle``) and whether one kernel is slower than two (``slower when fused``). Random
+numbers may be drawn inside a kernel; that none is drawn twice is seen to where values are computed again.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Shape:
 
     @classmethod
     def of(cls, loop: Loop) -> Shape:
+        """The loop nest of one op; a sum over everything fixes no rows."""
         fixed = loop.kind in ("row", "column", "grid") and not _is_total(loop)
         return cls(
             loop.numel,
@@ -103,6 +105,7 @@ class Meeting:
 
     @property
     def pair(self) -> tuple[Candidate, Candidate]:
+        """Both groups, the one that comes first in front."""
         return self.first, self.second
 
 
@@ -110,16 +113,19 @@ Rule = Callable[[Meeting], str | None]
 
 
 def graph_break(meeting: Meeting) -> str | None:
+    """A compiler sees one partial graph at a time."""
     first, second = meeting.pair
     return "the compiler's graph breaks between them" if first.region != second.region else None
 
 
 def outside_the_graph(meeting: Meeting) -> str | None:
+    """An op that no partial graph holds runs eagerly, and so alone."""
     outside = EAGER in (meeting.first.region, meeting.second.region)
     return "one of them runs outside the compiler's graph" if outside else None
 
 
 def phase(meeting: Meeting) -> str | None:
+    """Forward, backward and the optimizer's step are launched one after another."""
     first, second = meeting.pair
     if first.phase != second.phase:
         return f"{first.phase} and {second.phase} are launched as two graphs"
@@ -152,6 +158,7 @@ def _accumulates(meeting: Meeting) -> bool:
 
 
 def library_kernel(meeting: Meeting) -> str | None:
+    """Ops whose loop nest nobody knows, or that a library runs as a whole."""
     if _accumulates(meeting):
         return None
     for group in meeting.pair:
@@ -161,6 +168,7 @@ def library_kernel(meeting: Meeting) -> str | None:
 
 
 def tensor_lists(meeting: Meeting) -> str | None:
+    """A kernel over a list of tensors takes only ops over the same list, in the same order."""
     first, second = meeting.first.shape, meeting.second.shape
     if ("multi" in first.kinds) != ("multi" in second.kinds):
         return "one works on a list of tensors"
@@ -214,6 +222,7 @@ def _short(op: Op) -> str:
 
 
 def reduction_axes(meeting: Meeting) -> str | None:
+    """Two reductions share a kernel if they split their elements into the same rows and columns."""
     first, second = meeting.first.shape, meeting.second.shape
     if "multi" in first.kinds or not (first.rows and second.rows):
         return None
@@ -228,6 +237,7 @@ def reduction_axes(meeting: Meeting) -> str | None:
 
 
 def shape_change(meeting: Meeting) -> str | None:
+    """Both run over equally many elements, but for one number a row or column, and what is cheap to repeat."""
     first, second = meeting.first.shape, meeting.second.shape
     if "multi" in first.kinds:
         return None
@@ -296,6 +306,7 @@ def in_place(meeting: Meeting) -> str | None:
 
 
 def too_many_live_values(meeting: Meeting) -> str | None:
+    """Each op in flight holds registers; the limit is :data:`MAX_OPS`."""
     members = len(meeting.first.members) + len(meeting.second.members)
     return f"{members} ops in one kernel (at most {MAX_OPS})" if members > MAX_OPS else None
 

@@ -188,7 +188,7 @@ def _trace(
                 recorder.phase = "backward"
                 _backward(result)
         if training:
-            _mark_gradients(recorder, module)
+            _mark_gradients(recorder, module, args, kwargs)
         if optimizer is not None:
             recorder.phase = "optimizer"
             recorder.modules.path = "optimizer"
@@ -301,10 +301,13 @@ def _tensors_in(output: Any) -> list[torch.Tensor]:
     return [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor)]
 
 
-def _mark_gradients(recorder: Recorder, module: nn.Module) -> None:
-    for name, parameter in module.named_parameters():
-        for part in flat_tensors(parameter.grad):
-            recorder.set_role(part, "gradient", name)
+def _mark_gradients(recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> None:
+    """The gradients that the step leaves behind: those of parameters, and of inputs that require one."""
+    inputs = ((f"input{i}", item) for i, item in enumerate(tree_flatten((args, kwargs))[0]))
+    for name, tensor in (*module.named_parameters(), *inputs):
+        if isinstance(tensor, torch.Tensor) and tensor.is_leaf:
+            for part in flat_tensors(tensor.grad):
+                recorder.set_role(part, "gradient", name)
 
 
 def _dominant_dtype(parameters: list[torch.Tensor], inputs: list[torch.Tensor]) -> str:

@@ -696,3 +696,28 @@ def test_the_layers_products_stay_with_their_libraries(layer):
     assert len(products) == 18
     assert {len(g.op_ids) for g in products} <= {1, 2}
     assert {graph.ops[g.op_ids[-1]].name for g in products if len(g.op_ids) == 2} == {"aten.add.Tensor"}
+
+
+def test_random_numbers_are_stored_for_backward():
+    b = Builder()
+    x = b.given(64, 64)
+    out, mask = b.tensor(64, 64), b.tensor(64, 64, dtype="bool")
+    b.op("aten.native_dropout", [("input", x)], [out, mask], p=0.1, train=True)
+    b.phase = "backward"
+    grad = b.like("aten.native_dropout_backward", ("grad_output", b.given(64, 64)), ("mask", mask), scale=1.1)
+    made = plan("memwall", b.graph(out, grad))
+    (refusal,) = [r for r in made.refusals if r.rule == "random state"]
+    assert (refusal.producer, refusal.consumer, refusal.saved_bytes) == (0, 1, 64 * 64)
+    assert "other numbers" in refusal.reason
+
+
+def test_what_a_product_reads_is_stored_though_backward_could_make_it_again():
+    b = Builder()
+    active = b.like("aten.relu", ("self", b.given(64, 64)))
+    out = b.call("aten.mm", [("self", active), ("mat2", b.given(64, 64))], 64, 64)
+    b.phase = "backward"
+    grad = b.like("aten.threshold_backward", ("grad_output", b.given(64, 64)), ("self", active), threshold=0)
+    made = plan("memwall", b.graph(out, grad))
+    (refusal,) = [r for r in made.refusals if r.rule == "another consumer"]
+    assert (refusal.producer, refusal.consumer) == (0, 2)
+    assert refusal.reason == "mm reads it from memory anyway"
