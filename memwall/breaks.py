@@ -1,18 +1,20 @@
 """What graph breaks cost: the fusion that is lost across them, in DRAM bytes and modeled time on a GPU.
 
 A plan with the partial graphs of a capture is held against plans in which breaks are healed: the graphs on both sides
-become one, with the ops between that no graph held, and their backward ops too. What the breaks do not cause stays as
-it is in both: gradients are added up and the optimizer steps outside all graphs. Only fusion is priced, not the time
-that Python takes between two graphs.
+become one, with the ops between that no graph held, and, where then all of forward is one graph, with their backward
+ops. What the breaks do not cause stays as it is in both: gradients are added up and the optimizer steps outside all
+graphs. Only fusion is priced, not the time that Python takes between two graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 from memwall.cost import Cost
-from memwall.fusion import plan_graph
+from memwall.fusion import EAGER, plan_graph
 from memwall.graph import Graph, Op
 from memwall.hardware import Gpu
 from memwall.simulate import Totals, simulate
@@ -20,8 +22,8 @@ from memwall.simulate import Totals, simulate
 #: Breaks that are priced one by one; each takes a plan of its own.
 MAX_PRICED = 32
 
-#: The region of an op that no captured graph holds.
-EAGER = -1
+#: How backward makes the gradient of the loss by itself.
+SEED = "aten.ones_like"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class BreakPrices:
-    """The price of all breaks together, and of each alone; None for those beyond ``MAX_PRICED``.
+    """The price of all breaks together, and of each alone; None for those that part nothing by themselves, and for
+    those beyond ``MAX_PRICED``.
 
     Single prices need not add up: healing two neighbours may let more fuse than healing each.
     """
@@ -53,52 +56,70 @@ class BreakPrices:
     each: tuple[Loss | None, ...]
 
 
+class Cut(NamedTuple):
+    """Where a break parts graphs: after which ops, and from which op on it left the model's own function to Python."""
+
+    places: Sequence[int]
+    lost_from: int | None = None
+
+
 def price_breaks(
     graph: Graph,
     costs: Sequence[Cost],
     gpu: Gpu,
     regions: Sequence[int],
-    cuts: Sequence[Sequence[int]],
+    cuts: Sequence[Cut],
+    behind: int | None = None,
     policy: str = "memwall",
 ) -> BreakPrices:
     """The price of each break on a GPU, under our own planner unless another policy is named.
 
     Args:
         regions: for each op the number of the partial graph that holds it, or ``EAGER``.
-        cuts: for each break the ops after which a graph ended because of it.
+        cuts: one for each break.
+        behind: the first op behind the model; None where nothing is.
     """
+    one = whole(graph, regions, behind)
 
-    def totals(of: Sequence[int]) -> Totals:
+    @cache
+    def totals(of: tuple[int, ...]) -> Totals:
         return simulate(graph, plan_graph(policy, graph, costs, gpu, planned(graph, of)), gpu).totals
 
-    broken = totals(regions)
-    known: dict[tuple[int, ...], Totals] = {tuple(regions): broken}
-    each: list[Loss | None] = []
-    for places in cuts[:MAX_PRICED]:
-        mended = healed(graph, regions, places)
-        if mended not in known:
-            known[mended] = totals(mended)
-        each.append(Loss.between(broken, known[mended]))
-    each += [None] * (len(cuts) - len(each))
-    return BreakPrices(Loss.between(broken, totals(whole(graph, regions))), tuple(each))
+    broken = totals(tuple(regions))
+    each: list[Loss | None] = [None] * len(cuts)
+    for number, cut in enumerate(cuts[:MAX_PRICED]):
+        if cut.lost_from is not None:
+            others = {i for n, other in enumerate(cuts) if n != number for i in other.places}
+            each[number] = Loss.between(
+                broken, totals(recaptured(graph, regions, one, cut.lost_from, others))
+            )
+        elif cut.places:
+            each[number] = Loss.between(broken, totals(healed(graph, regions, one, cut.places)))
+    return BreakPrices(Loss.between(broken, totals(one)), tuple(each))
 
 
 def planned(graph: Graph, regions: Sequence[int]) -> list[int]:
-    """Regions as our planner takes them: an op outside all graphs runs alone, the optimizer's ops are one region."""
+    """Regions as our planner takes them: the optimizer's ops are one of their own."""
     optimizer = max(regions, default=0) + 1
     return [
-        optimizer if op.phase == "optimizer" else optimizer + 1 + op.id if region == EAGER else region
+        optimizer if op.phase == "optimizer" else region
         for op, region in zip(graph.ops, regions, strict=True)
     ]
 
 
-def is_broken(graph: Graph, regions: Sequence[int]) -> bool:
+def is_broken(graph: Graph, regions: Sequence[int], behind: int | None = None) -> bool:
     """Whether some fusion of forward or backward ops is lost: not all of them belong to one graph."""
-    return tuple(regions) != whole(graph, regions)
+    return tuple(regions) != whole(graph, regions, behind)
 
 
-def healed(graph: Graph, regions: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
-    """The regions when the graphs on both sides of each place (the op before it) are one, as is what lies between."""
+def healed(
+    graph: Graph, regions: Sequence[int], one: Sequence[int], places: Sequence[int]
+) -> tuple[int, ...]:
+    """The regions when the graphs on both sides of each place (the op before it) are one, as is what lies between.
+
+    Args:
+        one: the regions without any break, as :func:`whole` has them.
+    """
     forward = [op.id for op in graph.ops if op.phase == "forward"]
     same = {region: region for region in regions}
     joined: set[int] = set()
@@ -113,7 +134,28 @@ def healed(graph: Graph, regions: Sequence[int], places: Sequence[int]) -> tuple
     result = [same[region] for region in regions]
     for op_id in joined:
         result[op_id] = _nearest(result, op_id)
-    return tuple(result)
+    return _backward_too(graph, one, result)
+
+
+def recaptured(
+    graph: Graph, regions: Sequence[int], one: Sequence[int], start: int, cuts: Collection[int]
+) -> tuple[int, ...]:
+    """The regions if all forward ops from ``start`` on were captured together, but for the cuts of other breaks."""
+    number = max(regions, default=EAGER) + 1
+    result, became = list(regions), {}
+    for op in graph.ops[start:]:
+        if op.phase == "forward" and one[op.id] != EAGER:
+            became[regions[op.id]] = result[op.id] = number
+            number += op.id in cuts
+        elif regions[op.id] != EAGER:
+            result[op.id] = became.get(regions[op.id], regions[op.id])
+    return _backward_too(graph, one, result)
+
+
+def _backward_too(graph: Graph, one: Sequence[int], result: Sequence[int]) -> tuple[int, ...]:
+    """The regions, with the backward of what no graph had held in the one graph, where there is but one."""
+    forward = {result[op.id] for op in graph.ops if op.phase == "forward" and one[op.id] != EAGER}
+    return tuple(one) if len(forward) == 1 and EAGER not in forward else tuple(result)
 
 
 def _nearest(regions: Sequence[int], op_id: int) -> int:
@@ -121,12 +163,21 @@ def _nearest(regions: Sequence[int], op_id: int) -> int:
     return next((regions[i] for i in range(op_id, -1, -1) if regions[i] != EAGER), EAGER)
 
 
-def whole(graph: Graph, regions: Sequence[int]) -> tuple[int, ...]:
-    """The regions without any break: forward and backward are one graph, gradients are still added up outside."""
+def whole(graph: Graph, regions: Sequence[int], behind: int | None = None) -> tuple[int, ...]:
+    """The regions without any break: forward and backward are one graph.
+
+    Outside stays what no break put there: the optimizer, gradients that are added up, what stands for a loss behind the
+    model, and the one that backward begins with.
+    """
     roles = [graph.storages[value.storage].role for value in graph.values]
+    end = len(graph.ops) if behind is None else behind
+    first = next((op.id for op in graph.ops if op.phase == "backward"), None)
 
     def outside(op: Op) -> bool:
+        if op.phase == "optimizer" or (op.phase == "forward" and op.id >= end):
+            return True
         adds_up = op.phase == "backward" and all(roles[i] == "gradient" for i in op.outputs)
-        return op.phase == "optimizer" or (adds_up and regions[op.id] == EAGER)
+        begins = op.id == first and op.name == SEED
+        return (adds_up or begins) and regions[op.id] == EAGER
 
     return tuple([EAGER if outside(op) else 0 for op in graph.ops])

@@ -17,15 +17,13 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from memwall.errors import UsageError
+from memwall.fusion import EAGER
 from memwall.graph import Graph, Op
 
 if TYPE_CHECKING:
     from memwall.trace import TraceOptions
     from memwall.trace.dynamo import DynamoRun, SeenCall, SeenGuard
     from memwall.workload import Workload
-
-#: The region of an op that no captured graph holds.
-EAGER = -1
 
 #: Guards that are listed; the rest is counted.
 GUARDS_SHOWN = 40
@@ -57,7 +55,8 @@ class Break:
     """A line that Dynamo could not capture.
 
     ``after_op`` is the last op before the line was first reached, ``cuts`` every op after which a graph ended because
-    of it; ids of the Graph, None for a break before the first op.
+    of it; ids of the Graph, None for a break before the first op. Where Dynamo gave up the model's own function because
+    of the line, ``lost_from`` is the first op of the rest, of which graphs hold at most what other functions do.
     """
 
     reason: str
@@ -69,6 +68,7 @@ class Break:
     count: int
     after_op: int | None
     cuts: tuple[int, ...]
+    lost_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Capture:
     ``regions`` has, for each op of the Graph, the index in ``graphs`` of the run that holds it, or ``EAGER``.
     ``captures`` counts distinct captured graphs. ``unmatched`` counts ops of the Graph that the run under Dynamo did
     not have in their place: 0 where both streams are equal. ``data`` is ``meta`` or ``real``: what tensors were run.
-    ``failure`` says why nothing was captured.
+    ``failure`` says why nothing was captured. ``behind`` is the first op behind the model: the sum of its outputs,
+    where that stands for a loss.
     """
 
     graphs: tuple[PartialGraph, ...] = ()
@@ -112,6 +113,7 @@ class Capture:
     data: str = "meta"
     notes: tuple[str, ...] = ()
     failure: str | None = None
+    behind: int | None = None
 
     @property
     def guards_left_out(self) -> int:
@@ -196,18 +198,26 @@ def recompiles(
     return found.recompiles
 
 
-def align(captured: Sequence[Op], ops: Sequence[Op]) -> tuple[tuple[int, ...], tuple[int | None, ...], int]:
-    """The region of each op, the op that stands for each captured one, and how many ops have no counterpart.
+Carried = tuple[tuple[int, ...], tuple[int | None, ...], int]
 
-    An op without one belongs to the region of its neighbours where both agree, else to none.
+
+def align(captured: Sequence[Op], ops: Sequence[Op]) -> Carried:
+    """The region of each op, the op that stands for each captured one, and how many ops have no counterpart."""
+    return carry([int(op.module or EAGER) for op in captured], captured, ops)
+
+
+def carry(known: Sequence[int], given: Sequence[Op], ops: Sequence[Op]) -> Carried:
+    """The regions of some ops (``known``, of ``given``) for another trace of the same step, as :func:`align`.
+
+    An op without a counterpart belongs to the region of its neighbours where both agree, else to none.
     """
     wanted = [(op.phase, op.name) for op in ops if op.phase != "optimizer"]
-    given = [(op.phase, op.name) for op in captured]
+    names = [(op.phase, op.name) for op in given if op.phase != "optimizer"]
     regions: list[int | None] = [None] * len(wanted)
-    places: list[int | None] = [None] * len(given)
-    for i, j, size in _matching(given, wanted):
+    places: list[int | None] = [None] * len(names)
+    for i, j, size in _matching(names, wanted):
         for k in range(size):
-            regions[j + k] = int(captured[i + k].module or EAGER)
+            regions[j + k] = known[i + k]
             places[i + k] = ops[j + k].id
     unmatched = regions.count(None)
     before = EAGER
@@ -218,6 +228,11 @@ def align(captured: Sequence[Op], ops: Sequence[Op]) -> tuple[tuple[int, ...], t
         before = regions[j] or 0
     filled = [EAGER if r is None else r for r in regions]
     return (*filled, *[EAGER] * (len(ops) - len(wanted))), tuple(places), unmatched
+
+
+def place_before(places: Sequence[int | None], stop: int) -> int | None:
+    """The op that stands for the last of the first ``stop`` given ones that has a counterpart."""
+    return next((place for place in reversed(places[:stop]) if place is not None), None)
 
 
 def _matching(given: list[Any], wanted: list[Any]) -> Iterable[tuple[int, int, int]]:
@@ -264,6 +279,7 @@ def _result(run: DynamoRun, captured: Sequence[Op], ops: Sequence[Op], data: str
         unmatched=unmatched,
         data=data,
         notes=tuple(run.notes),
+        behind=_next(place_before(places, run.stop)),
     )
 
 
@@ -276,7 +292,9 @@ def _breaks(run: DynamoRun, places: Sequence[int | None]) -> Iterable[Break]:
         seen = run.breaks[numbers[0]]
         ends = [(run.breaks[n].own, stop) for n in numbers for stop in _stops(run, n)]
         reached = [stop for own, stop in ends if own] or [stop for _, stop in ends]
-        cuts = {place for _, stop in ends if (place := _before(places, stop)) is not None}
+        stops = {stop for _, stop in ends}.union(*(_returns(run, n) for n in numbers))
+        cuts = {place for stop in stops if (place := place_before(places, stop)) is not None}
+        lost = next((run.breaks[n].ops for n in numbers if _loses_all(run, n)), None)
         yield Break(
             reason=seen.kind + (f" (caused by: {seen.cause})" if seen.cause else ""),
             detail=seen.detail,
@@ -285,9 +303,14 @@ def _breaks(run: DynamoRun, places: Sequence[int | None]) -> Iterable[Break]:
             source_line=seen.source_line,
             function=seen.function,
             count=len(reached),
-            after_op=_before(places, min(reached)),
+            after_op=place_before(places, min(reached)),
             cuts=tuple(sorted(cuts)),
+            lost_from=None if lost is None else _next(place_before(places, lost)),
         )
+
+
+def _next(place: int | None) -> int:
+    return 0 if place is None else place + 1
 
 
 def _stops(run: DynamoRun, number: int) -> list[int]:
@@ -297,9 +320,31 @@ def _stops(run: DynamoRun, number: int) -> list[int]:
     return stops or [run.breaks[number].ops]
 
 
-def _before(places: Sequence[int | None], stop: int) -> int | None:
-    """The op of the Graph that stands for the last of the first ``stop`` captured ones."""
-    return next((place for place in reversed(places[:stop]) if place is not None), None)
+def _returns(run: DynamoRun, number: int) -> list[int]:
+    """How many ops were recorded whenever the function that called into break ``number`` went on behind the call."""
+    seen = run.breaks[number]
+    if seen.call is None:
+        return []
+    ended = [i for i, r in enumerate(run.runs) if run.graphs[r.graph].broken_by == number]
+    next_runs = [i + 1 for i in ended] or [sum(r.start < seen.ops for r in run.runs)]
+    starts = []
+    for i in next_runs:
+        own = run.runs[i - 1].graph if ended else None
+        for r in run.runs[i:]:
+            if r.graph == own:  # the function was called again
+                break
+            if run.graphs[r.graph].behind == seen.call:
+                starts.append(r.start)
+                break
+    return starts
+
+
+def _loses_all(run: DynamoRun, number: int) -> bool:
+    """Whether the model's own function was given up: one that no captured function, nor one given up, had called."""
+    seen = run.breaks[number]
+    before = list(enumerate(run.breaks[:number]))
+    called = any(b.call and not b.gives_up and seen.ops in _stops(run, i) for i, b in before)
+    return seen.gives_up and not called and not any(b.gives_up for _, b in before)
 
 
 def _guards(seen: Sequence[SeenGuard]) -> list[Guard]:

@@ -14,9 +14,11 @@ from typing import Any
 from memwall._version import __version__
 from memwall.analysis import WALLS, class_rows, kernel_groups, rates, schedule_label, wall_shares
 from memwall.errors import UsageError
+from memwall.fusion import UNIVERSAL
 from memwall.graph import Pipe
 from memwall.hardware import Gpu
 from memwall.profile import Profile
+from memwall.savings import CHEAP
 from memwall.schedules import simulate_profile
 from memwall.simulate import Schedule
 
@@ -147,9 +149,12 @@ def _plain(value: Any) -> Any:
 
 
 def compare_profile(
-    profile: Profile, gpus: Sequence[Gpu], *, price: Prices | None = None, policy: str = "eager"
+    profile: Profile, gpus: Sequence[Gpu], *, price: Prices | None = None, policies: Sequence[str] = ()
 ) -> Comparison:
-    """The workload of a profile on N GPUs, simulated from its saved graph.
+    """The workload of a profile on N GPUs: its own simulations, and where it lacks one, its graph simulated.
+
+    Args:
+        policies: those of the profile where none is named, eager if it has none.
 
     Raises:
         UsageError: no GPU, a price for a GPU that is not compared, or no such policy.
@@ -157,10 +162,21 @@ def compare_profile(
     if not gpus:
         raise UsageError("nothing to compare: name at least one GPU")
     _check_prices(price, [gpu.name for gpu in gpus])
-    schedules = simulate_profile(profile, gpus, (policy,))
+    named = policies or tuple(dict.fromkeys(s.policy for s in profile.simulations)) or ("eager",)
+    schedules = _simulated(profile, gpus, named)
     first_s = schedules[0].totals.time_s
     entries = [_entry(profile, s, schedule_label(profile, s), first_s, price) for s in schedules]
-    return Comparison("gpus", profile.workload.name, tuple(entries), flips(profile, schedules))
+    flipped = flips(profile, schedules) if len(named) == 1 else ()
+    return Comparison("gpus", profile.workload.name, tuple(entries), flipped)
+
+
+def _simulated(profile: Profile, gpus: Sequence[Gpu], policies: Sequence[str]) -> list[Schedule]:
+    """The simulations, policy by policy: those made in this run or by a compiler as they are, the others anew."""
+    known = {(s.gpu, s.policy): s for s in profile.simulations if s.plan is not None or s.policy not in CHEAP}
+    for policy in policies:
+        missing = [gpu for gpu in gpus if (gpu, policy) not in known]
+        known |= {(s.gpu, s.policy): s for s in simulate_profile(profile, missing, [policy])}
+    return [known[gpu, policy] for policy in policies for gpu in gpus]
 
 
 def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
@@ -168,13 +184,16 @@ def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
 
     Schedules of different graphs (another attention kernel) are joined where they run equal kernels.
     """
-    groups: dict[int, list[tuple]] = {}
+    known: dict[tuple, list[tuple]] = {}
+    groups = []
     for schedule in schedules:
-        if schedule.graph not in groups:
-            groups[schedule.graph] = kernel_groups(profile, schedule.graph, schedule.kernels)
-    columns = [_walls(schedule, groups[schedule.graph]) for schedule in schedules]
+        same = schedule.graph, schedule.policy, schedule.policy in UNIVERSAL or schedule.gpu.name
+        if same not in known:
+            known[same] = kernel_groups(profile, schedule.graph, schedule.kernels)
+        groups.append(known[same])
+    columns = [_walls(schedule, keys) for schedule, keys in zip(schedules, groups, strict=True)]
     counts: dict[tuple, int] = {}
-    for key in groups[schedules[0].graph]:
+    for key in groups[0]:
         counts[key] = counts.get(key, 0) + 1
     found = []
     for key, count in counts.items():

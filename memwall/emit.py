@@ -227,24 +227,31 @@ def check_folder(path: Path) -> None:
         raise UsageError(f"cannot write {path}: permission denied")
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise UsageError(f"cannot write kernels into {path}: it is no folder")
-    if not path.exists() or not any(path.iterdir()):
-        return
-    foreign = _foreign(path)
+    try:
+        foreign = _foreign(path) if path.exists() else None
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
     if foreign:
         raise UsageError(f"{path} holds {foreign}, which memwall did not write; name another folder")
 
 
 def _foreign(path: Path) -> str | None:
     """Something in a folder that no index of ours names."""
-    there = sorted(str(p.relative_to(path)) for p in path.rglob("*") if not p.is_dir() or p.is_symlink())
-    if INDEX not in there:
-        return there[0] if there else None
-    try:
-        index = read_json(path / INDEX)
-        known = set(index["files"]) if index["schema"] == SCHEMA else set()
-    except (UsageError, KeyError, TypeError):
-        known = set()
-    return next((name for name in there if name not in known), None)
+    known: set[str] = set()
+    if (path / INDEX).is_file():
+        try:
+            index = read_json(path / INDEX)
+            known = set(index["files"]) if index["schema"] == SCHEMA else set()
+        except (UsageError, KeyError, TypeError):
+            known = set()
+    for folder, folders, names in os.walk(path):
+        folders.sort()  # the order in which they are walked
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        for name in sorted((*names, *links)):
+            relative = (Path(folder) / name).relative_to(path).as_posix()
+            if relative not in known:
+                return relative
+    return None
 
 
 def write_folder(path: Path, files: Mapping[str, str]) -> None:

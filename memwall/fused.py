@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from memwall._version import __version__
 from memwall.agreement import Agreement, agreement
 from memwall.alternatives import Family
-from memwall.breaks import BreakPrices, is_broken, planned, price_breaks
-from memwall.capture import Break, Capture, Guard, PartialGraph, Recompile
+from memwall.breaks import BreakPrices, Cut, is_broken, planned, price_breaks
+from memwall.capture import Break, Capture, Guard, PartialGraph, Recompile, carry, place_before
 from memwall.errors import MemwallError, UsageError
 from memwall.fusion import Plan, plan_graph
+from memwall.fusion.repeats import shorten
+from memwall.graph import Graph
 from memwall.hardware import Gpu
 from memwall.profile import Profile
 from memwall.savings import PolicySet, group_savings, missed_fusions, policy_sets
@@ -33,8 +36,14 @@ SCHEMA = "memwall.fusion/1"
 #: What is planned when no policy is named. ``inductor`` where there is a torch and a Triton that memwall knows.
 DEFAULT_POLICIES = ("eager", "inductor", "memwall", "ideal")
 
+#: Ops, equal layers counted once, that are compiled and captured unasked: beyond, either takes many minutes.
+MOST_UNASKED = 20_000
+
 #: Where a profile's ``capture`` holds what Dynamo made of the model.
 CAPTURE_KEY = "dynamo"
+
+#: Ops beyond which the regions of a saved capture are damage.
+MAX_OPS = 10_000_000
 
 Say = Callable[[str], None]
 
@@ -57,12 +66,11 @@ class Refused:
 class Fused:
     """A profile whose simulations are those of every policy on every GPU, and all that fusion has to say about it.
 
-    ``plans`` are by (GPU, policy); ``prices`` of the breaks, ``lowered`` and ``agreements`` (ours with Inductor)
-    by GPU. ``notes`` say what is missing and why.
+    ``prices`` of the breaks, ``lowered`` and ``agreements`` (ours with Inductor) are by GPU. ``notes`` say what is
+    missing and why.
     """
 
     profile: Profile
-    plans: Mapping[tuple[str, str], Plan]
     capture: Capture | None = None
     prices: Mapping[str, BreakPrices] = field(default_factory=dict)
     lowered: Mapping[str, Lowered] = field(default_factory=dict)
@@ -74,7 +82,8 @@ class Fused:
 
     def plan(self, schedule: Schedule) -> Plan:
         """The plan of a simulation."""
-        return self.plans[schedule.gpu.name, schedule.policy]
+        assert schedule.plan is not None  # every one is simulated here
+        return schedule.plan
 
     def simulated(self, policies: Sequence[str]) -> list[tuple[Plan, Schedule]]:
         """The plans of some policies with their simulations."""
@@ -91,11 +100,7 @@ class Fused:
             "alternatives": [asdict(family) for family in self.alternatives],
             "capture": self.capture.to_dict() if self.capture else None,
             "funnel": self.funnel.to_dict() if self.funnel else None,
-            "what_if": [
-                {"what_if": list(o.specs), "gpu": o.gpu, "policy": o.policy, "before": asdict(o.before),
-                 "after": asdict(o.after), "notes": list(o.notes)}
-                for o in self.what_ifs
-            ],
+            "what_if": [outcome.to_dict() for outcome in self.what_ifs],
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -144,16 +149,19 @@ def fuse(
         for policy in policies or DEFAULT_POLICIES:
             maker.add(gpu, policy, optional=not policies)
     made = profile.with_simulations(tuple(maker.schedules))
-    prices = {} if capture is None else {gpu.name: maker.price(gpu) for gpu in gpus if maker.is_broken(gpu)}
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
-    apart = maker.regions(0)
-    apart = None if apart is None else planned(profile.graph, apart)
-    outcomes = what_if(made, changes, gpus, named, maker.again, apart) if changes else []
+    outcomes = what_if(made, changes, gpus, named, maker.planned)
     found = Fused(
-        made, maker.plans, capture, prices, maker.lowered, maker.agreements(gpus),
-        funnel=None, what_ifs=tuple(outcomes), notes=tuple(maker.notes),
+        made, capture, maker.prices(gpus), maker.lowered, maker.agreements(),
+        funnel=None, what_ifs=tuple(outcomes), notes=maker.notes,
     )  # fmt: skip
     return _with_funnel(found, say) if funnel else found
+
+
+def distinct_ops(graph: Graph) -> int:
+    """How many ops a compiler is given: of layers that repeat, a few stand for all."""
+    short = shorten(graph)
+    return len(graph.ops if short is None else short.graph.ops)
 
 
 def capture_of(record: Mapping[str, Any]) -> Capture | None:
@@ -167,13 +175,22 @@ def capture_of(record: Mapping[str, Any]) -> Capture | None:
         return None
     rows = {"graphs": PartialGraph, "breaks": Break, "guards": Guard, "recompiles": Recompile}
     try:
+        saved = {"behind": None, **saved}
         values = {f.name: saved[f.name] for f in fields(Capture)}
         for name, row in rows.items():
             values[name] = tuple(
                 row(**{key: tuple(v) if isinstance(v, list) else v for key, v in item.items()})
                 for item in values[name]
             )
-        values["regions"] = tuple([int(region) for region, count in saved["regions"] for _ in range(count)])
+        places = [values["behind"]]
+        for item in values["breaks"]:
+            places += [item.after_op, item.lost_from, *item.cuts]
+        runs = [(int(region), int(count)) for region, count in saved["regions"]]
+        if any(p is not None and (type(p) is not int or p < 0) for p in places):
+            raise ValueError("an op's number is none")
+        if sum(count for _, count in runs) > MAX_OPS:
+            raise ValueError("regions of more ops than a profile can have")
+        values["regions"] = tuple([region for region, count in runs for _ in range(count)])
         values["notes"] = tuple(values["notes"])
         return Capture(**values)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -185,74 +202,105 @@ class _Maker:
 
     def __init__(self, profile: Profile, capture: Capture | None, source: bool, say: Say) -> None:
         self.profile, self.capture, self.source, self.say = profile, capture, source, say
-        self.plans: dict[tuple[str, str], Plan] = {}
         self.schedules: list[Schedule] = []
         self.lowered: dict[str, Lowered] = {}
-        self.notes: dict[str, None] = {}
+        #: why there is no inductor policy -> the GPUs that it is missing on
+        self.missing: dict[str, list[str]] = {}
 
     def add(self, gpu: Gpu, policy: str, *, optional: bool) -> None:
         number = graph_for(self.profile, gpu)
         graph = self.profile.graphs[number]
         self.say(f"simulating {len(graph.ops):,} ops under {policy} on {gpu.name}")
         try:
-            plan = self.again(policy, number, gpu)
+            if policy == "inductor" and optional and (count := distinct_ops(graph)) > MOST_UNASKED:
+                raise UsageError(f"it would compile {count:,} ops; --policy inductor does so, in its time")
+            plan = self._plan(policy, number, gpu)
         except (MemwallError, ImportError) as error:
             if policy != "inductor" or not optional:
                 raise
-            self.notes.setdefault(f"no inductor policy on {gpu.name}: {error}")
+            self.missing.setdefault(str(error), []).append(gpu.name)
             return
         self.schedules.append(simulate(graph, plan, gpu, graph_index=number))
 
-    def again(self, policy: str, number: int, gpu: Gpu) -> Plan:
-        """The plan of a policy, made once."""
-        key = gpu.name, policy
-        if key not in self.plans:
-            self.plans[key] = self._plan(policy, number, gpu)
-        return self.plans[key]
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is missing and why, and where Inductor may decide otherwise."""
+        missing = [f"no inductor policy on {', '.join(names)}: {why}" for why, names in self.missing.items()]
+        doubts = [f"inductor: {note}" for lowered in self.lowered.values() for note in lowered.notes]
+        return tuple(dict.fromkeys((*missing, *doubts)))
 
     def _plan(self, policy: str, number: int, gpu: Gpu) -> Plan:
         graph, costs = self.profile.graphs[number], self.profile.costs[number]
-        regions = self.regions(number)
         if policy == "inductor":
             from memwall.fusion.compiled import kernels_of, plan_of
 
-            lowered = kernels_of(graph, gpu, regions, source=self.source)
+            lowered = kernels_of(graph, gpu, self.regions.get(number), source=self.source)
             self.lowered[gpu.name] = lowered
             return plan_of(graph, costs, gpu, lowered.kernels)
-        return plan_graph(policy, graph, costs, gpu, None if regions is None else planned(graph, regions))
+        return plan_graph(policy, graph, costs, gpu, self.planned.get(number))
 
-    def agreements(self, gpus: Sequence[Gpu]) -> dict[str, Agreement]:
+    def agreements(self) -> dict[str, Agreement]:
         """Our planner beside Inductor, on the GPUs on which both have planned."""
-        both = [
-            gpu for gpu in gpus if all((gpu.name, name) in self.plans for name in ("memwall", "inductor"))
-        ]
-        return {
-            gpu.name: agreement(
-                self.profile.graphs[graph_for(self.profile, gpu)],
-                self.plans[gpu.name, "memwall"], self.plans[gpu.name, "inductor"], gpu,
-            )
-            for gpu in both
-        }  # fmt: skip
+        made = {(s.gpu.name, s.policy): s for s in self.schedules}
+        found = {}
+        for (name, policy), theirs in made.items():
+            ours = made.get((name, "memwall"))
+            if policy == "inductor" and ours is not None and ours.plan and theirs.plan:
+                graph = self.profile.graphs[ours.graph]
+                found[name] = agreement(graph, ours.plan, theirs.plan, ours.gpu)
+        return found
 
-    def regions(self, number: int) -> Sequence[int] | None:
-        """The partial graphs of the ops; None where there is one, or where another graph was captured."""
-        if self.capture is None or self.capture.failure is not None:
-            return None
-        graph = self.profile.graphs[number]
-        regions = self.capture.regions
-        known = number == 0 and len(regions) == len(graph.ops)
-        return regions if known and is_broken(graph, regions) else None
+    @cached_property
+    def _captured(self) -> dict[int, tuple[tuple[int, ...], list[Cut], int | None]]:
+        """The broken graphs: the partial graph of each op, where each break cuts, and what lies behind the model.
 
-    def is_broken(self, gpu: Gpu) -> bool:
-        return self.regions(graph_for(self.profile, gpu)) is not None
+        The first graph was captured; one with other attention kernels is cut in the same places.
+        """
+        capture, given = self.capture, self.profile.graph.ops
+        if capture is None or capture.failure is not None or len(capture.regions) != len(given):
+            return {}
+        found = {}
+        for number, graph in enumerate(self.profile.graphs):
+            regions, places, _ = carry(capture.regions, given, graph.ops)
+            behind = _moved(capture.behind, places)
+            if is_broken(graph, regions, behind):
+                found[number] = regions, [_cut(item, places) for item in capture.breaks], behind
+        return found
 
-    def price(self, gpu: Gpu) -> BreakPrices:
-        number = graph_for(self.profile, gpu)
-        assert self.capture is not None
-        return price_breaks(
-            self.profile.graphs[number], self.profile.costs[number], gpu, self.capture.regions,
-            [item.cuts for item in self.capture.breaks],
-        )  # fmt: skip
+    @cached_property
+    def regions(self) -> dict[int, tuple[int, ...]]:
+        """The partial graph of each op, by the number of the graph; graphs that are whole are left out."""
+        return {number: regions for number, (regions, _, _) in self._captured.items()}
+
+    @cached_property
+    def planned(self) -> dict[int, list[int]]:
+        """The same as our planner takes it."""
+        return {number: planned(self.profile.graphs[number], of) for number, of in self.regions.items()}
+
+    def prices(self, gpus: Sequence[Gpu]) -> dict[str, BreakPrices]:
+        """What the breaks cost on each GPU whose graph is broken."""
+        found = {}
+        for gpu in gpus:
+            number = graph_for(self.profile, gpu)
+            if number in self._captured:
+                self.say(f"simulating {gpu.name} without graph breaks")
+                graph, costs = self.profile.graphs[number], self.profile.costs[number]
+                found[gpu.name] = price_breaks(graph, costs, gpu, *self._captured[number])
+        return found
+
+
+def _cut(item: Break, places: Sequence[int | None]) -> Cut:
+    """Where a break parts another trace of the same step."""
+    moved = {place_before(places, cut + 1) for cut in item.cuts}
+    return Cut(sorted(place for place in moved if place is not None), _moved(item.lost_from, places))
+
+
+def _moved(first: int | None, places: Sequence[int | None]) -> int | None:
+    """The op with which a stretch of another trace begins."""
+    if first is None:
+        return None
+    before = place_before(places, first)
+    return 0 if before is None else before + 1
 
 
 def _with_funnel(found: Fused, say: Say) -> Fused:
@@ -264,10 +312,8 @@ def _with_funnel(found: Fused, say: Say) -> Fused:
         lowered = next(iter(found.lowered.values()), None)
         levels: dict[str, Any] = {}
         if lowered is not None:
-            launches: dict[str, int] = {}
-            for kernel in lowered.kernels:
-                launches[kernel.name] = launches.get(kernel.name, 0) + kernel.launches
-            levels = {"inductor_ops": lowered.fx_ops, "kernels": launches, "fallbacks": lowered.fallbacks}
+            levels = {"inductor_ops": lowered.fx_ops, "loop_ops": lowered.loop_ops,
+                      "kernels": lowered.launches, "fallbacks": lowered.fallbacks}  # fmt: skip
         return replace(found, funnel=funnel(found.profile.graph, **levels))
     except ImportError as error:
         return replace(found, notes=(*found.notes, f"no lowering funnel: {error}"))

@@ -128,6 +128,7 @@ def compare(
     *,
     gpu: Names = (),
     price: Mapping[str, float] | None = None,
+    policy: str | Iterable[str] = (),
     **options: Any,
 ) -> Comparison:
     """One workload on N GPUs, N profiles side by side, or, without a target, the machines themselves.
@@ -137,11 +138,13 @@ def compare(
             profile, a list of profiles, or None.
         gpu: the GPUs; the profile's own when empty.
         price: USD per hour by GPU name.
+        policy: how ops are grouped into kernels, one way or several; the profile's own where none is named.
 
     Raises:
         UsageError: fewer than two things to compare, or as :func:`profile`.
     """
     gpus = _gpus(gpu) if gpu else []
+    policies = (policy,) if isinstance(policy, str) else tuple(policy)
     if target_or_profiles is None:
         return compare_gpus(gpus or [load_gpu(name) for name in ("p100-sxm2-16gb", "h100-sxm")])
     if isinstance(target_or_profiles, (list, tuple)) and len(target_or_profiles) > 1:
@@ -149,10 +152,11 @@ def compare(
     if isinstance(target_or_profiles, (list, tuple)):
         target_or_profiles = target_or_profiles[0]
     if not isinstance(target_or_profiles, Profile):
-        target_or_profiles = profile(target_or_profiles, gpu=gpus or "h100-sxm", **options)
-    return compare_profile(
-        target_or_profiles, gpus or [s.gpu for s in target_or_profiles.simulations], price=price
-    )
+        target_or_profiles = profile(
+            target_or_profiles, gpu=gpus or "h100-sxm", policy=policies or "eager", **options
+        )
+    own = {schedule.gpu.name: schedule.gpu for schedule in target_or_profiles.simulations}
+    return compare_profile(target_or_profiles, gpus or list(own.values()), price=price, policies=policies)
 
 
 def resimulate(saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager") -> Profile:

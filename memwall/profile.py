@@ -166,9 +166,13 @@ class Profile:
         record["environment"] = plain(dict(self.environment))
         return record
 
-    def to_json(self) -> str:
-        """The record as text: one op, value or kernel a line, byte-identical for equal profiles."""
-        return "".join(json_lines(self.to_dict())) + "\n"
+    def to_json(self, further: Mapping[str, Any] | None = None) -> str:
+        """The record as text: one op, value or kernel a line, byte-identical for equal profiles.
+
+        Args:
+            further: keys to stand behind those of the record, which no reader asks for.
+        """
+        return "".join(json_lines({**self.to_dict(), **(further or {})})) + "\n"
 
     @classmethod
     def from_dict(cls, record: Any, source: str = "record") -> Profile:

@@ -359,4 +359,6 @@ def read_schedule(record: Any, gpus: dict[str, Gpu], pairs: list[Any], where: st
         if sums[name] != sum(k.flops if name == "flops" else k.bytes for k in kernels):
             raise BadRecord(f"{where}.totals.{name} is not the sum over the kernels")
     policy = take(record, "policy", str, where)
+    if policy == "eager" and sorted(k.op_ids for k in kernels) != [(i,) for i in range(ops)]:
+        raise BadRecord(f"{where}.kernels: eager launches each op alone and once, and these do not")
     return Schedule(gpus[gpu], policy, tuple(kernels), Totals(**sums), MemoryPeak(**peak), graph)

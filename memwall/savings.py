@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from memwall.analysis import OTHERS, collapse, common_module, kernel_module, short_name
 from memwall.fusion import Plan, plan_graph
@@ -27,6 +28,8 @@ from memwall.simulate import Schedule
 CHEAP = ("eager", "memwall", "ideal")
 #: refusals of this rule are no miss: the fusion was modeled to lose
 DECLINED = "slower when fused"
+#: the share of the eager time that a step of a waterfall saves at least
+LEAST_STEP = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +159,18 @@ def _score(saved: float, ideal_saved: float) -> float | None:
     return saved / ideal_saved if ideal_saved > 0 else None
 
 
+def by_gpu(profile: Profile) -> tuple[Schedule, ...]:
+    """The simulations of a profile, those of one GPU together; GPUs and policies in the order of their first."""
+    first = {name: i for i, name in enumerate(dict.fromkeys(s.gpu.name for s in profile.simulations))}
+    return tuple(sorted(profile.simulations, key=lambda schedule: first[schedule.gpu.name]))
+
+
 def policy_sets(profile: Profile) -> tuple[PolicySet, ...]:
     """The simulations of a profile, GPU by GPU."""
-    by_gpu: dict[str, list[Schedule]] = {}
-    for schedule in profile.simulations:
-        by_gpu.setdefault(schedule.gpu.name, []).append(schedule)
-    return tuple(policy_set(profile, schedules) for schedules in by_gpu.values())
+    return tuple(
+        policy_set(profile, tuple(schedules))
+        for _, schedules in groupby(by_gpu(profile), key=lambda schedule: schedule.gpu.name)
+    )
 
 
 def policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
@@ -255,10 +264,10 @@ def _by_module(policies: PolicySet, schedule: Schedule, renamed: dict[str, str])
 
 
 def waterfall(policies: PolicySet, schedule: Schedule, *, top: int = 10) -> Waterfall:
-    """The ``top`` largest savings as steps from the eager time down to that of the policy."""
-    rows = [row for row in group_savings(policies, schedule) if row.saved_s > 0][:top]
-    steps = tuple(Step(row.name, row.module, row.op_class, row.count, row.saved_s) for row in rows)
+    """The ``top`` largest savings as steps from the eager time down to that of the policy; the least are no step."""
     eager_s, time_s = policies.eager.totals.time_s, schedule.totals.time_s
+    rows = [row for row in group_savings(policies, schedule) if row.saved_s > LEAST_STEP * eager_s][:top]
+    steps = tuple(Step(row.name, row.module, row.op_class, row.count, row.saved_s) for row in rows)
     others_s = eager_s - time_s - sum(step.saved_s for step in steps)
     return Waterfall(eager_s, steps, others_s, time_s, policies.ideal.totals.time_s)
 
@@ -272,8 +281,10 @@ def missed_fusions(
     """The refusals of a policy that would win most, equal ones summed.
 
     Args:
-        plan: the plan that was simulated; None makes it again, for the policies of ``CHEAP``; others have none.
+        plan: the plan that was simulated; None takes the schedule's own. That of a saved record is made again for the
+            policies of ``CHEAP``; others have none.
     """
+    plan = plan or schedule.plan
     if plan is None:
         if schedule.policy not in CHEAP:
             return ()

@@ -11,7 +11,7 @@ No kernel is made faster by it than its ``bound_s``, which knows no residency un
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memwall.cost import Cost
 from memwall.cost.registry import OP_CLASSES
@@ -54,7 +54,10 @@ class Totals:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The kernels of one plan on one GPU, in launch order. ``graph`` numbers the profile's graph that was simulated."""
+    """The kernels of one plan on one GPU, in launch order. ``graph`` numbers the profile's graph that was simulated.
+
+    ``plan`` is what was simulated; None of a schedule that was read from a record, which does not hold it.
+    """
 
     gpu: Gpu
     policy: str
@@ -62,6 +65,7 @@ class Schedule:
     totals: Totals
     memory: MemoryPeak
     graph: int = 0
+    plan: Plan | None = field(default=None, compare=False, repr=False)
 
     @property
     def mbu(self) -> float:
@@ -127,7 +131,7 @@ def simulate(
         bound_sum, time_sum, context.kernels, context.total_flops, context.dram_bytes,
         context.memory.total, matrix_s / time_sum if time_sum else 0.0,
     )  # fmt: skip
-    return Schedule(gpu, plan.policy, tuple(kernels), totals, context.memory, graph_index)
+    return Schedule(gpu, plan.policy, tuple(kernels), totals, context.memory, graph_index, plan)
 
 
 @dataclass(frozen=True)

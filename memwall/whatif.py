@@ -12,21 +12,18 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from memwall.errors import UsageError
-from memwall.fusion import Plan, plan_graph
+from memwall.fusion import plan_graph
 from memwall.fusion.by_hand import fuse_by_hand, modules_of
 from memwall.gpu import FIELDS, PIPE_NAMES, WrongValue, fraction, positive, shown
 from memwall.graph import Graph, Pipe
 from memwall.hardware import Gpu
 from memwall.profile import Profile
 from memwall.schedules import graph_for
-from memwall.simulate import Totals, simulate
-
-#: What a policy would do on a GPU: (policy, number of the graph, GPU) -> its plan.
-Planner = Callable[[str, int, Gpu], Plan]
+from memwall.simulate import Schedule, Totals, simulate
 
 #: Policies that decide anew on a GPU with other numbers, and around modules written by hand. The others keep their
 #: groups: eager has none, and Inductor hardly looks at the numbers.
@@ -200,45 +197,58 @@ class Outcome:
         """Time before over time after."""
         return self.before.time_s / self.after.time_s if self.after.time_s else 1.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, base SI units."""
+        return {
+            "what_if": list(self.specs), "gpu": self.gpu, "policy": self.policy, "before": asdict(self.before),
+            "after": asdict(self.after), "notes": list(self.notes),
+        }  # fmt: skip
+
 
 def what_if(
     profile: Profile,
     changes: Sequence[Change],
     gpus: Sequence[Gpu],
     policies: Sequence[str],
-    planner: Planner | None = None,
-    regions: Sequence[int] | None = None,
+    regions: Mapping[int, Sequence[int]] | None = None,
 ) -> list[Outcome]:
     """Totals before and after each change, and after all of them together where there are several.
 
+    Plans are those of the profile's own simulations; what it lacks, or was read from a record, is planned here.
+
     Args:
-        planner: plans made before; each is made here without one.
-        regions: for each op of the first graph a number; our planner fuses within one only.
+        regions: number of a graph -> for each of its ops the region that the profile was planned with; our planner
+            fuses within one only.
 
     Raises:
         UsageError: a change fits neither the GPU nor the model.
     """
-    plans = planner or (
-        lambda policy, number, gpu: plan_graph(policy, profile.graphs[number], profile.costs[number], gpu)
-    )
+    before = [_planned(profile, gpu, policy) for gpu in gpus for policy in policies]
     sets = [(change,) for change in changes] + ([tuple(changes)] if len(changes) > 1 else [])
-    outcomes = []
-    for some in sets:
-        for gpu in gpus:
-            number = graph_for(profile, gpu)
-            for policy in policies:
-                plan = plans(policy, number, gpu)
-                apart = regions if number == 0 else None
-                outcomes.append(_outcome(profile, number, gpu, plan, some, apart))
-    return outcomes
+    return [
+        _outcome(profile, schedule, some, (regions or {}).get(schedule.graph))
+        for some in sets
+        for schedule in before
+    ]
+
+
+def _planned(profile: Profile, gpu: Gpu, policy: str) -> Schedule:
+    """The simulation of a policy on a GPU, with its plan."""
+    for schedule in profile.simulations:
+        if schedule.plan is not None and (schedule.gpu, schedule.policy) == (gpu, policy):
+            return schedule
+    number = graph_for(profile, gpu)
+    graph = profile.graphs[number]
+    return simulate(graph, plan_graph(policy, graph, profile.costs[number], gpu), gpu, graph_index=number)
 
 
 def _outcome(
-    profile: Profile, number: int, gpu: Gpu, plan: Plan, changes: Sequence[Change], regions: Sequence[int] | None
-) -> Outcome:  # fmt: skip
-    graph, costs = profile.graphs[number], profile.costs[number]
-    before = simulate(graph, plan, gpu).totals
-    changed = gpu
+    profile: Profile, before: Schedule, changes: Sequence[Change], regions: Sequence[int] | None
+) -> Outcome:
+    graph, costs = profile.graphs[before.graph], profile.costs[before.graph]
+    plan = before.plan
+    assert plan is not None
+    changed = before.gpu
     for change in changes:
         if isinstance(change, GpuChange):
             changed = change.on(changed)
@@ -246,7 +256,7 @@ def _outcome(
     notes: tuple[str, ...] = ()
     if patterns:
         regions = _regions(graph, patterns, regions)
-    if plan.policy in REPLANNED and (changed != gpu or patterns):
+    if plan.policy in REPLANNED and (changed != before.gpu or patterns):
         plan = plan_graph(plan.policy, graph, costs, changed, regions)
     if patterns and plan.policy in FLOORS:
         notes = (f"{plan.policy} is a floor: a kernel written by hand leaves it as it is",)
@@ -254,7 +264,9 @@ def _outcome(
         written = fuse_by_hand(graph, costs, changed, plan, patterns)
         plan, notes = written.plan, written.refused
     after = simulate(graph, plan, changed).totals
-    return Outcome(tuple(change.text for change in changes), gpu.name, plan.policy, before, after, notes)
+    return Outcome(
+        tuple(change.text for change in changes), before.gpu.name, plan.policy, before.totals, after, notes
+    )
 
 
 def _regions(graph: Graph, patterns: Sequence[str], apart: Sequence[int] | None) -> list[int]:

@@ -15,7 +15,7 @@ import click
 
 from memwall._version import __version__
 from memwall.cli.parsing import CommandLineError, LazyGroup
-from memwall.errors import MemwallError, UsageError
+from memwall.errors import MemwallError, MissingError, UsageError
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
@@ -81,6 +81,8 @@ def main(args: Sequence[str] | None = None) -> int:
             return _fail(f"cannot write the result: {error.strerror}", UsageError.exit_code)
         if debug:
             traceback.print_exc()
+        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("memwall"):
+            return _fail(f"this needs {error.name}, which is not installed", MissingError.exit_code)
         what = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:300]
         return _fail(f"internal error: {what} (a bug of memwall; --debug shows where)", INTERNAL_ERROR)
 

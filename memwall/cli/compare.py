@@ -9,7 +9,7 @@ import click
 from memwall.cli import options
 from memwall.cli.output import Messages, emit, plan_outputs
 from memwall.cli.parsing import Command
-from memwall.cli.profile import is_record, make_profile, remember
+from memwall.cli.profile import is_record, make_profile, remember, user_output_to_stderr
 from memwall.errors import UsageError
 from memwall.hardware import Gpu, load_gpu, load_gpus
 
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     help="Price of a GPU per hour, for cost. May be repeated.",
 )
 @options.workload
+@options.policies
 @options.common
 def command(
     targets: tuple[str, ...],
     gpus: tuple[str, ...],
+    policies: tuple[str, ...],
     prices: tuple[str, ...],
     outputs: tuple[str, ...],
     as_json: bool,
@@ -45,13 +47,13 @@ def command(
     last profile made in this folder is taken, and where there is none, the GPUs themselves are compared: peaks,
     bandwidth, capacity, and how they grew.
 
-    After --gpu any number of names may follow; put TARGET first, or see that it ends in .py or .json.
+    After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
     planned = plan_outputs(outputs, without=("trace.json",))
     messages = Messages(quiet=quiet, no_progress=no_progress)
     boards = load_gpus(gpus)
     price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}
-    comparison = _compare(_or_last(targets, messages), boards, price, workload, messages)
+    comparison = _compare(_or_last(targets, messages), boards, price, policies, workload, messages)
     emit(comparison, planned, as_json=as_json, say=messages.say)
 
 
@@ -70,6 +72,7 @@ def _compare(
     targets: tuple[str, ...],
     gpus: list[Gpu],
     price: dict[str, float],
+    policies: tuple[str, ...],
     workload: dict[str, Any],
     messages: Messages,
 ) -> Comparison:
@@ -85,14 +88,16 @@ def _compare(
         )
         options.refuse(options.profile_options(workload), reason)
     if not targets:
-        if price:
-            raise UsageError("--price goes with a workload: name a target")
+        for flag in ("--price",) * bool(price) + ("--policy",) * bool(policies):
+            raise UsageError(f"{flag} goes with a workload: name a target")
         return compare(None, gpu=gpus)
     if models and not gpus:
         raise UsageError(f"name the GPUs to compare, as in memwall compare {models[0]} --gpu a100 h100")
     if len(targets) == 1 and not models:
-        return compare(Profile.load(targets[0]), gpu=gpus, price=price)
-    records = [make_profile(t, gpus, workload if t in models else {}, messages) for t in targets]
+        with user_output_to_stderr():  # a compiler may have something to say
+            return compare(Profile.load(targets[0]), gpu=gpus, price=price, policy=policies)
+    how = {"policies": policies}
+    records = [make_profile(t, gpus, {**workload, **how} if t in models else how, messages) for t in targets]
     if len(records) > 1:
         return compare(records, price=price)
     comparison = compare(records[0], gpu=gpus, price=price)

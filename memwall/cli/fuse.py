@@ -97,6 +97,8 @@ def command(
         _check_emit(Path(folder), policies)
     messages = Messages(quiet=quiet, no_progress=no_progress)
     seconds = options.given(batch=second_batch, seq=second_seq)
+    if seconds and no_capture:
+        raise UsageError(f"--second-{next(iter(seconds))} captures again, and --no-capture captures nothing")
     profile, capture, boards, notes = _traced(target, gpus, workload, seconds, not no_capture, messages)
     from memwall.fused import fuse
 
@@ -132,7 +134,7 @@ def _traced(
     messages: Messages,
 ) -> tuple[Profile, Capture | None, list[Gpu], list[str]]:  # fmt: skip
     """The profile, what Dynamo made of it, the GPUs, and notes on what is missing."""
-    from memwall.fused import CAPTURE_KEY, capture_of
+    from memwall.fused import CAPTURE_KEY, MOST_UNASKED, capture_of, distinct_ops
 
     if is_record(target):
         if seconds:
@@ -150,6 +152,9 @@ def _traced(
         profile = _profile(workload, gpus, keywords, messages)
         if not captured:
             return profile, None, gpus, []
+        count = distinct_ops(profile.graph)
+        if count > MOST_UNASKED:
+            return profile, None, gpus, [f"no capture: TorchDynamo would take {count:,} ops one by one"]
         messages.progress(f"tracing {workload.name} under TorchDynamo")
         capture = _capture(profile, workload, given, _second(target, given, seconds), messages)
         messages.clear()

@@ -61,7 +61,7 @@ policies = click.option(
     cls=SeveralOption,
     metavar="NAME...",
     callback=check_policies,
-    help="How ops run: eager, inductor, memwall or ideal. [default: eager]",
+    help="How ops run: eager, inductor, memwall or ideal. [default: eager; a saved profile's own]",
 )
 
 what_ifs = click.option(

@@ -20,6 +20,7 @@ from memwall.errors import UsageError
 if TYPE_CHECKING:
     from memwall.hardware import Gpu
     from memwall.profile import Profile
+    from memwall.whatif import Change, Outcome
 
 
 def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -35,6 +36,7 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @options.gpus
 @options.workload
 @options.policies
+@options.what_ifs
 @options.shape
 @options.common
 @click.option(
@@ -48,6 +50,7 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
 def command(
     target: str,
     gpus: tuple[str, ...],
+    what_ifs: tuple[str, ...],
     outputs: tuple[str, ...],
     as_json: bool,
     quiet: bool,
@@ -65,9 +68,12 @@ def command(
     A model file has model() and inputs(); or workload(); or a class Model and get_inputs(). loss(output) and
     optimizer(parameters) are used where they stand beside them. Nothing is run: no GPU, no weights.
 
-    After --gpu any number of names may follow; put TARGET first, or see that it ends in .py or .json.
+    After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
+    from memwall.whatif import parse_change
+
     planned = plan_outputs(outputs)
+    changes = [parse_change(text) for text in what_ifs]
     messages = Messages(quiet=quiet, no_progress=no_progress)
     result = make_profile(target, gpus, workload, messages)
     emit(
@@ -76,8 +82,23 @@ def command(
         as_json=as_json,
         say=messages.say,
         before_print=lambda: remember(result, messages),
-        **options.given(top=top, sort=sort, by=by),
+        **options.given(top=top, sort=sort, by=by, what_ifs=_what_ifs(result, changes, messages)),
     )
+
+
+def _what_ifs(profile: Profile, changes: Sequence[Change], messages: Messages) -> tuple[Outcome, ...]:
+    """The totals of all simulations again after each change."""
+    if not changes:
+        return ()
+    from memwall.whatif import what_if
+
+    gpus = {schedule.gpu.name: schedule.gpu for schedule in profile.simulations}
+    policies = dict.fromkeys(schedule.policy for schedule in profile.simulations)
+    with user_output_to_stderr():
+        messages.progress(f"simulating {len(changes):,} what-ifs")
+        outcomes = what_if(profile, changes, list(gpus.values()), list(policies))
+    messages.clear()
+    return tuple(outcomes)
 
 
 def make_profile(
@@ -90,7 +111,7 @@ def make_profile(
     """
     keywords = options.profile_options(workload)
     if is_record(target):
-        return _again(target, names, keywords)
+        return _again(target, names, keywords, messages)
     gpus = chosen_gpus(names, messages.say)
     with user_output_to_stderr():
         from memwall.pipeline import profile
@@ -110,7 +131,7 @@ def is_record(target: str) -> bool:
     return target.lower().endswith(".json") and not target.startswith("hf:")
 
 
-def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any]) -> Profile:
+def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], messages: Messages) -> Profile:
     """A saved profile on the GPUs given, else as it was saved. Needs neither torch nor the model."""
     from memwall.hardware import load_gpus
     from memwall.pipeline import resimulate
@@ -125,9 +146,13 @@ def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any]) ->
     if not names and not policies:
         return saved
     gpus: list[Gpu] = load_gpus(names) or list({s.gpu.name: s.gpu for s in saved.simulations}.values())
-    return resimulate(
-        saved, gpus, policies or list(dict.fromkeys(s.policy for s in saved.simulations)) or "eager"
-    )
+    policies = policies or list(dict.fromkeys(s.policy for s in saved.simulations)) or ["eager"]
+    messages.progress(f"simulating {saved.workload.name} on {', '.join(gpu.name for gpu in gpus)}")
+    try:
+        with user_output_to_stderr():  # a compiler may have something to say
+            return resimulate(saved, gpus, policies)
+    finally:
+        messages.clear()
 
 
 @contextlib.contextmanager

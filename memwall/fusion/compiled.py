@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memwall.cost import Cost
-from memwall.fusion.flow import Flow
 from memwall.fusion.inductor import Lowered, LoweredKernel, lower
 from memwall.fusion.placement import Placement
 from memwall.fusion.plan import Group, Plan
 from memwall.fusion.planner import in_order
 from memwall.fusion.pricing import Pricer
 from memwall.fusion.repeats import shorten
-from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.graph import Graph
 from memwall.hardware import Gpu
 
@@ -41,43 +39,28 @@ def kernels_of(
 ) -> Lowered:
     """Inductor's kernels for a whole graph; of layers that repeat, four are compiled and stand for the others.
 
+    Inductor adds residuals up anew over some layers before it writes the sum; the rhythm of the four is not always that
+    of all.
+
     Raises:
         MissingError, UsageError: as :func:`memwall.fusion.inductor.lower`.
     """
     short = shorten(graph) if regions is None else None
     if short is None or short.graph is graph:
-        return _whole(lower(graph, gpu, source=source, regions=regions), graph)
-    lowered = _whole(lower(short.graph, gpu, source=source), short.graph)
+        return lower(graph, gpu, source=source, regions=regions)
+    lowered = lower(short.graph, gpu, source=source)
     compiled = {op for kernel in lowered.kernels for op in kernel.op_ids}
-    eager = [
-        LoweredKernel(op.name, "extern", (op.id,), (), 1, 0, 0)
-        for op in short.graph.ops
-        if op.id not in compiled
-    ]
-    kernels = [*lowered.kernels, *eager]
-    whole = short.expand([(kernel.op_ids, kernel.recomputes) for kernel in kernels])
+    kernels = lowered.kernels
+    eager = [((op.id,), ()) for op in short.graph.ops if op.id not in compiled]
+    whole = short.expand([*((kernel.op_ids, kernel.recomputes) for kernel in kernels), *eager])
     if whole is None:
-        return _whole(lower(graph, gpu, source=source), graph)
-    moved = tuple(replace(kernels[g.source], op_ids=g.owned, recomputes=g.recomputed) for g in whole)
+        return lower(graph, gpu, source=source)
+    moved = tuple(
+        replace(kernels[g.source], op_ids=g.owned, recomputes=g.recomputed)
+        for g in whole
+        if g.source < len(kernels)
+    )
     return replace(lowered, kernels=moved)
-
-
-def _whole(lowered: Lowered, graph: Graph) -> Lowered:
-    """Without what a kernel computes again of another op's inside alone: the erf of a gelu, the bias of a product."""
-    flow = Flow.of(graph)
-    kernels = []
-    for kernel in lowered.kernels:
-        inside = set(kernel.op_ids)
-        again = []
-        for op in sorted(kernel.recomputes, reverse=True):
-            if graph.ops[op].op_class not in MATRIX_CLASSES and any(
-                not inside.isdisjoint(flow.readers[version]) for _, version in flow.writes[op]
-            ):
-                inside.add(op)
-                again.append(op)
-        if kernel.op_ids:
-            kernels.append(replace(kernel, recomputes=tuple(sorted(again))))
-    return replace(lowered, kernels=tuple(kernels))
 
 
 def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[LoweredKernel]) -> Plan:

@@ -16,7 +16,7 @@ MAX_BREAKS, MAX_GUARDS = 20, 12
 
 BREAK_NOTE = (
     "after op: the last op before the break (its number in the graph); bytes, time and kernels: what is saved when this"
-    " break alone is healed, under our planner; - : not priced"
+    " break alone is healed, under our planner; healing several may let more fuse; -: parts no graphs, or not priced"
 )
 
 

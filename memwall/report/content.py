@@ -41,10 +41,12 @@ from memwall.report.document import (
     text_column,
 )
 from memwall.report.fusion import explained, fusion_section, is_several, policy_table, sentences
+from memwall.report.whatif import what_if_section
 from memwall.savings import PolicySet, policy_sets
 from memwall.simulate import Schedule
 from memwall.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
 from memwall.verdict import main_pipe, verdict
+from memwall.whatif import Outcome
 
 MATRIX_NOTE = (
     "times fewer FLOP/s: than contraction, convolution and attention attain together; "
@@ -55,8 +57,10 @@ MATRIX_NOTE = (
 MAX_UNMODELED = 8
 
 
-def profile_document(profile: Profile, *, by: str = "op", top: int = 15, sort: str = "time") -> Document:
-    """The whole report. ``by`` chooses what the longest table lists.
+def profile_document(
+    profile: Profile, *, by: str = "op", top: int = 15, sort: str = "time", what_ifs: Sequence[Outcome] = ()
+) -> Document:
+    """The whole report. ``by`` chooses what the longest table lists; ``what_ifs`` come last.
 
     Raises:
         UsageError: no such ``by`` or ``sort``.
@@ -67,10 +71,12 @@ def profile_document(profile: Profile, *, by: str = "op", top: int = 15, sort: s
     if is_several(profile):
         for policies in policy_sets(profile):
             sections += _policy_sections(policies, by, top, sort)
-        return Document(clean(profile.workload.name), tuple(sections))
-    if len(profile.simulations) > 1:
-        sections.append(Section("Totals", (totals_table(profile),)))
-    sections += [_schedule_section(profile, s, by, top, sort) for s in profile.simulations]
+    else:
+        if len(profile.simulations) > 1:
+            sections.append(Section("Totals", (totals_table(profile),)))
+        sections += [_schedule_section(profile, s, by, top, sort) for s in profile.simulations]
+    if what_ifs:
+        sections.append(what_if_section(what_ifs))
     return Document(clean(profile.workload.name), tuple(sections))
 
 

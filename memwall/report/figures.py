@@ -21,7 +21,7 @@ from memwall.report.fusion import explained, is_several
 from memwall.report.palette import WALL_COLORS, class_color
 from memwall.report.roofline import draw_roofline
 from memwall.report.waterfall import draw_waterfall, fall_and_bars, height
-from memwall.savings import PolicySet, policy_sets
+from memwall.savings import PolicySet, by_gpu, policy_sets
 from memwall.simulate import Schedule
 from memwall.units import duration, percent
 
@@ -70,14 +70,14 @@ def roofline_figure(profile: Profile, gpu_name: str, fmt: str = "png", *, policy
     schedules = [s for s in profile.simulations if s.gpu.name == gpu_name and policy in (None, s.policy)]
     if not schedules:
         raise UsageError(f"the profile has no simulation on {gpu_name}; it has {_names(profile)}")
-    return _draw(fmt, (10.5, 6.2), lambda figure: _roofline_panel(figure, profile, schedules[0]))
+    return picture(fmt, (10.5, 6.2), lambda figure: _roofline_panel(figure, profile, schedules[0]))
 
 
 def class_shares_figure(profile: Profile, fmt: str = "png") -> bytes:
     """Shares of FLOPs and bytes, and of time on each GPU, by op class."""
     _need_simulation(profile)
     height = _shares_height(profile)
-    return _draw(fmt, (10.5, height), lambda figure: _shares_panel(figure.add_subplot(), profile))
+    return picture(fmt, (10.5, height), lambda figure: _shares_panel(figure.add_subplot(), profile))
 
 
 def waterfall_figure(profile: Profile, gpu_name: str, policy: str, fmt: str = "png") -> bytes:
@@ -90,7 +90,7 @@ def waterfall_figure(profile: Profile, gpu_name: str, policy: str, fmt: str = "p
         for schedule in policies.schedules:
             if (policies.gpu.name, schedule.policy) == (gpu_name, policy):
                 inches, draw = _waterfall(policies, schedule)
-                return _draw(fmt, (10.5, inches), draw)
+                return picture(fmt, (10.5, inches), draw)
     raise UsageError(f"the profile has no simulation of {policy} on {gpu_name}; it has {_names(profile)}")
 
 
@@ -108,7 +108,7 @@ def _policies_figure(profile: Profile, fmt: str) -> bytes:
         for part, (_, draw) in zip(parts, panels, strict=True):
             draw(part)
 
-    return _draw(fmt, (10.5, sum(heights)), build)
+    return picture(fmt, (10.5, sum(heights)), build)
 
 
 def _profile_figure(profile: Profile, fmt: str) -> bytes:
@@ -124,7 +124,7 @@ def _profile_figure(profile: Profile, fmt: str) -> bytes:
             _roofline_panel(part, profile, schedule)
         _shares_panel(parts[-1].add_subplot(), profile)
 
-    return _draw(fmt, (10.5, 6.0 * count + shares), build)
+    return picture(fmt, (10.5, 6.0 * count + shares), build)
 
 
 def _shares_height(profile: Profile) -> float:
@@ -141,7 +141,7 @@ def _names(profile: Profile) -> str:
     return ", ".join(dict.fromkeys(s.gpu.name for s in profile.simulations)) or "none"
 
 
-def _draw(fmt: str, size: tuple[float, float], build: Callable[[Any], None]) -> bytes:
+def picture(fmt: str, size: tuple[float, float], build: Callable[[Any], None]) -> bytes:
     """A figure of some size in inches, built and written in one style."""
     if fmt not in ("png", "svg"):
         raise UsageError(f"cannot draw {fmt!r}; choose png or svg")
@@ -192,7 +192,7 @@ def _shares_panel(axes: Any, profile: Profile) -> None:
         for graph in sorted(graphs):
             of = f", {profile.graphs[graph].attention} attention" if len(graphs) > 1 else ""
             bars.append((name + of, graphs[graph], field))
-    bars += [(f"time, {clean(schedule_label(profile, s))}", s, "time_share") for s in profile.simulations]
+    bars += [(f"time, {clean(schedule_label(profile, s))}", s, "time_share") for s in by_gpu(profile)]
     seen: dict[str, str] = {}
     for row, (_, schedule, field) in enumerate(bars):
         left = 0.0
@@ -254,7 +254,7 @@ def compare_figure(comparison: Comparison, fmt: str = "png") -> bytes:
             f"compare: {clean(comparison.title)}", x=0.01, ha="left", fontsize=11, fontweight="bold"
         )
 
-    return _draw(fmt, (11.0, 1.9 + 0.42 * len(entries)), build)
+    return picture(fmt, (11.0, 1.9 + 0.42 * len(entries)), build)
 
 
 def _time_unit(longest_s: float) -> tuple[float, str]:
@@ -302,4 +302,4 @@ def _memory_wall(machines: Sequence[Machine], fmt: str) -> bytes:
     def build(figure: Any) -> None:
         draw_growth(figure.add_subplot(), machines, _SERIES)
 
-    return _draw(fmt, (10.5, 6.0), build)
+    return picture(fmt, (10.5, 6.0), build)

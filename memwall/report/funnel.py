@@ -10,7 +10,7 @@ from memwall.errors import UsageError
 from memwall.funnel import PUBLISHED, PUBLISHED_SOURCE, Funnel
 from memwall.report.columns import plain_column
 from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, table, text_column
-from memwall.report.figures import _draw
+from memwall.report.figures import picture
 from memwall.report.markdown import to_markdown
 from memwall.report.palette import CLASS_COLORS
 from memwall.report.text import to_text
@@ -97,7 +97,7 @@ def funnel_figure(funnels: Mapping[str, Funnel], fmt: str = "png") -> bytes:
             *distinct.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
         )
 
-    return _draw(fmt, (10.5, 5.0 + 0.2 * (len(funnels) // 4)), build)
+    return picture(fmt, (10.5, 5.0 + 0.2 * (len(funnels) // 4)), build)
 
 
 def _draw_lines(axes: Any, names: list[str], series: Mapping[str, Mapping[str, int]]) -> None:

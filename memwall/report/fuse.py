@@ -12,7 +12,7 @@ from memwall.errors import UsageError
 from memwall.fused import Fused, Refused, refused_by_rule
 from memwall.report.alternatives import alternatives_document
 from memwall.report.capture import capture_section
-from memwall.report.columns import plain_column, seconds_column, si_column, times_column
+from memwall.report.columns import plain_column, seconds_column, si_column
 from memwall.report.document import (
     Document,
     Facts,
@@ -20,7 +20,6 @@ from memwall.report.document import (
     Sentence,
     Table,
     clean,
-    optional,
     table,
     text_column,
 )
@@ -35,15 +34,15 @@ from memwall.report.fusion import (
 )
 from memwall.report.markdown import to_markdown
 from memwall.report.text import to_text
+from memwall.report.whatif import what_if_section
 from memwall.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
 from memwall.simulate import Schedule
 from memwall.units import size
-from memwall.whatif import Outcome
 
 Block = Table | Facts | Sentence
 
-#: Rows of the tables of groups, recomputed ops and Inductor's reasons; what-ifs' notes.
-DEFAULT_TOP, MAX_AGAIN, MAX_REASONS, MAX_NOTES = 15, 8, 8, 8
+#: Rows of the tables of groups, recomputed ops and Inductor's reasons.
+DEFAULT_TOP, MAX_AGAIN, MAX_REASONS = 15, 8, 8
 #: Operators that a level of the funnel lists.
 MAX_KEPT = 8
 
@@ -53,9 +52,6 @@ REFUSED_NOTE = (
 )
 AGAIN_NOTE = (
     "ops that other kernels run once more instead of reading their result; not stored: bytes never written"
-)
-WHAT_IF_NOTE = (
-    "change: after less before; fuse: a module as one kernel that keeps all that lies between its ops on chip"
 )
 
 
@@ -232,41 +228,6 @@ DIFFERENCE_NOTE = (
 )
 #: Rows of the table of differences.
 MAX_DIFFERENCES = 8
-
-
-# -- what-ifs ----------------------------------------------------------------------------------------------------------
-
-
-def what_if_section(outcomes: Sequence[Outcome]) -> Section:
-    """Totals before and after each what-if, GPU by GPU and policy by policy."""
-    before, after = [o.before for o in outcomes], [o.after for o in outcomes]
-    several = len({o.gpu for o in outcomes}) > 1
-    change_s = [a.time_s - b.time_s for a, b in zip(after, before, strict=True)]
-    saved_bytes = [a.dram_bytes - b.dram_bytes for a, b in zip(after, before, strict=True)]
-    columns = [
-        text_column("what if", _once([o.label for o in outcomes]), wraps=True),
-        *([text_column("GPU", [o.gpu for o in outcomes])] if several else []),
-        text_column("policy", [o.policy for o in outcomes]),
-        seconds_column("before", [t.time_s for t in before]),
-        seconds_column("after", [t.time_s for t in after], like=[t.time_s for t in before]),
-        seconds_column("change", change_s, like=[t.time_s for t in before], signed=True),
-        times_column("speed-up", [o.speedup for o in outcomes]),
-        si_column("bytes before", "B", [t.dram_bytes for t in before]),
-        si_column("change", "B", saved_bytes),
-        optional(plain_column("kernels", [t.kernels for t in before])),
-        plain_column("change", [a.kernels - b.kernels for a, b in zip(after, before, strict=True)]),
-    ]
-    notes = dict.fromkeys(note for o in outcomes for note in o.notes)
-    blocks: list[Block] = [table("", columns, WHAT_IF_NOTE)]
-    if notes:
-        more = f", and {len(notes) - MAX_NOTES} more" if len(notes) > MAX_NOTES else ""
-        blocks.append(Sentence(clean(f"Not changed: {'; '.join([*notes][:MAX_NOTES])}{more}.")))
-    return Section("What if", tuple(blocks))
-
-
-def _once(texts: Sequence[str]) -> list[str]:
-    """Repeats of the line above left empty."""
-    return [text if i == 0 or texts[i - 1] != text else "" for i, text in enumerate(texts)]
 
 
 # -- the funnel --------------------------------------------------------------------------------------------------------

@@ -39,7 +39,9 @@ POLICY_NOTE = (
     "saved: DRAM bytes less than eager; of ideal: what the policy saves over what ideal saves, the most that any fusion"
     " could win, in bytes and in time; bytes are compulsory, time is modeled"
 )
-GROUP_NOTE = "xN: so many equal groups, their figures summed; before: the eager kernels of the same ops"
+GROUP_NOTE = (
+    "xN: so many equal groups, their figures summed; →: from the eager kernels of the same ops to the group"
+)
 MODULE_NOTE = (
     "a kernel stands under the module that all its ops share, and so do the eager kernels that it replaces"
 )

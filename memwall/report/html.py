@@ -38,17 +38,20 @@ from memwall.report.document import Document, clean
 from memwall.report.fusion import explained, fusion_tables, is_several, policy_table, sentences
 from memwall.report.palette import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color
 from memwall.report.waterfall import axis_start_s, fall_and_bars, label, time_unit
-from memwall.savings import PolicySet, policy_sets
+from memwall.report.whatif import what_if_section
+from memwall.savings import PolicySet, by_gpu, policy_sets
 from memwall.simulate import Schedule
 from memwall.units import duration, percent, size
 from memwall.verdict import verdict
+from memwall.whatif import Outcome
 
 #: rows of kernels in a page, the slowest on any GPU first
 MAX_ROWS = 2000
 
 
-def render_html(profile: Profile) -> str:
+def render_html(profile: Profile, *, what_ifs: Sequence[Outcome] = ()) -> str:
     """The report of a profile as a page."""
+    profile = profile.with_simulations(by_gpu(profile))
     tables = [kernel_rows(profile, schedule) for schedule in profile.simulations]
     data, left_out = _data(profile, tables)
     return _environment().get_template("report.html.j2").render(
@@ -56,6 +59,7 @@ def render_html(profile: Profile) -> str:
         facts=header_facts(profile),
         totals=totals_table(profile) if profile.simulations and not is_several(profile) else None,
         fusions=[_fusion(policies) for policies in policy_sets(profile)] if is_several(profile) else [],
+        what_if=what_if_section(what_ifs) if what_ifs else None,
         panels=[_panel(profile, schedule, i) for i, schedule in enumerate(profile.simulations)],
         data=embed(data),
         left_out=left_out,

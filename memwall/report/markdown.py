@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from memwall.compare import Comparison
@@ -11,15 +11,18 @@ from memwall.profile import Profile
 from memwall.report.comparing import comparison_document
 from memwall.report.content import profile_document
 from memwall.report.document import Column, Document, Facts, Sentence, Table, clean
+from memwall.whatif import Outcome
 
 #: characters that start Markdown or HTML anywhere in a line; ``_`` and ``*`` within names among them
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
 _AUTOLINK = re.compile(r"(?i)(https?|ftp|mailto)(:)|(www)(\.)|(@)")
 
 
-def render_markdown(profile: Profile, *, by: str = "op", top: int = 15, sort: str = "time") -> str:
+def render_markdown(
+    profile: Profile, *, by: str = "op", top: int = 15, sort: str = "time", what_ifs: Sequence[Outcome] = ()
+) -> str:
     """The report of a profile."""
-    return to_markdown(profile_document(profile, by=by, top=top, sort=sort))
+    return to_markdown(profile_document(profile, by=by, top=top, sort=sort, what_ifs=what_ifs))
 
 
 def comparison_markdown(comparison: Comparison) -> str:

@@ -126,7 +126,8 @@ def _draw_bare(axes: Any, rows: Sequence[KernelRow]) -> None:
     """Kernels that only move bytes have no place on a log axis: a note says how much time they take."""
     share = sum(row.time_share for row in rows)
     if share:
-        text = f"{len(rows)} kinds of kernel do no FLOP: {100 * share:.1f} % of the time"
+        kinds = "1 kind of kernel does" if len(rows) == 1 else f"{len(rows)} kinds of kernel do"
+        text = f"{kinds} no FLOP: {100 * share:.1f} % of the time"
         axes.annotate(text, (1, 0), (-4, 5), xycoords="axes fraction", textcoords="offset points", ha="right",
                       fontsize=FONT, color="#667080")  # fmt: skip
 

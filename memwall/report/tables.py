@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memwall.analysis import kernel_module, kernel_phase, shapes_text
@@ -15,6 +15,7 @@ from memwall.report.fusion import is_several
 from memwall.roofline import Estimate
 from memwall.savings import PolicySet, policy_sets
 from memwall.simulate import Schedule
+from memwall.whatif import Outcome
 
 #: columns of a kernel's row; seconds and bytes in base units
 KERNEL_COLUMNS = (
@@ -37,9 +38,9 @@ SAVING_COLUMNS = (
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def profile_json(profile: Profile) -> str:
-    """``memwall.profile/1``."""
-    return profile.to_json()
+def profile_json(profile: Profile, *, what_ifs: Sequence[Outcome] = ()) -> str:
+    """``memwall.profile/1``; what-ifs, which readers pass over, under a key of their own."""
+    return profile.to_json({"what_if": [o.to_dict() for o in what_ifs]} if what_ifs else {})
 
 
 def comparison_json(comparison: Comparison) -> str:

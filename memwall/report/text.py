@@ -24,6 +24,7 @@ from memwall.report.content import profile_document
 from memwall.report.document import Document, Facts, Sentence, Table
 from memwall.report.machines import gpu_document, gpus_document, growth_document
 from memwall.report.rules import rules_document
+from memwall.whatif import Outcome
 
 DEFAULT_WIDTH = 118
 INDENT, GAP, NARROWEST = 2, 2, 12
@@ -36,11 +37,13 @@ def render_text(
     by: str = "op",
     top: int = 15,
     sort: str = "time",
+    what_ifs: Sequence[Outcome] = (),
     width: int | None = None,
     color: bool = False,
 ) -> str:
     """The report of a profile."""
-    return to_text(profile_document(profile, by=by, top=top, sort=sort), width=width, color=color)
+    document = profile_document(profile, by=by, top=top, sort=sort, what_ifs=what_ifs)
+    return to_text(document, width=width, color=color)
 
 
 def render_comparison(comparison: Comparison, *, width: int | None = None, color: bool = False) -> str:

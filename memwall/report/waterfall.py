@@ -12,11 +12,11 @@ from typing import Any
 from memwall.report.columns import number
 from memwall.report.document import clean
 from memwall.report.palette import class_color
-from memwall.savings import PolicySet, Waterfall, waterfall
+from memwall.savings import LEAST_STEP, PolicySet, Waterfall, waterfall
 from memwall.simulate import Schedule
 
-#: savings that have a bar of their own, and the share of the eager time below which the others have none
-MAX_STEPS, LEAST_SHARE = 9, 1e-3
+#: savings that have a bar of their own
+MAX_STEPS = 9
 #: characters of a name
 LONGEST_NAME = 44
 COLORS = {"total": "#445566", "others": "#bbbbbb", "worse": "#cc3311"}
@@ -58,7 +58,7 @@ def bars(fall: Waterfall, policy: str) -> tuple[Bar, ...]:
         name = _short(step.name, LONGEST_NAME - len(count)) + count
         rows.append(Bar(name, clean(step.module or "(top)"), at, at - step.saved_s, step.op_class))
         at -= step.saved_s
-    if abs(fall.others_s) > LEAST_SHARE * fall.eager_s:
+    if abs(fall.others_s) > LEAST_STEP * fall.eager_s:
         rows.append(Bar("all others", "", at, at - fall.others_s, "others" if fall.others_s > 0 else "worse"))
     return (*rows, Bar(policy, "", 0.0, fall.time_s, "total"))
 

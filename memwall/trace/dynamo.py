@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from traceback import FrameSummary
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,10 @@ from memwall.trace.dynamo_text import (
     explanation,
     failed_check,
     first_kind,
+    gives_up_function,
+    plain_function,
     plain_name,
+    resumed_at,
     shown,
     user_place,
 )
@@ -32,12 +36,20 @@ from memwall.trace.tensors import dtype_name
 from memwall.workload.blame import first_line
 
 
+class Line(NamedTuple):
+    """A line of a function."""
+
+    file: str
+    function: str
+    line: int
+
+
 class SeenBreak(NamedTuple):
     """A place where Dynamo gave up capturing.
 
     ``cause`` is the kind of the break behind this one, where Dynamo names one. ``own`` says that the line is in the
-    function that Dynamo was compiling, not in one that it called. ``ops`` counts the ops recorded before that function
-    ran on.
+    function that Dynamo was compiling, not in one that it called; ``call`` is then the line that called it. ``ops``
+    counts the ops recorded before that function ran on; where it ``gives_up``, it ran on without Dynamo.
     """
 
     kind: str
@@ -49,19 +61,24 @@ class SeenBreak(NamedTuple):
     function: str
     own: bool
     ops: int
+    call: Line | None
+    gives_up: bool
 
 
 class SeenGraph(NamedTuple):
-    """A captured graph: the number of the break that ended it, and the dimensions that it takes in any size."""
+    """A captured graph: the number of the break that ended it, the call behind which its function went on, and the
+    dimensions that it takes in any size."""
 
     broken_by: int | None
+    behind: Line | None
     dynamic: tuple[str, ...]
 
 
 class SeenRun(NamedTuple):
-    """One execution of captured graph number ``graph``, until ``stop`` ops were recorded."""
+    """One execution of captured graph number ``graph``: of the recorded ops those from ``start`` up to ``stop``."""
 
     graph: int
+    start: int
     stop: int
 
 
@@ -117,11 +134,14 @@ class DynamoRun:
         self.guards: list[SeenGuard] = []
         self.calls: list[SeenCall] = []
         self.notes: list[str] = []
+        #: ops recorded when the step was done; those behind it are of a loss that memwall stands in with, and backward
+        self.stop = 0
         #: what Dynamo itself, rather than the model, died of
         self.failure: str | None = None
         self._failed_guards: list[str] = []
         self._again = False
         self._broken_at: tuple[str, int | None] | None = None
+        self._broken_in: FrameSummary | None = None
 
     def __call__(
         self, step: Callable[..., Any], recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -137,6 +157,7 @@ class DynamoRun:
             )(step)
             try:
                 output = compiled(*args, **kwargs)
+                self.stop = len(recorder.ops)
                 recorder.paused = self._again = True
                 for inputs in self.others:
                     self._call_again(compiled, recorder, inputs)
@@ -169,18 +190,22 @@ class DynamoRun:
         broken = reason is not None and reason.graph_break
         same = broken and self._broken_at is not None and _last(reason.user_stack) == self._broken_at
         broken_by = len(self.breaks) - 1 if same else None
-        self.graphs.append(SeenGraph(broken_by, tuple(dict.fromkeys(_dynamic_dimensions(graph)))))
+        frame = self._broken_in if same else next(iter(getattr(reason, "user_stack", None) or ()), None)
+        self.graphs.append(
+            SeenGraph(broken_by, _behind(frame), tuple(dict.fromkeys(_dynamic_dimensions(graph))))
+        )
 
         def run(*inputs: Any) -> Any:
             previous = recorder.modules.enter(str(len(self.runs)) if not recorder.paused else "")
             device = contextlib.nullcontext() if self.on_device else TracedDevice(recorder.device)
+            start = len(recorder.ops)
             try:
                 with device:
                     return graph.forward(*inputs)
             finally:
                 recorder.modules.leave(previous)
                 if not recorder.paused:
-                    self.runs.append(SeenRun(number, len(recorder.ops)))
+                    self.runs.append(SeenRun(number, start, len(recorder.ops)))
 
         return run
 
@@ -191,9 +216,10 @@ class DynamoRun:
     def _see_break(self, recorder: Recorder, error: Any) -> None:
         if self._again:
             return
-        stack = getattr(error, "real_stack", None) or ()
+        stack: Sequence[FrameSummary] = getattr(error, "real_stack", None) or ()
         message = getattr(error, "msg", None) or str(error)
         self._broken_at = _last(stack)
+        self._broken_in = next(iter(stack), None)
         file, line, function = user_place(stack)
         self.breaks.append(
             SeenBreak(
@@ -206,6 +232,8 @@ class DynamoRun:
                 function=function,
                 own=len(stack) == 1,
                 ops=len(recorder.ops),
+                call=_line(stack[0]) if len(stack) > 1 else None,
+                gives_up=gives_up_function(message),
             )
         )
 
@@ -213,6 +241,16 @@ class DynamoRun:
 def _last(stack: Any) -> tuple[str, int | None] | None:
     """File and line of the innermost frame."""
     return (stack[-1].filename, stack[-1].lineno) if stack else None
+
+
+def _line(frame: FrameSummary) -> Line:
+    return Line(frame.filename, plain_function(frame.name), frame.lineno or 0)
+
+
+def _behind(frame: FrameSummary | None) -> Line | None:
+    """The line behind which Dynamo resumed the function of a frame; None where it began with the function."""
+    resumed = resumed_at(frame.name) if frame else None
+    return Line(frame.filename, *resumed) if frame and resumed else None
 
 
 def _guard(guard: Any) -> SeenGuard:

@@ -12,7 +12,7 @@ from memwall.workload.blame import is_user_file
 _CHARS = 240
 _EXPLAINS = ("Explanation:", "Hint:")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b|\b\d{9,}\b")
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 _LOCAL = re.compile(r"\bL\['(\w+)'\]")
 _PART = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _COMPILE_ID = re.compile(r"^\d+/\d+(_\d+)?: ")
@@ -40,6 +40,11 @@ def explanation(message: str) -> str:
             *found,
         ]
     return clip(" ".join(found) or next(filter(None, lines), ""))
+
+
+def gives_up_function(message: str) -> bool:
+    """Whether Dynamo leaves the whole function to Python because of a break."""
+    return _SKIPPED.search(message) is not None
 
 
 def first_kind(message: str) -> str:
@@ -106,6 +111,12 @@ def plain_function(name: str) -> str:
     while resumed := _RESUMED.fullmatch(name):
         name = resumed[1]
     return name
+
+
+def resumed_at(name: str) -> tuple[str, int] | None:
+    """Function and line behind which it goes on, where a name is that of a function that Dynamo resumed."""
+    resumed = _RESUMED.fullmatch(name)
+    return (plain_function(resumed[1]), int(resumed[2])) if resumed else None
 
 
 def shown(file: str) -> str:

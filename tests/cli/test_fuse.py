@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +133,57 @@ def test_a_break_with_its_place_and_price(run, broken):
     assert "graph break" in out  # among the refusals
 
 
+ATTENTION = """\
+import torch
+from torch import nn
+from torch.nn import functional
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(256, 768), nn.Linear(256, 256)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(2, 128, 3, 4, 64).permute(2, 0, 3, 1, 4)
+        x = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 128, 256)
+        x = functional.gelu(self.out(x))
+        torch._dynamo.graph_break()
+        return x * 2.0
+
+def model():
+    return Net().half()
+
+def inputs():
+    return (torch.randn(2, 128, 256).half(),)
+"""
+
+
+def test_a_gpu_with_another_attention_kernel_has_the_same_breaks(run, folder):
+    """T4 runs memory-efficient attention, a graph of its own: gelu and mul stay apart there as on the A100.
+
+    2 x 128 x 256 halves written and read again, 2 x 0.131 MB, and one launch.
+    """
+    (folder / "attention.py").write_text(ATTENTION, encoding="utf-8")
+    result = run("fuse", "attention.py", "--gpu", "a100", "t4", "--policy", "memwall", "-q", "--json",
+                 "--what-if", "launch_overhead_s*=2")  # fmt: skip
+    record = json.loads(result.out)
+    for gpu in record["gpus"]:
+        (price,) = gpu["breaks"]["each"]
+        assert (price["dram_bytes"], price["kernels"]) == (2 * 2 * 128 * 256 * 2, 1)
+        assert gpu["breaks"]["together"] == price
+    assert all(o["before"]["kernels"] == o["after"]["kernels"] for o in record["what_if"])
+
+
+def test_a_clean_training_step_has_no_price_to_pay(run):
+    """The sum that stands for a loss, and the one that backward begins with, are outside by nature."""
+    result = run(
+        "fuse", "net.py", "--mode", "training", "--gpu", "a100", "--policy", "memwall", "--json", "-q"
+    )
+    record = json.loads(result.out)
+    assert record["capture"]["breaks"] == []
+    assert record["gpus"][0]["breaks"] is None
+
+
 def test_what_another_input_recaptures(run, broken):
     out = " ".join(run("fuse", broken, "--gpu", "a100", *PLAIN, "-q", "--second-batch", "64").out.split())
     assert "With float32[64, 256] Dynamo captures 2 graphs again" in out
@@ -164,6 +216,25 @@ def test_a_damaged_capture_is_refused(run, record):
     assert "capture is damaged" in run("fuse", record, *PLAIN).error
 
 
+@pytest.mark.parametrize(
+    ("part", "damage"),
+    [
+        ("cuts", ["here"]),
+        ("lost_from", -1),
+        ("after_op", 1.5),
+        ("regions", [[0, 10**12]]),
+        ("behind", "last"),
+    ],
+)
+def test_a_capture_with_a_damaged_number_is_refused(run, broken, folder, part, damage):
+    assert run("fuse", broken, "--gpu", "a100", "--policy", "memwall", "-q").code == 0
+    saved = json.loads((folder / ".memwall" / "last.json").read_text())
+    captured = saved["capture"]["dynamo"]
+    (captured if part in captured else captured["breaks"][0])[part] = damage
+    (folder / "damaged.json").write_text(json.dumps(saved))
+    assert "capture is damaged" in run("fuse", "damaged.json", *PLAIN).error
+
+
 # -- inductor ----------------------------------------------------------------------------------------------------------
 
 
@@ -184,10 +255,46 @@ def test_without_inductor_the_rest_is_shown(run, no_inductor):
     assert [word for word in rows[:6] if word in POLICIES] == ["eager", "memwall", "ideal"]
 
 
+def test_a_runaway_loop_is_neither_compiled_nor_captured_unasked(run, monkeypatch):
+    monkeypatch.setattr("memwall.fused.MOST_UNASKED", 2)  # the model has three ops
+    result = run("fuse", "net.py", "--gpu", "a100", "-q")
+    text = " ".join(result.out.split())
+    assert "no inductor policy on a100-80gb-sxm: it would compile 3 ops; --policy inductor does so" in text
+    assert "no capture: TorchDynamo would take 3 ops one by one" in text
+
+
 def test_inductor_by_name_must_be_there(run, no_inductor):
     result = run("fuse", "net.py", "--gpu", "a100", "--policy", "eager", "inductor", "--no-capture", "-q")
     assert result.code == 3
     assert result.error == "this needs triton, which is not installed"
+
+
+def test_a_reason_is_said_once_for_all_gpus(run, no_inductor):
+    out = run("fuse", "net.py", "--gpu", "a100", "t4", "--no-capture", "-q").out
+    assert "no inductor policy on a100-80gb-sxm, t4: this needs triton" in " ".join(out.split())
+
+
+def test_without_torch_a_record_is_planned_and_a_model_is_not(folder, run):
+    """A process in which torch and triton cannot be imported."""
+    run("profile", "net.py", "--gpu", "a100", "-o", "net.json", "-q")
+    code = (
+        "import sys; sys.modules.update(torch=None, triton=None); from memwall.cli import main; "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+
+    def go(*args):
+        line = [sys.executable, "-c", code, *args, "-q"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+    done = go("fuse", "net.json", *PLAIN, "--what-if", "l2_bytes=1GB")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "── What if" in done.stdout and "no lowering funnel" in done.stdout
+    for args in (("fuse", "net.py"), ("fuse", "net.json", "--policy", "memwall", "--emit", "out")):
+        done = go(*args)
+        assert (done.returncode, done.stdout) == (3, ""), done.stderr
+        assert done.stderr == "memwall: this needs torch, which is not installed\n"
+    assert not (folder / "out").exists()
 
 
 @pytest.mark.slow
@@ -265,6 +372,8 @@ CASES = {
     "fuse net.py --emit net.py": "cannot write kernels into net.py: it is no folder",
     "fuse net.py --emit none/out": "there is no folder none",
     "fuse net.py --emit .": "holds net.py, which memwall did not write; name another folder",
+    "fuse net.py --no-capture --second-batch 2": "--second-batch captures again, and --no-capture captures nothing",
+    "fuse net.py --emit /": "which memwall did not write; name another folder",
     "fuse net.py --emit out --policy eager ideal": "--emit writes kernels of inductor or memwall",
     "fuse net.py -o a.html": "end the name in one of",
     "fuse net.py --by class": "--by",

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from memwall.breaks import MAX_PRICED, Loss, healed, is_broken, planned, price_breaks, whole
+from memwall.breaks import MAX_PRICED, Cut, Loss, healed, is_broken, planned, price_breaks, whole
 from memwall.fusion import plan_graph
 from memwall.graph import Graph
 from tests.unit.report_fixture import Builder, make_gpu
@@ -53,7 +53,7 @@ STEP = (0, 1, 1, 0, -1, -1, -1)
 def test_a_break_in_a_chain():
     """Broken: two kernels of 4 MB, 5 us each. Whole: one of 4 MB, 5 us."""
     graph, costs = chain()
-    prices = price_breaks(graph, costs, GPU, (0, 0, 1, 1), [(1,)])
+    prices = price_breaks(graph, costs, GPU, (0, 0, 1, 1), [Cut((1,))])
     assert prices.together.dram_bytes == 2 * MB2
     assert prices.together.time_s == pytest.approx(5 * US)
     assert prices.together.kernels == 1
@@ -63,7 +63,7 @@ def test_a_break_in_a_chain():
 def test_an_op_that_ran_eagerly_in_between():
     """Broken: three kernels of 4 MB. Whole: one."""
     graph, costs = chain(3)
-    prices = price_breaks(graph, costs, GPU, (0, -1, 1), [(0,)])
+    prices = price_breaks(graph, costs, GPU, (0, -1, 1), [Cut((0,))])
     assert (prices.together.dram_bytes, prices.together.kernels) == (4 * MB2, 2)
     assert prices.each == (prices.together,)
 
@@ -71,7 +71,7 @@ def test_an_op_that_ran_eagerly_in_between():
 def test_each_of_two_breaks_is_healed_alone():
     """Three kernels; two where one break is healed; one where both are."""
     graph, costs = chain(3)
-    prices = price_breaks(graph, costs, GPU, (0, 1, 2), [(0,), (1,)])
+    prices = price_breaks(graph, costs, GPU, (0, 1, 2), [Cut((0,)), Cut((1,))])
     assert [loss.kernels for loss in prices.each] == [1, 1]
     assert [loss.dram_bytes for loss in prices.each] == [2 * MB2, 2 * MB2]
     assert (prices.together.dram_bytes, prices.together.kernels) == (4 * MB2, 2)
@@ -79,13 +79,13 @@ def test_each_of_two_breaks_is_healed_alone():
 
 def test_a_break_that_is_met_twice_is_healed_in_both_places():
     graph, costs = chain(3)
-    prices = price_breaks(graph, costs, GPU, (0, 1, 2), [(0, 1)])
+    prices = price_breaks(graph, costs, GPU, (0, 1, 2), [Cut((0, 1))])
     assert prices.each == (prices.together,)
 
 
 def test_a_break_before_all_ops_costs_no_fusion():
     graph, costs = chain(2)
-    assert price_breaks(graph, costs, GPU, (0, 0), [()]).each == (Loss(0, 0.0, 0),)
+    assert price_breaks(graph, costs, GPU, (0, 0), [Cut(())]).each == (None,)
 
 
 def test_a_break_between_ops_that_would_not_fuse_costs_nothing():
@@ -95,13 +95,51 @@ def test_a_break_between_ops_that_would_not_fuse_costs_nothing():
     b.op("aten.gelu", "elementwise", "forward", "", (x,), (y,))
     b.op("aten.gelu", "elementwise", "forward", "", (u,), (v,))
     graph = Graph(tuple(b.values), tuple(b.storages), tuple(b.ops), (x, u), (), (y, v))
-    prices = price_breaks(graph, tuple(b.costs), GPU, (0, 1), [(0,)])
+    prices = price_breaks(graph, tuple(b.costs), GPU, (0, 1), [Cut((0,))])
     assert prices.together == Loss(0, 0.0, 0)
+
+
+def test_a_function_given_up_costs_what_capturing_it_would_save():
+    """Four ops, all left to Python by a break in a loop: four kernels of 4 MB. Captured: one."""
+    graph, costs = chain()
+    prices = price_breaks(graph, costs, GPU, (-1,) * 4, [Cut((), lost_from=0)])
+    assert (prices.together.dram_bytes, prices.together.kernels) == (3 * 2 * MB2, 3)
+    assert prices.each == (prices.together,)
+
+
+def test_a_function_given_up_stays_cut_where_others_break():
+    """Calls a module twice whose break parts it: | 0 | 1 |, | 2 | 3 |. Capturing the caller joins 1 and 2 alone."""
+    graph, costs = chain()
+    prices = price_breaks(graph, costs, GPU, (0, 1, 2, 3), [Cut((), lost_from=0), Cut((0, 2))])
+    loop, inside = prices.each
+    assert (loop.dram_bytes, loop.kernels) == (2 * MB2, 1)
+    assert (inside.dram_bytes, inside.kernels) == (4 * MB2, 2)
+    assert prices.together.kernels == 3 == loop.kernels + inside.kernels
+
+
+def test_what_is_behind_the_model_is_no_break():
+    """Three ops captured, then one that stands for a loss: nothing is lost across that border."""
+    graph, costs = chain()
+    regions = (0, 0, 0, -1)
+    assert is_broken(graph, regions)
+    assert not is_broken(graph, regions, behind=3)
+    assert price_breaks(graph, costs, GPU, regions, [], behind=3).together == Loss(0, 0.0, 0)
+
+
+def test_the_gradient_that_backward_begins_with_is_no_break():
+    b = Builder()
+    x, y, g, d = (b.value((1000, 1000), "input" if i == 0 else "activation") for i in range(4))
+    b.op("aten.gelu", "elementwise", "forward", "", (x,), (y,))
+    b.op("aten.ones_like", "movement", "backward", "", (y,), (g,))
+    b.op("aten.gelu_backward", "elementwise", "backward", "", (x, g), (d,))
+    graph = Graph(tuple(b.values), tuple(b.storages), tuple(b.ops), (x,), (), (d,))
+    assert not is_broken(graph, (0, -1, 0))
+    assert is_broken(graph, (0, -1, -1))
 
 
 def test_only_so_many_are_priced():
     graph, costs = chain(2)
-    prices = price_breaks(graph, costs, GPU, (0, 1), [(0,)] * (MAX_PRICED + 2))
+    prices = price_breaks(graph, costs, GPU, (0, 1), [Cut((0,))] * (MAX_PRICED + 2))
     assert prices.each[MAX_PRICED - 1] == prices.together
     assert prices.each[MAX_PRICED:] == (None, None)
 
@@ -111,7 +149,7 @@ def test_only_so_many_are_priced():
 
 def test_healing_joins_backward_too_and_leaves_gradients_and_optimizer_apart():
     graph, _ = step()
-    assert healed(graph, STEP, (0,)) == (0, 0, 0, 0, -1, -1, -1)
+    assert healed(graph, STEP, whole(graph, STEP), (0,)) == (0, 0, 0, 0, -1, -1, -1)
     assert whole(graph, STEP) == (0, 0, 0, 0, -1, -1, -1)
     assert is_broken(graph, STEP)
     assert not is_broken(graph, (0, 0, 0, 0, -1, -1, -1))
@@ -124,7 +162,7 @@ def test_the_price_of_a_training_step_is_that_of_forward_and_backward():
     d, x -> g are 6 + 6 MB as two kernels, and x, y, h -> g 8 MB as one.
     """
     graph, costs = step()
-    prices = price_breaks(graph, costs, GPU, STEP, [(0,)])
+    prices = price_breaks(graph, costs, GPU, STEP, [Cut((0,))])
     assert prices.together.dram_bytes == (8 - 6 + 12 - 8) * 1_000_000
     assert prices.together.kernels == 2
 

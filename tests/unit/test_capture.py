@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from memwall.capture import EAGER, align, capture, recompiles
+from memwall.capture import align, capture, carry, recompiles
 from memwall.cost import classify
+from memwall.fusion import EAGER
 from memwall.graph import Op
 from memwall.trace import TraceOptions, trace
 from memwall.workload import Workload, resolve
@@ -98,6 +99,30 @@ class LoopsOverPrinters(CallsPrinters):
         for part in self.parts:
             x = part(x)
         return x.sum()
+
+
+class Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+            print("a side effect")
+            x = x.relu()
+        return x
+
+
+class CallsALoop(Clean):
+    def __init__(self):
+        super().__init__()
+        self.loop = Loop()
+
+    def forward(self, x):
+        x = self.a(x)
+        x = self.loop(x)
+        return x * self.scale
 
 
 class ReadsData(Clean):
@@ -200,7 +225,14 @@ def test_a_break_inside_a_called_module_ends_the_callers_graph_too():
     assert the_break.line == line_of(Printer, "print(")
     assert the_break.count == 2  # printed twice
     assert the_break.after_op == 2  # the ReLU before the first print
-    assert the_break.cuts == (0, 2, 3, 5)
+    assert the_break.cuts == (
+        0,
+        2,
+        3,
+        5,
+        6,
+    )  # calls and prints, and where the model goes on behind its last call
+    assert the_break.lost_from is None
     # six runs of four captured graphs: the printer's two are captured once
     assert [g.code for g in found.graphs] == [0, 1, 2, 1, 2, 3]
     assert found.captures == 4
@@ -215,8 +247,25 @@ def test_a_break_in_a_loop_leaves_the_whole_function_to_eager():
     assert loop.reason == "graph break in loop (caused by: Failed to trace builtin operator)"
     first = line_of(LoopsOverPrinters, "def forward")
     assert re.match(rf"No graph holds any of forward \(\S*test_capture\.py:{first}\)\.", loop.detail)
-    assert (loop.count, loop.after_op) == (1, None)
-    assert (inside.count, inside.after_op, inside.cuts) == (2, 2, (2, 5))
+    assert (loop.count, loop.after_op, loop.cuts, loop.lost_from) == (1, None, (), 0)
+    assert (inside.count, inside.after_op, inside.cuts, inside.lost_from) == (2, 2, (2, 5), None)
+
+
+def test_a_function_given_up_inside_a_captured_one_loses_no_more_than_its_call():
+    """The caller's graph ends before the call and goes on behind it: those two cuts hold all that is lost."""
+    graph, found = captured(CallsALoop, mode="inference")
+    assert names(graph, found) == ["addmm 0", "addmm -1", "relu -1", "addmm -1", "relu -1", "mul.Tensor 1"]
+    call, loop = found.breaks
+    assert (call.cuts, call.lost_from) == ((0, 4), None)
+    assert loop.reason.startswith("graph break in loop") and loop.lost_from is None
+
+
+def test_what_stands_for_a_loss_is_behind_the_model():
+    assert captured(Clean)[1].behind == 3  # addmm, relu, mul; then their sum
+    graph, found = captured(Clean, loss=lambda y: y.square().mean())
+    assert graph.ops[found.behind].phase == "backward"
+    graph, found = captured(Clean, mode="inference")
+    assert found.behind == len(graph.ops)
 
 
 def test_a_model_that_reads_data_is_captured_on_real_tensors():
@@ -364,6 +413,16 @@ def test_streams_that_differ_are_aligned():
     assert regions == (0, 0, 0, EAGER, 1, 1, EAGER)
     assert places == (0, 2, 4, 5)
     assert unmatched == 2
+
+
+def test_regions_are_carried_to_a_trace_with_another_attention_kernel():
+    given = [op(0, "mm"), op(1, "flash"), op(2, "mm"), op(3, "exp"), op(4, "adam", "optimizer")]
+    other = ("mm", "bmm", "softmax", "bmm", "mm", "exp")
+    ops = [op(i, name) for i, name in enumerate(other)] + [op(6, "adam", "optimizer")]
+    regions, places, unmatched = carry((0, 0, 0, 1, EAGER), given, ops)
+    assert regions == (0, 0, 0, 0, 0, 1, EAGER)
+    assert places == (0, None, 4, 5)
+    assert unmatched == 3
 
 
 @pytest.mark.parametrize("streams", [([], []), ([], ["mm"]), (["mm"], [])])

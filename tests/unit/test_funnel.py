@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import memwall
 import memwall.funnel
 from memwall.cost import classify
 from memwall.errors import UsageError
 from memwall.funnel import PUBLISHED, Funnel, Level, funnel, operator_sets
+from memwall.fused import fuse
 from memwall.report.funnel import funnel_figure, funnel_markdown, funnel_text
 from memwall.trace import TraceOptions, trace
 from memwall.workload import Workload, resolve
 from tests.unit.one_call import Call, meta
+
+ROOT = Path(__file__).parents[2]
 
 
 def graph_of(function, *inputs, mode="inference", optimizer=None):
@@ -146,6 +153,36 @@ def test_the_operator_sets_of_this_torch():
     assert sets["ATen overloads"] > sets["ATen"] > 1000  # ~2000+ announced
     assert sets["ATen"] > sets["core ATen"] > sets["prims"] > 100  # ~250 announced
     assert sets["loop IR"] > 50  # ~50 announced, 54 in the paper; special functions joined since
+
+
+def test_the_report_says_what_this_torch_does():
+    text = (ROOT / "reports" / "funnel.md").read_text(encoding="utf-8")
+    written = re.search(r"Written with torch ([\d.]+)", text)[1]
+    if written != torch.__version__.partition("+")[0]:
+        pytest.skip(f"reports/funnel.md was written with torch {written}")
+    workload = resolve(str(ROOT / "profiles/bert_layer/model.py"), mode="training")
+    found = funnel(trace(workload, TraceOptions(mode="training"), classify).graph)
+    rows = [
+        [cell.strip() for cell in line.split("|")[2:5]]
+        for line in text.splitlines()
+        if "bert\\_layer" in line
+    ]
+    assert rows[0] == [f"{level.distinct:,}" for level in found.levels]
+    assert rows[1] == [f"{level.calls:,}" for level in found.levels]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+def test_fuse_shows_inductors_levels():
+    """Four layers of x · W, GELU, of which four products, four loops of a load and a store, and eight launches."""
+    record = memwall.profile(
+        nn.Sequential(*[nn.Sequential(nn.Linear(64, 64, bias=False), nn.GELU()) for _ in range(4)]),
+        (torch.randn(256, 64),), gpu="a100",
+    )  # fmt: skip
+    found = fuse(record, [memwall.load_gpu("a100")], ("inductor",)).funnel
+    assert found.level("Inductor graph").ops["aten.mm"] == 4
+    loops = found.level("loop IR").ops
+    assert (loops["erf"], loops["store"], loops["load"]) == (4, 4, 8)  # x is loaded for each of its two uses
+    assert found.level("kernels").calls == 8
 
 
 EXAMPLE = Funnel(

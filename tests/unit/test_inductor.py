@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 import memwall
 from memwall.errors import MissingError, UsageError
+from memwall.fusion.compiled import kernels_of
+from memwall.fusion.inductor import Lowered
 from memwall.fusion.inductor.owners import Launch, own
 from memwall.graph import Graph, Op, Storage, Value, contiguous
 
@@ -268,6 +270,89 @@ def test_attention_by_hand_becomes_one_call_where_torch_sees_it(lower):
 
 
 @needs_triton
+def test_attention_that_stays_written_out_is_noted(lower):
+    x = torch.randn(2, 16, 64)
+    (note,) = lower(traced(Block(), (x,))).notes
+    assert note.startswith("attention is written out by hand")
+    assert lower(traced(Block(), (x,), training=False)).notes == ()
+    assert lower(traced(Mlp(), (x,))).notes == ()
+    # a softmax that stands between no two products is none
+    assert lower(traced(Call(lambda x: (x @ x.mT).softmax(-1).sum(-1)), (x.requires_grad_(),))).notes == ()
+
+
+@needs_triton
+def test_what_is_read_from_memory_is_not_recomputed(lower):
+    """The convolution needs the ReLU's result in memory, so that the pool reads it from there, too."""
+
+    class Stem(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x):
+            x = F.relu(self.first(x), inplace=True)
+            return self.second(x), F.max_pool2d(x, 2)
+
+    graph = traced(Stem(), (torch.randn(4, 3, 64, 64),), training=False)
+    kernels = {graph.ops[i].name: k for k in lower(graph, source=True).kernels for i in k.op_ids}
+    pool, relu = kernels["aten.max_pool2d_with_indices"], kernels["aten.relu_"]
+    assert pool is not relu and pool.recomputes == ()
+    # the only tensor it loads has [4, 8, 64, 64] of fp32, and it writes a quarter of that
+    assert (pool.read_bytes, pool.write_bytes) == (4 * 8 * 64 * 64 * 4, 4 * 8 * 32 * 32 * 4)
+    assert "in_ptr0" in pool.source and "in_ptr1" not in pool.source
+
+
+@needs_triton
+def test_what_two_kernels_compute_is_owned_by_one(lower):
+    """The rows and the columns of 2x + 1 are summed up by kernels that both read x."""
+    graph = traced(
+        Call(lambda x: ((x * 2 + 1).sum(0), (x * 2 + 1).amax(1))), (torch.randn(512, 256),), training=False
+    )
+    names = [op.name for op in graph.ops]
+    assert names == ["aten.mul.Tensor", "aten.add.Tensor", "aten.sum.dim_IntList",
+                     "aten.mul.Tensor", "aten.add.Tensor", "aten.amax"]  # fmt: skip
+    kernels = lower(graph).kernels
+    assert len(kernels) == 2
+    for kernel in kernels:
+        # 2x + 1 is one value to Inductor: the pair that the trace holds twice is one pair, owned or computed again
+        assert {0, 1} <= {*kernel.op_ids, *kernel.recomputes} or {3, 4} <= {
+            *kernel.op_ids,
+            *kernel.recomputes,
+        }
+    # x is read by each, and the splits of the sum over rows pass through memory
+    assert all(kernel.read_bytes >= 512 * 256 * 4 for kernel in kernels)
+
+
+@needs_triton
+def test_the_levels_of_a_gelu(lower):
+    """0.5x · (1 + erf(x · √½)): three products, a sum and an erf of one load."""
+    graph = traced(Call(F.gelu), (torch.randn(64, 64),), training=False)
+    lowered = lower(graph)
+    assert lowered.fx_ops == {"aten.add.Tensor": 1, "aten.erf": 1, "aten.mul.Tensor": 3}
+    arithmetic = {"add": 1, "erf": 1, "mul": 3, "constant": 3, "store": 1}
+    assert {name: lowered.loop_ops[name] for name in arithmetic} == arithmetic
+    assert set(lowered.loop_ops) == {*arithmetic, "load"}
+    assert list(lowered.launches.values()) == [1] and lowered.ir_nodes == 1
+
+
+@needs_triton
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_levels_of_a_whole_graph_from_four_of_its_layers(training, lower):
+    """One compilation of all layers, and one of four whose kernels are repeated, count the same.
+
+    There are no residuals: Inductor adds them up anew in a rhythm of its own, and the four layers have another.
+    """
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(7)]
+    graph = traced(nn.Sequential(*layers), (torch.randn(8, 16, 64),), training=training)
+    whole, short = lower(graph), kernels_of(graph, memwall.load_gpu("a100"))
+    assert len(short.kernels) == len(whole.kernels)
+    assert short.fx_ops == whole.fx_ops
+    assert short.loop_ops == whole.loop_ops
+    assert short.launches == whole.launches
+    assert short.ir_nodes == whole.ir_nodes
+
+
+@needs_triton
 def test_nothing_is_fused_across_regions(lower):
     graph = traced(Call(lambda x: (x.exp() * 2).sin().cos()), (torch.randn(64, 64),), training=False)
     assert [op.name for op in graph.ops] == ["aten.exp", "aten.mul.Tensor", "aten.sin", "aten.cos"]
@@ -319,8 +404,13 @@ def chain(count: int) -> Graph:
 
 
 def triton(name, computes, hands_on=(), reads=(), writes=(), **more) -> Launch:
-    sets = [frozenset(s) for s in (computes, computes, hands_on, reads, writes)]
-    return Launch(name, "triton", *sets, **more)
+    """A launch that comes to the result of each op that it computes: one element, 4 bytes."""
+    sets = [frozenset(s) for s in (reads, writes)]
+    computes = computes if isinstance(computes, dict) else dict.fromkeys(computes, 1)
+    concerns = frozenset((*computes, *hands_on))
+    return Launch(
+        name, "triton", computes, frozenset(computes), dict.fromkeys(hands_on, 4), concerns, *sets, **more
+    )
 
 
 def test_an_op_is_owned_where_its_result_is_written():
@@ -333,11 +423,36 @@ def test_the_first_that_computes_an_op_owns_what_nobody_writes():
     assert [(k.name, k.op_ids, k.recomputes) for k in kernels] == [("a", (0,), ()), ("b", (1,), (0,))]
 
 
+def test_an_op_is_owned_where_most_of_it_is_computed():
+    # the second only casts a weight's gradient that the first made of all rows
+    launches = [triton("rows", {0: 1000}), triton("cast", {0: 8, 1: 8}, {0, 1})]
+    kernels = own(chain(2), range(2), [launches])
+    assert [(k.name, k.op_ids) for k in kernels] == [("rows", (0,)), ("cast", (1,))]
+
+
+def test_what_backward_computes_again_stays_the_forwards():
+    forward, backward = [triton("forward", {0: 1}, {0})], [triton("backward", {0: 100, 1: 100}, {1})]
+    kernels = own(chain(2), range(2), [forward, backward])
+    assert [(k.name, k.op_ids, k.recomputes) for k in kernels] == [
+        ("forward", (0,), ()),
+        ("backward", (1,), (0,)),
+    ]
+
+
+def test_an_equal_op_that_the_kernel_has_no_use_for_is_not_recomputed():
+    # op 0 is what a compiler takes for equal to the numbers that op 2 begins with
+    kernels = own(
+        chain(3), range(3), [[triton("a", {0}, {0}), triton("b", {1}, {1}), triton("c", {0, 2}, {2})]]
+    )
+    assert [(k.op_ids, k.recomputes) for k in kernels] == [((0,), ()), ((1,), ()), ((2,), ())]
+
+
 def test_the_stages_of_a_reduction_are_one_kernel():
     first = triton("stage1", {0}, (), {"x"}, {"partial"}, read_bytes=1000, write_bytes=100)
-    last = triton("stage2", {0}, {0}, {"partial"}, {"out"}, read_bytes=100, write_bytes=4)
+    last = triton("stage2", (), {0}, {"partial"}, {"out"}, read_bytes=100, write_bytes=4)
     (kernel,) = own(chain(1), [0], [[first, last]])
-    assert (kernel.name, kernel.launches, kernel.read_bytes, kernel.write_bytes) == ("stage2", 2, 1100, 104)
+    assert (kernel.name, kernel.launches, kernel.read_bytes, kernel.write_bytes) == ("stage1", 2, 1100, 104)
+    assert kernel.parts == ("stage1", "stage2")
 
 
 def test_an_op_that_vanished_goes_to_its_reader_at_no_cost():
@@ -348,9 +463,29 @@ def test_an_op_that_vanished_goes_to_its_reader_at_no_cost():
 
 
 def test_a_library_call_owns_the_op_though_its_bias_is_added_elsewhere():
-    call = Launch("mm", "extern", *[frozenset({0})] * 2)
+    call = Launch("mm", "extern", {0: 1}, frozenset({0}))
     (first, second) = own(chain(2), range(2), [[call, triton("bias_relu", {0, 1}, {0, 1})]])
-    assert (first.op_ids, second.op_ids, second.recomputes) == ((0,), (1,), (0,))
+    assert (first.op_ids, second.op_ids, second.recomputes) == ((0,), (1,), ())
+
+
+def test_calls_and_kernels_are_counted_where_they_belong():
+    launches = [
+        triton("poi", {0}, {0}, loop_ops={"load": 1, "exp": 1, "store": 1}),
+        triton("poi", {1}, {1}, loop_ops={"load": 2, "add": 1, "store": 1}),
+        triton("poi", {2}, {2}, loop_ops={"load": 1, "exp": 1, "store": 1}),
+    ]
+    fx_ops = {0: {"aten.exp": 1}, 1: {"aten.add.Tensor": 1, "aten.exp": 1}}
+    kernels = own(chain(3), range(3), [launches], fx_ops)
+    assert [kernel.fx_ops for kernel in kernels] == [
+        {"aten.exp": 1},
+        {"aten.add.Tensor": 1, "aten.exp": 1},
+        {},
+    ]
+    # the second does other work under the same name
+    lowered = Lowered(tuple(kernels), {}, ())
+    assert lowered.launches == {"poi": 2, "poi (2)": 1}
+    assert lowered.loop_ops == {"add": 1, "exp": 2, "load": 4, "store": 3}
+    assert lowered.fx_ops == {"aten.add.Tensor": 1, "aten.exp": 2}
 
 
 # -- the process and its errors ----------------------------------------------------------------------------------------
@@ -435,6 +570,24 @@ def test_bfloat16_on_an_old_gpu(gpu, lower):
     with pytest.raises(UsageError, match=r"bfloat16 model to eager .* float16"):
         lower(half, gpu)
     assert lower(traced(module.half(), (x.half(),), training=False), gpu).kernels
+
+
+@needs_triton
+def test_nothing_reaches_the_terminal():
+    code = """
+import torch, memwall
+from memwall.fusion.inductor import lower
+module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Softmax(-1), torch.nn.Linear(64, 64))
+gpu = memwall.load_gpu("a100")  # has TF32, of which Inductor reminds its users
+record = memwall.profile(module, (torch.randn(128, 64),), mode="training", gpu=gpu, loss=lambda y: y.sum())
+assert lower(record.graph, gpu, source=True).kernels
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+        env={**os.environ},
+    )  # fmt: skip
+    assert "TF32" not in done.stderr and "Warning" not in done.stderr.replace("DeprecationWarning", "")
+    assert done.stdout == ""
 
 
 def test_importing_the_policy_loads_no_torch():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -22,7 +22,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import WhyNoFuse
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
@@ -45,12 +45,15 @@ _SETTINGS = {
 class Scheduled:
     """One compiled graph after fusion: the scheduler's nodes in launch order.
 
-    ``sources`` holds, by the name of a node's first buffer, the name and the source of its kernel. ``refusals`` counts
-    why two nodes were not fused, by reason.
+    ``results`` holds what each FX node was lowered to, ``real_names`` the name of the buffer behind that of a mutated
+    one. ``sources`` holds, by the name of a node's first buffer, the name and the source of its kernel. ``refusals``
+    counts why two nodes were not fused, by reason.
     """
 
     nodes: Sequence[Any]
     refusals: Counter[str]
+    results: Mapping[Node, Any]
+    real_names: Mapping[str, str]
     sources: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -208,6 +211,7 @@ def schedule(
     inputs = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     refusals: Counter[str] = Counter()
     sources: dict[str, tuple[str, str]] = {}
+    results: dict[Node, Any] = {}
     found: list[Read] = []
 
     def refuse(why: Any, reason: str, *args: Any) -> None:
@@ -220,12 +224,15 @@ def schedule(
         else:
             lowering.init_wrapper_code()
             lowering._update_scheduler()
-        found.append(read(Scheduled(lowering.scheduler.nodes, refusals, sources)))
+        scheduler = lowering.scheduler
+        names = scheduler.mutation_real_name
+        found.append(read(Scheduled(scheduler.nodes, refusals, results, names, sources)))
         raise _Stop
 
     with (
         patch.object(GraphLowering, "compile_to_module", stop),
         patch.object(WhyNoFuse, "__call__", refuse),
+        _kept_results(results),
         _kept_sources(sources) if source else contextlib.nullcontext(),
         V.set_fake_mode(mode),
         contextlib.suppress(_Stop),
@@ -236,6 +243,19 @@ def schedule(
         )  # fmt: skip
     (result,) = found
     return result
+
+
+@contextlib.contextmanager
+def _kept_results(results: dict[Node, Any]) -> Iterator[None]:
+    """Keep what each FX node is lowered to: a buffer, or a loop that its users inline until it becomes one."""
+    original: Callable[[Any, Node], Any] = GraphLowering.run_node
+
+    def run_node(lowering: Any, node: Node) -> Any:
+        results[node] = original(lowering, node)
+        return results[node]
+
+    with patch.object(GraphLowering, "run_node", run_node):
+        yield
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from memwall.errors import MemwallError, MissingError, UsageError, need
 from memwall.fusion.inductor.owners import Launch, own
 from memwall.fusion.inductor.scope import scope_of
 from memwall.fusion.inductor.types import Lowered, LoweredKernel
+from memwall.fusion.inductor.written_out import note_on
 from memwall.graph import Graph, Op
 from memwall.hardware import Gpu
 
@@ -130,7 +131,7 @@ class _Result:
 
     schedules: dict[tuple[bool, int], list[Launch]] = field(default_factory=dict)
     refusals: Counter[str] = field(default_factory=Counter)
-    fx_ops: Counter[str] = field(default_factory=Counter)
+    fx_ops: dict[int, Counter[str]] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
 
 
@@ -163,18 +164,16 @@ def _compile(
     from memwall.fusion.inductor.compiling import Scheduled, joint_passes, partition, schedule, write_back
     from memwall.fusion.inductor.reading import launches
     from memwall.fusion.inductor.replay import replay
+    from memwall.fusion.inductor.tags import mark_results
 
     mode = FakeTensorMode()
     with mode:
         joint = replay(graph, scope, operators, table, opaque, str(target))
     result.opaque.extend(joint.opaque)
-    result.fx_ops.update(
-        str(n.target).removesuffix(".default")
-        for n in joint.module.graph.nodes
-        if n.op == "call_function" and not str(n.target).startswith("<")
-    )
+    result.fx_ops.update(joint.calls())
     module = joint_passes(joint.module, mode, target, graph.attention)
     adopt(graph, module, scope.op_ids)
+    mark_results(module)
     forward, backward = partition(joint, module, mode)
     visible = write_back(joint, forward)
 
@@ -209,20 +208,23 @@ def _eager(graph: Graph, op: Op) -> Launch:
     alone = frozenset((op.id,))
     read = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.inputs))
     written = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.outputs))
-    return Launch(op.name, "extern", alone, alone, alone, read_bytes=read, write_bytes=written, nodes=0)
+    return Launch(
+        op.name, "extern", {op.id: 1}, alone, {op.id: written}, alone,
+        read_bytes=read, write_bytes=written, nodes=0,
+    )  # fmt: skip
 
 
 def _gathered(graph: Graph, result: _Result) -> Lowered:
     schedules = [result.schedules[key] for key in sorted(result.schedules)]
     compiled = [op.id for op in graph.ops if op.phase != "optimizer"]
-    kernels: list[LoweredKernel] = own(graph, compiled, schedules)
+    kernels: list[LoweredKernel] = own(graph, compiled, schedules, result.fx_ops)
     launched = [launch for schedule in schedules for launch in schedule if launch.kind != "none"]
     called = {launch.library_op.removesuffix(".default") for launch in launched if launch.computes}
     named = (called | set(result.opaque)) - {""}
+    by_library = [op for kernel in kernels if kernel.kind == "extern" for op in kernel.op_ids]
     return Lowered(
         kernels=tuple(kernels),
         why_not_fused=dict(result.refusals.most_common()),
-        ir_nodes=sum(launch.nodes for launch in launched),
-        fx_ops=dict(sorted(result.fx_ops.items())),
         fallbacks=tuple(sorted(name for name in named if classify(name) not in _LIBRARY_CLASSES)),
+        notes=note_on(graph, by_library),
     )

@@ -1,17 +1,17 @@
 """Launches -> kernels that own every op exactly once.
 
 An op that a compiler inlines or computes again shows up in several kernels, one that it takes apart in several too. It
-is owned by the library's kernel that runs it, else by the kernel that writes its result to memory, else by the first
-that computes it; the others recompute it. A launch that owns nothing (the first stage of a split reduction, a change of
-layout) counts as a further launch of the kernel that it works for.
+is owned by the library's kernel that runs it, else by the kernel that comes to its result and computes most of it, in
+the graph that runs first; others that come to its result recompute it. A launch that owns nothing (a stage of a split
+reduction, a change of layout) counts as a further launch of the kernel that it works for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memwall.fusion.inductor.types import LoweredKernel
+from memwall.fusion.inductor.types import LoweredKernel, total
 from memwall.graph import Graph
 
 
@@ -19,22 +19,37 @@ from memwall.graph import Graph
 class Launch:
     """One node of a compiler's schedule.
 
-    ``computes``: ops of which something is computed here; ``shows``: those whose result is; ``hands_on``: those whose
-    result is written to memory here. ``reads`` and ``writes`` name buffers, unique within a schedule.
+    ``computes``: ops of which something is computed here, with the elements of all that is; ``shows``: those whose
+    result is; ``hands_on``: those whose result is written to memory here, with its bytes; ``concerns``: those that the
+    compiler names here, for whatever reason. ``reads`` and ``writes`` name buffers, unique within a schedule. ``nodes``
+    loops are in it, which call ``loop_ops``.
     """
 
     name: str
     kind: str
-    computes: frozenset[int] = frozenset()
+    computes: Mapping[int, int] = field(default_factory=dict)
     shows: frozenset[int] = frozenset()
-    hands_on: frozenset[int] = frozenset()
+    hands_on: Mapping[int, int] = field(default_factory=dict)
+    concerns: frozenset[int] = frozenset()
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
     read_bytes: int = 0
     write_bytes: int = 0
     nodes: int = 1
+    loop_ops: Mapping[str, int] = field(default_factory=dict)
     library_op: str = ""
     source: str = ""
+
+    @property
+    def work(self) -> Hashable:
+        """Equal for launches of one kernel: a library's by name, others by source, or by traffic and calls."""
+        if self.kind in _LIBRARY:
+            return None
+        return self.source or (self.read_bytes, self.write_bytes, tuple(sorted(self.loop_ops.items())))
+
+
+#: Kinds of launches that are not Inductor's own code.
+_LIBRARY = frozenset(("extern", "template"))
 
 
 @dataclass
@@ -43,53 +58,98 @@ class _Kernel:
     op_ids: list[int] = field(default_factory=list)
     others: list[Launch] = field(default_factory=list)
 
-    def lowered(self) -> LoweredKernel:
+    def lowered(
+        self, graph: Graph, by_library: Collection[int], fx_ops: Mapping[int, Mapping[str, int]],
+        names: Mapping[int, str],
+    ) -> LoweredKernel:  # fmt: skip
+        """As plain data. What a library owns is not computed again: what is added to its result is."""
         parts = [self.main, *self.others]
-        computed = set().union(*(part.computes for part in parts))
+        shown = set().union(*(part.shows for part in parts)).difference(self.op_ids, by_library)
         return LoweredKernel(
             name=self.main.name,
             kind=self.main.kind,
             op_ids=tuple(sorted(self.op_ids)),
-            recomputes=tuple(sorted(computed - set(self.op_ids))),
+            recomputes=_used(graph, self.op_ids, shown),
             launches=sum(part.kind != "none" for part in parts),
             read_bytes=sum(part.read_bytes for part in parts),
             write_bytes=sum(part.write_bytes for part in parts),
+            ir_nodes=sum(part.nodes for part in parts if part.kind != "none"),
+            fx_ops=total(fx_ops.get(op, {}) for op in self.op_ids),
+            loop_ops=total(part.loop_ops for part in parts),
+            parts=tuple(names[id(part)] for part in parts if part.kind != "none"),
             source="\n\n".join(dict.fromkeys(part.source for part in parts if part.source)),
         )
 
 
-def own(graph: Graph, op_ids: Iterable[int], schedules: Sequence[Sequence[Launch]]) -> list[LoweredKernel]:
-    """The kernels of some schedules (each one compiled graph, in launch order) that together compute the ops."""
+def _used(graph: Graph, op_ids: Iterable[int], others: Iterable[int]) -> tuple[int, ...]:
+    """Those of some other ops whose results go into the given ops. Equal ops of all layers may be one to a compiler."""
+    storage_of = [value.storage for value in graph.values]
+    taken = {storage_of[i] for op in op_ids for i in graph.ops[op].inputs}
+    found = []
+    for op in sorted(others, reverse=True):
+        if not taken.isdisjoint(storage_of[i] for i in graph.ops[op].outputs):
+            taken.update(storage_of[i] for i in graph.ops[op].inputs)
+            found.append(op)
+    return tuple(sorted(found))
+
+
+def own(
+    graph: Graph,
+    op_ids: Iterable[int],
+    schedules: Sequence[Sequence[Launch]],
+    fx_ops: Mapping[int, Mapping[str, int]] | None = None,
+) -> list[LoweredKernel]:
+    """The kernels of some schedules (each one compiled graph, in launch order) that together compute the ops.
+
+    ``fx_ops`` has the decomposed calls that stand for each op.
+    """
     wanted = sorted(op_ids)
-    launches = [launch for schedule in schedules for launch in schedule if launch.kind != "none"]
-    owner = _first_owners(wanted, launches)
-    kernels = [_Kernel(launch) for launch in launches]
+    running = [[launch for launch in schedule if launch.kind != "none"] for schedule in schedules]
+    owner = _first_owners(wanted, running)
+    kernels = [_Kernel(launch) for schedule in running for launch in schedule]
     for op_id, index in owner.items():
         kernels[index].op_ids.append(op_id)
     _merge_ownerless(schedules, kernels, owner)
     _place_vanished(graph, wanted, kernels, owner)
-    return [kernel.lowered() for kernel in kernels if kernel.op_ids]
+    by_library = {op for kernel in kernels if kernel.main.kind in _LIBRARY for op in kernel.op_ids}
+    names = _names(kernel.main for kernel in kernels)
+    return [kernel.lowered(graph, by_library, fx_ops or {}, names) for kernel in kernels if kernel.op_ids]
 
 
-def _first_owners(wanted: Sequence[int], launches: Sequence[Launch]) -> dict[int, int]:
-    """Op -> index of the launch that owns it, for all ops that some launch computes."""
-    owner: dict[int, int] = {}
-    inside = set(wanted)
-    for kinds, what in _CLAIMS:
-        found: dict[int, int] = {}
-        for index, launch in enumerate(launches):
-            if launch.kind in kinds:
-                for op_id in getattr(launch, what):
-                    found.setdefault(op_id, index)
-        owner = {op: index for op, index in found.items() if op in inside} | owner
-    return owner
+def _names(launches: Iterable[Launch]) -> dict[int, str]:
+    """The ids of launches -> what their kernels are called; kernels of one name that do different work are numbered."""
+    known: dict[str, dict[Hashable, str]] = {}
+    result: dict[int, str] = {}
+    for launch in launches:
+        same = known.setdefault(launch.name, {})
+        name = f"{launch.name} ({len(same) + 1})" if same else launch.name
+        result[id(launch)] = same.setdefault(launch.work, name)
+    return result
 
 
-_LIBRARY = frozenset(("extern", "template"))
-_ANY = _LIBRARY | {"triton", "cpp"}
+def _first_owners(wanted: Sequence[int], schedules: Iterable[Iterable[Launch]]) -> dict[int, int]:
+    """Op -> index of the launch that owns it, for all ops that some launch has to do with: its strongest claim.
 
-#: Who owns an op, the strongest claim first: kinds of launch, and what it has to do with the op.
-_CLAIMS = ((_LIBRARY, "computes"), (_ANY, "hands_on"), (_ANY, "shows"), (_ANY, "computes"))
+    What is computed in one schedule is owned there, though a later one computes it again.
+    """
+    claims: dict[int, tuple[tuple[int, int, int, int], int]] = {}
+    index = 0
+    for number, schedule in enumerate(schedules):
+        for launch in schedule:
+            for op_id in launch.concerns | launch.computes.keys() | launch.hands_on.keys():
+                work, written = launch.computes.get(op_id, 0), launch.hands_on.get(op_id, 0)
+                strength = (_claim(launch, op_id), -number, work, written)
+                if op_id not in claims or strength > claims[op_id][0]:
+                    claims[op_id] = strength, index
+            index += 1
+    return {op_id: claims[op_id][1] for op_id in wanted if op_id in claims}
+
+
+def _claim(launch: Launch, op_id: int) -> int:
+    """How strongly a launch claims an op, by what it has to do with it."""
+    if op_id in launch.computes:
+        return 4 if launch.kind in _LIBRARY else 3 if op_id in launch.shows else 2
+    return 1 if op_id in launch.hands_on else 0
 
 
 def _merge_ownerless(
@@ -107,9 +167,10 @@ def _merge_ownerless(
                 index[id(later)] for later in schedule if id(later) in index and later.reads & launch.writes
             ]
             readers = [into.get(r, r) for r in readers if r != number]
-            related = [r for r in readers if launch.computes & kernels[r].main.computes]
-            owners = [owner[op] for op in sorted(launch.computes, reverse=True) if op in owner]
-            target = next(iter((*related, *owners, *readers)), None)
+            handed = [owner[op] for op in launch.hands_on if op in owner]
+            related = [r for r in readers if launch.concerns & kernels[r].main.concerns]
+            owners = [owner[op] for op in sorted(launch.concerns, reverse=True) if op in owner]
+            target = next(iter((*handed, *related, *owners, *readers)), None)
             if target is None:
                 target = next((i for i in range(number + 1, len(kernels)) if kernels[i].op_ids), None)
             if target is not None:

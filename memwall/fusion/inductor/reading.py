@@ -2,45 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch._inductor import ir
 from torch._inductor.utils import get_fused_kernel_name
+from torch.fx import Node
 
 from memwall.fusion.inductor.compiling import Scheduled
+from memwall.fusion.inductor.computed import computed, holders
 from memwall.fusion.inductor.owners import Launch
 from memwall.fusion.inductor.tags import RESULT, behind_views, ops_of
 
 
 def launches(scheduled: Scheduled) -> list[Launch]:
     """The launches of one schedule, in order."""
-    return [_launch(node, scheduled) for node in scheduled.nodes]
+    parts = [part.node for node in scheduled.nodes for part in node.get_nodes() if part.node is not None]
+    holding = holders(scheduled.results, parts)
+    return [_launch(node, scheduled, holding) for node in scheduled.nodes]
 
 
-def _launch(node: Any, scheduled: Scheduled) -> Launch:
+def _launch(node: Any, scheduled: Scheduled, holding: Mapping[Node, frozenset[str]]) -> Launch:
     parts = list(node.get_nodes())
     buffers = [part.node for part in parts if part.node is not None]
     handed = {behind_views(origin) for b in buffers if (origin := b.get_origin_node()) is not None}
     kind = _kind(node, buffers)
     origins = {origin for b in buffers for origin in b.get_origins()}
     if kind == "extern":
-        origins = _called(buffers, origins, handed)
+        origins = nodes = _called(buffers, origins, handed)
+    else:
+        nodes = computed(buffers, _outside_reads(node, scheduled.real_names), holding)
     name, source = scheduled.sources.get(parts[0].get_name(), (_name(node, kind, buffers), ""))
     return Launch(
         name=name,
         kind=kind,
-        computes=frozenset(op for origin in origins for op in ops_of(origin)),
-        shows=_results(origins),
-        hands_on=_results(handed),
+        computes=_by_op(nodes, _elements),
+        shows=_results(nodes),
+        hands_on=_by_op((n for n in handed if _results([n])), _nbytes),
+        concerns=frozenset(op for origin in origins for op in ops_of(origin)),
         reads=frozenset(dependency.name for dependency in node.read_writes.reads),
         writes=frozenset(output.get_name() for output in node.get_outputs()),
         read_bytes=int(node.get_read_buffer_sizes()) if kind != "none" else 0,
         write_bytes=int(node.get_write_buffer_sizes()) if kind != "none" else 0,
         nodes=len(parts),
+        loop_ops=_loop_ops(parts),
         library_op=_library_op(buffers),
         source=source,
     )
+
+
+def _outside_reads(node: Any, real_names: Mapping[str, str]) -> frozenset[str]:
+    """Names of the buffers that a launch reads and others wrote."""
+    written = {output.get_name() for output in node.get_outputs()}
+    names = (dependency.name for dependency in node.read_writes.reads)
+    return frozenset(real_names.get(name, name) for name in names if name not in written)
+
+
+def _loop_ops(parts: Iterable[Any]) -> Counter[str]:
+    """Calls in the bodies of a launch's loops; those that only begin and end a body do nothing."""
+    total: Counter[str] = Counter()
+    for part in parts:
+        body = getattr(part, "_body", None)
+        if body is not None:
+            total.update(body.op_counts)
+    for name in _ENDS:
+        total.pop(name, None)
+    return total
+
+
+_ENDS = ("output", "placeholder")
 
 
 def _called(buffers: list[Any], origins: set[Any], handed: set[Any]) -> set[Any]:
@@ -53,6 +85,24 @@ def _called(buffers: list[Any], origins: set[Any], handed: set[Any]) -> set[Any]
 def _results(origins: Iterable[Any]) -> frozenset[int]:
     """The ops whose result is among some FX nodes."""
     return frozenset(op for o in origins for op in ops_of(o) if o.meta["custom"].get(RESULT))
+
+
+def _by_op(nodes: Iterable[Node], measure: Callable[[torch.Tensor], int]) -> dict[int, int]:
+    """What some FX nodes make, added up for each op that they are of."""
+    found: dict[int, int] = {}
+    for node in nodes:
+        value = node.meta.get("val")
+        for op in ops_of(node):
+            found[op] = found.get(op, 0) + (measure(value) if isinstance(value, torch.Tensor) else 0)
+    return found
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    return tensor.numel()
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
 
 
 def _kind(node: Any, buffers: list[Any]) -> str:

@@ -6,6 +6,7 @@ FX node carries, under ``meta["custom"]``, the id of the op that it came from; v
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,15 @@ class Joint:
             name = f"{'tangents' if feed.tangent else 'primals'}_{counts[feed.tangent]}"
             result.setdefault(feed.storage, name)
         return result
+
+    def calls(self) -> dict[int, Counter[str]]:
+        """Op -> the calls of each operator that it was decomposed into; views are none."""
+        found: dict[int, Counter[str]] = {}
+        for node in self.module.graph.nodes:
+            op = op_of(node)
+            if op is not None and not str(node.target).startswith("<"):
+                found.setdefault(op, Counter())[str(node.target).removesuffix(".default")] += 1
+        return found
 
     @property
     def forward_outputs(self) -> int:

@@ -46,14 +46,16 @@ _UNSEEN_VIEWS = frozenset(
 
 
 def mark_results(module: GraphModule) -> None:
-    """Mark the nodes of an op that another op, or the caller, takes its result from."""
-    for node in module.graph.nodes:
-        own = op_of(node)
-        if own is not None and any(op_of(user) != own for user in users_behind_views(node)):
+    """Mark the nodes that another op, or the caller, takes an op's result from, where no node of the op is marked."""
+    nodes = [(node, own) for node in module.graph.nodes if (own := op_of(node)) is not None]
+    known = {own for node, own in nodes if node.meta["custom"].get(RESULT)}
+    for node, own in nodes:
+        if own not in known and any(op_of(user) != own for user in users_behind_views(node)):
             node.meta["custom"] = {**node.meta["custom"], RESULT: True}
 
 
 def users_behind_views(node: Node) -> list[Node]:
+    """The nodes that use a node's result, directly or through views of it."""
     found: list[Node] = []
     pending = list(node.users)
     while pending:
