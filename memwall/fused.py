@@ -133,7 +133,8 @@ def fuse(
     """Plan and simulate every policy on every GPU.
 
     Args:
-        policies: None named means ``DEFAULT_POLICIES``; ``inductor`` is then left out, with a note, where it cannot be.
+        policies: beside eager; None named means ``DEFAULT_POLICIES``; ``inductor`` is then left out, with a note, where
+            it cannot be.
         changes: what-ifs.
         capture: what Dynamo made of the model: fusion does not cross its breaks, and they are priced.
         source: keep the source of Inductor's kernels.
@@ -146,7 +147,9 @@ def fuse(
     """
     maker = _Maker(profile, capture, source, say)
     for gpu in gpus:
-        for policy in policies or DEFAULT_POLICIES:
+        for policy in dict.fromkeys(
+            ("eager", *(policies or DEFAULT_POLICIES))
+        ):  # eager is what is saved from
             maker.add(gpu, policy, optional=not policies)
     made = profile.with_simulations(tuple(maker.schedules))
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))

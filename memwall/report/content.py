@@ -303,7 +303,7 @@ def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str) -> Blocks:
     note = "xN: so many equal kernels, their figures summed; bound: speed of light, time: modeled"
     if rest:
         rest_s = sum(r.time_s for r in rest)
-        note = f"and {len(rest):,} more rows, {duration(rest_s)}; {note}"
+        note = f"and {len(rest):,} more row{'s' if len(rest) > 1 else ''}, {duration(rest_s)}; {note}"
     return [kernel_table(f"Top kernels by {sort}", shown, note)]
 
 

@@ -30,6 +30,7 @@ from memwall.report.fusion import (
     missed_table,
     module_table,
     policy_table,
+    rows_left,
     sentences,
 )
 from memwall.report.markdown import to_markdown
@@ -128,7 +129,7 @@ def _policy_section(
     blocks: list[Block] = []
     if by == "module":
         blocks.append(module_table(module_savings(policies, schedule, top=top)))
-    elif groups := group_savings(policies, schedule):
+    elif groups := sorted(group_savings(policies, schedule), key=lambda row: -abs(row.saved_s)):
         blocks.append(group_table(groups[:top], groups[top:]))
     blocks += [*_again_tables(found, schedule), *_refused_tables(refused_by_rule(plan))]
     if missed := missed_fusions(found.profile, schedule, plan, top=MAX_MISSED):
@@ -172,7 +173,7 @@ def _again_tables(found: Fused, schedule: Schedule) -> list[Table]:
         plain_column("runs again", [again for _, (_, again, _) in rows[:MAX_AGAIN]]),
         si_column("not stored", "B", [nbytes for _, (_, _, nbytes) in rows[:MAX_AGAIN]]),
     ]
-    more = f"and {len(rows) - MAX_AGAIN} more rows; " if len(rows) > MAX_AGAIN else ""
+    more = f"and {rows_left(len(rows) - MAX_AGAIN)}; " if len(rows) > MAX_AGAIN else ""
     return [table("Computed again instead of stored", columns, f"{more}{AGAIN_NOTE}")]
 
 

@@ -123,8 +123,13 @@ def group_table(rows: Sequence[Saving], more: Sequence[Saving] = ()) -> Table:
     ]
     note = GROUP_NOTE
     if more:
-        note = f"and {len(more):,} more rows that save {_signed(sum(r.saved_s for r in more))}; {note}"
+        note = f"and {rows_left(len(more))}, {_signed(sum(r.saved_s for r in more))} in sum; {note}"
     return table("Groups by what they save", columns, note)
+
+
+def rows_left(count: int) -> str:
+    """``1 more row``, ``7 more rows``."""
+    return f"{count:,} more row{'s' if count > 1 else ''}"
 
 
 def _signed(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -302,6 +303,8 @@ def test_inductor_where_it_is(run, folder):
     pytest.importorskip("triton", reason="triton is not installed")
     result = run("fuse", "net.py", "--gpu", "a100", "--no-capture", "-q", "--emit", "out")
     assert "── a100-80gb-sxm, inductor: groups and refusals" in result.out
+    for path in (folder / "out").rglob("*.py"):
+        ast.parse(path.read_text())  # no name of the compiler's is left open
     index = json.loads((folder / "out" / "index.json").read_text())
     assert [(entry["gpu"], entry["policy"]) for entry in index["sets"]] == [
         ("a100-80gb-sxm", "inductor"), ("a100-80gb-sxm", "memwall"),

@@ -62,8 +62,8 @@ def test_a_narrow_page_keeps_its_numbers(found):
 
 def test_only_so_many_groups_are_listed(found):
     """The made-up step has more than one group that saves: with one listed, the others are counted."""
-    assert "more rows that save" in render_fused(found, "text", top=1)
-    assert "more rows that save" not in render_fused(found, "text")
+    assert " in sum; " in render_fused(found, "text", top=1)
+    assert " in sum; " not in render_fused(found, "text")
 
 
 def test_a_capture_comes_back_from_its_record():

@@ -267,6 +267,8 @@ def _kept_sources(sources: dict[str, tuple[str, str]]) -> Iterator[None]:
 
     def define(scheduling: Any, code: str, nodes: Any, kernel: Any) -> str:
         name = original(scheduling, code, nodes, kernel)
+        for placeholder in ("Placeholder.KERNEL_NAME", "Placeholder.DESCRIPTIVE_NAME"):
+            code = code.replace(placeholder, name)
         for node in nodes:
             if hasattr(node, "get_name"):
                 sources[node.get_name()] = (name, code)

@@ -83,12 +83,12 @@ class _Kernel:
 
 def _used(graph: Graph, op_ids: Iterable[int], others: Iterable[int]) -> tuple[int, ...]:
     """Those of some other ops whose results go into the given ops. Equal ops of all layers may be one to a compiler."""
-    storage_of = [value.storage for value in graph.values]
-    taken = {storage_of[i] for op in op_ids for i in graph.ops[op].inputs}
+    ops, values = graph.ops, graph.values
+    taken = {values[i].storage for op in op_ids for i in ops[op].inputs}
     found = []
     for op in sorted(others, reverse=True):
-        if not taken.isdisjoint(storage_of[i] for i in graph.ops[op].outputs):
-            taken.update(storage_of[i] for i in graph.ops[op].inputs)
+        if not taken.isdisjoint(values[i].storage for i in ops[op].outputs):
+            taken.update(values[i].storage for i in ops[op].inputs)
             found.append(op)
     return tuple(sorted(found))
 
