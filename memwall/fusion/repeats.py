@@ -213,7 +213,7 @@ def _dependencies(graph: Graph, groups: Sequence[Expanded], owners: Sequence[int
                     before[number].add(owners[last])
             readers.setdefault(storage, set()).update((owner, *others))
         for storage in {storage_of[i] for i in op.outputs}:
-            before[owner] |= readers.pop(storage, nobody)
+            before[owner] |= readers.pop(storage, nobody) - set(others)
             if storage in writer:
                 before[owner].add(owners[writer[storage]])
             writer[storage] = op.id
