@@ -16,7 +16,7 @@ import torch
 import memwall
 from memwall.analysis import short_name
 from memwall.fusion import Group, Plan, eager_plan, plan_graph
-from memwall.fusion.planner import in_order
+from memwall.fusion.order import in_order
 from memwall.fusion.pricing import Pricer
 from memwall.graph import Graph, Op
 from memwall.report.columns import (

@@ -16,9 +16,9 @@ from itertools import accumulate
 from memwall.cost import Cost
 from memwall.errors import UsageError
 from memwall.fusion.flow import Flow
+from memwall.fusion.order import in_order
 from memwall.fusion.placement import Placement
 from memwall.fusion.plan import Group, Plan
-from memwall.fusion.planner import in_order
 from memwall.fusion.pricing import Pricer
 from memwall.graph import Graph
 from memwall.hardware import Gpu

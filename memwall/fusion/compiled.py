@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from memwall.cost import Cost
 from memwall.fusion.inductor import Lowered, LoweredKernel, lower
+from memwall.fusion.order import in_order
 from memwall.fusion.placement import Placement
 from memwall.fusion.plan import Group, Plan
-from memwall.fusion.planner import in_order
 from memwall.fusion.pricing import Pricer
 from memwall.fusion.repeats import shorten
 from memwall.graph import Graph

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from memwall.cost import Cost
 from memwall.fusion.flow import Flow
+from memwall.fusion.order import in_order
 from memwall.fusion.plan import Group, Plan
-from memwall.fusion.planner import in_order
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.graph import PHASES, Graph, Value, distinct_bytes
 from memwall.hardware import Gpu
