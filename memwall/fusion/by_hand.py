@@ -83,12 +83,14 @@ def fuse_by_hand(
     home: dict[int, Unit] = {}
     for pattern in patterns:
         for unit, ops in modules_of(graph, pattern).items():
-            home.update(dict.fromkeys(ops, unit))  # of nested modules the one named last
-    units: dict[Unit, tuple[int, ...]] = {}
+            for op in ops:
+                if op not in home or len(unit[0]) < len(home[op][0]):  # of nested modules the outermost
+                    home[op] = unit
+    units: dict[Unit, list[int]] = {}
     for op, unit in sorted(home.items()):
-        units[unit] = (*units.get(unit, ()), op)
+        units.setdefault(unit, []).append(op)
     pricer = Pricer(graph, costs, gpu)
-    whole = {unit: ops for unit, ops in units.items() if _is_convex(pricer.flow, ops)}
+    whole = {unit: tuple(ops) for unit, ops in units.items() if _is_convex(pricer.flow, ops)}
     refused = [f"{_name(unit)}: what leaves it comes back into it" for unit in units if unit not in whole]
     while True:
         parts = _take_out(plan, whole)

@@ -202,6 +202,12 @@ def test_a_module_in_one_kernel():
     assert found.notes == ()
 
 
+@pytest.mark.parametrize("specs", [("fuse:layers.*", "fuse:*.mlp"), ("fuse:*.mlp", "fuse:layers.*")])
+def test_of_nested_modules_the_outermost_is_one_kernel(specs):
+    both, outer = outcome(mlp(2), *specs), outcome(mlp(2), "fuse:layers.*")
+    assert (both.after.kernels, both.after.dram_bytes) == (outer.after.kernels, outer.after.dram_bytes)
+
+
 def test_our_planner_plans_the_rest_around_it():
     """Two layers: two MLPs by hand, and each add alone, as what it would join is a product or by hand."""
     found = outcome(mlp(2), "fuse:*.mlp", policy="memwall")
