@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,8 +45,10 @@ GPUS = ("a100-80gb-sxm", "h100-sxm")
 POLICIES = ("eager", "memwall", "ideal")
 
 
-def fusion() -> str:
-    """The report as Markdown."""
+def fusion() -> str | None:
+    """The report as Markdown; None without transformers, whose models are part of it."""
+    if find_spec("transformers") is None:
+        return None
     sections = [side_by_side(gpu) for gpu in GPUS]
     sections += [hand_fused_layer(), compiled_inference(), compiler_claims()]
     text = to_markdown(Document("What fusion wins", (introduction(), *sections)))

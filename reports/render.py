@@ -345,7 +345,10 @@ def main(arguments: list[str]) -> int:
     for name, make in TEXTS.items():
         text = make()
         if text is None:
-            print(f"reports/{name} is left as it is: the measured rows are not at hand", file=sys.stderr)
+            print(
+                f"reports/{name} is left as it is: what it needs (measured rows, transformers) is not at hand",
+                file=sys.stderr,
+            )
             continue
         if arguments and (HERE / name).read_text(encoding="utf-8") != text:
             stale.append(name)

@@ -16,7 +16,7 @@ def test_report_is_current(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     text = render.TEXTS[name]()
     if text is None:
-        pytest.skip("the measured rows are not at hand")
+        pytest.skip("what it needs (measured rows, transformers) is not at hand")
     assert text == (ROOT / "reports" / name).read_text(encoding="utf-8"), "run: python reports/render.py"
 
 

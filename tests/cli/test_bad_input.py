@@ -250,7 +250,7 @@ def test_ctrl_c_is_one_line_and_130(folder):
         [sys.executable, "-m", "memwall", "profile", "slow.py", "--gpu", "h100", "-o", "a.json"],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the tests run in the background
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a background job
     )  # fmt: skip
     assert process.stderr is not None
     assert process.stderr.readline() == "ready\n"
