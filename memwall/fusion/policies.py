@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 
 from memwall.cost import Cost
 from memwall.errors import UsageError
-from memwall.fusion.ideal import ideal_plan
 from memwall.fusion.plan import Group, Plan
-from memwall.fusion.planner import memwall_plan
 from memwall.graph import Graph
 from memwall.hardware import Gpu
 
@@ -25,20 +24,21 @@ def eager_plan(
     return Plan("eager", groups)
 
 
-def _inductor_plan(
-    graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None
-) -> Plan:
-    from memwall.fusion.compiled import inductor_plan  # torch: only when it is asked for
+def _planner(module: str, name: str) -> Planner:
+    """A planner that is imported when it first plans; none is needed to read a record, and the compiler needs torch."""
 
-    return inductor_plan(graph, costs, gpu, regions)
+    def plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:
+        return getattr(import_module(module), name)(graph, costs, gpu, regions)
+
+    return plan
 
 
 #: policy name -> planner, in the order in which reports list them
 POLICIES: Mapping[str, Planner] = {
     "eager": eager_plan,
-    "inductor": _inductor_plan,
-    "memwall": memwall_plan,
-    "ideal": ideal_plan,
+    "inductor": _planner("memwall.fusion.compiled", "inductor_plan"),
+    "memwall": _planner("memwall.fusion.planner", "memwall_plan"),
+    "ideal": _planner("memwall.fusion.ideal", "ideal_plan"),
 }
 
 #: policies whose plan is the same on every GPU
