@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p -c '$(NEW_ENOUGH)' 2>/dev/nu
 .PHONY: help demo test gpu check lint types setup clean
 
 help:
-	@echo "make demo    profile BERT-large training on a V100 and an H100; writes build/demo/"
+	@echo "make demo    profile BERT-large training on a V100 and an H100, and what fusion would win; writes build/demo/"
 	@echo "make test    run all tests"
 	@echo "make gpu     run the tests that need an NVIDIA GPU; without one they are skipped, saying so"
 	@echo "make check   lint and types"
@@ -32,6 +32,8 @@ demo: $(STAMP)
 	@mkdir -p build/demo
 	$(BIN)/memwall profile profiles/bert_large/model.py --gpu v100 h100 --mode training \
 	    -o build/demo/bert_large.html -o build/demo/bert_large.png
+	$(BIN)/memwall fuse profiles/bert_large/model.py --gpu v100 h100 --mode training --no-capture \
+	    --policy memwall ideal -o build/demo/fusion.png -o build/demo/fusion.md
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto
