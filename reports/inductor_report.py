@@ -52,29 +52,61 @@ def measure(workload: str, mode: str) -> Row:
 
 
 def explanation(row: Difference) -> str:
-    """Why the two differ, told by what is in the groups."""
-    ours, theirs = [set(group.split(" (again")[0].split("+")) for group in row.ours], row.theirs
-    heads = [text.split(" (again")[0] for text in theirs]
-    apart = [head for head in heads if "+" not in head]
-    again_there = sum("(again" in text for text in theirs)
-    again_here = sum("(again" in text for text in row.ours)
-    if any({"mm", "add"} <= group for group in ours):
-        return "the library's product adds the matrix or bias in its own epilogue; Inductor leaves the add to a kernel"
-    if any(heads.count(h) and "mm+add" in h for h in heads):
-        return "Inductor lets the product add the matrix; here it is fused with other ops"
-    if "sum" in apart and len(theirs) > len(row.ours):
-        return "the gradient of a bias: partial sums in the kernel that makes its input; Inductor reads that again"
-    if any("norm_backward" in head for head in heads) and len(theirs) > len(row.ours):
-        return "a norm's gradients for input and weight: one kernel with partial sums; Inductor makes two or three"
-    if len(theirs) > len(row.ours):
-        return "Inductor makes more kernels of it: its loops differ, or it found no shared data"
-    if len(theirs) < len(row.ours):
-        return "Inductor makes fewer kernels of it"
-    if again_there and not again_here:
-        return "Inductor computes a value again that we store"
-    if again_here and not again_there:
-        return "we compute a value again that Inductor stores"
-    return "the same kernels, with other values stored: a neighbour computes one again"
+    """What the two do differently, told by the ops in their groups: the first of :data:`CLASSES` that fits."""
+    ours, theirs = ([text.split(" (again")[0].split("+") for text in side] for side in (row.ours, row.theirs))
+    again = [sum("(again" in text for text in side) for side in (row.ours, row.theirs)]
+    if sorted(ours) == sorted(theirs):
+        if again[0] == again[1]:
+            return "the same kernels; what one of the plans stores here, other kernels of the other compute again"
+        who = (
+            "Inductor computes a value again that we store"
+            if again[1] > again[0]
+            else "we compute again what it stores"
+        )
+        return f"the same kernels; {who}"
+    return next(text for fits, text in CLASSES if fits(ours, theirs))
+
+
+def _together(groups: list[list[str]], *names: str) -> bool:
+    return any(set(names) <= set(group) for group in groups)
+
+
+#: (whether it is this class, given the ops of our groups and of Inductor's; what differs), most telling first
+CLASSES = (
+    (
+        lambda ours, theirs: _together(ours, "mm", "add") and not _together(theirs, "mm", "add"),
+        "the library's product adds the matrix or bias by itself; Inductor leaves the add to a kernel",
+    ),
+    (
+        lambda ours, theirs: ["sum"] in theirs and ["sum"] not in ours,
+        "the gradient of a bias: partial sums in the kernel that makes its input; Inductor has a kernel that reads it",
+    ),
+    (
+        lambda ours, theirs: _together(ours, "sum", "pow", "div") and len(theirs) > len(ours),
+        "gradients of a norm that is spelled out: we sum the weight's beside the rows, Inductor in a kernel before",
+    ),
+    (
+        lambda ours, theirs: _together(ours, "native_batch_norm_backward") and len(theirs) > len(ours),
+        "what a batch norm's gradient reads: we make it in both of its passes, Inductor stores it by another kernel",
+    ),
+    (
+        lambda ours, theirs: _together(ours, "native_group_norm") and len(theirs) > len(ours),
+        "a group norm over long rows: one kernel here; Inductor has one for its sums and applies them in the next",
+    ),
+    (
+        lambda ours, theirs: (
+            len(theirs) < len(ours)
+            and any(sum("batch_norm" in name for name in group) > 1 for group in theirs)
+        ),
+        "two batch norms: Inductor makes them in one go; our rules keep the sums of two reductions apart",
+    ),
+    (
+        lambda ours, theirs: any("index_add" in group or "index_put" in group for group in (*ours, *theirs)),
+        "a scatter: we take along what makes its source and fill its target apart; Inductor calls a library for it, or"
+        " takes the fill along",
+    ),
+    (lambda ours, theirs: True, "cut at another place: the groups stand beside this"),
+)
 
 
 def report(rows: list[Row]) -> str:
