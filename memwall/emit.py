@@ -1,8 +1,9 @@
 """Plan → a folder of kernels: one file for each distinct group, with what it does and costs in a comment at its head.
 
-Under the ``inductor`` policy a file holds the Triton source of the kernel; under ``memwall``, and for library kernels,
-the ops one by one as a function that can be run (:mod:`memwall.reference`). ``index.json`` says which file each launch
-of a step runs and on which values of the graph; ``README.md`` lists the files.
+A file holds the Triton source of the kernel: under ``inductor`` the compiler's, under ``memwall`` our own
+(:mod:`memwall.codegen`). Library kernels, and groups that nothing is generated for, stand there as the ops one by one,
+in a function that can be run (:mod:`memwall.reference`). ``index.json`` says which file each launch of a step runs and
+on which values of the graph; ``README.md`` lists the files.
 """
 
 from __future__ import annotations
@@ -17,19 +18,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memwall._version import __version__
 from memwall.analysis import collapse, short_name
+from memwall.codegen import NotGenerated, generate
 from memwall.errors import UsageError
 from memwall.files import read_json
 from memwall.fusion import Group, Plan
 from memwall.fusion.flow import Flow
+from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.graph import Graph
+from memwall.hardware import Gpu
 from memwall.profile import Profile
 from memwall.roofline import Estimate
 from memwall.simulate import Schedule
 from memwall.units import duration, flops, size
+
+if TYPE_CHECKING:
+    from memwall.fusion.inductor.calls import Operators
 
 SCHEMA = "memwall.emit/1"
 INDEX, README = "index.json", "README.md"
@@ -53,6 +60,7 @@ class _Kernel:
 
     group: Group
     body: str
+    how: str
     launches: list[tuple[Group, Estimate, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
 
 
@@ -87,25 +95,46 @@ def kernel_files(profile: Profile, simulated: Sequence[tuple[Plan, Schedule]]) -
 def _distinct(graph: Graph, plan: Plan, schedule: Schedule) -> list[_Kernel]:
     """The kernels in order of their first launch, each with all launches."""
     from memwall.fusion.inductor.calls import Operators  # torch: for its operators' schemas
-    from memwall.reference import NoReference, reference
 
     flow, operators = Flow.of(graph), Operators()
     found: dict[tuple, _Kernel] = {}
     for group, kernel in zip(plan.groups, schedule.kernels, strict=True):
-        inputs, outputs = group.reads, group.writes
-        if group.source:
-            body = group.source.rstrip() + "\n"
-        else:
-            try:
-                text = reference(graph, flow, group, operators)
-                body, inputs, outputs = text.source, text.inputs, text.outputs
-            except NoReference as error:
-                body = f"# Not written out: {error}.\n"
+        written = _written(graph, flow, group, schedule.gpu if plan.policy == "memwall" else None, operators)
         work = (kernel.read_bytes, kernel.write_bytes, kernel.flops, kernel.launches)
         names = tuple([graph.ops[i].name for i in group.op_ids])
-        one = found.setdefault((body, names, work), _Kernel(group, body))
-        one.launches.append((group, kernel, inputs, outputs))
+        one = found.setdefault((written.body, names, work), _Kernel(group, written.body, written.how))
+        one.launches.append((group, kernel, written.inputs, written.outputs))
     return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The text of a file below its head, the values that ``run()`` takes and returns, and how it came to be."""
+
+    body: str
+    how: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def _written(graph: Graph, flow: Flow, group: Group, gpu: Gpu | None, operators: Operators) -> _Written:
+    from memwall.reference import NoReference, reference
+
+    if group.source:
+        return _Written(f"{group.source.rstrip()}\n", "Inductor's Triton kernel", group.reads, group.writes)
+    how = "calls of torch's operators"
+    ops = [graph.ops[i] for i in (*group.op_ids, *group.recomputes)]
+    if gpu is not None and (len(ops) > 1 or ops[0].op_class not in MATRIX_CLASSES):
+        try:
+            kernel = generate(graph, flow, group, gpu)
+            return _Written(kernel.source, f"Triton kernel, {kernel.schedule}", kernel.inputs, kernel.outputs)
+        except NotGenerated as error:
+            how += f", as no kernel is generated: {error}"
+    try:
+        text = reference(graph, flow, group, operators)
+    except NoReference as error:
+        return _Written(f"# Not written out: {error}.\n", "not written out", group.reads, group.writes)
+    return _Written(text.source, how, text.inputs, text.outputs)
 
 
 def _file_name(graph: Graph, kernel: _Kernel) -> str:
@@ -130,6 +159,7 @@ def _head(profile: Profile, schedule: Schedule, kernel: _Kernel, number: str) ->
     times = f" (mean of {count}, {duration(total_s)} together)" if count > 1 else ""
     facts = [
         ("kernel", f"{number}, launched by policy {schedule.policy} on {schedule.gpu.name}"),
+        ("source", kernel.how),
         ("workload", f"{profile.workload.name}, {profile.workload.mode}, {graph.ops[group.op_ids[0]].phase}"),
         ("module", _modules(graph, kernel)),
         ("repeats", f"{count} a step, {estimate.launches} launch{'es' * (estimate.launches > 1)} each"),
@@ -174,7 +204,7 @@ def _set(schedule: Schedule, kernels: Sequence[_Kernel], names: Sequence[str]) -
     for number, (name, kernel) in enumerate(zip(names, kernels, strict=True)):
         first = kernel.launches[0][1]
         rows.append({
-            "file": name, "repeats": len(kernel.launches), "launches": first.launches,
+            "file": name, "source": kernel.how, "repeats": len(kernel.launches), "launches": first.launches,
             "read_bytes": first.read_bytes, "write_bytes": first.write_bytes, "flops": first.flops,
             "time_s": sum(e.time_s for _, e, _, _ in kernel.launches), "bound_s": first.bound_s,
         })  # fmt: skip

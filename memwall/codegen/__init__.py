@@ -1,0 +1,38 @@
+"""Group → Triton source, from tables: see :mod:`memwall.codegen.kernel` for what a kernel is."""
+
+from __future__ import annotations
+
+from memwall.codegen.generate import generate_nests
+from memwall.codegen.kernel import Kernel, Launch, NotGenerated
+from memwall.fusion.flow import Flow
+from memwall.fusion.plan import Group
+from memwall.graph import Graph
+from memwall.hardware import Gpu
+
+__all__ = ["Kernel", "Launch", "NotGenerated", "generate"]
+
+_CONTRACTIONS = ("contraction", "convolution", "attention")
+
+
+def generate(graph: Graph, flow: Flow, group: Group, gpu: Gpu) -> Kernel:
+    """The Triton source of a group of the ``memwall`` policy, for a GPU.
+
+    Raises:
+        NotGenerated: no kernel is generated for it; says why.
+    """
+    ops = [graph.ops[i] for i in (*group.op_ids, *group.recomputes)]
+    unnamed = next((op.name for op in ops if len(op.arguments) != len(op.inputs)), None)
+    if unnamed:
+        raise NotGenerated(f"the record does not name the arguments of {unnamed}")
+    classes = {op.op_class for op in ops}
+    if "contraction" in classes:
+        from memwall.codegen.gemm import gemm_kernel
+
+        return gemm_kernel(graph, flow, group, gpu)
+    if classes & set(_CONTRACTIONS):
+        raise NotGenerated("the vendor's library keeps it")
+    if any(op.name.startswith(("aten._foreach_", "aten._fused_adam", "aten._fused_sgd")) for op in ops):
+        from memwall.codegen.multi import multi_kernel
+
+        return multi_kernel(graph, flow, group, gpu)
+    return generate_nests(graph, flow, group, gpu)

@@ -1,0 +1,99 @@
+"""Block sizes and warps from a GPU's numbers: enough bytes in flight, few enough registers.
+
+A multiprocessor keeps DRAM busy while ``bandwidth × latency`` bytes are in flight on the chip (Little's law); its
+threads hold the elements that they work on in registers, of which there are 64 Ki of 32 bits (CUDA C++ programming
+guide, all of compute capability 5.0 to 12.0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memwall.codegen.writing import next_power_of_2
+from memwall.hardware import Gpu
+
+#: 32-bit registers of a multiprocessor
+REGISTERS = 64 * 1024
+#: from a load's issue to its data, all caches missed (about 600-800 ns on V100 to H100 under load)
+LATENCY_S = 700e-9
+#: bytes that a thread loads in one instruction
+VECTOR_BYTES = 16
+WARP = 32
+#: registers of a thread that hold no elements: addresses, masks, loop counters
+OTHER_REGISTERS = 28
+MAX_WARPS = 16
+
+
+@dataclass(frozen=True)
+class RowBlocks:
+    """Tile of a row kernel: rows and columns at a time, warps; ``persistent`` where a row fits in one tile."""
+
+    rows: int
+    cols: int
+    warps: int
+    persistent: bool
+
+
+def bytes_in_flight(gpu: Gpu) -> float:
+    """Bytes that each multiprocessor must have asked for at any time."""
+    return gpu.dram_bytes_per_s * LATENCY_S / max(gpu.sm_count, 1)
+
+
+def pointwise_block(numel: int, itemsize: int, loads: int, gpu: Gpu) -> tuple[int, int]:
+    """Elements and warps of a block: each thread loads one vector of the widest tensor, two where few are loaded."""
+    per_thread = max(VECTOR_BYTES // max(itemsize, 1), 1)
+    threads_per_sm = 1536
+    in_flight = threads_per_sm * per_thread * itemsize * max(loads, 1)
+    if in_flight < bytes_in_flight(gpu) and per_thread * 2 <= 16:
+        per_thread *= 2
+    warps = 4 if loads < 6 else 8
+    block = per_thread * warps * WARP
+    programs = -(-numel // block)
+    while programs < 2 * gpu.sm_count and warps > 1:
+        warps //= 2
+        block //= 2
+        programs = -(-numel // block)
+    return max(block, 1), warps
+
+
+def row_blocks(rows: int, cols: int, live: int, gpu: Gpu) -> RowBlocks:
+    """The tile of a row kernel in which ``live`` elements of each place are held at once.
+
+    A row stays on chip if its live elements fill at most half of the register file, so that two blocks can run.
+    """
+    width = next_power_of_2(max(cols, 1))
+    if width * live <= REGISTERS // 2:
+        height = max(1, min(1024 // width, next_power_of_2(max(rows // (4 * gpu.sm_count), 1))))
+        return RowBlocks(height, width, _warps(width * height, live), True)
+    width = 2048 if live <= 8 else 1024
+    return RowBlocks(1, width, 8 if live <= 8 else 16, False)
+
+
+def _warps(elements: int, live: int) -> int:
+    """Warps for a tile: at most 16 elements in a thread, and registers for all that are live."""
+    warps = 1
+    while warps < MAX_WARPS:
+        per_thread = elements / (warps * WARP)
+        registers = min(255, REGISTERS // (warps * WARP))
+        if per_thread <= 8 and per_thread * live + OTHER_REGISTERS <= registers // 2 + OTHER_REGISTERS:
+            break
+        warps *= 2
+    return warps
+
+
+def column_blocks(
+    kept: int, reduced: int, live: int, kept_is_contiguous: bool, gpu: Gpu
+) -> tuple[int, int, int, int]:
+    """(kept, reduced, stripes, warps) of a tile that adds up over an axis, and how many programs share the axis."""
+    budget = max(1024, min(4096, REGISTERS // (4 * max(live, 1))))
+    budget = 1 << (budget.bit_length() - 1)
+    if kept_is_contiguous:
+        across = min(next_power_of_2(kept), 64)
+        down = max(1, min(budget // across, next_power_of_2(max(reduced, 1))))
+    else:
+        down = min(next_power_of_2(max(reduced, 1)), budget)
+        across = max(1, min(next_power_of_2(kept), budget // down))
+    columns = -(-kept // across)
+    wanted = -(-4 * gpu.sm_count // columns)
+    stripes = max(1, min(wanted, -(-reduced // (4 * down)) if reduced else 1))
+    return across, down, stripes, 4 if across * down <= 2048 else 8

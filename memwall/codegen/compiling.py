@@ -1,0 +1,279 @@
+"""Kernels compiled ahead of time for a GPU that need not be there: registers, spills, shared memory, occupancy.
+
+Child processes compile, two at a time (:mod:`memwall.codegen.compile_worker`); a compiler that fails, crashes or takes
+too long loses that kernel alone. What a launch takes is kept in a folder of small files, named by the hash of all that
+it depends on: the source, the launch, the architecture and Triton's version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from memwall.codegen.kernel import Kernel, Launch
+from memwall.codegen.load import source_hash
+from memwall.codegen.occupancy import CHIPS, architecture_of, occupancy
+from memwall.errors import MissingError, UsageError
+from memwall.files import read_json, write_whole
+from memwall.hardware import Gpu
+
+#: seconds that the compiler may take for one launch; a kernel that spills much takes minutes
+LIMIT_S = 120.0
+#: compilers at a time
+WORKERS = 2
+#: goes up when what is read back changes: older results are then not used
+FORMAT = 1
+
+_CHILD = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+    " from memwall.codegen.compile_worker import main; main()"
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one launch takes on an architecture: registers, spills and stack of a thread, shared memory of a block.
+
+    ``spilled_bytes`` are registers written to local memory and read back. ``occupancy`` is the share of the warps that
+    a multiprocessor can hold, ``limited_by`` what limits it. ``status`` is ``ok``, ``failed``, or ``vendor library``
+    where a contraction is left to it; ``reason`` says why.
+    """
+
+    function: str
+    architecture: str
+    num_warps: int
+    registers: int = 0
+    spilled_bytes: int = 0
+    stack_bytes: int = 0
+    shared_bytes: int = 0
+    occupancy: float = 0.0
+    limited_by: str = ""
+    status: str = "ok"
+    reason: str = ""
+
+
+def compile_kernel(kernel: Kernel, target: str | Gpu, **options: Any) -> tuple[Resources, ...]:
+    """What each launch of a kernel takes on a GPU or an architecture (``sm_90``); ``options`` as for
+    :func:`compile_all`."""
+    architecture = architecture_of(target) if isinstance(target, Gpu) else target
+    return compile_all([(kernel, architecture)], **options)[0]
+
+
+def compile_all(
+    pairs: Sequence[tuple[Kernel, str]],
+    *,
+    cache: Path | None = None,
+    workers: int = WORKERS,
+    limit_s: float = LIMIT_S,
+    say: Say = lambda message: None,
+) -> list[tuple[Resources, ...]]:
+    """What each launch of some kernels takes, each on an architecture.
+
+    Args:
+        cache: folder of earlier results; None takes :func:`default_cache`.
+        workers: compilers at a time.
+        limit_s: seconds that one launch may take.
+        say: called with one-line messages.
+
+    Raises:
+        MissingError: there is no Triton.
+    """
+    version = triton_version()
+    folder = default_cache() if cache is None else cache
+    jobs: dict[str, tuple[Kernel, Launch, str]] = {}
+    keys: list[list[str]] = []
+    for kernel, architecture in pairs:
+        own = [] if is_vendors(kernel, architecture) else list(kernel.launches)
+        keys.append([_key(kernel, launch, architecture, version) for launch in own])
+        jobs.update(zip(keys[-1], ((kernel, launch, architecture) for launch in own), strict=True))
+    answers = {key: found for key in jobs if (found := _cached(folder, key)) is not None}
+    missing = [key for key in jobs if key not in answers]
+    for number, (key, answer) in enumerate(_answers(missing, jobs, workers, limit_s), start=1):
+        answers[key] = answer
+        _keep(folder, key, answer)
+        kernel, _, architecture = jobs[key]
+        say(f"compiling {kernel.name} for {architecture}, {number:,} of {len(missing):,}")
+    return [
+        tuple(_resources(launch, architecture, answers[key]) for launch, key in zip(kernel.launches, own, strict=True))
+        if own
+        else tuple(_vendors(launch, architecture) for launch in kernel.launches)
+        for (kernel, architecture), own in zip(pairs, keys, strict=True)
+    ]  # fmt: skip
+
+
+def is_vendors(kernel: Kernel, architecture: str) -> bool:
+    """Whether a kernel is a contraction on an architecture whose tensor cores Triton does not use."""
+    number = architecture.removeprefix("sm_")
+    return "matmul" in kernel.schedule and number.isdigit() and int(number) < 80
+
+
+def default_cache() -> Path:
+    """Where results are kept: ``MEMWALL_CACHE``, else the user's cache folder."""
+    own = os.environ.get("MEMWALL_CACHE")
+    if own:
+        return Path(own) / "compiled"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwall" / "compiled"
+
+
+def triton_version() -> str:
+    """The version of Triton.
+
+    Raises:
+        MissingError: there is none.
+    """
+    if importlib.util.find_spec("triton") is None:
+        raise MissingError(
+            "kernels are compiled by Triton, which is not installed: pip install 'memwall[triton]'"
+        )
+    return importlib.metadata.version("triton")
+
+
+# -- what an answer means ----------------------------------------------------------------------------------------------
+
+
+def _vendors(launch: Launch, architecture: str) -> Resources:
+    reason = f"Triton has no tensor-core path for {architecture}"
+    return Resources(launch.function, architecture, launch.num_warps, status="vendor library", reason=reason)
+
+
+def _resources(launch: Launch, architecture: str, answer: Mapping[str, Any]) -> Resources:
+    if "error" in answer:
+        return Resources(
+            launch.function, architecture, launch.num_warps, status="failed", reason=answer["error"]
+        )
+    numbers = {name: answer[name] for name in ("registers", "spilled_bytes", "stack_bytes", "shared_bytes")}
+    found = occupancy(architecture, launch.num_warps, numbers["registers"], numbers["shared_bytes"])
+    failed = "" if found.blocks else f"a block takes more {found.limited_by} than it may"
+    return Resources(
+        launch.function, architecture, launch.num_warps, **numbers, occupancy=found.share,
+        limited_by=found.limited_by, status="failed" if failed else "ok", reason=failed,
+    )  # fmt: skip
+
+
+# -- results that are kept ---------------------------------------------------------------------------------------------
+
+
+def _key(kernel: Kernel, launch: Launch, architecture: str, version: str) -> str:
+    depends = {**asdict(launch), "grid": None, "source": source_hash(kernel.source), "format": FORMAT,
+               "architecture": architecture, "triton": version}  # fmt: skip
+    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _cached(folder: Path, key: str) -> dict[str, Any] | None:
+    with suppress(UsageError):  # absent or damaged: compiled again
+        found = read_json(folder / f"{key}.json")
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _keep(folder: Path, key: str, answer: Mapping[str, Any]) -> None:
+    """Keep what a compiler said, not that it took too long; a cache that cannot be written is none."""
+    if "error" not in answer:
+        with suppress(OSError, UsageError):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / f"{key}.json", json.dumps(answer, sort_keys=True))
+
+
+# -- compilers in children ---------------------------------------------------------------------------------------------
+
+
+def _answers(
+    keys: Sequence[str], jobs: Mapping[str, tuple[Kernel, Launch, str]], workers: int, limit_s: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The answers to some jobs, as they come."""
+    count = min(workers, len(keys))
+    with tempfile.TemporaryDirectory(prefix="memwall-", ignore_cleanup_errors=True) as scratch:
+        pool = [_Compiler(Path(scratch) / str(number), limit_s) for number in range(count)]
+        free: SimpleQueue[_Compiler] = SimpleQueue()
+        for compiler in pool:
+            free.put(compiler)
+
+        def answer(key: str) -> dict[str, Any]:
+            compiler = free.get()
+            try:
+                return compiler.compile(*jobs[key])
+            finally:
+                free.put(compiler)
+
+        threads = ThreadPoolExecutor(max(count, 1))
+        try:
+            futures = {threads.submit(answer, key): key for key in keys}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:  # interrupted or done: nothing more is begun, and what runs is ended
+            threads.shutdown(wait=False, cancel_futures=True)
+            for compiler in pool:
+                compiler.close()
+
+
+class _Compiler:
+    """One child process with a folder of its own, started when it is needed and again when it was lost."""
+
+    def __init__(self, scratch: Path, limit_s: float) -> None:
+        self.scratch, self.limit_s = scratch, limit_s
+        self.process: subprocess.Popen[str] | None = None
+
+    def compile(self, kernel: Kernel, launch: Launch, architecture: str) -> dict[str, Any]:
+        self.scratch.mkdir(exist_ok=True)
+        path = self.scratch / f"{source_hash(kernel.source)}.py"
+        path.write_text(kernel.source, encoding="utf-8")
+        warp_size = CHIPS[architecture].warp_size
+        backend = "hip" if architecture.startswith("gfx") else "cuda"
+        return self._ask({
+            "source": str(path), "function": launch.function, "arguments": launch.arguments,
+            "constants": dict(launch.constants), "num_warps": launch.num_warps, "num_stages": launch.num_stages,
+            "backend": backend, "architecture": architecture, "warp_size": warp_size,
+        })  # fmt: skip
+
+    def _ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        process = self.process = self.process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            ready, _, _ = select.select([process.stdout], [], [], self.limit_s)
+            line = process.stdout.readline() if ready else None
+        except (BrokenPipeError, ValueError):  # it was gone already, or is being closed
+            line = ""
+        if line:
+            return json.loads(line)
+        self.close()
+        if line is None:
+            return {"error": f"not compiled within {self.limit_s:.0f} s"}
+        return {"error": f"the compiler ended (exit {process.returncode})"}
+
+    def _start(self) -> subprocess.Popen[str]:
+        environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+        environment |= {"TRITON_CACHE_DIR": str(self.scratch / "triton"), "TRITON_ALWAYS_COMPILE": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-c", _CHILD, json.dumps(sys.path)], env=environment, text=True, encoding="utf-8",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the child and the programs that it started."""
+        process, self.process = self.process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(BrokenPipeError):
+                    pipe.close()  # type: ignore[union-attr]  # both were asked for

@@ -1,0 +1,123 @@
+"""How numbers are put together: in one tile, lane by lane over a loop, and at its end.
+
+A tile is ``[XBLOCK, RBLOCK]``; results are ``[XBLOCK, 1]``. ``moments`` gives mean and sum of squared deviations by
+Welford's steps in each lane, lanes joined as Chan, Golub and LeVeque do (1983); ``softmax`` gives the maximum and the
+sum of exponentials below it in one pass (Milakov and Gimelshein, 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from memwall.codegen.tensors import Body, triton_dtype
+
+TILE = "[XBLOCK, RBLOCK]"
+MINUS_INFINITY = 'float("-inf")'
+INFINITY = 'float("inf")'
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``identities`` of the numbers that a lane keeps (``lanes``), in the order of its names.
+
+    ``tile(body, value, mask)`` reduces one tile, ``step(body, lanes, value, mask)`` gives the lanes after another tile
+    and ``join(body, lanes)`` the results. ``parts`` are the lanes that a stripe hands on, the rest is known.
+    """
+
+    identities: tuple[str, ...]
+    tile: Callable[[Body, str, str], list[str]]
+    step: Callable[[Body, Sequence[str], str, str], list[str]]
+    join: Callable[[Body, Sequence[str]], list[str]]
+
+
+def _sum_tile(body: Body, value: str, mask: str) -> list[str]:
+    return [f"tl.sum(tl.where({mask}, {value}, 0), axis=1)[:, None]"]
+
+
+def _sum_step(body: Body, lanes: Sequence[str], value: str, mask: str) -> list[str]:
+    return [f"{lanes[0]} + tl.where({mask}, {value}, 0)"]
+
+
+def _sum_join(body: Body, lanes: Sequence[str]) -> list[str]:
+    return [f"tl.sum({lanes[0]}, axis=1)[:, None]"]
+
+
+def _extremum(function: str, identity: str) -> Kind:
+    reduce = {"maximum": "tl.max", "minimum": "tl.min"}[function]
+
+    def tile(body: Body, value: str, mask: str) -> list[str]:
+        return [_whole(body, f"tl.where({mask}, {value}, {identity})")]
+
+    def _whole(body: Body, text: str) -> str:
+        """Of a row: not a number where any of it is none."""
+        lanes = body.name(text)
+        none = f"tl.max(({lanes} != {lanes}).to(tl.int32), axis=1)[:, None]"
+        return f'tl.where({none} > 0, float("nan"), {reduce}({lanes}, axis=1)[:, None])'
+
+    def step(body: Body, lanes: Sequence[str], value: str, mask: str) -> list[str]:
+        return [
+            f"tl.{function}({lanes[0]}, tl.where({mask}, {value}, {identity}), propagate_nan=tl.PropagateNan.ALL)"
+        ]
+
+    return Kind((identity,), tile, step, lambda body, lanes: [_whole(body, lanes[0])])
+
+
+def _moments_tile(body: Body, value: str, mask: str) -> list[str]:
+    count = body.name(f"tl.sum(({mask}).to(tl.float32), axis=1)[:, None]")
+    mean = body.name(f"tl.sum(tl.where({mask}, {value}, 0), axis=1)[:, None] / tl.maximum({count}, 1.0)")
+    apart = body.name(f"tl.where({mask}, {value} - {mean}, 0)")
+    return [mean, f"tl.sum({apart} * {apart}, axis=1)[:, None]"]
+
+
+def _moments_step(body: Body, lanes: Sequence[str], value: str, mask: str) -> list[str]:
+    mean, squares, count = lanes
+    more = body.name(f"{count} + ({mask}).to(tl.float32)")
+    apart = body.name(f"tl.where({mask}, {value} - {mean}, 0)")
+    moved = body.name(f"{mean} + {apart} / tl.maximum({more}, 1.0)")
+    return [moved, f"{squares} + {apart} * tl.where({mask}, {value} - {moved}, 0)", more]
+
+
+def _moments_join(body: Body, lanes: Sequence[str]) -> list[str]:
+    mean, squares, count = lanes
+    total = body.name(f"tl.maximum(tl.sum({count}, axis=1)[:, None], 1.0)")
+    middle = body.name(f"tl.sum({mean} * {count}, axis=1)[:, None] / {total}")
+    apart = body.name(f"{mean} - {middle}")
+    return [middle, f"tl.sum({squares} + {count} * {apart} * {apart}, axis=1)[:, None]"]
+
+
+def _softmax_tile(body: Body, value: str, mask: str) -> list[str]:
+    most = body.name(f"tl.max(tl.where({mask}, {value}, {MINUS_INFINITY}), axis=1)[:, None]")
+    return [most, f"tl.sum(tl.where({mask}, tl.exp({value} - {most}), 0), axis=1)[:, None]"]
+
+
+def _softmax_step(body: Body, lanes: Sequence[str], value: str, mask: str) -> list[str]:
+    most, total = lanes
+    more = body.name(f"tl.maximum({most}, tl.where({mask}, {value}, {MINUS_INFINITY}))")
+    before = f"tl.where({most} == {MINUS_INFINITY}, 0, {total} * tl.exp({most} - {more}))"
+    fresh = f"tl.where(({mask}) & ({value} != {MINUS_INFINITY}), tl.exp({value} - {more}), 0)"
+    return [more, f"{before} + {fresh}"]
+
+
+def _softmax_join(body: Body, lanes: Sequence[str]) -> list[str]:
+    most, total = lanes
+    top = body.name(f"tl.max({most}, axis=1)[:, None]")
+    scaled = f"{total} * tl.exp({most} - {top})"
+    return [top, f"tl.sum(tl.where({most} == {MINUS_INFINITY}, {total}, {scaled}), axis=1)[:, None]"]
+
+
+KINDS: Mapping[str, Kind] = {
+    "sum": Kind(("0",), _sum_tile, _sum_step, _sum_join),
+    "max": _extremum("maximum", MINUS_INFINITY),
+    "min": _extremum("minimum", INFINITY),
+    "moments": Kind(("0", "0", "0"), _moments_tile, _moments_step, _moments_join),
+    "softmax": Kind((MINUS_INFINITY, "0"), _softmax_tile, _softmax_step, _softmax_join),
+}
+
+#: results of a kind; the lanes beyond are counts
+RESULTS: Mapping[str, int] = {"sum": 1, "max": 1, "min": 1, "moments": 2, "softmax": 2}
+
+
+def filled(identity: str, dtype: str) -> str:
+    """Lanes at the start of a loop."""
+    return f"tl.full({TILE}, {identity}, {triton_dtype(dtype)})"

@@ -1,0 +1,134 @@
+"""Group → tensors as functions: every op of a group by its rule, views between them as index arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memwall.codegen.expressions import KNOWN
+from memwall.codegen.index import Index, offset
+from memwall.codegen.kernel import NotGenerated
+from memwall.codegen.ops import RULES
+from memwall.codegen.ops.base import OpView, Scatter, Waiting
+from memwall.codegen.ops.elementwise import point
+from memwall.codegen.tensors import (
+    Body,
+    Indices,
+    Tensor,
+    compute_dtype,
+)
+from memwall.fusion.flow import Flow
+from memwall.graph import Graph, Op, TensorSpec
+
+
+class Lowering:
+    """The ops of a group as tensors; ``made`` by version, ``updates`` by the value that is written over unseen."""
+
+    def __init__(self, graph: Graph, flow: Flow, op_ids: Sequence[int]) -> None:
+        self.graph, self.flow = graph, flow
+        self.made: dict[int, tuple[Tensor | Scatter, int]] = {}
+        self.stored: dict[int, Tensor] = {}
+        self.updates: dict[int, Tensor] = {}
+        self.loads: dict[int, Tensor] = {}
+        inside = frozenset(op_ids)
+        for position, op_id in enumerate(sorted(op_ids)):
+            self._op(graph.ops[op_id], inside, position)
+
+    def _op(self, op: Op, inside: frozenset[int], position: int) -> None:
+        packet = _packet(op.name)
+        rule = RULES.get(packet) or (point if packet in KNOWN else None)
+        if rule is None:
+            raise NotGenerated(f"no rule for {op.name}")
+        if op.op_class == "normalization" and "float64" in {
+            spec.dtype for spec in self.graph.specs(op.inputs)
+        }:
+            raise NotGenerated("statistics of float64")
+        inputs = []
+        for argument, (value_id, version) in zip(op.arguments, self.flow.reads[op.id], strict=True):
+            made = self.flow.writer[version] in inside
+            inputs.append((argument, self.view(value_id, version) if made else self.load(value_id)))
+        view = OpView(op, packet, tuple(inputs), self.graph.specs(op.outputs), position)
+        results = rule(view)
+        if len(results) < len(op.outputs):
+            raise NotGenerated(f"{op.name} makes {len(op.outputs)} tensors, its rule {len(results)}")
+        for (value_id, version), result in zip(self.flow.writes[op.id], results, strict=False):
+            self.made[version] = (result, value_id)
+        for argument, tensor in view.updates.items():
+            value_id = next(i for name, i in zip(op.arguments, op.inputs, strict=True) if name == argument)
+            self.updates[value_id] = tensor
+
+    @property
+    def stored_ids(self) -> set[int]:
+        """Values of the versions that are read from memory again."""
+        return {self.made[version][1] for version in self.stored}
+
+    def load(self, value_id: int) -> Tensor:
+        """A value in memory."""
+        if value_id not in self.loads:
+            spec = self.graph.values[value_id].spec
+            compute_dtype(spec.dtype)
+            self.loads[value_id] = Tensor(
+                spec.shape, spec.dtype, lambda body, i: body.load(value_id, offset(i, spec.strides))
+            )
+        return self.loads[value_id]
+
+    def view(self, value_id: int, version: int) -> Tensor:
+        """A value that an op of the group made, perhaps through another view of its storage."""
+        made, written_id = self.made[version]
+        read, written = self.graph.values[value_id], self.graph.values[written_id]
+        if isinstance(made, Scatter):
+            made = self._scattered(version, made)
+        if (read.spec, read.offset) == (written.spec, written.offset):
+            return self._rest(version, made)
+        if self.flow.carries[version] >= 0:
+            raise NotGenerated("a tensor written in part is read as a whole")
+        if read.spec.dtype != written.spec.dtype:
+            raise NotGenerated(f"{written.spec.dtype} read as {read.spec.dtype}")
+        source = self._rest(version, made)
+        return Tensor(
+            read.spec.shape,
+            read.spec.dtype,
+            lambda body, i: source.at(
+                body, locate(offset(i, read.spec.strides) + (read.offset - written.offset), written.spec)
+            ),
+        )
+
+    def _scattered(self, version: int, made: Scatter) -> Tensor:
+        """What is scattered can be read once its kernel has run."""
+
+        def rule(body: Body, indices: Indices) -> str:
+            if version not in self.stored:
+                raise Waiting
+            return self.stored[version].at(body, indices)
+
+        return Tensor(made.shape, made.dtype, rule)
+
+    def _rest(self, version: int, made: Tensor) -> Tensor:
+        """The tensor, or its copy in memory once that is whole (:attr:`stored`)."""
+
+        def rule(body: Body, indices: Indices) -> str:
+            return self.stored.get(version, made).at(body, indices)
+
+        return Tensor(made.shape, made.dtype, rule)
+
+
+def locate(place: Index, spec: TensorSpec) -> Indices:
+    """The indices at which a dense tensor keeps the element at an offset.
+
+    Raises:
+        NotGenerated: its elements overlap or leave gaps.
+    """
+    order = sorted((i for i, size in enumerate(spec.shape) if size > 1), key=lambda i: -spec.strides[i])
+    expected, found = 1, [Index()] * len(spec.shape)
+    for axis in reversed(order):
+        if spec.strides[axis] != expected:
+            raise NotGenerated("a view of a tensor that is not dense")
+        expected *= spec.shape[axis]
+    for axis in order:
+        found[axis], place = place.divmod(spec.strides[axis])
+    return tuple(found)
+
+
+def _packet(name: str) -> str:
+    library, _, rest = name.partition(".")
+    packet = rest.partition(".")[0] if library == "aten" else name
+    return packet[:-1] if packet.endswith("_") and not packet.endswith("__") else packet

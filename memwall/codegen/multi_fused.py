@@ -1,0 +1,104 @@
+"""The arithmetic of optimizers that torch has as one op each (``fused=True``), for the tensors of one position.
+
+As fused_adam_utils.cuh and FusedSgdKernel.cu have it. What depends on the step alone is computed once per program, in
+float64: ``1 - beta2 ** step`` loses its digits in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memwall.codegen.kernel import NotGenerated
+
+#: arguments that are one number on the device for all elements of a tensor
+NUMBERS = frozenset(("state_steps",))
+
+
+@dataclass
+class Step:
+    """Lines before the loop over elements, lines for each element, and the variable that each argument becomes."""
+
+    before: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    results: dict[str, str] = field(default_factory=dict)
+
+
+#: (argument → variable, attributes, compute dtype)
+Rule = Callable[[Mapping[str, str], Mapping[str, Any], str], Step]
+
+
+def _gradient(names: Mapping[str, str], given: Mapping[str, Any], decay: float) -> list[str]:
+    """The gradient with its sign, and weight decay where that is added to it."""
+    sign = "-" if given.get("maximize") else ""
+    decayed = f" + {decay!r} * {names['self']}" if decay else ""
+    return [f"grad = {sign}{names['grads']}{decayed}"]
+
+
+def _adam(is_decoupled: bool) -> Rule:
+    """Adam; with decoupled weight decay AdamW."""
+
+    def rule(names: Mapping[str, str], given: Mapping[str, Any], dtype: str) -> Step:
+        _refuse(names)
+        lr, decay = float(given["lr"]), float(given.get("weight_decay", 0))
+        step = Step()
+        for name, beta, text in (
+            ("step_size", given["beta1"], f"{lr!r} / (1.0 - {{power}})"),
+            ("scale", given["beta2"], "tl.sqrt(1.0 - {power})"),
+        ):
+            power = f"tl.exp2({names['state_steps']}.to(tl.float64) * ({math.log2(beta)!r}))"
+            step.before.append(f"{name} = ({text.format(power=power)}).to(tl.{dtype})")
+        step.lines = _gradient(names, given, 0.0 if is_decoupled else decay)
+        shrunk = f" * {1 - lr * decay!r}" if is_decoupled and decay else ""
+        first, second = names["exp_avgs"], names["exp_avg_sqs"]
+        step.lines += [
+            f"exp_avg = {first} + {1 - given['beta1']!r} * (grad - {first})",
+            f"exp_avg_sq = {second} + {1 - given['beta2']!r} * (grad * grad - {second})",
+        ]
+        step.results = {"exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq", "self": "param"}
+        square = "exp_avg_sq"
+        if given.get("amsgrad"):
+            square = step.results["max_exp_avg_sqs"] = "max_exp_avg_sq"
+            largest = f"{names['max_exp_avg_sqs']}, exp_avg_sq, propagate_nan=tl.PropagateNan.ALL"
+            step.lines.append(f"{square} = tl.maximum({largest})")
+        step.lines += [
+            f"denominator = tl.sqrt({square}) / scale + {float(given['eps'])!r}",
+            f"param = {names['self']}{shrunk} - step_size * exp_avg / denominator",
+        ]
+        return step
+
+    return rule
+
+
+def _sgd(names: Mapping[str, str], given: Mapping[str, Any], dtype: str) -> Step:
+    _refuse(names)
+    momentum = float(given.get("momentum", 0))
+    step = Step(lines=_gradient(names, given, float(given.get("weight_decay", 0))))
+    direction = "grad"
+    if momentum:
+        kept = 1 - float(given.get("dampening", 0))
+        speed = f"{momentum!r} * {names['momentum_buffer_list']} + {f'{kept!r} * ' * (kept != 1)}grad"
+        step.lines.append(f"speed = {'grad' if given.get('is_first_step') else speed}")
+        step.results["momentum_buffer_list"] = direction = "speed"
+        if given.get("nesterov"):
+            step.lines.append(f"ahead = grad + {momentum!r} * speed")
+            direction = "ahead"
+    step.lines.append(f"param = {names['self']} - {float(given['lr'])!r} * {direction}")
+    step.results["self"] = "param"
+    return step
+
+
+def _refuse(names: Mapping[str, str]) -> None:
+    for name in ("lr", "grad_scale", "found_inf"):
+        if name in names:
+            raise NotGenerated(f"a fused optimizer whose {name} is a tensor")
+
+
+#: op → rule
+FUSED: Mapping[str, Rule] = {
+    "_fused_adam": _adam(is_decoupled=False),
+    "_fused_adamw": _adam(is_decoupled=True),
+    "_fused_sgd": _sgd,
+}

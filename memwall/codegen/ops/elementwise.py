@@ -1,0 +1,119 @@
+"""Ops whose result has its element from those of the arguments at the same place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memwall.codegen.expressions import COMMON, NONE, UNCAST, casts, expression, literal
+from memwall.codegen.index import ravel
+from memwall.codegen.kernel import NotGenerated
+from memwall.codegen.ops.base import (
+    Made,
+    OpRule,
+    OpView,
+    broadcast,
+    constant,
+    promoted,
+    rules,
+)
+from memwall.codegen.tensors import (
+    Body,
+    Indices,
+    Tensor,
+    cast,
+    compute_dtype,
+    triton_dtype,
+)
+
+
+def point(view: OpView) -> Made:
+    """The result's element from those of its arguments at the same place."""
+    dtype = view.spec.dtype
+    mode = casts(view.packet)
+    inputs = view.inputs
+    if any(len(t.shape) > len(view.spec.shape) for _, t in inputs):
+        raise NotGenerated(f"{view.packet} writes over a smaller tensor")
+    attributes = dict(view.op.attributes or {})
+    if view.packet == "mse_loss_backward":
+        attributes["count"] = view.tensor("self").numel if view.number("reduction", 1) == 1 else 1
+    common = promoted([t.dtype for _, t in inputs])
+
+    def rule(body: Body, indices: Indices) -> str:
+        arguments = {}
+        for name, tensor in inputs:
+            text = tensor.at(body, broadcast(tensor, indices))
+            if mode != NONE and name not in UNCAST:
+                text = cast(text, tensor.dtype, common if mode == COMMON else dtype)
+            arguments[name] = text
+        return expression(view.packet, arguments, attributes, compute_dtype(dtype))
+
+    return [Tensor(view.spec.shape, dtype, rule)]
+
+
+def _full(value: Any = None) -> OpRule:
+    def rule(view: OpView) -> Made:
+        name = next((n for n in ("fill_value", "value", "s") if n in (view.op.attributes or {})), None)
+        number = value if value is not None else view.number(name) if name else None
+        if number is None:
+            raise NotGenerated(f"the number that {view.packet} writes is not in the trace")
+        return [constant(view.spec.shape, view.spec.dtype, number)]
+
+    return rule
+
+
+def _arange(view: OpView) -> Made:
+    start, step = view.number("start", 0), view.number("step", 1)
+    dtype = compute_dtype(view.spec.dtype)
+
+    def rule(body: Body, indices: Indices) -> str:
+        text = f"({indices[0].text})"
+        if not indices[0].axes:  # a number
+            text = f"tl.full([1], {indices[0].text}, {triton_dtype(dtype)})"
+        if (start, step) == (0, 1):
+            return cast(text, "int32", dtype) if indices[0].axes else text
+        return f"({literal(start, dtype)} + {literal(step, dtype)} * {cast(text, 'int32', dtype)})"
+
+    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
+
+
+def _copy(view: OpView) -> Made:
+    source = view.find("src") or view.tensor("self")
+    dtype = view.spec.dtype
+
+    def rule(body: Body, indices: Indices) -> str:
+        return cast(source.at(body, broadcast(source, indices)), source.dtype, dtype)
+
+    return [Tensor(view.spec.shape, dtype, rule)]
+
+
+def _dropout(view: OpView) -> Made:
+    """Philox: element ``i`` of the op's result is kept where ``rand(seed + op, i)`` is at least ``p``."""
+    source, p = view.tensor("input"), float(view.number("p", 0.5))
+    shape = view.spec.shape
+    if not view.number("train", True):
+        return [source, constant(shape, "bool", True)]
+    scale = 1 / (1 - p) if p < 1 else 0.0
+
+    def keep(body: Body, indices: Indices) -> str:
+        place = ravel(indices, shape)
+        text = f"({place.text})" if place.axes else f"tl.full([1], {place.text}, tl.int32)"
+        return f"tl.rand(seed + {view.position}, {text}) >= {p!r}"
+
+    mask = Tensor(shape, "bool", keep)
+    out = Tensor(
+        shape,
+        view.spec.dtype,
+        lambda body, i: f"tl.where({mask.at(body, i)}, {source.at(body, i)} * {scale!r}, 0.0)",
+    )
+    return [out, mask]
+
+
+#: packet -> rule
+RULES = rules({
+    _copy: "clone contiguous _to_copy copy expand_copy view_copy slice_copy lift_fresh_copy",
+    _full(): "full fill full_like new_full scalar_tensor",
+    _full(0): "zeros zeros_like zero new_zeros",
+    _full(1): "ones ones_like new_ones",
+    _arange: "arange",
+    _dropout: "native_dropout",
+})  # fmt: skip

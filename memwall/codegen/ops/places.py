@@ -1,0 +1,201 @@
+"""Ops that read elements at other places: concatenations, slices, lookups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from memwall.codegen.expressions import literal
+from memwall.codegen.index import Index
+from memwall.codegen.kernel import NotGenerated
+from memwall.codegen.ops.base import (
+    Made,
+    OpView,
+    broadcast,
+    choose,
+    found_index,
+    rules,
+)
+from memwall.codegen.tensors import (
+    Body,
+    Indices,
+    Tensor,
+    cast,
+    compute_dtype,
+)
+
+
+def _cat(view: OpView) -> Made:
+    """Parts side by side along an axis; each is read where it is."""
+    parts = [t for t in view.tensors("tensors") if len(t.shape) == len(view.spec.shape)]
+    axis = view.number("dim", 0) % len(view.spec.shape)
+    starts = list(accumulate((part.shape[axis] for part in parts), initial=0))
+
+    def rule(body: Body, indices: Indices) -> str:
+        def element(part: Tensor) -> Callable[[Body, Index], str]:
+            def at(inner: Body, place: Index) -> str:
+                text = part.at(inner, (*indices[:axis], place, *indices[axis + 1 :]))
+                return cast(text, part.dtype, view.spec.dtype)
+
+            return at
+
+        sides = [(*ends, element(part)) for part, ends in zip(parts, pairwise(starts), strict=True)]
+        return choose(body, view.spec.dtype, indices[axis], sides)
+
+    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
+
+
+def _stack(view: OpView) -> Made:
+    parts = view.tensors("tensors")
+    axis = view.number("dim", 0) % len(view.spec.shape)
+
+    def rule(body: Body, indices: Indices) -> str:
+        rest = (*indices[:axis], *indices[axis + 1 :])
+
+        def element(part: Tensor) -> Callable[[Body, Index], str]:
+            return lambda inner, place: cast(part.at(inner, rest), part.dtype, view.spec.dtype)
+
+        sides = [(n, n + 1, element(part)) for n, part in enumerate(parts)]
+        return choose(body, view.spec.dtype, indices[axis], sides)
+
+    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
+
+
+def _inside(view: OpView, source: Tensor, axis: int, start: int, stop: int, step: int) -> Made:
+    """Zeros, but for a slice along an axis."""
+    drops = len(source.shape) < len(view.spec.shape)
+
+    def rule(body: Body, indices: Indices) -> str:
+        place = indices[axis]
+        inner_place, off = (place + -start).divmod(step) if step > 1 else (place + -start, Index())
+        tests = [f"({place.text} >= {start})"] if start > 0 else []
+        tests += [f"({place.text} < {stop})"] if stop <= place.high else []
+        tests += [f"({off.text} == 0)"] if step > 1 else []
+        at = (*indices[:axis], *(() if drops else (inner_place,)), *indices[axis + 1 :])
+        if not tests:
+            return source.at(body, at)
+        condition = body.name(" & ".join(tests))
+        with body.where(condition, place.axes):
+            found = source.at(body, at)
+        return f"tl.where({condition}, {found}, {literal(0, compute_dtype(view.spec.dtype))})"
+
+    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
+
+
+def _select_backward(view: OpView) -> Made:
+    axis = view.number("dim", 0) % len(view.spec.shape)
+    start = view.number("index", 0) % view.spec.shape[axis]
+    return _inside(view, view.tensor("grad_output"), axis, start, start + 1, 1)
+
+
+def _slice_backward(view: OpView) -> Made:
+    axis = view.number("dim", 0) % len(view.spec.shape)
+    size, step = view.spec.shape[axis], view.number("step", 1)
+    start = min(
+        max(view.number("start", 0) % size if view.number("start", 0) < 0 else view.number("start", 0), 0),
+        size,
+    )
+    end = view.number("end", size)
+    stop = min(end + size if end < 0 else end, size)
+    if step > 1 and start % step:
+        raise NotGenerated("a strided slice that does not start at a stride")
+    return _inside(view, view.tensor("grad_output"), axis, start, stop, step)
+
+
+def _embedding(view: OpView) -> Made:
+    weight, indices = view.tensor("weight"), view.tensor("indices")
+    rank = len(indices.shape)
+
+    def rule(body: Body, i: Indices) -> str:
+        return weight.at(body, (found_index(body, indices, i[:rank], weight.shape[0], False), i[rank]))
+
+    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
+
+
+def _index_select(view: OpView) -> Made:
+    source, index = view.tensor("self"), view.tensor("index")
+    axis = view.number("dim", 0) % len(source.shape)
+
+    def rule(body: Body, i: Indices) -> str:
+        place = found_index(body, index, (i[axis],), source.shape[axis], False)
+        return source.at(body, (*i[:axis], place, *i[axis + 1 :]))
+
+    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
+
+
+def _gather(view: OpView) -> Made:
+    source, index = view.tensor("self"), view.tensor("index")
+    axis = view.number("dim", 0) % len(source.shape)
+
+    def rule(body: Body, i: Indices) -> str:
+        place = found_index(body, index, i, source.shape[axis], False)
+        return source.at(body, (*i[:axis], place, *i[axis + 1 :]))
+
+    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
+
+
+@dataclass
+class Indexing:
+    """``self[:, a, b]``: index tensors side by side stand, broadcast together, where the axes were."""
+
+    given: tuple[bool, ...]
+    tensors: list[Tensor]
+    shape: tuple[int, ...]
+    whole: tuple[int, ...]
+
+    @classmethod
+    def of(cls, view: OpView, whole: tuple[int, ...]) -> Indexing:
+        tensors = view.tensors("indices")
+        given = tuple(view.number("indices_given", (True,) * len(tensors)))
+        places = [n for n, is_given in enumerate(given) if is_given]
+        if not places or places != list(range(places[0], places[0] + len(places))):
+            raise NotGenerated("index tensors that do not stand side by side")
+        if any(t.dtype not in ("int64", "int32") for t in tensors):
+            raise NotGenerated("an index that is a mask")
+        rank = max(len(t.shape) for t in tensors)
+        shape = [1] * rank
+        for tensor in tensors:
+            for n, size in enumerate(tensor.shape, start=rank - len(tensor.shape)):
+                shape[n] = max(shape[n], size) if size else 0
+        return cls(given, tensors, tuple(shape), whole)
+
+    @property
+    def first(self) -> int:
+        return self.given.index(True)
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """Shape of what is picked."""
+        after = self.first + len(self.tensors)
+        return (*self.whole[: self.first], *self.shape, *self.whole[after:])
+
+    def source(self, body: Body, indices: Indices) -> Indices:
+        """Where an element of the result lies in the whole."""
+        first, rank = self.first, len(self.shape)
+        inner = indices[first : first + rank]
+        found = [
+            found_index(body, tensor, broadcast(tensor, inner), self.whole[first + n], True)
+            for n, tensor in enumerate(self.tensors)
+        ]
+        return (*indices[:first], *found, *indices[first + rank :])
+
+
+def _index(view: OpView) -> Made:
+    source = view.tensor("self")
+    indexing = Indexing.of(view, source.shape)
+    return [
+        Tensor(view.spec.shape, view.spec.dtype, lambda body, i: source.at(body, indexing.source(body, i)))
+    ]
+
+
+#: packet -> rule
+RULES = rules({
+    _cat: "cat",
+    _stack: "stack",
+    _select_backward: "select_backward",
+    _slice_backward: "slice_backward",
+    _embedding: "embedding",
+    _index_select: "index_select",
+    _gather: "gather",
+    _index: "index _unsafe_index",
+})  # fmt: skip

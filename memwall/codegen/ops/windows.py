@@ -1,0 +1,209 @@
+"""Ops over windows of an image: pooling, magnification, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memwall.codegen.index import Index
+from memwall.codegen.kernel import NotGenerated
+from memwall.codegen.ops.base import (
+    Made,
+    OpView,
+    rules,
+)
+from memwall.codegen.tensors import (
+    Body,
+    Indices,
+    Tensor,
+)
+
+#: elements of a window that are written out one by one
+MAX_WINDOW = 64
+
+
+def _pair(value: Any, default: int) -> tuple[int, int]:
+    listed = [value] if isinstance(value, int) else list(value or ())
+    return (listed[0], listed[-1]) if listed else (default, default)
+
+
+@dataclass(frozen=True)
+class _Window:
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    image: tuple[int, int]
+
+    @classmethod
+    def of(cls, view: OpView, image: Sequence[int]) -> _Window:
+        kernel = _pair(view.number("kernel_size"), 1)
+        if kernel[0] * kernel[1] > MAX_WINDOW:
+            raise NotGenerated(f"a window of {kernel[0]} × {kernel[1]}")
+        given = view.number("stride")
+        return cls(
+            kernel, _pair(given, 1) if given else kernel, _pair(view.number("padding", 0), 0),
+            _pair(view.number("dilation", 1), 1), (image[-2], image[-1]),
+        )  # fmt: skip
+
+    def places(self, i: Indices) -> list[tuple[Index, Index, list[str]]]:
+        """Row and column of every element of the window of an output, and what must hold for it to exist."""
+        found = []
+        for a in range(self.kernel[0]):
+            for b in range(self.kernel[1]):
+                y = i[-2] * self.stride[0] + (a * self.dilation[0] - self.padding[0])
+                x = i[-1] * self.stride[1] + (b * self.dilation[1] - self.padding[1])
+                found.append((y, x, [*_between(y, self.image[0]), *_between(x, self.image[1])]))
+        return found
+
+
+def _between(place: Index, size: int) -> list[str]:
+    tests = [f"({place.text} >= 0)"] if place.low < 0 else []
+    return tests + ([f"({place.text} < {size})"] if place.high >= size else [])
+
+
+def _max_pool(view: OpView) -> Made:
+    source = view.tensor("self")
+    window = _Window.of(view, source.shape)
+    least = 'float("-inf")'
+
+    def both(body: Body, i: Indices) -> tuple[str, str]:
+        key = ("max_pool", id(view), *(n.text for n in i))
+        if body.find((*key, 0)) is None:
+            best, where = least, "0"
+            for y, x, tests in window.places(i):
+                with _tested(body, tests, y.axes | x.axes) as condition:
+                    value = source.at(body, (*i[:-2], y, x))
+                if condition:
+                    value = body.name(f"tl.where({condition}, {value}, {least})")
+                place = f"({(y * window.image[1] + x).text})"
+                if best == least:
+                    best, where = value, place
+                    continue
+                better = body.name(f"({value} > {best}) | ({value} != {value})")
+                best = body.name(f"tl.where({better}, {value}, {best})")
+                where = body.name(f"tl.where({better}, {place}, {where})")
+            body.known[(*key, 0)], body.known[(*key, 1)] = best, body.name(f"{where}.to(tl.int64)")
+        return body.find((*key, 0)) or "", body.find((*key, 1)) or ""
+
+    results = [Tensor(view.spec.shape, view.spec.dtype, lambda body, i: both(body, i)[0])]
+    if len(view.outputs) > 1:
+        results.append(Tensor(view.spec.shape, "int64", lambda body, i: both(body, i)[1]))
+    return results
+
+
+class _tested:  # noqa: N801
+    """Evaluate under tests, if there are any; gives the name of the condition or an empty text."""
+
+    def __init__(self, body: Body, tests: list[str], axes: frozenset[str]) -> None:
+        self.body = body
+        self.condition = body.name(" & ".join(tests)) if tests else ""
+        self.inner = body.where(self.condition, axes) if tests else None
+
+    def __enter__(self) -> str:
+        if self.inner is not None:
+            self.inner.__enter__()
+        return self.condition
+
+    def __exit__(self, *error: Any) -> None:
+        if self.inner is not None:
+            self.inner.__exit__(*error)
+
+
+def _max_pool_backward(view: OpView) -> Made:
+    """Each input gathers from the windows that hold it those whose maximum it was."""
+    grad, where = view.tensor("grad_output"), view.tensor("indices")
+    image = view.spec.shape
+    window = _Window.of(view, image)
+    if window.dilation != (1, 1):
+        raise NotGenerated("the gradient of a dilated window")
+
+    def rule(body: Body, i: Indices) -> str:
+        own = f"({(i[-2] * image[-1] + i[-1]).text})"
+        terms = []
+        for y, y_tests in _windows_of(i[-2], window, 0, grad.shape[-2]):
+            for x, x_tests in _windows_of(i[-1], window, 1, grad.shape[-1]):
+                at = (*i[:-2], y, x)
+                with _tested(body, [*y_tests, *x_tests], y.axes | x.axes) as condition:
+                    hit = f"({where.at(body, at)} == {own})" + (f" & {condition}" if condition else "")
+                    terms.append(body.name(f"tl.where({hit}, {grad.at(body, at)}, 0.0)"))
+        return " + ".join(terms)
+
+    return [Tensor(image, view.spec.dtype, rule)]
+
+
+def _windows_of(place: Index, window: _Window, axis: int, count: int) -> list[tuple[Index, list[str]]]:
+    """The windows along an axis that may hold a place: the last that starts at or before it, and those before."""
+    stride, kernel = window.stride[axis], window.kernel[axis]
+    last, _ = (place + window.padding[axis]).divmod(stride)
+    found = []
+    for back in range(-(-kernel // stride)):
+        start = last + -back
+        found.append((start, _between(start, count)))
+    return found
+
+
+def _average_pool(view: OpView) -> Made:
+    source = view.tensor("self")
+    if view.packet == "_adaptive_avg_pool2d":
+        height, width = view.spec.shape[-2:]
+        if source.shape[-2] % height or source.shape[-1] % width:
+            raise NotGenerated("windows of unequal sizes")
+        cell = (source.shape[-2] // height, source.shape[-1] // width)
+        if cell[0] * cell[1] > MAX_WINDOW:
+            raise NotGenerated(f"a window of {cell[0]} × {cell[1]}")
+        window = _Window(cell, cell, (0, 0), (1, 1), (source.shape[-2], source.shape[-1]))
+    else:
+        window = _Window.of(view, source.shape)
+        if window.padding != (0, 0) or view.number("ceil_mode", False) or view.number("divisor_override"):
+            raise NotGenerated("an average over windows that reach over the border")
+    count = window.kernel[0] * window.kernel[1]
+
+    def rule(body: Body, i: Indices) -> str:
+        terms = [source.at(body, (*i[:-2], y, x)) for y, x, _ in window.places(i)]
+        return f"({' + '.join(terms)}) * {1 / count!r}"
+
+    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
+
+
+def _upsample(view: OpView) -> Made:
+    source = view.tensor("self")
+    factors = _whole_factors(view.spec.shape, source.shape)
+
+    def rule(body: Body, i: Indices) -> str:
+        return source.at(body, (*i[:2], *(n.divmod(f)[0] for n, f in zip(i[2:], factors, strict=True))))
+
+    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
+
+
+def _upsample_backward(view: OpView) -> Made:
+    grad = view.tensor("grad_output")
+    factors = _whole_factors(grad.shape, view.spec.shape)
+    if math.prod(factors) > MAX_WINDOW:
+        raise NotGenerated("the gradient of a large magnification")
+
+    def rule(body: Body, i: Indices) -> str:
+        places: list[Indices] = [i[:2]]
+        for n, factor in zip(i[2:], factors, strict=True):
+            places = [(*p, n * factor + k) for p in places for k in range(factor)]
+        return " + ".join(grad.at(body, p) for p in places)
+
+    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
+
+
+def _whole_factors(large: Sequence[int], small: Sequence[int]) -> list[int]:
+    if any(not b or a % b for a, b in zip(large[2:], small[2:], strict=True)):
+        raise NotGenerated("a magnification that is no whole number")
+    return [a // b for a, b in zip(large[2:], small[2:], strict=True)]
+
+
+#: packet -> rule
+RULES = rules({
+    _max_pool: "max_pool2d_with_indices max_pool2d",
+    _max_pool_backward: "max_pool2d_with_indices_backward",
+    _average_pool: "avg_pool2d _adaptive_avg_pool2d",
+    _upsample: "upsample_nearest2d",
+    _upsample_backward: "upsample_nearest2d_backward",
+})  # fmt: skip

@@ -1,0 +1,222 @@
+"""Our plan with its kernels generated and compiled: what is covered, what each takes, and none that spills.
+
+A kernel that spills registers at its chosen blocks is tried at the others worth trying. One that spills at every one is
+refused: the graph is planned again without it (:data:`memwall.fusion.rules.REGISTER_SPILL`), until none is new.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memwall.codegen import generate
+from memwall.codegen.compiling import Resources, Say, compile_all
+from memwall.codegen.distinct import Distinct, Generate, Left, distinct_kernels
+from memwall.codegen.kernel import Kernel, Launch
+from memwall.codegen.occupancy import architecture_of
+from memwall.cost import Cost
+from memwall.fusion import Plan
+from memwall.fusion.flow import Flow
+from memwall.fusion.planner import memwall_plan
+from memwall.fusion.rules import Work, work_of
+from memwall.graph import Graph
+from memwall.hardware import Gpu
+
+#: plans that are made before those that still spill are let stand, flagged
+MAX_ROUNDS = 8
+
+Compile = Callable[[Sequence[tuple[Kernel, str]]], Sequence[tuple[Resources, ...]]]
+
+
+@dataclass(frozen=True)
+class Compiled(Distinct):
+    """A distinct kernel with what each of its launches takes, by architecture."""
+
+    resources: Mapping[str, tuple[Resources, ...]]
+
+    @property
+    def spilled(self) -> Resources | None:
+        """The launch that spills most, where one does."""
+        worst = max(
+            (r for some in self.resources.values() for r in some), key=lambda r: r.spilled_bytes, default=None
+        )
+        return worst if worst and worst.spilled_bytes else None
+
+    @property
+    def failed(self) -> Resources | None:
+        """The first launch that does not compile or cannot be launched."""
+        return next((r for some in self.resources.values() for r in some if r.status == "failed"), None)
+
+
+@dataclass(frozen=True)
+class CompiledPlan:
+    """A plan for one GPU, its kernels, the groups that have none, and how many plans were made until none spilled.
+
+    Bytes are those of groups without a contraction, over all launches of a step.
+    """
+
+    gpu: str
+    architectures: tuple[str, ...]
+    plan: Plan
+    kernels: tuple[Compiled, ...]
+    left: tuple[Left, ...]
+    rounds: int = 1
+
+    @property
+    def generated_bytes(self) -> int:
+        """DRAM bytes of the groups that a kernel is generated for."""
+        return sum(kernel.dram_bytes for kernel in self.kernels if not kernel.has_contraction)
+
+    @property
+    def dram_bytes(self) -> int:
+        """DRAM bytes of all groups without a contraction."""
+        return self.generated_bytes + sum(left.dram_bytes for left in self.left)
+
+    @property
+    def coverage(self) -> float:
+        """The share of the DRAM bytes that are in generated kernels; 1 where there are none."""
+        return self.generated_bytes / self.dram_bytes if self.dram_bytes else 1.0
+
+    def schedules(self) -> dict[str, int]:
+        """How many distinct kernels take each path."""
+        return dict(sorted(Counter(kernel.kernel.schedule for kernel in self.kernels).items()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, base units; sources left out."""
+        return {
+            "gpu": self.gpu, "architectures": list(self.architectures), "dram_bytes": self.dram_bytes,
+            "generated_bytes": self.generated_bytes, "coverage": self.coverage, "plans": self.rounds,
+            "kernels": [_kernel_dict(kernel) for kernel in self.kernels],
+            "left": [{**asdict(left), "groups": len(left.groups)} for left in self.left],
+        }  # fmt: skip
+
+
+def _kernel_dict(compiled: Compiled) -> dict[str, Any]:
+    kernel = compiled.kernel
+    return {
+        "name": kernel.name, "ops": list(compiled.ops), "op_ids": list(kernel.op_ids), "groups": len(compiled.groups),
+        "dram_bytes": compiled.dram_bytes, "schedule": kernel.schedule, "config": dict(kernel.config),
+        "launches": [asdict(r) for some in compiled.resources.values() for r in some],
+    }  # fmt: skip
+
+
+def compiled_plan(
+    graph: Graph,
+    costs: Sequence[Cost],
+    gpu: Gpu,
+    architectures: Sequence[str] = (),
+    *,
+    regions: Sequence[int] | None = None,
+    generate: Generate = generate,
+    compiler: Compile | None = None,
+    cache: Path | None = None,
+    say: Say = lambda message: None,
+) -> CompiledPlan:
+    """Plan for a GPU, generate, compile, and plan again without the kernels that spill.
+
+    Args:
+        architectures: what to compile for (``sm_90``); the GPU's own where none is named.
+        regions: as for :func:`memwall.fusion.planner.memwall_plan`.
+        generate: group → kernel.
+        compiler: kernels with architectures → what they take; None takes :func:`memwall.codegen.compiling.compile_all`
+            with ``cache``.
+        say: called with one-line messages.
+
+    Raises:
+        UsageError: Triton makes no code for the GPU.
+        MissingError: there is no Triton.
+    """
+    names = tuple(architectures) or (architecture_of(gpu),)
+    build = compiler or (lambda pairs: compile_all(pairs, cache=cache, say=say))
+    flow = Flow.of(graph)
+    spills: dict[Work, str] = {}
+    for number in range(1, MAX_ROUNDS + 1):
+        say(f"planning {len(graph.ops):,} ops for {gpu.name}, plan {number}")
+        plan = memwall_plan(graph, costs, gpu, regions, spills)
+        distinct, left = distinct_kernels(graph, flow, plan, gpu, generate, spills)
+        kernels = _settled(distinct, names, build)
+        fresh = _spills(graph, plan, kernels)
+        if not fresh:
+            break
+        spills.update(fresh)
+    return CompiledPlan(gpu.name, names, plan, kernels, left, number)
+
+
+def _spills(graph: Graph, plan: Plan, kernels: Sequence[Compiled]) -> dict[Work, str]:
+    """The kernels that spill, and the reason why the planner should not make them."""
+    found = {}
+    for compiled in kernels:
+        worst = compiled.spilled
+        if worst is not None and not compiled.has_contraction:
+            group = plan.groups[compiled.groups[0]]
+            reason = f"{worst.spilled_bytes} bytes of registers spilled on {worst.architecture}"
+            found[work_of(graph, (*group.op_ids, *group.recomputes))] = reason
+    return found
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+def _settled(
+    kernels: Sequence[Distinct], architectures: Sequence[str], build: Compile
+) -> tuple[Compiled, ...]:
+    """The kernels compiled, each at the first of its configurations that neither spills nor fails, else the first."""
+    settled = _compiled(kernels, architectures, build)
+    tried = 1
+    while any(len(c.kernel.configs) > tried for c in settled if c.spilled or c.failed):
+        again = [
+            n for n, c in enumerate(settled) if (c.spilled or c.failed) and len(c.kernel.configs) > tried
+        ]
+        others = [
+            replace(kernels[n], kernel=with_config(kernels[n].kernel, kernels[n].kernel.configs[tried]))
+            for n in again
+        ]
+        for n, other in zip(again, _compiled(others, architectures, build), strict=True):
+            if not (other.spilled or other.failed):
+                settled[n] = other
+        tried += 1
+    return tuple(settled)
+
+
+def _compiled(kernels: Sequence[Distinct], architectures: Sequence[str], build: Compile) -> list[Compiled]:
+    pairs = [(distinct.kernel, name) for distinct in kernels for name in architectures]
+    answers = iter(build(pairs))
+    return [
+        Compiled(
+            d.kernel,
+            d.ops,
+            d.groups,
+            d.dram_bytes,
+            d.has_contraction,
+            {name: next(answers) for name in architectures},
+        )
+        for d in kernels
+    ]
+
+
+def with_config(kernel: Kernel, config: Mapping[str, int]) -> Kernel:
+    """The kernel with other values for its file's constants: in its text, its launches, and as its chosen ones.
+
+    The launches' grids, which no compiler asks for, stay those of the first values.
+    """
+    source = kernel.source
+    for name, value in config.items():
+        source = re.sub(rf"(?m)^{name} = \d+$", f"{name} = {value}", source)
+    launches = tuple(_launch(number, launch, config) for number, launch in enumerate(kernel.launches))
+    return replace(kernel, source=source, launches=launches, config={**kernel.config, **config})
+
+
+def _launch(number: int, launch: Launch, config: Mapping[str, int]) -> Launch:
+    """A launch under a configuration: the constants of the second and later launches have its number behind them."""
+    suffix = f"_{number}" if number and any(name.endswith(f"_{number}") for name in config) else ""
+    constants = {name: config.get(f"{name}{suffix}", value) for name, value in launch.constants.items()}
+    warps = (config[key] for name in WARPS if (key := f"{name}{suffix}") in config)
+    return replace(launch, constants=constants, num_warps=next(warps, launch.num_warps))
+
+
+#: what a file calls the warps of a launch
+WARPS = ("NUM_WARPS", "WARPS")

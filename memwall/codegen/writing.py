@@ -1,0 +1,235 @@
+"""The text of a kernel: functions with their pointers, constants and launches, and the ``run()`` around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from memwall.codegen.kernel import TRITON_TYPES, Launch, NotGenerated
+from memwall.graph import Graph, TensorSpec, Value
+
+#: offsets from here on need 64 bits
+INT32_LIMIT = 2**31
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A parameter of a kernel: its name there, what ``run()`` passes for it, the dtype of what it points to."""
+
+    name: str
+    argument: str
+    dtype: str
+    note: str = ""
+
+
+@dataclass
+class Function:
+    """One ``@triton.jit`` function and its launch. ``constants`` are its block sizes by name, with the warps.
+
+    ``grid`` are expressions in numbers and constants, such as ``triton.cdiv(4096, XBLOCK)``.
+    """
+
+    name: str
+    pointers: dict[str, Pointer] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    constants: dict[str, int] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
+    grid: tuple[str, ...] = ()
+    num_warps: int = 4
+    schedule: str = ""
+    doc: str = ""
+    counter: int = 0
+
+    def unique(self) -> str:
+        """A name that is not taken."""
+        self.counter += 1
+        return f"t{self.counter - 1}"
+
+    @property
+    def draws(self) -> bool:
+        """Whether it uses the seed."""
+        return any("tl.rand(" in line for line in self.lines)
+
+    def text(self) -> str:
+        """The function as source."""
+        parameters = [f"    {p.name},{f'  # {p.note}' if p.note else ''}" for p in self.pointers.values()]
+        parameters += ["    seed,"] if self.draws else []
+        parameters += [f"    {name}: tl.constexpr," for name in self.constants]
+        doc = f'    """{self.doc}"""\n' if self.doc else ""
+        body = "\n".join(f"    {line}" for line in self.lines)
+        return "\n".join(["@triton.jit", f"def {self.name}(", *parameters, "):", doc + body]) + "\n"
+
+
+@dataclass
+class Scratch:
+    """Memory between two launches: ``count`` is an expression of elements; ``zero`` clears it before."""
+
+    name: str
+    dtype: str
+    count: str
+    zero: bool = False
+
+
+class File:
+    """Collects functions, scratch memory and outputs of one kernel file."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.functions: list[Function] = []
+        self.scratch: list[Scratch] = []
+        self.inputs: dict[int, str] = {}
+        #: fresh storage -> its outputs
+        self.fresh: dict[int, list[tuple[int, str]]] = {}
+        self.outputs: dict[int, str] = {}
+        #: outputs that are added to, and so start as zeros
+        self.zeroed: set[int] = set()
+
+    def take(self, value_id: int) -> str:
+        """The name under which ``run()`` is given a value."""
+        return self.inputs.setdefault(value_id, f"in{len(self.inputs)}")
+
+    def make(self, value_id: int) -> str:
+        """The name of an output in new memory."""
+        if value_id not in self.outputs:
+            name = f"out{sum(map(len, self.fresh.values()))}"
+            self.outputs[value_id] = name
+            self.fresh.setdefault(self.graph.values[value_id].storage, []).append((value_id, name))
+        return self.outputs[value_id]
+
+    def new_scratch(self, dtype: str, count: str, zero: bool = False) -> str:
+        """The name of memory between two launches."""
+        name = f"scratch{len(self.scratch)}"
+        self.scratch.append(Scratch(name, dtype, count, zero))
+        return name
+
+    def note(self, value_id: int) -> str:
+        """What a value is, for a comment."""
+        value = self.graph.values[value_id]
+        spec, storage = value.spec, self.graph.storages[value.storage]
+        strides = "" if spec.is_contiguous else f" strides {[*spec.strides]}"
+        return f"{spec.dtype}{[*spec.shape]}{strides} {storage.role}"
+
+    # -- the file ----------------------------------------------------------------------------------------------------
+
+    def constants(self) -> dict[str, int]:
+        """All block sizes by the names that they have in the file."""
+        found = {}
+        for number, function in enumerate(self.functions):
+            for name, value in function.constants.items():
+                if name not in function.fixed:
+                    found[_suffixed(name, number)] = value
+            found[_suffixed("NUM_WARPS", number)] = function.num_warps
+        return found
+
+    def text(self, writes: Sequence[int]) -> str:
+        """The file as source; ``writes`` are the values that ``run()`` returns."""
+        constants = "\n".join(f"{name} = {value}" for name, value in self.constants().items())
+        functions = "\n\n".join(function.text() for function in self.functions)
+        imports = "import torch\nimport triton\nimport triton.language as tl\n"
+        blocks = f"#: may be assigned before run()\n{constants}\n" if constants else ""
+        return "\n".join([imports, blocks, "" if not functions else f"\n{functions}\n", self._run(writes)])
+
+    def _run(self, writes: Sequence[int]) -> str:
+        lines = []
+        device = f"{next(iter(self.inputs.values()))}.device" if self.inputs else "DEVICE"
+        if self.fresh or self.scratch:
+            lines.append(f"device = {device}")
+        for storage_id, outputs in self.fresh.items():
+            lines += self._allocate(storage_id, outputs)
+        lines += [f"{self.outputs[value_id]}.zero_()" for value_id in sorted(self.zeroed)]
+        for scratch in self.scratch:
+            lines.append(f"{scratch.name} = empty(({scratch.count},), (1,), "
+                         f"dtype=torch.{scratch.dtype}, device=device)")  # fmt: skip
+            if scratch.zero:
+                lines.append(f"{scratch.name}.zero_()")
+        for number, function in enumerate(self.functions):
+            lines.append(self._call(number, function))
+        results = [self.outputs.get(i) or self.take(i) for i in writes]
+        lines.append(f"return ({', '.join(results)}{',' * (len(results) == 1)})")
+        parameters = [f"    {name},  # {self.note(value_id)}" for value_id, name in self.inputs.items()]
+        body = "\n".join(f"    {line}" for line in lines)
+        head = "" if self.inputs else 'DEVICE = "cuda"\n\n\n'
+        return (
+            head + "\n".join(["def run(", *parameters, "    *,", "    seed=0,", "    empty=torch.empty_strided,", "):"])
+            + f"\n{body}\n"
+        )  # fmt: skip
+
+    def _allocate(self, storage_id: int, outputs: list[tuple[int, str]]) -> list[str]:
+        storage = self.graph.storages[storage_id]
+        first: Value = self.graph.values[outputs[0][0]]
+        spec = first.spec
+        if len(outputs) == 1 and first.offset == 0 and _span(spec) * spec.itemsize == storage.nbytes:
+            return [f"{outputs[0][1]} = {_empty(spec)}"]
+        flat = f"memory{storage_id}" if len(self.fresh) > 1 else "memory"
+        count = storage.nbytes // spec.itemsize
+        lines = [f"{flat} = {_empty(TensorSpec((count,), (1,), spec.dtype))}"]
+        for value_id, name in outputs:
+            value = self.graph.values[value_id]
+            if value.spec.dtype != spec.dtype:
+                raise NotGenerated("one storage written as two dtypes")
+            shape, strides = [*value.spec.shape], [*value.spec.strides]
+            lines.append(f"{name} = {flat}.as_strided({shape}, {strides}, {value.offset})")
+        return lines
+
+    def _call(self, number: int, function: Function) -> str:
+        grid = ", ".join(self._renamed(text, number, function) for text in function.grid)
+        arguments = [p.argument for p in function.pointers.values()]
+        arguments += ["seed"] if function.draws else []
+        keywords = [
+            f"{name}={value if name in function.fixed else _suffixed(name, number)}"
+            for name, value in function.constants.items()
+        ]
+        keywords.append(f"num_warps={_suffixed('NUM_WARPS', number)}")
+        return f"{function.name}[({grid},)]({', '.join([*arguments, *keywords])})"
+
+    def _renamed(self, text: str, number: int, function: Function) -> str:
+        for name, value in function.constants.items():
+            new = str(value) if name in function.fixed else _suffixed(name, number)
+            text = text.replace(name, new)
+        return text
+
+    def launches(self) -> tuple[Launch, ...]:
+        """What a compiler needs to know, for the chosen constants."""
+        found = []
+        for function in self.functions:
+            arguments = [(p.name, f"*{TRITON_TYPES[p.dtype]}") for p in function.pointers.values()]
+            if function.draws:
+                arguments.append(("seed", "i32"))
+            grid = tuple(evaluate(text, function.constants) for text in function.grid)
+            found.append(
+                Launch(function.name, tuple(arguments), dict(function.constants), grid, function.num_warps)
+            )
+        return tuple(found)
+
+
+def evaluate(text: str, constants: Mapping[str, int]) -> int:
+    """A grid's expression as a number."""
+    names = {"triton": _Cdiv, **constants}
+    return int(eval(text, {"__builtins__": {}}, names))
+
+
+class _Cdiv:
+    @staticmethod
+    def cdiv(a: int, b: int) -> int:
+        return -(-a // b)
+
+
+def _suffixed(name: str, number: int) -> str:
+    return f"{name}_{number}" if number else name
+
+
+def _span(spec: TensorSpec) -> int:
+    """Elements from the first to the last."""
+    if 0 in spec.shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True))
+
+
+def _empty(spec: TensorSpec) -> str:
+    return f"empty({tuple(spec.shape)}, {tuple(spec.strides)}, dtype=torch.{spec.dtype}, device=device)"
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(math.ceil(math.log2(n)), 0) if n > 1 else 1
