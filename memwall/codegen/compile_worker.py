@@ -112,7 +112,7 @@ def _number(pattern: str, text: str) -> int:
 
 
 def _essence(message: str) -> str:
-    """One line of a compiler's message: the one that names the error, else the last."""
+    """One line of a compiler's message: the first that names an error, else the last."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    named = [line for line in lines if re.search(r"\b(error|fatal)\b", line, re.IGNORECASE)]
-    return (named or lines or [""])[-1][:300]
+    named = (line for line in lines if re.search(r"\b(error|fatal)\s*:", line, re.IGNORECASE))
+    return next(named, lines[-1] if lines else "")[:300]

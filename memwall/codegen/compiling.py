@@ -2,11 +2,12 @@
 
 Child processes compile, two at a time (:mod:`memwall.codegen.compile_worker`); a compiler that fails, crashes or takes
 too long loses that kernel alone. What a launch takes is kept in a folder of small files, named by the hash of all that
-it depends on: the source, the launch, the architecture and Triton's version.
+it depends on: the functions' text, the launch, the architecture and Triton's version.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -171,9 +173,23 @@ def _resources(launch: Launch, architecture: str, answer: Mapping[str, Any]) -> 
 
 
 def _key(kernel: Kernel, launch: Launch, architecture: str, version: str) -> str:
-    depends = {**asdict(launch), "grid": None, "source": source_hash(kernel.source), "format": FORMAT,
+    depends = {**asdict(launch), "grid": None, "source": source_hash(compiled_text(kernel.source)), "format": FORMAT,
                "architecture": architecture, "triton": version}  # fmt: skip
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@lru_cache(maxsize=256)
+def compiled_text(source: str) -> str:
+    """A kernel's file without what no compiler sees: comments, docstrings and ``run()``."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return source
+    tree.body = [node for node in tree.body if getattr(node, "name", "") != "run"]
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
 
 
 def _cached(folder: Path, key: str) -> dict[str, Any] | None:
@@ -274,6 +290,9 @@ class _Compiler:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(BrokenPipeError):
+                    pipe.close()  # type: ignore[union-attr]  # both were asked for
             for pipe in (process.stdin, process.stdout):
                 with suppress(BrokenPipeError):
                     pipe.close()  # type: ignore[union-attr]  # both were asked for

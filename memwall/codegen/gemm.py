@@ -50,8 +50,10 @@ class _Gemm:
         self.graph, self.flow, self.group = graph, flow, group
         op_ids = (*group.op_ids, *group.recomputes)
         products = [graph.ops[i] for i in op_ids if graph.ops[i].op_class == "contraction"]
-        if len(products) != 1 or packet_of(products[0]) not in PRODUCTS:
-            raise NotGenerated(f"{len(products)} products in one kernel, or one without a template")
+        if len(products) != 1:
+            raise NotGenerated(f"{len(products)} products in one kernel")
+        if packet_of(products[0]) not in PRODUCTS:
+            raise NotGenerated(f"no template for {products[0].name}")
         self.product = products[0]
         self.dtype = self._operand_dtype()
         self.lowering = Product(graph, flow, op_ids, self.product)

@@ -21,17 +21,17 @@ INFINITY = 'float("inf")'
 class Kind:
     """``identities`` of the numbers that a lane keeps (``lanes``), in the order of its names.
 
-    ``tile(body, value, mask)`` reduces one tile, ``step(body, lanes, value, mask)`` gives the lanes after another tile
+    ``tile(body, value, mask, count)`` reduces one tile of ``count`` elements a row, ``step(body, lanes, value, mask)`` gives the lanes after another tile
     and ``join(body, lanes)`` the results. ``parts`` are the lanes that a stripe hands on, the rest is known.
     """
 
     identities: tuple[str, ...]
-    tile: Callable[[Body, str, str], list[str]]
+    tile: Callable[[Body, str, str, int], list[str]]
     step: Callable[[Body, Sequence[str], str, str], list[str]]
     join: Callable[[Body, Sequence[str]], list[str]]
 
 
-def _sum_tile(body: Body, value: str, mask: str) -> list[str]:
+def _sum_tile(body: Body, value: str, mask: str, count: int) -> list[str]:
     return [f"tl.sum(tl.where({mask}, {value}, 0), axis=1)[:, None]"]
 
 
@@ -46,7 +46,7 @@ def _sum_join(body: Body, lanes: Sequence[str]) -> list[str]:
 def _extremum(function: str, identity: str) -> Kind:
     reduce = {"maximum": "tl.max", "minimum": "tl.min"}[function]
 
-    def tile(body: Body, value: str, mask: str) -> list[str]:
+    def tile(body: Body, value: str, mask: str, count: int) -> list[str]:
         return [_whole(body, f"tl.where({mask}, {value}, {identity})")]
 
     def _whole(body: Body, text: str) -> str:
@@ -63,9 +63,9 @@ def _extremum(function: str, identity: str) -> Kind:
     return Kind((identity,), tile, step, lambda body, lanes: [_whole(body, lanes[0])])
 
 
-def _moments_tile(body: Body, value: str, mask: str) -> list[str]:
-    count = body.name(f"tl.sum(({mask}).to(tl.float32), axis=1)[:, None]")
-    mean = body.name(f"tl.sum(tl.where({mask}, {value}, 0), axis=1)[:, None] / tl.maximum({count}, 1.0)")
+def _moments_tile(body: Body, value: str, mask: str, count: int) -> list[str]:
+    share = 1 / max(count, 1)
+    mean = body.name(f"tl.sum(tl.where({mask}, {value}, 0), axis=1)[:, None] * {share!r}")
     apart = body.name(f"tl.where({mask}, {value} - {mean}, 0)")
     return [mean, f"tl.sum({apart} * {apart}, axis=1)[:, None]"]
 
@@ -86,7 +86,7 @@ def _moments_join(body: Body, lanes: Sequence[str]) -> list[str]:
     return [middle, f"tl.sum({squares} + {count} * {apart} * {apart}, axis=1)[:, None]"]
 
 
-def _softmax_tile(body: Body, value: str, mask: str) -> list[str]:
+def _softmax_tile(body: Body, value: str, mask: str, count: int) -> list[str]:
     most = body.name(f"tl.max(tl.where({mask}, {value}, {MINUS_INFINITY}), axis=1)[:, None]")
     return [most, f"tl.sum(tl.where({mask}, tl.exp({value} - {most}), 0), axis=1)[:, None]"]
 

@@ -63,10 +63,10 @@ def _config(elements: int, gpu: Gpu) -> dict[str, int]:
 
 
 def _configs(chosen: dict[str, int]) -> tuple[dict[str, int], ...]:
-    """The chosen one, twice the elements in flight, and twice the threads."""
-    block = 2 * chosen["BLOCK"]
-    wide = {**chosen, "BLOCK": block, "CHUNK": max(chosen["CHUNK"], block)}
-    return chosen, wide, {**wide, "WARPS": 2 * chosen["WARPS"]}
+    """The chosen one, twice the threads, and twice the threads for as many elements."""
+    block, warps = 2 * chosen["BLOCK"], 2 * chosen["WARPS"]
+    wide = {"BLOCK": block, "CHUNK": max(chosen["CHUNK"], block), "WARPS": warps}
+    return chosen, wide, {**chosen, "WARPS": warps}
 
 
 def _launch(variant: Variant, config: dict[str, int]) -> Launch:

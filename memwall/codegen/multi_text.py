@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -87,10 +88,12 @@ class Variant:
 
     @property
     def given(self) -> list[str]:
-        """What the function for one pass is given beside pointers: numbers of the tensor, and what is made of them."""
+        """What the lines for each element use of the numbers of a tensor and of what is made of them."""
         loaded = [f"x{n}" for n, operand in enumerate(self.operands) if operand.is_number]
         fixed = [f"n{n}" for n in range(len(self.numbers[0]))] if self.numbers else []
-        return [*loaded, *fixed, *(line.partition(" = ")[0] for line in self.before)]
+        made = [line.partition(" = ")[0] for line in self.before]
+        used = set(re.findall(r"\w+", "\n".join(self.lines)))
+        return [name for name in (*loaded, *fixed, *made) if name in used]
 
 
 def source_of(variants: Sequence[Variant], places: Mapping[int, int], config: Mapping[str, int]) -> str:

@@ -322,7 +322,7 @@ class _RowNest:
         if persistent:
             for reduction in level:
                 value = self._value(row, reduction)
-                results = KINDS[reduction.kind].tile(row, value, "x_mask & r_mask")
+                results = KINDS[reduction.kind].tile(row, value, "x_mask & r_mask", self.work.cols)
                 self._know(row, reduction, results)
             return
         body = Body(writer, X | R, row)
