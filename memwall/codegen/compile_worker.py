@@ -112,7 +112,7 @@ def _number(pattern: str, text: str) -> int:
 
 
 def _essence(message: str) -> str:
-    """One line of a compiler's message: the first that names an error, else the last."""
+    """One line of a compiler's message: the first error that ptxas names, else the last line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    named = (line for line in lines if re.search(r"\b(error|fatal)\s*:", line, re.IGNORECASE))
+    named = (line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\s*:", line))
     return next(named, lines[-1] if lines else "")[:300]

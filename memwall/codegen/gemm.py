@@ -46,6 +46,8 @@ def gemm_kernel(graph: Graph, flow: Flow, group: Group, gpu: Gpu) -> Kernel:
 class _Gemm:
     """Writes the file. It is the :class:`memwall.codegen.tensors.Memory` of the bodies in it."""
 
+    hoists = True
+
     def __init__(self, graph: Graph, flow: Flow, group: Group, gpu: Gpu) -> None:
         self.graph, self.flow, self.group = graph, flow, group
         op_ids = (*group.op_ids, *group.recomputes)
@@ -272,6 +274,9 @@ class _Gemm:
     def _point(self, name: str, value_id: int) -> str:
         pointer = Pointer(name, name, self.spec_dtype(value_id), self.file.note(value_id))
         return self.function.pointers.setdefault(name, pointer).name
+
+    def is_empty(self, value_id: int) -> bool:
+        return self.graph.values[value_id].spec.numel == 0
 
     def spec_dtype(self, value_id: int) -> str:
         """Dtype of a value in memory."""

@@ -21,8 +21,8 @@ INFINITY = 'float("inf")'
 class Kind:
     """``identities`` of the numbers that a lane keeps (``lanes``), in the order of its names.
 
-    ``tile(body, value, mask, count)`` reduces one tile of ``count`` elements a row, ``step(body, lanes, value, mask)`` gives the lanes after another tile
-    and ``join(body, lanes)`` the results. ``parts`` are the lanes that a stripe hands on, the rest is known.
+    ``tile(body, value, mask, count)`` reduces one tile of ``count`` elements a row; ``step(body, lanes, value, mask)``
+    gives the lanes after another tile and ``join(body, lanes)`` the results.
     """
 
     identities: tuple[str, ...]

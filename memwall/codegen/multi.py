@@ -59,14 +59,14 @@ def _config(elements: int, gpu: Gpu) -> dict[str, int]:
     chunk = block
     while chunk < _MAX_CHUNK and elements > chunk * _PROGRAMS_PER_SM * gpu.sm_count:
         chunk *= 2
-    return {"BLOCK": block, "CHUNK": chunk, "WARPS": warps}
+    return {"BLOCK": block, "CHUNK": chunk, "NUM_WARPS": warps}
 
 
 def _configs(chosen: dict[str, int]) -> tuple[dict[str, int], ...]:
     """The chosen one, twice the threads, and twice the threads for as many elements."""
-    block, warps = 2 * chosen["BLOCK"], 2 * chosen["WARPS"]
-    wide = {"BLOCK": block, "CHUNK": max(chosen["CHUNK"], block), "WARPS": warps}
-    return chosen, wide, {**chosen, "WARPS": warps}
+    block, warps = 2 * chosen["BLOCK"], 2 * chosen["NUM_WARPS"]
+    wide = {"BLOCK": block, "CHUNK": max(chosen["CHUNK"], block), "NUM_WARPS": warps}
+    return chosen, wide, {**chosen, "NUM_WARPS": warps}
 
 
 def _launch(variant: Variant, config: dict[str, int]) -> Launch:
@@ -77,7 +77,7 @@ def _launch(variant: Variant, config: dict[str, int]) -> Launch:
         (("rows", "*i64"), ("blocks", "*i32"), *numbers),
         {"BLOCK": config["BLOCK"], "CHUNK": config["CHUNK"]},
         (chunks,),
-        config["WARPS"],
+        config["NUM_WARPS"],
     )
 
 

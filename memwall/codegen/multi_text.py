@@ -18,9 +18,10 @@ _HEAD = """import torch
 import triton
 import triton.language as tl
 
-BLOCK = {BLOCK}  # elements of one pass
-CHUNK = {CHUNK}  # elements of one program
-WARPS = {WARPS}
+#: may be assigned before run(): elements of one pass, of one program (whole passes), and warps
+BLOCK = {BLOCK}
+CHUNK = {CHUNK}
+NUM_WARPS = {NUM_WARPS}
 """
 
 _LAUNCH = '''
@@ -45,7 +46,7 @@ def launch(function, columns, vectors, *numbers):
         TABLES[key] = [table.contiguous().to(device) for table in tables]
     tables = TABLES[key]
     if len(tables[1]):
-        function[(len(tables[1]),)](*tables, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=WARPS)
+        function[(len(tables[1]),)](*tables, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=NUM_WARPS)
 '''
 
 

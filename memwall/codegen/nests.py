@@ -81,6 +81,7 @@ class Writer:
         self.scratch: dict[tuple[int, int], tuple[str, str]] = {}
         self.x = Variable("x", 1, X)
         self.masks: dict[str, str] = {}
+        self.hoists = True
 
     # -- the protocol of bodies --------------------------------------------------------------------------------------
 
@@ -95,6 +96,9 @@ class Writer:
 
     def spec_dtype(self, value_id: int) -> str:
         return self.file.graph.values[value_id].spec.dtype
+
+    def is_empty(self, value_id: int) -> bool:
+        return self.file.graph.values[value_id].spec.numel == 0
 
     def reduced(self, body: Body, reduction: Reduction, kept: Index, component: int) -> str:
         key = (id(reduction), component)
@@ -119,22 +123,24 @@ class Writer:
         """Number of the program along an axis of the grid."""
         return f"tl.program_id({axis})" + (".to(tl.int64)" if self.is_large else "")
 
-    def store(self, body: Body, store: Store, indices: Indices) -> None:
-        """One element of a tensor to memory."""
+    def store(self, body: Body, store: Store, indices: Indices, axes: frozenset[str]) -> None:
+        """One element of a tensor to memory; ``axes`` are those along which the elements lie."""
         if store.scatter is not None:
-            self._scatter(body, store, store.scatter, indices)
+            self._scatter(body, store, store.scatter, indices, axes)
             return
         value = self.file.graph.values[store.value_id]
         text = body.name(cast(store.tensor.at(body, indices), store.tensor.dtype, value.spec.dtype))
         place = offset(indices, value.spec.strides)
-        self._put(body, "store", self._target(store), place, text, [])
+        self._put(body, "store", self._target(store), place, text, [], place.axes | X)
 
     def _target(self, store: Store) -> str:
         if store.target:
             return self.point(store.target, store.target, "float32")
         return self.pointer(store.value_id)
 
-    def _scatter(self, body: Body, store: Store, scatter: Scatter, indices: Indices) -> None:
+    def _scatter(
+        self, body: Body, store: Store, scatter: Scatter, indices: Indices, axes: frozenset[str]
+    ) -> None:
         place, tests = scatter.place(body, indices)
         dtype = "float32" if store.target else scatter.dtype
         text = body.name(cast(scatter.source.at(body, indices), scatter.source.dtype, dtype))
@@ -142,8 +148,16 @@ class Writer:
             body, "atomic_add" if scatter.accumulate else "store", self._target(store), place, text, tests
         )
 
-    def _put(self, body: Body, how: str, pointer: str, place: Index, text: str, tests: list[str]) -> None:
-        axes = frozenset(self.masks) & body.axes if how == "atomic_add" else place.axes | X
+    def _put(
+        self,
+        body: Body,
+        how: str,
+        pointer: str,
+        place: Index,
+        text: str,
+        tests: list[str],
+        axes: frozenset[str],
+    ) -> None:
         masks = [*self.mask(axes), *tests]
         where = f"{pointer} + {body.spread(place, axes)}"
         body.lines.append(f"tl.{how}({', '.join([where, text, *([' & '.join(masks)] if masks else [])])})")
@@ -165,7 +179,7 @@ def write_pointwise(writer: Writer, stores: Sequence[Store], gpu: Gpu) -> None:
     function = writer.function
     body = Body(writer, X)
     for store in stores:
-        writer.store(body, store, unravel(Index.of(writer.x), store.tensor.shape))
+        writer.store(body, store, unravel(Index.of(writer.x), store.tensor.shape), X)
     loads = sum("tl.load(" in line for line in body.lines)
     itemsize = max((_itemsize(p.dtype) for p in function.pointers.values()), default=4)
     block, function.num_warps = pointwise_block(numel, itemsize, loads, gpu)
@@ -208,6 +222,7 @@ class _RowNest:
         writer.x = Variable("x", work.rows, X)
         self.r = Variable("r", work.cols, R)
         writer.masks = {"x": "x_mask", "r": "r_mask"}
+        writer.hoists = work.rows > 1  # of one row, nothing says that it needs the row's results
         first = next(iter(work.levels), [None])[0]
         self.main = self._place(first)
         self.live = 0
@@ -247,6 +262,7 @@ class _RowNest:
         """Elements of each place that are held at once: those loaded, those summed up, and a few between."""
         trial = Writer(self.writer.file, self.writer.lowering, "trial", False)
         trial.x, trial.masks, trial.scratch = self.writer.x, self.writer.masks, self.writer.scratch
+        trial.hoists = self.writer.hoists
         body = Body(trial, X | R)
         for level in self.work.levels:
             for reduction in level:
@@ -256,7 +272,7 @@ class _RowNest:
             if math.prod(reduction.kept) > 1:
                 self._value(body, reduction)
         for store in self.work.stores:
-            self._attempt(trial, body, store)
+            self._attempt(trial, body, body, store)
         loads = sum("tl.load(" in line and _varies(line, "r_mask") for line in body.lines)
         columns = sum(math.prod(r.kept) == self.work.cols for r in self.work.late)
         return max(loads + columns + SPARE_ELEMENTS, 3)
@@ -277,7 +293,7 @@ class _RowNest:
         for reduction in work.late:
             self._gather(body, row, reduction, sums, persistent)
         for store in work.stores:
-            self._attempt(writer, body, store)
+            self._attempt(writer, body, row, store)
         if not persistent and body.lines:
             row.lines += self._loop(body)
         if walks:
@@ -345,17 +361,15 @@ class _RowNest:
         for component, text in enumerate(results[: RESULTS[reduction.kind]]):
             self.writer.local[(id(reduction), component)] = row.name(text)
 
-    def _attempt(self, writer: Writer, body: Body, store: Store) -> None:
+    def _attempt(self, writer: Writer, body: Body, row: Body, store: Store) -> None:
         """Store what belongs to a row or to its elements."""
         tensor = store.tensor
         if tensor.numel == self.work.rows * self.work.cols:
-            place = self.main
+            writer.store(body, store, unravel(self.main, tensor.shape), X | R)
         elif tensor.numel == self.work.rows:
-            place = Index.of(writer.x)
+            writer.store(row, store, unravel(Index.of(writer.x), tensor.shape), X)
         else:
             raise NotGenerated("a tensor of another size than the rows")
-        home = body if tensor.numel == self.work.rows * self.work.cols else body.home(X)
-        writer.store(home, store, unravel(place, tensor.shape))
 
     # -- sums over rows ----------------------------------------------------------------------------------------------
 
@@ -474,7 +488,7 @@ def write_split(
         ends.append((reduction, lanes, [body.name(text) for text in after]))
     body.lines += [f"{n} = {new}" for _, lanes, after in ends for n, new in zip(lanes, after, strict=True)]
     for store in stores:
-        writer.store(body, store, unravel(main, store.tensor.shape))
+        writer.store(body, store, unravel(main, store.tensor.shape), X | R)
     live = sum("tl.load(" in line for line in body.lines) + sum(len(lanes) for _, lanes, _ in ends)
     contiguous = kept > 1 and not (first.dims and first.dims[-1] == len(first.source.shape) - 1)
     across, down, stripes, warps = column_blocks(kept, reduced, live, contiguous, gpu)
@@ -547,7 +561,7 @@ def write_finish(
         for component, text in enumerate(kind.join(body, lanes)[: RESULTS[partial.reduction.kind]]):
             writer.local[(id(partial.reduction), component)] = body.name(text)
     for store in stores:
-        writer.store(body, store, unravel(Index.of(writer.x), store.tensor.shape))
+        writer.store(body, store, unravel(Index.of(writer.x), store.tensor.shape), X)
     found = {}
     for reduction in keep:
         dtype = compute_dtype(reduction.source.dtype)

@@ -47,6 +47,11 @@ class Compiled(Distinct):
         return worst if worst and worst.spilled_bytes else None
 
     @property
+    def has_other_blocks(self) -> bool:
+        """Whether it spilled, or failed, with the blocks that the generator chose, and others were taken."""
+        return bool(self.kernel.configs) and dict(self.kernel.config) != dict(self.kernel.configs[0])
+
+    @property
     def failed(self) -> Resources | None:
         """The first launch that does not compile or cannot be launched."""
         return next((r for some in self.resources.values() for r in some if r.status == "failed"), None)
@@ -68,13 +73,14 @@ class CompiledPlan:
 
     @property
     def generated_bytes(self) -> int:
-        """DRAM bytes of the groups that a kernel is generated for."""
-        return sum(kernel.dram_bytes for kernel in self.kernels if not kernel.has_contraction)
+        """DRAM bytes of the groups that a kernel is generated for, and compiles."""
+        return sum(k.dram_bytes for k in self.kernels if not (k.has_contraction or k.failed))
 
     @property
     def dram_bytes(self) -> int:
         """DRAM bytes of all groups without a contraction."""
-        return self.generated_bytes + sum(left.dram_bytes for left in self.left)
+        made = sum(kernel.dram_bytes for kernel in self.kernels if not kernel.has_contraction)
+        return made + sum(left.dram_bytes for left in self.left)
 
     @property
     def coverage(self) -> float:
@@ -100,6 +106,7 @@ def _kernel_dict(compiled: Compiled) -> dict[str, Any]:
     return {
         "name": kernel.name, "ops": list(compiled.ops), "op_ids": list(kernel.op_ids), "groups": len(compiled.groups),
         "dram_bytes": compiled.dram_bytes, "schedule": kernel.schedule, "config": dict(kernel.config),
+        "has_other_blocks": compiled.has_other_blocks,
         "launches": [asdict(r) for some in compiled.resources.values() for r in some],
     }  # fmt: skip
 

@@ -92,6 +92,13 @@ class Memory(Protocol):
     def reduced(self, body: Body, reduction: Reduction, kept: Index, component: int) -> str:
         """A result of a reduction."""
 
+    def is_empty(self, value_id: int) -> bool:
+        """Whether it has no element that could be loaded."""
+
+    @property
+    def hoists(self) -> bool:
+        """Whether what does not vary along a loop may be written before it."""
+
     def mask(self, axes: frozenset[str]) -> list[str]:
         """What must hold for an index along these axes to be within the loop."""
 
@@ -130,7 +137,7 @@ class Body:
     def home(self, axes: frozenset[str]) -> Body:
         """The outermost body where an expression of these axes can stand."""
         body = self
-        if self.conditions:
+        if self.conditions or not self.memory.hoists:
             return self
         while body.parent is not None and axes <= body.parent.axes:
             body = body.parent
@@ -160,6 +167,8 @@ class Body:
         """An element from memory, in its compute dtype."""
         home = self.home(place.axes)
         pointer, dtype = self.memory.pointer(value_id), self.memory.spec_dtype(value_id)
+        if self.memory.is_empty(value_id):
+            return home.name(f"tl.full([1], 0, {triton_dtype(compute_dtype(dtype))})")
         text = home._load(pointer, place)
         if compute_dtype(dtype) != dtype:
             text += f".to({triton_dtype(compute_dtype(dtype))})"

@@ -114,7 +114,8 @@ class CudaForms:
     ) -> torch.Tensor:
         if weight is not None and weight.dtype != x.dtype:
             return _rms_norm_composite(x, shape, weight, eps)
-        attributes = (("normalized_shape", tuple(map(int, shape))),)
+        given = () if eps is None else (("eps", float(eps)),)
+        attributes = (("normalized_shape", tuple(map(int, shape))), *given)
         rows = [*x.shape[: x.dim() - len(shape)], *([1] * len(shape))]
         outputs = (_like(x), (rows, torch.float32))
         names = ("input", "weight")
