@@ -144,9 +144,8 @@ class Writer:
         place, tests = scatter.place(body, indices)
         dtype = "float32" if store.target else scatter.dtype
         text = body.name(cast(scatter.source.at(body, indices), scatter.source.dtype, dtype))
-        self._put(
-            body, "atomic_add" if scatter.accumulate else "store", self._target(store), place, text, tests
-        )
+        how = "atomic_add" if scatter.accumulate else "store"
+        self._put(body, how, self._target(store), place, text, tests, axes)
 
     def _put(
         self,
