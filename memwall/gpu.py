@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from memwall.cpu_rates import CACHES, KERNELS, PRODUCTS, Cpu
 from memwall.errors import UsageError
 from memwall.graph import Pipe
 
@@ -91,6 +92,8 @@ class Gpu:
     # How the fractions are known: bandwidth and a GEMM "measured" on this board, some or all inherited from
     # its "architecture", or none known and defaults taken ("datasheet").
     calibration: str
+    # Of a CPU, what its kernels reach; None on a GPU.
+    cpu: Cpu | None = field(default=None, hash=False)
 
     def ceiling_pipe(self, pipe: Pipe) -> Pipe:
         """The pipe that work for ``pipe`` runs on here: itself, or where a library falls back to."""
@@ -122,6 +125,8 @@ class Gpu:
         record["peak_flop_per_s"] = {str(pipe): rate for pipe, rate in self.peak_flop_per_s.items()}
         record["achievable"] = dict(self.achievable)
         record["sources"] = dict(self.sources)
+        if self.cpu is not None:
+            record["cpu"] = self.cpu.to_dict()
         return record
 
     @classmethod
@@ -140,6 +145,7 @@ class Gpu:
         values["peak_flop_per_s"] = {Pipe.parse(key): rate for key, rate in peaks.items()}
         values["achievable"] = {"dram": DEFAULT_DRAM_FRACTION} | _saved_table(record, "achievable", fraction)
         values["sources"] = _saved_table(record, "sources", text)
+        values["cpu"] = _saved_cpu(record)
         return cls(**values)
 
 
@@ -164,6 +170,23 @@ def _saved_table(record: Mapping[str, Any], name: str, check: Callable[[Any], An
         return {str(key): check(value) for key, value in table.items()}
     except WrongValue as error:
         raise UsageError(f"saved GPU: {name}: {error}") from None
+
+
+def _saved_cpu(record: Mapping[str, Any]) -> Cpu | None:
+    saved = record.get("cpu")
+    if saved is None:
+        return None
+    if not isinstance(saved, Mapping):
+        raise UsageError(f"saved GPU: cpu: must be a table, not {shown(saved)}")
+    flat: dict[str, Any] = {}
+    for name, value in saved.items():
+        flat |= (
+            {f"{name}.{key}": n for key, n in value.items()} if isinstance(value, Mapping) else {name: value}
+        )
+    try:
+        return cpu_of({key: CPU_KEYS[key](value) for key, value in flat.items() if key in CPU_KEYS})
+    except WrongValue as error:
+        raise UsageError(f"saved GPU: cpu: {error}") from None
 
 
 # ---- what a value may be
@@ -267,3 +290,28 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], Any], Any]] = {
     "dispatch_s": ("host.dispatch_s", _not_negative, 5e-6),
     "calibration": ("calibration", _one_of("measured", "architecture", "datasheet"), "datasheet"),
 }
+
+#: Key of a file's ``[cpu]`` -> how its value is checked.
+CPU_KEYS: Mapping[str, Callable[[Any], Any]] = {
+    "threads": count,
+    "exposed_traffic": _not_negative,
+    **{f"cache_bytes.{name}": count for name in CACHES},
+    **{f"cache_bytes_per_s.{name}": positive for name in CACHES},
+    **{f"flop_per_s.{name}": positive for name in PRODUCTS},
+    **{f"elements_per_s.{name}": positive for name in KERNELS},
+}
+
+
+def cpu_of(values: Mapping[str, Any]) -> Cpu | None:
+    """The CPU of checked values by key of :data:`CPU_KEYS`; None where there are none."""
+    if not values:
+        return None
+
+    def table(name: str) -> dict[str, Any]:
+        start = f"{name}."
+        return {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
+
+    tables = {
+        name: table(name) for name in ("cache_bytes", "cache_bytes_per_s", "flop_per_s", "elements_per_s")
+    }
+    return Cpu(values.get("threads", 1), **tables, exposed_traffic=values.get("exposed_traffic", 0.0))

@@ -21,6 +21,7 @@ from typing import Any
 
 from memwall.errors import UsageError
 from memwall.gpu import (
+    CPU_KEYS,
     DEFAULT_DRAM_FRACTION,
     FIELDS,
     PIPE_NAMES,
@@ -28,6 +29,7 @@ from memwall.gpu import (
     Gpu,
     WrongValue,
     count,
+    cpu_of,
     fraction,
     one_line,
     positive,
@@ -58,6 +60,7 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], Any]] = {
     "achievable.dram": (fraction, None),
     **{f"achievable.{pipe}": (fraction, None) for pipe in PIPE_NAMES},
     **{f"identity.{key}": (text, None) for key in _EXPLAINABLE},
+    **{f"cpu.{key}": (check, None) for key, check in CPU_KEYS.items()},
 }
 
 
@@ -176,6 +179,8 @@ def _gpu(spec: _Spec) -> Gpu:
     known = {pipe: reached for pipe, reached in fractions.items() if reached is not None}
     values["achievable"] = {"dram": DEFAULT_DRAM_FRACTION} | known
     values["sources"] = {key: note for key, (_, note) in spec.places.items() if note and key in spec.values}
+    cpu = {key: spec.values.get(f"cpu.{key}") for key in CPU_KEYS}
+    values["cpu"] = cpu_of({key: value for key, value in cpu.items() if value is not None})
     return Gpu(**values)
 
 

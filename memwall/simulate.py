@@ -6,6 +6,8 @@ whole.
 
 L2 residency: a storage that was touched is taken to be in L2 as long as no more bytes than L2 holds have moved since.
 No kernel is made faster by it than its ``bound_s``, which knows no residency unless all that the kernel touches fits.
+
+On a CPU (a spec with ``[cpu]``) the terms are those of :mod:`memwall.cpu`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 
 from memwall.cost import Cost
 from memwall.cost.registry import OP_CLASSES
+from memwall.cpu import kernel_time_s
 from memwall.fusion import Group, Plan
 from memwall.graph import Graph, Storage
 from memwall.hardware import Gpu
@@ -111,7 +114,10 @@ def simulate(
             memo[id(cost)] = known
         compute, memory, bound, peak = known
         resident = sum(n for n, distance in context.reuse[index] if distance <= l2_bytes)
-        if resident:
+        if gpu.cpu is not None:
+            compute, memory = kernel_time_s(graph, group, gpu, context.reuse[index])
+            memory = max(memory, bound)
+        elif resident:
             memory = max(memory_s(cost, gpu, resident), bound)
         name, op_class = context.labels[index]
         issued_s += dispatch_s

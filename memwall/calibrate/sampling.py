@@ -1,0 +1,152 @@
+"""Timing on a CPU that others may use too: samples in interleaved rounds, those that were disturbed thrown away.
+
+A sample is one run of a benchmark's function, as often as it takes to last :data:`SAMPLE_S`. It counts when the process
+had the core (its CPU time is the wall time) and nothing else ran on the other cores, which share caches, memory and,
+where they are threads of one core, its arithmetic. All benchmarks take turns, so that a disturbance hits each of them
+once and not one of them always.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SAMPLE_S = 0.01
+#: calls that tell how many make a sample
+TRIALS = 4
+#: a sample that got less of a core than this is thrown away
+LEAST_SHARE = 0.95
+#: cores that other processes may keep busy, on average over a round, before its samples are thrown away
+MOST_OTHERS = 0.1
+#: fewest good samples that make a quantity
+LEAST_SAMPLES = 3
+#: a quantity whose quartiles lie further from the median than this is named as uncertain
+WIDE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A function to time, and how much work one call does: bytes, FLOPs, elements or calls."""
+
+    name: str
+    work: float
+    run: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """What a benchmark took: the median of the good samples in seconds per call, half the distance between their
+    quartiles over that median, and how many samples there were and how many were thrown away."""
+
+    name: str
+    work: float
+    seconds: float
+    spread: float
+    samples: int
+    rejected: int
+
+    @property
+    def rate(self) -> float:
+        """Work per second."""
+        return self.work / self.seconds
+
+    @classmethod
+    def of(cls, name: str, work: float, good: Sequence[float], rejected: int) -> Quantity:
+        """From seconds per call."""
+        middle = statistics.median(good)
+        low, _, high = statistics.quantiles(good, n=4) if len(good) > 1 else (middle, middle, middle)
+        return cls(name, work, middle, (high - low) / 2 / middle, len(good), rejected)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            name: getattr(self, name) for name in ("name", "work", "seconds", "spread", "samples", "rejected")
+        }
+
+
+class Busy(Exception):
+    """Other processes left too few good samples; the message says of what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Where time comes from, in seconds: the wall, this process's CPU time, and all cores' busy time."""
+
+    wall: Callable[[], float] = time.perf_counter
+    own: Callable[[], float] = time.process_time
+    machine: Callable[[], float] = lambda: machine_busy_s()
+
+
+def machine_busy_s(stat: Path = Path("/proc/stat")) -> float:
+    """Seconds that all cores together were busy since the start; 0 where the system does not say."""
+    import os
+
+    try:
+        first = stat.read_text(encoding="ascii").partition("\n")[0]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _wait, *rest = (int(word) for word in first.split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(
+    benchmarks: Sequence[Benchmark], rounds: int, *, accept_busy: bool = False, clocks: Clocks | None = None
+) -> dict[str, Quantity]:
+    """Time all benchmarks, ``rounds`` samples each.
+
+    ``accept_busy`` keeps the samples that others disturbed, in CPU time where the process had to wait for its core.
+
+    Raises:
+        Busy: a benchmark has too few good samples.
+    """
+    clocks = clocks or Clocks()
+    calls = {bench.name: _calls(bench, clocks) for bench in benchmarks}
+    good: dict[str, list[float]] = {bench.name: [] for bench in benchmarks}
+    for _ in range(rounds):
+        wall, own, machine = clocks.wall(), clocks.own(), clocks.machine()
+        taken = {bench.name: _sample(bench, calls[bench.name], clocks, accept_busy) for bench in benchmarks}
+        others = (clocks.machine() - machine - (clocks.own() - own)) / (clocks.wall() - wall)
+        if accept_busy or others <= MOST_OTHERS:
+            for name, seconds in taken.items():
+                good[name] += [] if seconds is None else [seconds]
+    _check(good, rounds)
+    return {
+        bench.name: Quantity.of(bench.name, bench.work, good[bench.name], rounds - len(good[bench.name]))
+        for bench in benchmarks
+    }
+
+
+def _check(good: Mapping[str, Sequence[float]], rounds: int) -> None:
+    short = [name for name, samples in good.items() if len(samples) < min(LEAST_SAMPLES, rounds)]
+    if short:
+        named = ", ".join(short[:3]) + (f" and {len(short) - 3} more" if len(short) > 3 else "")
+        raise Busy(f"fewer than {LEAST_SAMPLES} of {rounds} samples were undisturbed of {named}")
+
+
+def _calls(bench: Benchmark, clocks: Clocks) -> int:
+    """How often to call so that a sample is long enough. The fastest of some calls says: the first one warms up, and
+    one that was interrupted would pass for a long one."""
+    taken = []
+    for _ in range(TRIALS):
+        start = clocks.wall()
+        bench.run()
+        taken.append(clocks.wall() - start)
+    return max(1, round(SAMPLE_S / min(taken))) if min(taken) > 0 else 1000
+
+
+def _sample(bench: Benchmark, calls: int, clocks: Clocks, accept_busy: bool) -> float | None:
+    """Seconds per call; where the process did not have its core, of CPU time if that will do, else None."""
+    run = bench.run
+    if calls > 1:
+        run()  # other benchmarks have taken the caches meanwhile
+    own, start = clocks.own(), clocks.wall()
+    for _ in range(calls):
+        run()
+    seconds, own = clocks.wall() - start, clocks.own() - own
+    if own >= LEAST_SHARE * seconds:
+        return seconds / calls
+    return own / calls if accept_busy else None

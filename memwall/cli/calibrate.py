@@ -1,0 +1,54 @@
+"""``memwall calibrate``: measure what this machine reaches, and write it as a hardware spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memwall.cli import options
+from memwall.cli.output import Messages, show, terminal
+from memwall.cli.parsing import Command
+
+
+@click.command("calibrate", cls=Command)
+@click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True)
+@click.option(
+    "-o", "--output", "output", metavar="FILE",
+    help="The TOML file to write. [default: cpu.toml or cuda.toml in ~/.cache/memwall]",
+)  # fmt: skip
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Cores of the CPU.")
+@click.option(
+    "--rounds", type=click.IntRange(3), default=15, show_default=True, help="Samples of each quantity."
+)
+@click.option("--accept-busy", is_flag=True, help="Measure although other processes run: rough figures.")
+@click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")
+@options.debug
+def command(
+    device: str, output: str | None, threads: int, rounds: int, accept_busy: bool, quiet: bool
+) -> None:
+    """Measure this machine: bandwidths, products, functions, call overhead.
+
+    The file is a hardware spec: give it to --gpu, as in memwall profile model.py --gpu ~/.cache/memwall/cpu.toml.
+    memwall measure --device cpu finds it in its default place.
+    """
+    from memwall.calibrate import calibrate, default_spec_path
+    from memwall.errors import UsageError
+    from memwall.files import write_whole
+    from memwall.gpu_spec import read_spec
+    from memwall.report.text import render_gpu
+
+    path = Path(output) if output is not None else default_spec_path(device)
+    if path.suffix.lower() != ".toml":
+        raise UsageError(f"cannot write {path}: the name of a spec ends in .toml")
+    if output is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    elif not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    messages = Messages(quiet=quiet)
+    found = calibrate(device, threads=threads, rounds=rounds, accept_busy=accept_busy, progress=messages.say)
+    write_whole(path, found.spec)
+    show(render_gpu(read_spec(path), **terminal()))
+    for quantity in found.uncertain:
+        messages.warn(f"{quantity.name} varies by {quantity.spread:.0%}: measure again on an idle machine")
+    messages.say(f"wrote {path}; use it as --gpu {path}")

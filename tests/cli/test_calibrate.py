@@ -1,0 +1,88 @@
+"""``memwall calibrate``: what it writes and how it fails. One test measures this machine for real, roughly."""
+
+from __future__ import annotations
+
+import pytest
+
+from memwall.calibrate import run as calibration
+from memwall.graph import Pipe
+from memwall.hardware import load_gpu
+from tests.unit.test_calibrate import ANSWER, quantities
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The process that measures answers at once with a made-up machine's quantities; the jobs that it was given."""
+    jobs = []
+
+    def ask(job, environment):
+        jobs.append(job)
+        return {**ANSWER, "quantities": [quantity.to_dict() for quantity in quantities().values()]}
+
+    monkeypatch.setattr(calibration, "_ask", ask)
+    return jobs
+
+
+def test_it_writes_a_spec_that_gpu_takes(run, measured, tmp_path):
+    path = tmp_path / "mine.toml"
+    result = run("calibrate", "-o", str(path), "--rounds", "5")
+    assert result.code == 0
+    assert "20.00 GB/s" not in result.out  # the bandwidth is the fastest, the triad a fraction of it
+    assert "40.00 GB/s" in result.out
+    assert "50.0 %" in result.out
+    assert f"--gpu {path}" in result.err
+    assert "weights.dram varies by 20 %" in result.err.replace("20%", "20 %")
+    assert measured == [{"device": "cpu", "threads": 1, "rounds": 5, "accept_busy": False}]
+    assert load_gpu(path).cpu is not None
+    assert run("gpus", "--check", str(path)).code == 0
+
+
+def test_by_itself_it_goes_where_measure_looks(run, measured, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "new" / "folder"))
+    assert run("calibrate", "-q").code == 0
+    assert load_gpu(tmp_path / "new" / "folder" / "cpu.toml").name == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("spec.json", "ends in .toml"), ("nowhere/spec.toml", "there is no folder nowhere")],
+)
+def test_a_wrong_file_name_costs_no_measurement(run, measured, path, message):
+    result = run("calibrate", "-o", path)
+    assert result.code == 2
+    assert message in result.err
+    assert measured == []
+
+
+def test_a_busy_machine_is_refused_and_nothing_is_written(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        calibration, "_ask", lambda *_: {"busy": "fewer than 3 of 15 samples were undisturbed of call"}
+    )
+    result = run("calibrate", "-o", str(tmp_path / "cpu.toml"))
+    assert result.code == 3
+    assert "too busy" in result.err
+    assert "--accept-busy" in result.err
+    assert list(tmp_path.glob("*.toml")) == []
+
+
+def test_without_a_gpu_cuda_says_so(run, tmp_path):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    result = run("calibrate", "--device", "cuda", "-o", str(tmp_path / "cuda.toml"))
+    assert result.code == 3
+    assert "no CUDA device" in result.err
+
+
+def test_this_machine_for_real(run, tmp_path):
+    """Wide limits: any x86 or ARM core of this century, however busy."""
+    pytest.importorskip("torch")
+    path = tmp_path / "cpu.toml"
+    result = run("calibrate", "-o", str(path), "--rounds", "3", "--accept-busy")
+    assert result.code == 0, result.err
+    gpu = load_gpu(path)
+    assert 0.5e9 < gpu.dram_bytes_per_s < 1e12
+    assert 0.1e-6 < gpu.launch_overhead_s < 100e-6
+    assert gpu.peak(Pipe("tensor", "float64")) < gpu.peak(Pipe("tensor", "float32"))
+    assert gpu.cpu.elements_per_s["tanh"] < gpu.peak(Pipe("vector", "float32"))
+    assert "--accept-busy" in path.read_text()

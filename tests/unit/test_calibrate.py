@@ -1,0 +1,340 @@
+"""Calibration: sampling on fake clocks, the machine from fake files, specs from quantities made by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from memwall.calibrate import default_spec_path
+from memwall.calibrate.cpu_spec import cpu_spec
+from memwall.calibrate.cuda_spec import cuda_spec
+from memwall.calibrate.machine import cache_bytes, cpu_name, vendor_name
+from memwall.calibrate.run import cpu_environment
+from memwall.calibrate.sampling import Benchmark, Busy, Clocks, Quantity, machine_busy_s, measure
+from memwall.cpu_rates import KERNELS, PRODUCTS, Cpu
+from memwall.gpu import Gpu
+from memwall.graph import Pipe
+from memwall.hardware import identity_violations, load_gpu
+
+# ---- sampling
+
+
+class Machine:
+    """A fake machine: each call takes the next of ``seconds``; this process has ``share`` of its core, and others keep
+    ``others`` cores busy."""
+
+    def __init__(self, seconds, share=1.0, others=0.0):
+        self.seconds, self.share, self.others = iter(seconds), share, others
+        self.wall = self.own = self.busy = 0.0
+        self.clocks = Clocks(lambda: self.wall, lambda: self.own, lambda: self.busy)
+
+    def run(self):
+        took = next(self.seconds)
+        self.wall += took
+        self.own += took * self.share
+        self.busy += took * (self.share + self.others)
+
+
+def timed(machine, rounds, **options):
+    return measure([Benchmark("work", 6.0, machine.run)], rounds, clocks=machine.clocks, **options)["work"]
+
+
+def test_the_median_and_half_the_distance_of_the_quartiles():
+    # four calls try it out; the fastest takes 20 ms, more than a sample needs, so each sample is one call
+    machine = Machine([0.5, 0.02, 0.02, 0.3, 0.020, 0.030, 0.040, 0.050, 0.090])
+    quantity = timed(machine, 5)
+    assert quantity.seconds == pytest.approx(0.040)
+    assert quantity.rate == pytest.approx(6.0 / 0.040)
+    # quartiles of 20, 30, 40, 50, 90 by the exclusive method stand at places 1.5 and 4.5: 25 and 70
+    assert quantity.spread == pytest.approx((70 - 25) / 2 / 40)
+    assert (quantity.samples, quantity.rejected) == (5, 0)
+
+
+def test_short_calls_are_repeated_to_make_a_sample_even_if_one_was_interrupted():
+    calls = []
+    machine = Machine([0.5, 0.001, 0.4, 0.001, *[0.001] * 100])
+    run = machine.run
+    machine.run = lambda: (calls.append(1), run())
+    assert timed(machine, 3).seconds == pytest.approx(0.001)
+    assert len(calls) == 4 + 3 * (1 + 10)  # 10 ms by 1 ms, and one to warm the caches
+
+
+def test_samples_without_the_core_are_no_samples():
+    with pytest.raises(Busy, match="of 4 samples were undisturbed of work"):
+        timed(Machine([0.02] * 8, share=0.9), 4)
+
+
+def test_rounds_in_which_others_ran_are_thrown_away():
+    with pytest.raises(Busy):
+        timed(Machine([0.02] * 8, others=0.5), 4)
+    assert timed(Machine([0.02] * 8, others=0.05), 4).samples == 4
+
+
+def test_a_busy_machine_can_be_accepted_and_is_timed_by_the_cpu_clock():
+    quantity = timed(Machine([0.02] * 8, share=0.5, others=1.0), 4, accept_busy=True)
+    assert quantity.seconds == pytest.approx(0.01)
+
+
+def test_benchmarks_take_turns():
+    order = []
+    benchmarks = [Benchmark(name, 1.0, lambda name=name: order.append(name)) for name in "ab"]
+    ticks = iter(range(10**6))
+    clock = lambda: next(ticks) * 1.0  # noqa: E731  every look at a clock takes a second: one call makes a sample
+    measure(benchmarks, 3, accept_busy=True, clocks=Clocks(clock, clock, clock))
+    assert order == [*"aaaabbbb", *"ababab"]
+
+
+# ---- the machine
+
+
+def test_caches_that_hold_data_by_level(tmp_path):
+    rows = [
+        ("1", "Data", "48K"),
+        ("1", "Instruction", "32K"),
+        ("2", "Unified", "1M"),
+        ("3", "Unified", "32768K"),
+    ]
+    for n, row in enumerate(rows):
+        folder = tmp_path / f"index{n}"
+        folder.mkdir()
+        for name, text in zip(("level", "type", "size"), row, strict=True):
+            (folder / name).write_text(text + "\n")
+    assert cache_bytes(tmp_path) == {"l1": 49152, "l2": 1048576, "l3": 33554432}
+    assert cache_bytes(tmp_path / "nowhere") == {}
+
+
+def test_the_name_of_the_processor(tmp_path):
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9B45\nflags\t: fpu\n")
+    assert (cpu_name(file), vendor_name(file)) == ("AMD EPYC 9B45", "AMD")
+    assert cpu_name(tmp_path / "nowhere")
+
+
+def test_busy_seconds_leave_out_idle_and_waiting(tmp_path):
+    import os
+
+    tick = os.sysconf("SC_CLK_TCK")
+    file = tmp_path / "stat"
+    file.write_text(f"cpu  {tick} {tick} {tick} {50 * tick} {9 * tick} 0 0 {tick} 0 0\ncpu0 1 2 3\n")
+    assert machine_busy_s(file) == pytest.approx(4.0)  # user, nice, system, steal
+    assert machine_busy_s(tmp_path / "nowhere") == 0.0
+
+
+def test_where_the_spec_lies(monkeypatch, tmp_path):
+    monkeypatch.delenv("MEMWALL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_spec_path() == tmp_path / "memwall" / "cpu.toml"
+    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "own"))
+    assert default_spec_path("cuda") == tmp_path / "own" / "cuda.toml"
+
+
+def test_the_process_that_measures_keeps_its_memory():
+    environment = cpu_environment(1)
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["MALLOC_MMAP_MAX_"] == "0"
+    assert int(environment["MALLOC_TRIM_THRESHOLD_"]) >= 1 << 30
+
+
+# ---- a CPU's spec
+
+CALL_S = 1e-6
+
+
+def quantity(name, work, seconds, spread=0.01):
+    return Quantity(name, work, seconds + CALL_S, spread, 15, 0)
+
+
+def quantities():
+    """A made-up CPU: DRAM 20 GB/s, 40 in place; products 100 GFLOP/s, 200 at best; a linear layer reaches 80."""
+    rows = [
+        quantity("dram.copy", 1e9, 1e9 / 19e9), quantity("dram.triad", 1e9, 1e9 / 20e9),
+        quantity("dram.read", 1e9, 1e9 / 18e9), quantity("dram.in_place", 1e9, 1e9 / 40e9),
+        quantity("l2.triad", 1e6, 1e6 / 150e9), quantity("l2.in_place", 1e6, 1e6 / 200e9),
+        quantity("l3.triad", 1e7, 1e7 / 80e9), quantity("l3.in_place", 1e7, 1e7 / 120e9),
+        quantity("product.float64", 1e9, 1e9 / 50e9), quantity("product.float32", 1e9, 1e9 / 100e9),
+        quantity("product.bfloat16", 1e9, 1e9 / 400e9), quantity("linear.float32", 1e9, 1e9 / 80e9),
+        quantity("linear.bfloat16", 1e9, 1e9 / 300e9), quantity("peak.float32", 1e9, 1e9 / 200e9),
+        quantity("weights.cached", 4e6, 1e-3), quantity("weights.dram", 4e6, 1.1e-3, spread=0.2),
+        *(quantity(name, 1e9, 1e9 / 60e9) for name in PRODUCTS),
+        *(quantity(name, 1e6, 1e6 / 2e9) for name in KERNELS),
+        Quantity("call", 1, CALL_S, 0.02, 15, 0),
+    ]  # fmt: skip
+    return {row.name: row for row in rows}
+
+
+ANSWER = {"torch": "2.13.0", "isa": "AVX512", "cache_bytes": {"l1": 49152, "l2": 1 << 20, "l3": 1 << 25}}
+JOB = {"threads": 1, "rounds": 15, "accept_busy": False}
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "cpu.toml"
+    path.write_text(cpu_spec(ANSWER, quantities(), JOB))
+    return path
+
+
+def test_a_spec_is_read_by_load_gpu(spec):
+    gpu = load_gpu(spec)
+    assert (gpu.name, gpu.architecture, gpu.compute_capability) == ("cpu", "cpu", None)
+    assert gpu.dram_bytes_per_s == pytest.approx(40e9, rel=1e-3)  # the fastest of the four
+    assert gpu.achievable["dram"] == pytest.approx(20 / 40, rel=1e-3)  # triad over it
+    assert gpu.peak(Pipe("tensor", "float32")) == pytest.approx(200e9, rel=1e-3)
+    assert gpu.peak(Pipe("tensor", "tf32")) == pytest.approx(200e9, rel=1e-3)  # a CPU has no TF32
+    assert gpu.achievable_fraction(Pipe("tensor", "tf32")) == pytest.approx(80 / 200, rel=1e-3)
+    assert gpu.peak(Pipe("tensor", "bfloat16")) == pytest.approx(400e9, rel=1e-3)
+    assert gpu.achievable_fraction(Pipe("tensor", "bfloat16")) == pytest.approx(300 / 400, rel=1e-3)
+    assert gpu.launch_overhead_s == pytest.approx(CALL_S)
+    assert gpu.dispatch_s == 0
+    assert (gpu.l2_bytes, gpu.l2_bytes_per_s) == (1 << 25, pytest.approx(200e9, rel=1e-3))
+    assert identity_violations(spec) == []
+
+
+def test_a_spec_holds_what_the_kernels_reach(spec):
+    cpu = load_gpu(spec).cpu
+    assert set(cpu.flop_per_s) == set(PRODUCTS)
+    assert set(cpu.elements_per_s) == set(KERNELS)
+    assert cpu.elements_per_s["gelu"] == pytest.approx(2e9, rel=1e-3)  # the call's 1 us taken off
+    assert cpu.cache_bytes_per_s == {
+        "l2": pytest.approx(150e9, rel=1e-3),
+        "l3": pytest.approx(80e9, rel=1e-3),
+    }
+    # 0.1 ms longer for 4 MB that DRAM delivers in 0.2 ms
+    assert cpu.exposed_traffic == pytest.approx(0.5, rel=1e-2)
+
+
+def test_every_number_says_how_it_was_measured_and_doubtful_ones_say_so(spec):
+    lines = spec.read_text().splitlines()
+    numbers = [line for line in lines if " = " in line and line.partition(" = ")[2][0].isdigit()]
+    silent = [line for line in numbers if "#" not in line]
+    assert [line.split()[0] for line in silent] == ["threads", "l1", "l2", "l3"]
+    doubtful = [line for line in lines if "uncertain" in line]
+    assert [line.split()[0] for line in doubtful] == ["exposed_traffic"]
+
+
+def test_a_spec_measured_among_others_says_so():
+    text = cpu_spec(ANSWER, quantities(), JOB | {"accept_busy": True})
+    assert "--accept-busy" in text
+    assert "--accept-busy" not in cpu_spec(ANSWER, quantities(), JOB)
+
+
+def test_a_saved_record_keeps_the_cpu_and_a_gpus_has_none(spec):
+    gpu = load_gpu(spec)
+    assert Gpu.from_dict(json.loads(json.dumps(gpu.to_dict()))) == gpu
+    assert "cpu" not in load_gpu("h100-sxm").to_dict()
+    assert load_gpu("h100-sxm").cpu is None
+
+
+def test_the_nearest_cache_that_holds_it():
+    cpu = Cpu(1, {"l1": 100, "l2": 1000, "l3": 10000}, {"l2": 5.0, "l3": 3.0}, {}, {})
+    assert [cpu.rate_for(n) for n in (50, 1000, 1001, 10001)] == [5.0, 5.0, 3.0, None]
+
+
+# ---- a CUDA device's spec
+
+
+def cuda_quantities(board):
+    rates = {"dram.copy": 0.9 * board.dram_bytes_per_s, "dram.triad": 0.88 * board.dram_bytes_per_s,
+             "product.bfloat16": 0.7 * board.peak_flop_per_s[Pipe("tensor", "bfloat16")],
+             "product.float32": 0.8 * board.peak_flop_per_s[Pipe("vector", "float32")]}  # fmt: skip
+    found = {name: Quantity(name, 1e12, 1e12 / rate, 0.01, 15, 0) for name, rate in rates.items()}
+    return found | {
+        "launch": Quantity("launch", 1, 2e-6, 0.01, 15, 0), "dispatch": Quantity("dispatch", 1, 4e-6, 0.01, 15, 0)
+    }  # fmt: skip
+
+
+def test_a_known_board_keeps_its_datasheet_and_gets_fractions(tmp_path):
+    board = load_gpu("h200")
+    answer = {
+        "board": "NVIDIA H200",
+        "torch": "2.11.0",
+        "dram_bytes": 1,
+        "sm_count": 1,
+        "compute_capability": "9.0",
+    }
+    path = tmp_path / "cuda.toml"
+    path.write_text(cuda_spec(answer, cuda_quantities(board), JOB))
+    gpu = load_gpu(path)
+    assert gpu.name == "h200-measured"
+    assert gpu.sm_count == board.sm_count
+    assert gpu.dram_bytes_per_s == pytest.approx(board.dram_bytes_per_s, rel=1e-3)
+    assert gpu.achievable["dram"] == pytest.approx(0.9)
+    assert gpu.achievable["tensor.bfloat16"] == pytest.approx(0.7, rel=1e-3)
+    assert gpu.achievable["vector.float32"] == pytest.approx(0.8, rel=1e-3)
+    assert (gpu.launch_overhead_s, gpu.dispatch_s) == (2e-6, 4e-6)
+    assert {str(p) for p in gpu.peak_flop_per_s} == {str(p) for p in board.peak_flop_per_s}
+
+
+def test_of_an_unknown_board_the_measured_rates_are_the_peaks(tmp_path):
+    answer = {"board": "Some Card", "torch": "2.11.0", "dram_bytes": 8_000_000_000, "sm_count": 20,
+              "compute_capability": "8.6"}  # fmt: skip
+    path = tmp_path / "cuda.toml"
+    path.write_text(cuda_spec(answer, cuda_quantities(load_gpu("h200")), JOB))
+    gpu = load_gpu(path)
+    assert (gpu.name, gpu.sm_count, gpu.dram_bytes) == ("cuda-measured", 20, 8_000_000_000)
+    assert gpu.achievable["dram"] == 1.0
+    assert gpu.peak(Pipe("tensor", "bfloat16")) == pytest.approx(0.7 * 989.4e12, rel=1e-3)
+
+
+# ---- the benchmarks
+
+
+def test_there_is_a_benchmark_for_every_rate():
+    torch = pytest.importorskip("torch")
+    from memwall.calibrate import benchmarks
+
+    with torch.no_grad():
+        kernels = {bench.name: bench for bench in benchmarks.kernels(torch)}
+        products = {bench.name: bench for bench in benchmarks.contractions(torch)}
+        assert set(kernels) == set(KERNELS)
+        assert set(products) == {*PRODUCTS, "peak.float32"}
+        for bench in kernels.values():
+            results = bench.run()
+            results = results if isinstance(results, tuple) else (results,)
+            floating = [r for r in results if r is not None and r.is_floating_point()]
+            assert all(bool(torch.isfinite(r).all()) for r in floating), bench.name
+
+
+def test_the_work_of_products_is_what_torch_counts():
+    torch = pytest.importorskip("torch")
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from memwall.calibrate import benchmarks
+
+    small = {"l2": 1 << 18, "l3": 1 << 20}
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # torch does not count the CPU's fused attention
+        for bench in [*benchmarks.contractions(torch), *benchmarks.products(torch)]:
+            if bench.name == "product.int8":
+                continue  # torch counts no integer product
+            with FlopCounterMode(display=False) as counter:
+                bench.run()
+            assert counter.get_total_flops() == bench.work, bench.name
+        for bench in benchmarks.traffic(torch, small):
+            with FlopCounterMode(display=False) as counter:
+                bench.run()
+            weight_bytes = counter.get_total_flops() / 2 / benchmarks.COLD_ROWS * 4
+            assert weight_bytes == bench.work
+
+
+def test_cold_weights_do_not_fit_the_last_cache():
+    torch = pytest.importorskip("torch")
+    from memwall.calibrate import benchmarks
+
+    seen = []
+    kept = torch.nn.functional.linear
+    try:
+        torch.nn.functional.linear = lambda x, weight: seen.append(weight)
+        cached, dram = benchmarks.traffic(torch, {"l3": 1 << 22})
+        for _ in range(20):
+            dram.run()
+        cold = {weight.data_ptr(): weight.nbytes for weight in seen}
+        seen.clear()
+        for _ in range(3):
+            cached.run()
+    finally:
+        torch.nn.functional.linear = kept
+    assert sum(cold.values()) > 4 * (1 << 22)
+    assert len({weight.data_ptr() for weight in seen}) == 1
+    assert math.isclose(cached.work, next(iter(cold.values())))
