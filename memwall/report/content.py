@@ -20,6 +20,7 @@ from memwall.analysis import (
 from memwall.errors import UsageError
 from memwall.graph import Pipe
 from memwall.profile import Profile
+from memwall.report.closing import measured_sections
 from memwall.report.columns import (
     intensity_column,
     percent_column,
@@ -60,14 +61,14 @@ MAX_UNMODELED = 8
 def profile_document(
     profile: Profile, *, by: str = "op", top: int = 15, sort: str = "time", what_ifs: Sequence[Outcome] = ()
 ) -> Document:
-    """The whole report. ``by`` chooses what the longest table lists; ``what_ifs`` come last.
+    """The whole report. ``by`` chooses what the longest table lists; what was measured comes first, ``what_ifs`` last.
 
     Raises:
         UsageError: no such ``by`` or ``sort``.
     """
     if by not in BREAKDOWNS:
         raise UsageError(f"cannot group by {by!r}; choose one of {', '.join(BREAKDOWNS)}")
-    sections = [Section("", (Facts(header_facts(profile)),))]
+    sections = [Section("", (Facts(header_facts(profile)),)), *measured_sections(profile, top=top)]
     if is_several(profile):
         for policies in policy_sets(profile):
             sections += _policy_sections(policies, by, top, sort)

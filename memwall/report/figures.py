@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memwall.analysis import WALLS, class_rows, schedule_label
+from memwall.closing import measured_points
 from memwall.compare import Comparison, Machine, compare_gpus
 from memwall.errors import UsageError
 from memwall.hardware import Gpu
@@ -95,10 +96,13 @@ def waterfall_figure(profile: Profile, gpu_name: str, policy: str, fmt: str = "p
 
 
 def _policies_figure(profile: Profile, fmt: str) -> bytes:
-    """For each GPU the roofline of the first policy and the waterfalls of the others, then the shares of all."""
+    """For each GPU the roofline of the first policy, those of others that were measured and the waterfalls, then the
+    shares of all."""
     panels: list[tuple[float, Callable[[Any], None]]] = []
     for policies in policy_sets(profile):
-        panels.append((6.0, partial(_roofline_panel, profile=profile, schedule=policies.schedules[0])))
+        first, *others = policies.schedules
+        drawn = [first, *(schedule for schedule in others if measured_points(profile, schedule))]
+        panels += [(6.0, partial(_roofline_panel, profile=profile, schedule=schedule)) for schedule in drawn]
         panels += [_waterfall(policies, schedule) for schedule in explained(policies)]
     panels.append((_shares_height(profile), lambda part: _shares_panel(part.add_subplot(), profile)))
     heights = [height for height, _ in panels]

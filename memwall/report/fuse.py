@@ -1,4 +1,4 @@
-"""``memwall fuse`` as a page: policies side by side, groups, refusals, capture, lowering funnel, what-ifs."""
+"""``memwall fuse`` as a page: policies side by side, groups, refusals, kernels, capture, lowering funnel, what-ifs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from memwall.fused import Fused, Refused, refused_by_rule
 from memwall.report.alternatives import alternatives_document
 from memwall.report.capture import capture_section
 from memwall.report.columns import plain_column, seconds_column, si_column
+from memwall.report.compiled import compiled_section
 from memwall.report.document import (
     Document,
     Facts,
@@ -89,6 +90,7 @@ def fused_document(found: Fused, *, by: str = "group", top: int = DEFAULT_TOP) -
     for policies in policy_sets(found.profile):
         sections.append(_gpu_section(policies))
         sections += [_policy_section(found, policies, s, by, top) for s in explained(policies)]
+    sections += [compiled_section(made, top) for made in found.compiled.values()]
     sections += [agreement_section(gpu, agreed) for gpu, agreed in found.agreements.items()]
     if found.alternatives:
         for section in alternatives_document(found.alternatives, "").sections:

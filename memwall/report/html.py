@@ -22,9 +22,11 @@ from memwall.analysis import (
     schedule_label,
     wall_shares,
 )
+from memwall.closing import Point, measured_points
 from memwall.compare import Comparison
 from memwall.profile import Profile
 from memwall.report.ceilings import Roof, compute_roofs, memory_roofs
+from memwall.report.closing import measured_sections
 from memwall.report.comparing import comparison_document
 from memwall.report.content import (
     class_table,
@@ -47,6 +49,8 @@ from memwall.whatif import Outcome
 
 #: rows of kernels in a page, the slowest on any GPU first
 MAX_ROWS = 2000
+#: rows of a table of measured kernels, and measured points in a roofline
+MAX_MEASURED, MAX_POINTS = 20, 500
 
 
 def render_html(profile: Profile, *, what_ifs: Sequence[Outcome] = ()) -> str:
@@ -59,6 +63,7 @@ def render_html(profile: Profile, *, what_ifs: Sequence[Outcome] = ()) -> str:
         facts=header_facts(profile),
         totals=totals_table(profile) if profile.simulations and not is_several(profile) else None,
         fusions=[_fusion(policies) for policies in policy_sets(profile)] if is_several(profile) else [],
+        measured=measured_sections(profile, top=MAX_MEASURED),
         what_if=what_if_section(what_ifs) if what_ifs else None,
         panels=[_panel(profile, schedule, i) for i, schedule in enumerate(profile.simulations)],
         data=embed(data),
@@ -108,6 +113,7 @@ def _panel(profile: Profile, schedule: Schedule, index: int) -> dict[str, Any]:
         "phases": share_table("Phases", "phase", phases) if len(phases) > 1 else None,
         "memory": memory_table(profile, schedule),
         "memory_bar": _memory_bar(schedule),
+        "is_measured": bool(measured_points(profile, schedule)),
     }
 
 
@@ -192,6 +198,7 @@ def _data(profile: Profile, tables: Sequence[Sequence[KernelRow]]) -> tuple[dict
             "roofs": [_roof(r) for r in compute_roofs(profile, schedule)],
             "slopes": [_roof(r) for r in memory_roofs(schedule)],
             "rows": [_times(number[_identity(r)], r) for r in table if _identity(r) in number],
+            "measured": [_point(p) for p in measured_points(profile, schedule)[:MAX_POINTS]],
         }
         for schedule, table in zip(profile.simulations, tables, strict=True)
     ]
@@ -211,6 +218,20 @@ def _times(number: int, row: KernelRow) -> list[float | int]:
     """Columns of ``rows``: kernel, then seconds (bound, time, compute, memory, overhead), then the wall's number."""
     seconds = (row.bound_s, row.time_s, row.compute_s, row.memory_s, row.overhead_s)
     return [number, *(float(f"{s:.4g}") for s in seconds), WALLS.index(row.limited_by)]
+
+
+def _point(point: Point) -> list[str | float]:
+    """Columns of ``measured``: executor, kernel, class, FLOP/B, modeled and measured FLOP/s, share, seconds of each."""
+    numbers = (
+        point.arithmetic_intensity, point.modeled_flop_per_s, point.measured_flop_per_s, point.share, point.modeled_s,
+        point.measured_s,
+    )  # fmt: skip
+    return [
+        point.executor,
+        clean(point.name),
+        clean(point.op_class),
+        *(float(f"{number:.4g}") for number in numbers),
+    ]
 
 
 def _roof(roof: Roof) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The roofline of one schedule on matplotlib axes: roofs, every kernel a point, labels that keep off each other."""
+"""The roofline of one schedule on matplotlib axes: roofs, every kernel a point, labels that keep off each other.
+
+A kernel that was measured has an outlined mark at its measured FLOP/s, joined by a line to where the model put it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memwall.analysis import KernelRow, kernel_rows, short_name
+from memwall.closing import Point, measured_points
 from memwall.profile import Profile
 from memwall.report.ceilings import Roof, compute_roofs, memory_roofs
 from memwall.report.document import clean
@@ -17,14 +21,20 @@ from memwall.simulate import Schedule
 MAX_LABELS, LONGEST_LABEL, FONT = 12, 30, 7.5
 #: a kernel of less than this share of the time does not stretch the axes
 NOTABLE = 1e-3
+#: executor -> the mark of what it took
+MARKS = {"eager": "s", "inductor": "^", "generated": "D"}
+INK = "#1b1f24"
+
+Range = tuple[float, float]
 
 
 def draw_roofline(axes: Any, profile: Profile, schedule: Schedule) -> None:
     """Draw it. Kernels without FLOPs have no place on it; a line of text says how much time they take."""
     rows = [row for row in kernel_rows(profile, schedule) if row.time_s > 0]
     points = [row for row in rows if row.flops and row.bytes]
+    measured = measured_points(profile, schedule)
     roofs, slopes = compute_roofs(profile, schedule), memory_roofs(schedule)
-    x_range, y_range = _ranges(points, roofs, slopes)
+    x_range, y_range = _ranges(points, measured, roofs, slopes)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(*x_range)
@@ -38,34 +48,34 @@ def draw_roofline(axes: Any, profile: Profile, schedule: Schedule) -> None:
     _draw_roofs(axes, roofs, slopes, x_range, y_range)
     for row in sorted(points, key=lambda row: -row.time_share):
         axes.scatter(
-            *position(row, x_range, y_range),
-            s=area(row), color=class_color(row.op_class), alpha=0.75, edgecolor="white", linewidth=0.6, zorder=3,
-            clip_on=False,
+            *position(row.arithmetic_intensity, row.attained_flop_per_s, x_range, y_range),
+            s=area(row.time_share), color=class_color(row.op_class), alpha=0.75, edgecolor="white", linewidth=0.6,
+            zorder=3, clip_on=False,
         )  # fmt: skip
+    _draw_measured(axes, measured, x_range, y_range)
     _draw_bare(axes, [row for row in rows if not (row.flops and row.bytes)])
     _draw_legend(axes, rows)
-    _draw_labels(axes, points, roofs, slopes, x_range, y_range)
+    _draw_labels(axes, points, measured, roofs, slopes, x_range, y_range)
 
 
-def position(
-    row: KernelRow, x_range: tuple[float, float], y_range: tuple[float, float]
-) -> tuple[float, float]:
+def position(x: float, y: float, x_range: Range, y_range: Range) -> tuple[float, float]:
     """Where a kernel stands; one that is off the axes, on their edge."""
-    return max(row.arithmetic_intensity, x_range[0] * 1.03), max(row.attained_flop_per_s, y_range[0] * 1.1)
+    return max(x, x_range[0] * 1.03), max(y, y_range[0] * 1.1)
 
 
-def area(row: KernelRow) -> float:
+def area(share: float) -> float:
     """Area of a point in square points: in proportion to its share of the time, above a visible least."""
-    return 9 + 1500 * row.time_share
+    return 9 + 1500 * share
 
 
 def _ranges(
-    points: Sequence[KernelRow], roofs: Sequence[Roof], slopes: Sequence[Roof]
-) -> tuple[tuple[float, float], tuple[float, float]]:
+    points: Sequence[KernelRow], measured: Sequence[Point], roofs: Sequence[Roof], slopes: Sequence[Roof]
+) -> tuple[Range, Range]:
     top, ridge = roofs[0].rate, roofs[0].rate / slopes[0].rate
     notable = [row for row in points if row.time_share > NOTABLE]
     x = [row.arithmetic_intensity for row in notable]
     y = [row.attained_flop_per_s for row in notable]
+    y += [point.measured_flop_per_s for point in measured if point.share > NOTABLE]
     x_range = min([0.1, *(v / 2 for v in x)]), max([ridge * 4, *(v * 2 for v in x)])
     return (max(x_range[0], 1e-3), x_range[1]), (
         max(min([top / 1e3, *(v / 2 for v in y)]), top / 1e8),
@@ -84,8 +94,8 @@ def _draw_roofs(
     axes: Any,
     roofs: Sequence[Roof],
     slopes: Sequence[Roof],
-    x_range: tuple[float, float],
-    y_range: tuple[float, float],
+    x_range: Range,
+    y_range: Range,
 ) -> None:
     """Horizontal roofs, named in the right margin; sloped ones, named along the line at its lower end."""
     fastest = max(slope.rate for slope in slopes)
@@ -118,8 +128,46 @@ def _style(roof: Roof) -> dict[str, Any]:
     return {"color": "#98a0ab", "linewidth": 0.9, "ls": "--"}
 
 
-def _fraction(y: float, y_range: tuple[float, float]) -> float:
+def _fraction(y: float, y_range: Range) -> float:
     return math.log(y / y_range[0]) / math.log(y_range[1] / y_range[0])
+
+
+def mark_area(point: Point) -> float:
+    """Area of the mark of a measured kernel in square points: that of its circle within limits."""
+    return min(max(area(point.share), 10.0), 30.0)
+
+
+def _draw_measured(axes: Any, points: Sequence[Point], x_range: Range, y_range: Range) -> None:
+    """Each measured kernel, joined to its modeled place; and what the marks mean, in the empty corner at the top."""
+    from matplotlib.lines import Line2D
+
+    for point in points:
+        x, y = position(point.arithmetic_intensity, point.measured_flop_per_s, x_range, y_range)
+        _, start = position(x, point.modeled_flop_per_s, x_range, y_range)
+        axes.plot([x, x], [start, y], color=INK, linewidth=0.9, zorder=4, clip_on=False)
+        axes.scatter(
+            x, y, s=mark_area(point), marker=MARKS[point.executor], facecolor=class_color(point.op_class),
+            edgecolor=INK, linewidth=0.9, zorder=4.5, clip_on=False,
+        )  # fmt: skip
+    if not points:
+        return
+    look: dict[str, Any] = {"ls": "", "color": "#b0b6be", "markersize": 5.5}
+    handles = [Line2D([], [], marker="o", **look)]
+    executors = [name for name in MARKS if any(point.executor == name for point in points)]
+    handles += [Line2D([], [], marker=MARKS[name], markeredgecolor=INK, **look) for name in executors]
+    names = ["modeled", *(f"measured, {name}" for name in executors)]
+    axes.add_artist(axes.legend(handles, names, loc="upper left", frameon=False, fontsize=FONT))
+
+
+def _inner_legends(axes: Any) -> list[Any]:
+    """Legends within the axes: the one beside them is the axes' own."""
+    from matplotlib.legend import Legend
+
+    return [
+        artist
+        for artist in axes.get_children()
+        if isinstance(artist, Legend) and artist is not axes.get_legend()
+    ]
 
 
 def _draw_bare(axes: Any, rows: Sequence[KernelRow]) -> None:
@@ -146,8 +194,8 @@ def _draw_legend(axes: Any, rows: Sequence[KernelRow]) -> None:
 
 
 def _draw_labels(
-    axes: Any, points: Sequence[KernelRow], roofs: Sequence[Roof], slopes: Sequence[Roof],
-    x_range: tuple[float, float], y_range: tuple[float, float],
+    axes: Any, points: Sequence[KernelRow], measured: Sequence[Point], roofs: Sequence[Roof], slopes: Sequence[Roof],
+    x_range: Range, y_range: Range,
 ) -> None:  # fmt: skip
     """Names of the longest kernels, one per name and class, with a thin line where the label stands apart."""
     figure = axes.get_figure(root=True)
@@ -155,20 +203,24 @@ def _draw_labels(
     to_pixels = axes.transData.transform
     scale = figure.dpi / 72
 
-    def pixels(row: KernelRow) -> tuple[float, float]:
-        x, y = to_pixels(position(row, x_range, y_range))
+    def pixels(intensity: float, rate: float) -> tuple[float, float]:
+        x, y = to_pixels(position(intensity, rate, x_range, y_range))
         return float(x), float(y)
 
     def radius(row: KernelRow) -> float:
-        return math.sqrt(area(row) / math.pi) * scale
+        return math.sqrt(area(row.time_share) / math.pi) * scale
 
     frame = axes.get_window_extent()
     rim = 0.9  # of a circle's box: labels may come near its corners
     taken = []
     for row in points:
-        (x, y), r = pixels(row), radius(row) * rim
+        (x, y), r = pixels(row.arithmetic_intensity, row.attained_flop_per_s), radius(row) * rim
         taken.append(Box(x - r, y - r, x + r, y + r))
-    taken += [_extent(text) for text in axes.texts]
+    for point in measured:
+        x, y = pixels(point.arithmetic_intensity, point.measured_flop_per_s)
+        r = math.sqrt(mark_area(point)) / 2 * scale
+        taken.append(Box(x - r, y - r, x + r, y + r))
+    taken += [_extent(text) for text in (*axes.texts, *_inner_legends(axes))]
     lines = [_line(to_pixels, (x_range[0], roof.rate), (x_range[1], roof.rate)) for roof in roofs]
     for slope in slopes:
         high = roofs[0].rate / slope.rate
@@ -183,7 +235,7 @@ def _draw_labels(
             break
         if (name, row.op_class) in seen:
             continue
-        (x, y), r = pixels(row), radius(row)
+        (x, y), r = pixels(row.arithmetic_intensity, row.attained_flop_per_s), radius(row)
         text = axes.text(*x_start, name, ha="center", va="center", fontsize=FONT, zorder=5)
         size = text.get_window_extent()
         placed = placer.place(x, y, r, size.width + 8, size.height + 3)

@@ -1,4 +1,7 @@
-"""Machine-readable forms: the JSON record, CSV and Parquet, one row per kernel (not grouped) or per entry."""
+"""Machine-readable forms: the JSON record, CSV and Parquet, one row per kernel (not grouped) or per entry.
+
+Of a profile that was measured the rows are the measured kernels: ``memwall.closing.COLUMNS``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memwall.analysis import kernel_module, kernel_phase, shapes_text
+from memwall.closing import COLUMNS as MEASURED_COLUMNS
+from memwall.closing import rows as measured_rows
+from memwall.closing import summary
 from memwall.compare import Comparison
 from memwall.errors import need
 from memwall.profile import Profile
@@ -39,8 +45,12 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def profile_json(profile: Profile, *, what_ifs: Sequence[Outcome] = ()) -> str:
-    """``memwall.profile/1``; what-ifs, which readers pass over, under a key of their own."""
-    return profile.to_json({"what_if": [o.to_dict() for o in what_ifs]} if what_ifs else {})
+    """``memwall.profile/1``; what-ifs and the sums of what was measured, which readers pass over, under keys of their
+    own."""
+    further: dict[str, Any] = {"what_if": [o.to_dict() for o in what_ifs]} if what_ifs else {}
+    if profile.measurements:
+        further["measured"] = summary(profile)
+    return profile.to_json(further)
 
 
 def comparison_json(comparison: Comparison) -> str:
@@ -85,14 +95,16 @@ def _saving(policies: PolicySet, kernel: Estimate) -> tuple[Any, ...]:
 
 
 def _rows(profile: Profile) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+    if profile.measurements:
+        return MEASURED_COLUMNS, (tuple(row.values()) for row in measured_rows(profile))
     if is_several(profile):
         return KERNEL_COLUMNS + SAVING_COLUMNS, saving_rows(profile)
     return KERNEL_COLUMNS, profile_rows(profile)
 
 
 def profile_csv(profile: Profile) -> str:
-    """The kernels as CSV; of several policies with what each kernel saves."""
-    return _csv(*_rows(profile))
+    """The kernels as CSV; of several policies with what each kernel saves, of a measured profile the measured ones."""
+    return csv_text(*_rows(profile))
 
 
 def profile_parquet(profile: Profile) -> bytes:
@@ -108,7 +120,7 @@ def profile_parquet(profile: Profile) -> bytes:
 def comparison_csv(comparison: Comparison) -> str:
     """One row per entry, or per machine."""
     columns, rows = _comparison_rows(comparison)
-    return _csv(columns, rows)
+    return csv_text(columns, rows)
 
 
 def comparison_parquet(comparison: Comparison) -> bytes:
@@ -136,7 +148,8 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _csv(columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> str:
+def csv_text(columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> str:
+    """A table as CSV; a text that a spreadsheet would take for a formula gets an apostrophe before it."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)

@@ -83,7 +83,9 @@ def to_text(document: Document, *, width: int | None = None, color: bool = False
         if section.heading:
             console.print()
             console.print(Text(f"── {section.heading} ", style="bold cyan"))
-        for block in section.blocks:
+        for i, block in enumerate(section.blocks):
+            if i and isinstance(block, Facts):
+                console.print()
             _PRINTERS[type(block)](console, block)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 

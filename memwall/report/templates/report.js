@@ -142,6 +142,20 @@
     `compute ${seconds(r.compute)}, memory ${seconds(r.memory)}, overhead ${seconds(r.overhead)}: ${r.wall}`,
   ].filter(Boolean).join("\n");
 
+  // -- measured kernels: a mark for each executor, joined to where the model put the kernel
+  const MARKS = {
+    eager: (x, y, r) => `M${x - r},${y - r}h${2 * r}v${2 * r}h${-2 * r}z`,
+    inductor: (x, y, r) => `M${x},${y - r}l${r},${2 * r}h${-2 * r}z`,
+    generated: (x, y, r) => `M${x},${y - r}l${r},${r}l${-r},${r}l${-r},${-r}z`,
+  };
+  const measuredRow = ([executor, kernel, cls, intensity, modeledRate, rate, share, modeled, measured]) =>
+    ({ executor, kernel, class: cls, intensity, modeledRate, rate, share, modeled, measured });
+  const describeMeasured = (m) => [
+    `${m.kernel}  (${m.executor})`, `measured ${seconds(m.measured)}, ${si(m.rate, "FLOP/s")}`,
+    `modeled ${seconds(m.modeled)}: ${m.modeled < m.measured ? "-" : "+"}${Math.abs(100 * (m.modeled / m.measured - 1)).toFixed(1)} %`,
+    `${(100 * m.share).toFixed(1)} % of what was measured`,
+  ].join("\n");
+
   const roofline = (host, sim, rows) => {
     const [W, H, L, R, T, B] = [1120, 520, 96, 168, 16, 44];
     const points = rows.filter((r) => r.intensity > 0 && r.rate > 0);
@@ -154,7 +168,8 @@
     const x1 = ceil10(Math.max(ridge * 4, ...points.map((r) => r.intensity * 1.2)));
     const y1 = top * 1.8;
     // Kernels of under a thousandth of the time do not stretch the axis; they stand on its edge.
-    const y0 = floor10(Math.max(y1 / 1e9, Math.min(top / 1e3, ...points.filter((r) => r.share > 1e-3).map((r) => r.rate))) / 1.5);
+    const rates = points.concat(sim.measured.map(measuredRow)).filter((r) => r.share > 1e-3).map((r) => r.rate);
+    const y0 = floor10(Math.max(y1 / 1e9, Math.min(top / 1e3, ...rates)) / 1.5);
     const X = (v) => L + (W - L - R) * (Math.log10(Math.max(v, x0) / x0) / Math.log10(x1 / x0));
     const Y = (v) => H - B - (H - T - B) * (Math.log10(Math.max(v, y0) / y0) / Math.log10(y1 / y0));
     const svg = svgNode("svg", { viewBox: `0 0 ${W} ${H}`, width: "100%", role: "img", "aria-label": "roofline" });
@@ -211,12 +226,23 @@
     if (bare.length) svg.append(svgNode("text", { x: L - 18, y: Math.max(T + 6, edge - 8), "text-anchor": "middle", class: "dim" }, "0 FLOP"));
     dots.sort((a, b) => b[0].share - a[0].share);
     for (const [, node] of dots) svg.append(node);
+    const marks = [];
+    for (const m of sim.measured.map(measuredRow)) {
+      const [x, y] = [X(m.intensity), Y(m.rate)];
+      svg.append(svgNode("line", { x1: x, x2: x, y1: Y(m.modeledRate), y2: y, class: "roof", "stroke-width": 1 }));
+      const size = 3 + 3 * Math.sqrt(m.share);
+      marks.push([x, y, size]);
+      const mark = svgNode("path", { d: MARKS[m.executor](x, y, size), class: "measured", fill: data.colors[m.class] || data.colors.other });
+      hover(mark, describeMeasured(m));
+      svg.append(mark);
+    }
 
-    // Labels of the longest kernels, where they touch neither each other, nor a circle, nor the frame.
+    // Labels of the longest kernels, where they touch neither each other, nor a circle or mark, nor the frame.
     const circles = dots.map(([, node]) => ["cx", "cy", "r"].map((a) => +node.getAttribute(a)));
     const boxes = [];
     // Whether a rectangle comes within a pixel of a circle: its point nearest to the centre lies that close.
-    const covers = (b) => circles.some(([x, y, r]) =>
+    const obstacles = circles.concat(marks);
+    const covers = (b) => obstacles.some(([x, y, r]) =>
       Math.hypot(x - Math.min(Math.max(x, b[0]), b[2]), y - Math.min(Math.max(y, b[1]), b[3])) < r + 1);
     const segments = sim.roofs.map((f) => [X(x0), Y(f.rate), W - R, Y(f.rate)]).concat(sim.slopes.map((s) => {
       const low = Math.max(x0, y0 / s.rate);
@@ -260,6 +286,12 @@
       const swatch = element("i");
       swatch.style.background = data.colors[name];
       entry.append(swatch, name);
+      legend.append(entry);
+    }
+    for (const name of Object.keys(MARKS).filter((e) => sim.measured.some((m) => m[0] === e))) {
+      const [entry, icon] = [element("span"), svgNode("svg", { width: 12, height: 12 })];
+      icon.append(svgNode("path", { d: MARKS[name](6, 6, 4), class: "measured", fill: "none" }));
+      entry.append(icon, ` measured, ${name}`);
       legend.append(entry);
     }
     host.replaceChildren(svg, legend);

@@ -1,0 +1,98 @@
+"""``memwall accuracy``: what it prints and writes, and its one line about bad input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.measured_fixture import make_measured
+
+
+@pytest.fixture
+def measured(folder):
+    path = folder / "measured.json"
+    make_measured().save(path)
+    return path
+
+
+def test_it_prints_the_scores(run, measured):
+    result = run("accuracy", "measured.json")
+    assert (result.code, result.err) == (0, "")
+    assert "OUR ERROR: 2 kernels were measured faster than our speed of light." in result.out
+    assert "By op class and dtype" in result.out
+
+
+def test_json_is_the_cells_and_nothing_else(run, measured):
+    result = run("accuracy", "measured.json", "--json")
+    cells = json.loads(result.out)
+    assert sum(cell["n"] for cell in cells) == 13
+    assert result.err == ""
+
+
+def test_a_report_as_csv_is_scored_the_same(run, measured):
+    assert run("report", "measured.json", "-q", "-o", "rows.csv").code == 0
+    assert run("accuracy", "rows.csv", "--json").out == run("accuracy", "measured.json", "--json").out
+
+
+def test_a_file_named_twice_counts_once_and_two_files_add_up(run, measured, folder):
+    once = run("accuracy", "measured.json", "--json").out
+    assert run("accuracy", "measured.json", "measured.json", "--json").out == once
+    make_measured(("eager",)).save(folder / "more.json")
+    cells = json.loads(run("accuracy", "measured.json", "more.json", "--json").out)
+    assert sum(cell["n"] for cell in cells) == 13 + 6
+
+
+def test_files(run, measured, folder):
+    result = run("accuracy", "measured.json", "-o", "a.md", "-o", "a.csv", "-o", "a.json", "-o", "a.txt")
+    assert result.code == 0
+    assert (folder / "a.md").read_text().startswith("# The model against the clock")
+    assert (folder / "a.csv").read_text().startswith("dataset,gpu,op_class")
+    assert json.loads((folder / "a.json").read_text())[0]["dataset"] == "memwall eager"
+    assert (folder / "a.txt").read_text() == result.out
+
+
+BAD = {
+    "accuracy": "Missing argument",
+    "accuracy none.json": "no such file: none.json",
+    "accuracy none.csv": "no such file: none.csv",
+    "accuracy net.py": "want a saved profile (.json) or a table (.csv)",
+    "accuracy saved.json": "saved.json has no measurements; memwall measure makes them",
+    "accuracy measured.json -o a.png": "end the name in one of",
+    "accuracy measured.json -o a.html": "end the name in one of",
+    "accuracy damaged.json": "damaged.json: measurements[0].executor is 'magic'",
+    "accuracy other.csv": "other.csv is no table that can be scored",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_line(run, measured, record, folder, line):
+    damaged = json.loads(measured.read_text())
+    damaged["measurements"][0]["executor"] = "magic"
+    (folder / "damaged.json").write_text(json.dumps(damaged))
+    (folder / "other.csv").write_text("a,b\n1,2\n")
+    before = sorted(path.name for path in folder.iterdir())
+    result = run(*line.split())
+    assert result.code == 2
+    assert BAD[line] in result.error
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_it_imports_nothing_heavy(shell, measured):
+    import subprocess
+    import sys
+
+    from tests.cli.conftest import ROOT
+
+    code = (
+        "import sys; from memwall.cli import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or len({'torch', 'pandas', 'matplotlib', 'numpy', 'triton'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "accuracy", str(measured)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

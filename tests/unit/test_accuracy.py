@@ -1,0 +1,191 @@
+"""Scores against arithmetic by hand, and scipy where it is there; files that are good and files that are not."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from memwall.accuracy import RECOGNISERS, Row, percentile, read_rows, score, score_all, spearman
+from memwall.errors import UsageError
+from memwall.report import render
+from memwall.report.accuracy import render_accuracy
+from tests.unit.measured_fixture import make_measured
+from tests.unit.report_fixture import make_profile
+
+
+def row(modeled_s, measured_s, bound_s=None, op_class="elementwise", dtype="float16", gpu="g", dataset="d"):
+    return Row(dataset, gpu, op_class, dtype, modeled_s, measured_s, bound_s)
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_by_hand():
+    """Errors +10 %, -20 %, +50 %, -100 %, 0 %, in this order."""
+    rows = [row(1.1, 1.0, 0.9), row(0.8, 1.0, 1.2), row(6.0, 4.0, 1.0), row(0.0, 3.0), row(2.0, 2.0, 2.0)]
+    (cell,) = score(rows)
+    assert (cell.dataset, cell.gpu, cell.op_class, cell.dtype, cell.n) == (
+        "d",
+        "g",
+        "elementwise",
+        "float16",
+        5,
+    )
+    assert cell.mape == pytest.approx((0.1 + 0.2 + 0.5 + 1.0 + 0.0) / 5)
+    assert cell.median_ape == pytest.approx(0.2)
+    assert cell.bias == pytest.approx((0.1 - 0.2 + 0.5 - 1.0 + 0.0) / 5)
+    assert cell.p90 == pytest.approx(0.5 + 0.6 * (1.0 - 0.5))  # rank 0.9 x 4 = 3.6 of 0, 0.1, 0.2, 0.5, 1.0
+    assert cell.within_20 == pytest.approx(3 / 5)
+    assert cell.violations == 1  # 1.0 below 1.2; equal is none
+    # ranks modeled 3 2 5 1 4, measured 1.5 1.5 5 4 3: products of deviations -0 +1.5 +4 -2 +0 = 3.5; sqrt(10 x 9.5)
+    assert cell.spearman == pytest.approx(3.5 / 95**0.5)
+
+
+def test_cells_are_apart_and_in_order():
+    rows = [row(1, 1, gpu="b"), row(1, 1, dtype="float32"), row(1, 1), row(2, 1, op_class="attention")]
+    assert [(c.gpu, c.op_class, c.dtype, c.n) for c in score(rows)] == [
+        ("b", "elementwise", "float16", 1), ("g", "attention", "float16", 1), ("g", "elementwise", "float16", 1),
+        ("g", "elementwise", "float32", 1),
+    ]  # fmt: skip
+    assert [(c.gpu, c.op_class, c.dtype, c.n) for c in score_all(rows)] == [
+        ("b", "all", "all", 1),
+        ("g", "all", "all", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "fraction", "result"),
+    [
+        ([5.0], 0.9, 5.0),
+        ([1.0, 3.0], 0.5, 2.0),
+        ([4.0, 1.0, 2.0, 3.0], 1.0, 4.0),
+        ([10.0, 20.0, 30.0], 0.25, 15.0),
+    ],
+)
+def test_percentiles(values, fraction, result):
+    assert percentile(values, fraction) == pytest.approx(result)
+
+
+def test_rank_correlation():
+    assert spearman([1, 2, 3], [10, 100, 1000]) == pytest.approx(1.0)
+    assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
+    assert spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(
+        1 - 6 * 2 / (4 * 15)
+    )  # 1 - 6 sum d^2 / n(n^2 - 1)
+    assert spearman([1, 1, 1], [1, 2, 3]) is None
+    assert spearman([1], [2]) is None
+
+
+def test_rank_correlation_as_scipy_has_it():
+    stats = pytest.importorskip("scipy.stats")
+    draw = random.Random(7)
+    x = [draw.randint(0, 9) for _ in range(60)]
+    y = [value + draw.randint(0, 6) for value in x]
+    assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def record(tmp_path):
+    path = tmp_path / "run.json"
+    make_measured().save(path)
+    return path
+
+
+def test_a_saved_profile_and_its_table_say_the_same(record, tmp_path):
+    rows = read_rows(record)
+    assert len(rows) == 6 + 5 + 2  # those that have a time
+    assert {r.dataset for r in rows} == {"memwall eager", "memwall inductor", "memwall generated"}
+    mm = rows[0]
+    assert (mm.gpu, mm.op_class, mm.dtype) == ("old", "contraction", "float16")
+    assert (mm.modeled_s, mm.measured_s, mm.bound_s) == pytest.approx((22.47483648e-6, 25e-6, 21.47483648e-6))
+    table = tmp_path / "rows.csv"
+    table.write_text(render(make_measured(), "csv"), encoding="utf-8")
+    assert read_rows(table) == rows
+
+
+def test_other_tables_may_be_added(tmp_path, monkeypatch):
+    from memwall import accuracy
+
+    def read(record):
+        return row(float(record["guess"]), float(record["clock"]), dataset="theirs")
+
+    kind = accuracy.Recogniser("their table", frozenset(("guess", "clock")), read)
+    monkeypatch.setattr(accuracy, "RECOGNISERS", (*RECOGNISERS, kind))
+    path = tmp_path / "t.csv"
+    path.write_text("clock,guess,else\n2,1,x\n", encoding="utf-8")
+    assert read_rows(path) == [row(1.0, 2.0, dataset="theirs")]
+
+
+HEADER = "gpu,executor,class,dtype,modeled_s,measured_s,bound_s,status\n"
+
+BAD_TABLES = {
+    "": "is empty",
+    "a,b\n1,2\n": "is no table that can be scored",
+    HEADER: "holds no measured kernel",
+    HEADER + "g,eager,c,d,1,,1,failed\n": "holds no measured kernel",
+    HEADER + "g,eager,c,d,1,soon,1,ok\n": "t.csv:2: measured_s is 'soon', not a number",
+    HEADER + "g,eager,c,d,1,1,1,ok\ng,eager,c,d,1,0,1,ok\n": "t.csv:3: measured_s is '0', not a time",
+    HEADER + "g,eager,c,d,-1,1,1,ok\n": "t.csv:2: modeled_s is '-1', not a time",
+    HEADER + "g,eager,c,d,nan,1,1,ok\n": "t.csv:2: modeled_s is 'nan', not a time",
+    HEADER + "g,eager,c,d,1,inf,1,ok\n": "t.csv:2: measured_s is 'inf', not a time",
+    HEADER + "g,eager,c\n": "t.csv:2: 3 cells where the header has 8",
+    HEADER + 'g,"eager,c\n': "is not CSV",
+}
+
+
+@pytest.mark.parametrize("text", BAD_TABLES, ids=BAD_TABLES.values())
+def test_a_bad_table_is_named(tmp_path, text):
+    path = tmp_path / "t.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError) as raised:
+        read_rows(path)
+    assert BAD_TABLES[text] in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_no_file_of_ours(tmp_path):
+    make_profile().save(tmp_path / "bare.json")
+    with pytest.raises(UsageError, match=r"bare.json has no measurements; memwall measure makes them"):
+        read_rows(tmp_path / "bare.json")
+    with pytest.raises(UsageError, match="no such file"):
+        read_rows(tmp_path / "none.csv")
+    with pytest.raises(UsageError, match="want a saved profile"):
+        read_rows(tmp_path / "x.txt")
+    (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        read_rows(tmp_path / "b.csv")
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page(record, golden):
+    golden("accuracy.txt", render_accuracy(read_rows(record), "text"))
+
+
+def test_json_is_a_list_of_cells(record):
+    cells = json.loads(render_accuracy(read_rows(record), "json"))
+    assert list(cells[0]) == [
+        "dataset", "gpu", "op_class", "dtype", "n", "mape", "median_ape", "bias", "p90", "spearman", "within_20",
+        "violations",
+    ]  # fmt: skip
+    attention = next(c for c in cells if (c["dataset"], c["op_class"]) == ("memwall eager", "attention"))
+    assert attention["violations"] == 1
+    assert attention["bias"] == pytest.approx(22.47483648 / 20 - 1)
+
+
+def test_csv_and_markdown(record):
+    rows = read_rows(record)
+    assert render_accuracy(rows, "csv").splitlines()[0] == (
+        "dataset,gpu,op_class,dtype,n,mape,median_ape,bias,p90,spearman,within_20,violations"
+    )
+    text = render_accuracy(rows, "md")
+    assert "> **OUR ERROR: 2 kernels were measured faster than our speed of light.**" in text
+    assert "| memwall eager | old | attention | float16 | 1 | 12.4 | 12.4 | +12.4 |" in text
+    with pytest.raises(UsageError, match="writes no 'html'"):
+        render_accuracy(rows, "html")
