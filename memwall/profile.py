@@ -18,6 +18,7 @@ from memwall.errors import UsageError
 from memwall.files import read_json, write_whole
 from memwall.graph import Graph
 from memwall.hardware import Gpu
+from memwall.measurement import Measurement
 from memwall.record import (
     BadRecord,
     WorkloadInfo,
@@ -56,7 +57,8 @@ class Profile:
     """A traced workload, its costs and its simulations. Everything but making one works without torch.
 
     ``graphs[0]`` is the graph of the first GPU; more follow only where another GPU would run another attention kernel.
-    ``costs[i][j]`` is the cost of ``graphs[i].ops[j]``.
+    ``costs[i][j]`` is the cost of ``graphs[i].ops[j]``. ``measurements`` are those of
+    :mod:`memwall.measurement` as plain JSON types.
     """
 
     workload: WorkloadInfo
@@ -208,10 +210,23 @@ def _read_profile(record: dict[str, Any]) -> Profile:
             read_schedule(s, gpus, pairs, f"simulations[{i}]") for i, s in enumerate(simulations)
         ),
         capture=take(record, "capture", dict, "record"),
-        measurements=tuple(take(record, "measurements", list, "record")),
+        measurements=_read_measurements(take(record, "measurements", list, "record"), pairs),
         environment=take(record, "environment", dict, "record"),
         memwall_version=take(record, "memwall_version", str, "record"),
     )
+
+
+def _read_measurements(
+    records: list[Any], pairs: list[tuple[Graph, tuple[Cost, ...]]]
+) -> tuple[dict[str, Any], ...]:
+    """The measurements, checked; they stay what they are in the record."""
+    ops = max(len(graph.ops) for graph, _ in pairs)
+    for i, record in enumerate(records):
+        where = f"measurements[{i}]"
+        for kernel in Measurement.from_dict(record, where).kernels:
+            if not kernel.op_ids or max(kernel.op_ids) >= ops:
+                raise BadRecord(f"{where}.kernels: kernel {kernel.id} has op_ids that the graph has not")
+    return tuple(records)
 
 
 def default_record_path() -> Path:

@@ -1,0 +1,158 @@
+"""``memwall measure``: run what was modeled on this machine, and put the clock beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memwall.cli import options
+from memwall.cli.output import Messages, Output, plan_outputs, show, terminal, write_all
+from memwall.cli.parsing import Command
+from memwall.cli.profile import is_record, remember, user_output_to_stderr
+from memwall.measurement import EXECUTORS
+
+if TYPE_CHECKING:
+    from memwall.profile import Profile
+
+#: seconds between two writings of what was measured so far
+PARTIAL_EVERY_S = 5.0
+INTERRUPTED = 130
+
+
+def _executors(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Executors from flags that may be repeated and may each name several, separated by commas."""
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in EXECUTORS:
+            raise click.BadParameter(f"no executor named {name!r}; there is {', '.join(EXECUTORS)}")
+    return tuple(dict.fromkeys(names))
+
+
+@click.command("measure", cls=Command)
+@click.argument("target", metavar="TARGET|PROFILE")
+@click.option("--device", type=click.Choice(("cuda", "cpu")), help="[default: cuda where there is one]")
+@click.option(
+    "--executor", "executors", multiple=True, metavar="NAME,...", callback=_executors,
+    help="eager, generated (our kernels, CUDA alone), inductor (our groups by torch.compile). [default: all of these]",
+)  # fmt: skip
+@click.option(
+    "--gpu",
+    metavar="SPEC",
+    help="The spec that models this device: a name or a TOML file. [default: looked up]",
+)
+@options.workload
+@click.option("--samples", type=click.IntRange(1), metavar="N", help="Timings of each kernel. [default: 30]")
+@click.option(
+    "--top", type=click.IntRange(1), metavar="N", help="Only the N kernels that take most of the step."
+)
+@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="S",
+              help="Begin nothing new after S seconds; what was not reached is skipped.")  # fmt: skip
+@click.option("--no-check", is_flag=True, help="Do not compare results with eager and float64.")
+@click.option("--no-step", is_flag=True, help="Time kernels alone, not the whole step.")
+@click.option("--strict-device", is_flag=True, help="Fail (3) where the device is throttled or shared.")
+@options.common
+def command(
+    target: str,
+    device: str | None,
+    executors: tuple[str, ...],
+    gpu: str | None,
+    samples: int | None,
+    top: int | None,
+    time_limit: float | None,
+    no_check: bool,
+    no_step: bool,
+    strict_device: bool,
+    outputs: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    **workload: Any,
+) -> int:
+    """Time every kernel of TARGET on this machine, and the whole step, beside what the model says.
+
+    Each distinct kernel is built, checked against eager PyTorch in float64, and timed alone with cold caches, in a
+    process of its own that it may take down without harm to the others. TARGET is as for memwall profile; a saved
+    profile (.json) is measured without its model.
+
+    -o FILE.json is written while the measurement runs; Ctrl-C keeps what was measured (exit 130).
+    """  # fmt: skip
+    from memwall.measure import Interrupted, measure
+
+    planned = plan_outputs(outputs)
+    messages = Messages(quiet=quiet, no_progress=no_progress)
+    given = options.given(
+        device=device, executors=executors, gpu=gpu, samples=samples, top=top, time_limit_s=time_limit,
+        strict_device=strict_device,
+    )  # fmt: skip
+    given.update(check=not no_check, steps=not no_step)
+    source, keywords = _source(target, workload)
+    partial = _Partial(planned)
+    code = 0
+    try:
+        with user_output_to_stderr():
+            profile = measure(source, progress=messages.progress, updated=partial.write, **given, **keywords)
+    except Interrupted as interrupted:
+        profile, code = interrupted.profile, INTERRUPTED
+    except (SystemExit, GeneratorExit) as error:  # a model that leaves is no result, whatever its code
+        from memwall.workload.blame import blame
+
+        raise blame(error, f"running {target}") from error
+    finally:
+        messages.clear()
+    _report(profile, planned, as_json, messages)
+    if code:
+        messages.warn("interrupted; what was measured until then is kept")
+    if not is_record(target):
+        remember(profile, messages)
+    return code
+
+
+def _source(target: str, workload: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What to measure: a saved profile, or a target with the options that say how to trace it."""
+    from memwall.profile import Profile
+
+    keywords = options.profile_options(workload)
+    if not is_record(target):
+        return target, keywords
+    options.refuse(keywords, f"{target} is already traced; measure the model itself")
+    return Profile.load(target), {}
+
+
+class _Partial:
+    """Writes the record now and then while it grows, so that nothing measured is lost."""
+
+    def __init__(self, planned: Sequence[Output]) -> None:
+        self._paths = [output.path for output in planned if output.kind == "json"]
+        self._next_s = 0.0
+
+    def write(self, profile: Profile) -> None:
+        """Write the record so far, unless that was done a moment ago."""
+        import time
+
+        if self._paths and time.monotonic() >= self._next_s:
+            for path in self._paths:
+                profile.save(path)
+            self._next_s = time.monotonic() + PARTIAL_EVERY_S
+
+
+def _report(profile: Profile, planned: Sequence[Output], as_json: bool, messages: Messages) -> None:
+    """Write the files, then print the table or the record; what puts the result in doubt comes first, and loudly."""
+    from memwall.closing import measurements
+    from memwall.measure.campaign import flags
+    from memwall.measure.sensors import in_doubt
+    from memwall.report import render
+    from memwall.report.measured import measured_markdown, render_measured
+
+    files: list[tuple[Path, str | bytes]] = []
+    for output in planned:
+        is_text = output.kind == "md"
+        files.append((output.path, measured_markdown(profile) if is_text else render(profile, output.kind)))
+    write_all(files, messages.say)
+    counted = flags(measurements(profile))
+    for flag in in_doubt(counted):
+        messages.warn(f"{counted[flag]} kernels: {flag}")
+    printed = render(profile, "json") if as_json else render_measured(profile, **terminal())
+    show(printed if isinstance(printed, str) else printed.decode())

@@ -1,0 +1,132 @@
+"""A CUDA device: graphs of kernels replayed between two events, L2 cleared before each sample."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from typing import Any
+
+from memwall.measure.devices import Call, Ready, versions
+from memwall.measure.sensors import merged, open_nvml
+from memwall.measurement import Sensors
+
+#: the buffer that clears L2 is at least this large: clearing takes longer than it takes the CPU to queue a sample
+LEAST_FLUSH_BYTES = 256 << 20
+#: samples that are queued before the device is waited for
+QUEUED = 10
+#: samples at the head of a block that do not count: the clocks rise
+SETTLING = 2
+#: calls before a graph is captured: lazy initialisation and autotuning are over then
+WARM_UP = 3
+
+
+class Cuda:
+    """The current CUDA device.
+
+    A sample is a replay of the call's graph between two events. Before it the GPU writes a buffer larger than L2; while
+    it is busy with that the CPU queues the rest, so no wait for the CPU falls between the events.
+    """
+
+    kind = "cuda"
+    torch_device = "cuda"
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.backends.cudnn.allow_tf32 = False  # as products are counted: float32 is float32
+        torch.backends.cuda.matmul.allow_tf32 = False
+        self._torch = torch
+        self._properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self._l2_bytes = int(getattr(self._properties, "L2_cache_size", 0))
+        self._flush = torch.empty(max(2 * self._l2_bytes, LEAST_FLUSH_BYTES), dtype=torch.int8, device="cuda")
+        self._bus_id = _bus_id(self._properties)
+        self._sensing = open_nvml(self._bus_id)
+
+    def ready(self, call: Call, restore: Call, *, graphed: bool = True) -> Ready:
+        torch = self._torch
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                call()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        if not graphed:
+            return Ready(call, restore)
+        restore()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                held = call()
+        except RuntimeError as error:
+            torch.cuda.synchronize()  # raises what has broken the device rather than the capture
+            return Ready(call, restore, f"no CUDA graph, plain launches: {_first_line(error)}")
+        return Ready(graph.replay, restore, held=held)
+
+    def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]:
+        torch = self._torch
+        samples: list[float] = []
+        readings: list[Sensors] = []
+        deadline = time.monotonic() + budget_s
+        settling = SETTLING
+        while len(samples) < count and (not samples or time.monotonic() < deadline):
+            pairs = [self._queue(ready) for _ in range(settling + min(QUEUED, count - len(samples)))]
+            readings.append(self._sensing.read())
+            torch.cuda.synchronize()
+            samples += [start.elapsed_time(end) / 1e3 for start, end in pairs[settling:]]
+            settling = 0
+        return samples, merged(readings)
+
+    def _queue(self, ready: Ready) -> tuple[Any, Any]:
+        """One sample put into the stream, between two events."""
+        start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        ready.restore()
+        self._flush.zero_()
+        start.record()
+        ready.call()
+        end.record()
+        return start, end
+
+    def describe(self) -> dict[str, Any]:
+        properties = self._properties
+        return {
+            "device": properties.name, "bus_id": self._bus_id, "sm_count": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory, "cache_bytes": self._l2_bytes, **versions(),
+            "cuda": self._torch.version.cuda, "driver": _driver(), "tf32": False,
+            "note": "L2 cleared before each sample",
+        }  # fmt: skip
+
+    def free_bytes(self) -> int:
+        free, _ = self._torch.cuda.mem_get_info()
+        cached = self._torch.cuda.memory_reserved() - self._torch.cuda.memory_allocated()
+        return int(free + cached)
+
+    def wait(self) -> None:
+        self._torch.cuda.synchronize()
+
+    def clear(self) -> None:
+        gc.collect()
+        self._torch.cuda.empty_cache()
+
+
+def _bus_id(properties: Any) -> str | None:
+    """The PCI bus id as NVML writes it; None from a torch that does not say."""
+    try:
+        return f"{properties.pci_domain_id:08X}:{properties.pci_bus_id:02X}:{properties.pci_device_id:02X}.0"
+    except AttributeError:
+        return None
+
+
+def _driver() -> str | None:
+    with contextlib.suppress(Exception):  # no NVML: the record goes without the driver's version
+        import pynvml
+
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else str(version)
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]

@@ -1,0 +1,58 @@
+"""Whether a kernel computes what it should, before it is timed: a wrong one gets no time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memwall.codegen import Kernel
+from memwall.measure.devices import Device
+from memwall.measure.evaluate import NotRun
+from memwall.measure.executors import Built
+from memwall.measure.oracle import Oracle
+
+#: PyTorch's own kernels round where they like: one that is off by up to so many tolerances is timed, and it is said
+EAGER_TOLERANCES = 8.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``error`` is the worst deviation from float64 in units of the tolerance, None where it was not checked;
+    ``message`` says what is wrong, or why it was not checked."""
+
+    passed: bool
+    error: float | None = None
+    message: str = ""
+
+
+def prove(oracle: Oracle, built: Built, seed: int, device: Device, *, with_eager: bool) -> Verdict:
+    """Run a kernel on poisoned memory and hold it against float64, and with ``with_eager`` against eager too; without,
+    the kernel is eager's own.
+
+    Where there is nothing to compare with, or no room for it, the kernel passes unchecked, which the message says.
+    """
+    try:
+        return _proved(oracle, built, seed, device, with_eager)
+    except NotRun as error:
+        return Verdict(True, None, f"not checked: {error}")
+    except (torch.OutOfMemoryError, MemoryError):
+        verdict = Verdict(True, None, "not checked: float64 takes more memory than there is")
+    device.clear()
+    return verdict
+
+
+def _proved(oracle: Oracle, built: Built, seed: int, device: Device, with_eager: bool) -> Verdict:
+    kernel = Kernel("", built.source, built.inputs, built.outputs, oracle.group.op_ids, (), built.schedule)
+
+    def run(*tensors: torch.Tensor, seed: int, empty: Any) -> Any:
+        return built.run(*tensors, seed=seed, empty=empty) if built.is_ours else built.run(*tensors)
+
+    found = oracle.verify(
+        kernel, run, seed=seed, device=device.torch_device, repeatable=built.is_ours, with_eager=with_eager
+    )
+    message = "" if found.passed else f"{found.where}: {found.message}"
+    if not found.passed and not with_eager and found.error <= EAGER_TOLERANCES:
+        return Verdict(True, found.error, f"eager itself rounds more than expected: {message}")
+    return Verdict(found.passed, found.error, message)

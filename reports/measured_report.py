@@ -1,0 +1,340 @@
+"""Measure the reference workloads on this machine's GPU and write what was found: what ``make gpu`` runs.
+
+    python reports/measured_report.py [--seconds 480] [--folder DIR] [--only NAME ...] [--no-tests]
+
+Writes ``profiles/measured/GPU/measured.json`` (every kernel, with the environment) and ``rows.csv`` (the same as a
+table that ``memwall accuracy`` reads), ``reports/measured_GPU.md``, and whole records under ``build/measured/``. All are
+written again after each workload, so what was measured stays when the time is cut. Without a CUDA device: one line,
+exit 3, nothing written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from memwall import Profile  # noqa: E402
+from memwall._version import __version__  # noqa: E402
+from memwall.closing import COLUMNS, devices, rows, summary  # noqa: E402
+from memwall.errors import MemwallError, MissingError  # noqa: E402
+from memwall.files import write_whole  # noqa: E402
+from memwall.hardware import Gpu  # noqa: E402
+from memwall.measure import Crew, Interrupted, measure  # noqa: E402
+from memwall.measure.run import device_spec  # noqa: E402
+from memwall.report.measured import measured_markdown  # noqa: E402
+
+SCHEMA = "memwall.measured/1"
+SECONDS = 480.0
+
+#: workload and mode, in the order in which the time is spent: what is first is measured most surely
+WORKLOADS = (
+    ("bert_layer", "training"), ("bert_large", "training"), ("resnet50", "inference"), ("llama3_8b", "inference"),
+    ("bert_layer", "inference"), ("bert_large", "inference"), ("resnet50", "training"), ("gpt2_xl", "training"),
+    ("vit_l16", "training"), ("dlrm", "training"), ("llama3_8b", "training"), ("unet", "training"),
+    ("mixtral_8x7b", "inference"), ("gpt2_xl", "inference"), ("vit_l16", "inference"), ("unet", "inference"),
+    ("dlrm", "inference"), ("mixtral_8x7b", "training"),
+)  # fmt: skip
+#: workloads small enough for whole steps in their share of the time
+STEPS = ("bert_layer", "bert_large", "resnet50")
+#: kernels of each executor: those that take most of the step
+TOP = 25
+#: seconds that the tests, the calibration and one kernel's compilation may take at most
+TESTS_S, CALIBRATE_S, BUILD_S = 90.0, 60.0, 40.0
+#: cores that stay free of compilers
+FREE_CORES, MOST_HELPERS = 4, 12
+#: kernels listed for each workload
+LISTED = 8
+
+#: "training step of a BERT-large layer": what the paper that fuses it by hand measured (Ivanov et al. 2021, V100)
+PAPER_SPEEDUP = 1.30
+
+
+@dataclass
+class Report:
+    """What was measured so far, and where it is written."""
+
+    gpu: Gpu
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+    profiles: list[Profile] = field(default_factory=list)
+
+    def write(self) -> None:
+        """Write all files again."""
+        place = self.folder / "profiles" / "measured" / self.gpu.name
+        for path in (place, self.folder / "reports"):
+            path.mkdir(parents=True, exist_ok=True)
+        write_whole(place / "measured.json", json.dumps(self._record(), indent=1) + "\n")
+        write_whole(place / "rows.csv", self._csv())
+        write_whole(self.folder / "reports" / f"measured_{self.gpu.name}.md", self._markdown())
+
+    def save(self, profile: Profile) -> None:
+        """Keep one workload's whole record, which every command reads, out of the repository."""
+        place = self.folder / "build" / "measured"
+        place.mkdir(parents=True, exist_ok=True)
+        profile.save(place / f"{self.gpu.name}_{profile.workload.name}_{profile.workload.mode}.json")
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "memwall_version": __version__,
+            "gpu": self.gpu.name,
+            "notes": self.notes,
+            "workloads": [
+                {
+                    "workload": profile.workload.name, "mode": profile.workload.mode,
+                    "dtype": profile.workload.dtype, "summary": summary(profile),
+                    "measurements": list(profile.measurements),
+                }
+                for profile in self.profiles
+            ],
+        }  # fmt: skip
+
+    def _csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for profile in self.profiles:
+            writer.writerows(rows(profile))
+        return text.getvalue()
+
+    def _markdown(self) -> str:
+        lines = [f"# Measured on {self.gpu.full_name}", ""]
+        lines += [f"- {note}" for note in self.notes]
+        lines += ["", "## All workloads", "", *_overview(self.profiles), ""]
+        lines += _paper(self.profiles)
+        for profile in self.profiles:
+            lines += ["", measured_markdown(profile, top=LISTED).replace("\n# ", "\n## ").strip(), ""]
+        return "\n".join(lines)
+
+
+# -- the summary -------------------------------------------------------------------------------------------------------
+
+
+def _overview(profiles: Sequence[Profile]) -> list[str]:
+    """A line for each workload and executor."""
+    head = ("workload", "mode", "executor", "kernels", "wrong or lost", "modeled ms", "measured ms", "error %",
+            "median error %", "streaming of copy %", "above the bound", "step ms", "against eager", "inductor")  # fmt: skip
+    table = [f"| {' | '.join(head)} |", "|:--|:--|:--|" + "--:|" * (len(head) - 3)]
+    table += [f"| {' | '.join(line)} |" for profile in profiles for line in _lines(profile)]
+    return table
+
+
+def _lines(profile: Profile) -> Iterator[tuple[str, ...]]:
+    for device in devices(profile):
+        against = {(c.executor, c.versus): c.geomean for c in device.contests}
+        for run in device.runs:
+            m, total = run.measurement, run.total
+            lost = sum(k.status in ("wrong", "failed", "timeout", "out of memory") for k in m.kernels)
+            yield (
+                profile.workload.name, profile.workload.mode, m.executor, f"{total.distinct} of {len(m.kernels)}",
+                str(lost), _number(total.modeled_s, 1e3), _number(total.measured_s, 1e3), _number(total.error, 100),
+                _number(total.median_error, 100), _number(run.streaming_of_copy, 100), str(len(run.violations)),
+                _number(m.step.median_s if m.step else None, 1e3),
+                _ratio(against.get((m.executor, "eager"))), _ratio(against.get((m.executor, "inductor"))),
+            )  # fmt: skip
+
+
+def _number(value: float | None, scale: float) -> str:
+    return "" if value is None else f"{value * scale:,.2f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
+
+
+def _paper(profiles: Sequence[Profile]) -> list[str]:
+    """The training step of a BERT-large layer: our kernels and torch.compile's beside the paper's."""
+    profile = next(
+        (p for p in profiles if (p.workload.name, p.workload.mode) == ("bert_layer", "training")), None
+    )
+    if profile is None:
+        return []
+    steps = {m["executor"]: m["step"]["median_s"] for m in profile.measurements if m["step"]}
+    wholes: dict[str, Any] = next(
+        (m["environment"]["module_step"] for m in profile.measurements if "module_step" in m["environment"]),
+        {},
+    )
+    own = {how: found["timing"]["median_s"] for how, found in wholes.items() if found["timing"]}
+    lines = ["## Training step of a BERT-large layer", ""]
+    for name in ("generated", "inductor"):
+        if "eager" in steps and name in steps:
+            speed = steps["eager"] / steps[name]
+            lines.append(f"- {name}, our groups in one CUDA graph against eager in one: {speed:.2f}x")
+    if {"eager", "torch.compile"} <= own.keys():
+        speed = own["eager"] / own["torch.compile"]
+        lines.append(f"- torch.compile(model) against the eager model, launched from Python: {speed:.2f}x")
+    return [*lines, f"- the paper that fused it by hand, on a V100: {PAPER_SPEEDUP:.2f}x", ""]
+
+
+# -- the work ----------------------------------------------------------------------------------------------------------
+
+
+def trace(name: str, mode: str, gpu: str) -> Profile:
+    """The profile of a reference workload; runs in a process of its own, so that many are traced at once."""
+    import memwall
+
+    return memwall.profile(ROOT / "profiles" / name / "model.py", gpu=gpu, mode=mode)
+
+
+def run_tests(limit_s: float) -> str:
+    """Run the tests that need a GPU, and say in a line how they ended."""
+    if find_spec("pytest") is None:
+        return "GPU tests: not run, pytest is not installed"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rs",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        "tests/gpu",
+    ]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        return f"GPU tests: cut after {limit_s:.0f} s"
+    print(done.stdout[-4000:], file=sys.stderr)
+    last = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "no output")
+    return f"GPU tests: {last.strip('= ')}"
+
+
+def calibrate(gpu: Gpu, folder: Path, limit_s: float) -> str:
+    """Measure the device's ceilings, and say in a line where they are."""
+    place = folder / "profiles" / "measured" / gpu.name
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / "calibrated.toml"
+    command = [sys.executable, "-m", "memwall", "calibrate", "--device", "cuda", "-o", str(path)]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        return f"calibration: cut after {limit_s:.0f} s"
+    if done.returncode:
+        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no message")
+        return f"calibration: failed ({last[:200]})"
+    return f"calibration: {path.relative_to(folder)}"
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def say(message: str) -> None:
+    """A line of progress."""
+    print(f"[{time.strftime('%H:%M:%S')}] {message}", file=sys.stderr, flush=True)
+
+
+def measure_all(report: Report, wanted: Sequence[tuple[str, str]], deadline: float, tests: bool) -> None:
+    """Trace everything side by side, test and calibrate, then measure one workload after another, sharing the time."""
+    cores = os.cpu_count() or 1
+    helpers = max(0, min(cores - FREE_CORES, MOST_HELPERS))
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(max(1, min(cores // 2, 8)), mp_context=spawn) as pool, Crew(helpers) as crew:
+        traced = {pair: pool.submit(trace, *pair, report.gpu.name) for pair in wanted}
+        if tests:
+            report.notes.append(run_tests(min(TESTS_S, deadline - time.monotonic())))
+            say(report.notes[-1])
+        for future in traced.values():
+            _settled(future)  # the calibration has the machine to itself
+        report.notes.append(
+            calibrate(report.gpu, report.folder, min(CALIBRATE_S, deadline - time.monotonic()))
+        )
+        say(report.notes[-1])
+        for position, pair in enumerate(wanted):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                report.notes.append(f"not reached: {', '.join(' '.join(p) for p in wanted[position:])}")
+                break
+            _measure_one(report, pair, traced[pair], left_s / (len(wanted) - position), crew)
+            report.write()
+    report.write()
+
+
+def _settled(future: Future[Profile]) -> None:
+    future.exception()
+
+
+def _measure_one(
+    report: Report, pair: tuple[str, str], traced: Future[Profile], share_s: float, crew: Crew
+) -> None:
+    say(f"{' '.join(pair)}: {share_s:.0f} s")
+    try:
+        target = str(ROOT / "profiles" / pair[0] / "model.py")
+        profile = measure(
+            traced.result(), device="cuda", gpu=report.gpu, top=TOP, time_limit_s=share_s, build_limit_s=BUILD_S,
+            steps=pair[0] in STEPS, crew=crew, model=(target, {"mode": pair[1]}),
+        )  # fmt: skip
+    except Interrupted as interrupted:
+        report.profiles.append(interrupted.profile)
+        report.notes.append(f"interrupted in {' '.join(pair)}")
+        report.write()
+        raise
+    except MemwallError as error:
+        report.notes.append(f"{' '.join(pair)}: {error}")
+        return
+    report.profiles.append(profile)
+    report.save(profile)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for everything [%(default)s]")
+    parser.add_argument("--folder", type=Path, default=ROOT, help="write below this folder [the repository]")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these workloads alone")
+    parser.add_argument("--no-tests", action="store_true", help="do not run tests/gpu")
+    options = parser.parse_args(arguments)
+    deadline = time.monotonic() + options.seconds
+    try:
+        gpu = this_gpu()
+    except MemwallError as error:
+        print(f"memwall: {error}; nothing was written", file=sys.stderr)
+        return error.exit_code
+    wanted = [pair for pair in WORKLOADS if not options.only or pair[0] in options.only]
+    if not wanted:
+        print(f"memwall: --only: no workload named {', '.join(options.only)}", file=sys.stderr)
+        return 2
+    report = Report(gpu, options.folder.absolute())
+    try:
+        measure_all(report, wanted, deadline, not options.no_tests)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def this_gpu() -> Gpu:
+    """The spec of this machine's GPU.
+
+    Raises:
+        MissingError: there is no CUDA device, or memwall has no spec of it.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MissingError("no CUDA device here: make gpu needs an NVIDIA GPU and a CUDA build of torch")
+    return device_spec("cuda")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""``memwall measure``: what it prints, writes and refuses. Kernels run on this machine's CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import memwall
+from memwall.cli import main
+from memwall.closing import measurements
+
+ROOT = Path(__file__).parents[2]
+MODEL = """
+import torch
+def model(): return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+def inputs(batch=256): return (torch.ones(batch, 64),)
+"""
+CPU = ("--device", "cpu", "--executor", "eager", "--gpu", "h100-sxm")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("measure")
+    (folder / "net.py").write_text(MODEL)
+    command = [
+        sys.executable, "-m", "memwall", "measure", "net.py", *CPU, "--samples", "4", "--batch", "128",
+        "-o", "out.json", "-o", "out.md", "-o", "out.csv", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_standard_output_is_the_record_alone(ran):
+    folder, done = ran
+    assert json.loads(done.stdout) == json.loads((folder / "out.json").read_text())
+
+
+def test_the_record_has_what_was_measured(ran):
+    folder, _ = ran
+    profile = memwall.Profile.load(folder / "out.json")
+    assert profile.workload.inputs[0]["shape"] == [128, 64]
+    (found,) = measurements(profile)
+    assert found.complete and found.step is not None
+    assert {k.name: (k.status, k.timing.samples) for k in found.kernels} == {
+        "aten.addmm": ("ok", 4), "aten.relu": ("ok", 4),
+    }  # fmt: skip
+    assert found.environment["module_step"]["eager"]["status"] == "ok"
+
+
+def test_other_files_and_the_record_of_the_folder(ran):
+    folder, done = ran
+    assert "addmm" in (folder / "out.md").read_text()
+    assert "wrote out.csv" in done.stderr
+    assert (folder / ".memwall" / "last.json").exists()
+
+
+def test_a_saved_record_is_measured_and_printed(ran, capsys, monkeypatch):
+    folder, _ = ran
+    monkeypatch.chdir(folder)
+    assert (
+        main(["measure", "out.json", *CPU, "--samples", "1", "--top", "1", "--no-check", "--no-step", "-q"])
+        == 0
+    )
+    out, err = capsys.readouterr()
+    assert "modeled beside measured" in out and "addmm" in out
+    assert "record kept" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["none.py"], 2, "no such file"),
+        (["net.py", "--executor", "jit"], 2, "no executor named 'jit'; there is eager, generated, inductor"),
+        (["net.py", "--executor", "generated"], 3, "need a CUDA device"),
+        (["net.py", "--gpu", "h1000"], 2, "no GPU named"),
+        (["net.py", "--samples", "0"], 2, "--samples"),
+        (["net.py", "--time-limit", "0"], 2, "--time-limit"),
+        (["net.py", "-o", "x.jpg"], 2, "cannot tell what to write"),
+        (["out.json", "--batch", "3"], 2, "--batch says how to trace"),
+    ],
+)
+def test_what_is_refused_in_one_line(ran, arguments, code, words, capsys, monkeypatch):
+    folder, _ = ran
+    monkeypatch.chdir(folder)
+    own = [] if "--gpu" in arguments else ["--gpu", "h100-sxm"]
+    assert main(["measure", *arguments, "--device", "cpu", *own]) == code
+    out, err = capsys.readouterr()
+    assert words in err and out == ""
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_missing_compiler_is_exit_3_and_named(ran, capsys, monkeypatch, tmp_path):
+    folder, _ = ran
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert main(["measure", "net.py", "--device", "cpu", "--gpu", "h100-sxm"]) == 3
+    assert "found no g++ or clang++" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_no_gpu_is_exit_3(ran, capsys, monkeypatch):
+    folder, _ = ran
+    monkeypatch.chdir(folder)
+    assert main(["measure", "net.py", "--device", "cuda"]) == 3
+    assert "no CUDA device here; --device cpu" in capsys.readouterr().err

@@ -1,0 +1,133 @@
+"""The CUDA clock on a device that is made up: what is put into the stream, in which order, and what is made of it."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+from memwall.measure.cuda import QUEUED, SETTLING, WARM_UP, Cuda
+from memwall.measure.devices import Ready
+from memwall.measurement import Sensors
+
+
+class FakeTorch:
+    """A stream that notes what is put into it; each timed call takes one millisecond more than the one before."""
+
+    def __init__(self, capture_error=None, sync_error=None):
+        self.stream: list[str] = []
+        self.now_ms = 0.0
+        self.next_ms = 1.0
+        self.capture_error = capture_error
+        self.sync_error = sync_error
+        self.cuda = SimpleNamespace(
+            Event=self._event, synchronize=self._synchronize, Stream=lambda: SimpleNamespace(wait_stream=nothing),
+            stream=lambda stream: contextlib.nullcontext(), graph=self._graph,
+            current_stream=lambda: SimpleNamespace(wait_stream=nothing),
+            CUDAGraph=lambda: SimpleNamespace(replay=lambda: self.stream.append("replay")),
+        )  # fmt: skip
+
+    def _event(self, enable_timing):
+        event = SimpleNamespace(at_ms=0.0)
+
+        def record():
+            event.at_ms = self.now_ms
+            self.stream.append("event")
+
+        event.record = record
+        event.elapsed_time = lambda end: end.at_ms - event.at_ms
+        return event
+
+    def _synchronize(self):
+        self.stream.append("wait")
+        if self.sync_error is not None:
+            raise self.sync_error
+
+    @contextlib.contextmanager
+    def _graph(self, graph):
+        if self.capture_error is not None:
+            raise self.capture_error
+        self.stream.append("begin")
+        yield
+        self.stream.append("end")
+
+    def call(self):
+        self.stream.append("call")
+        self.now_ms += self.next_ms
+        self.next_ms += 1.0
+
+
+def nothing(*args):
+    pass
+
+
+class Sensing:
+    def __init__(self, fake):
+        self.fake = fake
+
+    def read(self):
+        self.fake.stream.append("sensors")
+        return Sensors(clock_hz=1e9)
+
+
+def device(fake):
+    """A device without its constructor, which asks the driver."""
+    cuda = object.__new__(Cuda)
+    cuda._torch = fake
+    cuda._flush = SimpleNamespace(zero_=lambda: fake.stream.append("flush"))
+    cuda._sensing = Sensing(fake)
+    return cuda
+
+
+def test_a_sample_restores_clears_the_cache_and_times_the_call_alone():
+    fake = FakeTorch()
+    samples, sensors = device(fake).samples(Ready(fake.call, lambda: fake.stream.append("restore")), 3, 1e9)
+    one = ["restore", "flush", "event", "call", "event"]
+    assert fake.stream == [
+        *one * (SETTLING + 3),
+        "sensors",
+        "wait",
+    ]  # the sensors are read while the GPU is at work
+    assert samples == [(SETTLING + n) / 1e3 for n in (1, 2, 3)]  # ms -> s, the first ones dropped
+    assert sensors.clock_hz == 1e9
+
+
+def test_samples_are_queued_in_blocks_and_settle_once():
+    fake = FakeTorch()
+    samples, _ = device(fake).samples(Ready(fake.call, nothing), 2 * QUEUED + 1, 1e9)
+    assert len(samples) == 2 * QUEUED + 1
+    assert fake.stream.count("wait") == 3
+    assert fake.stream.count("call") == SETTLING + 2 * QUEUED + 1
+
+
+def test_a_spent_budget_ends_after_the_first_block():
+    fake = FakeTorch()
+    assert len(device(fake).samples(Ready(fake.call, nothing), 5 * QUEUED, 0.0)[0]) == QUEUED
+
+
+def test_a_call_is_warmed_up_restored_and_captured():
+    fake = FakeTorch()
+    ready = device(fake).ready(fake.call, lambda: fake.stream.append("restore"))
+    assert fake.stream == [*["call"] * WARM_UP, "wait", "restore", "begin", "call", "end"]
+    ready.call()
+    assert fake.stream[-1] == "replay" and ready.note == ""
+
+
+def test_what_cannot_be_captured_is_launched_and_says_so():
+    fake = FakeTorch(capture_error=RuntimeError("operation not permitted when stream is capturing\nmore"))
+    ready = device(fake).ready(fake.call, nothing)
+    assert ready.call == fake.call
+    assert ready.note == "no CUDA graph, plain launches: operation not permitted when stream is capturing"
+
+
+def test_a_broken_device_is_no_failed_capture():
+    fake = FakeTorch(sync_error=RuntimeError("CUDA error: an illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        device(fake).ready(fake.call, nothing)
+
+
+def test_a_step_of_python_is_not_captured():
+    fake = FakeTorch()
+    ready = device(fake).ready(fake.call, nothing, graphed=False)
+    assert ready.call == fake.call and "begin" not in fake.stream

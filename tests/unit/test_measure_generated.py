@@ -1,0 +1,97 @@
+"""Generated kernels on their way through a worker: built, tuned, checked. Triton's interpreter stands for the GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="needs Triton")
+
+ROOT = Path(__file__).parents[2]
+
+CHILD = '''
+import dataclasses, json, sys
+from pathlib import Path
+import torch, memwall
+import memwall.measure.session as sessions
+from memwall.measure.executors import Builder
+from memwall.measure.jobs import plan_work
+from memwall.measure.messages import Run, Setup
+from memwall.measure.session import Session
+
+class Norm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(96)
+    def forward(self, x):
+        return torch.relu(self.norm(x) + x)
+
+profile = memwall.profile(Norm(), (torch.ones(8, 96),), gpu="h100-sxm")
+work = plan_work(profile, profile.simulations[0].gpu, ["generated"])
+session = Session(Setup("cpu", work.graph, work.gpu))
+job = work.jobs[0]
+result = {"jobs": len(work.jobs)}
+good = session.run(Run(job.number, "generated", job.group, 2, 60.0))
+result["good"] = [good.status, good.reason, good.error, good.schedule, len(good.samples_s), len(good.config)]
+result["compiled"] = session.run(Run(99, "generated", job.group, 0, 60.0)).status
+
+builder = Builder(work.graph, work.gpu, "cpu", Path(sys.argv[1]))
+kernel = builder.generated(job.group)
+numbers = [job.number]
+def spoiled(spoil):
+    """The same kernel with its results spoiled on the way out."""
+    def run(*tensors, seed=0, empty=torch.empty_strided):
+        return tuple(spoil(t, empty) for t in kernel.run(*tensors, seed=seed, empty=empty))
+    sessions.BUILDERS = {"generated": lambda builder, group: dataclasses.replace(kernel, run=run)}
+    numbers.append(100 + len(numbers))
+    found = session.run(Run(numbers[-1], "generated", job.group, 2, 60.0))
+    return [found.status, found.reason, len(found.samples_s)]
+
+def unwritten(t, empty):
+    fresh = empty(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+    fresh[1:] = t[1:]
+    return fresh
+result["unwritten"] = spoiled(unwritten)
+result["shifted"] = spoiled(lambda t, _: t.roll(1, 0))
+result["rounded"] = spoiled(lambda t, _: t.bfloat16().float())
+print(json.dumps(result))
+'''
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kernels")
+    environment = {
+        **os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "MEMWALL_CACHE": str(folder / "cache"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {**json.loads(done.stdout.splitlines()[-1]), "cache": folder / "cache"}
+
+
+def test_a_generated_kernel_is_checked_and_timed(ran):
+    status, reason, error, schedule, samples, _ = ran["good"]
+    assert (status, reason, samples) == ("ok", "", 2)
+    assert 0 <= error <= 1
+    assert schedule == "persistent"  # a row of 96 fits
+    assert ran["jobs"] == 1
+    assert ran["compiled"] == "ok"
+
+
+@pytest.mark.parametrize("fault", ["unwritten", "shifted", "rounded"])
+def test_a_spoiled_result_is_wrong_and_gets_no_time(ran, fault):
+    status, reason, samples = ran[fault]
+    assert (status, samples) == ("wrong", 0)
+    assert reason

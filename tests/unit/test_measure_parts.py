@@ -1,0 +1,420 @@
+"""Parts of a measurement that need no kernel: statistics, distinct kernels, sensors, choices, what is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import memwall
+from memwall.codegen import NotGenerated
+from memwall.codegen.load import source_hash
+from memwall.errors import MissingError, UsageError
+from memwall.measure.autotune import Choices, cache_folder, choose
+from memwall.measure.campaign import ROUNDS, Limits, Result, share
+from memwall.measure.compiler import need_compiler
+from memwall.measure.cpu import Cpu, cache_bytes
+from memwall.measure.devices import Ready
+from memwall.measure.executors import Built
+from memwall.measure.jobs import plan_work
+from memwall.measure.messages import Ran
+from memwall.measure.sensors import Nvml, in_doubt, merged, open_nvml
+from memwall.measure.statistics import tail_rank, timing
+from memwall.measure.worker import failure
+from memwall.measure.workers import worker_environment
+from memwall.measurement import Sensors
+
+ROOT = Path(__file__).parents[2]
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "low", "high"),
+    # ranks of the 95 % interval of a median, from the usual tables (Conover 1999, table of binomial order statistics)
+    [
+        (1, 1, 1),
+        (5, 1, 5),
+        (6, 1, 6),
+        (8, 1, 8),
+        (9, 2, 8),
+        (10, 2, 9),
+        (20, 6, 15),
+        (30, 10, 21),
+        (50, 18, 33),
+    ],
+)
+def test_the_ranks_of_the_interval_are_those_of_the_tables(count, low, high):
+    assert tail_rank(count) + 1 == low
+    assert count - tail_rank(count) == high
+
+
+def test_median_and_interval_of_thirty_samples_in_any_order():
+    samples = [float(n) for n in range(1, 31)]
+    found = timing([*samples[::2], *samples[1::2]])
+    assert (found.median_s, found.low_s, found.high_s) == (15.5, 10.0, 21.0)
+    assert (found.min_s, found.max_s, found.samples) == (1.0, 30.0, 30)
+
+
+def test_an_outlier_moves_the_maximum_alone():
+    calm, wild = timing([1.0] * 29 + [2.0]), timing([1.0] * 29 + [1000.0])
+    assert (calm.median_s, calm.high_s) == (wild.median_s, wild.high_s)
+    assert wild.max_s == 1000.0
+
+
+def test_no_samples_have_no_median():
+    with pytest.raises(ValueError):
+        timing([])
+
+
+@pytest.mark.parametrize(
+    ("total", "sizes"), [(30, [10, 10, 10]), (7, [2, 2, 3]), (1, [0, 0, 1]), (2, [0, 1, 1])]
+)
+def test_samples_are_shared_out_over_the_rounds(total, sizes):
+    assert [share(total, part, ROUNDS) for part in range(ROUNDS)] == sizes
+
+
+# -- distinct kernels --------------------------------------------------------------------------------------------------
+
+
+class Blocks(torch.nn.Module):
+    """Three equal blocks, one of another width, and an op that stands alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.same = torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(3))
+        self.other = torch.nn.Linear(64, 32, bias=False)
+
+    def forward(self, x):
+        for layer in self.same:
+            x = torch.relu(layer(x))
+        return torch.sigmoid(self.other(x))
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    return memwall.profile(Blocks(), (torch.ones(16, 64),), gpu="a100-80gb-sxm")
+
+
+def test_equal_kernels_are_one_job_that_counts_them(blocks):
+    work = plan_work(blocks, blocks.simulations[0].gpu, ["eager"])
+    assert sorted((job.estimate.name, job.repeats) for job in work.jobs) == [
+        ("aten.mm", 1), ("aten.mm", 3), ("aten.relu", 3), ("aten.sigmoid", 1),
+    ]  # fmt: skip
+    assert sum(job.repeats for job in work.jobs) == len(blocks.graph.ops)
+
+
+def test_a_job_is_modeled_alone_with_nothing_in_the_cache(blocks):
+    gpu = blocks.simulations[0].gpu
+    relu = next(job for job in plan_work(blocks, gpu, ["eager"]).jobs if job.estimate.name == "aten.relu")
+    # 16 x 64 floats read and written at the reachable bandwidth, plus one launch; no wait for the CPU
+    moved_s = 2 * 16 * 64 * 4 / (gpu.dram_bytes_per_s * gpu.achievable["dram"])
+    assert relu.estimate.overhead_s == pytest.approx(gpu.launch_overhead_s)
+    assert relu.estimate.memory_s >= moved_s
+
+
+def test_numbers_of_jobs_are_unique_over_executors_and_top_keeps_the_weightiest(blocks):
+    gpu = blocks.simulations[0].gpu
+    work = plan_work(blocks, gpu, ["eager", "inductor"])
+    assert len({job.number for job in work.jobs}) == len(work.jobs)
+    kept = plan_work(blocks, gpu, ["eager"], top=2)
+    assert len(kept.jobs) == 2
+    assert {job.step_s for job in kept.jobs} == set(
+        sorted((j.step_s for j in work.of("eager")), reverse=True)[:2]
+    )
+
+
+def test_an_executor_that_is_none(blocks):
+    with pytest.raises(UsageError, match="no executor named 'jit'"):
+        plan_work(blocks, blocks.simulations[0].gpu, ["jit"])
+
+
+# -- sensors -----------------------------------------------------------------------------------------------------------
+
+
+class FakeNvml:
+    """An NVML that answers as told; a method that is not told of raises NVML's error."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self, reasons=0, pids=(), power=None):
+        self.reasons, self.pids, self.power = reasons, pids, power
+
+    def nvmlDeviceGetClockInfo(self, handle, which):  # noqa: N802  NVML's name
+        return {1: 1980, 2: 2619}[which]
+
+    def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802
+        if self.power is None:
+            raise self.NVMLError("not supported")
+        return self.power
+
+    def nvmlDeviceGetTemperature(self, handle, which):  # noqa: N802
+        return 41
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):  # noqa: N802
+        return self.reasons
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
+        return [type("Process", (), {"pid": pid}) for pid in self.pids]
+
+
+def test_nvml_in_base_units_and_what_it_does_not_say_is_none():
+    found = Nvml(FakeNvml(), "handle", lambda: frozenset([7])).read()
+    assert (found.clock_hz, found.memory_clock_hz) == (1.98e9, 2.619e9)
+    assert (found.power_w, found.temperature_c, found.flags) == (None, 41.0, ())
+    assert Nvml(FakeNvml(power=350_000), "handle", frozenset).read().power_w == 350.0
+
+
+@pytest.mark.parametrize(
+    ("reasons", "pids", "words"),
+    [
+        (0x1, [7], []),  # idle: nothing slows it down
+        (0x4 | 0x20, [7], ["power cap", "temperature"]),
+        (0x80, [7], ["power brake"]),
+        (0, [7, 8, 9], ["2 other processes"]),
+        (0, [900], []),  # one process under a number of the host's: it is us
+        (0, [900, 901], ["1 other process"]),
+    ],
+)
+def test_flags_of_a_throttled_or_shared_board(reasons, pids, words):
+    flags = Nvml(FakeNvml(reasons, pids), "handle", lambda: frozenset([7])).read().flags
+    assert len(flags) == len(words)
+    assert all(word in flag for word, flag in zip(words, flags, strict=True))
+    assert in_doubt(flags) == flags
+
+
+def test_readings_are_merged():
+    both = merged(
+        [Sensors(clock_hz=1e9, flags=("a",)), Sensors(clock_hz=2e9, power_w=100.0, flags=("a", "b"))]
+    )
+    assert both == Sensors(clock_hz=1.5e9, power_w=100.0, flags=("a", "b"))
+    assert merged([]) == Sensors()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a board to ask")
+def test_a_board_that_nobody_can_ask_says_so_and_is_not_in_doubt():
+    flags = open_nvml(None).read().flags
+    assert len(flags) == 1 and flags[0].startswith("unknown clocks: ")
+    assert in_doubt(flags) == ()
+
+
+def test_the_workers_of_one_parent_are_a_family():
+    code = "from memwall.measure.sensors import family; import os; print(os.getpid(), *family()); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    first, second = (subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2))
+    own, *known = map(int, second.stdout.readline().split())
+    assert own == second.pid
+    assert {os.getpid(), first.pid, second.pid} <= set(known)
+    for process in (first, second):
+        process.communicate("done\n")
+
+
+# -- the CPU's clock ---------------------------------------------------------------------------------------------------
+
+
+class Quiet:
+    def read(self):
+        return Sensors()
+
+
+def fake_clock(steps):
+    """(process time, wall time) in ns: each call of the timed part advances by the next of ``steps``."""
+    now, calls, steps = [0, 0], [0], iter(steps)
+
+    def read():
+        calls[0] += 1
+        if calls[0] % 2 == 0:
+            cpu, wall = next(steps)
+            now[0] += cpu
+            now[1] += wall
+        return tuple(now)
+
+    return read
+
+
+def test_a_repetition_that_lost_the_core_is_taken_again():
+    clock = fake_clock([(100, 100), (50, 100), (94, 100), (95, 100), (300, 300)])
+    samples, sensors = Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 3, 1e9)
+    assert samples == [100e-9, 100e-9, 300e-9]
+    assert sensors.flags == ()
+
+
+def test_a_machine_that_is_never_free_is_flagged_and_its_best_repetitions_kept():
+    clock = fake_clock([(80, 100), (60, 120), (50, 130), (40, 140)] * 2)
+    samples, sensors = Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 2, 1e9)
+    assert samples == [100e-9, 100e-9]
+    assert sensors.flags == ("contended: no repetition had 95% of a core",)
+
+
+def test_a_spent_budget_leaves_one_sample():
+    clock = fake_clock([(100, 100)] * 9)
+    assert len(Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 5, 0.0)[0]) == 1
+
+
+def test_what_is_written_over_is_put_back_before_each_sample():
+    x = torch.ones(4)
+    seen = []
+
+    def call():
+        seen.append(float(x[0]))
+        x.add_(1.0)
+
+    cpu = Cpu(Quiet(), fake_clock([(1, 1)] * 9))
+    cpu.samples(Ready(call, lambda: x.fill_(1.0)), 3, 1e9)
+    assert seen == [1.0, 1.0, 1.0]
+
+
+def test_the_size_of_the_largest_cache(tmp_path):
+    for index, size in enumerate(("32K", "1024K", "32M")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert cache_bytes(tmp_path) == 32 * 1024 * 1024
+    assert cache_bytes(tmp_path / "nothing") > 0
+
+
+# -- choices -----------------------------------------------------------------------------------------------------------
+
+
+class Stopwatch:
+    """A device on which a call takes as long as it returns."""
+
+    def samples(self, ready, count, budget_s):
+        return [ready.call()] * count, Sensors()
+
+
+def tunable(times):
+    """A kernel whose time depends on BLOCK; None fails."""
+    state = {}
+
+    def run():
+        if times[state["BLOCK"]] is None:
+            raise RuntimeError("too many registers")
+        return times[state["BLOCK"]]
+
+    configs = tuple({"BLOCK": block} for block in times)
+    return Built(run, (), (), configs=configs, configure=state.update, source="text")
+
+
+def ready_of(built):
+    return lambda: Ready(built.run, lambda: None)
+
+
+def test_the_fastest_setting_that_runs_is_chosen():
+    built = tunable({64: 3.0, 128: None, 256: 1.0, 512: 2.0})
+    assert choose(built, ready_of(built), Stopwatch()) == {"BLOCK": 256}
+
+
+def test_where_no_setting_runs_the_first_reason_is_raised():
+    built = tunable({64: None})
+    with pytest.raises(RuntimeError, match="too many registers"):
+        choose(built, ready_of(built), Stopwatch())
+
+
+def test_choices_are_kept_by_source_gpu_and_driver(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "deep" / "cache"))
+    here = Choices.here({"device": "H200", "driver": "570", "triton": "3.6.0"})
+    here.put("source", {"BLOCK": 128})
+    here.put("other", {"BLOCK": 64})
+    assert here.get("source") == {"BLOCK": 128}
+    for change in ({"device": "A100"}, {"driver": "580"}, {"triton": "3.7"}):
+        elsewhere = Choices.here({"device": "H200", "driver": "570", "triton": "3.6.0", **change})
+        assert elsewhere.get("source") is None
+    assert here.get("another source") is None
+    record = json.loads((tmp_path / "deep" / "cache" / "autotune.json").read_text())
+    assert f"{source_hash('source')} H200, 570, 3.6.0" in record["choices"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"schema": "other/1", "choices": {}}', '{"schema": "memwall.autotune/1"}']
+)
+def test_a_damaged_file_of_choices_is_as_none(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path))
+    (tmp_path / "autotune.json").write_text(text)
+    here = Choices.here({})
+    assert here.get("source") is None
+    here.put("source", {"BLOCK": 1})
+    assert here.get("source") == {"BLOCK": 1}
+
+
+def test_a_folder_that_refuses_choices_is_no_failure(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "file"))
+    Choices.here({}).put("source", {"BLOCK": 1})
+    assert Choices.here({}).get("source") is None
+
+
+def test_where_choices_are_kept(monkeypatch, tmp_path):
+    monkeypatch.delenv("MEMWALL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "memwall"
+
+
+# -- what is missing, and how kernels end ------------------------------------------------------------------------------
+
+
+def test_the_missing_compiler_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(MissingError, match=r"C\+\+ compiler and found no g\+\+ or clang\+\+"):
+        need_compiler("cpu")
+    monkeypatch.setenv("CXX", "icpx")
+    with pytest.raises(MissingError, match=r"icpx \(from CXX\)"):
+        need_compiler("cpu")
+    (tmp_path / "icpx").write_text("#!/bin/sh\n")
+    (tmp_path / "icpx").chmod(0o755)
+    need_compiler("cpu")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "fatal"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory", False),
+        (MemoryError(), "out of memory", False),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            "out of memory",
+            False,
+        ),
+        (RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), "failed", True),
+        (ValueError("odd"), "failed", False),
+        (NotGenerated("a scan"), "not generated", False),
+    ],
+)
+def test_how_an_error_is_told(error, status, fatal):
+    found = failure(error)
+    assert (found.status, found.fatal) == (status, fatal)
+    assert found.reason and "\n" not in found.reason
+
+
+def test_a_later_failure_loses_the_kernel(blocks):
+    job = plan_work(blocks, blocks.simulations[0].gpu, ["eager"]).jobs[0]
+    result = Result(job)
+    assert result.kernel().status == "skipped"
+    result.add(Ran("ok", samples_s=(1.0, 2.0)))
+    assert result.kernel().status == "ok" and result.kernel().timing.median_s == 1.5
+    result.add(Ran("timeout", "hung"))
+    assert result.is_lost
+    assert (result.kernel().status, result.kernel().timing) == ("timeout", None)
+
+
+def test_a_block_has_its_share_of_the_time_that_is_left():
+    assert Limits().block_s(10) == 20.0
+    assert Limits(deadline=-math.inf).block_s(10) == 0.05
+    assert Limits(deadline=-math.inf).is_over
+
+
+def test_a_cpu_worker_keeps_its_memory_and_finds_this_package(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    environment = worker_environment("cpu")
+    assert environment["MALLOC_MMAP_MAX_"] == "0" and environment["OMP_NUM_THREADS"] == "1"
+    assert environment["PYTHONPATH"].split(os.pathsep)[1] == "/elsewhere"
+    assert "MALLOC_MMAP_MAX_" not in worker_environment("cuda") or "MALLOC_MMAP_MAX_" in os.environ

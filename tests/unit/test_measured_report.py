@@ -1,0 +1,155 @@
+"""The driver of ``make gpu``: the files that it writes, and that it writes none without a GPU. Times are made up."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memwall.accuracy import read_rows
+from memwall.closing import COLUMNS
+from memwall.errors import MissingError
+from memwall.hardware import load_gpu
+from memwall.measure import Interrupted
+from reports import measured_report
+from reports.measured_report import Report, main, measure_all
+from tests.unit.measured_fixture import make_measured
+
+GPU = load_gpu("h100-sxm")
+
+
+@pytest.fixture
+def profile():
+    return make_measured()
+
+
+def test_what_is_written_is_read_back(profile, tmp_path):
+    report = Report(GPU, tmp_path, ["a note"], [profile])
+    report.write()
+    place = tmp_path / "profiles" / "measured" / "h100-sxm"
+    record = json.loads((place / "measured.json").read_text())
+    assert (record["schema"], record["gpu"], record["notes"]) == (
+        "memwall.measured/1",
+        "h100-sxm",
+        ["a note"],
+    )
+    assert record["workloads"][0]["measurements"] == list(profile.measurements)
+    with (place / "rows.csv").open() as handle:
+        rows = list(csv.DictReader(handle))
+    assert tuple(rows[0]) == COLUMNS
+    assert len(rows) == sum(len(m["kernels"]) for m in profile.measurements)
+    assert read_rows(place / "rows.csv")
+    text = (tmp_path / "reports" / "measured_h100-sxm.md").read_text()
+    assert "- a note" in text
+    for measurement in profile.measurements:
+        assert f"| {profile.workload.name} | {profile.workload.mode} | {measurement['executor']} |" in text
+
+
+def test_the_layer_stands_beside_the_paper(profile, tmp_path):
+    steps = {"eager": 3.0, "generated": 2.0}
+    timing = {"low_s": 1.0, "high_s": 9.0, "samples": 3, "min_s": 1.0, "max_s": 9.0}
+    wholes = {"eager": {"timing": {"median_s": 4.2}}, "torch.compile": {"timing": {"median_s": 3.0}}}
+    found = [
+        {**m, "step": {**timing, "median_s": steps[m["executor"]]}, "environment": {"module_step": wholes}}
+        for m in profile.measurements
+        if m["executor"] in steps
+    ]
+    layer = replace(
+        profile,
+        workload=replace(profile.workload, name="bert_layer", mode="training"),
+        measurements=tuple(found),
+    )
+    Report(GPU, tmp_path, [], [layer]).write()
+    text = (tmp_path / "reports" / "measured_h100-sxm.md").read_text()
+    assert {m["executor"] for m in found} == set(steps)
+    assert "against eager in one: 1.50x" in text  # 3 / 2
+    assert "torch.compile(model) against the eager model, launched from Python: 1.40x" in text  # 4.2 / 3
+    assert "on a V100: 1.30x" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_nothing_is_written(tmp_path, capsys):
+    assert main(["--folder", str(tmp_path)]) == 3
+    assert list(tmp_path.iterdir()) == []
+    said = capsys.readouterr().err
+    assert "no CUDA device" in said and said.count("\n") == 1
+
+
+class Now:
+    """A pool that traces when it is asked to, and a crew that does nothing."""
+
+    def __init__(self, *args, **options):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def submit(self, function, *args):
+        from concurrent.futures import Future
+
+        future = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture
+def alone(monkeypatch, profile):
+    """The driver with nothing behind it: tracing gives the fixture, measuring what the test says."""
+    monkeypatch.setattr(measured_report, "ProcessPoolExecutor", Now)
+    monkeypatch.setattr(measured_report, "Crew", Now)
+    monkeypatch.setattr(measured_report, "trace", lambda *args: profile)
+    monkeypatch.setattr(measured_report, "calibrate", lambda *args: "calibration: none")
+    clock = [0.0]
+    monkeypatch.setattr(measured_report.time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def test_the_time_is_shared_out_and_what_was_not_reached_is_named(alone, monkeypatch, profile, tmp_path):
+    limits = []
+
+    def measure(traced, *, time_limit_s, **options):
+        limits.append(time_limit_s)
+        alone[0] += 10.0 if len(limits) == 1 else 50.0  # the first is quick, the second overruns
+        return profile
+
+    monkeypatch.setattr(measured_report, "measure", measure)
+    report = Report(GPU, tmp_path)
+    measure_all(
+        report, [("bert_layer", "training"), ("resnet50", "inference"), ("dlrm", "training")], 60.0, False
+    )
+    assert limits == [20.0, 25.0]  # 60 / 3, then 50 / 2; nothing is left for the third
+    assert report.notes[-1] == "not reached: dlrm training"
+    assert (
+        len(json.loads((tmp_path / "profiles/measured/h100-sxm/measured.json").read_text())["workloads"]) == 2
+    )
+
+
+def test_a_workload_that_fails_is_noted_and_an_interrupt_keeps_what_there_is(
+    alone, monkeypatch, profile, tmp_path
+):
+    answers = iter([MissingError("no room"), profile, Interrupted(profile)])
+
+    def measure(traced, **options):
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(measured_report, "measure", measure)
+    report = Report(GPU, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        measure_all(
+            report, [("unet", "training"), ("dlrm", "training"), ("vit_l16", "training")], 60.0, False
+        )
+    record = json.loads((tmp_path / "profiles/measured/h100-sxm/measured.json").read_text())
+    assert record["notes"][1:] == ["unet training: no room", "interrupted in vit_l16 training"]
+    assert len(record["workloads"]) == 2
