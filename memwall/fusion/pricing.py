@@ -206,12 +206,16 @@ class Pricer:
         return all(made.get(version, -1) in writes for _, version in flow.reads[op_id] if version in made)
 
     def _launches(self, op_ids: Sequence[int]) -> int:
+        """Launches of the generated kernel: a list of tensors takes one, stripes of a sum have to be joined, and what a
+        sum over the grid is needed for comes after that; what is scattered takes its eager kernel's."""
         loops = [self.loops[i] for i in op_ids]
         if any(loop.kind == "multi" for loop in loops):
-            return max(self.costs[i].kernels for i in op_ids)
+            return 1
         launches = 1 + any(loop.columns for loop in loops)
         for i, loop in zip(op_ids, loops, strict=True):
-            if loop.kind in ("grid", "scatter"):
+            if loop.kind == "grid":
+                launches += 1 if self.graph.ops[i].op_class == "reduction" else 2
+            elif loop.kind == "scatter":
                 launches += self.costs[i].kernels - 1
         return launches
 
