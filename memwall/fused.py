@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from memwall._version import __version__
@@ -28,6 +29,7 @@ from memwall.simulate import Schedule, simulate
 from memwall.whatif import Change, Outcome, what_if
 
 if TYPE_CHECKING:
+    from memwall.codegen.planned import CompiledPlan
     from memwall.funnel import Funnel
     from memwall.fusion.inductor import Lowered
 
@@ -66,8 +68,8 @@ class Refused:
 class Fused:
     """A profile whose simulations are those of every policy on every GPU, and all that fusion has to say about it.
 
-    ``prices`` of the breaks, ``lowered`` and ``agreements`` (ours with Inductor) are by GPU. ``notes`` say what is
-    missing and why.
+    ``prices`` of the breaks, ``lowered``, ``agreements`` (ours with Inductor) and ``compiled`` (our kernels) are by
+    GPU. ``notes`` say what is missing and why.
     """
 
     profile: Profile
@@ -75,6 +77,7 @@ class Fused:
     prices: Mapping[str, BreakPrices] = field(default_factory=dict)
     lowered: Mapping[str, Lowered] = field(default_factory=dict)
     agreements: Mapping[str, Agreement] = field(default_factory=dict)
+    compiled: Mapping[str, CompiledPlan] = field(default_factory=dict)
     alternatives: tuple[Family, ...] = ()
     funnel: Funnel | None = None
     what_ifs: tuple[Outcome, ...] = ()
@@ -97,6 +100,7 @@ class Fused:
             "workload": {"name": self.profile.workload.name, "mode": self.profile.workload.mode},
             "gpus": [_gpu_dict(self, policies) for policies in policy_sets(self.profile)],
             "agreement": {name: asdict(found) for name, found in self.agreements.items()},
+            **({"compiled": [made.to_dict() for made in self.compiled.values()]} if self.compiled else {}),
             "alternatives": [asdict(family) for family in self.alternatives],
             "capture": self.capture.to_dict() if self.capture else None,
             "funnel": self.funnel.to_dict() if self.funnel else None,
@@ -128,6 +132,7 @@ def fuse(
     capture: Capture | None = None,
     source: bool = False,
     funnel: bool = True,
+    architectures: Mapping[str, Sequence[str]] = MappingProxyType({}),
     say: Say = lambda message: None,
 ) -> Fused:
     """Plan and simulate every policy on every GPU.
@@ -139,13 +144,14 @@ def fuse(
         capture: what Dynamo made of the model: fusion does not cross its breaks, and they are priced.
         source: keep the source of Inductor's kernels.
         funnel: count ops at each level of lowering.
+        architectures: by the name of a GPU, what its kernels under ``memwall`` are compiled for (``sm_90``).
         say: called with one-line messages.
 
     Raises:
         UsageError: no such policy, or a what-if fits neither GPU nor model.
-        MissingError: ``inductor`` was named and cannot be.
+        MissingError: ``inductor`` was named and cannot be, or there is no Triton to compile with.
     """
-    maker = _Maker(profile, capture, source, say)
+    maker = _Maker(profile, capture, source, architectures, say)
     for gpu in gpus:
         for policy in dict.fromkeys(
             ("eager", *(policies or DEFAULT_POLICIES))
@@ -155,7 +161,7 @@ def fuse(
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
     outcomes = what_if(made, changes, gpus, named, maker.planned)
     found = Fused(
-        made, capture, maker.prices(gpus), maker.lowered, maker.agreements(),
+        made, capture, maker.prices(gpus), maker.lowered, maker.agreements(), maker.compiled,
         funnel=None, what_ifs=tuple(outcomes), notes=maker.notes,
     )  # fmt: skip
     return _with_funnel(found, say) if funnel else found
@@ -203,8 +209,13 @@ def capture_of(record: Mapping[str, Any]) -> Capture | None:
 class _Maker:
     """Makes plans and simulates them."""
 
-    def __init__(self, profile: Profile, capture: Capture | None, source: bool, say: Say) -> None:
+    def __init__(
+        self, profile: Profile, capture: Capture | None, source: bool,
+        architectures: Mapping[str, Sequence[str]], say: Say,
+    ) -> None:  # fmt: skip
         self.profile, self.capture, self.source, self.say = profile, capture, source, say
+        self.architectures = architectures
+        self.compiled: dict[str, CompiledPlan] = {}
         self.schedules: list[Schedule] = []
         self.lowered: dict[str, Lowered] = {}
         #: why there is no inductor policy -> the GPUs that it is missing on
@@ -240,6 +251,13 @@ class _Maker:
             lowered = kernels_of(graph, gpu, self.regions.get(number), source=self.source)
             self.lowered[gpu.name] = lowered
             return plan_of(graph, costs, gpu, lowered.kernels)
+        if policy == "memwall" and gpu.name in self.architectures:
+            from memwall.codegen.planned import compiled_plan
+
+            names = self.architectures[gpu.name]
+            made = compiled_plan(graph, costs, gpu, names, regions=self.planned.get(number), say=self.say)
+            self.compiled[gpu.name] = made
+            return made.plan
         return plan_graph(policy, graph, costs, gpu, self.planned.get(number))
 
     def agreements(self) -> dict[str, Agreement]:

@@ -26,8 +26,11 @@ COMMANDS = {
     "profile": "Say where each microsecond of a model goes, on any GPU.",
     "compare": "Put one workload on several GPUs, or several profiles, side by side.",
     "fuse": "Say what fusion wins: groups, refusals, graph breaks, kernels' source.",
+    "measure": "Time every kernel on this machine, beside what the model says.",
     "report": "Render a saved profile as text, HTML, pictures or tables.",
+    "accuracy": "Score the model against measured kernels.",
     "gpus": "List the GPUs, or show one with its sources.",
+    "calibrate": "Measure what this machine reaches; write it as a hardware spec.",
 }
 
 

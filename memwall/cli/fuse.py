@@ -40,6 +40,14 @@ WITHOUT = ("html", "csv", "parquet", "trace.json")
 )
 @options.workload
 @click.option("--emit", "folder", metavar="DIR", help="Write the kernels, one file for each distinct group.")
+@click.option(
+    "--compile",
+    "targets",
+    cls=SeveralOption,
+    needs_value=False,
+    metavar="[NAME...]",
+    help="Compile our kernels, no GPU needed, for GPUs or architectures (sm_70, gfx942). [default: those of --gpu]",
+)
 @options.what_ifs
 @click.option(
     "--top", type=click.IntRange(1), metavar="N", help="List the N groups that save most. [default: 15]"
@@ -64,6 +72,7 @@ def command(
     gpus: tuple[str, ...],
     policies: tuple[str, ...],
     folder: str | None,
+    targets: tuple[str, ...],
     what_ifs: tuple[str, ...],
     top: int | None,
     by: str | None,
@@ -86,7 +95,11 @@ def command(
 
     TARGET is as for memwall profile; a saved profile (.json) is planned again, without its model.
 
-    After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
+    --compile says what each of our kernels takes: registers, spills, shared memory, occupancy. One that spills is not
+    made: the plan is another one then.
+
+    After --gpu, --policy and --compile any number of names may follow; put TARGET first, or see that it ends in .py or
+    .json.
     """  # fmt: skip
     from memwall.report.fuse import render_fused
     from memwall.whatif import parse_change
@@ -95,6 +108,7 @@ def command(
     changes = [parse_change(text) for text in what_ifs]
     if folder is not None:
         _check_emit(Path(folder), policies)
+    gpus, wanted = _compile_targets(targets, gpus, policies)
     messages = Messages(quiet=quiet, no_progress=no_progress)
     seconds = options.given(batch=second_batch, seq=second_seq)
     if seconds and no_capture:
@@ -105,7 +119,7 @@ def command(
     with user_output_to_stderr():
         found = fuse(
             profile, boards, policies, changes=changes, capture=capture, source=folder is not None,
-            say=messages.progress,
+            architectures=_architectures(boards, targets, wanted), say=messages.progress,
         )  # fmt: skip
         if alternatives:
             from memwall.alternatives import alternatives as price
@@ -222,6 +236,44 @@ def _capture(
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
+
+
+def _compile_targets(
+    targets: Sequence[str], gpus: tuple[str, ...], policies: Sequence[str]
+) -> tuple[tuple[str, ...], list[tuple[str, Gpu | None]]]:
+    """The GPUs to plan for, those of ``--compile`` among them, and its architectures with the boards that it names.
+
+    Raises:
+        UsageError: there is no such GPU or architecture, or no policy that was named has kernels of ours.
+        MissingError: there is no Triton.
+    """
+    if not targets:
+        return gpus, []
+    from memwall.codegen.compiling import triton_version
+    from memwall.codegen.occupancy import find_target
+
+    if policies and "memwall" not in policies:
+        raise UsageError("--compile compiles the kernels of memwall; name it with --policy")
+    triton_version()
+    named = [name for name in targets if name]
+    wanted = [find_target(name) for name in named]
+    boards = [name for name, (_, gpu) in zip(named, wanted, strict=True) if gpu is not None]
+    return (*gpus, *boards), wanted
+
+
+def _architectures(
+    boards: Sequence[Gpu], targets: Sequence[str], wanted: Sequence[tuple[str, Gpu | None]]
+) -> dict[str, list[str]]:
+    """For each GPU what its kernels are compiled for: its own architecture where it is named or nothing is, and those
+    that are named without a board."""
+    if not targets:
+        return {}
+    from memwall.codegen.occupancy import architecture_of
+
+    own = {gpu.name for _, gpu in wanted if gpu is not None}
+    others = [name for name, gpu in wanted if gpu is None]
+    found = {gpu.name: [architecture_of(gpu)] * (gpu.name in own or not wanted) + others for gpu in boards}
+    return {name: list(dict.fromkeys(names)) for name, names in found.items() if names}
 
 
 def _check_emit(folder: Path, policies: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ _NEEDS = {"parquet": ("pyarrow", "parquet")}
 
 
 #: How the messages begin that a pipeline sends at each stage of its work.
-_STAGES = ("tracing ", "simulating ")
+_STAGES = ("tracing ", "simulating ", "measuring ", "planning ", "compiling ")
 
 
 class Output(NamedTuple):

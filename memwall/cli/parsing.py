@@ -56,10 +56,14 @@ class LazyGroup(click.Group):
 
 
 class SeveralOption(click.Option):
-    """An option that takes one value or several after one flag, and may be repeated: ``--gpu a100 h100``."""
+    """An option that takes one value or several after one flag, and may be repeated: ``--gpu a100 h100``.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    With ``needs_value=False`` the flag may stand alone, and has an empty value then.
+    """
+
+    def __init__(self, *args: Any, needs_value: bool = True, **kwargs: Any) -> None:
         kwargs["multiple"] = True
+        self.needs_value = needs_value
         super().__init__(*args, **kwargs)
 
 
@@ -71,8 +75,21 @@ class Command(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        several = {flag for p in self.params if isinstance(p, SeveralOption) for flag in p.opts}
-        return super().parse_args(ctx, spread(args, several))
+        options = [p for p in self.params if isinstance(p, SeveralOption)]
+        several = {flag for p in options for flag in p.opts}
+        alone = {flag for p in options if not p.needs_value for flag in p.opts}
+        return super().parse_args(ctx, spread(_filled(args, alone), several))
+
+
+def _filled(args: Sequence[str], alone: set[str]) -> list[str]:
+    """Give a flag of ``alone`` an empty value where none follows it."""
+    from memwall.workload.target import is_target
+
+    following = [*args[1:], "--"][: len(args)]
+    return [
+        f"{word}=" if word in alone and (after.startswith("-") or is_target(after)) else word
+        for word, after in zip(args, following, strict=True)
+    ]
 
 
 def spread(args: Sequence[str], several: set[str]) -> list[str]:

@@ -35,6 +35,9 @@ from memwall.graph import Graph
 from memwall.hardware import Gpu
 
 _PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
+#: Triton's atomic additions carry memory orders, which PTX has from here on
+_ATOMICS_FROM = "7.0"
+_NO_ATOMICS = ("6.0", "6.1")
 #: functions in one file; a group that asks for more is cut in a way that nobody wants
 MAX_FUNCTIONS = 16
 
@@ -187,6 +190,8 @@ class _Generator:
     def _scatter_stores(self, value_id: int, made: Scatter, is_new: bool) -> list[Store]:
         """The stores of a scatter: what the output starts as, then what is added to it."""
         spec = self.graph.values[value_id].spec
+        if made.accumulate and self.gpu.compute_capability in _NO_ATOMICS:
+            raise NotGenerated(f"Triton adds atomically from compute capability {_ATOMICS_FROM} on")
         if not spec.is_contiguous:
             raise NotGenerated("scattering into a tensor that is not contiguous")
         start = made.start

@@ -159,7 +159,9 @@ class Writer:
     ) -> None:
         masks = [*self.mask(axes), *tests]
         where = f"{pointer} + {body.spread(place, axes)}"
-        body.lines.append(f"tl.{how}({', '.join([where, text, *([' & '.join(masks)] if masks else [])])})")
+        order = ['sem="relaxed"'] if how == "atomic_add" else []
+        given = [where, text, *([" & ".join(masks)] if masks else []), *order]
+        body.lines.append(f"tl.{how}({', '.join(given)})")
 
 
 def indented(lines: Iterable[str]) -> list[str]:

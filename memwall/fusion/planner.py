@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from memwall.cost import Cost, graph_costs
 from memwall.fusion.flow import Flow
@@ -22,7 +23,18 @@ from memwall.fusion.plan import Group, Plan, Refusal
 from memwall.fusion.pricing import Pricer
 from memwall.fusion.recompute import Parts, recompute
 from memwall.fusion.repeats import Expanded, Shortened, shorten
-from memwall.fusion.rules import Candidate, Edge, Meeting, Shape, aligned, objection, too_many_tensors
+from memwall.fusion.rules import (
+    REGISTER_SPILL,
+    Candidate,
+    Edge,
+    Meeting,
+    Shape,
+    Spills,
+    aligned,
+    objection,
+    too_many_tensors,
+    work_of,
+)
 from memwall.graph import Graph
 from memwall.hardware import Gpu
 
@@ -34,19 +46,26 @@ MAX_SEARCH = 1000
 MAX_SIBLINGS = 4
 
 
-def memwall_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:
+def memwall_plan(
+    graph: Graph,
+    costs: Sequence[Cost],
+    gpu: Gpu,
+    regions: Sequence[int] | None = None,
+    spills: Spills = MappingProxyType({}),
+) -> Plan:
     """Fuse what is legal and modeled faster on ``gpu``. Repeated layers are planned once.
 
     Args:
         regions: for each op the number of the compiler's partial graph that holds it; fusion crosses none. None: one
             graph.
+        spills: kernels that spill when they are compiled, with the reason why none is made.
     """
     short = shorten(graph) if regions is None else Shortened(graph, graph, range(len(graph.ops)))
     short_costs = costs if short.graph is graph else _short_costs(short, costs)
-    parts, refusals = _parts(short.graph, short_costs, gpu, regions)
+    parts, refusals = _parts(short.graph, short_costs, gpu, regions, spills)
     whole = short.expand(parts)
     if whole is None:
-        parts, refusals = _parts(graph, costs, gpu, regions)
+        parts, refusals = _parts(graph, costs, gpu, regions, spills)
         whole = [Expanded(*part, number) for number, part in enumerate(parts)]
     elif short.graph is not graph:
         refusals = _counted(short, whole, parts, refusals)
@@ -55,7 +74,7 @@ def memwall_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequenc
     known: dict[int, Group] = {}
     groups = []
     for owned, again, source in whole:
-        group = _cheapest(pricer, owned, again, known.get(source))
+        group = _cheapest(pricer, owned, again, known.get(source), spills)
         known.setdefault(source, group)
         groups.append(group)
     return Plan(
@@ -64,13 +83,13 @@ def memwall_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequenc
 
 
 def _parts(
-    graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None
+    graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None, spills: Spills
 ) -> tuple[Parts, tuple[Refusal, ...]]:
     """Of each group, in launch order, the ops that it owns and those that it computes again; and what was refused."""
-    walk = _Walk(graph, costs, gpu, regions)
+    walk = _Walk(graph, costs, gpu, regions, spills)
     walk.run()
     members = [group.members for group in walk.groups if group is not None]
-    parts, stored = recompute(walk.pricer, members, regions)
+    parts, stored = recompute(walk.pricer, members, regions, spills)
     for refusal in stored:
         key = refusal.producer, refusal.consumer
         if (
@@ -116,13 +135,15 @@ def _counted(
     )
 
 
-def _cheapest(pricer: Pricer, ops: Sequence[int], again: Sequence[int], twin: Group | None) -> Group:
+def _cheapest(
+    pricer: Pricer, ops: Sequence[int], again: Sequence[int], twin: Group | None, spills: Spills
+) -> Group:
     """The ops as one kernel; a single op runs as its eager kernel unless a generated one is modeled faster.
 
     ``twin`` is the same group of another layer: it costs the same.
     """
     alone = pricer.alone(ops[0]) if len(ops) == 1 and not again else None
-    if alone and pricer.loops[ops[0]].kind == "opaque":
+    if alone and (pricer.loops[ops[0]].kind == "opaque" or work_of(pricer.graph, ops) in spills):
         return alone
     generated = pricer.group(ops, again, twin.cost if twin else None)
     if not alone or generated.cost is alone.cost:
@@ -131,8 +152,10 @@ def _cheapest(pricer: Pricer, ops: Sequence[int], again: Sequence[int], twin: Gr
 
 
 class _Walk:
-    def __init__(self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None) -> None:
-        self.graph, self.gpu, self.regions = graph, gpu, regions
+    def __init__(
+        self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None, spills: Spills
+    ) -> None:
+        self.graph, self.gpu, self.regions, self.spills = graph, gpu, regions, spills
         self.pricer = Pricer(graph, costs, gpu, regions)
         self.flow: Flow = self.pricer.flow
         first = {storage: v for v, storage in reversed(list(enumerate(self.flow.storage)))}
@@ -253,8 +276,11 @@ class _Walk:
             together_s = self.pricer.time_s(union)
             apart_s = self.price[a] + self.price[b]
             crowded = None if "multi" in first.shape.kinds else too_many_tensors(union)
+            spilled = self.spills.get(work_of(self.graph, union.op_ids)) if self.spills else None
             if crowded:
                 found = "too many live values", crowded
+            elif spilled:
+                found = REGISTER_SPILL, spilled
             elif together_s < apart_s:
                 self._reorder(a, b, min(a, b), before or ())
                 self._unite(a, b, edges, together_s)

@@ -9,12 +9,13 @@ the value.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from memwall.fusion.loops import Loop, is_random
 from memwall.fusion.placement import Placement
 from memwall.fusion.plan import Refusal
 from memwall.fusion.pricing import Pricer
-from memwall.fusion.rules import MAX_OPS, MAX_TENSORS
+from memwall.fusion.rules import MAX_OPS, MAX_TENSORS, REGISTER_SPILL, Spills, work_of
 from memwall.graph import PHASES
 
 _LATER = {phase: number for number, phase in enumerate(PHASES)}
@@ -27,25 +28,28 @@ Parts = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def recompute(
-    pricer: Pricer, members: Sequence[Sequence[int]], regions: Sequence[int] | None = None
+    pricer: Pricer,
+    members: Sequence[Sequence[int]],
+    regions: Sequence[int] | None = None,
+    spills: Spills = MappingProxyType({}),
 ) -> tuple[Parts, list[Refusal]]:
     """The groups again, each as the ops that it owns and those of others that it computes once more; and what must be
     stored though a kernel could make it itself: random numbers, and what another op reads from memory anyway.
 
     Greedy, from the last op to the first, one value at a time, each only where the modeled time of all kernels that it
     concerns goes down. An op that only others compute in the end is owned by the first of these; forward is computed
-    again in backward, nothing across a graph break.
+    again in backward, nothing across a graph break, and nothing that makes a kernel one of those that spill.
     """
-    walk = _Recompute(pricer, members, regions)
+    walk = _Recompute(pricer, members, regions, spills)
     walk.run()
     return walk.parts(), walk.refusals
 
 
 class _Recompute:
     def __init__(
-        self, pricer: Pricer, members: Sequence[Sequence[int]], regions: Sequence[int] | None
+        self, pricer: Pricer, members: Sequence[Sequence[int]], regions: Sequence[int] | None, spills: Spills
     ) -> None:
-        self.pricer, self.members, self.regions = pricer, members, regions
+        self.pricer, self.members, self.regions, self.spills = pricer, members, regions, spills
         self.group_of = {op: index for index, group in enumerate(members) for op in group}
         self.placement = pricer.placement = Placement((group, ()) for group in members)
         self.refusals: list[Refusal] = []
@@ -136,6 +140,10 @@ class _Recompute:
         added = placement.add(chain, readers)
         if sum(self._time(g) for g in concerned) >= before:
             placement.remove(added)
+        elif spilled := self._spilled(concerned):
+            placement.remove(added)
+            outside = next(r for r in flow.readers[version] if self.group_of[r] in readers)
+            self._refuse(REGISTER_SPILL, spilled, op_id, outside, version)
 
     def _refuse_random(self, op_id: int) -> None:
         """What it drew is stored for every kernel that reads it."""
@@ -228,6 +236,14 @@ class _Recompute:
         )
         overwriters = (flow.overwriter[version] for version in sources if version in flow.overwriter)
         return all(_LATER[ops[op].phase] > max(_LATER[phase] for phase in phases) for op in overwriters)
+
+    def _spilled(self, groups: Sequence[int]) -> str | None:
+        """Why no kernel is made for one of the groups as it is."""
+        if not self.spills:
+            return None
+        graph, inside = self.pricer.graph, self.placement.inside
+        works = (work_of(graph, self._live(g) | inside[g].difference(self.members[g])) for g in groups)
+        return next((self.spills[work] for work in works if work in self.spills), None)
 
     def _time(self, group: int) -> float:
         live = self._live(group)

@@ -2,20 +2,21 @@
 
 A rule sees the two groups and the edges between them and answers with the reason why not, or None. The first that
 objects is recorded. :data:`RULES` is the list in the order in which they are asked; the planner itself asks whether
-another kernel must run between (``cycle``) and whether one kernel is slower than two (``slower when fused``). Random
-numbers may be drawn inside a kernel; that none is drawn twice is seen to where values are computed again.
+another kernel must run between (``cycle``), whether one kernel is slower than two (``slower when fused``), and whether
+it was found to spill when it was compiled (``register spill``). Random numbers may be drawn inside a kernel; that none
+is drawn twice is seen to where values are computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from memwall.fusion.loops import Loop
 from memwall.fusion.plan import EAGER, Group
 from memwall.fusion.pricing import ROW_BYTES_ON_CHIP
-from memwall.graph import Op, TensorSpec, Value
+from memwall.graph import Graph, Op, TensorSpec, Value
 
 #: ops in one generated kernel; beyond it compile times and register pressure grow and nothing is won
 MAX_OPS = 64
@@ -110,6 +111,22 @@ class Meeting:
 
 
 Rule = Callable[[Meeting], str | None]
+
+#: What a kernel does, so that its twins in repeated layers and in other plans are known: the names of its ops in call
+#: order, each with the spec of its first result.
+Work = tuple[tuple[str, TensorSpec | None], ...]
+
+#: kernels that spill registers on the GPU at hand, whatever their blocks, and how much
+Spills = Mapping[Work, str]
+
+#: the rule that forbids them
+REGISTER_SPILL = "register spill"
+
+
+def work_of(graph: Graph, op_ids: Iterable[int]) -> Work:
+    """What a kernel of some ops does, those that it computes again included."""
+    ops = [graph.ops[i] for i in sorted(op_ids)]
+    return tuple((op.name, graph.values[op.outputs[0]].spec if op.outputs else None) for op in ops)
 
 
 def graph_break(meeting: Meeting) -> str | None:

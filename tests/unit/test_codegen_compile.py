@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from memwall.codegen import generate as ours
 from memwall.codegen.compile_worker import read_amdgcn, read_ptxas
 from memwall.codegen.compiling import Resources, compile_all, compile_kernel, default_cache
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
@@ -161,11 +162,11 @@ def cache(tmp_path):
 
 
 @needs_triton
-def test_every_architecture_compiles_without_spills(cache, monkeypatch):
+def test_kernels_written_by_hand_compile_without_spills(cache, monkeypatch):
     """A pointwise, a row and a column kernel; the interpreter's variable in this process changes nothing."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     kernels = [kernel(), kernel(ROWS, "rows"), kernel(COLUMNS, "columns", 256)]
-    pairs = [(one, name) for name in CHIPS for one in kernels]
+    pairs = [(one, name) for name in ("sm_60", "sm_90", "gfx942") for one in kernels]
     for (one, name), (found,) in zip(pairs, compile_all(pairs, cache=cache), strict=True):
         assert (found.status, found.spilled_bytes) == ("ok", 0), found
         assert found.architecture == name
@@ -174,6 +175,30 @@ def test_every_architecture_compiles_without_spills(cache, monkeypatch):
             one.name == "rows"
         )  # warps meet there for the maximum and the sum
         assert found.occupancy >= 0.5
+
+
+@needs_triton
+def test_generated_kernels_compile_for_every_architecture_without_spills(cache):
+    """Gelu with a residual and the softmax that follows; column sums of another tensor; a list of parameters."""
+    b = Builder()
+    x = b.given(4096, 1024, dtype="bfloat16")
+    y = b.like("aten.add.Tensor", ("self", b.like("aten.gelu", ("self", x))), ("other", x))
+    rows = b.like("aten._softmax", ("self", y), dim=1, half_to_float=False)
+    columns = b.call(
+        "aten.sum.dim_IntList", [("self", b.like("aten.neg", ("self", b.given(512, 768))))], 768, dim=[0]
+    )
+    weights = [b.given(*shape, role="parameter") for shape in ((300, 70), (1001,))]
+    halved = [("self", w) for w in weights]
+    b.op("aten._foreach_mul_.Scalar", halved, weights, scalar=0.5)
+    graph = b.graph(rows, columns)
+    made = compiled_plan(graph, graph_costs(graph), load_gpu("h100-sxm"), tuple(CHIPS), cache=cache)
+    assert (made.left, made.coverage, made.rounds) == ((), 1.0, 1)
+    assert set(made.schedules()) == {"persistent", "split", "tensor list"}
+    for one in made.kernels:
+        assert [*one.resources] == [*CHIPS]
+        assert not one.spilled
+        assert not one.failed
+        assert all(r.registers > 0 for some in one.resources.values() for r in some)
 
 
 @needs_triton
@@ -227,9 +252,14 @@ def test_results_are_kept_by_source_launch_and_architecture(cache, monkeypatch):
         raise AssertionError("a compiler was started")
 
     monkeypatch.setattr(subprocess, "Popen", no_child)
-    assert compile_kernel(kernel(), "sm_80", cache=cache) == (first,)
+    for same in (kernel(), kernel(f"# a comment\n{POINT}def run():\n    pass\n")):
+        assert compile_kernel(same, "sm_80", cache=cache) == (first,)
     assert not started
-    for other, name in ((kernel(), "sm_90"), (kernel(warps=8), "sm_80"), (kernel(POINT + "\n"), "sm_80")):
+    for other, name in (
+        (kernel(), "sm_90"),
+        (kernel(warps=8), "sm_80"),
+        (kernel(POINT.replace("0.5", "0.25")), "sm_80"),
+    ):
         with pytest.raises(AssertionError, match="was started"):
             compile_kernel(other, name, cache=cache)
     monkeypatch.undo()
@@ -300,6 +330,22 @@ def test_what_does_not_spill_is_planned_as_ever():
     assert (made.dram_bytes, made.coverage) == (2 * 4 * 4096 * 512, 1.0)
 
 
+def test_equal_groups_are_generated_once():
+    """Twelve layers, and a thirteenth whose middle is also an output: it has one store more."""
+    asked = []
+
+    def generate(graph, flow, group, gpu):
+        asked.append(group.op_ids)
+        return ours(graph, flow, group, gpu)
+
+    graph = chain(13)
+    graph = replace(graph, outputs=(*graph.outputs, graph.ops[50].outputs[0]))
+    made = compiled(graph, lambda one: False, generate=generate)
+    assert [len(group) for group in asked] == [3, 3]
+    assert sorted(len(one.groups) for one in made.kernels) == [1, 12]
+    assert [one.kernel.source.count("tl.store(") for one in made.kernels] == [1, 2]
+
+
 def test_a_union_that_spills_is_refused_in_every_layer():
     graph = chain(12)
     assert len(shorten(graph).graph.ops) < len(graph.ops)
@@ -365,6 +411,7 @@ def test_another_block_size_is_tried_before_the_planner_is_asked():
     made = compiled(chain(), lambda one: one.launches[0].num_warps < 8, generate=generate)
     assert made.rounds == 1
     (only,) = made.kernels
+    assert only.has_other_blocks
     assert only.kernel.launches[0].constants == {"BLOCK": 512}
     assert only.kernel.config == narrow
     assert "\nBLOCK = 512\nNUM_WARPS = 8\n" in only.kernel.source
@@ -436,6 +483,8 @@ def test_the_page_flags_what_spills_and_lists_what_has_no_kernel():
     assert "no rule for aten.exp" in text
     record = made.to_dict()
     assert record["coverage"] == 2 / 3
+    failed = replace(library, status="failed")
+    assert replace(made, kernels=(replace(only, resources={"sm_90": (failed,)}),)).coverage == 0
     assert record["kernels"][0]["launches"][0]["spilled_bytes"] == 80
     assert record["left"] == [
         {

@@ -362,6 +362,7 @@ def test_the_chain_is_one_launch_with_a_program_for_each_chunk():
     assert launch.constants == {"BLOCK": 1024, "CHUNK": 1024}
     assert launch.grid == (1 + 1 + 2 + 1 + 0 + 2 + 5,)
     assert kernel.configs[0] == kernel.config
+    assert all(f"\n{name} = {value}\n" in kernel.source for name, value in kernel.config.items())
     assert all(config["CHUNK"] % config["BLOCK"] == 0 for config in kernel.configs)
 
 

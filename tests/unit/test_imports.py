@@ -13,10 +13,11 @@ ROOT = Path(__file__).parents[2]
 
 #: Bottom first. A folder is one entry; within it files may import each other.
 ORDER = (
-    "errors", "units", "files", "_version", "graph", "gpu", "gpu_spec", "hardware", "workload", "trace", "cost",
-    "roofline", "fusion", "agreement", "capture", "funnel", "reference", "simulate", "breaks", "record", "profile",
-    "schedules", "whatif", "analysis", "verdict", "savings", "alternatives", "fused", "emit", "compare", "pipeline",
-    "report", "cli", "__init__", "__main__",
+    "errors", "units", "files", "_version", "graph", "cpu_rates", "gpu", "gpu_spec", "hardware", "workload", "trace",
+    "cost", "roofline", "fusion", "cpu", "agreement", "capture", "funnel", "reference", "codegen", "simulate", "breaks",
+    "record", "measurement", "profile", "schedules", "whatif", "analysis", "verdict", "savings", "closing", "accuracy",
+    "alternatives", "fused", "emit", "compare", "pipeline", "calibrate", "measure", "report", "cli", "__init__",
+    "__main__",
 )  # fmt: skip
 
 #: ``trace`` stands above ``cost`` in that list and yet neither may know the other.
@@ -28,6 +29,8 @@ STRANGERS = {("cost", "trace"), ("cost", "workload"), ("simulate", "trace"), ("p
 LIGHT = ("memwall", "memwall.cli", "memwall.cli.gpus", "memwall.cli.profile", "memwall.cli.compare",
          "memwall.cli.report", "memwall.cli.fuse", "memwall.fused", "memwall.whatif", "memwall.breaks", "memwall.emit",
          "memwall.savings", "memwall.agreement", "memwall.capture", "memwall.funnel", "memwall.fusion",
+         "memwall.codegen", "memwall.closing", "memwall.accuracy", "memwall.cli.accuracy", "memwall.measurement",
+         "memwall.calibrate", "memwall.cli.calibrate", "memwall.measure", "memwall.cli.measure",
          "memwall.profile", "memwall.pipeline", "memwall.compare", "memwall.workload", "memwall.report")  # fmt: skip
 
 HEAVY = ("torch", "pandas", "matplotlib", "triton", "transformers", "pyarrow")

@@ -11,6 +11,7 @@ from memwall.codegen.index import Index
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import (
     Made,
+    OpRule,
     OpView,
     broadcast,
     choose,
@@ -189,6 +190,21 @@ def _index(view: OpView) -> Made:
     ]
 
 
+def _triangle(below: str) -> OpRule:
+    """What lies on one side of a diagonal of the last two axes, zeros elsewhere."""
+
+    def rule(view: OpView) -> Made:
+        source, diagonal = view.tensor("self"), view.number("diagonal", 0)
+
+        def element(body: Body, i: Indices) -> str:
+            kept = body.name(f"({i[-1].text}) - ({i[-2].text}) {below} {diagonal}")
+            return f"tl.where({kept}, {source.at(body, i)}, {literal(0, compute_dtype(view.spec.dtype))})"
+
+        return [Tensor(view.spec.shape, view.spec.dtype, element)]
+
+    return rule
+
+
 #: packet -> rule
 RULES = rules({
     _cat: "cat",
@@ -199,4 +215,6 @@ RULES = rules({
     _index_select: "index_select",
     _gather: "gather",
     _index: "index _unsafe_index",
+    _triangle("<="): "tril",
+    _triangle(">="): "triu",
 })  # fmt: skip

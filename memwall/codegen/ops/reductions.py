@@ -64,7 +64,9 @@ def _extremum(kind: str) -> OpRule:
     return rule
 
 
-def _softmax(logarithmic: bool) -> OpRule:
+def _softmax(logarithmic: bool, safe: bool = False) -> OpRule:
+    """``safe``: a row that is all minus infinity gives zeros."""
+
     def rule(view: OpView) -> Made:
         source = view.tensor("self")
         if not source.shape:
@@ -79,7 +81,10 @@ def _softmax(logarithmic: bool) -> OpRule:
             x = source.at(body, indices)
             row = tuple(i for n, i in enumerate(indices) if n != axis)
             m, s = most.at(body, row), total.at(body, row)
-            return f"{x} - {m} - tl.log({s})" if logarithmic else f"tl.exp({x} - {m}) / {s}"
+            if logarithmic:
+                return f"{x} - {m} - tl.log({s})"
+            share = f"tl.exp({x} - {m}) / {s}"
+            return f'tl.where({m} == float("-inf"), 0.0, {share})' if safe else share
 
         return [Tensor(source.shape, view.spec.dtype, element)]
 
@@ -111,6 +116,7 @@ RULES = rules({
     _extremum("max"): "amax",
     _extremum("min"): "amin",
     _softmax(False): "_softmax",
+    _softmax(False, safe=True): "_safe_softmax",
     _softmax(True): "_log_softmax",
     _softmax_backward(False): "_softmax_backward_data",
     _softmax_backward(True): "_log_softmax_backward_data",

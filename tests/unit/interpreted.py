@@ -1,0 +1,51 @@
+"""Starts :mod:`tests.unit.generated_child` and reads what it found."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+
+def workload(name: str, mode: str, folder: Path) -> list[dict[str, Any]]:
+    """The results of every distinct kernel of a reference workload."""
+    found, signal = _run(folder, "workload", name, mode)
+    assert not signal, f"killed by signal {signal} after {len(found)} kernels"
+    return found
+
+
+def by_name(what: str, names: Sequence[str], folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The results of ``cases`` or ``planted`` by name. One that takes its process down is lost alone."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    left = list(names)
+    while left:
+        results, signal = _run(folder, what, *left)
+        for result in results:
+            found.setdefault(result["name"], []).append(result)
+        if not signal:
+            break
+        lost = next(name for name in left if name not in found)
+        found[lost] = [{"name": lost, "status": "died", "schedule": "", "message": f"signal {signal}"}]
+        left = left[left.index(lost) + 1 :]
+    return found
+
+
+def _run(folder: Path, *arguments: str) -> tuple[list[dict[str, Any]], int]:
+    """The lines that the child printed, and the signal that ended it, 0 where none did."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.unit.generated_child", str(folder), *arguments],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert done.returncode <= 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()], -done.returncode

@@ -1,0 +1,228 @@
+"""Small functions on odd shapes, layouts, dtypes and numbers, each with the path that its kernel should take."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import memwall
+from memwall.cost import graph_costs
+from memwall.fusion import Group, plan_graph
+from memwall.fusion.flow import Flow
+from memwall.fusion.pricing import Pricer
+from memwall.graph import PHASES, Graph
+from memwall.hardware import Gpu
+from tests.unit.small_workloads import GPU, traced
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+#: row functions that are no reduction where a row is one element
+ONE_BY_ONE = {"rms-norm": "pointwise"}
+#: a row of this many float32 is more than a thread block holds
+LONG = 65_537
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of tensors, or in training a module, and what is expected of its kernels.
+
+    In inference all ops are one group. In training the planner forms the groups; products are left out, and
+    ``schedules`` are those of the rest, in launch order.
+    """
+
+    function: Callable[..., Any]
+    inputs: Callable[[], tuple[Tensor, ...]]
+    schedules: tuple[str, ...]
+    special: bool = False
+    mode: str = "inference"
+    optimizer: Any = None
+    #: arguments of ``generate_nests``
+    path: Mapping[str, bool] = field(default_factory=dict)
+    #: in training, only the groups of this phase
+    phase: str = ""
+
+
+def traced_case(case: Case) -> tuple[Graph, Flow, tuple[Group, ...], Gpu]:
+    """The graph of a case, and the groups whose kernels are to be proved."""
+    module = case.function() if case.mode == "training" else _Function(case.function)
+    graph = traced(module, case.inputs(), case.mode, optimizer=case.optimizer)
+    gpu, costs = memwall.load_gpu(GPU), list(graph_costs(graph))
+    pricer = Pricer(graph, costs, gpu)
+    if case.mode == "inference":
+        return graph, pricer.flow, (pricer.group([op.id for op in graph.ops]),), gpu
+    groups = plan_graph("memwall", graph, costs, gpu).groups
+    first = [(group, graph.ops[group.op_ids[0]]) for group in groups]
+    kept = [g for g, op in first if op.op_class != "contraction" and op.phase in (case.phase or PHASES)]
+    return graph, pricer.flow, tuple(kept), gpu
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.function(*tensors)
+
+
+class _Weights(nn.Module):
+    """Parameters of odd shapes, each with a gradient."""
+
+    def __init__(self, *shapes: tuple[int, ...], dtype: torch.dtype = F32) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(shape, dtype=dtype)) for shape in shapes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((w * x).sum() for w in self.weights)
+
+
+class _Chain(nn.Module):
+    """A layer on a linear one: its gradients, and the bias's by a column sum."""
+
+    def __init__(self, width: int, out: int, layer: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.linear, self.layer = nn.Linear(width, out), layer(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.linear(x))
+
+
+def of(*shapes: tuple[int, ...], dtype: torch.dtype = F32) -> Callable[[], tuple[Tensor, ...]]:
+    """Tensors of some shapes."""
+    return lambda: tuple(torch.empty(shape, dtype=dtype) for shape in shapes)
+
+
+def mixed(*specs: tuple[tuple[int, ...], torch.dtype]) -> Callable[[], tuple[Tensor, ...]]:
+    """Tensors of some shapes and dtypes."""
+    return lambda: tuple(
+        torch.zeros(shape, dtype=dtype) if dtype == torch.int64 else torch.empty(shape, dtype=dtype)
+        for shape, dtype in specs
+    )
+
+
+def chain(x: Tensor, y: Tensor) -> Tensor:
+    return F.gelu(x * 2 + y) - torch.sigmoid(y)
+
+
+def functions(x: Tensor) -> tuple[Tensor, ...]:
+    """Elementary functions, each a result of its own."""
+    return (
+        torch.exp(x), torch.tanh(x), F.silu(x), F.gelu(x), F.gelu(x, approximate="tanh"), F.relu(x), torch.abs(x),
+        torch.neg(x), torch.sigmoid(x), x.clamp(-1, 1), torch.maximum(x, -x), torch.where(x > 0, x, x * 0.1),
+    )  # fmt: skip
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * weight
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits, targets)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def joined(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat((x[:, 1:4], y, x[:, :1]), dim=1)
+
+
+def _rows(
+    name: str, function: Callable[..., Any], extra: Callable[[int], tuple[tuple[int, ...], ...]]
+) -> dict[str, Case]:
+    """A row function on rows of one, few, prime, and too many elements, on none, and with odd numbers."""
+
+    def case(rows: int, cols: int, schedule: str, dtype: torch.dtype = F32, **options: Any) -> Case:
+        return Case(function, of((rows, cols), *extra(cols), dtype=dtype), (schedule,), **options)
+
+    return {
+        f"{name}-1x1": case(1, 1, ONE_BY_ONE.get(name, "persistent")),
+        f"{name}-5x7": case(5, 7, "persistent"),
+        f"{name}-131x1031-bf16": case(131, 1031, "persistent", BF16),
+        f"{name}-2x{LONG}": case(2, LONG, "looped", path={"split": False}),
+        f"{name}-2x{LONG}-f16": case(2, LONG, "split + pointwise", F16),
+        f"{name}-5x7-looped": case(5, 7, "looped", path={"persistent": False}),
+        f"{name}-0x7": case(0, 7, "nothing"),
+        f"{name}-37x101-odd": case(37, 101, "persistent", special=True),
+    }  # fmt: skip
+
+
+CASES: dict[str, Case] = {
+    # elementwise: sizes, layouts, dtypes
+    **{f"pointwise-{n}": Case(chain, of((n,), (n,)), ("pointwise",)) for n in (1, 7, 1031, LONG)},
+    "pointwise-scalar": Case(chain, of((), ()), ("pointwise",)),
+    "pointwise-empty": Case(chain, of((0, 5), (0, 5)), ("nothing",)),
+    "pointwise-3x5x7": Case(chain, of((3, 5, 7), (3, 5, 7)), ("pointwise",)),
+    "broadcast-7x1-1x13": Case(chain, of((7, 1), (1, 13)), ("pointwise",)),
+    "broadcast-3x1x7-5x1": Case(chain, of((3, 1, 7), (5, 1)), ("pointwise",)),
+    "transposed-13x31": Case(lambda x, y: chain(x.t(), y), of((31, 13), (13, 31)), ("pointwise",)),
+    "every-other-7x11": Case(lambda x, y: chain(x[:, ::2], y[1:]), of((7, 22), (8, 11)), ("pointwise",)),
+    "expanded-5x7": Case(lambda x: x.expand(5, 7) * 2, of((1, 7)), ("pointwise",)),
+    "mixed-f16-bf16-f32": Case(
+        lambda x, y, z: (x * y + z).to(BF16), mixed(((7, 13), F16), ((7, 13), BF16), ((13,), F32)), ("pointwise",)
+    ),
+    **{
+        f"functions-{str(dtype)[6:]}-odd": Case(functions, of((37, 29), dtype=dtype), ("pointwise",), special=True)
+        for dtype in (F32, F16, BF16)
+    },
+    # rows
+    **_rows("softmax", lambda x: F.softmax(x, -1), lambda cols: ()),
+    **_rows("log-softmax", lambda x: F.log_softmax(x, -1), lambda cols: ()),
+    **_rows("layer-norm", layer_norm, lambda cols: ((cols,), (cols,))),
+    **_rows("rms-norm", rms_norm, lambda cols: ((cols,),)),
+    "softmax-columns": Case(lambda x: F.softmax(x, 0), of((31, 13)), ("persistent",)),
+    "cross-entropy-11x7": Case(cross_entropy, mixed(((11, 7), F32), ((11,), torch.int64)), ("persistent + split",)),
+    "cross-entropy-3xLONG": Case(
+        cross_entropy, mixed(((3, LONG), BF16), ((3,), torch.int64)), ("looped + split",), path={"split": False}
+    ),
+    # columns, and all of it
+    **{
+        f"column-sum-{rows}x{cols}": Case(lambda x: x.sum(0), of((rows, cols), dtype=BF16), ("split",))
+        for rows, cols in ((1031, 17), (LONG, 3), (7, 5))
+    },
+    "column-sum-1x1": Case(lambda x: x.sum(0), of((1, 1)), ("pointwise",)),
+    "row-sum-37x101": Case(lambda x: (x * 2).sum(1), of((37, 101)), ("persistent",)),
+    "row-sum-37x101-odd": Case(lambda x: (x * 2).sum(1), of((37, 101)), ("persistent",), special=True),
+    "softmax-37x101": Case(lambda x: F.softmax(x, -1), of((37, 101)), ("persistent",)),
+    **{f"full-sum-{n}": Case(lambda x: x.sum(), of((n,), dtype=F16), ("split",)) for n in (7, LONG)},
+    "full-sum-1": Case(lambda x: x.sum(), of((1,), dtype=F16), ("pointwise",)),
+    "full-mean-37x1031": Case(lambda x: (x * x).mean(), of((37, 1031)), ("split",)),
+    "empty-sum": Case(lambda x: x.sum(0), of((0, 7)), ("split",)),
+    # places
+    "embedding": Case(
+        lambda table, ids: F.embedding(ids, table) * 2, mixed(((13, 31), BF16), ((7, 3), torch.int64)), ("pointwise",)
+    ),
+    "cat-and-slices": Case(joined, of((7, 5), (7, 11)), ("pointwise",), special=True),
+    "cat-empty": Case(joined, of((7, 5), (7, 0)), ("pointwise",)),
+    "rope-3x13x14-bf16": Case(rope, of((3, 13, 14), (13, 14), (13, 14), dtype=BF16), ("pointwise",)),
+    "dropout": Case(lambda x: torch.native_dropout(x, 0.3, True), of((37, 101)), ("pointwise",)),
+    # training
+    "layer-norm-gradients": Case(
+        functools.partial(_Chain, 13, 31, nn.LayerNorm), of((37, 13)),
+        ("split + pointwise", "split", "persistent + split"), mode="training",
+    ),
+    "dropout-gradients": Case(
+        functools.partial(_Chain, 13, 31, lambda n: nn.Dropout(0.3)), of((37, 13)), ("split", "pointwise"),
+        mode="training",
+    ),
+    **{
+        f"{name}-{str(dtype)[6:]}": Case(
+            functools.partial(_Weights, (1,), (7,), (3, 5, 7), (LONG,), dtype=dtype), of((1,), dtype=dtype),
+            ("tensor list",), mode="training", optimizer=name, phase="optimizer",
+        )
+        for name in ("adamw:foreach", "adamw:fused", "sgd", "adam")
+        for dtype in (F32, BF16)
+    },
+}  # fmt: skip

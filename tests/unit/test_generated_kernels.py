@@ -1,0 +1,50 @@
+"""Generated kernels in Triton's interpreter against float64: all of the reference workloads', and those of odd shapes.
+
+The interpreter runs in processes of its own, see :mod:`tests.unit.generated_child`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit import interpreted
+from tests.unit.odd_cases import CASES
+from tests.unit.small_workloads import MODES, WORKLOADS
+
+pytestmark = interpreted.needs_triton
+
+#: ops that no kernel is generated for, nor for the ops that share a group with them, and why
+LEFT = {
+    "convolution": "the vendor's library", "convolution_backward": "the vendor's library",
+    "_scaled_dot_product_flash_attention": "the vendor's library",
+    "_scaled_dot_product_flash_attention_backward": "the vendor's library",
+    "_grouped_mm": "products of ragged rows", "topk": "sorts", "sort": "sorts", "tril_indices": "a triangle of indices",
+    "_embedding_bag": "bags of any length", "_embedding_bag_backward": "bags of any length",
+    "sparse.add_.Tensor": "a sparse update", "scatter.src": "written in part, and read by the next op",
+}  # fmt: skip
+#: (workload, mode) → groups whose path at full size cannot be asked for where they are tiny
+OTHER_PATHS = {("unet", "training"): 2, ("gpt2_xl", "training"): 2}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_kernel_of_a_reference_workload_is_right(name, mode, tmp_path):
+    results = interpreted.workload(name, mode, tmp_path)
+    assert [r for r in results if r["status"] not in ("ok", "not generated")] == []
+    left = [r["ops"] for r in results if r["status"] == "not generated"]
+    assert [ops for ops in left if not LEFT.keys() & ops] == []
+    done = [r for r in results if r["status"] == "ok"]
+    assert len(done) >= 3
+    elsewhere = [r for r in done if r["schedule"] != r["full"]]
+    assert len(elsewhere) <= OTHER_PATHS.get((name, mode), 0), elsewhere
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    return interpreted.by_name("cases", list(CASES), tmp_path_factory.mktemp("odd"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_on_odd_shapes_is_right_and_takes_its_path(name, odd):
+    assert [r for r in odd[name] if r["status"] != "ok"] == []
+    assert tuple(dict.fromkeys(r["schedule"] for r in odd[name])) == CASES[name].schedules
