@@ -12,11 +12,15 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p -c '$(NEW_ENOUGH)' 2>/dev/nu
 # What `make gpu` may take.
 SECONDS ?= 480
 
+# torch.compile needs a C++ compiler for a CPU; without one the demo times eager alone.
+EXECUTORS := $(shell command -v g++ >/dev/null 2>&1 && echo eager,inductor || echo eager)
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test gpu check lint types setup clean
 
 help:
-	@echo "make demo    profile BERT-large training on a V100 and an H100, and what fusion would win; writes build/demo/"
+	@echo "make demo    BERT-large training on a V100 and an H100, what fusion would win, one layer measured on this CPU;"
+	@echo "             writes build/demo/"
 	@echo "make test    run all tests"
 	@echo "make gpu     test, calibrate and measure on this machine's NVIDIA GPU, 8 minutes; writes profiles/measured/, reports/"
 	@echo "make check   lint and types"
@@ -37,6 +41,9 @@ demo: $(STAMP)
 	    -o build/demo/bert_large.html -o build/demo/bert_large.png
 	$(BIN)/memwall fuse profiles/bert_large/model.py --gpu v100 h100 --mode training --no-capture \
 	    --policy memwall ideal -o build/demo/fusion.png -o build/demo/fusion.md
+	$(BIN)/memwall calibrate -q --accept-busy -o build/demo/cpu.toml
+	$(BIN)/memwall measure profiles/bert_layer/model.py --device cpu --gpu build/demo/cpu.toml --dtype fp32 --batch 1 \
+	    --executor $(EXECUTORS) --samples 9 -o build/demo/measured.html -o build/demo/measured.png
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto
