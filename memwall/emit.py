@@ -52,6 +52,7 @@ _ARGUMENTS = (
     "run() takes and returns tensors of the shapes and strides given; those that are views of one storage must be such"
     " views, and what the kernel writes over is written in place."
 )
+_SEED = "It draws random numbers: give every launch a seed of its own, or all of them draw the same."
 
 
 @dataclass
@@ -176,7 +177,8 @@ def _head(profile: Profile, schedule: Schedule, kernel: _Kernel, number: str) ->
         again = "" if op_id in own else "  (computed again)"
         lines.append(f"{op_id:>7}  {op.name}  {op.module or '(top)'}{again}")
     if not group.source:
-        lines += ["", *textwrap.wrap(_ARGUMENTS, 100)]
+        draws = f" {_SEED}" if "tl.rand(" in kernel.body else ""
+        lines += ["", *textwrap.wrap(_ARGUMENTS + draws, 100)]
     return "\n".join(f"# {_one_line(line)}".rstrip() for line in lines) + "\n"
 
 
