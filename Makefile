@@ -48,7 +48,8 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto
 
-# Takes the first Python that has a CUDA build of torch, else one that has any: nothing need be installable here.
+# Takes the first Python that has a CUDA build of torch, else one that has any: nothing need be installable here. Where
+# none has torch it is installed, but for a machine without a board.
 HAS_CUDA  := import sys, torch; sys.exit(torch.version.cuda is None)
 HAS_TORCH := import torch
 
@@ -56,7 +57,10 @@ gpu:
 	@for needs in '$(HAS_CUDA)' '$(HAS_TORCH)'; do for p in $(BIN)/python python python3 python3.12 python3.11; do \
 	    if $$p -c "$$needs" 2>/dev/null; then PYTHONPATH=. exec $$p reports/measured_report.py --seconds $(SECONDS); fi; \
 	done; done; \
-	$(MAKE) --no-print-directory setup && exec $(BIN)/python reports/measured_report.py --seconds $(SECONDS)
+	for board in /dev/nvidia[0-9]* /dev/dxg; do if test -e $$board; then \
+	    $(MAKE) --no-print-directory setup && exec $(BIN)/python reports/measured_report.py --seconds $(SECONDS); exit 1; fi; \
+	done; \
+	echo "memwall: no CUDA device here: make gpu needs an NVIDIA GPU; nothing was written" >&2; exit 3
 
 check: lint types
 

@@ -28,6 +28,10 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
+for _needed in ("torch", "rich"):
+    if find_spec(_needed) is None:
+        print(f"memwall: {sys.executable} has no {_needed}; nothing was written", file=sys.stderr)
+        sys.exit(3)
 
 from memwall import Profile  # noqa: E402
 from memwall._version import __version__  # noqa: E402
@@ -268,7 +272,6 @@ def measure_all(report: Report, wanted: Sequence[tuple[str, str]], deadline: flo
                 report.notes.append(f"not reached: {', '.join(' '.join(p) for p in wanted[position:])}")
                 break
             _measure_one(report, pair, traced[pair], left_s / (len(wanted) - position), crew)
-            report.write()
     report.write()
 
 
@@ -280,22 +283,27 @@ def _measure_one(
     report: Report, pair: tuple[str, str], traced: Future[Profile], share_s: float, crew: Crew
 ) -> None:
     say(f"{' '.join(pair)}: {share_s:.0f} s")
+    known = list(report.profiles)
     try:
         target = str(ROOT / "profiles" / pair[0] / "model.py")
         profile = measure(
             traced.result(), device="cuda", gpu=report.gpu, top=TOP, time_limit_s=share_s, build_limit_s=BUILD_S,
             steps=pair[0] in STEPS, crew=crew, model=(target, {"mode": pair[1]}),
         )  # fmt: skip
+        report.profiles.append(profile)
+        report.save(profile)
+        report.write()
     except Interrupted as interrupted:
         report.profiles.append(interrupted.profile)
         report.notes.append(f"interrupted in {' '.join(pair)}")
         report.write()
         raise
-    except MemwallError as error:
-        report.notes.append(f"{' '.join(pair)}: {error}")
-        return
-    report.profiles.append(profile)
-    report.save(profile)
+    except Exception as error:  # whatever one workload does, the others get their turn
+        name = "" if isinstance(error, MemwallError) else f"{type(error).__name__}: "
+        first = next(iter(str(error).splitlines()), "no message")
+        report.notes.append(f"{' '.join(pair)}: {name}{first}")
+        say(report.notes[-1])
+        report.profiles[:] = known
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -87,6 +87,7 @@ def _quantity(
 ) -> Quantity:
     """Seconds per call of a graph that holds ``calls`` of them."""
     side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side_stream):
         run()
     torch.cuda.synchronize()

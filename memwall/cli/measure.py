@@ -89,7 +89,7 @@ def command(
     )  # fmt: skip
     given.update(check=not no_check, steps=not no_step)
     source, keywords = _source(target, workload)
-    partial = _Partial(planned)
+    partial = _Partial([] if strict_device else planned)  # a refused measurement leaves no file
     code = 0
     try:
         with user_output_to_stderr():

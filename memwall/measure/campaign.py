@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memwall.measure.jobs import Job, Work
-from memwall.measure.messages import Copied, Copy, Ran, Run, Setup, Step, Whole
+from memwall.measure.messages import Copied, Copy, Ran, Rest, Run, Setup, Step, Whole
 from memwall.measure.sensors import merged
 from memwall.measure.statistics import timing
-from memwall.measure.workers import Crew, Worker
+from memwall.measure.workers import START_LIMIT_S, Crew, Worker
 from memwall.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors, Timing
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ class Campaign:
             return
         budget_s = self.limits.block_s(blocks)
         job = result.job
-        question = Run(job.number, job.executor, job.group, wanted, budget_s, self.limits.check)
+        graphed = result.answer is None or result.answer.graphed
+        question = Run(job.number, job.executor, job.group, wanted, budget_s, self.limits.check, graphed)
         limit_s = self.limits.build_limit_s + budget_s
         result.add(self.workers[job.executor].ask(question, limit_s))
 
@@ -166,11 +167,17 @@ class Campaign:
                 self.steps[name] = Ran("skipped", "the time was over")
                 continue
             say(f"measuring the whole step, {name}")
+            self._rest()
             groups = self.work.plans[EXECUTORS[name]].groups
             budget_s = self.limits.block_s(len(self.workers))
             limit_s = self.limits.build_limit_s + budget_s + SAMPLE_LIMIT_S
             self.steps[name] = worker.ask(Step(name, groups, self.limits.samples, budget_s), limit_s)
             updated()
+
+    def _rest(self) -> None:
+        """All workers give back their memory: whatever comes next may need it."""
+        for worker in self.workers.values():
+            worker.ask(Rest(), START_LIMIT_S)
 
     def _time_module(self, say: Say, updated: Callable[[], None]) -> None:
         """The model as its user runs it, where there is one: what no policy models, to put the rest beside."""
@@ -179,6 +186,7 @@ class Campaign:
             if self.limits.is_over or (name != "eager" and "inductor" not in self.executors):
                 continue
             say(f"measuring the model itself, {name}")
+            self._rest()
             budget_s = self.limits.block_s(2)
             question = Whole(self.module, name != "eager", self.limits.samples, budget_s)
             self.wholes[name] = worker.ask(question, self.limits.build_limit_s + budget_s + SAMPLE_LIMIT_S)

@@ -18,10 +18,10 @@ def copy_and_floor(device: Device, nbytes: int, samples: int) -> Copied:
     wanted = nbytes or min(SIZES[device.kind], int(MOST_SHARE * device.free_bytes()))
     source = torch.ones(wanted // 4, device=device.torch_device)
     target = torch.empty_like(source)
-    copied, _ = device.samples(device.ready(lambda: target.copy_(source), _nothing), samples, BUDGET_S)
+    copied, sensors = device.samples(device.ready(lambda: target.copy_(source), _nothing), samples, BUDGET_S)
     one = torch.ones(1, device=device.torch_device)
     floor, _ = device.samples(device.ready(lambda: one.add_(1.0), _nothing), samples, BUDGET_S)
-    return Copied(2 * source.numel() * 4, tuple(copied), tuple(floor))
+    return Copied(2 * source.numel() * 4, tuple(copied), tuple(floor), sensors)
 
 
 def _nothing() -> None:

@@ -12,9 +12,15 @@ import torch
 _ATEN = torch.ops.aten
 
 
+def _without(p: float) -> None:
+    if p:
+        raise NotImplementedError("attention with dropout")
+
+
 def _flash(
     q: Any, k: Any, v: Any, p: float = 0.0, causal: bool = False, mask: bool = False, *, scale: Any = None
 ) -> Any:
+    _without(p)
     output, logsumexp = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, p, causal, scale=scale)
     nothing = q.new_empty(0)
     seed = torch.zeros(2, dtype=torch.int64)
@@ -25,6 +31,7 @@ def _flash_backward(
     grad: Any, q: Any, k: Any, v: Any, output: Any, logsumexp: Any, cum_q: Any, cum_k: Any, max_q: int, max_k: int,
     p: float, causal: bool, seed: Any, offset: Any, *, scale: Any = None,
 ) -> Any:  # fmt: skip
+    _without(p)
     return _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, output, logsumexp, p, causal, scale=scale
     )
@@ -33,6 +40,7 @@ def _flash_backward(
 def _efficient(
     q: Any, k: Any, v: Any, bias: Any, logsumexp_too: bool, p: float = 0.0, causal: bool = False, *, scale: Any = None
 ) -> Any:  # fmt: skip
+    _without(p)
     output, logsumexp = _ATEN._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, p, causal, attn_mask=bias, scale=scale
     )
@@ -44,6 +52,7 @@ def _efficient_backward(
     grad: Any, q: Any, k: Any, v: Any, bias: Any, output: Any, logsumexp: Any, seed: Any, offset: Any, p: float,
     wanted: Any, causal: bool = False, *, scale: Any = None,
 ) -> Any:  # fmt: skip
+    _without(p)
     gradients = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, output, logsumexp, p, causal, attn_mask=bias, scale=scale
     )

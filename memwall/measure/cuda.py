@@ -9,13 +9,14 @@ from typing import Any
 
 from memwall.measure.devices import Call, Ready, versions
 from memwall.measure.sensors import merged, open_nvml
+from memwall.measure.uploads import capturing
 from memwall.measurement import Sensors
 
-#: the buffer that clears L2 is at least this large: clearing takes longer than it takes the CPU to queue a sample
+#: the buffer that clears L2 is at least this large: reading it takes longer than it takes the CPU to queue a sample
 LEAST_FLUSH_BYTES = 256 << 20
-#: samples that are queued before the device is waited for
+#: samples that are queued before the device is waited for, where so many fit into the time that is left
 QUEUED = 10
-#: samples at the head of a block that do not count: the clocks rise
+#: samples at the head of a block that do not count: the clocks rise, and they tell how long one takes
 SETTLING = 2
 #: calls before a graph is captured: lazy initialisation and autotuning are over then
 WARM_UP = 3
@@ -24,8 +25,9 @@ WARM_UP = 3
 class Cuda:
     """The current CUDA device.
 
-    A sample is a replay of the call's graph between two events. Before it the GPU writes a buffer larger than L2; while
-    it is busy with that the CPU queues the rest, so no wait for the CPU falls between the events.
+    A sample is a replay of the call's graph between two events. Before it the GPU reads a buffer larger than L2; while
+    it is busy with that the CPU queues the rest, so no wait for the CPU falls between the events. It reads rather than
+    writes, as lines that were written would have to leave L2 for DRAM in the timed part.
     """
 
     kind = "cuda"
@@ -39,7 +41,8 @@ class Cuda:
         self._torch = torch
         self._properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self._l2_bytes = int(getattr(self._properties, "L2_cache_size", 0))
-        self._flush = torch.empty(max(2 * self._l2_bytes, LEAST_FLUSH_BYTES), dtype=torch.int8, device="cuda")
+        self._flush = torch.zeros(max(2 * self._l2_bytes, LEAST_FLUSH_BYTES) // 4, device="cuda")
+        self._drain = torch.zeros((), device="cuda")
         self._bus_id = _bus_id(self._properties)
         self._sensing = open_nvml(self._bus_id)
 
@@ -53,36 +56,40 @@ class Cuda:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         if not graphed:
-            return Ready(call, restore)
+            return Ready(call, restore, "no CUDA graph, plain launches")
         restore()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with capturing(), torch.cuda.graph(graph):
                 held = call()
         except RuntimeError as error:
             torch.cuda.synchronize()  # raises what has broken the device rather than the capture
-            return Ready(call, restore, f"no CUDA graph, plain launches: {_first_line(error)}")
+            return Ready(call, restore, f"no CUDA graph, plain launches: {_first_line(error)}", refused=True)
         return Ready(graph.replay, restore, held=held)
 
     def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]:
         torch = self._torch
         samples: list[float] = []
         readings: list[Sensors] = []
-        deadline = time.monotonic() + budget_s
-        settling = SETTLING
+        began = time.monotonic()
+        deadline = began + budget_s
+        for _ in range(SETTLING):
+            self._queue(ready)
+        torch.cuda.synchronize()
+        each_s = (time.monotonic() - began) / SETTLING
         while len(samples) < count and (not samples or time.monotonic() < deadline):
-            pairs = [self._queue(ready) for _ in range(settling + min(QUEUED, count - len(samples)))]
+            fit = int((deadline - time.monotonic()) / each_s) if each_s else count
+            pairs = [self._queue(ready) for _ in range(max(1, min(QUEUED, count - len(samples), fit)))]
             readings.append(self._sensing.read())
             torch.cuda.synchronize()
-            samples += [start.elapsed_time(end) / 1e3 for start, end in pairs[settling:]]
-            settling = 0
+            samples += [start.elapsed_time(end) / 1e3 for start, end in pairs]
         return samples, merged(readings)
 
     def _queue(self, ready: Ready) -> tuple[Any, Any]:
         """One sample put into the stream, between two events."""
         start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
         ready.restore()
-        self._flush.zero_()
+        self._torch.sum(self._flush, 0, out=self._drain)
         start.record()
         ready.call()
         end.record()

@@ -18,13 +18,17 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Ready:
-    """A call that can be timed. ``restore`` puts back what the call writes over; ``note`` qualifies the samples."""
+    """A call that can be timed. ``restore`` puts back what the call writes over; ``note`` qualifies the samples.
+
+    ``refused``: it could not be made quick to repeat, and the attempt has left the device's library in doubt.
+    """
 
     call: Call
     restore: Call
     note: str = ""
     #: keeps alive what a captured graph points into
     held: Any = None
+    refused: bool = False
 
 
 class Device(Protocol):

@@ -137,8 +137,9 @@ class _Run:
                 positional = [_wide_argument(a) for a in positional]
                 keywords = {name: _wide_argument(a) for name, a in keywords.items()}
             result = target.function(*positional, **keywords)
-        except (NoOperator, NotImplementedError, RuntimeError) as error:
-            raise NotRun(f"{op.name}: {str(error).splitlines()[0]}") from error
+        except (NoOperator, RuntimeError, IndexError, TypeError, ValueError) as error:
+            said = next(iter(str(error).splitlines()), type(error).__name__)
+            raise NotRun(f"{op.name}: {said}") from error
         returns = target.function._schema.returns
         if not returns:  # _foreach_add_ and its kin
             return []

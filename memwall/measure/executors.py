@@ -16,9 +16,13 @@ from memwall.fusion.flow import Flow
 from memwall.fusion.inductor.calls import Operators
 from memwall.graph import Graph
 from memwall.hardware import Gpu
+from memwall.measure.uploads import put_off
 from memwall.reference import Reference, reference
 
 Empty = Callable[..., torch.Tensor]
+
+#: more than the distinct groups of any model
+MOST_COMPILED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class Builder:
         self.operators = Operators()
         #: text → its function, made once
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._compiled: dict[str, Callable[..., Any]] = {}
+        #: text and the tensors that it takes → compiled
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def eager(self, group: Group) -> Built:
         """The ops of a group as calls of torch's operators, one after another.
@@ -71,10 +76,15 @@ class Builder:
             NoReference: an op is no operator of torch's.
         """
         text = reference(self.graph, self.flow, group, self.operators)
-        compiled = self._compiled.get(text.source)
+        key = text.source, tuple(self.graph.values[i].spec for i in text.inputs)
+        compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = torch.compile(self._function(text), dynamic=False, fullgraph=True)
-            self._compiled[text.source] = compiled
+            # a function of its own for each group: dynamo takes another shape for the same function's code, and after a
+            # few of them would leave it to eager
+            torch._dynamo.config.recompile_limit = MOST_COMPILED
+            torch._dynamo.config.accumulated_recompile_limit = MOST_COMPILED
+            compiled = torch.compile(self._executed(text), dynamic=False, fullgraph=True)
+            self._compiled[key] = compiled
         return Built(compiled, text.inputs, text.outputs, source=text.source)
 
     def generated(self, group: Group) -> Built:
@@ -95,7 +105,7 @@ class Builder:
                 setattr(module, name, value)
 
         return Built(
-            module.run, kernel.inputs, kernel.outputs, kernel.schedule, kernel.source,
+            put_off(module.run), kernel.inputs, kernel.outputs, kernel.schedule, kernel.source,
             kernel.configs or ((kernel.config,) if kernel.config else ()), configure, True,
         )  # fmt: skip
 
@@ -107,7 +117,8 @@ class Builder:
 
     def _executed(self, text: Reference) -> Callable[..., Any]:
         namespace: dict[str, Any] = {}
-        exec(compile(text.source, "<reference>", "exec"), namespace)
+        # a place in a folder: what comes from "<...>" dynamo takes for its own, and wraps in one function for all
+        exec(compile(text.source, str(self.folder / "reference.py"), "exec"), namespace)
         run = namespace["run"]
         parameters = inspect.signature(run).parameters.values()
         if any(p.kind is p.KEYWORD_ONLY for p in parameters):

@@ -29,7 +29,7 @@ class Setup:
 @dataclass(frozen=True)
 class Run:
     """Time a kernel; it is built, checked and tuned first where it is new here. ``samples`` 0 only compiles it, for
-    the caches on disk."""
+    the caches on disk. ``graphed`` False: launch it plainly, a graph of it cannot be captured."""
 
     number: int
     executor: str
@@ -37,6 +37,7 @@ class Run:
     samples: int
     budget_s: float
     check: bool = True
+    graphed: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Copy:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a kernel or a step went; ``fatal``: the worker cannot go on."""
+    """How a kernel or a step went; ``fatal``: the worker cannot go on; ``graphed`` False: no graph of it could be
+    captured."""
 
     status: str
     reason: str = ""
@@ -84,6 +86,7 @@ class Ran:
     config: Mapping[str, int] = field(default_factory=dict)
     sensors: Sensors = field(default_factory=Sensors)
     fatal: bool = False
+    graphed: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Copied:
     bytes: int
     samples_s: tuple[float, ...]
     floor_s: tuple[float, ...]
+    sensors: Sensors = field(default_factory=Sensors)
 
 
 @dataclass(frozen=True)

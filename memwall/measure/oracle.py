@@ -289,9 +289,7 @@ class Oracle:
             kept = float(outputs[mask].to(torch.float64).mean())
             off = abs(kept - share) / max(math.sqrt(share * (1 - share) / count), 1e-300)
             if off > DEVIATIONS and abs(kept - share) * count > 1:
-                return Check(
-                    False, off / DEVIATIONS, f"value {mask}", f"a dropout keeps {kept:.4f}, not {share:.4f}"
-                )
+                return _wrong(f"value {mask}", f"a dropout keeps {kept:.4f}, not {share:.4f}")
         return PASSED
 
     # -- all of it ---------------------------------------------------------------------------------------------------

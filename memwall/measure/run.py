@@ -73,7 +73,7 @@ def measure(
         build_limit_s: a kernel that takes longer to be built, checked and tuned is lost.
         check: compare what kernels compute with eager and float64; a wrong one gets no time.
         steps: time whole steps too.
-        strict_device: refuse a device that is throttled or shared.
+        strict_device: refuse a device that is throttled or shared, before the first kernel where it shows by then.
         progress: called with one-line messages.
         updated: called after each block with the profile as it is by then, marked incomplete.
         model: the target of a profile and the options that it was traced with, where the model itself is to be timed
@@ -96,6 +96,10 @@ def measure(
     names = _checked(kind, executors)
     spec = device_spec(kind, gpu)
     profile = _profiled(profile_or_target, inputs, spec, say, options)
+    if (spec.architecture == "cpu") != (kind == "cpu"):
+        say(
+            f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing"
+        )
     work = plan_work(profile, spec, names, top)
     profile = _simulated(profile, work)
     limits = Limits(
@@ -112,12 +116,14 @@ def measure(
         report = _reporter(profile, campaign, updated)
         try:
             campaign.start()
+            if strict_device and campaign.copied is not None:
+                _refuse(in_doubt(campaign.copied.sensors.flags))
             campaign.run(say, report)
         except KeyboardInterrupt:
             raise Interrupted(measured(profile, campaign.measurements())) from None
         found = campaign.measurements()
-    if strict_device and (doubts := in_doubt(flags(found))):
-        raise MissingError(f"--strict-device: {'; '.join(doubts)}")
+    if strict_device:
+        _refuse(in_doubt(flags(found)))
     return measured(profile, found)
 
 
@@ -154,6 +160,11 @@ def device_spec(kind: str, gpu: str | Path | Gpu | None = None) -> Gpu:
     if found is None:
         raise MissingError(f"memwall has no spec of {name}; name one with --gpu (a name or a TOML file)")
     return found
+
+
+def _refuse(doubts: Sequence[str]) -> None:
+    if doubts:
+        raise MissingError(f"--strict-device: {'; '.join(doubts)}")
 
 
 def _has_cuda() -> bool:

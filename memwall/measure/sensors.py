@@ -63,7 +63,7 @@ class Nvml:
         does: then their number alone can tell."""
         running = self._ask(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)) or []
         pids = {process.pid for process in running}
-        ours = self._ours()
+        ours = self._ours() if pids else frozenset()
         others = len(pids - ours) if pids & ours else max(len(pids) - len(ours), 0)
         return (f"shared: {others} other process{'es' * (others > 1)} on the device",) if others else ()
 
@@ -85,13 +85,19 @@ class Blind:
         return self._sensors
 
 
-def family() -> frozenset[int]:
+def family(processes: Path = Path("/proc")) -> frozenset[int]:
     """This process, its parent and the parent's other children: the workers of one measurement."""
     parent = os.getppid()
-    children: list[str] = []
-    with contextlib.suppress(OSError):
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()
-    return frozenset((os.getpid(), parent, *map(int, children)))
+    children = []
+    for path in processes.glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+            # number, name in parentheses, state, parent
+            if (
+                int(path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+                == parent
+            ):
+                children.append(int(path.parent.name))
+    return frozenset((os.getpid(), parent, *children))
 
 
 def open_nvml(bus_id: str | None) -> Sensing:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ from memwall.measure.autotune import Choices, choose
 from memwall.measure.copies import copy_and_floor
 from memwall.measure.cpu_forms import CpuForms
 from memwall.measure.devices import Ready, open_device
+from memwall.measure.evaluate import NotRun
 from memwall.measure.executors import BUILDERS, Builder, Built, overwritten
 from memwall.measure.messages import Copied, Copy, Ran, Rest, Run, Setup, Step, Whole
 from memwall.measure.modules import module_step
 from memwall.measure.oracle import Oracle
 from memwall.measure.proof import Verdict, prove
 from memwall.measure.steps import StepRunner
+from memwall.measurement import Sensors
 
 #: share of the free memory that built kernels may keep between their turns
 KEPT_SHARE = 0.3
@@ -44,6 +46,7 @@ class Session:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.device = open_device(setup.kind)
+        self.device.clear()  # what the graph before this one has left is for all workers
         if setup.kind == "cpu":
             self._forms = CpuForms()
         if setup.target:
@@ -59,9 +62,14 @@ class Session:
         return self.device.describe()
 
     def recover(self) -> None:
-        """After a failure: let go of everything."""
+        """After a failure: let go of everything.
+
+        Raises:
+            RuntimeError: the device is of no more use to this process.
+        """
         self._kept.clear()
         self.device.clear()
+        self.device.wait()
 
     def rest(self, question: Rest) -> Ran:
         """Give back all memory."""
@@ -84,18 +92,18 @@ class Session:
             return Ran("wrong", verdict.message, **facts)
         samples, sensors = self.device.samples(prepared.ready, question.samples, question.budget_s)
         self._make_room(0)
-        reason = "; ".join(filter(None, (verdict.message, prepared.ready.note)))
-        return Ran("ok", reason, tuple(samples), sensors=sensors, **facts)
+        answer = _timed(prepared.ready, verdict.message, samples, sensors, **facts)
+        return replace(answer, graphed=answer.graphed and question.graphed)
 
     def _prepare(self, question: Run) -> Prepared:
         group = question.group
         nbytes, built, oracle = self._built(question)
-        config = self._tuned(built, oracle, group)
+        config = self._tuned(built, oracle, question)
         verdict = self._verdicts.get(question.number)
         if verdict is None:
             verdict = self._proved(oracle, built, question)
             self._verdicts[question.number] = verdict
-        ready = self._ready(built, oracle, group) if verdict.passed else None
+        ready = self._ready(built, oracle, group, question.graphed) if verdict.passed else None
         return Prepared(verdict, built, config, ready, nbytes)
 
     def _built(self, question: Run) -> tuple[int, Built, Oracle]:
@@ -129,7 +137,7 @@ class Session:
         with_eager = question.executor != "eager"
         return prove(oracle, built, self.setup.seed, self.device, with_eager=with_eager)
 
-    def _ready(self, built: Built, oracle: Oracle, group: Group) -> Ready:
+    def _ready(self, built: Built, oracle: Oracle, group: Group, graphed: bool) -> Ready:
         """The call on inputs of its own, with what it writes over put back before each sample."""
         values = oracle.inputs(self.setup.seed, self.device.torch_device)
         inputs = [values[i] for i in built.inputs]
@@ -140,16 +148,17 @@ class Session:
             for target, old in zip(targets, saved, strict=True):
                 target.copy_(old)
 
-        return self.device.ready(lambda: built.run(*inputs), restore)
+        return self.device.ready(lambda: built.run(*inputs), restore, graphed=graphed)
 
-    def _tuned(self, built: Built, oracle: Oracle, group: Group) -> Mapping[str, int]:
+    def _tuned(self, built: Built, oracle: Oracle, question: Run) -> Mapping[str, int]:
         """The setting that is fastest here, set; the only one where there is no choice."""
         if not built.configs:
             return {}
         choices = Choices.here(self.device.describe())
         config = choices.get(built.source) if len(built.configs) > 1 else built.configs[0]
         if config is None:
-            config = choose(built, lambda: self._ready(built, oracle, group), self.device)
+            group, graphed = question.group, question.graphed
+            config = choose(built, lambda: self._ready(built, oracle, group, graphed), self.device)
             choices.put(built.source, config)
         built.configure(config)
         return config
@@ -163,6 +172,19 @@ class Session:
         graph = self.setup.graph
         storages = {graph.values[i].storage for i in (*group.reads, *group.writes)}
         return sum(graph.storages[i].nbytes for i in storages)
+
+    def lacking(self, groups: Iterable[Group]) -> str | None:
+        """What a CPU has no kernel for, of some groups of a GPU's ops; None where the fault lies elsewhere."""
+        if self.device.kind != "cpu":
+            return None
+        for group in groups:
+            oracle = Oracle(self.setup.graph, self._builder.flow, group)
+            try:
+                oracle.eager(oracle.inputs(self.setup.seed))
+            except NotRun as error:
+                if str(error).startswith("aten."):
+                    return f"the CPU has no such kernel; {error}"
+        return None
 
     def _make_room(self, nbytes: int) -> None:
         """Let go of the kernels that waited longest, until the others and ``nbytes`` fit."""
@@ -185,7 +207,7 @@ class Session:
         runner.prepare(self.setup.seed, self.device.torch_device)
         ready = self.device.ready(runner.run, lambda: None)
         samples, sensors = self.device.samples(ready, question.samples, question.budget_s)
-        return Ran("ok", "; ".join(filter(None, (runner.note, ready.note))), tuple(samples), sensors=sensors)
+        return _timed(ready, runner.note, samples, sensors)
 
     def whole(self, question: Whole) -> Ran:
         """Time the model itself; its launches are those that Python makes."""
@@ -193,12 +215,21 @@ class Session:
         run = module_step(question.options, self.device.torch_device, question.compiled)
         ready = self.device.ready(run, lambda: None, graphed=False)
         samples, sensors = self.device.samples(ready, question.samples, question.budget_s)
-        return Ran("ok", ready.note, tuple(samples), sensors=sensors)
+        return _timed(ready, "", samples, sensors)
 
     def copy(self, question: Copy) -> Copied:
         """Time a copy and an empty kernel."""
         self.recover()
         return copy_and_floor(self.device, question.nbytes, question.samples)
+
+
+def _timed(ready: Ready, note: str, samples: Sequence[float], sensors: Sensors, **facts: Any) -> Ran:
+    """The answer about a call that was timed. A capture that failed leaves torch's allocator and its random numbers in
+    the middle of it: the next kernel gets another process."""
+    reason = "; ".join(filter(None, (note, ready.note)))
+    return Ran(
+        "ok", reason, tuple(samples), sensors=sensors, fatal=ready.refused, graphed=not ready.refused, **facts
+    )
 
 
 def _register(target: str) -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,6 +25,9 @@ FATAL = (
     "illegal memory access",
     "device-side assert",
     "unspecified launch failure",
+    "misaligned address",
+    "illegal instruction",
+    "EXECUTION_FAILED",
     "cudaError",
 )
 #: words of an error that mean that memory ran out, and class names that do
@@ -77,7 +81,6 @@ def _answer(session: Any, question: Any) -> Any:
         Run: session.run, Step: session.step, Copy: session.copy, Rest: session.rest,
         Whole: session.whole,
     }  # fmt: skip
-    result: Ran | None = None
     try:
         return answers[type(question)](question)
     except (
@@ -85,8 +88,15 @@ def _answer(session: Any, question: Any) -> Any:
         SystemExit,
     ) as error:  # whatever a kernel or a compiler does, the next one gets its turn
         result = failure(error)
-    with contextlib.suppress(Exception):  # the traceback is gone, and with it what it held
-        session.recover()
+    if result.status == "failed" and isinstance(question, (Run, Step)):
+        with contextlib.suppress(Exception):  # nothing more to say than the error
+            groups = (question.group,) if isinstance(question, Run) else question.groups
+            reason = session.lacking(groups)
+            result = Ran("skipped", reason[:300]) if reason else result
+    try:
+        session.recover()  # the traceback is gone, and with it what it held
+    except Exception:  # a broken CUDA context fails whatever is asked of it
+        return replace(result, fatal=True)
     return result
 
 

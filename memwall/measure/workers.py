@@ -21,6 +21,8 @@ from memwall.measure.messages import Ran, Rest, Run, Setup, Started
 
 #: seconds that a worker may take to import torch and open its device
 START_LIMIT_S = 180.0
+#: how often a worker that cannot be started again is tried, with one kernel lost each time
+MOST_STARTS = 2
 
 #: fresh memory would be paid for with a page fault at every call: glibc is told to keep it
 MALLOC = {
@@ -28,6 +30,8 @@ MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
+#: torch.compile starts a pool of compilers in every process; here the processes themselves are the pool
+COMPILERS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -45,6 +49,8 @@ class Worker:
     def __init__(self, setup: Setup | None = None) -> None:
         self.setup = setup
         self.environment: dict[str, Any] = {}
+        #: how often it could not be started again since :meth:`begin`
+        self._failures = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Any, Any] | None = None
 
@@ -53,6 +59,11 @@ class Worker:
         """The process, where one runs."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it could not be started again so often that it is not tried any more."""
+        return self._failures >= MOST_STARTS
+
     def begin(self, setup: Setup) -> None:
         """Turn to another graph, in the same process where one runs.
 
@@ -60,10 +71,11 @@ class Worker:
             MissingError, WorkerFailed: as :meth:`start`.
         """
         self.setup = setup
-        if self._process is None:
-            self.start()
-        else:
-            self._set_up(self._ask(setup, START_LIMIT_S))
+        self._failures = 0
+        if self._process is not None:
+            with contextlib.suppress(MemwallError):  # the last graph has broken it: a new one may do
+                self._set_up(self._ask(setup, START_LIMIT_S))
+        self.start()
 
     def start(self) -> None:
         """Start the process and open its device.
@@ -95,12 +107,15 @@ class Worker:
         raise WorkerFailed(f"the measuring process did not start: {answer.reason}")
 
     def ask(self, question: Any, limit_s: float) -> Any:
-        """The answer to a question: what the worker sends, or a :class:`Ran` that says how it was lost.
-
-        Raises:
-            MissingError, WorkerFailed: as :meth:`start`.
-        """
-        self.start()
+        """The answer to a question: what the worker sends, or a :class:`Ran` that says how it was lost: also where no
+        process could be started in place of one that ended. That is tried ``MOST_STARTS`` times."""
+        if self.is_given_up:
+            return Ran("skipped", "the measuring process could not be started again")
+        try:
+            self.start()
+        except MemwallError as error:
+            self._failures += 1
+            return Ran("skipped", f"the measuring process could not be started again: {error}")
         answer = self._ask(question, limit_s)
         if isinstance(answer, Ran) and answer.fatal:
             self.stop()
@@ -180,7 +195,7 @@ class Crew:
         def work(helper: Worker) -> None:
             with contextlib.suppress(MemwallError):
                 helper.begin(setup)
-                while waiting and time.monotonic() < deadline:
+                while waiting and not helper.is_given_up and time.monotonic() < deadline:
                     with contextlib.suppress(IndexError):  # another took the last one
                         helper.ask(waiting.popleft(), limit_s)
                 helper.ask(Rest(), limit_s)
@@ -201,7 +216,7 @@ def worker_environment(kind: str) -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     fixed = {**MALLOC, **ONE_THREAD} if kind == "cpu" else {}
-    return {**os.environ, **fixed, "PYTHONPATH": path}
+    return {**COMPILERS, **os.environ, **fixed, "PYTHONPATH": path}
 
 
 def _has_descriptor(stream: Any) -> bool:

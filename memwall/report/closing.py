@@ -5,7 +5,7 @@ First of all stands what is wrong: kernels measured faster than our speed of lig
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memwall.closing import Device, Pair, Run, Share, devices
@@ -33,14 +33,19 @@ from memwall.report.document import (
     text_column,
 )
 from memwall.report.fusion import rows_left
-from memwall.units import bandwidth
+from memwall.units import bandwidth, duration, size
 
 Block = Table | Facts | Sentence
 
 #: Rows of the tables of kernels and groups, of violations, and of reasons why a kernel has no time.
 DEFAULT_TOP, MAX_VIOLATIONS, MAX_LOST = 15, 20, 12
-#: Characters of a list of shapes.
+#: Characters of a list of shapes, or of a fact.
 LONGEST_SHAPES = 160
+
+#: how a name of an environment ends -> its number as text
+UNITS: Mapping[str, Callable[[float], str]] = {"_s": duration, "_bytes": size}
+#: beyond any size or time
+LARGEST = 1e21
 
 RUN_NOTE = (
     "modeled, measured: summed over the timed kernels and their repeats; error: modeled over measured, less 1; |error|:"
@@ -125,12 +130,17 @@ def _facts(device: Device) -> tuple[tuple[str, str], ...]:
 
 
 def _plain_facts(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Names and numbers of an environment; what is nested stays in the record."""
-    return {
-        str(name).replace("_", " "): str(value)
-        for name, value in environment.items()
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool) and value != ""
-    }
+    """Names and numbers of an environment with their units; what is nested stays in the record."""
+    facts = {}
+    for name, value in environment.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
+            continue
+        unit = next((suffix for suffix in UNITS if str(name).endswith(suffix)), None)
+        if unit is None or isinstance(value, str) or not 0 <= value < LARGEST:
+            facts[str(name).replace("_", " ")] = str(value)[:LONGEST_SHAPES]
+        else:
+            facts[str(name).removesuffix(unit).replace("_", " ")] = UNITS[unit](value)
+    return facts
 
 
 def run_table(device: Device) -> Table:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,25 @@ import torch
 import memwall
 from memwall.closing import measurements
 from memwall.errors import MissingError, UsageError
+from memwall.fusion import Group, plan_graph
+from memwall.fusion.flow import Flow
 from memwall.measure import Crew, measure
 from memwall.measure.campaign import Campaign, Limits
+from memwall.measure.cpu import Cpu
+from memwall.measure.executors import Builder, Built
 from memwall.measure.jobs import plan_work
+from memwall.measure.oracle import Oracle
+from memwall.measure.proof import prove
 from memwall.measure.run import device_spec
+from memwall.measurement import Sensors
 
 ROOT = Path(__file__).parents[2]
 PLANTED = str(Path(__file__).with_name("planted.py"))
 #: any spec will do where only the clock is tested
 SPEC = "h100-sxm"
 HANG_LIMIT_S = 3.0
+#: many times what it takes; the shares of it are what the hung kernel may take beyond its limit
+TIME_LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +47,7 @@ def planted():
         gpu=SPEC,
         samples=6,
         build_limit_s=HANG_LIMIT_S,
+        time_limit_s=TIME_LIMIT_S,
         steps=False,
     )
 
@@ -231,3 +242,105 @@ def _wait(condition, limit_s=60.0):
 
 def _children(pid):
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+class Attention(torch.nn.Module):
+    """Attention that drops out, which a CPU has no kernel for, between ops that it has."""
+
+    def forward(self, x):
+        q = torch.exp(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5 * self.training)
+        return torch.nn.functional.dropout(torch.tanh(mixed), 0.5, self.training)
+
+
+def test_what_a_cpu_has_no_kernel_for_is_skipped_with_the_reason():
+    inputs = (torch.zeros(2, 32, 16, requires_grad=True),)
+    profile = memwall.profile(
+        Attention(), inputs, gpu=SPEC, mode="training", optimizer="none", attention="flash"
+    )
+    found = measurements(measure(profile, device="cpu", executors=["eager"], gpu=SPEC, samples=3))[0]
+    skipped = {kernel.name: kernel for kernel in found.kernels if "attention" in kernel.name}
+    assert len(skipped) == 2
+    for name, kernel in skipped.items():
+        assert kernel.status == "skipped"
+        assert kernel.reason == f"the CPU has no such kernel; {name}: attention with dropout"
+    assert {k.status for k in found.kernels if k.name not in skipped} == {"ok"}
+    assert found.step is None and found.step_reason.startswith("the CPU has no such kernel; aten._scaled_dot")
+
+
+def test_a_cpu_kernel_of_another_precision_is_timed_unchecked():
+    module = torch.nn.LayerNorm(64)
+    profile = memwall.profile(module, (torch.zeros(8, 64),), gpu=SPEC, dtype="bf16")
+    found = measurements(
+        measure(profile, device="cpu", executors=["eager"], gpu=SPEC, samples=3, steps=False)
+    )[0]
+    (kernel,) = found.kernels
+    assert (kernel.status, kernel.error) == ("ok", None)
+    assert kernel.reason == "not checked: gives bfloat16 where a GPU gives float32"
+
+
+def test_a_device_in_doubt_is_refused_before_the_first_kernel(chain, monkeypatch):
+    monkeypatch.setattr(Campaign, "run", lambda *args: pytest.fail("a kernel was run"))
+    flags = ("shared: others", "unknown clocks: no NVML")
+    start = Campaign.start
+
+    def shared(campaign):
+        start(campaign)
+        campaign.copied = replace(campaign.copied, sensors=Sensors(flags=flags))
+
+    monkeypatch.setattr(Campaign, "start", shared)
+    with pytest.raises(MissingError, match=r"--strict-device: shared: others$"):
+        measure(chain, device="cpu", executors=["eager"], gpu=SPEC, strict_device=True)
+
+
+def test_a_spec_of_another_kind_of_device_is_told(chain, monkeypatch):
+    monkeypatch.setattr(Campaign, "start", lambda campaign: None)
+    monkeypatch.setattr(Campaign, "run", lambda *args: None)
+    said = []
+    measure(chain, device="cpu", executors=["eager"], gpu=SPEC, progress=said.append)
+    assert said == [f"modeled as {SPEC}, which is no CPU: the errors say nothing"]
+
+
+def test_the_mask_of_a_dropout_is_no_number_that_eager_could_be_off_by():
+    """Compiled kernels are held against eager too, and one of their results is a mask."""
+
+    class Drop(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.dropout(torch.exp(x), 0.5, self.training)
+
+    inputs = (torch.zeros(64, 33, requires_grad=True),)
+    profile = memwall.profile(Drop(), inputs, gpu=SPEC, mode="training", optimizer="none")
+    graph = profile.graph
+    (drop,) = (op for op in graph.ops if op.name == "aten.native_dropout")
+    group = Group((drop.id,), drop.inputs, drop.outputs, profile.costs[0][drop.id])
+    oracle = Oracle(graph, Flow.of(graph), group)
+    built = Built(lambda x: torch.native_dropout(x, 0.5, True), tuple(drop.inputs), tuple(drop.outputs))
+    verdict = prove(oracle, built, 0, Cpu(), with_eager=True)
+    assert verdict.passed and verdict.error is not None and verdict.message == ""
+    wrong = replace(built, run=lambda x: (x * 1.5, torch.ones_like(x, dtype=torch.bool)))
+    assert not prove(oracle, wrong, 0, Cpu(), with_eager=True).passed
+
+
+def test_every_group_is_compiled_however_many_are_alike(monkeypatch, tmp_path):
+    """Dynamo leaves a function to eager after some recompilations; 12 shapes of one group are more than it allows."""
+
+    class Alike(torch.nn.Module):
+        def forward(self, *tensors):
+            return [torch.tanh(t) for t in tensors]
+
+    profile = memwall.profile(Alike(), tuple(torch.zeros(n, 3) for n in range(2, 14)), gpu=SPEC)
+    graph, gpu = profile.graph, profile.simulations[0].gpu
+    builder = Builder(graph, gpu, "cpu", tmp_path)
+    compiled = []
+
+    def backend(module, inputs):
+        compiled.append(inputs[0].shape[0])
+        return module.forward
+
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_with(f, backend=backend, **options))
+    for group in plan_graph("eager", graph, profile.costs[0], gpu).groups:
+        built = builder.inductor(group)
+        (value_id,) = built.inputs
+        built.run(torch.zeros(graph.values[value_id].spec.shape))
+    assert compiled == list(range(2, 14))

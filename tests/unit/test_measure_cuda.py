@@ -6,9 +6,11 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from memwall.measure.cuda import QUEUED, SETTLING, WARM_UP, Cuda
 from memwall.measure.devices import Ready
+from memwall.measure.uploads import Uploads, _captures, capturing, put_off
 from memwall.measurement import Sensors
 
 
@@ -75,7 +77,8 @@ def device(fake):
     """A device without its constructor, which asks the driver."""
     cuda = object.__new__(Cuda)
     cuda._torch = fake
-    cuda._flush = SimpleNamespace(zero_=lambda: fake.stream.append("flush"))
+    cuda._flush, cuda._drain = "larger than L2", "one number"
+    fake.sum = lambda buffer, dim, out: fake.stream.append("flush")
     cuda._sensing = Sensing(fake)
     return cuda
 
@@ -84,11 +87,8 @@ def test_a_sample_restores_clears_the_cache_and_times_the_call_alone():
     fake = FakeTorch()
     samples, sensors = device(fake).samples(Ready(fake.call, lambda: fake.stream.append("restore")), 3, 1e9)
     one = ["restore", "flush", "event", "call", "event"]
-    assert fake.stream == [
-        *one * (SETTLING + 3),
-        "sensors",
-        "wait",
-    ]  # the sensors are read while the GPU is at work
+    # the sensors are read while the GPU is at work
+    assert fake.stream == [*one * SETTLING, "wait", *one * 3, "sensors", "wait"]
     assert samples == [(SETTLING + n) / 1e3 for n in (1, 2, 3)]  # ms -> s, the first ones dropped
     assert sensors.clock_hz == 1e9
 
@@ -97,13 +97,22 @@ def test_samples_are_queued_in_blocks_and_settle_once():
     fake = FakeTorch()
     samples, _ = device(fake).samples(Ready(fake.call, nothing), 2 * QUEUED + 1, 1e9)
     assert len(samples) == 2 * QUEUED + 1
-    assert fake.stream.count("wait") == 3
+    assert fake.stream.count("wait") == 1 + 3
     assert fake.stream.count("call") == SETTLING + 2 * QUEUED + 1
 
 
-def test_a_spent_budget_ends_after_the_first_block():
+@pytest.mark.parametrize(("budget_s", "samples"), [(0.0, 1), (6.0, 1), (10.0, 3), (1e9, 50)])
+def test_a_block_holds_no_more_slow_calls_than_its_budget(monkeypatch, budget_s, samples):
+    """Calls of 2 s: the two that settle take 4 s of the budget."""
     fake = FakeTorch()
-    assert len(device(fake).samples(Ready(fake.call, nothing), 5 * QUEUED, 0.0)[0]) == QUEUED
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("memwall.measure.cuda.time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def slow():
+        fake.call()
+        clock.now += 2.0
+
+    assert len(device(fake).samples(Ready(slow, nothing), 5 * QUEUED, budget_s)[0]) == samples
 
 
 def test_a_call_is_warmed_up_restored_and_captured():
@@ -119,6 +128,7 @@ def test_what_cannot_be_captured_is_launched_and_says_so():
     ready = device(fake).ready(fake.call, nothing)
     assert ready.call == fake.call
     assert ready.note == "no CUDA graph, plain launches: operation not permitted when stream is capturing"
+    assert ready.refused
 
 
 def test_a_broken_device_is_no_failed_capture():
@@ -131,3 +141,43 @@ def test_a_step_of_python_is_not_captured():
     fake = FakeTorch()
     ready = device(fake).ready(fake.call, nothing, graphed=False)
     assert ready.call == fake.call and "begin" not in fake.stream
+
+
+def test_what_a_kernel_uploads_in_a_capture_waits_for_its_end():
+    """A table made on the host within a capture: its place is there at once, its contents come behind the capture."""
+    seen = []
+
+    def run(column, seed=0):
+        table = torch.tensor([column.numel(), 7]).to("meta")
+        seen.append((table.device.type, torch.tensor([1.0]).to(torch.float64).dtype, len(copied)))
+        return table
+
+    copied = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Uploads, "finish", lambda self: copied.extend(self._waiting))
+        with capturing("meta"):
+            made = put_off(run)(torch.ones(3), seed=1)
+    assert seen == [("meta", torch.float64, 0)]
+    ((place, source),) = copied
+    assert place is made and (source.tolist(), place.dtype) == ([3, 7], torch.int64)
+
+
+def test_an_upload_outside_of_a_capture_is_as_ever():
+    with capturing("meta"):
+        pass
+    table = put_off(lambda t: t.to(torch.float64))(torch.tensor([2.0]))
+    assert table.tolist() == [2.0]
+
+
+def test_what_was_put_off_is_copied_also_where_the_capture_fails():
+    places = []
+
+    def capture():
+        with capturing("cpu"):
+            places.append(torch.zeros(2))
+            _captures[0]._waiting.append((places[0], torch.tensor([3.0, 4.0])))
+            raise RuntimeError("capture")
+
+    with pytest.raises(RuntimeError, match="capture"):
+        capture()
+    assert places[0].tolist() == [3.0, 4.0] and not _captures

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,17 +18,17 @@ from memwall.codegen import NotGenerated
 from memwall.codegen.load import source_hash
 from memwall.errors import MissingError, UsageError
 from memwall.measure.autotune import Choices, cache_folder, choose
-from memwall.measure.campaign import ROUNDS, Limits, Result, share
+from memwall.measure.campaign import ROUNDS, Campaign, Limits, Result, share
 from memwall.measure.compiler import need_compiler
 from memwall.measure.cpu import Cpu, cache_bytes
 from memwall.measure.devices import Ready
 from memwall.measure.executors import Built
 from memwall.measure.jobs import plan_work
-from memwall.measure.messages import Ran
+from memwall.measure.messages import Ran, Run
 from memwall.measure.sensors import Nvml, in_doubt, merged, open_nvml
 from memwall.measure.statistics import tail_rank, timing
-from memwall.measure.worker import failure
-from memwall.measure.workers import worker_environment
+from memwall.measure.worker import _answer, failure
+from memwall.measure.workers import Worker, WorkerFailed, worker_environment
 from memwall.measurement import Sensors
 
 ROOT = Path(__file__).parents[2]
@@ -385,6 +386,7 @@ def test_the_missing_compiler_is_named(monkeypatch, tmp_path):
             False,
         ),
         (RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), "failed", True),
+        (RuntimeError("Triton Error [CUDA]: misaligned address"), "failed", True),
         (ValueError("odd"), "failed", False),
         (NotGenerated("a scan"), "not generated", False),
     ],
@@ -406,6 +408,55 @@ def test_a_later_failure_loses_the_kernel(blocks):
     assert (result.kernel().status, result.kernel().timing) == ("timeout", None)
 
 
+def test_a_kernel_whose_capture_failed_is_launched_plainly_from_then_on(blocks):
+    """The worker that tried is given up after its answer; later blocks do not try again."""
+    job = plan_work(blocks, blocks.simulations[0].gpu, ["eager"]).jobs[0]
+    work = SimpleNamespace(jobs=(job,), graph=None, gpu=None)
+    campaign = Campaign(
+        work, ["eager"], "cuda", "", Limits(3, steps=False), SimpleNamespace(compile_ahead=nothing)
+    )
+    asked = []
+
+    def ask(question, limit_s):
+        asked.append(question.graphed)
+        return Ran("ok", samples_s=(1.0,), fatal=question.graphed, graphed=False)
+
+    campaign.workers = {"eager": SimpleNamespace(ask=ask)}
+    campaign.run(nothing)
+    assert asked == [True, False, False]
+    assert campaign.results[job.number].kernel().timing.samples == 3
+
+
+def nothing(*args):
+    pass
+
+
+class Broken:
+    """A session whose kernel fails, and whose device does not answer afterwards."""
+
+    def __init__(self, recovers):
+        self.recovers = recovers
+
+    def run(self, question):
+        raise RuntimeError("Triton Error [CUDA]: something new")
+
+    step = copy = rest = whole = run
+
+    def lacking(self, groups):
+        return None
+
+    def recover(self):
+        if not self.recovers:
+            raise RuntimeError("CUDA error")
+
+
+@pytest.mark.parametrize(("recovers", "fatal"), [(True, False), (False, True)])
+def test_a_device_that_does_not_answer_after_a_failure_ends_its_worker(recovers, fatal):
+    answer = _answer(Broken(recovers), Run(0, "generated", None, 3, 1.0))
+    assert (answer.status, answer.fatal) == ("failed", fatal)
+    assert "something new" in answer.reason
+
+
 def test_a_block_has_its_share_of_the_time_that_is_left():
     assert Limits().block_s(10) == 20.0
     assert Limits(deadline=-math.inf).block_s(10) == 0.05
@@ -418,3 +469,31 @@ def test_a_cpu_worker_keeps_its_memory_and_finds_this_package(monkeypatch):
     assert environment["MALLOC_MMAP_MAX_"] == "0" and environment["OMP_NUM_THREADS"] == "1"
     assert environment["PYTHONPATH"].split(os.pathsep)[1] == "/elsewhere"
     assert "MALLOC_MMAP_MAX_" not in worker_environment("cuda") or "MALLOC_MMAP_MAX_" in os.environ
+
+
+class Dead(Worker):
+    """A worker whose process ends with the first kernel, and cannot be started again."""
+
+    starts = 0
+
+    def start(self):
+        if self._process is None:
+            self.starts += 1
+            if self.starts > 1:
+                raise WorkerFailed("no device any more")
+            self._process = SimpleNamespace(kill=nothing, wait=nothing)
+
+    def _ask(self, question, limit_s):
+        return Ran("failed", "crashed", fatal=True)
+
+
+def test_a_worker_that_cannot_start_again_loses_kernels_and_no_results():
+    worker = Dead()
+    worker.begin("setup")
+    answers = [worker.ask("kernel", 1.0) for _ in range(5)]
+    assert [answer.status for answer in answers] == ["failed", *["skipped"] * 4]
+    assert "no device any more" in answers[1].reason
+    assert worker.starts == 3  # the first one, and two in vain
+    worker.starts = 0
+    worker.begin("another setup")
+    assert worker.ask("kernel", 1.0).status == "failed"

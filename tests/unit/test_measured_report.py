@@ -136,7 +136,7 @@ def test_the_time_is_shared_out_and_what_was_not_reached_is_named(alone, monkeyp
 def test_a_workload_that_fails_is_noted_and_an_interrupt_keeps_what_there_is(
     alone, monkeypatch, profile, tmp_path
 ):
-    answers = iter([MissingError("no room"), profile, Interrupted(profile)])
+    answers = iter([MissingError("no room"), RuntimeError("odd\nmore"), profile, Interrupted(profile)])
 
     def measure(traced, **options):
         answer = next(answers)
@@ -148,8 +148,15 @@ def test_a_workload_that_fails_is_noted_and_an_interrupt_keeps_what_there_is(
     report = Report(GPU, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         measure_all(
-            report, [("unet", "training"), ("dlrm", "training"), ("vit_l16", "training")], 60.0, False
+            report,
+            [("unet", "training"), ("unet", "inference"), ("dlrm", "training"), ("vit_l16", "training")],
+            60.0,
+            False,
         )
     record = json.loads((tmp_path / "profiles/measured/h100-sxm/measured.json").read_text())
-    assert record["notes"][1:] == ["unet training: no room", "interrupted in vit_l16 training"]
+    assert record["notes"][1:] == [
+        "unet training: no room",
+        "unet inference: RuntimeError: odd",
+        "interrupted in vit_l16 training",
+    ]
     assert len(record["workloads"]) == 2
