@@ -85,7 +85,7 @@ def column_blocks(
     kept: int, reduced: int, live: int, kept_is_contiguous: bool, gpu: Gpu
 ) -> tuple[int, int, int, int]:
     """(kept, reduced, stripes, warps) of a tile that adds up over an axis, and how many programs share the axis."""
-    budget = max(1024, min(4096, REGISTERS // (4 * max(live, 1))))
+    budget = max(1024, min(4096, REGISTERS // (8 * max(live, 1))))
     budget = 1 << (budget.bit_length() - 1)
     if kept_is_contiguous:
         across = min(next_power_of_2(kept), 64)

@@ -7,7 +7,7 @@ Triton's interpreter has too are used, so every rule can be checked without a GP
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memwall.codegen.kernel import NotGenerated
@@ -19,6 +19,8 @@ SQRT_HALF = 1 / math.sqrt(2)
 INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 GELU_TANH_SCALE = math.sqrt(2 / math.pi)
 GELU_TANH_CUBE = 0.044715
+#: tanh(x) / x in powers of x²
+TANH_SERIES = (1.0, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925)
 
 #: packet -> expression
 EXPRESSIONS: Mapping[str, str] = {
@@ -27,7 +29,6 @@ EXPRESSIONS: Mapping[str, str] = {
     "addcdiv": "{self} + {value} * ({tensor1} / {tensor2})",
     "addcmul": "{self} + {value} * ({tensor1} * {tensor2})",
     "bitwise_and": "{self} & {other}",
-    "bitwise_not": "~{self}",
     "bitwise_or": "{self} | {other}",
     "bitwise_xor": "{self} ^ {other}",
     "ceil": "tl.ceil({self})",
@@ -49,23 +50,19 @@ EXPRESSIONS: Mapping[str, str] = {
     "log2": "tl.log2({self})",
     "masked_fill": "tl.where({mask}, {value}, {self})",
     "mul": "{self} * {other}",
-    "native_dropout_backward": "tl.where({mask}, {grad_output} * {scale}, 0.0)",
-    "neg": "-{self}",
+    "native_dropout_backward": "{grad_output} * {mask}.to(tl.float32) * {scale}",
     "reciprocal": "1.0 / {self}",
-    "relu": "tl.where({self} < 0, 0.0, {self})",
+    "relu": "tl.where({self} < 0, 0, {self})",
     "rsqrt": "1.0 / tl.sqrt({self})",
     "rsub": "{other} - {alpha} * {self}",
     "sigmoid": "tl.sigmoid({self})",
     "sigmoid_backward": "{grad_output} * (1.0 - {output}) * {output}",
-    "sign": "tl.where({self} > 0, 1.0, tl.where({self} < 0, -1.0, {self}))",
     "silu": "{self} * tl.sigmoid({self})",
     "silu_backward": "{grad_output} * tl.sigmoid({self}) * (1.0 + {self} * (1.0 - tl.sigmoid({self})))",
     "sin": "tl.sin({self})",
-    "softplus": "tl.where({self} * {beta} > {threshold}, {self}, tl.log(1.0 + tl.exp({self} * {beta})) / {beta})",
     "sqrt": "tl.sqrt({self})",
     "square": "{self} * {self}",
     "sub": "{self} - {alpha} * {other}",
-    "tanh": "2.0 * tl.sigmoid(2.0 * {self}) - 1.0",
     "tanh_backward": "{grad_output} * (1.0 - {output} * {output})",
     "threshold_backward": "tl.where({self} <= {threshold}, 0.0, {grad_output})",
     "where": "tl.where({condition}, {self}, {other})",
@@ -140,7 +137,7 @@ def literal(value: Any, dtype: str) -> str:
         value = float(value)
     if dtype == "bool":
         return str(bool(value))
-    if not dtype.startswith(("float", "bfloat")):
+    if not _is_float(dtype):
         if not isinstance(value, bool) and float(value) != int(value):
             raise NotGenerated(f"{value} in arithmetic of {dtype}")
         return str(int(value))
@@ -148,6 +145,61 @@ def literal(value: Any, dtype: str) -> str:
     if not math.isfinite(value):
         return f'float("{value}")'
     return repr(value) if value >= 0 else f"({value!r})"
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+def log1p(text: str, dtype: str = "float32") -> str:
+    """``log(1 + text)`` for text ≥ 0; float32 loses a small one in the sum, so there its series is taken."""
+    if dtype == "float64":
+        return f"tl.log(1.0 + {text})"
+    series = _polynomial(text, [(-1) ** n / (n + 1) for n in range(6)])
+    return f"tl.where({text} < 0.05, {text} * {series}, tl.log(1.0 + {text}))"
+
+
+def _polynomial(text: str, coefficients: Sequence[float]) -> str:
+    """``c0 + text * (c1 + text * (...))``, in parentheses."""
+    first, *rest = coefficients
+    return f"({first!r} + {text} * {_polynomial(text, rest)})" if rest else repr(first)
+
+
+def _tanh(names: _Names) -> str:
+    """By the sigmoid, which near 0 leaves no more than the last digits: by its series there."""
+    far = "2.0 * tl.sigmoid(2.0 * {self}) - 1.0"
+    if names.dtype == "float64":
+        return far
+    near = "{self} * " + _polynomial("({self} * {self})", TANH_SERIES)
+    return f"tl.where(tl.abs({{self}}) < 0.3, {near}, {far})"
+
+
+def _softplus(names: _Names) -> str:
+    grown = log1p("tl.exp({self} * {beta})", names.dtype)
+    return f"tl.where({{self}} * {{beta}} > {{threshold}}, {{self}}, {grown} / {{beta}})"
+
+
+def _neg(names: _Names) -> str:
+    """Triton subtracts from zero, which makes 0.0 of 0.0."""
+    return "{self} * -1.0" if _is_float(names.dtype) else "-{self}"
+
+
+def _sign(names: _Names) -> str:
+    """0 of what is no number."""
+    return f"(({{self}} > 0).to(tl.{names.dtype}) - ({{self}} < 0).to(tl.{names.dtype}))"
+
+
+def _bitwise_not(names: _Names) -> str:
+    return "{self} ^ 255" if names.dtype == "uint8" else "~{self}"
+
+
+def _add(names: _Names) -> str:
+    """Of booleans: either. Triton would add them as numbers of one bit."""
+    return "{self} | {other}" if names.dtype == "bool" else EXPRESSIONS["add"]
+
+
+def _mul(names: _Names) -> str:
+    return "{self} & {other}" if names.dtype == "bool" else EXPRESSIONS["mul"]
 
 
 def _pow(names: _Names) -> str:
@@ -158,7 +210,7 @@ def _pow(names: _Names) -> str:
             return " * ".join(["{self}"] * int(power))
         if power in _ROOTS:
             return _ROOTS[power]
-    elif base is not None and float(base) > 0:
+    elif base is not None and float(base) > 0 and _is_float(names.dtype):
         return f"tl.exp({{exponent}} * {math.log(float(base))!r})"
     raise NotGenerated("a power that is no small whole number")
 
@@ -181,8 +233,8 @@ def _div(names: _Names) -> str:
 
 
 def _floor_divide(names: _Names) -> str:
-    if names.dtype.startswith(("float", "bfloat")):
-        return "tl.floor({self} / {other})"
+    if _is_float(names.dtype):
+        raise NotGenerated("floats divided and rounded down")
     divisor = names.number("other")
     if divisor is None or int(divisor) <= 0:
         raise NotGenerated("whole numbers divided by a tensor or a negative number")
@@ -221,7 +273,9 @@ def _lerp(names: _Names) -> str:
 
 def _nan_aware(function: str) -> Callable[[_Names], str]:
     def rule(names: _Names) -> str:
-        if not names.dtype.startswith(("float", "bfloat")):
+        if names.dtype == "bool":
+            return "{self} | {other}" if function == "maximum" else "{self} & {other}"
+        if not _is_float(names.dtype):
             return f"tl.{function}({{self}}, {{other}})"
         return f"tl.{function}({{self}}, {{other}}, propagate_nan=tl.PropagateNan.ALL)"
 
@@ -231,8 +285,11 @@ def _nan_aware(function: str) -> Callable[[_Names], str]:
 def _clamp(names: _Names) -> str:
     text = "{self}"
     for bound, sign in (("min", "<"), ("max", ">")):
-        given = bound in names or names.number(bound) is not None
-        if given:
+        if bound in names:  # what is no number comes through, from the bound too
+            text = (
+                f"tl.where(({text} {sign} {{{bound}}}) | ({{{bound}}} != {{{bound}}}), {{{bound}}}, {text})"
+            )
+        elif names.number(bound) is not None:
             text = f"tl.where({text} {sign} {{{bound}}}, {{{bound}}}, {text})"
     return text
 
@@ -253,6 +310,13 @@ def _truth(name: str) -> str:
 
 
 _SPECIAL: Mapping[str, Callable[[_Names], str]] = {
+    "add": _add,
+    "mul": _mul,
+    "neg": _neg,
+    "sign": _sign,
+    "bitwise_not": _bitwise_not,
+    "tanh": _tanh,
+    "softplus": _softplus,
     "pow": _pow,
     "div": _div,
     "true_divide": _div,

@@ -83,7 +83,9 @@ class _Gemm:
         if any(is_random(self.graph.ops[i]) for i in self.group.op_ids):
             return RANDOM_SHAPES
         operands = {id(tensor) for tensor, _ in self.lowering.operands()}
-        values = [self.graph.values[i] for i, tensor in self.lowering.loads.items() if id(tensor) in operands]
+        values = [
+            self.graph.values[i] for (i, _), tensor in self.lowering.loads.items() if id(tensor) in operands
+        ]
         steps = [(s * v.spec.itemsize for s in (*v.spec.strides, v.offset) if s != 1) for v in values]
         return SHAPES if all(step % VECTOR_BYTES == 0 for some in steps for step in some) else SCALAR_SHAPES
 
@@ -184,7 +186,7 @@ class _Gemm:
     def _operand(self, body: Body, tensor: Tensor, place: Indices, axes: tuple[str, str]) -> str:
         """The name of a tile of an operand: loaded as it is, or computed and rounded to the operands' dtype."""
         sizes = {"m": "BLOCK_M", "n": "BLOCK_N", "k_left": "BLOCK_K", "k_right": "BLOCK_K"}
-        for value_id, loaded in self.lowering.loads.items():
+        for (value_id, _), loaded in self.lowering.loads.items():
             if loaded is tensor:
                 where = body.spread(offset(place, self.graph.values[value_id].spec.strides), frozenset(axes))
                 masks = self.mask(frozenset(axes))

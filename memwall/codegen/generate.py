@@ -9,12 +9,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from memwall.codegen.hazards import refuse_hazards
 from memwall.codegen.index import Index, Variable, ravel, unravel
 from memwall.codegen.kernel import Kernel, NotGenerated
-from memwall.codegen.kinds import RESULTS
 from memwall.codegen.lowering import Lowering
 from memwall.codegen.nests import (
-    Missing,
     Partial,
     Rows,
     Store,
@@ -97,7 +96,8 @@ class _Generator:
         self.scratch: dict[tuple[int, int], tuple[str, str]] = {}
         self.known: dict[int, list[Reduction]] = {}
         self.is_large = any(
-            graph.values[i].byte_range[1] // graph.values[i].spec.itemsize >= INT32_LIMIT
+            max(graph.values[i].byte_range[1] // graph.values[i].spec.itemsize, graph.values[i].spec.numel)
+            >= INT32_LIMIT
             for op_id in self.op_ids
             for i in (*graph.ops[op_id].inputs, *graph.ops[op_id].outputs)
         )
@@ -127,7 +127,7 @@ class _Generator:
             finished = {id(store) for store in done}
             pending = [store for store in pending if id(store) not in finished]
             pending += self._after(done)
-        self._check_overwrites()
+        refuse_hazards(self.graph, self.file.functions, self.file.inputs | self.file.outputs)
         writes = self.group.writes
         launched = self.file.functions
         schedule = " + ".join(dict.fromkeys(f.schedule for f in launched if f.schedule != "finish"))
@@ -163,6 +163,7 @@ class _Generator:
         for value_id in self.group.writes:
             made, written_id = self.lowering.made[last[value_id]]
             assert written_id == value_id
+            self.file.versions[value_id] = last[value_id]
             is_new = self._is_new(value_id)
             if is_new:
                 self.file.make(value_id)
@@ -249,7 +250,7 @@ class _Generator:
         own = store.scatter or store.tensor
         for version, (made, value_id) in self.lowering.made.items():
             if made is own and value_id == store.value_id:
-                self.lowering.stored[version] = self.lowering.load(value_id)
+                self.lowering.stored[version] = self.lowering.load(value_id, version)
 
     # -- what is needed for it ---------------------------------------------------------------------------------------
 
@@ -397,28 +398,6 @@ class _Generator:
             done += follow
         return done
 
-    # -- what may not happen -----------------------------------------------------------------------------------------
-
-    def _check_overwrites(self) -> None:
-        """No function reads what an earlier one has overwritten, unless it is what that one wrote."""
-        written: dict[int, set[int]] = {}
-        values = self.graph.values
-        names = {name: i for i, name in (*self.file.inputs.items(), *self.file.outputs.items())}
-        for function in self.file.functions:
-            stores, loads = _touched(function.lines)
-            for name in loads:
-                value_id = names.get(name)
-                if value_id is None:
-                    continue
-                others = written.get(values[value_id].storage, set())
-                if any(other != value_id for other in others):
-                    raise NotGenerated("a later launch reads what an earlier one has overwritten")
-                if others and value_id in self.file.inputs and value_id not in self.lowering.stored_ids:
-                    raise NotGenerated("a later launch reads what an earlier one has overwritten")
-            for name in stores:
-                if name in names:
-                    written.setdefault(values[names[name]].storage, set()).add(names[name])
-
 
 def _sizes(reduction: Reduction) -> tuple[int, int]:
     return math.prod(reduction.kept), math.prod(reduction.reduced)
@@ -436,17 +415,6 @@ def _source(store: Store) -> Tensor:
 
 #: stands for progress that stored nothing
 _NOTHING = Store(-1, Tensor((), "float32", lambda body, i: "0"))
-
-
-def _touched(lines: Sequence[str]) -> tuple[set[str], set[str]]:
-    """Names of the pointers that lines store to and load from."""
-    stores: set[str] = set()
-    loads: set[str] = set()
-    for line in lines:
-        for how, found in (("tl.load(", loads), ("tl.store(", stores), ("tl.atomic_add(", stores)):
-            for part in line.split(how)[1:]:
-                found.add(part.partition(" ")[0].rstrip(","))
-    return stores, loads
 
 
 class _Probe(Writer):
@@ -481,6 +449,3 @@ def _alternatives(config: dict[str, int]) -> tuple[dict[str, int], ...]:
         if other not in found:
             found.append(other)
     return tuple(found)
-
-
-__all__ = ["RESULTS", "Missing", "generate_nests"]

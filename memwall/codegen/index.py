@@ -161,6 +161,8 @@ def _plain(digit: Digit) -> Digit:
 def unravel(index: Index, shape: Sequence[int]) -> tuple[Index, ...]:
     """A position in row-major order as an index for each axis of a shape."""
     found: list[Index] = []
+    if 0 in shape:  # no element, no place
+        return (Index(),) * len(shape)
     for place, size in reversed(list(enumerate(shape))):
         if place == 0 or math.prod(shape[:place]) == 1:
             found.append(index if size != 1 else Index())

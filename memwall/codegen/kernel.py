@@ -42,7 +42,8 @@ class Kernel:
     ``source`` is a whole Python file. Its ``run(*inputs, seed=0, empty=torch.empty_strided)`` takes the tensors of
     the values ``inputs`` (those that are views of one storage as such views), writes in place what the group
     overwrites, takes memory for all else from ``empty`` and returns the tensors of the values ``outputs``. ``seed``
-    stands in the signature whether the group draws random numbers or not.
+    stands in the signature whether the group draws random numbers or not; the n-th op of the group draws Philox's
+    numbers of ``seed + n``, so kernels of one step need seeds that are further apart than their ops are many.
 
     ``schedule`` names the path taken: ``pointwise``, ``persistent``, ``looped``, ``split``, ``tensor list``,
     ``matmul`` and their combinations with `` + ``. ``config`` are the file's constants (block sizes, warps) that may

@@ -94,8 +94,8 @@ def _softmax_tile(body: Body, value: str, mask: str, count: int) -> list[str]:
 def _softmax_step(body: Body, lanes: Sequence[str], value: str, mask: str) -> list[str]:
     most, total = lanes
     more = body.name(f"tl.maximum({most}, tl.where({mask}, {value}, {MINUS_INFINITY}))")
-    before = f"tl.where({most} == {MINUS_INFINITY}, 0, {total} * tl.exp({most} - {more}))"
-    fresh = f"tl.where(({mask}) & ({value} != {MINUS_INFINITY}), tl.exp({value} - {more}), 0)"
+    before = f"tl.where({most} == {MINUS_INFINITY}, {total}, {total} * tl.exp({most} - {more}))"
+    fresh = f"tl.where({mask}, tl.where({value} != {MINUS_INFINITY}, tl.exp({value} - {more}), 0), 0)"
     return [more, f"{before} + {fresh}"]
 
 

@@ -28,7 +28,7 @@ class Lowering:
         self.made: dict[int, tuple[Tensor | Scatter, int]] = {}
         self.stored: dict[int, Tensor] = {}
         self.updates: dict[int, Tensor] = {}
-        self.loads: dict[int, Tensor] = {}
+        self.loads: dict[tuple[int, int], Tensor] = {}
         inside = frozenset(op_ids)
         for position, op_id in enumerate(sorted(op_ids)):
             self._op(graph.ops[op_id], inside, position)
@@ -45,7 +45,7 @@ class Lowering:
         inputs = []
         for argument, (value_id, version) in zip(op.arguments, self.flow.reads[op.id], strict=True):
             made = self.flow.writer[version] in inside
-            inputs.append((argument, self.view(value_id, version) if made else self.load(value_id)))
+            inputs.append((argument, self.view(value_id, version) if made else self.load(value_id, version)))
         view = OpView(op, packet, tuple(inputs), self.graph.specs(op.outputs), position)
         results = rule(view)
         if len(results) < len(op.outputs):
@@ -56,20 +56,15 @@ class Lowering:
             value_id = next(i for name, i in zip(op.arguments, op.inputs, strict=True) if name == argument)
             self.updates[value_id] = tensor
 
-    @property
-    def stored_ids(self) -> set[int]:
-        """Values of the versions that are read from memory again."""
-        return {self.made[version][1] for version in self.stored}
-
-    def load(self, value_id: int) -> Tensor:
-        """A value in memory."""
-        if value_id not in self.loads:
+    def load(self, value_id: int, version: int) -> Tensor:
+        """A value in memory, as a version of its storage has it."""
+        if (value_id, version) not in self.loads:
             spec = self.graph.values[value_id].spec
             compute_dtype(spec.dtype)
-            self.loads[value_id] = Tensor(
-                spec.shape, spec.dtype, lambda body, i: body.load(value_id, offset(i, spec.strides))
+            self.loads[value_id, version] = Tensor(
+                spec.shape, spec.dtype, lambda body, i: body.load(value_id, version, offset(i, spec.strides))
             )
-        return self.loads[value_id]
+        return self.loads[value_id, version]
 
     def view(self, value_id: int, version: int) -> Tensor:
         """A value that an op of the group made, perhaps through another view of its storage."""

@@ -48,7 +48,8 @@ def _adam(is_decoupled: bool) -> Rule:
             ("step_size", given["beta1"], f"{lr!r} / (1.0 - {{power}})"),
             ("scale", given["beta2"], "tl.sqrt(1.0 - {power})"),
         ):
-            power = f"tl.exp2({names['state_steps']}.to(tl.float64) * ({math.log2(beta)!r}))"
+            steps = f"{names['state_steps']}.to(tl.float64)"
+            power = f"tl.exp2({steps} * ({math.log2(beta)!r}))" if beta else f"0.0 * {steps}"
             step.before.append(f"{name} = ({text.format(power=power)}).to(tl.{dtype})")
         step.lines = _gradient(names, given, 0.0 if is_decoupled else decay)
         shrunk = f" * {1 - lr * decay!r}" if is_decoupled and decay else ""

@@ -9,7 +9,7 @@ results are joined by a second launch, in a fixed order. What a reduction gave i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memwall.codegen.blocks import bytes_in_flight, column_blocks, pointwise_block, row_blocks
@@ -19,7 +19,7 @@ from memwall.codegen.kinds import KINDS, RESULTS, filled
 from memwall.codegen.lowering import Lowering
 from memwall.codegen.ops.base import Scatter
 from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, cast, compute_dtype
-from memwall.codegen.writing import File, Function, Pointer, next_power_of_2
+from memwall.codegen.writing import File, Function, Pointer, Touch, next_power_of_2
 from memwall.hardware import Gpu
 
 X, R = frozenset("x"), frozenset("r")
@@ -59,16 +59,6 @@ class Missing(Exception):
     def __init__(self, reduction: Reduction) -> None:
         super().__init__("a reduction is needed first")
         self.reduction = reduction
-
-
-@dataclass
-class Space:
-    """The loops of a nest: sizes of x and r, and the place of an element in the order of the main tensor."""
-
-    x: Variable
-    r: Variable | None
-    #: of the tensor reduced, from (x, r); None: x * r.size + r
-    place: Callable[[], Index] | None = None
 
 
 class Writer:
@@ -121,7 +111,12 @@ class Writer:
 
     def program(self, axis: int) -> str:
         """Number of the program along an axis of the grid."""
-        return f"tl.program_id({axis})" + (".to(tl.int64)" if self.is_large else "")
+        return f"tl.program_id({axis}){self.long}"
+
+    @property
+    def long(self) -> str:
+        """What makes a number of 32 bits one of 64, where offsets need them."""
+        return ".to(tl.int64)" if self.is_large else ""
 
     def store(self, body: Body, store: Store, indices: Indices, axes: frozenset[str]) -> None:
         """One element of a tensor to memory; ``axes`` are those along which the elements lie."""
@@ -131,7 +126,10 @@ class Writer:
         value = self.file.graph.values[store.value_id]
         text = body.name(cast(store.tensor.at(body, indices), store.tensor.dtype, value.spec.dtype))
         place = offset(indices, value.spec.strides)
-        self._put(body, "store", self._target(store), place, text, [], place.axes | X)
+        is_read = any(read.value_id == store.value_id for read in self.function.reads)
+        if is_read and "r" in self.masks and "r" not in place.axes:
+            body.lines.append("tl.debug_barrier()")  # every warp holds a copy of what one of them writes over
+        self._put(body, store, "store", place, text, [], place.axes | X)
 
     def _target(self, store: Store) -> str:
         if store.target:
@@ -145,20 +143,22 @@ class Writer:
         dtype = "float32" if store.target else scatter.dtype
         text = body.name(cast(scatter.source.at(body, indices), scatter.source.dtype, dtype))
         how = "atomic_add" if scatter.accumulate else "store"
-        self._put(body, how, self._target(store), place, text, tests, axes)
+        self._put(body, store, how, place, text, tests, axes)
 
     def _put(
         self,
         body: Body,
+        store: Store,
         how: str,
-        pointer: str,
         place: Index,
         text: str,
         tests: list[str],
         axes: frozenset[str],
     ) -> None:
         masks = [*self.mask(axes), *tests]
-        where = f"{pointer} + {body.spread(place, axes)}"
+        where = f"{self._target(store)} + {body.spread(place, axes)}"
+        if not store.target:
+            self.function.writes.append(Touch(store.value_id, self.file.versions[store.value_id], place.text))
         order = ['sem="relaxed"'] if how == "atomic_add" else []
         given = [where, text, *([" & ".join(masks)] if masks else []), *order]
         body.lines.append(f"tl.{how}({', '.join(given)})")
@@ -274,7 +274,7 @@ class _RowNest:
                 self._value(body, reduction)
         for store in self.work.stores:
             self._attempt(trial, body, body, store)
-        loads = sum("tl.load(" in line and _varies(line, "r_mask") for line in body.lines)
+        loads = sum("tl.load(" in line and "r_mask" in line for line in body.lines)
         columns = sum(math.prod(r.kept) == self.work.cols for r in self.work.late)
         return max(loads + columns + SPARE_ELEMENTS, 3)
 
@@ -285,7 +285,7 @@ class _RowNest:
         walks = bool(work.late)
         top = Body(writer, R if persistent else frozenset())
         if persistent:
-            top.lines += ["r = tl.arange(0, RBLOCK)[None, :]", f"r_mask = r < {work.cols}"]
+            top.lines += [f"r = tl.arange(0, RBLOCK)[None, :]{writer.long}", f"r_mask = r < {work.cols}"]
         row = Body(writer, X | R if persistent else X, top)
         sums = self._accumulators(top, persistent) if walks else {}
         for level in work.levels:
@@ -312,7 +312,7 @@ class _RowNest:
         function.lines = [*top.lines, *lines, *self._write_partials(sums, persistent)]
 
     def _loop(self, body: Body) -> list[str]:
-        r = f"r0 + tl.arange(0, RBLOCK)[None, :]{'.to(tl.int64)' if self.writer.is_large else ''}"
+        r = f"r0 + tl.arange(0, RBLOCK)[None, :]{self.writer.long}"
         head = [f"r = {r}", f"r_mask = r < {self.work.cols}"]
         return [f"for r0 in range(0, {self.work.cols}, RBLOCK):", *indented([*head, *body.lines])]
 
@@ -415,7 +415,7 @@ class _RowNest:
             body.lines.append(f"{sums[id(reduction)]} += {text}")
         else:
             name = self._scratch(reduction)
-            place = f"{name} + tl.program_id(0) * {work.cols} + r"
+            place = f"{name} + {self.writer.program(0)} * {work.cols} + r"
             is_later = "(x0 > tl.program_id(0) * XBLOCK)"
             before = body.name(f"tl.load({place}, r_mask & {is_later}, other=0)")
             body.lines.append(f"tl.store({place}, {before} + {text}, r_mask)")
@@ -445,14 +445,12 @@ class _RowNest:
                 continue
             total = f"tl.sum({sums[id(reduction)]}, axis=0)[None, :]"
             if math.prod(reduction.kept) > 1:
-                lines.append(f"tl.store({name} + tl.program_id(0) * {self.work.cols} + r, {total}, r_mask)")
+                lines.append(
+                    f"tl.store({name} + {self.writer.program(0)} * {self.work.cols} + r, {total}, r_mask)"
+                )
             else:
                 lines.append(f"tl.store({name} + tl.program_id(0) + tl.zeros([1, 1], tl.int32), {total})")
         return lines
-
-
-def _varies(line: str, mask: str) -> bool:
-    return mask in line
 
 
 def _accumulator(reduction: Reduction) -> str:
@@ -499,35 +497,39 @@ def write_split(
     function.num_warps = warps
     function.grid = (f"triton.cdiv({kept}, XBLOCK)", "STRIPES")
     function.schedule = "split"
-    long = ".to(tl.int64)" if writer.is_large else ""
     head = [
         f"x = {writer.program(0)} * XBLOCK + tl.arange(0, XBLOCK)[:, None]", f"x_mask = x < {kept}",
         f"STRIPE: tl.constexpr = (({reduced} + STRIPES - 1) // STRIPES + RBLOCK - 1) // RBLOCK * RBLOCK",
         f"start = {writer.program(1)} * STRIPE",
     ]  # fmt: skip
     loop = [
-        f"r = r0 + tl.arange(0, RBLOCK)[None, :]{long}", f"r_mask = r < {reduced}", *body.lines,
+        f"r = r0 + tl.arange(0, RBLOCK)[None, :]{writer.long}", f"r_mask = r < {reduced}", *body.lines,
     ]  # fmt: skip
     lines = [*head, *top.lines, "for r0 in range(start, start + STRIPE, RBLOCK):", *indented(loop)]
     end = Body(writer, X)
-    partials = []
-    for reduction, lanes, _ in ends:
-        dtype = compute_dtype(reduction.source.dtype)
-        results = KINDS[reduction.kind].join(end, lanes)[: RESULTS[reduction.kind]]
-        names = []
-        for text in results:
-            name = writer.file.new_scratch(dtype, f"STRIPES * {kept}")
-            writer.point(name, name, dtype)
-            end.lines.append(f"tl.store({name} + tl.program_id(1) * {kept} + x, {end.name(text)}, x_mask)")
-            names.append(name)
-        count = ""
-        if reduction.kind == "moments":
-            stripe = f"(({reduced} + STRIPES - 1) // STRIPES + {down} - 1) // {down} * {down}"
-            count = f"tl.maximum(tl.minimum({reduced} - r * ({stripe}), {stripe}), 0).to(tl.float32)"
-            function.fixed |= {"RBLOCK"}
-        partials.append(Partial(reduction, names, "STRIPES", count))
+    partials = [_partial(writer, end, reduction, lanes) for reduction, lanes, _ in ends]
+    if any(partial.count for partial in partials):
+        function.fixed |= {"RBLOCK"}
     function.lines = [*lines, *end.lines]
     return partials
+
+
+def _partial(writer: Writer, end: Body, reduction: Reduction, lanes: Sequence[str]) -> Partial:
+    """The lanes of a stripe put together and stored; of moments, how many elements each stripe has."""
+    kept, reduced = math.prod(reduction.kept), math.prod(reduction.reduced)
+    dtype = compute_dtype(reduction.source.dtype)
+    names = []
+    for text in KINDS[reduction.kind].join(end, lanes)[: RESULTS[reduction.kind]]:
+        name = writer.file.new_scratch(dtype, f"STRIPES * {kept}")
+        writer.point(name, name, dtype)
+        end.lines.append(f"tl.store({name} + {writer.program(1)} * {kept} + x, {end.name(text)}, x_mask)")
+        names.append(name)
+    count = ""
+    if reduction.kind == "moments":
+        down = writer.function.constants["RBLOCK"]
+        stripe = f"(({reduced} + STRIPES - 1) // STRIPES + {down} - 1) // {down} * {down}"
+        count = f"tl.maximum(tl.minimum({reduced} - r * ({stripe}), {stripe}), 0).to(tl.float32)"
+    return Partial(reduction, names, "STRIPES", count)
 
 
 def write_finish(
@@ -581,6 +583,6 @@ def write_finish(
     function.schedule = "finish"
     function.lines = [
         f"x = {writer.program(0)} * XBLOCK + tl.arange(0, XBLOCK)[:, None]", f"x_mask = x < {kept}",
-        "r = tl.arange(0, RBLOCK)[None, :]", f"r_mask = r < {name}", *body.lines,
+        f"r = tl.arange(0, RBLOCK)[None, :]{writer.long}", f"r_mask = r < {name}", *body.lines,
     ]  # fmt: skip
     return found

@@ -87,7 +87,7 @@ class Product(Lowering):
         given = {}
         for argument, (value_id, version) in zip(op.arguments, self.flow.reads[op.id], strict=True):
             made = self.flow.writer[version] in inside
-            given[argument] = self.view(value_id, version) if made else self.load(value_id)
+            given[argument] = self.view(value_id, version) if made else self.load(value_id, version)
         packet = packet_of(op)
         self.left, self.right = (given[name] for name in PRODUCTS[packet])
         self.is_linear = packet == "linear"

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from memwall.codegen.index import Index, Variable
 from memwall.codegen.kernel import TRITON_TYPES, NotGenerated
+from memwall.codegen.writing import Function, Touch
 
 Indices = tuple[Index, ...]
 Rule = Callable[["Body", Indices], str]
@@ -82,6 +83,8 @@ class Reduction:
 
 class Memory(Protocol):
     """Where a body gets what it does not compute: the function that is being written."""
+
+    function: Function
 
     def pointer(self, value_id: int) -> str:
         """Name of the pointer to a value's first element."""
@@ -163,8 +166,9 @@ class Body:
             self.lines.append(f"{found} = {text}")
         return found
 
-    def load(self, value_id: int, place: Index) -> str:
-        """An element from memory, in its compute dtype."""
+    def load(self, value_id: int, version: int, place: Index) -> str:
+        """An element from memory, in its compute dtype; ``version`` is that of its storage which is meant."""
+        self.memory.function.reads.append(Touch(value_id, version, place.text))
         home = self.home(place.axes)
         pointer, dtype = self.memory.pointer(value_id), self.memory.spec_dtype(value_id)
         if self.memory.is_empty(value_id):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memwall.codegen.kernel import TRITON_TYPES, Launch, NotGenerated
 from memwall.graph import Graph, TensorSpec, Value
 
-#: offsets from here on need 64 bits
-INT32_LIMIT = 2**31
+#: offsets from here on need 64 bits; the last block of a kernel reaches beyond its last element
+INT32_LIMIT = 2**31 - 2**17
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,15 @@ class Pointer:
     argument: str
     dtype: str
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Touch:
+    """A read or a write of a value in memory: which version of its storage, and the element as an expression."""
+
+    value_id: int
+    version: int
+    place: str
 
 
 @dataclass
@@ -40,6 +51,8 @@ class Function:
     schedule: str = ""
     doc: str = ""
     counter: int = 0
+    reads: list[Touch] = field(default_factory=list)
+    writes: list[Touch] = field(default_factory=list)
 
     def unique(self) -> str:
         """A name that is not taken."""
@@ -82,6 +95,8 @@ class File:
         #: fresh storage -> its outputs
         self.fresh: dict[int, list[tuple[int, str]]] = {}
         self.outputs: dict[int, str] = {}
+        #: the versions of their storages that values are written as; those that the trace does not name come last
+        self.versions: defaultdict[int, int] = defaultdict(lambda: sys.maxsize)
         #: outputs that are added to, and so start as zeros
         self.zeroed: set[int] = set()
 
@@ -169,7 +184,7 @@ class File:
             if value.spec.dtype != spec.dtype:
                 raise NotGenerated("one storage written as two dtypes")
             shape, strides = [*value.spec.shape], [*value.spec.strides]
-            lines.append(f"{name} = {flat}.as_strided({shape}, {strides}, {value.offset})")
+            lines.append(f"{name} = {flat}[{value.offset}:].as_strided({shape}, {strides})")
         return lines
 
     def _call(self, number: int, function: Function) -> str:

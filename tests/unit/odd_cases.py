@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,7 +101,7 @@ def of(*shapes: tuple[int, ...], dtype: torch.dtype = F32) -> Callable[[], tuple
 def mixed(*specs: tuple[tuple[int, ...], torch.dtype]) -> Callable[[], tuple[Tensor, ...]]:
     """Tensors of some shapes and dtypes."""
     return lambda: tuple(
-        torch.zeros(shape, dtype=dtype) if dtype == torch.int64 else torch.empty(shape, dtype=dtype)
+        torch.empty(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
         for shape, dtype in specs
     )
 
@@ -159,6 +160,107 @@ def _rows(
     }  # fmt: skip
 
 
+def _slice_gradient(start: int, end: int, step: int, grad: Tensor) -> Tensor:
+    return torch.ops.aten.slice_backward(grad, [4, 5], 1, start, end, step)
+
+
+def not_a_number_first(x: Tensor) -> Tensor:
+    """A softmax of rows that begin with what is no number and end with minus infinity."""
+    place = torch.arange(x.shape[1], device=x.device)
+    return F.softmax(torch.where(place == 1, math.nan, torch.where(place > 1000, -math.inf, x)), -1)
+
+
+def read_then_grown(x: Tensor) -> tuple[Tensor, Tensor]:
+    before = x.sum(0)
+    x.mul_(2)
+    return before, x.sum(0)
+
+
+def centred(x: Tensor) -> Tensor:
+    return x.sub_(x.mean(-1, keepdim=True))
+
+
+def part_grown(x: Tensor) -> Tensor:
+    y = x * 2
+    y[:, :3].add_(1)
+    return y
+
+
+def scales_used_then_grown(x: Tensor, scales: Tensor) -> Tensor:
+    used = F.softmax(x, -1) * scales
+    scales.mul_(2)
+    return used
+
+
+def scattered_then_read(x: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    x.index_put_((rows,), values, accumulate=True)
+    return x * 3
+
+
+#: what arithmetic does to infinities, NaN and both zeros, to whole numbers and to booleans
+ODD_NUMBERS = {
+    **{
+        name: Case(function, of((37, 29)), ("pointwise",), special=True)
+        for name, function in {
+            "sign-odd": torch.sign, "neg-odd": torch.neg, "softplus-odd": F.softplus,
+            "dropout-odd": lambda x: torch.native_dropout(x, 0.3, True)[0],
+        }.items()
+    },
+    "clamp-by-tensors-odd": Case(
+        lambda x, low, high: x.clamp(low, high), of((37, 29), (37, 29), (37, 29)), ("pointwise",), special=True
+    ),
+    "dropout-backward-odd": Case(
+        lambda g, kept: torch.ops.aten.native_dropout_backward(g, kept, 1.5),
+        mixed(((37, 29), F32), ((37, 29), torch.bool)), ("pointwise",), special=True,
+    ),
+    "tanh-near-zero": Case(lambda x: torch.tanh(x * 1e-4) / x, of((37, 29)), ("pointwise",)),
+    "softplus-far-below-zero": Case(lambda x: F.softplus(x - 15) * 3e6, of((37, 29)), ("pointwise",)),
+    "cross-entropy-far-from-zero": Case(
+        lambda x: F.binary_cross_entropy_with_logits(x + 15, torch.ones_like(x), reduction="none") * 3e6,
+        of((37, 29)), ("pointwise",),
+    ),
+    "softmax-nan-first": Case(
+        not_a_number_first, of((2, 3000)), ("looped",), path={"split": False, "persistent": False}
+    ),
+    "relu-of-2^40": Case(lambda x: F.relu(x + (1 << 40)), mixed(((37, 29), torch.int64)), ("pointwise",)),
+    "not-of-uint8": Case(lambda x: ~x, mixed(((37, 29), torch.uint8)), ("pointwise",)),
+    "uint8-and-int8": Case(
+        lambda x, y: x + 100 > y, mixed(((37, 29), torch.uint8), ((37, 29), torch.int8)), ("pointwise",)
+    ),
+    "mean-of-none": Case(lambda x: (x.mean(), x.mean(0)), of((0, 3)), ("split",)),
+    "sum-of-empty-rows": Case(lambda x: x.sum(1), of((3, 0)), ("split",)),
+    "mean-square-of-none": Case(F.mse_loss, of((0, 3), (0, 3)), ("split",)),
+}  # fmt: skip
+
+#: arguments that are seldom given, or negative, or beyond the end
+ODD_ARGUMENTS = {
+    **{
+        f"slice-gradient-{start}:{end}:{step}": Case(
+            functools.partial(_slice_gradient, start, end, step), of((4, size)), ("pointwise",)
+        )
+        for start, end, step, size in ((-7, 5, 1, 5), (-3, 5, 1, 3), (1, -1, 1, 3), (2, 9, 2, 2))
+    },
+    "pool-of-minus-infinity": Case(
+        lambda x: F.max_pool2d(x * 0 - math.inf, 3, 2, 1, return_indices=True), of((2, 3, 8, 9)), ("pointwise",)
+    ),
+    "last-by-negative-index": Case(
+        lambda x, i: x[i * 0 - 1], mixed(((13, 5), F32), ((3, 4), torch.int64)), ("pointwise",)
+    ),
+    "rows-by-int32": Case(lambda x, i: x[i], mixed(((13, 5), F32), ((3, 4), torch.int32)), ("pointwise",)),
+}  # fmt: skip
+
+#: what is overwritten is read before, and read again after
+IN_PLACE = {
+    "in-place-sum-before-and-after": Case(read_then_grown, of((13, 7)), ("split",)),
+    "in-place-centred": Case(centred, of((13, 7)), ("persistent",)),
+    "in-place-centred-looped": Case(centred, of((3, 2100)), ("looped",), path={"split": False, "persistent": False}),
+    "in-place-part": Case(part_grown, of((13, 7)), ("pointwise",)),
+    "in-place-scales": Case(scales_used_then_grown, of((37, 101), (37, 1)), ("persistent",)),
+    "in-place-scatter": Case(
+        scattered_then_read, mixed(((13, 5), F32), ((4,), torch.int64), ((4, 5), F32)), ("pointwise",)
+    ),
+}  # fmt: skip
+
 CASES: dict[str, Case] = {
     # elementwise: sizes, layouts, dtypes
     **{f"pointwise-{n}": Case(chain, of((n,), (n,)), ("pointwise",)) for n in (1, 7, 1031, LONG)},
@@ -208,6 +310,9 @@ CASES: dict[str, Case] = {
     "cat-empty": Case(joined, of((7, 5), (7, 0)), ("pointwise",)),
     "rope-3x13x14-bf16": Case(rope, of((3, 13, 14), (13, 14), (13, 14), dtype=BF16), ("pointwise",)),
     "dropout": Case(lambda x: torch.native_dropout(x, 0.3, True), of((37, 101)), ("pointwise",)),
+    **ODD_NUMBERS,
+    **ODD_ARGUMENTS,
+    **IN_PLACE,
     # training
     "layer-norm-gradients": Case(
         functools.partial(_Chain, 13, 31, nn.LayerNorm), of((37, 13)),

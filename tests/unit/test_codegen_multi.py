@@ -200,6 +200,9 @@ CASES = {
     "two dtypes": two_dtypes(),
     "special": special(),
     "fused adamw": optimizer("_fused_adamw_", ADAM_LISTS, **ADAM, weight_decay=0.1, amsgrad=False),
+    "fused adamw of beta 0": optimizer(
+        "_fused_adamw_", ADAM_LISTS, **{**ADAM, "beta1": 0.0}, weight_decay=0.1, amsgrad=False
+    ),
     "fused adam": optimizer(
         "_fused_adam_", AMSGRAD_LISTS, **{**ADAM, "maximize": True}, weight_decay=0.1, amsgrad=True
     ),
@@ -316,7 +319,7 @@ def test_each_dtype_has_its_launch(cases):
         close(new, old.double() * 0.5 + 1)
 
 
-@pytest.mark.parametrize("name", ["fused adamw", "fused adam"])
+@pytest.mark.parametrize("name", ["fused adamw", "fused adamw of beta 0", "fused adam"])
 def test_a_fused_adam_step_is_torchs_own(cases, name):
     case = cases[name]
     of = {key: [case.before[i].double() for i in ids] for key, ids in case.lists.items()}

@@ -93,10 +93,15 @@ def broadcast(tensor: Tensor, indices: Indices) -> Indices:
     return tuple(Index() if size == 1 else index for size, index in zip(tensor.shape, last, strict=True))
 
 
+#: pairs of which neither holds the numbers of the other
+_WIDER = {frozenset(("uint8", "int8")): "int16", frozenset(("float16", "bfloat16")): "float32"}
+
+
 def promoted(dtypes: Sequence[str]) -> str:
     """The widest of some dtypes, floats before whole numbers."""
     order = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-    return max(dtypes, key=order.index, default="float32")
+    widest = max(dtypes, key=order.index, default="float32")
+    return _WIDER.get(frozenset((widest, order[order.index(widest) - 1])) & {*dtypes}, widest)
 
 
 def constant(shape: tuple[int, ...], dtype: str, value: Any) -> Tensor:
@@ -138,6 +143,8 @@ def _covers(parts: Sequence[Part]) -> bool:
 def found_index(body: Body, tensor: Tensor, indices: Indices, size: int, wraps: bool) -> Index:
     """An element of an index tensor as an index into an axis of a size."""
     text = tensor.at(body, indices)
+    if tensor.dtype != "int64":  # times a stride it may need more
+        text = body.name(f"{text}.to(tl.int64)")
     if wraps:
         text = body.name(f"tl.where({text} < 0, {text} + {size}, {text})")
     return body.variable(text, size, frozenset().union(*(i.axes for i in indices)))

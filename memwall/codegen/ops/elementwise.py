@@ -103,7 +103,7 @@ def _dropout(view: OpView) -> Made:
     out = Tensor(
         shape,
         view.spec.dtype,
-        lambda body, i: f"tl.where({mask.at(body, i)}, {source.at(body, i)} * {scale!r}, 0.0)",
+        lambda body, i: f"{source.at(body, i)} * {mask.at(body, i)}.to(tl.float32) * {scale!r}",
     )
     return [out, mask]
 

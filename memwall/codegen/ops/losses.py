@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memwall.codegen.expressions import log1p
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import (
     Made,
@@ -12,7 +13,7 @@ from memwall.codegen.ops.base import (
     reduction_result,
     rules,
 )
-from memwall.codegen.ops.reductions import summed
+from memwall.codegen.ops.reductions import share_of, summed
 from memwall.codegen.tensors import (
     Body,
     Indices,
@@ -94,8 +95,7 @@ def _loss(element: str) -> OpRule:
             return [Tensor(source.shape, view.spec.dtype, rule)]
         dims = tuple(range(len(source.shape)))
         total = summed(view, losses, dims)
-        scale = 1 / max(source.numel, 1) if mode == 1 else 1.0
-        return [mapped(total, f"{{}} * {scale!r}", view.spec.dtype)]
+        return [mapped(total, f"{{}} * {share_of(source.numel) if mode == 1 else 1.0}", view.spec.dtype)]
 
     return rule
 
@@ -105,6 +105,6 @@ RULES = rules({
     _nll: "nll_loss_forward",
     _nll_backward: "nll_loss_backward",
     _loss("({x} - {t}) * ({x} - {t})"): "mse_loss",
-    _loss("(1.0 - {t}) * {x} + tl.maximum(-{x}, 0.0) + tl.log(1.0 + tl.exp(-tl.abs({x})))"):
+    _loss("(1.0 - {t}) * {x} + tl.maximum(-{x}, 0.0) + " + log1p("tl.exp(-tl.abs({x}))")):
         "binary_cross_entropy_with_logits",
 })  # fmt: skip

@@ -93,12 +93,7 @@ def _select_backward(view: OpView) -> Made:
 def _slice_backward(view: OpView) -> Made:
     axis = view.number("dim", 0) % len(view.spec.shape)
     size, step = view.spec.shape[axis], view.number("step", 1)
-    start = min(
-        max(view.number("start", 0) % size if view.number("start", 0) < 0 else view.number("start", 0), 0),
-        size,
-    )
-    end = view.number("end", size)
-    stop = min(end + size if end < 0 else end, size)
+    start, stop, _ = slice(view.number("start"), view.number("end"), step).indices(size)
     if step > 1 and start % step:
         raise NotGenerated("a strided slice that does not start at a stride")
     return _inside(view, view.tensor("grad_output"), axis, start, stop, step)

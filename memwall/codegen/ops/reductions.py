@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import (
     Made,
     OpRule,
@@ -51,7 +52,12 @@ def _mean(view: OpView) -> Made:
     source = view.tensor("self")
     dims = _dims(view, source)
     count = math.prod(source.shape[d] for d in dims)
-    return [mapped(summed(view, source, dims), f"{{}} * {1 / max(count, 1)!r}", view.spec.dtype)]
+    return [mapped(summed(view, source, dims), f"{{}} * {share_of(count)}", view.spec.dtype)]
+
+
+def share_of(count: int) -> str:
+    """What a sum of ``count`` numbers is multiplied by for their mean; that of none is no number."""
+    return repr(1 / count) if count else 'float("nan")'
 
 
 def _extremum(kind: str) -> OpRule:
@@ -59,6 +65,8 @@ def _extremum(kind: str) -> OpRule:
         if view.find("other") is not None:
             return point(view)
         source = view.tensor("self")
+        if not source.dtype.startswith(("float", "bfloat")):
+            raise NotGenerated(f"the extremum of {source.dtype}")
         return [summed(view, source, _dims(view, source), kind)]
 
     return rule

@@ -54,6 +54,8 @@ def _index_add(view: OpView) -> Made:
 def _scatter(accumulate: bool) -> OpRule:
     def rule(view: OpView) -> Made:
         whole, index = view.tensor("self"), view.tensor("index")
+        if view.number("reduce"):
+            raise NotGenerated(f"a scatter that reduces by {view.number('reduce')}")
         axis = view.number("dim", 0) % len(whole.shape)
         values = view.find("src") or constant(index.shape, view.spec.dtype, view.number("value"))
         source = Tensor(index.shape, values.dtype, values.at)

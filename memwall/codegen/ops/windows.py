@@ -72,17 +72,22 @@ def _max_pool(view: OpView) -> Made:
     def both(body: Body, i: Indices) -> tuple[str, str]:
         key = ("max_pool", id(view), *(n.text for n in i))
         if body.find((*key, 0)) is None:
-            best, where = least, "0"
+            best, where, starts_outside = "", "", False
             for y, x, tests in window.places(i):
                 with _tested(body, tests, y.axes | x.axes) as condition:
                     value = source.at(body, (*i[:-2], y, x))
+                place = f"({(y * window.image[1] + x).text})"
                 if condition:
                     value = body.name(f"tl.where({condition}, {value}, {least})")
-                place = f"({(y * window.image[1] + x).text})"
-                if best == least:
-                    best, where = value, place
+                if not best:
+                    best, where, starts_outside = value, place, bool(condition)
+                    if condition:  # -1: nothing yet
+                        where = body.name(f"tl.where({condition}, {place}, -1)")
                     continue
-                better = body.name(f"({value} > {best}) | ({value} != {value})")
+                better = f"({value} > {best}) | ({value} != {value})"
+                if starts_outside:  # the first that is there counts though it is minus infinity
+                    better += f" | (({where} < 0)" + (f" & {condition})" if condition else ")")
+                better = body.name(better)
                 best = body.name(f"tl.where({better}, {value}, {best})")
                 where = body.name(f"tl.where({better}, {place}, {where})")
             body.known[(*key, 0)], body.known[(*key, 1)] = best, body.name(f"{where}.to(tl.int64)")
@@ -170,7 +175,7 @@ def _average_pool(view: OpView) -> Made:
 
 def _upsample(view: OpView) -> Made:
     source = view.tensor("self")
-    factors = _whole_factors(view.spec.shape, source.shape)
+    factors = _whole_factors(view, view.spec.shape, source.shape)
 
     def rule(body: Body, i: Indices) -> str:
         return source.at(body, (*i[:2], *(n.divmod(f)[0] for n, f in zip(i[2:], factors, strict=True))))
@@ -180,7 +185,7 @@ def _upsample(view: OpView) -> Made:
 
 def _upsample_backward(view: OpView) -> Made:
     grad = view.tensor("grad_output")
-    factors = _whole_factors(grad.shape, view.spec.shape)
+    factors = _whole_factors(view, grad.shape, view.spec.shape)
     if math.prod(factors) > MAX_WINDOW:
         raise NotGenerated("the gradient of a large magnification")
 
@@ -193,10 +198,15 @@ def _upsample_backward(view: OpView) -> Made:
     return [Tensor(view.spec.shape, view.spec.dtype, rule)]
 
 
-def _whole_factors(large: Sequence[int], small: Sequence[int]) -> list[int]:
-    if any(not b or a % b for a, b in zip(large[2:], small[2:], strict=True)):
+def _whole_factors(view: OpView, large: Sequence[int], small: Sequence[int]) -> list[int]:
+    """How many pixels one becomes along each axis; places are found by the scales where they are given."""
+    sizes = list(zip(large[2:], small[2:], strict=True))
+    scales = [
+        view.number(name, a / max(b, 1)) for name, (a, b) in zip(("scales_h", "scales_w"), sizes, strict=True)
+    ]
+    if any(not b or a != scale * b or a % b for (a, b), scale in zip(sizes, scales, strict=True)):
         raise NotGenerated("a magnification that is no whole number")
-    return [a // b for a, b in zip(large[2:], small[2:], strict=True)]
+    return [a // b for a, b in sizes]
 
 
 #: packet -> rule
