@@ -37,6 +37,8 @@ _PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
 #: Triton's atomic additions carry memory orders, which PTX has from here on
 _ATOMICS_FROM = "7.0"
 _NO_ATOMICS = ("6.0", "6.1")
+#: dtypes that a scatter adds up, in float32
+_ADDED_UP = ("float32", "float16", "bfloat16")
 #: functions in one file; a group that asks for more is cut in a way that nobody wants
 MAX_FUNCTIONS = 16
 
@@ -191,8 +193,7 @@ class _Generator:
     def _scatter_stores(self, value_id: int, made: Scatter, is_new: bool) -> list[Store]:
         """The stores of a scatter: what the output starts as, then what is added to it."""
         spec = self.graph.values[value_id].spec
-        if made.accumulate and self.gpu.compute_capability in _NO_ATOMICS:
-            raise NotGenerated(f"Triton adds atomically from compute capability {_ATOMICS_FROM} on")
+        self._check_atomics(made)
         if not spec.is_contiguous:
             raise NotGenerated("scattering into a tensor that is not contiguous")
         start = made.start
@@ -203,7 +204,7 @@ class _Generator:
         if not made.accumulate:
             assert start is not None
             return [Store(value_id, start), Store(value_id, made.source, made)]
-        if made.dtype not in ("float32", "float16", "bfloat16"):
+        if made.dtype not in _ADDED_UP:
             raise NotGenerated(f"adding up {made.dtype}")
         if made.dtype == "float32" and start is None:
             self.file.zeroed.add(value_id)
@@ -213,10 +214,15 @@ class _Generator:
 
     def _inner_scatter(self, value_id: int, made: Scatter) -> Store:
         """A scatter whose result only this group reads: it stays in scratch memory."""
-        if not made.accumulate or not made.dtype.startswith(("float", "bfloat")):
+        self._check_atomics(made)
+        if not made.accumulate or made.dtype not in _ADDED_UP:
             raise NotGenerated("a tensor is written in part and read in the same kernel")
         target = self.file.new_scratch("float32", str(math.prod(made.shape)), zero=True)
         return Store(value_id, made.source, made, target)
+
+    def _check_atomics(self, made: Scatter) -> None:
+        if made.accumulate and self.gpu.compute_capability in _NO_ATOMICS:
+            raise NotGenerated(f"Triton adds atomically from compute capability {_ATOMICS_FROM} on")
 
     def _after(self, done: Sequence[Store]) -> list[Store]:
         """What follows from scatters into scratch memory: the output from its start and what was added up."""
