@@ -13,19 +13,12 @@ from memwall.codegen.hazards import refuse_hazards
 from memwall.codegen.index import Index, Variable, ravel, unravel
 from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.lowering import Lowering
-from memwall.codegen.nests import (
-    Partial,
-    Rows,
-    Store,
-    Writer,
-    X,
-    write_finish,
-    write_pointwise,
-    write_rows,
-    write_split,
-)
+from memwall.codegen.nests import write_pointwise
 from memwall.codegen.ops.base import Scatter, Waiting
+from memwall.codegen.rows import Rows, write_rows
+from memwall.codegen.stripes import write_finish, write_split
 from memwall.codegen.tensors import Body, Reduction, Tensor
+from memwall.codegen.writer import Partial, Store, Writer, X
 from memwall.codegen.writing import INT32_LIMIT, File
 from memwall.fusion.flow import Flow
 from memwall.fusion.loops import loop_of
