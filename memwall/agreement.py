@@ -17,7 +17,7 @@ from memwall.fusion.flow import Flow
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.graph import Graph
 from memwall.hardware import Gpu
-from memwall.roofline import achievable_compute_s, memory_s
+from memwall.roofline import predict_cost
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 #: readers of one tensor that are paired with each other: each with the next so many
@@ -187,7 +187,4 @@ def _names(graph: Graph, groups: Sequence[Group]) -> tuple[str, ...]:
 
 
 def _time_s(groups: Sequence[Group], gpu: Gpu) -> float:
-    return sum(
-        max(achievable_compute_s(g.cost, gpu), memory_s(g.cost, gpu)) + g.cost.kernels * gpu.launch_overhead_s
-        for g in groups
-    )
+    return sum(predict_cost(g.cost, gpu).time_s for g in groups)

@@ -77,6 +77,8 @@ class KernelRow:
     limited_by: str
     time_share: float
     modeled: bool
+    low_s: float
+    high_s: float
 
     @property
     def bytes(self) -> int:
@@ -174,7 +176,7 @@ class _Sum:
     def __init__(self, first: Estimate | None = None) -> None:
         self.first = first
         self.count = self.kernels = self.flops = self.read_bytes = self.write_bytes = 0
-        self.bound_s = self.time_s = 0.0
+        self.bound_s = self.time_s = self.low_s = self.high_s = 0.0
         self.parts = [0.0, 0.0, 0.0]
         self.walls = dict.fromkeys(WALLS, 0.0)
 
@@ -187,6 +189,8 @@ class _Sum:
         self.write_bytes += kernel.write_bytes
         self.bound_s += kernel.bound_s
         self.time_s += time_s
+        self.low_s += kernel.low_s
+        self.high_s += kernel.high_s
         self.parts[0] += kernel.compute_s
         self.parts[1] += kernel.memory_s
         self.parts[2] += kernel.overhead_s
@@ -340,6 +344,7 @@ def _kernel_row(profile: Profile, schedule: Schedule, entry: _Sum, total_s: floa
         entry.flops, entry.read_bytes, entry.write_bytes, entry.bound_s, entry.time_s,
         entry.parts[0], entry.parts[1], entry.parts[2],
         entry.limited_by, _share(entry.time_s, total_s), all(costs[i].modeled for i in kernel.op_ids),
+        entry.low_s, entry.high_s,
     )  # fmt: skip
 
 

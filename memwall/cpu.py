@@ -24,7 +24,8 @@ from memwall.cpu_rates import Cpu
 from memwall.fusion import Group
 from memwall.graph import Graph, Op, TensorSpec
 from memwall.hardware import Gpu
-from memwall.roofline import achievable_compute_s
+from memwall.roofline import Prediction, bound_s
+from memwall.work import Constants
 
 #: images of a batch from which torch hands pointwise convolutions to oneDNN (Convolution.cpp, ``use_mkldnn``)
 BATCHED = 16
@@ -76,6 +77,18 @@ _BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_leg
                    "_native_batch_norm_legit", "_batch_norm_with_update")  # fmt: skip
 
 
+def predict_on_cpu(graph: Graph, group: Group, gpu: Gpu, reuse: Sequence[tuple[int, int]]) -> Prediction:
+    """The prediction of a group on a CPU, with :func:`kernel_time_s`'s arguments. Its interval is the one that holds
+    for machines without measured rows."""
+    compute, memory = kernel_time_s(graph, group, gpu, reuse)
+    bound = bound_s(group.cost, gpu)
+    memory = max(memory, bound)
+    floor_s = group.cost.kernels * gpu.launch_overhead_s
+    time_s, around = max(compute, memory) + floor_s, Constants()
+    low_s, high_s = max(time_s * around.interval_low, bound), time_s * around.interval_high
+    return Prediction(bound, compute, memory, floor_s, low_s, high_s)
+
+
 def kernel_time_s(
     graph: Graph, group: Group, gpu: Gpu, reuse: Sequence[tuple[int, int]]
 ) -> tuple[float, float]:
@@ -104,7 +117,7 @@ def _flops_s(cost: Cost, gpu: Gpu, cpu: Cpu, products: Sequence[str]) -> float:
     rates = [cpu.flop_per_s[name] for name in products if name in cpu.flop_per_s]
     if rates:
         return cost.total_flops / rates[0]
-    return achievable_compute_s(Cost(cost.flops), gpu)
+    return sum((n / (gpu.peak(p) * gpu.achievable_fraction(p)) for p, n in cost.flops.items()), 0.0)
 
 
 def _elements_s(graph: Graph, op: Op, cpu: Cpu) -> float:

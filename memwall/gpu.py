@@ -69,7 +69,7 @@ class Gpu:
     sm_count: int
     boost_clock_hz: float
     # Dense peak of each pipe that the board has, FLOP/s.
-    peak_flop_per_s: Mapping[Pipe, float] = field(hash=False)
+    peak_flop_per_s: Mapping[Pipe, float]
     dram_bytes_per_s: float
     # Capacity as marketed, decimal.
     dram_bytes: int
@@ -86,14 +86,28 @@ class Gpu:
     # CPU time that eager PyTorch needs to issue one op, seconds: a property of the host.
     dispatch_s: float
     # Fraction of a datasheet number that can be reached: "dram" (always there), "tensor.float16", ...
-    achievable: Mapping[str, float] = field(hash=False)
+    achievable: Mapping[str, float]
     # Dotted key of the file -> the comment beside the number.
-    sources: Mapping[str, str] = field(hash=False)
+    sources: Mapping[str, str]
     # How the fractions are known: bandwidth and a GEMM "measured" on this board, some or all inherited from
     # its "architecture", or none known and defaults taken ("datasheet").
     calibration: str
+    # "gemm.bfloat16.plateau" -> value: constants of memwall.work, those of a similar board among them.
+    utilization: Mapping[str, float] = field(default_factory=dict)
+    # "gemm.bfloat16" -> the board on whose rows the table was scored: its file states an interval.
+    fitted_on: Mapping[str, str] = field(default_factory=dict)
     # Of a CPU, what its kernels reach; None on a GPU.
-    cpu: Cpu | None = field(default=None, hash=False)
+    cpu: Cpu | None = None
+
+    def __hash__(self) -> int:
+        """Of the name alone: boards are keys wherever a kernel is priced."""
+        return hash(self.name)
+
+    @property
+    def has_multiprocessors(self) -> bool:
+        """Whether PyTorch's and its libraries' kernels run here, on as many multiprocessors as the file says: no TPU,
+        no file that leaves their number out."""
+        return self.compute_capability is not None and self.sm_count > 1
 
     def ceiling_pipe(self, pipe: Pipe) -> Pipe:
         """The pipe that work for ``pipe`` runs on here: itself, or where a library falls back to."""
@@ -125,6 +139,8 @@ class Gpu:
         record["peak_flop_per_s"] = {str(pipe): rate for pipe, rate in self.peak_flop_per_s.items()}
         record["achievable"] = dict(self.achievable)
         record["sources"] = dict(self.sources)
+        record["utilization"] = dict(self.utilization)
+        record["fitted_on"] = dict(self.fitted_on)
         if self.cpu is not None:
             record["cpu"] = self.cpu.to_dict()
         return record
@@ -145,6 +161,8 @@ class Gpu:
         values["peak_flop_per_s"] = {Pipe.parse(key): rate for key, rate in peaks.items()}
         values["achievable"] = {"dram": DEFAULT_DRAM_FRACTION} | _saved_table(record, "achievable", fraction)
         values["sources"] = _saved_table(record, "sources", text)
+        values["utilization"] = _saved_table(record, "utilization", finite)
+        values["fitted_on"] = _saved_table(record, "fitted_on", text)
         values["cpu"] = _saved_cpu(record)
         return cls(**values)
 
@@ -251,6 +269,10 @@ def positive(value: Any) -> float:
 
 
 def _not_negative(value: Any) -> float:
+    return _number(value, "a number, 0 or more,", lambda number: number >= 0)
+
+
+def finite(value: Any) -> float:
     return _number(value, "a number, 0 or more,", lambda number: number >= 0)
 
 

@@ -30,6 +30,7 @@ from memwall.gpu import (
     WrongValue,
     count,
     cpu_of,
+    finite,
     fraction,
     one_line,
     positive,
@@ -37,6 +38,7 @@ from memwall.gpu import (
     text,
 )
 from memwall.graph import Pipe
+from memwall.work import CONSTANTS, names_of
 
 SCHEMA = "memwall.gpu/1"
 
@@ -61,6 +63,12 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], Any]] = {
     **{f"achievable.{pipe}": (fraction, None) for pipe in PIPE_NAMES},
     **{f"identity.{key}": (text, None) for key in _EXPLAINABLE},
     **{f"cpu.{key}": (check, None) for key, check in CPU_KEYS.items()},
+    **{
+        f"utilization.{family}.{variant}.{name}": (finite, None)
+        for family, kind in CONSTANTS.items()
+        for variant in kind.VARIANTS
+        for name in names_of(kind)
+    },
 }
 
 
@@ -179,6 +187,12 @@ def _gpu(spec: _Spec) -> Gpu:
     known = {pipe: reached for pipe, reached in fractions.items() if reached is not None}
     values["achievable"] = {"dram": DEFAULT_DRAM_FRACTION} | known
     values["sources"] = {key: note for key, (_, note) in spec.places.items() if note and key in spec.values}
+    start = "utilization."
+    values["utilization"] = {
+        key.removeprefix(start): n for key, n in spec.values.items() if key.startswith(start)
+    }
+    scored = (key.rpartition(".") for key in values["utilization"])
+    values["fitted_on"] = {table: values["name"] for table, _, name in scored if name == "interval_low"}
     cpu = {key: spec.values.get(f"cpu.{key}") for key in CPU_KEYS}
     values["cpu"] = cpu_of({key: value for key, value in cpu.items() if value is not None})
     return Gpu(**values)

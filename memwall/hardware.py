@@ -7,8 +7,10 @@ all that they need of both. Standard library only, here and there: these modules
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -24,11 +26,13 @@ __all__ = [
     "all_gpus",
     "gpu_names",
     "identity_violations",
+    "inherit",
     "load_gpu",
     "load_gpus",
     "match_device",
     "read_spec",
     "spec_path",
+    "stated",
 ]
 
 
@@ -43,14 +47,14 @@ def load_gpu(name_or_path: str | Path | Gpu) -> Gpu:
     if isinstance(name_or_path, Gpu):
         return name_or_path
     if isinstance(name_or_path, Path) or name_or_path.lower().endswith(".toml"):
-        return read_spec(name_or_path)
+        return _inherited(read_spec(name_or_path))
     if name_or_path in _files():
         return _packaged(name_or_path)
     found = match_device(name_or_path)
     if found is not None:
         return found
     if "/" in name_or_path or "\\" in name_or_path:
-        return read_spec(name_or_path)
+        return _inherited(read_spec(name_or_path))
     return _packaged(_only(name_or_path, _fitting(name_or_path)))
 
 
@@ -112,7 +116,67 @@ def _files() -> Mapping[str, Path]:
 
 @cache
 def _packaged(name: str) -> Gpu:
+    return _inherited(_own(name))
+
+
+@cache
+def _own(name: str) -> Gpu:
     return read_spec(_files()[name])
+
+
+#: generations from which a board without data takes constants, its own first, then the nearest
+_GENERATIONS = ("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
+#: a relation as distant as this is none: other makers' boards
+_UNRELATED = len(_GENERATIONS)
+#: generations that a table further counts that is derived or from published figures, not scored on rows
+_UNSCORED = 1.5
+
+
+def _inherited(gpu: Gpu) -> Gpu:
+    return gpu if gpu.cpu is not None else inherit(gpu, stated())
+
+
+def stated() -> list[Gpu]:
+    """All boards with the constants that their own files state."""
+    return [_own(name) for name in _files()]
+
+
+def inherit(gpu: Gpu, boards: Iterable[Gpu]) -> Gpu:
+    """The GPU with each constant that it lacks from the most similar of the boards that state it: one of the same
+    compute capability, else of the same architecture, else of the nearest generation of the same maker; among these of
+    the nearest peak. A table that was not scored on rows counts as further away (:data:`_UNSCORED`). ``fitted_on``
+    names the board on whose rows a table was scored."""
+    tables: list[tuple[tuple[float, float, str], str, Gpu]] = []
+    for board in boards:
+        generations, peaks, name = _distance(gpu, board)
+        if generations < _UNRELATED:
+            for table in {key.rpartition(".")[0] for key in board.utilization}:
+                away = generations + (0.0 if table in board.fitted_on else _UNSCORED)
+                tables.append(((away, peaks, name), table, board))
+    values, fitted_on = dict(gpu.utilization), dict(gpu.fitted_on)
+    for _, table, board in sorted(tables, key=lambda item: item[:2]):
+        if table in board.fitted_on:
+            fitted_on.setdefault(table, board.name)
+        for key, number in board.utilization.items():
+            if key.startswith(f"{table}."):
+                values.setdefault(key, number)
+    return replace(gpu, utilization=dict(sorted(values.items())), fitted_on=dict(sorted(fitted_on.items())))
+
+
+def _distance(gpu: Gpu, board: Gpu) -> tuple[float, float, str]:
+    """Smaller is more similar: generations apart, then peaks."""
+    if gpu.compute_capability == board.compute_capability is not None:
+        generations: float = -1
+    elif gpu.architecture == board.architecture:
+        generations = 0
+    elif {gpu.architecture, board.architecture} <= set(_GENERATIONS):
+        generations = abs(_GENERATIONS.index(gpu.architecture) - _GENERATIONS.index(board.architecture))
+    elif gpu.architecture.rstrip("23") == board.architecture.rstrip("23"):  # cdna, cdna2, cdna3
+        generations = 1
+    else:
+        generations = _UNRELATED
+    peak = max(gpu.peak_flop_per_s.values()) / max(board.peak_flop_per_s.values())
+    return generations, abs(math.log(peak)), board.name
 
 
 #: Words that name a maker or a product line and tell no board from another.

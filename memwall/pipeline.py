@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ def profile(
     seq: int | None = None,
     input_specs: Sequence[str] = (),
     attention: str = "auto",
+    cuda_graph: bool = False,
     real: bool = False,
     strict: bool = False,
     max_ops: int = 200_000,
@@ -67,6 +69,7 @@ def profile(
         batch, seq: handed to the target's functions that take them.
         input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
         attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
+        cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.
         real: trace small real tensors, for models whose Python depends on data.
         strict: refuse a model with ops that no formula models.
         max_ops: stop a runaway trace.
@@ -78,7 +81,7 @@ def profile(
         MissingError: an optional dependency is missing.
     """
     say = progress or (lambda message: None)
-    gpus = _gpus(gpu)
+    gpus = _captured(_gpus(gpu)) if cuda_graph else _gpus(gpu)
     policies = (policy,) if isinstance(policy, str) else tuple(policy)
     _check("mode", mode, MODES)
     _check("attention", attention, ATTENTION)
@@ -159,12 +162,14 @@ def compare(
     return compare_profile(target_or_profiles, gpus or list(own.values()), price=price, policies=policies)
 
 
-def resimulate(saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager") -> Profile:
-    """A saved profile on other GPUs; needs neither torch nor the model.
+def resimulate(
+    saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager", *, cuda_graph: bool = False
+) -> Profile:
+    """A saved profile on other GPUs; needs neither torch nor the model. ``cuda_graph`` as for :func:`profile`.
 
     Where the GPU would take another attention kernel than any that was traced, the first graph stands for it.
     """
-    gpus = _gpus(gpu)
+    gpus = _captured(_gpus(gpu)) if cuda_graph else _gpus(gpu)
     policies = (policy,) if isinstance(policy, str) else tuple(policy)
     return saved.with_simulations(simulate_profile(saved, gpus, policies))
 
@@ -188,6 +193,11 @@ def _gpus(gpu: Names) -> list[Gpu]:
     return list(load_gpus(names))
 
 
+def _captured(gpus: list[Gpu]) -> list[Gpu]:
+    """The GPUs with a CPU that issues nothing."""
+    return [replace(gpu, dispatch_s=0.0) for gpu in gpus]
+
+
 def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageError(f"{option} is {value!r}; want one of {', '.join(choices)}")
@@ -208,8 +218,6 @@ def _workload(
     target: Any, inputs: Any, loss: Any, optimizer: Any, batch: int | None, seq: int | None,
     input_specs: Sequence[str], mode: str,
 ) -> Workload:  # fmt: skip
-    from dataclasses import replace
-
     from memwall.workload import Workload, resolve
 
     if isinstance(target, (str, Path)):

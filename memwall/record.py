@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from memwall.cost import Cost
+from memwall.cost import Cost, graph_costs
 from memwall.errors import UsageError
 from memwall.graph import ITEMSIZE, PHASES, ROLES, Graph, Op, Pipe, Storage, TensorSpec, Value, contiguous
 from memwall.hardware import Gpu
 from memwall.roofline import Estimate
-from memwall.simulate import MemoryPeak, Schedule, Totals
+from memwall.simulate import MemoryPeak, Schedule, Totals, issue_s
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,11 @@ _COST_NUMBERS = attrgetter(
     "kernels",
     "least_flops",
     "programs",
-    "instructions",
-    "round_trips",
-    "lone_blocks",
-    "again_bytes",
-    "again_after_bytes",
 )
+_COUNTS = attrgetter("read_bytes", "write_bytes", "modeled", "kernels")
 _COST_EXTRAS: dict[str, Any] = {
     "dense_flops": None, "extra_bytes": 0, "extra_flops": 0, "kernels": 1, "least_flops": None,
-    "programs": None, "instructions": 0, "round_trips": 0, "lone_blocks": 0, "again_bytes": 0, "again_after_bytes": 0,
+    "programs": None,
 }  # fmt: skip
 
 
@@ -142,6 +138,7 @@ def _kernel_to_dict(k: Estimate) -> dict[str, Any]:
         "id": k.id, "name": k.name, "op_ids": list(k.op_ids), "class": k.op_class, "flops": k.flops,
         "read_bytes": k.read_bytes, "write_bytes": k.write_bytes, "bound_s": k.bound_s, "time_s": k.time_s,
         "compute_s": k.compute_s, "memory_s": k.memory_s, "overhead_s": k.overhead_s, "limited_by": k.limited_by,
+        "low_s": k.low_s, "high_s": k.high_s,
     }  # fmt: skip
     if k.launches != 1:
         record["launches"] = k.launches
@@ -254,8 +251,9 @@ def read_graph(record: Any, where: str) -> tuple[Graph, tuple[Cost, ...]]:
     ops: list[Op] = []
     costs: list[Cost] = []
     known: dict[tuple[Any, ...], Cost] = {}
+    shared: dict[str, Mapping[str, Any]] = {}
     for i, item in enumerate(take(record, "ops", list, where)):
-        op, cost = _read_op(item, i, len(values), f"{where}.ops[{i}]")
+        op, cost = _read_op(item, i, len(values), shared, f"{where}.ops[{i}]")
         ops.append(op)
         costs.append(
             known.setdefault((*cost.flops.items(), *_COST_NUMBERS(cost)), cost)
@@ -269,7 +267,26 @@ def read_graph(record: Any, where: str) -> tuple[Graph, tuple[Cost, ...]]:
     graph = Graph(
         tuple(values), tuple(storages), tuple(ops), inputs, parameters, outputs, free_calls, attention
     )
-    return graph, tuple(costs)
+    return graph, _with_works(graph, costs)
+
+
+def _with_works(graph: Graph, saved: Sequence[Cost]) -> tuple[Cost, ...]:
+    """The costs with their launches, which the formulas give again: a record holds counts alone. An op that no formula
+    here knows, or that one now counts otherwise, keeps what was saved, as one streaming kernel."""
+    try:
+        fresh = graph_costs(graph)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ):  # damage that no check above saw
+        return tuple(saved)
+    return tuple(
+        new if (new.flops, _COUNTS(new)) == (old.flops, _COUNTS(old)) else old
+        for old, new in zip(saved, fresh, strict=True)
+    )
 
 
 def _read_values(record: dict[str, Any], storages: int, where: str) -> list[Value]:
@@ -296,7 +313,10 @@ def _read_values(record: dict[str, Any], storages: int, where: str) -> list[Valu
     return values
 
 
-def _read_op(record: Any, index: int, values: int, where: str) -> tuple[Op, Cost]:
+def _read_op(
+    record: Any, index: int, values: int, shared: dict[str, Mapping[str, Any]], where: str
+) -> tuple[Op, Cost]:
+    """One op and its cost; ``shared`` keeps one object for equal attributes."""
     if take(record, "id", int, where) != index:
         raise BadRecord(f"{where}.id is out of order")
     phase = take(record, "phase", str, where)
@@ -306,10 +326,11 @@ def _read_op(record: Any, index: int, values: int, where: str) -> tuple[Op, Cost
     arguments = tuple(map(str, record.get("arguments", ())))
     if arguments and len(arguments) != len(inputs):
         raise BadRecord(f"{where} has {len(inputs)} inputs and {len(arguments)} arguments")
+    attributes = take({"attributes": {}, **record}, "attributes", dict, where)
     op = Op(
         index, take(record, "name", str, where), take(record, "class", str, where), phase,
         take(record, "module", str, where), inputs, _ids(record.get("outputs"), values, f"{where}.outputs"),
-        arguments, take({"attributes": {}, **record}, "attributes", dict, where),
+        arguments, shared.setdefault(repr(attributes), attributes),
     )  # fmt: skip
     flops = {Pipe.parse(k): _count(v, f"{where}.pipes") for k, v in record.get("pipes", {}).items()}
     if sum(flops.values()) != _count(record.get("flops"), f"{where}.flops"):
@@ -323,6 +344,7 @@ def _read_op(record: Any, index: int, values: int, where: str) -> tuple[Op, Cost
             key: default if record.get(key) is None else _count(record[key], f"{where}.{key}")
             for key, default in _COST_EXTRAS.items()
         },
+        works=(),
     )
     return op, cost
 
@@ -341,11 +363,14 @@ def read_schedule(record: Any, gpus: dict[str, Gpu], pairs: list[Any], where: st
         }
         for key in ("bound_s", "compute_s", "memory_s", "overhead_s"):
             numbers[key] = _seconds(item.get(key), f"{at}.{key}")
+        for key in ("low_s", "high_s"):  # older records have no interval
+            numbers[key] = _seconds(item.get(key, item.get("time_s")), f"{at}.{key}")
         op_ids = _ids(item.get("op_ids"), ops, f"{at}.op_ids")
         if not op_ids:
             raise BadRecord(f"{at}.op_ids is empty: a kernel runs at least one op")
         numbers["launches"] = _count(item.get("launches", 1), f"{at}.launches")
         numbers["recomputes"] = _ids(item.get("recomputes", []), ops, f"{at}.recomputes")
+        numbers["issue_s"] = issue_s(gpus[gpu], pairs[graph][0].ops[op_ids[0]].phase, numbers["launches"])
         kernels.append(
             Estimate(i, take(item, "name", str, at), op_ids, take(item, "class", str, at), **numbers)
         )
@@ -353,7 +378,10 @@ def read_schedule(record: Any, gpus: dict[str, Gpu], pairs: list[Any], where: st
     sums: dict[str, Any] = {}
     for name in (f.name for f in fields(Totals)):
         read = _seconds if name.endswith("_s") or name == "mfu" else _count
-        sums[name] = read(totals.get(name), f"{where}.totals.{name}")
+        saved = (
+            totals.get("time_s") if name in ("low_s", "high_s") and name not in totals else totals.get(name)
+        )
+        sums[name] = read(saved, f"{where}.totals.{name}")
     peak = {f.name: _count(memory.get(f.name), f"{where}.memory.{f.name}") for f in fields(MemoryPeak)}
     for name in ("flops", "dram_bytes"):
         if sums[name] != sum(k.flops if name == "flops" else k.bytes for k in kernels):

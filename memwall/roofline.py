@@ -1,17 +1,19 @@
-"""Cost × Gpu → seconds: the roofline with its achievable ceilings.
+"""Cost × Gpu → seconds: the speed of light, and the prediction with its interval.
 
-Assumptions. A kernel overlaps arithmetic and memory traffic perfectly, so it takes the longer of the two, and adds its
-launch on top::
+A cost is one launch or several, one after another; each launch is a :class:`memwall.work.Work`, and its family's model
+(:mod:`memwall.utilization`) says how well it uses the GPU::
 
-    compute_s  = sum over pipes of (flops + extra_flops) / (peak × achievable fraction), or the eager kernel's
-                 index arithmetic at the rate of the integer lanes, whichever is longer
-    memory_s   = DRAM bytes / (bandwidth × achievable fraction) + L2-resident bytes / L2 bandwidth
-                 + waits that no other thread fills
-    overhead_s = kernels × launch floor + time that the GPU waits for the CPU to issue the op
-    time_s     = max(compute_s, memory_s) + overhead_s
+    compute_s  = arithmetic at the rate that this shape reaches
+    memory_s   = traffic at the bandwidth that this shape reaches
+    overhead_s = launches × launch floor + latencies in which neither is pushed + time that the GPU waits for the CPU
+    time_s     = max(compute_s, memory_s) + overhead_s, never below bound_s
 
-``bound_s`` is the speed of light: datasheet peaks, each compulsory byte once, no overhead; bytes at L2 bandwidth where
-all that the kernel touches fits in L2 (Williams, Waterman, Patterson: Roofline, CACM 2009).
+Of several launches each takes the longer of its own two, so what the others spend at the other wall is added to the
+larger sum. ``bound_s`` is the speed of light: datasheet peaks, each compulsory byte once, no overhead; bytes at L2
+bandwidth where all that the kernel touches fits in L2 (Williams, Waterman, Patterson: Roofline, CACM 2009).
+
+``low_s`` and ``high_s`` enclose the time of 8 kernels of 10: the 10th and 90th percentile of what was measured over
+what was modeled, by family and GPU, on the rows that the constants were fitted to.
 """
 
 from __future__ import annotations
@@ -20,20 +22,8 @@ from dataclasses import dataclass
 
 from memwall.cost import Cost
 from memwall.hardware import Gpu
-
-#: integer lanes of a multiprocessor: four quarters of 16 (NVIDIA's V100, A100 and H100 white papers), a CU's 64
-INTEGER_LANES = 64
-#: the part of L2 in which a line stays between two reads: each half of an A100's keeps its own copy (A100 white paper).
-#: From there on a layer norm moves three tensors' bytes, not two: T4, V100, A100 (NeuSight), A100, H100 (Liger)
-L2_FRACTION = 0.5
-#: one load at a random place, all caches missed: the cross entropy of Liger's pairs on an A100 takes 0.5 ms more than
-#: its four passes, for 1024 loads in a row
-ROUND_TRIP_S = 0.5e-6
-#: from the loads to the stores of a block that synchronises all its threads twice. Softmax rows above 1024 columns take
-#: beyond their bytes: 1.2 us on a T4, 1.5 RTX 3090 (Liger), 1.8 P4, 2.1 A100, 2.6 V100 (medians, NeuSight)
-BLOCK_S = 1.5e-6
-#: compute capabilities whose multiprocessors hold fewer than 2048 threads (CUDA C++ programming guide)
-_FEWER_THREADS = frozenset(("7.5", "8.6", "8.7", "8.9", "12.0", "12.1"))
+from memwall.utilization import Terms, constants, interval, predict
+from memwall.work import CONSTANTS, LaunchConstants, Plain, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +41,14 @@ class Estimate:
     compute_s: float
     memory_s: float
     overhead_s: float
+    #: the shortest and the longest that 8 of 10 such kernels take
+    low_s: float
+    high_s: float
     #: launches that it takes, and ops of other kernels that it computes again
     launches: int = 1
     recomputes: tuple[int, ...] = ()
+    #: what the CPU needs to issue it
+    issue_s: float = 0.0
 
     @property
     def time_s(self) -> float:
@@ -83,18 +78,6 @@ def peak_compute_s(cost: Cost, gpu: Gpu) -> float:
     return sum((count / gpu.peak(pipe) for pipe, count in cost.flops.items()), 0.0)
 
 
-def achievable_compute_s(cost: Cost, gpu: Gpu) -> float:
-    """Seconds that the kernel's FLOPs take at the ceilings that real kernels reach."""
-    seconds = sum(
-        (n / (gpu.peak(pipe) * gpu.achievable_fraction(pipe)) for pipe, n in cost.flops.items()), 0.0
-    )
-    if cost.extra_flops and cost.total_flops:
-        seconds *= 1 + cost.extra_flops / cost.total_flops
-    if cost.instructions and _has_multiprocessors(gpu):
-        seconds = max(seconds, cost.instructions / (gpu.sm_count * gpu.boost_clock_hz * INTEGER_LANES))
-    return seconds
-
-
 def bound_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel: no real run is faster."""
     rate = gpu.l2_bytes_per_s if cost.bytes <= gpu.l2_bytes else gpu.dram_bytes_per_s
@@ -108,36 +91,78 @@ def _least_compute_s(cost: Cost, gpu: Gpu) -> float:
     return peak_compute_s(cost, gpu) * cost.least_flops / cost.total_flops
 
 
-def memory_s(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> float:
-    """Seconds of memory traffic, of which ``resident_bytes`` come from L2, and of waiting for it.
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A cost on one GPU with nothing to wait for, in seconds. ``overhead_s`` holds the launch floors and latencies;
+    ``low_s`` and ``high_s`` enclose :attr:`time_s`."""
 
-    A kernel of fewer thread blocks than the GPU has multiprocessors leaves the others, and their share of the
-    bandwidth, unused. What is read again comes from L2 where it holds all that has moved meanwhile.
-    """
-    resident = min(resident_bytes, cost.read_bytes)
-    dram, cached = cost.bytes + cost.extra_bytes - resident, resident
-    if cost.again_bytes:
-        if cost.again_after_bytes * gpu.sm_count > gpu.l2_bytes * L2_FRACTION:
-            dram += cost.again_bytes
-        else:
-            cached += cost.again_bytes
-    seconds = dram / (gpu.dram_bytes_per_s * gpu.achievable["dram"])
-    if cached:
-        seconds += cached / gpu.l2_bytes_per_s
-    if cost.programs is not None and 0 < cost.programs < gpu.sm_count and _has_multiprocessors(gpu):
-        seconds *= gpu.sm_count / cost.programs
-    if (cost.lone_blocks or cost.round_trips) and _has_multiprocessors(gpu):
-        seconds += BLOCK_S * cost.lone_blocks / (gpu.sm_count * _blocks_per_sm(gpu))
-        seconds += ROUND_TRIP_S * cost.round_trips
-    return seconds
+    bound_s: float
+    compute_s: float
+    memory_s: float
+    overhead_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def time_s(self) -> float:
+        """The longer of arithmetic and traffic, and the overhead on top."""
+        return max(self.compute_s, self.memory_s) + self.overhead_s
 
 
-def _has_multiprocessors(gpu: Gpu) -> bool:
-    """Whether eager PyTorch's CUDA kernels run here, on as many multiprocessors as the file says: no TPU, no file that
-    leaves their number out."""
-    return gpu.compute_capability is not None and gpu.sm_count > 1
+def works_of(cost: Cost) -> tuple[Work, ...]:
+    """The launches of a cost; where none are given, one of its FLOPs and bytes, compulsory and extra."""
+    if cost.works:
+        return cost.works
+    read_bytes = cost.read_bytes + cost.extra_bytes
+    return (
+        Plain(
+            read_bytes=read_bytes,
+            write_bytes=cost.write_bytes,
+            flops=cost.flops,
+            extra_flops=cost.extra_flops,
+        ),
+    )
 
 
-def _blocks_per_sm(gpu: Gpu) -> int:
-    """Blocks of 1024 threads that a multiprocessor holds: 2, or 1 where it holds 1024 or 1536 threads."""
-    return 1 if gpu.compute_capability in _FEWER_THREADS else 2
+def launches_of(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> list[tuple[Work, Terms]]:
+    """The launches of a cost, of whose reads ``resident_bytes`` lie in L2 already; a later one finds in L2 what the one
+    before it moved, if that fits."""
+    launches, resident = [], resident_bytes
+    for work in works_of(cost):
+        launches.append((work, predict(work, gpu, resident)))
+        resident = work.bytes if work.bytes <= gpu.l2_bytes else 0
+    return launches
+
+
+def launch_floor_s(gpu: Gpu, launch: str = "graph") -> float:
+    """Seconds of an empty kernel: in a ``graph`` or a full queue, or as another way of timing
+    (:class:`memwall.work.LaunchConstants`) has it."""
+    if launch != "graph" and f"launch.{launch}.floor_s" in gpu.utilization:
+        return constants(LaunchConstants, gpu, launch).floor_s
+    return gpu.launch_overhead_s
+
+
+def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "graph") -> Prediction:
+    """The prediction for all launches of a cost, with the arguments of :func:`launches_of`."""
+    launches = launches_of(cost, gpu, resident_bytes)
+    floors_s = cost.kernels * launch_floor_s(gpu, launch)
+    bound = bound_s(cost, gpu)
+    compute = memory = latency = sum_s = down = up = 0.0
+    for work, terms in launches:
+        low, high = interval(CONSTANTS[work.FAMILY], gpu, work.variant)
+        compute += terms.compute_s
+        memory += terms.memory_s
+        latency += terms.latency_s
+        sum_s += terms.time_s
+        own_s = terms.time_s + floors_s / len(launches)
+        down += own_s * (1 - low)
+        up += own_s * (high - 1)
+    other = sum_s - latency - max(compute, memory)
+    if compute > memory:
+        compute += other
+    else:
+        memory += other
+    memory = memory if max(compute, memory) >= bound else bound
+    overhead = latency + floors_s
+    time_s = max(compute, memory) + overhead
+    return Prediction(bound, compute, memory, overhead, max(time_s - down, bound), time_s + up)

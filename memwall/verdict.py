@@ -30,15 +30,14 @@ def replay_s(
 
     ``queue=False`` issues every kernel in time (CUDA graphs); ``without`` leaves out kernels by id.
     """
-    dispatch_s = schedule.gpu.dispatch_s
     issued_s = before_s = new_issued_s = after_s = 0.0
     for kernel in schedule.kernels:
-        issued_s += dispatch_s
+        issued_s += kernel.issue_s
         wait_s = min(max(0.0, issued_s - before_s), kernel.overhead_s)
         before_s += kernel.time_s
         if kernel.id in without:
             continue
-        new_issued_s += dispatch_s
+        new_issued_s += kernel.issue_s
         new_wait_s = max(0.0, new_issued_s - after_s) if queue else 0.0
         work_s = max(kernel.compute_s * compute, kernel.memory_s * memory)
         after_s += work_s + kernel.overhead_s - wait_s + new_wait_s

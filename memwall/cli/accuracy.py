@@ -2,36 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import click
 
 from memwall.cli import options
 from memwall.cli.output import Messages, plan_outputs, show, terminal, write_all
 from memwall.cli.parsing import Command
+from memwall.errors import UsageError
 
 #: Kinds of files that there are none of.
-WITHOUT = ("html", "parquet", "png", "svg", "trace.json")
+WITHOUT = ("html", "parquet", "trace.json")
 
 
 @click.command("accuracy", cls=Command)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, metavar="FILE...")
+@click.option(
+    "--split", is_flag=True, help="Score too what the constants were not fitted to: shapes and boards."
+)
+@click.option(
+    "--fit", "rows", metavar="ROWS", help="Fit constants to the rows of one GPU; -o FILE.toml gets its file."
+)
 @options.common
 def command(
-    files: tuple[str, ...], outputs: tuple[str, ...], as_json: bool, quiet: bool, no_progress: bool
-) -> None:
+    files: tuple[str, ...], split: bool, rows: str | None, outputs: tuple[str, ...], as_json: bool, quiet: bool,
+    no_progress: bool,
+) -> None:  # fmt: skip
     """Score the model against measured kernels.
 
-    FILE is a saved profile that memwall measure wrote (.json), or a table of its rows (.csv). For each data set, GPU,
-    op class and dtype: mean, median and 90th percentile of the error, its bias (above 0: modeled too slow), rank
-    correlation, how many are within 20 %, and how many were faster than the speed of light, which is our error. Each
-    distinct kernel counts once. -o writes .md, .csv, .json or .txt.
+    FILE is a saved profile that memwall measure wrote (.json), a table of its rows (.csv), or a table of measured times
+    of NeuSight, aiconfigurator, Vidur, DeepBench or Liger, known by its columns. For each data set, GPU, op class and
+    dtype: mean, median and 90th percentile of the error, its bias (above 0: modeled too slow), rank correlation, how
+    many are within 20 %, and how many were faster than the speed of light, which is our error; beside them what two
+    rooflines score. Each distinct kernel counts once. -o writes .md, .csv, .json, .txt, .png or .svg.
     """
-    from memwall.accuracy import read_rows
+    if rows is not None:
+        if files or split or as_json:
+            raise UsageError("--fit takes the rows as its value; it goes with -o FILE.toml alone")
+        _fit(rows, outputs, Messages(quiet=quiet, no_progress=no_progress))
+        return
+    if not files:
+        raise UsageError("Missing argument 'FILE...': what to score the model against")
+    _score(files, split, outputs, as_json, Messages(quiet=quiet, no_progress=no_progress))
+
+
+def _score(
+    files: Sequence[str], split: bool, outputs: Sequence[str], as_json: bool, messages: Messages
+) -> None:
+    from memwall.accuracy import score_files
     from memwall.report.accuracy import render_accuracy
 
     planned = plan_outputs(outputs, without=WITHOUT)
-    messages = Messages(quiet=quiet, no_progress=no_progress)
-    rows = [row for file in dict.fromkeys(files) for row in read_rows(file)]
-    rendered = [(output.path, render_accuracy(rows, output.kind)) for output in planned]
-    printed = render_accuracy(rows, "json") if as_json else render_accuracy(rows, "text", **terminal())
+    scored = score_files(dict.fromkeys(files), split=split)
+    rendered = [(output.path, render_accuracy(scored, output.kind)) for output in planned]
+    printed = render_accuracy(scored, "json") if as_json else render_accuracy(scored, "text", **terminal())
     write_all(rendered, messages.say)
-    show(printed)
+    show(str(printed))
+
+
+def _fit(rows: str, outputs: Sequence[str], messages: Messages) -> None:
+    from memwall.accuracy.refit import refit
+    from memwall.report.fits import fits_text
+
+    for name in outputs:
+        _check_target(Path(name))
+    found = refit(rows)
+    write_all([(Path(name), found.text) for name in outputs], messages.say)
+    show(fits_text(found.fits))
+
+
+def _check_target(path: Path) -> None:
+    """Raises UsageError where a fitted file must not stand."""
+    from memwall.hardware import gpu_names, spec_path
+
+    if path.suffix != ".toml":
+        raise UsageError(f"cannot write {path}: --fit writes the file of a GPU; end the name in .toml")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    if path.resolve() in {spec_path(name).resolve() for name in gpu_names()}:
+        raise UsageError(f"cannot write {path}: it is a file of memwall's own; choose another name")

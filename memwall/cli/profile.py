@@ -20,6 +20,7 @@ from memwall.errors import UsageError
 if TYPE_CHECKING:
     from memwall.hardware import Gpu
     from memwall.profile import Profile
+    from memwall.report.explanation import Explained
     from memwall.whatif import Change, Outcome
 
 
@@ -40,6 +41,14 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @options.shape
 @options.common
 @click.option(
+    "--explain",
+    "explain",
+    multiple=True,
+    metavar="KERNEL",
+    help="Say in a sentence why a kernel takes its time: its number, its name or a part of it, a pattern of modules"
+    " ('layers.0.mlp*'). May be repeated.",
+)
+@click.option(
     "--rules",
     is_flag=True,
     is_eager=True,
@@ -58,6 +67,7 @@ def command(
     top: int | None,
     sort: str | None,
     by: str | None,
+    explain: tuple[str, ...],
     **workload: Any,
 ) -> None:
     """Say where each microsecond of TARGET would go.
@@ -76,14 +86,26 @@ def command(
     changes = [parse_change(text) for text in what_ifs]
     messages = Messages(quiet=quiet, no_progress=no_progress)
     result = make_profile(target, gpus, workload, messages)
+    told = _explained(result, explain)
     emit(
         result,
         planned,
         as_json=as_json,
         say=messages.say,
         before_print=lambda: remember(result, messages),
-        **options.given(top=top, sort=sort, by=by, what_ifs=_what_ifs(result, changes, messages)),
+        **options.given(
+            top=top, sort=sort, by=by, what_ifs=_what_ifs(result, changes, messages), explained=told
+        ),
     )
+
+
+def _explained(profile: Profile, wanted: Sequence[str]) -> Explained:
+    """The kernels named, on every simulation."""
+    if not wanted:
+        return ()
+    from memwall.explanation import kernels_named
+
+    return kernels_named(profile, wanted)
 
 
 def _what_ifs(profile: Profile, changes: Sequence[Change], messages: Messages) -> tuple[Outcome, ...]:
@@ -138,19 +160,19 @@ def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], me
     from memwall.profile import Profile
 
     policies = keywords.pop("policy", None)
-    strict = keywords.pop("strict", False)
+    strict, cuda_graph = keywords.pop("strict", False), keywords.pop("cuda_graph", False)
     options.refuse(keywords, f"{target} is already traced; profile the model again")
     saved = Profile.load(target)
     if strict and saved.coverage.unmodeled:
         raise UsageError(f"--strict: no formula models {', '.join(saved.coverage.unmodeled)}")
-    if not names and not policies:
+    if not names and not policies and not cuda_graph:
         return saved
     gpus: list[Gpu] = load_gpus(names) or list({s.gpu.name: s.gpu for s in saved.simulations}.values())
     policies = policies or list(dict.fromkeys(s.policy for s in saved.simulations)) or ["eager"]
     messages.progress(f"simulating {saved.workload.name} on {', '.join(gpu.name for gpu in gpus)}")
     try:
         with user_output_to_stderr():  # a compiler may have something to say
-            return resimulate(saved, gpus, policies)
+            return resimulate(saved, gpus, policies, cuda_graph=cuda_graph)
     finally:
         messages.clear()
 

@@ -28,7 +28,8 @@ from typing import NamedTuple
 from memwall.cost.base import Call, Cost
 from memwall.cost.contraction import product_pipe
 from memwall.cost.registry import register_cost
-from memwall.graph import TensorSpec
+from memwall.graph import Pipe, TensorSpec
+from memwall.work import Attention, Stream, Work
 
 #: [b, heads, length, size]
 _HEADS_FIRST = (
@@ -43,6 +44,8 @@ _LENGTH_FIRST = (
 )  # fmt: skip
 _HEADS_FIRST_BACKWARD = tuple(f"{name}_backward" for name in _HEADS_FIRST)
 _LENGTH_FIRST_BACKWARD = ("aten._flash_attention_backward", "aten._efficient_attention_backward")
+#: which kernel a call names; what names none is taken to be flash
+_KERNELS = ("flash", "efficient", "cudnn")
 _RANDOM_STATE = frozenset(("philox_seed", "philox_offset", "rng_state", "unused"))
 _CUMULATIVE = (("cum_seq_q", "cum_seq_k"), ("cu_seqlens_q", "cu_seqlens_k"))
 
@@ -113,6 +116,19 @@ def _emulated(call: Call, flops: int) -> int:
     return 2 * flops if call.need("query").dtype == "float32" else 0
 
 
+def _launch(
+    call: Call, shape: _Shape, pipe: Pipe, read_bytes: int, write_bytes: int, backward: bool
+) -> Attention:
+    """The kernel that meets the pairs."""
+    query = call.need("query")
+    return Attention(
+        pipe=pipe, kernel=next((name for name in _KERNELS if name in call.name), "flash"), backward=backward,
+        batch=shape.batch, heads=shape.heads, kv_heads=shape.key_heads, queries=shape.queries, keys=shape.keys,
+        head_size=shape.size, value_size=shape.value_size, pairs=_pairs(call, shape.queries, shape.keys),
+        itemsize=query.itemsize, read_bytes=read_bytes, write_bytes=write_bytes,
+    )  # fmt: skip
+
+
 @register_cost(*_HEADS_FIRST, *_LENGTH_FIRST, op_class="attention")
 def attention(call: Call) -> Cost:
     """``query`` [b, h, s, d], ``key`` [b, hk, t, d], ``value`` [b, hk, t, dv]: two products, one kernel."""
@@ -120,9 +136,11 @@ def attention(call: Call) -> Cost:
     per_pair = 2 * shape.batch * shape.heads * (shape.size + shape.value_size)
     flops = per_pair * _pairs(call, shape.queries, shape.keys)
     pipe = product_pipe(call.need("query").dtype, call.attributes, allow_tf32=True)
+    write_bytes = call.write_bytes - _random_state_bytes(call, call.outputs)
     return call.cost(
-        {pipe: flops}, write_bytes=call.write_bytes - _random_state_bytes(call, call.outputs),
+        {pipe: flops}, write_bytes=write_bytes,
         dense_flops=per_pair * shape.queries * shape.keys, extra_flops=_emulated(call, flops),
+        works=(_launch(call, shape, pipe, call.read_bytes, write_bytes, backward=False),),
     )  # fmt: skip
 
 
@@ -143,14 +161,39 @@ def attention_backward(call: Call) -> Cost:
     pipe = product_pipe(call.need("query").dtype, call.attributes, allow_tf32=True)
     extra_bytes, kernels = _backward_passes(call, shape)
     state = [spec for name, spec in zip(call.arguments, call.inputs, strict=True) if name in _RANDOM_STATE]
+    read_bytes = call.read_bytes - _random_state_bytes(call, state)
     return call.cost(
         {pipe: per_pair * pairs},
-        read_bytes=call.read_bytes - _random_state_bytes(call, state),
+        read_bytes=read_bytes,
         dense_flops=per_pair * shape.queries * shape.keys,
         extra_flops=recomputed + _emulated(call, per_pair * pairs + recomputed),
         extra_bytes=extra_bytes,
         kernels=kernels,
+        works=_backward_launches(call, shape, pipe, read_bytes),
     )
+
+
+def _backward_launches(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int) -> tuple[Work, ...]:
+    """The passes that :func:`_backward_passes` counts, around the kernel that makes the gradients."""
+    grad, out, query = call.arg("grad_out") or call.need("grad_out_"), call.need("out"), call.need("query")
+    shared = (call.need("key"), call.need("value"))
+    row_bytes = 4 * shape.batch * shape.heads * shape.queries
+    sums_bytes, group, after = 0, 1, []
+    if "flash" in call.name:
+        sums_bytes, group = 4 * query.numel, shape.heads // shape.key_heads
+        after.append(Stream(read_bytes=sums_bytes, write_bytes=query.nbytes, elements=query.numel))
+    if group > 1:
+        after += [
+            Stream(read_bytes=group * spec.nbytes, write_bytes=spec.nbytes, elements=spec.numel)
+            for spec in shared
+        ]
+    before = Stream(
+        read_bytes=grad.nbytes + out.nbytes, write_bytes=row_bytes + sums_bytes, elements=out.numel
+    )
+    write_bytes = call.write_bytes + (group - 1) * sum(spec.nbytes for spec in shared)
+    write_bytes += sums_bytes - query.nbytes if sums_bytes else 0
+    kernel = _launch(call, shape, pipe, read_bytes - out.nbytes + row_bytes, write_bytes, backward=True)
+    return before, kernel, *after
 
 
 def _backward_passes(call: Call, shape: _Shape) -> tuple[int, int]:

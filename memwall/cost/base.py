@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from memwall.graph import Pipe, TensorSpec
+from memwall.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,8 @@ class Cost:
     least_flops: int | None = None
     #: thread blocks that the kernel's work falls into at most (a row each); None: as many as the GPU can use
     programs: int | None = None
-    #: integer instructions of the eager kernel's threads, summed over its elements (places of strided operands)
-    instructions: int = 0
-    #: memory round trips that one thread makes one after another with no others to hide them
-    round_trips: int = 0
-    #: blocks of 1024 threads that each load all, meet, and only then store: few fit a multiprocessor to fill the gaps
-    lone_blocks: int = 0
-    #: bytes read a second time, and the bytes that each multiprocessor moves in between
-    again_bytes: int = 0
-    again_after_bytes: int = 0
+    #: the launches, one after another; none given: one that streams the bytes, compulsory and extra
+    works: tuple[Work, ...] = ()
 
     @property
     def total_flops(self) -> int:
@@ -56,10 +50,6 @@ class Cost:
     def bytes(self) -> int:
         """Compulsory DRAM bytes, read and written."""
         return self.read_bytes + self.write_bytes
-
-    def generated(self) -> Cost:
-        """The same work in a kernel made for it: without the index arithmetic, the waits and the second reads."""
-        return replace(self, instructions=0, round_trips=0, lone_blocks=0, again_bytes=0, again_after_bytes=0)
 
     def __add__(self, other: Cost) -> Cost:
         flops = dict(self.flops)
@@ -75,11 +65,7 @@ class Cost:
             self.extra_flops + other.extra_flops,
             self.kernels + other.kernels,
             _sum_known(self, other, "least_flops"),
-            instructions=self.instructions + other.instructions,
-            round_trips=self.round_trips + other.round_trips,
-            lone_blocks=self.lone_blocks + other.lone_blocks,
-            again_bytes=self.again_bytes + other.again_bytes,
-            again_after_bytes=max(self.again_after_bytes, other.again_after_bytes),
+            works=self.works + other.works,
         )
 
 

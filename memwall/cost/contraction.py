@@ -11,17 +11,22 @@ Conventions:
   All float8 formats share the pipe ``tensor.fp8``.
 - A grouped product reads every group's weights once, also those of groups that get no rows (an upper bound).
 - A recurrent layer multiplies each weight matrix with each time step; its pointwise gates are not counted.
+
+A product is one launch, a :class:`memwall.work.Gemm`, of full precision a :class:`memwall.work.VectorGemm`; scalar and
+outer products, which use no matrix kernel, stream.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from memwall.cost.base import Call, Cost
 from memwall.cost.registry import register_cost
 from memwall.graph import Pipe, TensorSpec
+from memwall.work import Gemm, Stream, VectorGemm, Work
 
 _TENSOR_PIPES = {
     "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "float64": "float64",
@@ -30,6 +35,8 @@ _TENSOR_PIPES = {
     "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8",
 }  # fmt: skip
 _COMPLEX_PIPES = {"complex32": "float32", "complex64": "float32", "complex128": "float64"}
+#: pipes whose products are not made in the tiles of tensor cores
+_FULL_PRECISION = frozenset(("float32", "float64"))
 
 
 def product_pipe(dtype: str, attributes: Mapping[str, Any], allow_tf32: bool = False) -> Pipe:
@@ -46,8 +53,32 @@ def product_flops(multiply_adds: int, dtype: str) -> int:
     return multiply_adds * (8 if dtype in _COMPLEX_PIPES else 2)
 
 
-def _work(left: TensorSpec, multiply_adds: int, attributes: Mapping[str, Any]) -> dict[Pipe, int]:
+def _flops(left: TensorSpec, multiply_adds: int, attributes: Mapping[str, Any]) -> dict[Pipe, int]:
     return {product_pipe(left.dtype, attributes): product_flops(multiply_adds, left.dtype)}
+
+
+def launch(
+    left: TensorSpec,
+    attributes: Mapping[str, Any],
+    sizes: tuple[int, int, int, int],
+    read_bytes: int,
+    write_bytes: int,
+    bias: bool = False,
+) -> Gemm:
+    """The launch of ``sizes``, (batch, m, n, k), in the dtype of ``left``; a complex multiply-add is four real ones.
+
+    ``bias``: a vector is added in the same launch.
+    """
+    pipe = product_pipe(left.dtype, attributes)
+    parts = product_flops(1, left.dtype) // 2
+    batch, m, n, k = sizes
+    gemm = Gemm(
+        pipe=pipe, batch=batch, m=m, n=n, k=parts * k, itemsize=max(left.itemsize // parts, 1),
+        read_bytes=read_bytes, write_bytes=write_bytes,
+    )  # fmt: skip
+    if pipe.dtype not in _FULL_PRECISION:
+        return gemm
+    return VectorGemm(**{field.name: getattr(gemm, field.name) for field in fields(gemm)}, bias=bias)
 
 
 #: op -> its left and right operand. The output is [..., m, n], the left operand [..., m, k].
@@ -79,11 +110,26 @@ def _depth(left: TensorSpec) -> int:
     return left.shape[-1] if left.shape else 1
 
 
+def _sizes(call: Call, left: TensorSpec, right: TensorSpec) -> tuple[int, int, int, int]:
+    """(batch, m, n, k): a matrix on the right meets all rows of a batch at once, as does one row each a vector."""
+    out = call.outputs[0]
+    matrices = len(right.shape) > 2 and len(out.shape) > 2
+    n = out.shape[-1] if len(right.shape) > 1 and out.shape else 1
+    batch = math.prod(out.shape[:-2]) if matrices else 1
+    return batch, out.numel // max(batch * n, 1), n, _depth(left)
+
+
 @register_cost(*_names(_PRODUCTS), op_class="contraction")
 def product(call: Call) -> Cost:
     """``[..., m, k] x [..., k, n]``: 2mnk per matrix."""
-    left, _ = _operands(call, _PRODUCTS)
-    return call.cost(_work(left, call.outputs[0].numel * _depth(left), call.attributes))
+    left, right = _operands(call, _PRODUCTS)
+    flops = _flops(left, call.outputs[0].numel * _depth(left), call.attributes)
+    if call.outputs[0].shape:
+        sizes, bias = _sizes(call, left, right), call.arg("bias") is not None
+        work: Work = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias)
+    else:
+        work = Stream(read_bytes=call.read_bytes, write_bytes=call.write_bytes, elements=_depth(left))
+    return call.cost(flops, works=(work,))
 
 
 @register_cost(*_names(_PRODUCTS_WITH_ADDEND), op_class="contraction")
@@ -94,37 +140,59 @@ def product_with_addend(call: Call) -> Cost:
     not.
     """
     left, right = _operands(call, _PRODUCTS_WITH_ADDEND)
-    flops = _work(left, call.outputs[0].numel * _depth(left), call.attributes)
+    flops = _flops(left, call.outputs[0].numel * _depth(left), call.attributes)
+    sizes = _sizes(call, left, right)
     if call.attributes.get("beta", 1) == 0:
-        return call.cost(flops, read_bytes=min(call.read_bytes, left.nbytes + right.nbytes))
+        read_bytes = min(call.read_bytes, left.nbytes + right.nbytes)
+        lone = launch(left, call.attributes, sizes, read_bytes, call.write_bytes)
+        return call.cost(flops, read_bytes=read_bytes, works=(lone,))
     addend, output = call.need("self"), call.outputs[0]
     in_place = call.name.split(".")[1].endswith("_")
+    bias = len(addend.shape) < len(output.shape)
+    whole = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias)
     if not in_place and addend.shape == output.shape and addend.nbytes == output.nbytes:
-        return call.cost(flops, extra_bytes=2 * output.nbytes, kernels=2)
-    return call.cost(flops)
+        copy = Stream(read_bytes=addend.nbytes, write_bytes=output.nbytes, elements=output.numel)
+        return call.cost(flops, extra_bytes=2 * output.nbytes, kernels=2, works=(copy, whole))
+    return call.cost(flops, works=(whole,))
 
 
 @register_cost("aten.addbmm", "aten.addbmm_", op_class="contraction")
 def addbmm(call: Call) -> Cost:
     """``[b, m, k] x [b, k, n]`` summed over b."""
     left, right = call.need("batch1"), call.need("batch2")
-    return call.cost(_work(left, left.numel * right.shape[-1], call.attributes))
+    sizes = (1, left.shape[1], right.shape[2], left.shape[0] * left.shape[2])
+    return call.cost(
+        _flops(left, left.numel * right.shape[-1], call.attributes),
+        works=(launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes),),
+    )
 
 
 @register_cost("aten.addr", "aten.addr_", op_class="contraction")
 def addr(call: Call) -> Cost:
     """Outer product: k = 1, 2mn."""
-    vector = call.need("vec1")
-    return call.cost(_work(vector, vector.numel * call.need("vec2").numel, call.attributes))
+    vector, results = call.need("vec1"), call.outputs[0].numel
+    return call.cost(
+        _flops(vector, vector.numel * call.need("vec2").numel, call.attributes),
+        works=(Stream(read_bytes=call.read_bytes, write_bytes=call.write_bytes, elements=results),),
+    )
 
 
 @register_cost("aten.linear_backward", op_class="contraction")
 def linear_backward(call: Call) -> Cost:
     """One product each for the gradients of input and weight; the bias sum is not counted."""
-    grad = call.need("grad_output")
-    asked = sum(bool(wanted) for wanted in call.attributes.get("output_mask", (True, True))[:2])
-    depth = call.need("weight").shape[-1]
-    return call.cost(_work(grad, asked * grad.numel * depth, call.attributes), kernels=max(asked, 1))
+    grad, weight = call.need("grad_output"), call.need("weight")
+    wanted = tuple(map(bool, call.attributes.get("output_mask", (True, True))[:2]))
+    n, k = weight.shape
+    rows = grad.numel // n
+    input_bytes = rows * k * grad.itemsize
+    launches = (
+        launch(grad, call.attributes, (1, rows, k, n), grad.nbytes + weight.nbytes, input_bytes),
+        launch(grad, call.attributes, (1, n, k, rows), grad.nbytes + input_bytes, weight.nbytes),
+    )
+    return call.cost(
+        _flops(grad, sum(wanted) * grad.numel * k, call.attributes), kernels=max(sum(wanted), 1),
+        works=tuple(one for one, asked in zip(launches, wanted, strict=True) if asked),
+    )  # fmt: skip
 
 
 @register_cost(
@@ -132,20 +200,34 @@ def linear_backward(call: Call) -> Cost:
 )
 def grouped_product(call: Call) -> Cost:
     """Groups of rows (2D x 3D), of columns (3D x 2D) or of the summed axis (2D x 2D, a weight gradient)."""
-    left, right = call.need("self"), call.need("mat2")
+    left, right, out = call.need("self"), call.need("mat2"), call.outputs[0]
     if len(left.shape) == len(right.shape):  # [m, K] x [K, n] with K split over the groups, or a plain batch
         multiply_adds = left.numel * right.shape[-1]
     else:
-        multiply_adds = call.outputs[0].numel * left.shape[-1]
-    return call.cost(_work(left, multiply_adds, call.attributes))
+        multiply_adds = out.numel * left.shape[-1]
+    groups = max((spec.shape[0] for spec in (left, right, out) if len(spec.shape) == 3), default=1)
+    n = out.shape[-1] if len(right.shape) == 3 or len(out.shape) == 3 else math.ceil(out.shape[-1] / groups)
+    m = math.ceil(out.numel / max(groups * n, 1))
+    k = math.ceil(multiply_adds / max(groups * m * n, 1))
+    sizes = (groups, m, n, k)
+    return call.cost(
+        _flops(left, multiply_adds, call.attributes),
+        works=(launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes),),
+    )
 
 
 @register_cost("aten._foreach_mm", op_class="contraction")
 def foreach_product(call: Call) -> Cost:
     """A list of independent products, one launch each."""
     lefts, rights = call.args("self"), call.args("mat2")
-    multiply_adds = sum(left.numel * right.shape[-1] for left, right in zip(lefts, rights, strict=True))
-    return call.cost(_work(lefts[0], multiply_adds, call.attributes), kernels=len(lefts))
+    pairs = tuple(zip(lefts, rights, strict=True))
+    multiply_adds = sum(left.numel * right.shape[-1] for left, right in pairs)
+    works = tuple(
+        launch(left, call.attributes, (1, left.shape[0], right.shape[1], left.shape[1]),
+               left.nbytes + right.nbytes, left.shape[0] * right.shape[1] * left.itemsize)
+        for left, right in pairs
+    )  # fmt: skip
+    return call.cost(_flops(lefts[0], multiply_adds, call.attributes), kernels=len(lefts), works=works)
 
 
 # Recurrent layers. ``weight`` lists, per layer and direction, w_ih [gates*H, in], w_hh [gates*H, H], then
@@ -177,10 +259,32 @@ def _rnn_cost(call: Call, weights: tuple[TensorSpec, ...], stride: int, passes: 
     recurrent = sum(weight.nbytes for weight in weights[1::stride])
     layers = max(len(weights) // stride, 1)
     return call.cost(
-        _work(call.need("input"), passes * rows * matrices, call.attributes),
+        _flops(call.need("input"), passes * rows * matrices, call.attributes),
         extra_bytes=max(steps - 1, 0) * recurrent,
         kernels=passes * layers * (steps + 1),
+        works=passes * _rnn_launches(call, weights, stride, rows, steps),
     )
+
+
+def _rnn_launches(
+    call: Call, weights: tuple[TensorSpec, ...], stride: int, rows: int, steps: int
+) -> tuple[Work, ...]:
+    """Per layer and direction: the input's product for all steps at once, then a product for each step."""
+
+    def one(weight: TensorSpec, some_rows: int) -> Gemm:
+        n, k = weight.shape
+        row_bytes = some_rows * weight.itemsize
+        return launch(
+            weight, call.attributes, (1, some_rows, n, k), weight.nbytes + k * row_bytes, n * row_bytes
+        )
+
+    works: list[Work] = []
+    for first in range(0, len(weights), max(stride, 1)):
+        matrices = [weight for weight in weights[first : first + stride] if len(weight.shape) == 2]
+        works += [one(weight, rows) for weight in matrices[:1]]
+        step = [one(weight, math.ceil(rows / max(steps, 1))) for weight in matrices[1:]]
+        works += steps * step
+    return tuple(works)
 
 
 @register_cost("aten._cudnn_rnn", "aten.miopen_rnn", op_class="contraction")

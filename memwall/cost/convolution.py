@@ -10,6 +10,7 @@ Conventions:
 - float32 uses TF32 unless the call says ``allow_tf32=False`` (torch's default for cuDNN). A depthwise
   convolution (one input channel per group) runs on the vector engine (DepthwiseConv2d.cu accumulates in
   float32).
+- Launches: one for each result, and a pass over the output where cuDNN gets the bias apart.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from memwall.cost.base import Call, Cost, touched_bytes
 from memwall.cost.contraction import product_flops, product_pipe
 from memwall.cost.registry import register_cost
 from memwall.graph import Pipe, TensorSpec
+from memwall.work import Convolution, Stream, Work
 
 _FORWARD = (
     "aten.convolution", "aten._convolution", "aten.convolution_overrideable",
@@ -46,6 +48,13 @@ def _is_transposed(call: Call) -> bool:
     return call.name in _TRANSPOSED or bool(call.attributes.get("transposed"))
 
 
+def _strides(call: Call, rank: int) -> tuple[int, ...]:
+    """One stride for each axis, where the call gives one for all or none."""
+    given = call.attributes.get("stride", 1)
+    strides = (given,) if isinstance(given, int) else tuple(given)
+    return strides if len(strides) == rank else strides[:1] * rank
+
+
 def _is_depthwise(call: Call, weight: TensorSpec) -> bool:
     groups = call.attributes.get("groups", 1)
     return "depthwise" in call.name or (groups > 1 and weight.shape[1] == 1)
@@ -62,13 +71,45 @@ def _work(call: Call, wide: TensorSpec, weight: TensorSpec, passes: int = 1) -> 
 @register_cost(*_FORWARD, *_TRANSPOSED, op_class="convolution")
 def convolution(call: Call) -> Cost:
     """``input`` [b, Cin, *size], ``weight``, optional ``bias`` -> [b, Cout, *size]."""
-    weight, output = call.need("weight"), call.outputs[0]
-    flops = _work(call, _input(call) if _is_transposed(call) else output, weight)
-    read = call.read_bytes - _skipped_bytes(call, _input(call), weight, output)
+    data, weight, output, bias = _input(call), call.need("weight"), call.outputs[0], call.arg("bias")
+    flops = _work(call, data if _is_transposed(call) else output, weight)
+    read = call.read_bytes - _skipped_bytes(call, data, weight, output)
     least = _least_flops(call, weight, flops)
-    if call.name in _SEPARATE_BIAS and call.arg("bias") is not None and not _is_depthwise(call, weight):
-        return call.cost(flops, read_bytes=read, extra_bytes=2 * output.nbytes, kernels=2, least_flops=least)
-    return call.cost(flops, read_bytes=read, least_flops=least)
+    if call.name in _SEPARATE_BIAS and bias is not None and not _is_depthwise(call, weight):
+        product = _launch(call, "forward", data, output, read - bias.nbytes, output.nbytes)
+        added = Stream(
+            read_bytes=output.nbytes + bias.nbytes, write_bytes=output.nbytes, elements=output.numel
+        )
+        return call.cost(
+            flops, read_bytes=read, extra_bytes=2 * output.nbytes, kernels=2, least_flops=least,
+            works=(product, added),
+        )  # fmt: skip
+    product = _launch(call, "forward", data, output, read, call.write_bytes)
+    return call.cost(flops, read_bytes=read, least_flops=least, works=(product,))
+
+
+#: role of a convolution -> that of the one which it transposes
+_TRANSPOSED_ROLE = {"forward": "input", "input": "forward", "weight": "weight"}
+
+
+def _launch(
+    call: Call, role: str, data: TensorSpec, output: TensorSpec, read_bytes: int, write_bytes: int
+) -> Work:
+    """The launch that makes the output or, of one of that shape, the gradient of the data or the weight."""
+    weight = call.need("weight")
+    if _is_transposed(call):
+        role, data, output = _TRANSPOSED_ROLE[role], output, data
+    kernel = weight.shape[2:]
+    groups = max(data.shape[-len(kernel) - 1] // max(weight.shape[1], 1), 1)
+    (pipe,) = _work(call, output, weight)
+    return Convolution(
+        read_bytes=read_bytes, write_bytes=write_bytes, pipe=pipe, role=role,
+        images=math.prod(output.shape[: -len(kernel) - 1]), groups=groups,
+        channels_in=weight.shape[1], channels_out=weight.shape[0] // groups,
+        places_in=data.shape[-len(kernel) :], places_out=output.shape[-len(kernel) :], kernel=kernel,
+        stride=_strides(call, len(kernel)), itemsize=weight.itemsize,
+        channels_last=not data.is_contiguous and data.strides[-len(kernel) - 1] == 1,
+    )  # fmt: skip
 
 
 def _least_flops(call: Call, weight: TensorSpec, flops: dict[Pipe, int]) -> int | None:
@@ -77,10 +118,8 @@ def _least_flops(call: Call, weight: TensorSpec, flops: dict[Pipe, int]) -> int 
     Winograd F(4x4, 3x3) needs a quarter (36 multiplies for 16 outputs of 9; Lavin and Gray 2015). For larger windows
     larger tiles or an FFT may need still fewer: there a quarter is what measured rows bear out, not a proof.
     """
-    strides = call.attributes.get("stride", 1)
-    unit = strides == 1 or (isinstance(strides, (list, tuple)) and all(s == 1 for s in strides))
     if (
-        not unit
+        any(step != 1 for step in _strides(call, len(weight.shape) - 2))
         or call.attributes.get("groups", 1) != 1
         or len(weight.shape) < 4
         or min(weight.shape[2:]) < 3
@@ -107,15 +146,26 @@ def convolution_backward(call: Call) -> Cost:
     grad, weight, data = call.need("grad_output"), call.need("weight"), call.need("input")
     mask = [bool(wanted) for wanted in call.attributes.get("output_mask", (True, True, False))]
     flops = _work(call, data if _is_transposed(call) else grad, weight, passes=sum(mask[:2]))
+    touched = data.nbytes - _skipped_bytes(call, data, weight, grad)
     return call.cost(
         flops,
-        read_bytes=grad.nbytes
-        + weight.nbytes * mask[0]
-        + (data.nbytes - _skipped_bytes(call, data, weight, grad)) * mask[1],
+        read_bytes=grad.nbytes + weight.nbytes * mask[0] + touched * mask[1],
         extra_bytes=max(sum(mask) - 1, 0) * grad.nbytes,
         kernels=max(sum(mask), 1),
         least_flops=_least_flops(call, weight, flops),
+        works=_gradients(call, mask, touched),
     )
+
+
+def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Work, ...]:
+    """One launch for each gradient asked for; ``touched_bytes`` of the input are met by some window."""
+    grad, weight, data = call.need("grad_output"), call.need("weight"), _input(call)
+    launches = (
+        _launch(call, "input", data, grad, grad.nbytes + weight.nbytes, data.nbytes),
+        _launch(call, "weight", data, grad, grad.nbytes + touched_bytes, weight.nbytes),
+        Stream(read_bytes=grad.nbytes, write_bytes=grad.shape[1] * grad.itemsize, elements=grad.numel),
+    )
+    return tuple(launch for launch, wanted in zip(launches, [*mask, False, False], strict=False) if wanted)
 
 
 @register_cost("aten._slow_conv2d_backward.output_mask", op_class="convolution")
@@ -123,4 +173,6 @@ def slow_convolution_backward(call: Call) -> Cost:
     """The im2col fallback's backward: one pass per gradient of input and weight."""
     grad, weight = call.need("grad_output"), call.need("weight")
     mask = [bool(wanted) for wanted in call.attributes.get("output_mask", (True, True, False))]
-    return call.cost(_work(call, grad, weight, passes=sum(mask[:2])), kernels=max(sum(mask), 1))
+    flops = _work(call, grad, weight, passes=sum(mask[:2]))
+    works = _gradients(call, mask, _input(call).nbytes)
+    return call.cost(flops, kernels=max(sum(mask), 1), works=works)

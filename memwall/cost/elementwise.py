@@ -17,10 +17,13 @@ Conventions:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from memwall.cost.base import Call, Cost
 from memwall.cost.registry import register_cost
 from memwall.graph import Pipe, TensorSpec
+from memwall.work import Stream, Work
 
 _DOUBLE = frozenset({"float64", "complex128"})
 _COMPLEX = frozenset({"complex32", "complex64", "complex128"})
@@ -123,6 +126,31 @@ def scalar_flops(call: Call, name: str, flops: int) -> int:
     return flops
 
 
+def stream_of(cost: Cost, elements: int, **how: Any) -> Stream:
+    """The launch that does all of a cost's compulsory work at once; ``how`` are further fields of the stream."""
+    pipe = max(cost.flops, key=cost.flops.__getitem__, default=None)
+    return Stream(
+        read_bytes=cost.read_bytes, write_bytes=cost.write_bytes, elements=elements,
+        flops=cost.total_flops, pipe=pipe, **how,
+    )  # fmt: skip
+
+
+def streamed(cost: Cost, elements: int, **how: Any) -> Cost:
+    """The cost with its launch: one that streams the compulsory bytes, and ``extra_bytes`` as reads."""
+    work = stream_of(cost, elements, **how)
+    return replace(cost, works=(replace(work, read_bytes=work.read_bytes + cost.extra_bytes),))
+
+
+def pass_over(read_bytes: int, write_bytes: int, elements: int = 0) -> Stream:
+    """A launch that streams so many bytes and computes next to nothing."""
+    return Stream(read_bytes=int(read_bytes), write_bytes=int(write_bytes), elements=elements)
+
+
+def launched(cost: Cost, *works: Work) -> Cost:
+    """The cost with these launches."""
+    return replace(cost, works=works)
+
+
 #: integer instructions per element of a kernel that finds each place by itself: per axis a fast division and the
 #: operands' offsets, and the loop around (Loops.cuh, IntegerDivider.cuh); estimated from the code, and right for the
 #: rotary embeddings of Liger's pairs on an A100 (198e9 elements/s over kernels of two and three axes)
@@ -169,6 +197,11 @@ def _aligned(spec: TensorSpec, rank: int) -> tuple[int, ...]:
     return (0,) * (rank - len(strides)) + strides
 
 
+#: ops that models call as modules: the host's way to their launch is longer
+_MODULES = frozenset(
+    ("relu", "relu6", "leaky_relu", "silu", "elu", "celu", "selu", "mish", "hardswish", "hardsigmoid", "hardtanh",
+     "softplus", "softshrink", "hardshrink")
+)  # fmt: skip
 _FLOPS = {**POINTWISE, **{name.split(".")[0]: flops for name, flops in POINTWISE_FUNCTIONAL.items()}}
 
 
@@ -182,10 +215,9 @@ def pointwise(call: Call) -> Cost:
     name, output = call.name.split(".")[1], call.outputs[0]
     if name not in _FLOPS:
         name = name[:-1]  # the in-place form
-    return call.cost(
-        vector_flops(output, output.numel * scalar_flops(call, name, _FLOPS[name]), name),
-        instructions=loop_instructions(call.inputs, output),
-    )
+    cost = call.cost(vector_flops(output, output.numel * scalar_flops(call, name, _FLOPS[name]), name))
+    kind = name if name == "gelu" else "relu" if name in _MODULES else ""
+    return streamed(cost, output.numel, kind=kind, instructions=loop_instructions(call.inputs, output))
 
 
 @register_cost(*(f"aten.{name}" for name in _RESAMPLING), op_class="elementwise")
@@ -196,9 +228,11 @@ def resampling(call: Call) -> Cost:
     fine = call.need("grad_output") if backward else call.outputs[0]
     flops = vector_flops(fine, fine.numel * _RESAMPLING[name])
     if backward:
-        return call.cost(flops, kernels=2)
+        cost = call.cost(flops, kernels=2)
+        return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, fine.numel))
     taps = _TAPS.get(name.strip("_"), 1)
-    return call.cost(flops, read_bytes=min(call.read_bytes, taps * fine.numel * fine.itemsize))
+    cost = call.cost(flops, read_bytes=min(call.read_bytes, taps * fine.numel * fine.itemsize))
+    return streamed(cost, fine.numel)
 
 
 @register_cost(
@@ -209,7 +243,7 @@ def grid_sampler(call: Call) -> Cost:
     output = call.outputs[0]
     linear = 16 if call.name.startswith("aten.grid_sampler_3d") else 8
     per_element = {0: linear, 1: 0, 2: 35}[call.attributes.get("interpolation_mode", 0)]
-    return call.cost(vector_flops(output, output.numel * per_element))
+    return streamed(call.cost(vector_flops(output, output.numel * per_element)), output.numel)
 
 
 @register_cost("aten.binary_cross_entropy_with_logits", op_class="elementwise")
@@ -221,10 +255,15 @@ def binary_cross_entropy_with_logits(call: Call) -> Cost:
     """
     logits = call.need("self")
     reduced = call.attributes.get("reduction", 1) != 0
-    return call.cost(
+    cost = call.cost(
         vector_flops(logits, logits.numel * (7 if reduced else 6)),
         extra_bytes=9 * logits.nbytes, kernels=5 if reduced else 4,
     )  # fmt: skip
+    one, two = (
+        pass_over(logits.nbytes, logits.nbytes, logits.numel),
+        pass_over(2 * logits.nbytes, logits.nbytes),
+    )
+    return launched(cost, one, one, two, two, *([pass_over(logits.nbytes, 0)] if reduced else []))
 
 
 #: op -> FLOPs per hidden element without and with biases: gate sums, 3 per sigmoid, 1 per tanh, and the
@@ -237,12 +276,11 @@ def recurrent_cell(call: Call) -> Cost:
     """The gates of an LSTM (4) or GRU (3) cell after its two products."""
     hidden = call.outputs[0]
     plain, biased = _CELLS[call.name.split(".")[1]]
-    return call.cost(
-        vector_flops(hidden, hidden.numel * (biased if call.arg("input_bias") is not None else plain))
-    )
+    per_element = biased if call.arg("input_bias") is not None else plain
+    return streamed(call.cost(vector_flops(hidden, hidden.numel * per_element)), hidden.numel)
 
 
 @register_cost(*(f"aten.{name}" for name in _RANDOM.split()), op_class="elementwise")
 def random_fill(call: Call) -> Cost:
     """Random numbers: bytes only."""
-    return call.cost()
+    return streamed(call.cost(), call.outputs[0].numel)

@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from memwall.cost.base import Call, Cost
-from memwall.cost.elementwise import loop_instructions, vector_flops
+from memwall.cost.elementwise import launched, loop_instructions, pass_over, stream_of, streamed, vector_flops
 from memwall.cost.registry import Formula, register_cost
 from memwall.graph import TensorSpec, contiguous
 
@@ -38,7 +39,8 @@ def _others(call: Call, *names: str) -> int:
 @_register("_to_copy copy copy_ clone contiguous")
 def convert(call: Call) -> Cost:
     """Reads what it is given, writes what it returns, in a TensorIterator kernel (Copy.cu)."""
-    return call.cost(instructions=loop_instructions(call.inputs[-1:], call.outputs[0]))
+    output = call.outputs[0]
+    return streamed(call.cost(), output.numel, instructions=loop_instructions(call.inputs[-1:], output))
 
 
 @_register(
@@ -53,14 +55,19 @@ def convert(call: Call) -> Cost:
 )
 def copy(call: Call) -> Cost:
     """Reads what it is given, writes what it returns."""
-    return call.cost()
+    return _streamed(call.cost(), call)
+
+
+def _streamed(cost: Cost, call: Call, **how: Any) -> Cost:
+    return streamed(cost, sum(output.numel for output in call.outputs), **how)
 
 
 @_register("cat _chunk_cat stack")
 def concatenate(call: Call) -> Cost:
     """At most 128 tensors per launch (Shape.cu, CAT_ARRAY_BATCH_SIZE); inputs with gaps are indexed axis by axis."""
     strided = sum(loop_instructions((spec,), contiguous(spec.shape, spec.dtype)) for spec in call.inputs)
-    return call.cost(kernels=max(math.ceil(len(call.inputs) / 128), 1), instructions=strided)
+    cost = call.cost(kernels=max(math.ceil(len(call.inputs) / 128), 1))
+    return _streamed(cost, call, instructions=strided)
 
 
 @_register("constant_pad_nd")
@@ -73,8 +80,10 @@ def constant_pad(call: Call) -> Cost:
         sizes[-1 - i] += min(pads[2 * i], 0) + min(pads[2 * i + 1], 0)
     kept = _gathered(data, math.prod(sizes))
     if pads and all(pad <= 0 for pad in pads):
-        return call.cost(read_bytes=kept)
-    return call.cost(read_bytes=kept, extra_bytes=_gathered(call.outputs[0], math.prod(sizes)), kernels=2)
+        return _streamed(call.cost(read_bytes=kept), call)
+    placed = _gathered(call.outputs[0], math.prod(sizes))
+    cost = call.cost(read_bytes=kept, extra_bytes=placed, kernels=2)
+    return launched(cost, pass_over(0, cost.write_bytes), pass_over(kept, placed, math.prod(sizes)))
 
 
 @_register(
@@ -84,20 +93,26 @@ def constant_pad(call: Call) -> Cost:
 def overlap_add(call: Call) -> Cost:
     """One add per element of what overlaps into a zeroed output."""
     grad = call.arg("grad_output") or call.inputs[0]
-    return call.cost(vector_flops(grad, grad.numel), extra_bytes=call.write_bytes, kernels=2)
+    cost = call.cost(vector_flops(grad, grad.numel), extra_bytes=call.write_bytes, kernels=2)
+    return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
 
 @_register("slice_backward select_backward diagonal_backward")
 def view_backward(call: Call) -> Cost:
     """Zeros of the full size, then the gradient copied in."""
-    return call.cost(extra_bytes=call.inputs[0].nbytes, kernels=2)
+    part = call.inputs[0].nbytes
+    cost = call.cost(extra_bytes=part, kernels=2)
+    return launched(
+        cost, pass_over(0, cost.write_bytes), pass_over(cost.read_bytes, part, call.inputs[0].numel)
+    )
 
 
 @_register("slice_scatter select_scatter diagonal_scatter as_strided_scatter")
 def view_scatter(call: Call) -> Cost:
     """A copy of ``self`` with ``src`` in a part of it; eager copies all of ``self`` first."""
-    part = call.need("src").nbytes
-    return call.cost(read_bytes=call.need("self").nbytes, extra_bytes=2 * part, kernels=2)
+    part, whole = call.need("src").nbytes, call.need("self").nbytes
+    cost = call.cost(read_bytes=whole, extra_bytes=2 * part, kernels=2)
+    return launched(cost, pass_over(whole, cost.write_bytes), pass_over(part, part, call.need("src").numel))
 
 
 # Gathers.
@@ -117,7 +132,7 @@ _SELECT_INSTRUCTIONS = 116
 def _gather_cost(call: Call, source: str, per_element: int = 0) -> Cost:
     count = call.outputs[0].numel
     read = _others(call, source) + _gathered(call.need(source), count)
-    return call.cost(read_bytes=read, instructions=per_element * count)
+    return streamed(call.cost(read_bytes=read), count, instructions=per_element * count)
 
 
 @_register("gather index _unsafe_index take take_along_dim")
@@ -141,7 +156,11 @@ def embedding(call: Call) -> Cost:
 @_register("masked_select nonzero nonzero_static argwhere unique_consecutive _unique2 unique_dim")
 def compact(call: Call) -> Cost:
     """Counts, then writes: about four kernels, one pass of compulsory bytes (Nonzero.cu)."""
-    return call.cost(extra_bytes=call.read_bytes, kernels=4)
+    cost = call.cost(extra_bytes=call.read_bytes, kernels=4)
+    small, data = pass_over(0, 0), call.inputs[0]
+    return launched(
+        cost, pass_over(cost.read_bytes, 0, data.numel), small, small, stream_of(cost, data.numel)
+    )
 
 
 @_register("_embedding_bag _embedding_bag_forward_only")
@@ -151,7 +170,7 @@ def embedding_bag(call: Call) -> Cost:
     fetched = count * math.prod(weight.shape[1:])
     adds = 0 if call.attributes.get("mode", 0) == 2 else fetched
     read = _others(call, "weight") + _gathered(weight, fetched)
-    return call.cost(vector_flops(weight, adds), read_bytes=read)
+    return streamed(call.cost(vector_flops(weight, adds), read_bytes=read), fetched)
 
 
 #: index counts up to which Embedding.cu adds rows directly; above, it sorts the indices first
@@ -176,22 +195,29 @@ def embedding_backward(call: Call) -> Cost:
     size = math.prod(table.shape[1:])
     adds = count * size
     zeros = min(adds * grad.itemsize, table.nbytes)
+    clear = pass_over(0, call.write_bytes, table.numel)
     if count <= _DIRECT_INDICES:
-        return call.cost(vector_flops(table, adds), extra_bytes=zeros, kernels=2)
+        cost = call.cost(vector_flops(table, adds), extra_bytes=zeros, kernels=2)
+        return launched(cost, clear, pass_over(cost.read_bytes, zeros, adds))
     segments = min(count, table.shape[0]) + count // _SEGMENT_ROWS
-    return call.cost(
+    cost = call.cost(
         vector_flops(table, adds),
         extra_bytes=zeros + 2 * segments * size * 4,  # their sums, in float32
         kernels=_SORTED_KERNELS,
-        instructions=_SUM_INSTRUCTIONS * (count + 2 * segments) * size,
+    )
+    sums = stream_of(
+        cost, adds, instructions=_SUM_INSTRUCTIONS * (count + 2 * segments) * size,
         round_trips=_SORTED_KERNELS * _SORT_ROUND_TRIPS,
+    )  # fmt: skip
+    return launched(
+        cost, clear, replace(sums, read_bytes=sums.read_bytes + cost.extra_bytes - zeros, write_bytes=zeros)
     )
 
 
 @_register("_embedding_bag_backward")
 def embedding_bag_backward(call: Call) -> Cost:
     """A sparse gradient is each index and its bag's row of ``grad``; a dense one is that of the whole table."""
-    return call.cost() if call.attributes.get("sparse") else embedding_backward(call)
+    return _streamed(call.cost(), call) if call.attributes.get("sparse") else embedding_backward(call)
 
 
 @register_cost("sparse.add_", op_class="movement")
@@ -201,7 +227,8 @@ def sparse_add(call: Call) -> Cost:
     rows = _gathered(target, values.numel)
     scaled = 2 if call.attributes.get("alpha", 1) != 1 else 1
     read = indices.nbytes + values.nbytes + rows
-    return call.cost(vector_flops(values, scaled * values.numel), read_bytes=read, write_bytes=rows)
+    cost = call.cost(vector_flops(values, scaled * values.numel), read_bytes=read, write_bytes=rows)
+    return streamed(cost, values.numel)
 
 
 #: DRAM traffic that takes as long as one atomic add of a float32: L2 serves each by itself, 33e9 to 37e9 in a second in
@@ -223,9 +250,11 @@ def _scatter_cost(
     part = _gathered(target, touched)
     flops = vector_flops(target, touched if adds else 0)
     if call.name.split(".")[1].endswith("_"):
-        return call.cost(flops, read_bytes=source_bytes + part * reads, write_bytes=part)
+        return streamed(call.cost(flops, read_bytes=source_bytes + part * reads, write_bytes=part), touched)
     whole = call.need("self").nbytes  # copied first, then changed in place
-    return call.cost(flops, read_bytes=source_bytes + whole, extra_bytes=part * (1 + reads), kernels=2)
+    cost = call.cost(flops, read_bytes=source_bytes + whole, extra_bytes=part * (1 + reads), kernels=2)
+    changed = pass_over(source_bytes + part * reads, part, touched)
+    return launched(cost, pass_over(whole, cost.write_bytes, target.numel), changed)
 
 
 @_register("scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_")
@@ -246,8 +275,9 @@ def index_scatter(call: Call) -> Cost:
     touched = values.numel if values is not None else index.numel * target.numel // max(axis, 1)
     adds = "index_add" in call.name
     plain = _scatter_cost(call, touched, _others(call, "self"), reads=adds, adds=adds)
-    slower = _ATOMIC_BYTES * touched - plain.bytes if adds else 0
-    return replace(plain, extra_bytes=plain.extra_bytes + max(slower, 0))
+    slower = max(_ATOMIC_BYTES * touched - plain.bytes if adds else 0, 0)
+    last = replace(plain.works[-1], read_bytes=plain.works[-1].read_bytes + slower)
+    return replace(plain, extra_bytes=plain.extra_bytes + slower, works=(*plain.works[:-1], last))
 
 
 @_register("index_put index_put_ _unsafe_index_put _index_put_impl_")
@@ -296,7 +326,7 @@ def _broadcast_numel(shapes: list[tuple[int, ...]]) -> int:
 @_register("masked_scatter masked_scatter_ put_")
 def masked_scatter(call: Call) -> Cost:
     """Writes under a mask: charged in full, since the mask's content is not known."""
-    return call.cost()
+    return _streamed(call.cost(), call)
 
 
 # Order.
@@ -309,9 +339,10 @@ def sort(call: Call) -> Cost:
     data, dim = call.need("self"), call.attributes.get("dim", -1)
     row = data.shape[dim] if data.shape else 1
     if row <= 4096:
-        return call.cost()
-    passes = data.itemsize
-    return call.cost(extra_bytes=(passes - 1) * 2 * data.numel * (data.itemsize + 8), kernels=passes + 2)
+        return streamed(call.cost(), data.numel)
+    passes, moved = data.itemsize, data.numel * (data.itemsize + 8)
+    cost = call.cost(extra_bytes=(passes - 1) * 2 * moved, kernels=passes + 2)
+    return launched(cost, stream_of(cost, data.numel), *[pass_over(moved, moved, data.numel)] * (passes - 1))
 
 
 @_register("topk")
@@ -320,7 +351,10 @@ def topk(call: Call) -> Cost:
     data, dim = call.need("self"), call.attributes.get("dim", -1)
     row_bytes = (data.shape[dim] if data.shape else 1) * data.itemsize
     again = data.itemsize * data.nbytes if row_bytes > 48 * 1024 else 0
-    return call.cost(extra_bytes=again, kernels=2)
+    cost = call.cost(extra_bytes=again, kernels=2)
+    return launched(
+        cost, pass_over(data.nbytes + again, 0, data.numel), stream_of(cost, call.outputs[0].numel)
+    )
 
 
 @register_cost("aten._fft_r2c", "aten._fft_c2r", "aten._fft_c2c", op_class="other")
@@ -331,4 +365,4 @@ def fourier(call: Call) -> Cost:
     points = math.prod(side.shape[axis] for axis in call.attributes["dim"])
     flops = side.numel * math.log2(points) * (5 if "c2c" in call.name else 2.5) if points > 1 else 0
     real = TensorSpec((), (), "float64" if output.itemsize == 16 or data.itemsize == 16 else "float32")
-    return call.cost(vector_flops(real, round(flops)))
+    return streamed(call.cost(vector_flops(real, round(flops))), side.numel)

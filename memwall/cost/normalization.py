@@ -20,9 +20,10 @@ import math
 from dataclasses import replace
 
 from memwall.cost.base import Call, Cost
-from memwall.cost.elementwise import vector_flops
+from memwall.cost.elementwise import launched, pass_over, streamed, vector_flops
 from memwall.cost.registry import register_cost
 from memwall.graph import TensorSpec
+from memwall.work import Rows, Work
 
 #: shared memory that a block may use without opting in to more (cudaDeviceProp.sharedMemPerBlock)
 _SHARED_BYTES = 48 * 1024
@@ -60,25 +61,36 @@ def _row_blocks(spec: TensorSpec, dim: int) -> int:
     return 0 if in_warp or not adjacent or not length else spec.numel // length
 
 
-def _passes(spec: TensorSpec, dim: int, again_bytes: int) -> dict[str, int]:
-    """The blocks of softmax kernels over a tensor like ``spec``, and ``again_bytes``, their second and third reads,
-    where a row does not stay on chip: adjacent elements come again after both blocks of a multiprocessor went by."""
+def _softmax_work(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: int, again_bytes: int) -> Work:
+    """The launch of a softmax kernel over a tensor like ``spec``; ``again_bytes`` are its second and third reads where
+    a row does not stay on chip."""
     length, adjacent = _row(spec, dim)
-    lone = _row_blocks(spec, dim)
-    if _fits_on_chip(spec, dim):
-        return {"lone_blocks": lone}
-    if not adjacent:
-        return {"extra_bytes": again_bytes}
-    window = _BLOCKS_PER_SM * length * spec.itemsize
-    return {"lone_blocks": lone, "again_bytes": again_bytes, "again_after_bytes": window}
+    stays = _fits_on_chip(spec, dim) or (
+        adjacent and length * spec.itemsize < _SHARED_BYTES
+    )  # off 16 bytes: in L1
+    again = 0 if stays else again_bytes
+    if not adjacent or not length:
+        return pass_over(read_bytes + again, write_bytes, spec.numel)
+    return Rows(
+        kind="softmax_block" if _row_blocks(spec, dim) else "softmax_warp", rows=spec.numel // length,
+        columns=length, itemsize=spec.itemsize, read_bytes=read_bytes, write_bytes=write_bytes, again_bytes=again,
+        rows_per_sm=2 * _BLOCKS_PER_SM,  # a row and its result
+    )  # fmt: skip
+
+
+def _strided_bytes(spec: TensorSpec, dim: int, again_bytes: int) -> int:
+    """``again_bytes`` where the elements of a row lie apart: they are read from DRAM each time."""
+    return 0 if _row(spec, dim)[1] else again_bytes
 
 
 @register_cost("aten._softmax", "aten._log_softmax", "aten._masked_softmax", op_class="normalization")
 def softmax(call: Call) -> Cost:
     """5 per element. A row too long for the chip is read three times: for its max, its sum and its result."""
-    data, dim = call.need("self"), call.attributes.get("dim")
-    passes = _passes(data, -1 if dim is None else dim, 2 * data.nbytes)
-    return call.cost(vector_flops(data, 5 * data.numel), **passes)
+    data, given = call.need("self"), call.attributes.get("dim")
+    dim = -1 if given is None else given
+    again = _strided_bytes(data, dim, 2 * data.nbytes)
+    cost = call.cost(vector_flops(data, 5 * data.numel), extra_bytes=again)
+    return launched(cost, _softmax_work(data, dim, cost.read_bytes, cost.write_bytes, 2 * data.nbytes))
 
 
 @register_cost("aten._safe_softmax", op_class="normalization")
@@ -89,16 +101,19 @@ def safe_softmax(call: Call) -> Cost:
     mask_bytes = data.numel
     zeroing = data.nbytes + 2 * mask_bytes + 2 * out.nbytes
     plain = softmax(call)
-    return replace(plain, read_bytes=call.read_bytes, write_bytes=call.write_bytes,
+    cost = replace(plain, read_bytes=call.read_bytes, write_bytes=call.write_bytes,
                    extra_bytes=plain.extra_bytes + zeroing, kernels=4)  # fmt: skip
+    compare, select = pass_over(data.nbytes, mask_bytes), pass_over(mask_bytes + out.nbytes, out.nbytes)
+    return launched(cost, *plain.works, compare, pass_over(mask_bytes, 0), select)
 
 
 @register_cost("aten._log_softmax_backward_data", op_class="normalization")
 def log_softmax_backward(call: Call) -> Cost:
     """4 per element. A long row's ``grad_output`` is read twice."""
     grad = call.need("grad_output")
-    passes = {**_passes(grad, call.attributes["dim"], grad.nbytes), "lone_blocks": 0}
-    return call.cost(vector_flops(grad, 4 * grad.numel), **passes)
+    dim = call.attributes["dim"]
+    cost = call.cost(vector_flops(grad, 4 * grad.numel), extra_bytes=_strided_bytes(grad, dim, grad.nbytes))
+    return launched(cost, _softmax_work(grad, dim, cost.read_bytes, cost.write_bytes, grad.nbytes))
 
 
 @register_cost("aten._softmax_backward_data", op_class="normalization")
@@ -106,37 +121,58 @@ def softmax_backward(call: Call) -> Cost:
     """4 per element. Eager first stores ``grad_output * output`` with a kernel of its own (SoftMax.cu), so
     that is written and read, and ``output`` read again; a long row's product is read twice."""
     grad, output = call.need("grad_output"), call.need("output")
-    passes = {**_passes(grad, call.attributes["dim"], grad.nbytes), "lone_blocks": 0}
-    passes["extra_bytes"] = passes.get("extra_bytes", 0) + 2 * grad.nbytes + output.nbytes
-    return call.cost(vector_flops(grad, 4 * grad.numel), kernels=2, **passes)
+    dim = call.attributes["dim"]
+    again = _strided_bytes(grad, dim, grad.nbytes) + 2 * grad.nbytes + output.nbytes
+    cost = call.cost(vector_flops(grad, 4 * grad.numel), kernels=2, extra_bytes=again)
+    product = pass_over(grad.nbytes + output.nbytes, grad.nbytes, grad.numel)
+    rows = _softmax_work(grad, dim, grad.nbytes + output.nbytes, cost.write_bytes, grad.nbytes)
+    return launched(cost, product, rows)
 
 
 @register_cost("aten._masked_softmax_backward", op_class="normalization")
 def masked_softmax_backward(call: Call) -> Cost:
     """4 per element."""
     grad = call.need("grad_output")
-    return call.cost(vector_flops(grad, 4 * grad.numel))
+    return streamed(call.cost(vector_flops(grad, 4 * grad.numel)), grad.numel)
 
 
 @register_cost("aten.native_layer_norm", op_class="normalization")
 def layer_norm(call: Call) -> Cost:
     """7 per element in two passes over a row, for its moments and for its result (layer_norm_kernel.cu)."""
     data = call.need("input")
-    return call.cost(vector_flops(data, 7 * data.numel), **_row_again(data, data.nbytes))
+    cost = call.cost(vector_flops(data, 7 * data.numel))
+    return launched(cost, *_norm_works(call, data, cost))
 
 
-def _row_again(data: TensorSpec, again_bytes: int) -> dict[str, int]:
-    """A second pass over rows of which a multiprocessor has many at once."""
+#: elements of a row that the kernel of whole vectors takes at once; other rows have a kernel for their moments and one
+#: for the result (layer_norm_kernel.cu, can_vectorize)
+_VECTOR = 4
+
+
+def _norm_works(call: Call, data: TensorSpec, cost: Cost) -> tuple[Work, ...]:
+    """The launches of a layer or RMS norm."""
     length = data.shape[-1] if data.shape else 1
-    row_bytes = again_bytes * length // data.numel if data.numel else 0
-    return {"again_bytes": again_bytes, "again_after_bytes": _ROWS_PER_SM * row_bytes}
+    if length % _VECTOR == 0:
+        return (_norm_rows(data, cost.read_bytes, cost.write_bytes, data.nbytes),)
+    moments = cost.write_bytes - call.outputs[0].nbytes
+    result = pass_over(cost.read_bytes + moments, call.outputs[0].nbytes, data.numel)
+    return _norm_rows(data, data.nbytes, moments, 0), result
+
+
+def _norm_rows(data: TensorSpec, read_bytes: int, write_bytes: int, again_bytes: int) -> Rows:
+    length = data.shape[-1] if data.shape else 1
+    return Rows(
+        kind="layer_norm", rows=data.numel // length if length else 0, columns=length, itemsize=data.itemsize,
+        read_bytes=read_bytes, write_bytes=write_bytes, again_bytes=again_bytes, rows_per_sm=_ROWS_PER_SM,
+    )  # fmt: skip
 
 
 @register_cost("aten._fused_rms_norm", op_class="normalization")
 def rms_norm(call: Call) -> Cost:
     """4 per element, 3 without a weight."""
     data = call.need("input")
-    return call.cost(vector_flops(data, (4 if call.arg("weight") is not None else 3) * data.numel))
+    cost = call.cost(vector_flops(data, (4 if call.arg("weight") is not None else 3) * data.numel))
+    return launched(cost, *_norm_works(call, data, cost))
 
 
 #: op -> FLOPs per element of the input's gradient and of those of weight and bias
@@ -152,8 +188,10 @@ def row_norm_backward(call: Call) -> Cost:
     data = call.need("input")
     if not _wanted(call, data)[0]:
         return plain
-    again = _row_again(data, _output_gradient(call).nbytes + data.nbytes)
-    return replace(plain, again_bytes=again["again_bytes"], again_after_bytes=again["again_after_bytes"])
+    both = _output_gradient(call).nbytes + data.nbytes
+    first = _norm_rows(data, plain.read_bytes, data.nbytes, both)
+    second = (pass_over(both, max(plain.write_bytes - data.nbytes, 0), data.numel),) * (plain.kernels - 1)
+    return launched(plain, first, *second)
 
 
 def _output_gradient(call: Call) -> TensorSpec:
@@ -174,9 +212,10 @@ def _norm_backward(call: Call, for_input: int, for_weight: int) -> Cost:
     wanted = _wanted(call, data)
     flops = (for_input * wanted[0] + for_weight * wanted[1]) * data.numel
     both = all(wanted)
-    return call.cost(
+    cost = call.cost(
         vector_flops(data, flops), extra_bytes=(grad.nbytes + data.nbytes) * both, kernels=2 if both else 1
     )
+    return streamed(cost, data.numel)
 
 
 @register_cost("aten.native_group_norm", op_class="normalization")
@@ -184,7 +223,13 @@ def group_norm(call: Call) -> Cost:
     """7 per element: kernels for the moments, for their blend with weight and bias, and to apply them
     (group_norm_kernel.cu); the input is read twice."""
     data = call.need("input")
-    return call.cost(vector_flops(data, 7 * data.numel), extra_bytes=data.nbytes, kernels=3)
+    cost = call.cost(vector_flops(data, 7 * data.numel), extra_bytes=data.nbytes, kernels=3)
+    moments, blend, result = (
+        pass_over(data.nbytes, 0, data.numel),
+        pass_over(0, 0),
+        streamed(replace(cost, extra_bytes=0), data.numel),
+    )
+    return launched(cost, moments, blend, *result.works)
 
 
 @register_cost("aten.native_group_norm_backward", op_class="normalization")
@@ -194,7 +239,12 @@ def group_norm_backward(call: Call) -> Cost:
     wanted = _wanted(call, data)
     flops = (9 * wanted[0] + 4 * wanted[1]) * data.numel
     again = (grad.nbytes + data.nbytes) * wanted[0]
-    return call.cost(vector_flops(data, flops), extra_bytes=again, kernels=1 + 3 * wanted[0] + wanted[1])
+    cost = call.cost(vector_flops(data, flops), extra_bytes=again, kernels=1 + 3 * wanted[0] + wanted[1])
+    small = (pass_over(0, 0),) * (cost.kernels - 1 - wanted[0])
+    result = (pass_over(again, cost.write_bytes, data.numel),) * wanted[0]
+    return launched(
+        cost, pass_over(cost.read_bytes, 0 if result else cost.write_bytes, data.numel), *small, *result
+    )
 
 
 _BATCH_NORM = (
@@ -217,11 +267,13 @@ def batch_norm(call: Call) -> Cost:
     data = call.need("input")
     given = call.name in _BATCH_NORM_GIVEN or not call.attributes.get("training", True)
     if given:  # the outputs for saved statistics stay empty
-        return call.cost(vector_flops(data, 4 * data.numel), write_bytes=call.outputs[0].nbytes)
-    return call.cost(
-        vector_flops(data, 7 * data.numel), write_bytes=call.write_bytes + _running_bytes(call),
-        extra_bytes=data.nbytes,
-    )  # fmt: skip
+        cost = call.cost(vector_flops(data, 4 * data.numel), write_bytes=call.outputs[0].nbytes)
+    else:
+        cost = call.cost(
+            vector_flops(data, 7 * data.numel), write_bytes=call.write_bytes + _running_bytes(call),
+            extra_bytes=data.nbytes,
+        )  # fmt: skip
+    return streamed(cost, data.numel)
 
 
 def _running_bytes(call: Call) -> int:
@@ -246,21 +298,21 @@ def batch_norm_backward(call: Call) -> Cost:
         flops, again = (9 * wanted[0] + 4 * wanted[1]) * data.numel, (grad.nbytes + data.nbytes) * wanted[0]
     else:
         flops, again = (2 * wanted[0] + 4 * wanted[1]) * data.numel, grad.nbytes * all(wanted)
-    return call.cost(vector_flops(data, flops), extra_bytes=again)
+    return streamed(call.cost(vector_flops(data, flops), extra_bytes=again), data.numel)
 
 
 @register_cost("aten._weight_norm_interface", op_class="normalization")
 def weight_norm(call: Call) -> Cost:
     """``g * v / |v|``: square, sum, scale."""
     direction = call.need("v")
-    return call.cost(vector_flops(direction, 3 * direction.numel))
+    return streamed(call.cost(vector_flops(direction, 3 * direction.numel)), direction.numel)
 
 
 @register_cost("aten._weight_norm_interface_backward", op_class="normalization")
 def weight_norm_backward(call: Call) -> Cost:
     """Multiply, sum; scale, subtract, scale."""
     direction = call.need("saved_v")
-    return call.cost(vector_flops(direction, 5 * direction.numel))
+    return streamed(call.cost(vector_flops(direction, 5 * direction.numel)), direction.numel)
 
 
 def _picked_bytes(source: TensorSpec, count: int) -> int:
@@ -277,7 +329,8 @@ def nll_loss(call: Call) -> Cost:
         read += _picked_bytes(weight, target.numel)
     reduced = bool(call.attributes.get("reduction", 1))
     turns = math.ceil(target.numel / _LOSS_THREADS) if reduced and "2d" not in call.name else 0
-    return call.cost(vector_flops(scores, target.numel * reduced), read_bytes=read, round_trips=2 * turns)
+    cost = call.cost(vector_flops(scores, target.numel * reduced), read_bytes=read)
+    return streamed(cost, target.numel, round_trips=2 * turns)
 
 
 @register_cost("aten.nll_loss_backward", "aten.nll_loss2d_backward", op_class="normalization")
@@ -290,4 +343,5 @@ def nll_loss_backward(call: Call) -> Cost:
     if weight is not None:
         read += _picked_bytes(weight, target.numel)
     again = target.numel * call.outputs[0].itemsize
-    return call.cost(read_bytes=read, extra_bytes=again, kernels=2)
+    cost = call.cost(read_bytes=read, extra_bytes=again, kernels=2)
+    return launched(cost, pass_over(0, cost.write_bytes), pass_over(read, again, target.numel))

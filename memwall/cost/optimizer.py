@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memwall.cost.base import Call, Cost
-from memwall.cost.elementwise import POINTWISE, POINTWISE_FUNCTIONAL, scalar_flops, vector_flops
+from memwall.cost.elementwise import POINTWISE, POINTWISE_FUNCTIONAL, scalar_flops, streamed, vector_flops
 from memwall.cost.reduction import norm_flops
 from memwall.cost.registry import register_cost
 from memwall.graph import TensorSpec
@@ -81,10 +81,11 @@ def foreach(call: Call) -> Cost:
     in_place = call.name.split(".")[1].endswith("_")
     overwrites = in_place and call.arg("self") is None  # zero_, copy_: the target is in no input list
     lists = _lists(call, len(call.outputs)) + (not in_place or overwrites)
-    return call.cost(
+    cost = call.cost(
         vector_flops(call.outputs[0], total * _foreach_flops(call, name), name),
         kernels=max(launches((output.numel for output in call.outputs), lists), 1),
     )
+    return streamed(cost, total)
 
 
 @register_cost("aten._foreach_norm", "aten._foreach_max", "aten._foreach_powsum", op_class="optimizer")
@@ -94,7 +95,7 @@ def foreach_reduction(call: Call) -> Cost:
     per_element = 0 if "_max" in call.name else norm_flops(call.attributes.get("ord", 2))
     total = sum(tensor.numel for tensor in tensors)
     kernels = launches((tensor.numel for tensor in tensors), 1) + 1
-    return call.cost(vector_flops(tensors[0], total * per_element), kernels=kernels)
+    return streamed(call.cost(vector_flops(tensors[0], total * per_element), kernels=kernels), total)
 
 
 @register_cost("aten._amp_foreach_non_finite_check_and_unscale_", op_class="optimizer")
@@ -102,15 +103,16 @@ def unscale(call: Call) -> Cost:
     """One multiply per gradient element."""
     tensors = call.args("self")
     total = sum(tensor.numel for tensor in tensors)
-    return call.cost(
+    cost = call.cost(
         vector_flops(tensors[0], total), kernels=max(launches((tensor.numel for tensor in tensors), 1), 1)
     )
+    return streamed(cost, total)
 
 
 @register_cost("aten._amp_update_scale_", op_class="optimizer")
 def update_scale(call: Call) -> Cost:
     """A few scalars."""
-    return call.cost()
+    return streamed(call.cost(), 1)
 
 
 def _adam_flops(call: Call, weight_decay: int) -> int:
@@ -165,9 +167,10 @@ def fused_step(call: Call) -> Cost:
     if call.attributes.get("is_first_step"):  # momentum is written, not read
         read -= _nbytes(call.args("momentum_buffer_list"))
     depth = 1 + sum(bool(call.args(name)) for name in updated)
-    return call.cost(
+    cost = call.cost(
         vector_flops(parameters[0], total * per_element(call, weight_decay)),
         read_bytes=read,
         write_bytes=sum(map(_nbytes, lists)),
         kernels=max(launches((parameter.numel for parameter in parameters), depth), 1),
     )
+    return streamed(cost, total)

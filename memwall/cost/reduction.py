@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from memwall.cost.base import Call, Cost, touched_bytes
-from memwall.cost.elementwise import table_of, vector_flops
+from memwall.cost.elementwise import launched, pass_over, stream_of, streamed, table_of, vector_flops
 from memwall.cost.registry import register_cost
 from memwall.graph import TensorSpec
 
@@ -52,7 +52,18 @@ def reduction(call: Call) -> Cost:
     """FLOPs of the table for each element of the input."""
     name = call.name.split(".")[1]
     per_element = _REDUCTIONS[name] if name in _REDUCTIONS else _SCANS[name]
-    return call.cost(vector_flops(_floating(call), _source(call).numel * per_element, name.rstrip("_")))
+    return _reduced(
+        call, call.cost(vector_flops(_floating(call), _source(call).numel * per_element, name.rstrip("_")))
+    )
+
+
+#: memory round trips in a row where blocks meet: partial results out, a counter, the last block reads them (Reduce.cuh)
+_MEETING = 3
+
+
+def _reduced(call: Call, cost: Cost) -> Cost:
+    """The cost as one launch over the input whose blocks meet at the end."""
+    return streamed(cost, _source(call).numel, kind="reduction", round_trips=_MEETING)
 
 
 def norm_flops(order: object) -> int:
@@ -66,7 +77,7 @@ def norm_flops(order: object) -> int:
 def vector_norm(call: Call) -> Cost:
     """2 per element, fewer for the orders 0, 1 and infinity."""
     per_element = norm_flops(call.attributes.get("ord", 2))
-    return call.cost(vector_flops(call.outputs[0], _source(call).numel * per_element))
+    return _reduced(call, call.cost(vector_flops(call.outputs[0], _source(call).numel * per_element)))
 
 
 @register_cost("aten.logsumexp", op_class="reduction")
@@ -77,7 +88,11 @@ def logsumexp(call: Call) -> Cost:
     kernels.
     """
     data = call.need("self")
-    return call.cost(vector_flops(data, 4 * data.numel), extra_bytes=5 * data.nbytes, kernels=7)
+    cost = call.cost(vector_flops(data, 4 * data.numel), extra_bytes=5 * data.nbytes, kernels=7)
+    largest = pass_over(data.nbytes, cost.write_bytes, data.numel)
+    return launched(
+        cost, largest, pass_over(data.nbytes, data.nbytes), pass_over(data.nbytes, data.nbytes), largest
+    )
 
 
 @register_cost(*(f"aten.{name}" for name in _LOSSES), op_class="reduction")
@@ -87,9 +102,12 @@ def loss(call: Call) -> Cost:
     reduced = call.attributes.get("reduction", 1) != 0
     per_element = _LOSSES[call.name.split(".")[1]] + reduced
     again = 2 * data.nbytes if reduced else 0
-    return call.cost(
+    cost = call.cost(
         vector_flops(data, data.numel * per_element), extra_bytes=again, kernels=2 if reduced else 1
     )
+    if not reduced:
+        return streamed(cost, data.numel)
+    return launched(cost, pass_over(cost.read_bytes, data.nbytes), pass_over(data.nbytes, cost.write_bytes))
 
 
 #: comparisons only: the index of each maximum is stored beside it
@@ -115,8 +133,9 @@ def _sizes(size: Sequence[int] | int, rank: int) -> list[int]:
 def max_pool(call: Call) -> Cost:
     """No FLOP; windows that overlap are read once, what lies between windows is not read."""
     if "kernel_size" not in call.attributes or "fractional" in call.name:
-        return call.cost()
-    return call.cost(read_bytes=_window_bytes(call, 2 if "2d" in call.name else 3))
+        return streamed(call.cost(), call.outputs[0].numel)
+    cost = call.cost(read_bytes=_window_bytes(call, 2 if "2d" in call.name else 3))
+    return streamed(cost, call.outputs[0].numel)
 
 
 def _window_bytes(call: Call, rank: int) -> int:
@@ -135,17 +154,19 @@ def max_pool_backward(call: Call) -> Cost:
     grad = call.need("grad_output")
     indices = call.arg("indices")
     read = grad.nbytes + (indices.nbytes if indices is not None else 0)
-    return call.cost(vector_flops(grad, grad.numel), read_bytes=read, extra_bytes=call.write_bytes, kernels=2)
+    cost = call.cost(vector_flops(grad, grad.numel), read_bytes=read, extra_bytes=call.write_bytes, kernels=2)
+    return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
 
 @register_cost(*(f"aten.{name}" for name in _AVERAGE_POOLS), op_class="reduction")
 def average_pool(call: Call) -> Cost:
     """One add per window element."""
     output, rank = call.outputs[0], _AVERAGE_POOLS[call.name.split(".")[1]]
-    return call.cost(
+    cost = call.cost(
         vector_flops(output, output.numel * _window(call.attributes["kernel_size"], rank)),
         read_bytes=_window_bytes(call, rank),
     )
+    return streamed(cost, output.numel)
 
 
 @register_cost(*(f"aten.{name}_backward" for name in _AVERAGE_POOLS), op_class="reduction")
@@ -153,18 +174,19 @@ def average_pool_backward(call: Call) -> Cost:
     """One add per window element; of the input only the shape is used."""
     grad, rank = call.need("grad_output"), 2 if "2d" in call.name else 3
     flops = grad.numel * _window(call.attributes["kernel_size"], rank)
-    return call.cost(vector_flops(grad, flops), read_bytes=grad.nbytes)
+    return streamed(call.cost(vector_flops(grad, flops), read_bytes=grad.nbytes), call.outputs[0].numel)
 
 
 @register_cost(*(f"aten.{name}" for name in _ADAPTIVE_POOLS), op_class="reduction")
 def adaptive_average_pool(call: Call) -> Cost:
     """One add per input element (windows that overlap by a row are not told apart)."""
     data = call.need("self")
-    return call.cost(vector_flops(data, data.numel))
+    return streamed(call.cost(vector_flops(data, data.numel)), data.numel)
 
 
 @register_cost(*(f"aten.{name}_backward" for name in _ADAPTIVE_POOLS), op_class="reduction")
 def adaptive_average_pool_backward(call: Call) -> Cost:
     """One multiply per element of the gradient; of the input only the shape is used."""
     output = call.outputs[0]
-    return call.cost(vector_flops(output, output.numel), read_bytes=call.need("grad_output").nbytes)
+    cost = call.cost(vector_flops(output, output.numel), read_bytes=call.need("grad_output").nbytes)
+    return streamed(cost, output.numel)

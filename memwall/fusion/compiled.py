@@ -19,6 +19,7 @@ from memwall.fusion.placement import Placement
 from memwall.fusion.plan import Group, Plan
 from memwall.fusion.pricing import Pricer
 from memwall.fusion.repeats import shorten
+from memwall.fusion.works import with_works
 from memwall.graph import Graph
 from memwall.hardware import Gpu
 
@@ -90,6 +91,7 @@ def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
     ):
         beyond = 0
     cost = replace(group.cost, kernels=kernel.launches, extra_bytes=beyond, programs=None)
+    cost = with_works(cost, group.cost.works)
     return replace(group, cost=cost, name=kernel.name, source=kernel.source)
 
 

@@ -20,6 +20,7 @@ from memwall.fusion.flow import Flow
 from memwall.fusion.order import in_order
 from memwall.fusion.plan import Group, Plan
 from memwall.fusion.rules import MATRIX_CLASSES
+from memwall.fusion.works import with_works
 from memwall.graph import PHASES, Graph, Value, distinct_bytes
 from memwall.hardware import Gpu
 
@@ -83,9 +84,10 @@ class _Ideal:
         writes.update(dict.fromkeys(last[0]))
         total = sum((self.costs[i] for i in op_ids), start=Cost(kernels=0))
         cost = replace(
-            total.generated(), read_bytes=read_bytes, write_bytes=write_bytes, extra_bytes=0, extra_flops=0, kernels=1,
+            total, read_bytes=read_bytes, write_bytes=write_bytes, extra_bytes=0, extra_flops=0, kernels=1,
             programs=None,
         )  # fmt: skip
+        cost = with_works(cost, total.works)
         return Group(tuple(op_ids), tuple(reads), tuple(writes), cost)
 
     def _flows_on(self, op_ids: Sequence[int]) -> bool:

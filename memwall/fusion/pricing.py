@@ -16,9 +16,10 @@ from memwall.fusion.flow import Flow
 from memwall.fusion.loops import OPAQUE, Loop, loop_of
 from memwall.fusion.placement import Placement
 from memwall.fusion.plan import EAGER, Group
+from memwall.fusion.works import with_works
 from memwall.graph import Graph, Pipe, Value, distinct_bytes
 from memwall.hardware import Gpu
-from memwall.roofline import achievable_compute_s, memory_s
+from memwall.roofline import predict_cost
 
 #: bytes of one row that a thread block holds between two passes: half of a multiprocessor's 256 KiB of registers, so
 #: that two blocks can run at once
@@ -90,7 +91,7 @@ class Pricer:
         extra = self._extra(op_ids, read_bytes, writes)
         recomputed = sum(self.costs[i].total_flops for i in recomputes)
         cost = replace(
-            base.generated(),
+            base,
             read_bytes=read_bytes,
             write_bytes=write_bytes,
             extra_bytes=extra,
@@ -98,8 +99,10 @@ class Pricer:
             kernels=self._launches(op_ids),
             programs=self._programs(op_ids),
         )
+        works = [work for i in op_ids for work in self.costs[i].works]
+        cost = with_works(cost, works)
         if cost.programs is not None and cost.programs < self.gpu.sm_count:
-            cost = min(cost, self._split(cost), key=self._cost_time_s)
+            cost = min(cost, with_works(self._split(cost), works), key=self._cost_time_s)
         return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
 
     def _split(self, cost: Cost) -> Cost:
@@ -118,8 +121,7 @@ class Pricer:
         return self._cost_time_s(group.cost)
 
     def _cost_time_s(self, cost: Cost) -> float:
-        work_s = max(achievable_compute_s(cost, self.gpu), memory_s(cost, self.gpu))
-        return work_s + cost.kernels * self.gpu.launch_overhead_s
+        return predict_cost(cost, self.gpu).time_s
 
     def _reads(self, op_ids: Sequence[int], inside: Collection[int]) -> tuple[tuple[int, ...], int]:
         values, writer = self.graph.values, self.flow.writer

@@ -17,10 +17,10 @@ __all__ = ["KINDS", "render"]
 
 #: kind -> (module, function, options it takes), for a profile
 _PROFILE = {
-    "text": ("text", "render_text", ("by", "top", "sort", "what_ifs", "width", "color")),
-    "md": ("markdown", "render_markdown", ("by", "top", "sort", "what_ifs")),
+    "text": ("text", "render_text", ("by", "top", "sort", "what_ifs", "explained", "width", "color")),
+    "md": ("markdown", "render_markdown", ("by", "top", "sort", "what_ifs", "explained")),
     "html": ("html", "render_html", ("what_ifs",)),
-    "json": ("tables", "profile_json", ("what_ifs",)),
+    "json": ("tables", "profile_json", ("what_ifs", "explained")),
     "csv": ("tables", "profile_csv", ()),
     "parquet": ("tables", "profile_parquet", ()),
     "png": ("figures", "profile_png", ()),

@@ -70,6 +70,14 @@ def seconds_column(heading: str, values: Numbers, *, like: Numbers = (), signed:
     return column, _signed(values, cells) if signed else cells
 
 
+def interval_column(intervals: Sequence[tuple[float, float]], like: Numbers) -> CellColumn:
+    """``8 in 10, ms``: from and to, in the unit of the times ``like``."""
+    lows, highs = [low for low, _ in intervals], [high for _, high in intervals]
+    column, starts = seconds_column("8 in 10", lows, like=like)
+    _, ends = seconds_column("8 in 10", highs, like=like)
+    return column, [f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
+
+
 def percent_column(heading: str, values: Numbers, digits: int = 1) -> CellColumn:
     """A fraction in percent."""
     return _column(heading, "%", values, 0.01, digits)

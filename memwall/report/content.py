@@ -23,6 +23,7 @@ from memwall.profile import Profile
 from memwall.report.closing import measured_sections
 from memwall.report.columns import (
     intensity_column,
+    interval_column,
     percent_column,
     plain_column,
     seconds_column,
@@ -41,6 +42,7 @@ from memwall.report.document import (
     table,
     text_column,
 )
+from memwall.report.explanation import trust_text
 from memwall.report.fusion import explained, fusion_section, is_several, policy_table, sentences
 from memwall.report.whatif import what_if_section
 from memwall.savings import PolicySet, policy_sets
@@ -103,8 +105,16 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
         blocks.append(share_table("Phases", "phase", phases))
     blocks.append(memory_table(profile, schedule))
     blocks.append(Sentence(verdict(profile, schedule), strong=True))
+    facts = {"calibrated": trust_text(profile, schedule), "launched": _launched(schedule)}
+    if any(facts.values()):
+        blocks.append(Facts(tuple((label, text) for label, text in facts.items() if text)))
     title = schedule_label(profile, schedule) if is_several(profile) else full_title(profile, schedule)
     return Section(title, tuple(blocks))
+
+
+def _launched(schedule: Schedule) -> str:
+    captured = not schedule.gpu.dispatch_s and schedule.gpu.cpu is None
+    return "as a CUDA graph: no kernel waits for the CPU" if captured else ""
 
 
 def full_title(profile: Profile, schedule: Schedule) -> str:
@@ -199,6 +209,7 @@ def totals_table(profile: Profile) -> Table:
         optional(
             seconds_column("bound", [s.totals.bound_s for s in sims], like=[s.totals.time_s for s in sims])
         ),
+        interval_column([(s.totals.low_s, s.totals.high_s) for s in sims], [s.totals.time_s for s in sims]),
         optional(plain_column("kernels", [s.totals.kernels for s in sims])),
     ]
     if profile.workload.samples is not None:
@@ -215,7 +226,10 @@ def totals_table(profile: Profile) -> Table:
         text_column("fits", ["yes" if s.fits else "NO" for s in sims]),
     ]
     return table(
-        "", columns, "bound: speed of light; compute, bandwidth, overhead: share of time under each wall"
+        "",
+        columns,
+        "bound: speed of light; 8 in 10: where 8 of 10 real runs should lie; compute, bandwidth, overhead: share of"
+        " time under each wall",
     )
 
 
@@ -268,6 +282,7 @@ def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table
         intensity_column([r.arithmetic_intensity if r.modeled else None for r in rows]),
         optional(seconds_column("bound", [r.bound_s for r in rows], like=[r.time_s for r in rows])),
         seconds_column("time", [r.time_s for r in rows]),
+        optional(interval_column([(r.low_s, r.high_s) for r in rows], [r.time_s for r in rows])),
         percent_column("time", [r.time_share for r in rows]),
         text_column("limited by", [r.limited_by for r in rows]),
     ]

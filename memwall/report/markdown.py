@@ -11,6 +11,7 @@ from memwall.profile import Profile
 from memwall.report.comparing import comparison_document
 from memwall.report.content import profile_document
 from memwall.report.document import Column, Document, Facts, Sentence, Table, clean
+from memwall.report.explanation import Explained, explanation_sections
 from memwall.whatif import Outcome
 
 #: characters that start Markdown or HTML anywhere in a line; ``_`` and ``*`` within names among them
@@ -19,10 +20,13 @@ _AUTOLINK = re.compile(r"(?i)(https?|ftp|mailto)(:)|(www)(\.)|(@)")
 
 
 def render_markdown(
-    profile: Profile, *, by: str = "op", top: int = 15, sort: str = "time", what_ifs: Sequence[Outcome] = ()
-) -> str:
+    profile: Profile, *, by: str = "op", top: int = 15, sort: str = "time", what_ifs: Sequence[Outcome] = (),
+    explained: Explained = (),
+) -> str:  # fmt: skip
     """The report of a profile."""
-    return to_markdown(profile_document(profile, by=by, top=top, sort=sort, what_ifs=what_ifs))
+    document = profile_document(profile, by=by, top=top, sort=sort, what_ifs=what_ifs)
+    sections = (*document.sections, *explanation_sections(profile, explained))
+    return to_markdown(Document(document.title, sections))
 
 
 def comparison_markdown(comparison: Comparison) -> str:

@@ -17,6 +17,7 @@ from memwall.closing import summary
 from memwall.compare import Comparison
 from memwall.errors import need
 from memwall.profile import Profile
+from memwall.report.explanation import Explained, explanation_dict
 from memwall.report.fusion import is_several
 from memwall.roofline import Estimate
 from memwall.savings import PolicySet, policy_sets
@@ -26,7 +27,8 @@ from memwall.whatif import Outcome
 #: columns of a kernel's row; seconds and bytes in base units
 KERNEL_COLUMNS = (
     "gpu", "policy", "id", "name", "class", "phase", "module", "shapes", "flops", "read_bytes", "write_bytes",
-    "arithmetic_intensity", "bound_s", "time_s", "compute_s", "memory_s", "overhead_s", "limited_by", "modeled",
+    "arithmetic_intensity", "bound_s", "time_s", "compute_s", "memory_s", "overhead_s", "limited_by", "low_s", "high_s",
+    "modeled",
 )  # fmt: skip
 
 #: what a kernel's row says besides where there are several policies: the eager kernels of the same ops
@@ -44,10 +46,12 @@ SAVING_COLUMNS = (
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def profile_json(profile: Profile, *, what_ifs: Sequence[Outcome] = ()) -> str:
-    """``memwall.profile/1``; what-ifs and the sums of what was measured, which readers pass over, under keys of their
-    own."""
+def profile_json(profile: Profile, *, what_ifs: Sequence[Outcome] = (), explained: Explained = ()) -> str:
+    """``memwall.profile/1``; what-ifs, explanations and the sums of what was measured, which readers pass over, under
+    keys of their own."""
     further: dict[str, Any] = {"what_if": [o.to_dict() for o in what_ifs]} if what_ifs else {}
+    if explained:
+        further["explanations"] = [explanation_dict(schedule, told) for schedule, told in explained]
     if profile.measurements:
         further["measured"] = summary(profile)
     return profile.to_json(further)
@@ -72,7 +76,7 @@ def _kernel(profile: Profile, schedule: Schedule, kernel: Estimate) -> tuple[Any
         schedule.gpu.name, schedule.policy, kernel.id, kernel.name, kernel.op_class,
         kernel_phase(profile, schedule, kernel), kernel_module(profile, schedule, kernel), shapes_text(specs),
         kernel.flops, kernel.read_bytes, kernel.write_bytes, kernel.arithmetic_intensity, kernel.bound_s, kernel.time_s,
-        kernel.compute_s, kernel.memory_s, kernel.overhead_s, kernel.limited_by,
+        kernel.compute_s, kernel.memory_s, kernel.overhead_s, kernel.limited_by, kernel.low_s, kernel.high_s,
         all(costs[i].modeled for i in kernel.op_ids),
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ from memwall.profile import Profile
 from memwall.report.comparing import comparison_document
 from memwall.report.content import profile_document
 from memwall.report.document import Document, Facts, Sentence, Table
+from memwall.report.explanation import Explained, explanation_document
 from memwall.report.machines import gpu_document, gpus_document, growth_document
 from memwall.report.rules import rules_document
 from memwall.whatif import Outcome
@@ -38,11 +39,15 @@ def render_text(
     top: int = 15,
     sort: str = "time",
     what_ifs: Sequence[Outcome] = (),
+    explained: Explained = (),
     width: int | None = None,
     color: bool = False,
 ) -> str:
-    """The report of a profile."""
-    document = profile_document(profile, by=by, top=top, sort=sort, what_ifs=what_ifs)
+    """The report of a profile; where kernels are to be explained, the explanations alone."""
+    if explained:
+        document = explanation_document(profile, explained)
+    else:
+        document = profile_document(profile, by=by, top=top, sort=sort, what_ifs=what_ifs)
     return to_text(document, width=width, color=color)
 
 

@@ -54,11 +54,14 @@ def test_files(run, measured, folder):
 
 BAD = {
     "accuracy": "Missing argument",
+    "accuracy measured.json --fit measured.json": "--fit takes the rows as its value",
+    "accuracy --fit none.csv": "no such file: none.csv",
+    "accuracy --fit other.csv": "other.csv is no table that can be scored",
+    "accuracy --fit measured.json -o a.json": "end the name in .toml",
     "accuracy none.json": "no such file: none.json",
     "accuracy none.csv": "no such file: none.csv",
     "accuracy net.py": "want a saved profile (.json) or a table (.csv)",
     "accuracy saved.json": "saved.json has no measurements; memwall measure makes them",
-    "accuracy measured.json -o a.png": "end the name in one of",
     "accuracy measured.json -o a.html": "end the name in one of",
     "accuracy damaged.json": "damaged.json: measurements[0].executor is 'magic'",
     "accuracy other.csv": "other.csv is no table that can be scored",
@@ -96,3 +99,44 @@ def test_it_imports_nothing_heavy(shell, measured):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+TABLE = "op,gpu,b,m,k,n,h,latency_ms\n" + "".join(
+    f"relu,Tesla P4,{rows},,,,1024,{rows * 1024 * 8 / 150e9 * 1e3 + 0.03:.6f}\n"
+    for rows in range(64, 64 * 80, 64)
+)
+
+
+def test_a_table_of_others_is_scored_on_other_shapes_and_boards(run, folder):
+    (folder / "t.csv").write_text("# made up\n" + TABLE)
+    result = run("accuracy", "t.csv", "--split", "-o", "a.svg", "-o", "a.csv")
+    assert result.code == 0
+    assert "On shapes and boards not fitted to" in result.out
+    assert "<svg" in (folder / "a.svg").read_text()
+    assert "r1_mape" in (folder / "a.csv").read_text()
+    (cell,) = json.loads(run("accuracy", "t.csv", "--json").out)
+    assert (cell["dataset"], cell["gpu"], cell["op_class"], cell["n"]) == (
+        "neusight_ops",
+        "Tesla P4",
+        "elementwise",
+        79,
+    )
+
+
+def test_constants_of_ones_own(run, folder):
+    pytest.importorskip("scipy")
+    (folder / "t.csv").write_text(TABLE)
+    result = run("accuracy", "--fit", "t.csv", "-o", "own.toml")
+    assert (result.code, "On the shapes not fitted to" in result.out) == (0, True)
+    gpu = run("gpus", "own.toml")
+    assert gpu.code == 0
+    assert "p4-fitted" in gpu.out
+
+
+def test_a_fit_never_writes_over_our_files(run, folder):
+    from memwall.hardware import spec_path
+
+    (folder / "t.csv").write_text(TABLE)
+    result = run("accuracy", "--fit", "t.csv", "-o", str(spec_path("p4")))
+    assert result.code == 2
+    assert "it is a file of memwall's own" in result.error

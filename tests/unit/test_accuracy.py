@@ -7,7 +7,20 @@ import random
 
 import pytest
 
-from memwall.accuracy import RECOGNISERS, Row, percentile, read_rows, score, score_all, spearman
+from memwall.accuracy import (
+    TABLES,
+    Row,
+    Scored,
+    Table,
+    kappa,
+    percentile,
+    read_rows,
+    reading,
+    score,
+    score_all,
+    score_files,
+    spearman,
+)  # fmt: skip
 from memwall.errors import UsageError
 from memwall.report import render
 from memwall.report.accuracy import render_accuracy
@@ -53,6 +66,43 @@ def test_cells_are_apart_and_in_order():
         ("b", "all", "all", 1),
         ("g", "all", "all", 3),
     ]
+
+
+def test_kappa_by_hand():
+    """3 of 4 agree; by chance 0.5 x 0.75 + 0.5 x 0.25 = 0.5 do."""
+    labels = [
+        ("overhead", "overhead"),
+        ("overhead", "overhead"),
+        ("compute", "compute"),
+        ("compute", "overhead"),
+    ]
+    assert kappa(labels) == pytest.approx((0.75 - 0.5) / (1 - 0.5))
+    assert kappa([("compute", "compute")] * 3) is None
+    assert kappa([("compute", "bandwidth")] * 3) == 0.0
+    assert kappa([]) is None
+
+
+def labelled(measured_s, limited_by, low_s=0.0, high_s=9.0):
+    return Row("d", "g", "c", "t", 1.0, measured_s, limited_by=limited_by, datasheet_limit="bandwidth", low_s=low_s,
+               high_s=high_s, r0_s=0.5, r1_s=2.0)  # fmt: skip
+
+
+def test_regimes_intervals_and_rooflines():
+    """The shortest takes 1 s: those under 2 s are overhead, 2 s and more bandwidth."""
+    rows = [labelled(1.0, "overhead"), labelled(1.9, "bandwidth"), labelled(2.0, "bandwidth", high_s=1.5)]
+    (cell,) = score(rows)
+    assert cell.coverage == pytest.approx(2 / 3)
+    # 2 of 3 agree; by chance 1/3 x 2/3 + 2/3 x 1/3 = 4/9
+    assert cell.kappa == pytest.approx((2 / 3 - 4 / 9) / (5 / 9))
+    assert cell.r0_mape == pytest.approx((0.5 + (1 - 0.5 / 1.9) + 0.75) / 3)
+    assert cell.r1_mape == pytest.approx((1.0 + (2 / 1.9 - 1) + 0.0) / 3)
+
+
+def test_a_time_rounded_to_the_bound_is_no_violation():
+    rounded = Row("d", "g", "c", "t", 1.0, 44.0, 44.4, resolution_s=1.0)
+    assert not rounded.is_violation
+    assert Row("d", "g", "c", "t", 1.0, 44.0, 44.6, resolution_s=1.0).is_violation
+    assert Row("d", "g", "c", "t", 1.0, 44.0, 44.4).is_violation
 
 
 @pytest.mark.parametrize(
@@ -109,13 +159,11 @@ def test_a_saved_profile_and_its_table_say_the_same(record, tmp_path):
 
 
 def test_other_tables_may_be_added(tmp_path, monkeypatch):
-    from memwall import accuracy
-
     def read(record):
         return row(float(record["guess"]), float(record["clock"]), dataset="theirs")
 
-    kind = accuracy.Recogniser("their table", frozenset(("guess", "clock")), read)
-    monkeypatch.setattr(accuracy, "RECOGNISERS", (*RECOGNISERS, kind))
+    kind = Table("their table", frozenset(("guess", "clock")), read)
+    monkeypatch.setattr(reading, "TABLES", (*TABLES, kind))
     path = tmp_path / "t.csv"
     path.write_text("clock,guess,else\n2,1,x\n", encoding="utf-8")
     assert read_rows(path) == [row(1.0, 2.0, dataset="theirs")]
@@ -165,12 +213,12 @@ def test_what_is_no_file_of_ours(tmp_path):
 
 
 def test_the_page(record, golden):
-    golden("accuracy.txt", render_accuracy(read_rows(record), "text"))
+    golden("accuracy.txt", render_accuracy(score_files([record]), "text"))
 
 
 def test_json_is_a_list_of_cells(record):
-    cells = json.loads(render_accuracy(read_rows(record), "json"))
-    assert list(cells[0]) == [
+    cells = json.loads(render_accuracy(score_files([record]), "json"))
+    assert list(cells[0])[:12] == [
         "dataset", "gpu", "op_class", "dtype", "n", "mape", "median_ape", "bias", "p90", "spearman", "within_20",
         "violations",
     ]  # fmt: skip
@@ -180,12 +228,19 @@ def test_json_is_a_list_of_cells(record):
 
 
 def test_csv_and_markdown(record):
-    rows = read_rows(record)
-    assert render_accuracy(rows, "csv").splitlines()[0] == (
-        "dataset,gpu,op_class,dtype,n,mape,median_ape,bias,p90,spearman,within_20,violations"
+    scored = score_files([record])
+    assert render_accuracy(scored, "csv").startswith(
+        "dataset,gpu,op_class,dtype,n,mape,median_ape,bias,p90,spearman,within_20,violations,"
     )
-    text = render_accuracy(rows, "md")
+    text = render_accuracy(scored, "md")
     assert "> **OUR ERROR: 2 kernels were measured faster than our speed of light.**" in text
     assert "| memwall eager | old | attention | float16 | 1 | 12.4 | 12.4 | +12.4 |" in text
     with pytest.raises(UsageError, match="writes no 'html'"):
-        render_accuracy(rows, "html")
+        render_accuracy(scored, "html")
+
+
+def test_a_picture_has_every_gpu(record):
+    picture = render_accuracy(score_files([record]), "png")
+    assert picture.startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match="no row to draw"):
+        render_accuracy(Scored([]), "svg")

@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[2]
 
 #: Bottom first. A folder is one entry; within it files may import each other.
 ORDER = (
-    "errors", "units", "files", "_version", "graph", "cpu_rates", "gpu", "gpu_spec", "hardware", "workload", "trace",
-    "cost", "roofline", "fusion", "cpu", "agreement", "capture", "funnel", "reference", "codegen", "simulate", "breaks",
-    "record", "measurement", "profile", "schedules", "whatif", "analysis", "verdict", "savings", "closing", "accuracy",
-    "alternatives", "fused", "emit", "compare", "pipeline", "calibrate", "measure", "report", "cli", "__init__",
-    "__main__",
+    "errors", "units", "files", "_version", "graph", "cpu_rates", "work", "gpu", "gpu_spec", "hardware", "workload",
+    "trace", "cost", "utilization", "roofline", "fusion", "cpu", "agreement", "capture", "funnel", "reference",
+    "codegen", "simulate", "breaks", "record", "measurement", "profile", "schedules", "whatif", "analysis",
+    "verdict", "savings", "explanation", "closing", "accuracy", "alternatives", "fused", "emit", "compare",
+    "pipeline", "calibrate", "measure", "report", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 #: ``trace`` stands above ``cost`` in that list and yet neither may know the other.

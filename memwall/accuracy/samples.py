@@ -1,0 +1,32 @@
+"""One measured row as the model sees it: what ran, on which GPU, how it was timed, and how long it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memwall.cost import Cost
+from memwall.hardware import Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A measured launch, or the launches of one op.
+
+    ``launch`` names the way of timing (:class:`memwall.work.LaunchConstants`): ``graph``, ``kernel`` or ``call``.
+    ``resident_bytes`` of what it reads were in L2 before it began. ``shape`` is what tells it from other shapes, for
+    the split into rows to fit and rows to score.
+    """
+
+    dataset: str
+    #: as the data name it, and the board that it is
+    label: str
+    gpu: Gpu
+    op_class: str
+    dtype: str
+    shape: str
+    cost: Cost
+    launch: str
+    resident_bytes: int
+    measured_s: float
+    #: seconds to which the data are rounded
+    resolution_s: float = 0.0

@@ -1,0 +1,141 @@
+"""Vidur's tables (microsoft/vidur): the layers of an LLM as vLLM runs them in float16, and NCCL's all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from memwall.accuracy import calls
+from memwall.accuracy.samples import Sample
+from memwall.accuracy.scores import Row
+from memwall.accuracy.tables.base import Record, Skip, Table, board, seconds, size, warm_bytes
+from memwall.accuracy.tables.links import all_reduce_row
+from memwall.cost import Cost
+from memwall.roofline import works_of
+from memwall.work import Gemm
+
+_DTYPE, _ITEMSIZE = "float16", 2
+_RESOLUTION_S = 1e-6
+
+#: vLLM's kernel -> integer instructions for each result, and loads that wait for each other. These kernels take a
+#: scalar at a time; the counts are fitted to the rows of all three boards together
+_KERNELS = {"silu_and_mul": (52, 1), "rotary_embedding": (40, 2), "embedding": (116, 2)}
+
+
+class _Layer:
+    """The sizes of one row's layer on one of ``tp`` GPUs."""
+
+    def __init__(self, record: Record) -> None:
+        self.tokens, self.tp, self.heads, self.kv_heads, self.width, self.ffn, self.vocab = (
+            size(record, name)
+            for name in ("num_tokens", "tp", "n_head", "n_kv_head", "n_embd", "n_ffn", "vocab")
+        )
+        self.gated = str(record["gated_mlp"]).strip().lower() in ("true", "1")
+        self.head_size = self.width // self.heads
+
+    def product(self, n: int, k: int) -> Cost:
+        """``[tokens, k] x [k, n]``."""
+        return calls.product(self.tokens, max(n, 1), max(k, 1), _DTYPE)
+
+    def moved(self, read: int, written: int, kernel: str) -> Cost:
+        """A kernel that reads and writes so many elements."""
+        instructions, round_trips = _KERNELS[kernel]
+        return calls.stream(_ITEMSIZE * read, _ITEMSIZE * written, written, instructions=instructions,
+                            round_trips=round_trips)  # fmt: skip
+
+
+def _activation(layer: _Layer) -> Cost:
+    width = layer.ffn // layer.tp
+    if not layer.gated:
+        return calls.elementwise("aten.gelu.default", (layer.tokens, width), _DTYPE, 1)
+    return layer.moved(2 * layer.tokens * width, layer.tokens * width, "silu_and_mul")
+
+
+def _rope(layer: _Layer) -> Cost:
+    """Queries and keys are rotated in place; a token's cosines and sines are a head's size, its position 8 bytes."""
+    elements = layer.tokens * (layer.heads + max(layer.kv_heads, layer.tp)) // layer.tp * layer.head_size
+    return layer.moved(elements + layer.tokens * (layer.head_size + 4), elements, "rotary_embedding")
+
+
+def _embedding(layer: _Layer) -> Cost:
+    """The table's rows are read by 8-byte index; with tensor parallelism a GPU holds a share of them."""
+    elements = layer.tokens * layer.width
+    return layer.moved(elements + 4 * layer.tokens, elements, "embedding")
+
+
+def _norm(layer: _Layer) -> Cost:
+    return calls.rows("block_norm", (layer.tokens, layer.width), _DTYPE, 1, 1)
+
+
+#: op of the table -> what it is scored as, and its cost
+_OPS: Mapping[str, tuple[str, Callable[[_Layer], Cost]]] = {
+    "attn_pre_proj": (
+        "gemm",
+        lambda s: s.product((s.heads + 2 * s.kv_heads) * s.head_size // s.tp, s.width),
+    ),
+    "attn_post_proj": ("gemm", lambda s: s.product(s.width, s.width // s.tp)),
+    "mlp_up_proj": ("gemm", lambda s: s.product((2 if s.gated else 1) * s.ffn // s.tp, s.width)),
+    "mlp_down_proj": ("gemm", lambda s: s.product(s.width, s.ffn // s.tp)),
+    "mlp_act": ("activation", _activation),
+    "add": ("add", lambda s: calls.elementwise("aten.add.Tensor", (s.tokens, s.width), _DTYPE, 2)),
+    "input_layernorm": ("norm", _norm),
+    "post_attention_layernorm": ("norm", _norm),
+    "attn_rope": ("rope", _rope),
+    "emb": ("embedding", _embedding),
+}
+
+
+def _weight_bytes(cost: Cost) -> int:
+    """Bytes of the right operand of a product."""
+    return sum(work.k * work.n * work.itemsize for work in works_of(cost) if isinstance(work, Gemm))
+
+
+def _op(record: Record) -> Sample:
+    op = record["op"]
+    if op not in _OPS:
+        raise Skip(f"op {op[:40]!r} is not known")
+    op_class, build = _OPS[op]
+    gpu, layer = board(record["gpu"]), _Layer(record)
+    cost = build(layer)
+    warm = warm_bytes(cost, gpu)
+    if op_class == "gemm":  # the other layers' weights run through L2 between two calls
+        warm = cost.read_bytes - _weight_bytes(cost) if cost.bytes <= gpu.l2_bytes else 0
+    shape = (
+        f"{op} t={layer.tokens},tp={layer.tp},h={layer.heads}/{layer.kv_heads},w={layer.width},f={layer.ffn}"
+    )
+    return Sample(OPS.name, record["gpu"], gpu, op_class, _DTYPE, shape, cost, "kernel", warm,
+                  seconds(record, "median_ms"), _RESOLUTION_S)  # fmt: skip
+
+
+def _all_reduce(record: Record) -> Row:
+    network = record["network"]
+    gpu = board(network.partition("_")[0])
+    return all_reduce_row(
+        ALL_REDUCE.name, network, gpu, size(record, "size"), size(record, "num_workers"),
+        size(record, "devices_per_node"), seconds(record, "median_ms"),
+    )  # fmt: skip
+
+
+OPS = Table(
+    "vidur_mlp_ops",
+    frozenset(
+        [
+            "gpu",
+            "op",
+            "num_tokens",
+            "tp",
+            "n_head",
+            "n_kv_head",
+            "n_embd",
+            "n_ffn",
+            "vocab",
+            "gated_mlp",
+            "median_ms",
+        ]
+    ),
+    _op,
+)
+ALL_REDUCE = Table(
+    "vidur_allreduce",
+    frozenset(["network", "num_workers", "size", "median_ms", "devices_per_node"]),
+    _all_reduce,
+)

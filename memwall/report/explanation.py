@@ -1,0 +1,64 @@
+"""Why kernels take their time, and how the constants behind a report are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from memwall.analysis import schedule_label, short_name
+from memwall.explanation import Explanation, trust
+from memwall.profile import Profile
+from memwall.report.document import Document, Section, Sentence, clean
+from memwall.simulate import Schedule
+from memwall.units import percent
+
+Explained = Sequence[tuple[Schedule, Explanation]]
+
+
+def explanation_document(profile: Profile, explained: Explained) -> Document:
+    """The explanations alone."""
+    return Document(clean(profile.workload.name), explanation_sections(profile, explained))
+
+
+def explanation_sections(profile: Profile, explained: Explained) -> tuple[Section, ...]:
+    """One section for each kernel told, GPU by GPU."""
+    return tuple(_section(profile, schedule, explanation) for schedule, explanation in explained)
+
+
+def _section(profile: Profile, schedule: Schedule, told: Explanation) -> Section:
+    kernel = told.kernel
+    repeats = f" x{told.count}" if told.count > 1 else ""
+    place = f" in {told.module}" if told.module else ""
+    title = (
+        f"{schedule_label(profile, schedule)}: kernel {kernel.id}, {short_name(kernel.name)}{repeats}{place}"
+    )
+    texts = [*told.launches, told.around]
+    if told.calibrated:
+        texts.append(f"calibrated: {told.calibrated}")
+    return Section(clean(title), tuple(Sentence(clean(text)) for text in texts))
+
+
+def explanation_dict(schedule: Schedule, told: Explanation) -> dict[str, Any]:
+    """Plain JSON types."""
+    kernel = told.kernel
+    return {
+        "gpu": schedule.gpu.name, "policy": schedule.policy, "kernel": kernel.id, "name": kernel.name,
+        "module": told.module, "count": told.count, "time_s": kernel.time_s, "low_s": kernel.low_s,
+        "high_s": kernel.high_s, "sentences": [*told.launches, told.around], "calibrated": told.calibrated,
+    }  # fmt: skip
+
+
+def trust_text(profile: Profile, schedule: Schedule) -> str:
+    """``yes for 93.1 % of the time, by architecture (a100-40gb-pcie) for 6.9 %``; empty on a CPU."""
+    rows = trust(profile, schedule)
+    total = sum(row.time_s for row in rows)
+    if not total:
+        return ""
+    if len(rows) == 1:
+        return f"{rows[0].calibrated}{_boards(rows[0].boards)}"
+    parts = [f"{row.calibrated}{_boards(row.boards)} for {percent(row.time_s / total)}" for row in rows]
+    return f"{parts[0]} of the time, {', '.join(parts[1:])}"
+
+
+def _boards(names: Sequence[str]) -> str:
+    return f" ({', '.join(names)})" if names else ""

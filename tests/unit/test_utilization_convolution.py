@@ -1,0 +1,216 @@
+"""Convolutions as launches: what the cost formulas say of them, and the time model. Counts are worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from memwall.accuracy.predict import model_rows
+from memwall.accuracy.reading import read_samples
+from memwall.accuracy.split import in_fit_half
+from memwall.graph import Pipe
+from memwall.hardware import load_gpu
+from memwall.utilization import explain, predict
+from memwall.work import Convolution, Stream
+from tests.unit.cost_calls import cost, spec
+from tests.unit.truth_folder import truth
+
+FP32, FP16, TF32 = Pipe("tensor", "float32"), Pipe("tensor", "float16"), Pipe("tensor", "tf32")
+
+
+def launch(pipe=FP16, role="forward", n=32, cin=64, cout=64, hw=56, window=3, stride=1, groups=1, **changes):
+    """A square convolution that keeps its places but for the stride, on tensors that lie in DRAM."""
+    itemsize, out = (2 if pipe == FP16 else 4), -(-hw // stride)
+    data, result = n * cin * groups * hw * hw * itemsize, n * cout * groups * out * out * itemsize
+    return Convolution(**{
+        "pipe": pipe, "role": role, "images": n, "groups": groups, "channels_in": cin, "channels_out": cout,
+        "places_in": (hw, hw), "places_out": (out, out), "kernel": (window, window), "stride": (stride, stride),
+        "itemsize": itemsize, "read_bytes": data + cin * cout * groups * window * window * itemsize,
+        "write_bytes": result, **changes,
+    })  # fmt: skip
+
+
+# -- what the cost formulas say ----------------------------------------------------------------------------------------
+
+
+def test_forward_is_one_launch_and_a_pass_for_the_bias():
+    data, weight, out = spec(2, 3, 8, 8), spec(16, 3, 3, 3), spec(2, 16, 4, 4)
+    inputs = [("input", data), ("weight", weight), ("bias", spec(16))]
+    conv, bias = cost("aten.convolution", inputs, out, stride=[2, 2], padding=[1, 1], groups=1).works
+    assert (conv.role, conv.images, conv.channels_in, conv.channels_out) == ("forward", 2, 3, 16)
+    assert (conv.places_in, conv.places_out, conv.kernel, conv.stride) == ((8, 8), (4, 4), (3, 3), (2, 2))
+    assert (conv.read_bytes, conv.write_bytes) == (768 + 864, 1024)  # 384 + 432 and 512 elements of 2 bytes
+    assert isinstance(bias, Stream)
+    assert (bias.read_bytes, bias.write_bytes) == (1024 + 32, 1024)
+
+
+def test_backward_is_one_launch_for_each_gradient():
+    grad, data, weight = spec(2, 8, 4, 4), spec(2, 4, 4, 4), spec(8, 4, 3, 3)
+    inputs = [("grad_output", grad), ("input", data), ("weight", weight)]
+    result = cost(
+        "aten.convolution_backward", inputs, [data, weight, spec(8)], output_mask=(True, True, True)
+    )
+    of_input, of_weight, of_bias = result.works
+    assert (of_input.role, of_input.read_bytes, of_input.write_bytes) == ("input", 512 + 576, 256)
+    assert (of_weight.role, of_weight.read_bytes, of_weight.write_bytes) == ("weight", 512 + 256, 576)
+    assert (of_bias.read_bytes, of_bias.write_bytes) == (512, 16)
+    only = cost("aten.convolution_backward", inputs, [weight], output_mask=(False, True, False))
+    assert [work.role for work in only.works] == ["weight"]
+
+
+def test_a_transposed_convolution_is_the_input_gradient_of_another():
+    # weight [Cin 16, Cout 4, 2, 2]: the convolution that it transposes has 4 channels in and 16 out
+    inputs = [("input", spec(1, 16, 8, 8)), ("weight", spec(16, 4, 2, 2))]
+    (work,) = cost(
+        "aten.convolution", inputs, spec(1, 4, 16, 16), transposed=True, groups=1, stride=[2, 2]
+    ).works
+    assert (work.role, work.channels_in, work.channels_out) == ("input", 4, 16)
+    assert (work.places_in, work.places_out) == ((16, 16), (8, 8))
+
+
+def test_groups_and_depthwise():
+    data, out = spec(1, 32, 8, 8), spec(1, 64, 8, 8)
+    (grouped,) = cost(
+        "aten.convolution", [("input", data), ("weight", spec(64, 8, 3, 3))], out, groups=4
+    ).works
+    assert (grouped.groups, grouped.channels_in, grouped.channels_out) == (4, 8, 16)
+    assert not grouped.depthwise
+    (alone,) = cost(
+        "aten.convolution", [("input", data), ("weight", spec(32, 1, 3, 3))], data, groups=32
+    ).works
+    assert alone.depthwise
+    assert predict(alone, load_gpu("h100-sxm")).facts["way"] == "depthwise"
+
+
+# -- tiles, by hand ----------------------------------------------------------------------------------------------------
+
+
+def test_tiles_and_rounds_of_an_implicit_gemm():
+    # 32 * 56 * 56 = 100,352 places = 784 x 128; 64 channels are one tile wide; 132 SMs: 5.94 waves
+    facts = predict(launch(), load_gpu("h100-sxm")).facts
+    assert (facts["way"], facts["m"], facts["n"], facts["k"]) == ("implicit GEMM", 100_352, 64, 576)
+    assert (facts["tile"], facts["tiles"], facts["rounds"]) == ((128, 64), 784, 6)
+
+
+@pytest.mark.parametrize(("window", "points"), [(3, 36), (5, 64)])
+def test_winograd_makes_sixteen_outputs_of_so_many_multiplies(window, points):
+    work = launch(FP32, cin=512, cout=512, hw=28, window=window)
+    facts = predict(work, load_gpu("v100-sxm2-16gb")).facts
+    assert (facts["way"], facts["points"]) == ("Winograd", points)
+    assert (facts["m"], facts["n"], facts["k"]) == (32 * 7 * 7, 512, 512)
+    # each point's three matrices are written by one stage and read by the next
+    assert facts["between"] == 2 * points * 4 * (2 * 1568 * 512 + 512 * 512)
+
+
+@pytest.mark.parametrize("change", [{"stride": 2}, {"window": 1}, {"groups": 2}, {"pipe": FP16}])
+def test_what_winograd_does_not_serve(change):
+    work = launch(**{"pipe": FP32, "cin": 512, "cout": 512, "hw": 28, **change})
+    assert predict(work, load_gpu("v100-sxm2-16gb")).facts["way"] == "implicit GEMM"
+
+
+def test_products_of_the_gradients():
+    gpu = load_gpu("a100-80gb-sxm")
+    of_input = predict(launch(role="input", cin=32, cout=96), gpu).facts
+    assert (of_input["m"], of_input["n"], of_input["k"]) == (100_352, 32, 96 * 9)
+    of_weight = predict(launch(role="weight", cin=32, cout=96), gpu).facts
+    assert (of_weight["m"], of_weight["n"], of_weight["k"]) == (96, 32 * 9, 100_352)
+    assert of_weight["parts"] > 1  # 2 x 5 tiles of 64 x 64 do not fill 108 SMs
+    skipping = predict(launch(role="input", cin=256, cout=512, window=1, stride=2), gpu).facts
+    assert (skipping["m"], skipping["k"]) == (25_088, 512)  # a quarter of the places meets a window
+
+
+def test_few_channels_cost_a_slice_on_the_first_tensor_cores_and_16_bytes_later():
+    def k_of(gpu, channels):
+        return predict(launch(cin=channels), load_gpu(gpu)).facts["k"]
+
+    assert [k_of("v100-sxm2-16gb", c) for c in (1, 3, 32, 33)] == [288, 288, 288, 576]
+    assert [k_of("a100-80gb-sxm", c) for c in (1, 3, 32, 33)] == [72, 72, 288, 360]
+
+
+# -- physics -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["forward", "input", "weight"])
+@pytest.mark.parametrize("gpu", ["p4", "t4", "v100-sxm2-16gb", "a100-80gb-sxm", "h100-sxm", "mi210"])
+def test_more_images_take_longer_and_no_peak_is_beaten(gpu, role):
+    board = load_gpu(gpu)
+    times = [predict(launch(role=role, n=n), board).time_s for n in (1, 8, 64, 512)]
+    assert times == sorted(times)
+    flops = 2 * 512 * 56 * 56 * 64 * 64 * 9
+    assert times[-1] > flops / board.peak(FP16)
+    winograd = predict(launch(FP32, role, n=512), board).time_s
+    assert winograd > flops / 4 / board.peak(FP32)
+
+
+def test_what_lies_in_l2_is_not_read_from_dram():
+    gpu, work = load_gpu("h100-sxm"), launch(cin=64, cout=64, window=1)
+    assert predict(work, gpu, work.read_bytes).memory_s < predict(work, gpu).memory_s
+    assert predict(work, gpu).memory_s > work.bytes / gpu.dram_bytes_per_s
+
+
+def test_channels_last_needs_no_copies():
+    gpu, work = load_gpu("a100-80gb-sxm"), launch()
+    assert predict(replace(work, channels_last=True), gpu).time_s < predict(work, gpu).time_s
+
+
+def test_tf32_is_float32_where_there_is_none_and_faster_where_there_is():
+    v100, a100 = load_gpu("v100-sxm2-16gb"), load_gpu("a100-80gb-sxm")
+    assert predict(launch(TF32), v100).time_s == predict(launch(FP32), v100).time_s
+    assert predict(launch(TF32), a100).time_s < predict(launch(FP32), a100).time_s
+    assert predict(launch(FP16), a100).time_s < predict(launch(TF32), a100).time_s
+
+
+def test_narrow_groups_are_no_slower_than_without_tensor_cores():
+    gpu = load_gpu("v100-sxm2-16gb")
+    work = launch(cin=4, cout=4, groups=32)
+    assert predict(work, gpu).time_s <= predict(replace(work, pipe=FP32), gpu).time_s
+
+
+def test_an_output_without_places_takes_no_time_and_divides_by_nothing():
+    assert predict(launch(n=0), load_gpu("t4")).time_s < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (launch(), ["100352x64x576", "784 tiles of 128x64", "132 SMs", "run as 6 (99%)", "TFLOP/s"]),
+        (launch(FP32, cin=512, cout=512, hw=28), ["36 products 1568x512x512", "between the stages"]),
+        (launch(Pipe("vector", "float32"), cin=1, cout=1, groups=64), ["64 channels apart", "9 taps"]),
+        (launch(role="weight"), ["with k split in"]),
+    ],
+)
+def test_the_sentence_holds_the_numbers(work, words):
+    gpu = load_gpu("h100-sxm")
+    text = explain(work, gpu, predict(work, gpu))
+    assert [word for word in words if word not in text] == []
+    assert text.endswith(".")
+    assert "\n" not in text
+
+
+# -- measured rows that the constants did not see ----------------------------------------------------------------------
+
+
+def _errors(name, wanted):
+    path = truth(name)
+    if path is None:
+        pytest.skip(f"{name} is not here")
+    samples = [s for s in read_samples(path) if wanted(s) and not in_fit_half(s.shape)]
+    by_cell = {}
+    for sample, row in zip(samples, model_rows(samples), strict=True):
+        cell = by_cell.setdefault((sample.gpu.name, sample.dtype), [])
+        cell.append(abs(row.modeled_s / row.measured_s - 1))
+    return {cell: sum(errors) / len(errors) for cell, errors in by_cell.items() if len(errors) >= 10}
+
+
+def test_float32_of_five_boards():
+    errors = _errors("neusight_conv_subsample.csv", lambda sample: True)
+    assert len(errors) == 5
+    assert {cell: error for cell, error in errors.items() if error > 0.25} == {}
+
+
+def test_forward_passes_in_both_precisions():
+    errors = _errors(
+        "deepbench_conv.csv",
+        lambda sample: sample.op_class == "conv forward" and sample.dtype != "pseudo_fp16",
+    )
+    assert len(errors) == 5
+    assert {cell: error for cell, error in errors.items() if error > 0.25} == {}
