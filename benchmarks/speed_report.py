@@ -32,6 +32,24 @@ print(json.dumps([seconds, peak, len(record.graph.ops)]))
 """
 
 
+#: Prints seconds of the first prediction on a GPU, those of later ones (median), and the kernels.
+PREDICT = """
+import gc, json, statistics, time
+import memwall
+from memwall.simulate import PlanContext, simulate
+record = memwall.profile("profiles/llama3_70b/model.py", gpu="a100", mode="training")
+plan, gpu = record.simulations[0].plan, memwall.load_gpu("h100-sxm")
+context = PlanContext.of(record.graph, plan)
+gc.disable()  # as memwall.profile does
+times = []
+for _ in range(20):
+    start = time.perf_counter()
+    simulate(record.graph, plan, gpu, context=context)
+    times.append(time.perf_counter() - start)
+print(json.dumps([times[0], statistics.median(times[1:]), len(plan.groups)]))
+"""
+
+
 def run(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True
@@ -74,6 +92,7 @@ def main() -> None:
                      "training", runs=3), "-"),
         ]  # fmt: skip
     took, peak, ops = json.loads(run("-c", BIG))
+    first, again, kernels = json.loads(run("-c", PREDICT))
     text = f"""# Speed
 
 Measured by `python benchmarks/speed_report.py` on {platform.machine()}, {os.cpu_count()} cores, Python
@@ -87,6 +106,9 @@ generations (two traces where attention differs) and the memory peak:
 
 Llama-3-405B (126 layers), training step with AdamW on two GPUs, in-process: {took:.1f} s for {ops:,} ops (goal 10 s),
 peak resident memory {peak / 2**20:.0f} MiB (goal 1,024).
+
+Predicting all {kernels:,} kernels of a Llama-3-70B training step on one GPU, in-process, the graph and its costs given:
+{first * 1e3:.0f} ms the first time on that GPU, {again * 1e3:.0f} ms after (goal 50).
 
 | whole process | s | goal |
 |---|---:|---:|

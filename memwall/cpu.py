@@ -78,14 +78,14 @@ _BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_leg
 
 
 def predict_on_cpu(graph: Graph, group: Group, gpu: Gpu, reuse: Sequence[tuple[int, int]]) -> Prediction:
-    """The prediction of a group on a CPU, with :func:`kernel_time_s`'s arguments. Its interval is the one that holds
-    for machines without measured rows."""
+    """The prediction of a group on a CPU, with :func:`kernel_time_s`'s arguments. Its interval is the widest
+    that boards without rows of their own have."""
     compute, memory = kernel_time_s(graph, group, gpu, reuse)
     bound = bound_s(group.cost, gpu)
     memory = max(memory, bound)
     floor_s = group.cost.kernels * gpu.launch_overhead_s
-    time_s, around = max(compute, memory) + floor_s, Constants()
-    low_s, high_s = max(time_s * around.interval_low, bound), time_s * around.interval_high
+    time_s, around = max(compute, memory) + floor_s, Constants.UNKNOWN
+    low_s, high_s = max(time_s * around[0], bound), time_s * around[1]
     return Prediction(bound, compute, memory, floor_s, low_s, high_s)
 
 

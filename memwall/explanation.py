@@ -18,7 +18,7 @@ from memwall.roofline import Estimate, launch_floor_s, launches_of, works_of
 from memwall.savings import CHEAP
 from memwall.simulate import Schedule, reuse_distances
 from memwall.units import duration
-from memwall.utilization import CALIBRATED, calibrated, explain
+from memwall.utilization import CALIBRATED, as_run, calibrated, explain
 from memwall.work import CONSTANTS
 
 
@@ -79,7 +79,8 @@ def _cost(profile: Profile, schedule: Schedule, plan: Plan | None, kernel: Estim
 
 def _status(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...]]:
     """The least known of a cost's launches, and the boards that the constants come from."""
-    return _status_of(tuple((work.FAMILY, work.variant) for work in works_of(cost)), gpu)
+    works = (as_run(work, gpu) for work in works_of(cost))
+    return _status_of(tuple((work.FAMILY, work.variant) for work in works), gpu)
 
 
 @lru_cache(maxsize=4096)
@@ -92,28 +93,36 @@ def _status_of(tables: tuple[tuple[str, str], ...], gpu: Gpu) -> tuple[str, tupl
 
 def explanations(profile: Profile, schedule: Schedule, wanted: str) -> tuple[Explanation, ...]:
     """The kernels of a schedule that ``wanted`` names: a number, a name or part of one, or a pattern of names or of
-    modules with ``*``. Equal ones (the same launches, all times equal) are told once.
+    modules with ``*``. Equal ones (name, FLOPs, bytes and times) are told once.
 
     Raises:
         UsageError: no kernel is named so, or the plan is not in the record; names the nearest.
     """
     planned = with_plan(profile, schedule)
+    if schedule.kernels and all(kernel.low_s == kernel.high_s for kernel in schedule.kernels):
+        raise UsageError(
+            f"the times on {schedule.gpu.name} are an older memwall's: simulate again with --gpu {schedule.gpu.name}"
+        )
     if planned.plan is None:
         raise UsageError(
             f"the record does not hold what {schedule.policy} launched on {schedule.gpu.name}: profile the model again"
         )
     found: dict[tuple, list[Estimate]] = {}
     for kernel in _named(profile, planned, wanted):
-        key = (kernel.name, kernel.compute_s, kernel.memory_s, kernel.overhead_s)
+        key = (kernel.name, kernel.flops, kernel.bytes, kernel.compute_s, kernel.memory_s, kernel.overhead_s)
         found.setdefault(key, []).append(kernel)
     return tuple(_explanation(profile, planned, same[0], len(same)) for same in found.values())
 
 
 def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
     kernels = schedule.kernels
+    if not wanted.strip():
+        raise UsageError("no kernel is named; give a number, a name or a part of one")
     if wanted.isdecimal():
-        if int(wanted) >= len(kernels):
-            raise UsageError(f"no kernel {wanted} on {schedule.gpu.name}: there are 0 to {len(kernels) - 1}")
+        if len(wanted) > 9 or int(wanted) >= len(kernels):
+            raise UsageError(
+                f"no kernel {wanted[:20]} on {schedule.gpu.name}: there are 0 to {len(kernels) - 1}"
+            )
         return [kernels[int(wanted)]]
     pattern = wanted if "*" in wanted else f"*{wanted}*"
     chosen = [k for k in kernels if short_name(k.name) == wanted or k.name == wanted] or [
@@ -134,31 +143,32 @@ def _explanation(profile: Profile, schedule: Schedule, kernel: Estimate, count: 
     cost, gpu = schedule.plan.groups[kernel.id].cost, schedule.gpu
     module = kernel_module(profile, schedule, kernel)
     if gpu.cpu is not None:
-        return Explanation(kernel, module, count, (), _around(kernel, gpu, 0.0), "")
+        return Explanation(kernel, module, count, (), _around(kernel, "and", "", 0.0, 0.0), "")
     reuse = reuse_distances(profile.graphs[schedule.graph], schedule.plan)[kernel.id]
     resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
-    sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches_of(cost, gpu, resident))
-    floors_s = cost.kernels * launch_floor_s(gpu)
-    return Explanation(
-        kernel, module, count, tuple(sentences), _around(kernel, gpu, floors_s), _status(cost, gpu)[0]
-    )
+    launches = launches_of(cost, gpu, resident)
+    sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches)
+    floor_s, latency_s = launch_floor_s(gpu), sum(terms.latency_s for _, terms in launches)
+    counted = f"{kernel.launches} launch{'es' if kernel.launches > 1 else ''} at {duration(floor_s)}"
+    waited_s = kernel.overhead_s - cost.kernels * floor_s - latency_s
+    around = _around(kernel, "overlap with", counted, latency_s, waited_s)
+    return Explanation(kernel, module, count, tuple(sentences), around, _status(cost, gpu)[0])
 
 
-def _around(kernel: Estimate, gpu: Gpu, floors_s: float) -> str:
+def _around(kernel: Estimate, joined: str, launches: str, latency_s: float, waited_s: float) -> str:
     """The terms of the time, the launches, and the interval."""
-    largest = max(kernel.compute_s, kernel.memory_s)
-    launches = f"{kernel.launches} launch{'es' if kernel.launches > 1 else ''}"
-    more = max(kernel.overhead_s - floors_s, 0.0)
     parts = [
-        f"{duration(kernel.compute_s)} of arithmetic and {duration(kernel.memory_s)} of traffic overlap:"
-        f" {duration(largest)}",
-        f"{launches} at {duration(floors_s / kernel.launches)}",
+        f"{duration(kernel.compute_s)} of arithmetic {joined} {duration(kernel.memory_s)} of traffic",
+        launches,
     ]
-    if more > 1e-9:
-        parts.append(f"{duration(more)} of latency and of waiting for the CPU")
+    if latency_s > 1e-9:
+        parts.append(f"{duration(latency_s)} of latency")
+    if waited_s > 1e-9:
+        parts.append(f"{duration(waited_s)} of waiting for the CPU")
     return (
-        f"{'; '.join(parts)}; in all {duration(kernel.time_s)}, {duration(kernel.low_s)} to {duration(kernel.high_s)}"
-        f" in 8 cases of 10, limited by {kernel.limited_by}; no run is faster than {duration(kernel.bound_s)}."
+        f"{'; '.join(part for part in parts if part)}; in all {duration(kernel.time_s)}, {duration(kernel.low_s)} to"
+        f" {duration(kernel.high_s)} in 8 cases of 10, limited by {kernel.limited_by}; no run is faster than"
+        f" {duration(kernel.bound_s)}."
     )
 
 

@@ -100,8 +100,8 @@ class Gpu:
     cpu: Cpu | None = None
 
     def __hash__(self) -> int:
-        """Of the name alone: boards are keys wherever a kernel is priced."""
-        return hash(self.name)
+        """Of what boards of one name are likely to differ in: they are keys wherever a kernel is priced."""
+        return hash((self.name, self.sm_count, self.dram_bytes_per_s, self.l2_bytes, self.launch_overhead_s))
 
     @property
     def has_multiprocessors(self) -> bool:
@@ -161,7 +161,7 @@ class Gpu:
         values["peak_flop_per_s"] = {Pipe.parse(key): rate for key, rate in peaks.items()}
         values["achievable"] = {"dram": DEFAULT_DRAM_FRACTION} | _saved_table(record, "achievable", fraction)
         values["sources"] = _saved_table(record, "sources", text)
-        values["utilization"] = _saved_table(record, "utilization", finite)
+        values["utilization"] = _saved_table(record, "utilization", _not_negative)
         values["fitted_on"] = _saved_table(record, "fitted_on", text)
         values["cpu"] = _saved_cpu(record)
         return cls(**values)
@@ -264,20 +264,23 @@ def _number(value: Any, wanted: str, fits: Callable[[float], bool]) -> float:
     return float(value)
 
 
+def within(low: float, high: float) -> Callable[[Any], float]:
+    """The check of a number in a range."""
+    return lambda value: _number(
+        value, f"a number from {low:g} to {high:g}", lambda number: low <= number <= high
+    )
+
+
 def positive(value: Any) -> float:
     return _number(value, "a positive number", lambda number: number > 0)
 
 
 def _not_negative(value: Any) -> float:
-    return _number(value, "a number, 0 or more,", lambda number: number >= 0)
-
-
-def finite(value: Any) -> float:
-    return _number(value, "a number, 0 or more,", lambda number: number >= 0)
+    return _number(value, "a number of 0 or more", lambda number: number >= 0)
 
 
 def fraction(value: Any) -> float:
-    return _number(value, "a fraction above 0, at most 1,", lambda number: 0 < number <= 1)
+    return _number(value, "a fraction above 0 and at most 1", lambda number: 0 < number <= 1)
 
 
 def count(value: Any) -> int:

@@ -15,7 +15,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,15 @@ from memwall.gpu import (
     WrongValue,
     count,
     cpu_of,
-    finite,
     fraction,
     one_line,
     positive,
     shown,
     text,
+    within,
 )
 from memwall.graph import Pipe
-from memwall.work import CONSTANTS, names_of
+from memwall.work import CONSTANTS
 
 SCHEMA = "memwall.gpu/1"
 
@@ -64,10 +64,13 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], Any]] = {
     **{f"identity.{key}": (text, None) for key in _EXPLAINABLE},
     **{f"cpu.{key}": (check, None) for key, check in CPU_KEYS.items()},
     **{
-        f"utilization.{family}.{variant}.{name}": (finite, None)
+        f"utilization.{family}.{variant}.{item.name}": (
+            within(item.metadata["low"], item.metadata["high"]),
+            None,
+        )
         for family, kind in CONSTANTS.items()
         for variant in kind.VARIANTS
-        for name in names_of(kind)
+        for item in fields(kind)
     },
 }
 

@@ -154,8 +154,9 @@ def inherit(gpu: Gpu, boards: Iterable[Gpu]) -> Gpu:
                 away = generations + (0.0 if table in board.fitted_on else _UNSCORED)
                 tables.append(((away, peaks, name), table, board))
     values, fitted_on = dict(gpu.utilization), dict(gpu.fitted_on)
+    own = {key.rpartition(".")[0] for key in values}
     for _, table, board in sorted(tables, key=lambda item: item[:2]):
-        if table in board.fitted_on:
+        if table in board.fitted_on and table not in own:
             fitted_on.setdefault(table, board.name)
         for key, number in board.utilization.items():
             if key.startswith(f"{table}."):
@@ -164,7 +165,7 @@ def inherit(gpu: Gpu, boards: Iterable[Gpu]) -> Gpu:
 
 
 def _distance(gpu: Gpu, board: Gpu) -> tuple[float, float, str]:
-    """Smaller is more similar: generations apart, then peaks."""
+    """Smaller is more similar: generations apart, then peaks and bandwidths."""
     if gpu.compute_capability == board.compute_capability is not None:
         generations: float = -1
     elif gpu.architecture == board.architecture:
@@ -176,7 +177,8 @@ def _distance(gpu: Gpu, board: Gpu) -> tuple[float, float, str]:
     else:
         generations = _UNRELATED
     peak = max(gpu.peak_flop_per_s.values()) / max(board.peak_flop_per_s.values())
-    return generations, abs(math.log(peak)), board.name
+    bandwidth = gpu.dram_bytes_per_s / board.dram_bytes_per_s
+    return generations, abs(math.log(peak)) + abs(math.log(bandwidth)), board.name
 
 
 #: Words that name a maker or a product line and tell no board from another.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.compare import Comparison, compare_gpus, compare_profile, compare_profiles
 from memwall.cost import classify, graph_costs
 from memwall.errors import UsageError
-from memwall.hardware import Gpu, load_gpu, load_gpus
+from memwall.hardware import Gpu, inherit, load_gpu, load_gpus, stated
 from memwall.profile import Profile
 from memwall.record import WorkloadInfo
 from memwall.schedules import attention_backend, simulate_profile
@@ -171,7 +171,10 @@ def resimulate(
     """
     gpus = _captured(_gpus(gpu)) if cuda_graph else _gpus(gpu)
     policies = (policy,) if isinstance(policy, str) else tuple(policy)
-    return saved.with_simulations(simulate_profile(saved, gpus, policies))
+    known = [
+        gpu if gpu.utilization or gpu.cpu else inherit(gpu, stated()) for gpu in gpus
+    ]  # an older record's
+    return saved.with_simulations(simulate_profile(saved, known, policies))
 
 
 @contextlib.contextmanager

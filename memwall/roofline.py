@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from memwall.cost import Cost
 from memwall.hardware import Gpu
-from memwall.utilization import Terms, constants, interval, predict
+from memwall.utilization import Terms, as_run, constants, interval, predict
+from memwall.utilization.memory import kept_share
 from memwall.work import CONSTANTS, LaunchConstants, Plain, Work
 
 
@@ -125,12 +126,12 @@ def works_of(cost: Cost) -> tuple[Work, ...]:
 
 
 def launches_of(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> list[tuple[Work, Terms]]:
-    """The launches of a cost, of whose reads ``resident_bytes`` lie in L2 already; a later one finds in L2 what the one
-    before it moved, if that fits."""
+    """The launches of a cost, of whose reads ``resident_bytes`` lie in L2 already; a later one finds in L2 what is left
+    of what the one before it moved."""
     launches, resident = [], resident_bytes
-    for work in works_of(cost):
+    for work in (as_run(work, gpu) for work in works_of(cost)):
         launches.append((work, predict(work, gpu, resident)))
-        resident = work.bytes if work.bytes <= gpu.l2_bytes else 0
+        resident = int(work.bytes * kept_share(gpu, work.bytes))
     return launches
 
 
@@ -162,7 +163,11 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
         compute += other
     else:
         memory += other
-    memory = memory if max(compute, memory) >= bound else bound
+    if max(compute, memory) < bound:  # no kernel is faster; what holds it is what bounds it
+        if _least_compute_s(cost, gpu) >= bound:
+            compute = bound
+        else:
+            memory = bound
     overhead = latency + floors_s
     time_s = max(compute, memory) + overhead
     return Prediction(bound, compute, memory, overhead, max(time_s - down, bound), time_s + up)

@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT)]
 
 import memwall  # noqa: E402
 from memwall.accuracy import Row, Scored, cell, floors_s, score, score_files  # noqa: E402
+from memwall.accuracy.scores import kappa, regime  # noqa: E402
 from memwall.report.accuracy import beside_table, render_accuracy, split_table  # noqa: E402
 from memwall.report.document import Document, Section  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
@@ -45,6 +46,37 @@ class Goal(NamedTuple):
     #: cells of fewer rows, over all shapes, have no goal
     least: int = 1
 
+
+#: what falls short and why, and what a reader has to know of how these figures came about
+NOTES = """## What falls short, and why
+
+- **bmm of MI100 and MI210**: equal up to one size, rows run at rates up to 1.8 apart (MI210: 512x512x64 at 21 TFLOP/s,
+  512x512x96 at 12); the library chooses among kernels by rules that we did not find. Ten menus of tiles did not help.
+- **linear of P4**: rows of equal shape run in two states, at 0.7 and about 2.4 of 5.5 TFLOP/s, which we take for
+  throttling of a board of 75 W. The constants are fitted to the rows under 0.5 ms and to bmm; a free fit reaches 34 %
+  here and would be three to four times too slow for the published test set of the same board.
+- **T4**: alike rows differ by up to three in clocks per step; 70 W. **V100 bmm**: 33 to 64 columns run in different tiles
+  for alike shapes. **P100 linear**: 10 to 16 % too fast for depths of 5,000 to 25,000.
+- **GEMM of the L40S** has no goal; similar shapes differ by up to 1.8.
+- **The BERT layer**: reports/bert_layer.md.
+- **Rows faster than the bound**: the A100's decode rows were recorded by a version whose cache keeps keys and values in
+  one place (we infer it: 66 grouped rows would move up to 1.8 times what DRAM can, and none does if these bytes count
+  once; so they are counted once). 14 more, one head to a key head and 128 or 256 keys, stay unexplained. The V100 row is
+  14.01 TFLOP/s on a board whose datasheet says 14.0.
+
+## How to read them
+
+- Goals of NeuSight's ops are of whole eager calls: of small ops most of the time is the host's way, one constant for
+  each host. A board left out keeps its host's; all else is lent by the most similar board.
+- Most constants were fitted with an eye on other boards (a prior, shared values), not board by board; some forms and
+  weights (T4's and MI100's tiles, the row kernels' shared weights, AMD's deep batched products) were chosen while the
+  scores of all rows were in sight. The other half is therefore held out of the fits, not of every choice.
+- Constants of the server kernels (Vidur: gated activation, rotary, norms), the launches that fp8 layers take to quantise
+  and the all-reduce model describe other software than PyTorch and were set on all rows; memwall predicts no
+  collectives in a profile.
+- Of the H100's and the L4's float32 products no rows are here: their power constants come from the published medians
+  of NeuSight's test set. float16 constants come from cuBLAS of 2023 (Vidur), bfloat16's from TensorRT-LLM's products.
+- Eager PyTorch attention on H100 and A100 is fitted to published figures of FlashAttention-2, no rows."""
 
 BF16_LIMITS = {"H100-SXM-80GB": 0.07, "H200-SXM-141GB": 0.08, "A100-SXM4-80GB": 0.09, "B200-SXM": 0.12}
 NEUSIGHT = ("linear", "bmm", "elementwise", "softmax", "layernorm")
@@ -88,6 +120,21 @@ def goal_rows(goal: Goal, rows: Sequence[Row], counted: Sequence[Row]) -> Iterat
         )  # fmt: skip
 
 
+#: what no goal asks of separately: whether the model knows that a small kernel is overhead
+SMALL = frozenset(
+    ("decode", "elementwise", "softmax", "layernorm", "norm", "add", "rope", "embedding", "activation")
+)
+
+
+def small_ops(rows: Sequence[Row]) -> float:
+    """Cohen's kappa over decode attention and small ops together."""
+    floors = floors_s(rows)
+    found = [
+        (row.limited_by, regime(row, floors)) for row in rows if row.op_class in SMALL and row.limited_by
+    ]
+    return kappa([(modeled, measured) for modeled, measured in found if measured is not None]) or 0.0
+
+
 def markdown(head: str, rows: Sequence[Sequence[str]]) -> str:
     columns = head.split(" | ")
     lines = [
@@ -124,6 +171,21 @@ def layer() -> tuple[float, dict[str, float]]:
     return profile.simulations[0].totals.time_s, times
 
 
+def coverage(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Share of the rows inside their interval, by data set and class."""
+    found: dict[tuple[str, str], list[bool]] = {}
+    for row in rows:
+        if row.low_s is not None and row.high_s is not None:
+            found.setdefault((row.dataset, row.op_class), []).append(
+                row.low_s <= row.measured_s <= row.high_s
+            )
+    return [
+        (*at, str(len(inside)), f"{100 * sum(inside) / len(inside):.0f}")
+        for at, inside in sorted(found.items())
+        if len(inside) >= 50
+    ]
+
+
 def layer_text() -> str:
     total_s, times = layer()
     shares = {name: 100 * time_s / sum(times.values()) for name, time_s in times.items()}
@@ -145,8 +207,8 @@ def report(scored: Scored) -> str:
     met = sum(line[-1] == "yes" for line in goals)
     worse = [line for line in goals if float(line[5]) >= float(line[3])]
     violations = [row for row in scored.rows if row.is_violation]
-    held = [row for row in held_out if row.low_s is not None and row.high_s is not None]
-    inside = sum((row.low_s or 0) <= row.measured_s <= (row.high_s or 0) for row in held) / len(held)
+    held = [row.low_s <= row.measured_s <= row.high_s for row in held_out if row.low_s and row.high_s]
+    inside, decode = sum(held) / len(held), small_ops(scored.rows)
     tables = Document("", (Section("", (
         beside_table("All rows, beside the rooflines", [c for c in score(scored.rows) if c.r1_mape is not None]),
         split_table("Shapes not fitted to, boards left out", scored.split),
@@ -172,14 +234,25 @@ of the bandwidth with 3 us on top, on the same rows. ![modeled against measured]
 {layer_text()}
 
 - Rows faster than our speed of light, where what they touch is over twice the L2: {found}.
-- Rows of the other half inside the interval that is to hold 8 of 10: {100 * inside:.0f} %.
+- Rows of the other half inside the interval that is to hold 8 of 10 (goal 75 to 85): {100 * inside:.0f} %; by class below.
+- Regimes of LLM decode and small ops (decode attention, NeuSight's vector ops, Vidur's layers but products; goal 0.85):
+  kappa {decode:.2f}; by class below.
+
+{NOTES}
 
 ## Regimes
 
-Cohen's kappa of what the model says limits a kernel and what the data say: overhead where the shortest row of that class,
-data set and GPU takes more than half as long, else the larger term of the datasheet.
+Cohen's kappa of what the model says limits a kernel and what the data say: overhead where the shortest row of that op,
+data set and GPU takes more than half as long, else the larger term of the datasheet. Rows of which the rounding of the
+data (Vidur: 1 us) does not tell are left out; where all rows that remain have one regime kappa says nothing (Vidur's add).
 
 {markdown("data | class | rows | kappa", labels(scored.rows))}
+
+## Intervals
+
+Share of the rows of the other half, in percent, inside the interval that is to hold 8 of 10.
+
+{markdown("data | class | rows | inside", coverage(held_out))}
 
 {to_markdown(tables).removeprefix("#").strip()}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ from memwall.accuracy.boards import fit_board, tables_of  # noqa: E402
 from memwall.accuracy.fit import INTERVAL, Fit, Target  # noqa: E402
 from memwall.accuracy.spec_text import Constant, with_tables  # noqa: E402
 from memwall.errors import MemwallError, UsageError  # noqa: E402
-from memwall.hardware import load_gpu, spec_path  # noqa: E402
+from memwall.files import write_whole  # noqa: E402
+from memwall.hardware import read_spec, spec_path  # noqa: E402
 from memwall.report.document import Document, Section  # noqa: E402
 from memwall.report.fits import fits_table, value_table  # noqa: E402
 from memwall.report.text import to_text  # noqa: E402
@@ -97,15 +99,16 @@ def by_board(samples: list[Sample]) -> dict[str, list[Sample]]:
 
 def write(gpu: str, fits: list[Fit], *, intervals: bool) -> None:
     """Replace the fitted tables in a board's file."""
-    known = load_gpu(gpu).fitted_on
+    stated = {f"utilization.{key.rpartition('.')[0]}" for key in read_spec(spec_path(gpu)).utilization}
     if intervals:  # of what a board inherits the interval is that of the other board
-        fits = [found for found in fits if known.get(found.target.table.removeprefix("utilization.")) == gpu]
+        fits = [found for found in fits if found.target.table in stated]
     tables = tables_of(fits, "")
     if intervals:
         tables = {name: _intervals(constants) for name, constants in tables.items()}
     path = spec_path(gpu)
     with _locked(path.parent):
-        path.write_text(with_tables(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        write_whole(path, with_tables(path.read_text(encoding="utf-8"), tables))
+        read_spec(path)
     sys.stdout.write(f"wrote {path.name}: {', '.join(tables)}\n")
 
 
@@ -120,12 +123,12 @@ def _intervals(constants: list[Constant]) -> list[Constant]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Only one run at a time writes into a folder."""
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            (folder / ".lock").unlink(missing_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def fit_board(
     """
     fits: list[Fit] = []
     board = samples[0].gpu
-    for group in (by_launch, by_target) if search else (by_target,):  # a launch has no interval of its own
+    for group in (by_launch, by_target):
         for target in sorted(group(samples)):
             if not wanted(target) or not names_of(CONSTANTS[target.family])[len(INTERVAL) :]:
                 continue
@@ -51,5 +51,8 @@ def tables_of(fits: Iterable[Fit], source: str) -> dict[str, list[Constant]]:
     for found in fits:
         rows = source or ", ".join(found.datasets)
         said = f"fitted to {found.fitted} of {found.fitted + found.held_out} rows of {rows}"
-        tables[found.target.table] = [Constant(name, value, said) for name, value in found.values.items()]
+        tables[found.target.table] = [
+            Constant(name, value, said if value != found.start.get(name) else "")
+            for name, value in found.values.items()
+        ]
     return tables

@@ -2,7 +2,7 @@
 
 What is made small is the mean of ``|log(modeled / measured)|`` over at most :data:`MOST` samples of the fit half, by
 Nelder-Mead from the present values, within the range that each constant states. The rest of a sample's time (other
-launches, floors) stays as it is. The new values are taken only where they are better on the other half too.
+launches, floors) stays as it is. The other half is looked at for the scores alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from memwall.accuracy.split import halves
 from memwall.errors import need
 from memwall.hardware import Gpu
 from memwall.roofline import bound_s, launch_floor_s, works_of
-from memwall.utilization import MODELS, constants
+from memwall.utilization import MODELS, as_run, constants
 from memwall.utilization.launch import call_s
+from memwall.utilization.memory import kept_share
 from memwall.work import CONSTANTS, Constants, LaunchConstants, Work
 
 #: samples that one fit looks at, and times that it may compute them all for each constant
@@ -61,6 +62,8 @@ class Fit:
 
     target: Target
     values: Mapping[str, float]
+    #: what the constants were before
+    start: Mapping[str, float]
     before: Score
     after: Score
     fitted: int
@@ -117,13 +120,15 @@ def by_launch(samples: Iterable[Sample]) -> dict[Target, list[Sample]]:
     found: dict[Target, list[Sample]] = {}
     for sample in given:
         least_s = shortest[sample.gpu.name, sample.dataset]
+        if sample.launch not in LaunchConstants.VARIANTS:
+            continue  # kernels back to back: the file states their floor among its host's numbers
         if sample.measured_s <= 3 * least_s and least_s <= _LONGEST_FLOOR * sample.gpu.launch_overhead_s:
             found.setdefault(Target(sample.gpu.name, "launch", sample.launch), []).append(sample)
     return found
 
 
 def _longest(sample: Sample) -> Work:
-    works = works_of(sample.cost)
+    works = [as_run(work, sample.gpu) for work in works_of(sample.cost)]
     if len(works) == 1:
         return works[0]
     return max(works, key=lambda work: (work.FAMILY != "stream", _time_s(work, sample.gpu, 0)))
@@ -137,16 +142,17 @@ def _time_s(work: Work, gpu: Gpu, resident: int, known: Any = None) -> float:
     return MODELS[work.FAMILY].predict(work, gpu, known, resident).time_s
 
 
-def _parts(target: Target, samples: Sequence[Sample]) -> list[_Part]:
+def parts_of(target: Target, samples: Sequence[Sample]) -> list[_Part]:
+    """Samples as functions of the constants of one table."""
     parts = []
     for sample in samples:
         mine, rest_s, resident = [], 0.0, sample.resident_bytes
-        for work in works_of(sample.cost):
+        for work in (as_run(work, sample.gpu) for work in works_of(sample.cost)):
             if (work.FAMILY, work.variant) == (target.family, target.variant):
                 mine.append((work, resident))
             else:
                 rest_s += _time_s(work, sample.gpu, resident)
-            resident = work.bytes if work.bytes <= sample.gpu.l2_bytes else 0
+            resident = int(work.bytes * kept_share(sample.gpu, work.bytes))
         parts.append(_Part(sample, tuple(mine), rest_s, bound_s(sample.cost, sample.gpu)))
     return parts
 
@@ -168,6 +174,22 @@ def _ratios(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
             time_s = kernels_s + sample.cost.kernels * floor_s[sample.launch]
         ratios.append(max(time_s, bound) / sample.measured_s)
     return ratios
+
+
+def residuals(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
+    """Measured over modeled, of the kernels alone: without the host's way around an eager call, and only where the
+    kernels take at least half of the time. Of a way of launching, of the host alone, where it takes more than half."""
+    host_alone = known.FAMILY == "launch"
+    found = []
+    for part, ratio in zip(parts, _ratios(gpu, parts, known), strict=True):
+        time_s = ratio * part.sample.measured_s
+        own_s = part.rest_s + sum(_time_s(work, gpu, resident, known) for work, resident in part.works)
+        host_s = time_s - own_s if part.sample.launch == "call" else 0.0
+        if host_alone and host_s > own_s:
+            found.append((part.sample.measured_s - own_s) / host_s)
+        elif not host_alone and host_s <= own_s:
+            found.append((part.sample.measured_s - host_s) / (time_s - host_s))
+    return found
 
 
 def _with_launch(gpu: Gpu, known: Constants, launch: str) -> Gpu:
@@ -195,20 +217,24 @@ def fit(target: Target, samples: Sequence[Sample], *, search: bool = True, seed:
     Raises:
         MissingError: scipy is not installed.
     """
-    to_fit, to_score = (_parts(target, half) for half in halves(samples))
+    to_fit, to_score = (parts_of(target, half) for half in halves(samples))
     if min(len(to_fit), len(to_score)) < LEAST:
         return None
     gpu, kind = samples[0].gpu, CONSTANTS[target.family]
     start = _present(kind, gpu, target)
     found = _searched(kind, gpu, start, _some(to_fit, seed)) if search else start
+    if _score(_ratios(gpu, to_fit, found)).mape >= _score(_ratios(gpu, to_fit, start)).mape:
+        found = start
     before, after = (_score(_ratios(gpu, to_score, known)) for known in (start, found))
-    if after.mape > before.mape:
-        found, after = start, before
-    found = with_interval(found, _ratios(gpu, to_fit, found))
-    inside = [found.interval_low <= 1 / r <= found.interval_high for r in _ratios(gpu, to_score, found)]
+    own = residuals(gpu, to_fit, found)
+    if not search and len(own) < LEAST:
+        return None
+    found = with_interval(found, own)
+    others = residuals(gpu, to_score, found)
+    inside = [found.interval_low <= residual <= found.interval_high for residual in others]
     return Fit(
-        target, asdict(found), before, after, len(to_fit), len(to_score), sum(inside) / len(inside),
-        tuple(sorted({sample.dataset for sample in samples})),
+        target, asdict(found), asdict(start), before, after, len(to_fit), len(to_score),
+        sum(inside) / max(len(inside), 1), tuple(sorted({sample.dataset for sample in samples})),
     )  # fmt: skip
 
 
@@ -275,9 +301,10 @@ def _descend(
     return [float(x) for x in found.x]
 
 
-def with_interval(known: Constants, ratios: Sequence[float]) -> Constants:
-    """The constants with the interval of 8 in 10 residuals; it holds 1, the prediction itself."""
-    residuals = [1 / ratio for ratio in ratios]
+def with_interval(known: Constants, residuals: Sequence[float]) -> Constants:
+    """The constants with the interval of 8 in 10 residuals; it holds 1, the prediction itself. Too few leave it."""
+    if len(residuals) < LEAST:
+        return known
     low, high = (f.metadata for f in fields(known) if f.name in INTERVAL)
     return replace(
         known,

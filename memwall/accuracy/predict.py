@@ -13,9 +13,9 @@ from memwall.accuracy.scores import Row
 from memwall.cost import Cost
 from memwall.hardware import Gpu
 from memwall.roofline import Prediction, launch_floor_s, peak_compute_s, predict_cost, works_of
-from memwall.utilization import CALIBRATED, calibrated
+from memwall.utilization import CALIBRATED, as_run, calibrated, interval
 from memwall.utilization.launch import call_s
-from memwall.work import CONSTANTS
+from memwall.work import CONSTANTS, LaunchConstants
 
 _R1_PEAK, _R1_DRAM, _R1_S = 0.75, 0.85, 3e-6
 
@@ -48,11 +48,17 @@ def predicted(sample: Sample) -> Prediction:
         return found
     kernels_s = found.time_s - cost.kernels * launch_floor_s(gpu, launch)
     time_s = _eager_call_s(gpu, cost, kernels_s)
-    grown = time_s / found.time_s
+    host_s, ends = time_s - kernels_s, interval(LaunchConstants, gpu, "call")
+    low_s, high_s = (
+        host_s * of_host + kernels_s * end_s / found.time_s
+        for of_host, end_s in zip(ends, (found.low_s, found.high_s), strict=True)
+    )
     return replace(
-        found, overhead_s=time_s - max(found.compute_s, found.memory_s),
-        low_s=max(found.low_s * grown, found.bound_s), high_s=found.high_s * grown,
-    )  # fmt: skip
+        found,
+        overhead_s=time_s - max(found.compute_s, found.memory_s),
+        low_s=max(low_s, found.bound_s),
+        high_s=high_s,
+    )
 
 
 def _eager_call_s(gpu: Gpu, cost: Cost, kernels_s: float) -> float:
@@ -87,5 +93,6 @@ def limited_by(sample: Sample, predicted: Prediction) -> str:
 
 def known_by(cost: Cost, gpu: Gpu) -> str:
     """How the constants of a cost's launches are known: the worst of ``memwall.utilization.CALIBRATED``."""
-    known = {calibrated(CONSTANTS[work.FAMILY], gpu, work.variant) for work in works_of(cost)}
+    works = (as_run(work, gpu) for work in works_of(cost))
+    known = {calibrated(CONSTANTS[work.FAMILY], gpu, work.variant) for work in works}
     return max(known, key=CALIBRATED.index)

@@ -30,3 +30,10 @@ class Sample:
     measured_s: float
     #: seconds to which the data are rounded
     resolution_s: float = 0.0
+    #: what tells the half that it belongs to; empty: its shape
+    split: str = ""
+
+    @property
+    def split_by(self) -> str:
+        """What tells the half that it belongs to: rows of one shape, whatever their board, are in one half."""
+        return self.split or self.shape

@@ -4,9 +4,11 @@ An absolute percentage error (APE) is ``|modeled - measured| / measured``; the b
 sign, above 0 where the model is too slow. Each distinct kernel counts once, however often a step repeats it.
 
 The regime of a row is ``overhead`` where the floor is more than half of its own time, else the larger datasheet term.
-The floor is the shortest time of the op class on that GPU; where that is far over the shortest of all classes, the
-class has no row at its floor, and that of all classes stands in. Cohen's kappa says how far the model's own labels
-agree with the regimes, chance taken off.
+The floor is the shortest time of the op on that GPU (a class may hold ops whose calls take the host 27 and 58 us);
+where that is far over the shortest of all classes, the op has no row at its floor, and that of all classes stands in.
+Rows of which rounded times do not tell whether they are overhead have no regime: of times in whole microseconds a floor
+of 1 may be 0.5 to 1.5, and what took 3 may be overhead or not. Cohen's kappa says how far the model's own labels agree
+with the regimes, chance taken off.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Row:
     modeled_s: float
     measured_s: float
     bound_s: float | None = None
-    #: what tells it from other rows of its class
+    #: what tells it from other rows of its class: the op's name first, where the class has several, then its sizes
     shape: str = ""
     #: 8 of 10 such kernels are said to lie between these
     low_s: float | None = None
@@ -122,12 +124,12 @@ def _cells(rows: Iterable[Row], key: Callable[[Row], tuple[str, str, str, str]])
     return tuple(cell(*names, found[names], floors) for names in sorted(found))
 
 
-#: data set, GPU, op class, dtype
-Place = tuple[str, str, str, str]
+#: data set, GPU, op class, dtype, op
+Place = tuple[str, str, str, str, str]
 
 
 def floors_s(rows: Iterable[Row]) -> dict[Place, float]:
-    """The shortest measured time of each data set, GPU, op class and dtype, or of all classes of data set and GPU."""
+    """The shortest measured time of each data set, GPU, op class, dtype and op, or of all classes of the two first."""
     of_all: dict[tuple[str, str], float] = {}
     of_class: dict[Place, float] = {}
     for row in rows:
@@ -141,7 +143,8 @@ def floors_s(rows: Iterable[Row]) -> dict[Place, float]:
 
 
 def _place(row: Row) -> Place:
-    return row.dataset, row.gpu, row.op_class, row.dtype
+    first = row.shape.partition(" ")[0]
+    return row.dataset, row.gpu, row.op_class, row.dtype, first if first.isidentifier() else ""
 
 
 def cell(
@@ -155,9 +158,8 @@ def cell(
         for row in rows
         if row.low_s is not None and row.high_s is not None
     ]
-    labels = [
-        (row.limited_by, _regime(row, floors)) for row in rows if row.limited_by and row.datasheet_limit
-    ]
+    known = ((row.limited_by, regime(row, floors)) for row in rows if row.limited_by and row.datasheet_limit)
+    labels = [(modeled, measured) for modeled, measured in known if measured is not None]
     return Cell(
         dataset, gpu, op_class, dtype, len(rows), fmean(sizes), median(sizes), fmean(errors), percentile(sizes, 0.9),
         spearman([row.modeled_s for row in rows], [row.measured_s for row in rows]),
@@ -174,10 +176,14 @@ def _mape(pairs: Iterable[tuple[float | None, float]]) -> float | None:
     return fmean(sizes) if sizes else None
 
 
-def _regime(row: Row, floors: Mapping[Place, float]) -> str:
-    if floors[_place(row)] > FLOOR_SHARE * row.measured_s:
-        return "overhead"
-    return row.datasheet_limit
+def regime(row: Row, floors: Mapping[Place, float]) -> str | None:
+    """What limits a row by its measured time; None where rounding hides it."""
+    floor_s, half_s = floors[_place(row)], row.resolution_s / 2
+    surely = floor_s - half_s > FLOOR_SHARE * (row.measured_s + half_s)
+    maybe = floor_s + half_s > FLOOR_SHARE * (row.measured_s - half_s)
+    if surely != maybe:
+        return None
+    return "overhead" if surely else row.datasheet_limit
 
 
 def kappa(labels: Sequence[tuple[str, str]]) -> float | None:

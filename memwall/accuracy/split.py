@@ -20,7 +20,7 @@ def halves(samples: Iterable[Sample]) -> tuple[list[Sample], list[Sample]]:
     """The samples to fit, and those to score; equal shapes are in one half."""
     parts: tuple[list[Sample], list[Sample]] = ([], [])
     for sample in samples:
-        parts[not in_fit_half(sample.shape)].append(sample)
+        parts[not in_fit_half(sample.split_by)].append(sample)
     return parts
 
 

@@ -40,9 +40,11 @@ def measure_cuda(rounds: int) -> dict[str, Any]:
 
 def _memory(torch: Any, count: int, rounds: int) -> list[Quantity]:
     a, b, c = (torch.full((count,), 0.5, device="cuda") for _ in range(3))
+    total = torch.zeros((), device="cuda")
     runs: dict[str, tuple[int, Callable[[], Any]]] = {
         "dram.copy": (8 * count, lambda: c.copy_(a)),
         "dram.triad": (12 * count, lambda: torch.add(a, b, alpha=2.0, out=c)),
+        "dram.read": (4 * count, lambda: torch.sum(a, 0, out=total)),
     }
     return [_quantity(torch, name, work, run, FEW, rounds) for name, (work, run) in runs.items()]
 

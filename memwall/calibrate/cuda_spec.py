@@ -1,46 +1,69 @@
-"""Quantities measured on a CUDA device → its spec: the datasheet's peaks and the fractions that were reached.
+"""Quantities measured on a CUDA device → its spec: the datasheet's peaks, the fractions that were reached, and the
+constants of the utilization models that make them predict what was measured.
 
 Of a board that is not in the hardware table nothing but the measured rates is known: they stand as its peaks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from memwall.calibrate.constants import utilization_tables
 from memwall.calibrate.sampling import Quantity
 from memwall.calibrate.toml_text import Line, document, note, number, quoted
 from memwall.graph import Pipe
-from memwall.hardware import Gpu, match_device
+from memwall.hardware import Gpu, load_gpu, match_device
+
+#: the fastest of these stands for the bandwidth of a board without a datasheet
+_STREAMS = ("dram.copy", "dram.triad", "dram.read")
 
 
 def cuda_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job: Mapping[str, Any]) -> str:
     """The TOML text, in schema ``memwall.gpu/1``."""
+    tables = _tables(answer, quantities)
+    return document({**tables, **utilization_tables(_as_read(document(tables)), quantities)})
+
+
+def _as_read(text: str) -> Gpu:
+    """The device of a file with this text, with what it leaves out from similar boards."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cuda.toml"
+        path.write_text(text, encoding="utf-8")
+        return load_gpu(path)
+
+
+def _tables(answer: Mapping[str, Any], quantities: Mapping[str, Quantity]) -> dict[str, Sequence[Line]]:
+    """All tables but those of utilization."""
     board = match_device(answer["board"])
-    best = max(("dram.copy", "dram.triad"), key=lambda name: quantities[name].rate)
     host = [
         _seconds("launch_overhead_s", quantities["launch"], "graph of adds of one element"),
         _seconds("dispatch_s", quantities["dispatch"], "eager adds issued by the CPU"),
     ]
     head = _head(answer, board)
     if board is None:
-        return document({"": head, **_rates(answer, quantities, best), "host": host})
+        return {"": head, **_rates(answer, quantities), "host": host}
     peaks = {
-        engine: [
+        f"peak_flop_per_s.{engine}": [
             Line(pipe.dtype, number(rate), board.sources.get(f"peak_flop_per_s.{pipe}", ""))
             for pipe, rate in board.peak_flop_per_s.items()
             if pipe.engine == engine
         ]
         for engine in ("tensor", "vector")
     }
-    reached = quantities[best].rate / board.dram_bytes_per_s
-    return document({
-        "": head, "compute": _compute(board),
-        **{f"peak_flop_per_s.{engine}": lines for engine, lines in peaks.items()},
-        "memory": _memory(board), "power": [Line("tdp_w", f"{board.tdp_w:g}", "the board's")] if board.tdp_w else [],
-        "host": host, "achievable": [Line("dram", _fraction(reached), note(quantities[best], best))],
+    return {
+        "": head, "compute": _compute(board), **peaks, "memory": _memory(board),
+        "power": [Line("tdp_w", f"{board.tdp_w:g}", "the board's")] if board.tdp_w else [],
+        "host": host, "achievable": [_triad(quantities, board.dram_bytes_per_s)],
         **{f"achievable.{engine}": _fractions(board, quantities, engine) for engine in ("tensor", "vector")},
-    })  # fmt: skip
+    }  # fmt: skip
+
+
+def _triad(quantities: Mapping[str, Quantity], dram_bytes_per_s: float) -> Line:
+    quantity = quantities["dram.triad"]
+    return Line("dram", _fraction(quantity.rate / dram_bytes_per_s), note(quantity, "triad"))
 
 
 def _seconds(key: str, quantity: Quantity, what: str) -> Line:
@@ -91,7 +114,8 @@ def _fraction(reached: float) -> str:
     return f"{min(reached, 1.0):.4f}"
 
 
-def _rates(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], best: str) -> dict[str, list[Line]]:
+def _rates(answer: Mapping[str, Any], quantities: Mapping[str, Quantity]) -> dict[str, list[Line]]:
+    best = max((name for name in _STREAMS if name in quantities), key=lambda name: quantities[name].rate)
     lines: dict[str, list[Line]] = {"tensor": [], "vector": []}
     for name, quantity in quantities.items():
         kind, _, dtype = name.partition(".")
@@ -109,6 +133,6 @@ def _rates(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], best: 
             Line("dram_bytes_per_s", number(quantities[best].rate), note(quantities[best], best)),
             Line("dram_bytes", str(answer["dram_bytes"])),
         ],
-        "achievable": [Line("dram", "1.0", "the bandwidth is the rate that was measured")],
+        "achievable": [_triad(quantities, quantities[best].rate)],
         **{f"achievable.{engine}": found for engine, found in every.items()},
     }

@@ -65,8 +65,14 @@ class Cost:
             self.extra_flops + other.extra_flops,
             self.kernels + other.kernels,
             _sum_known(self, other, "least_flops"),
-            works=self.works + other.works,
+            works=_joined(self, other),
         )
+
+
+def _joined(a: Cost, b: Cost) -> tuple[Work, ...]:
+    """The launches of both; none where those of one that does something are not known."""
+    known = all(cost.works or not (cost.flops or cost.bytes) for cost in (a, b))
+    return a.works + b.works if known else ()
 
 
 def _sum_known(a: Cost, b: Cost, field_name: str) -> int | None:

@@ -31,6 +31,8 @@ _SHARED_BYTES = 48 * 1024
 _BLOCKS_PER_SM = 2
 #: rows that a multiprocessor of 2048 threads works on where a block of 128 has one (layer_norm_kernel.cu)
 _ROWS_PER_SM = 16
+#: threads of the block that goes over a group for its moments, an element each (group_norm_kernel.cu)
+_MOMENT_THREADS = 512
 #: threads of the only block that picks the losses of a batch (Loss.cu, NLL_LOSS_THREADS)
 _LOSS_THREADS = 32
 
@@ -144,6 +146,8 @@ def layer_norm(call: Call) -> Cost:
     return launched(cost, *_norm_works(call, data, cost))
 
 
+#: threads of the block that goes over such a row for its result, an element each
+_RESULT_THREADS = 256
 #: elements of a row that the kernel of whole vectors takes at once; other rows have a kernel for their moments and one
 #: for the result (layer_norm_kernel.cu, can_vectorize)
 _VECTOR = 4
@@ -151,16 +155,25 @@ _VECTOR = 4
 
 def _norm_works(call: Call, data: TensorSpec, cost: Cost) -> tuple[Work, ...]:
     """The launches of a layer or RMS norm."""
-    length = data.shape[-1] if data.shape else 1
+    length = _norm_length(call, data)
     if length % _VECTOR == 0:
-        return (_norm_rows(data, cost.read_bytes, cost.write_bytes, data.nbytes),)
+        return (_norm_rows(call, data, cost.read_bytes, cost.write_bytes, data.nbytes),)
     moments = cost.write_bytes - call.outputs[0].nbytes
-    result = pass_over(cost.read_bytes + moments, call.outputs[0].nbytes, data.numel)
-    return _norm_rows(data, data.nbytes, moments, 0), result
+    result = replace(
+        pass_over(cost.read_bytes + moments, call.outputs[0].nbytes, data.numel),
+        steps=math.ceil(length / _RESULT_THREADS),
+        blocks=math.ceil(data.numel / max(length, 1) * _RESULT_THREADS / _MOMENT_THREADS),
+    )
+    return _norm_rows(call, data, data.nbytes, moments, 0), result
 
 
-def _norm_rows(data: TensorSpec, read_bytes: int, write_bytes: int, again_bytes: int) -> Rows:
-    length = data.shape[-1] if data.shape else 1
+def _norm_length(call: Call, data: TensorSpec) -> int:
+    """Elements that are normalised together: those of all axes of the normalised shape."""
+    return math.prod(call.attributes.get("normalized_shape") or data.shape[-1:])
+
+
+def _norm_rows(call: Call, data: TensorSpec, read_bytes: int, write_bytes: int, again_bytes: int) -> Rows:
+    length = _norm_length(call, data)
     return Rows(
         kind="layer_norm", rows=data.numel // length if length else 0, columns=length, itemsize=data.itemsize,
         read_bytes=read_bytes, write_bytes=write_bytes, again_bytes=again_bytes, rows_per_sm=_ROWS_PER_SM,
@@ -189,7 +202,7 @@ def row_norm_backward(call: Call) -> Cost:
     if not _wanted(call, data)[0]:
         return plain
     both = _output_gradient(call).nbytes + data.nbytes
-    first = _norm_rows(data, plain.read_bytes, data.nbytes, both)
+    first = _norm_rows(call, data, plain.read_bytes, data.nbytes, both)
     second = (pass_over(both, max(plain.write_bytes - data.nbytes, 0), data.numel),) * (plain.kernels - 1)
     return launched(plain, first, *second)
 
@@ -224,8 +237,10 @@ def group_norm(call: Call) -> Cost:
     (group_norm_kernel.cu); the input is read twice."""
     data = call.need("input")
     cost = call.cost(vector_flops(data, 7 * data.numel), extra_bytes=data.nbytes, kernels=3)
+    groups = data.shape[0] * call.attributes.get("group", 1)
+    steps = math.ceil(data.numel / max(groups, 1) / _MOMENT_THREADS)
     moments, blend, result = (
-        pass_over(data.nbytes, 0, data.numel),
+        replace(pass_over(data.nbytes, 0, data.numel), steps=steps, blocks=groups),
         pass_over(0, 0),
         streamed(replace(cost, extra_bytes=0), data.numel),
     )

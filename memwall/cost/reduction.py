@@ -52,9 +52,8 @@ def reduction(call: Call) -> Cost:
     """FLOPs of the table for each element of the input."""
     name = call.name.split(".")[1]
     per_element = _REDUCTIONS[name] if name in _REDUCTIONS else _SCANS[name]
-    return _reduced(
-        call, call.cost(vector_flops(_floating(call), _source(call).numel * per_element, name.rstrip("_")))
-    )
+    cost = call.cost(vector_flops(_floating(call), _source(call).numel * per_element, name.rstrip("_")))
+    return _scanned(call, cost) if name in _SCANS else _reduced(call, cost)
 
 
 #: memory round trips in a row where blocks meet: partial results out, a counter, the last block reads them (Reduce.cuh)
@@ -64,6 +63,42 @@ _MEETING = 3
 def _reduced(call: Call, cost: Cost) -> Cost:
     """The cost as one launch over the input whose blocks meet at the end."""
     return streamed(cost, _source(call).numel, kind="reduction", round_trips=_MEETING)
+
+
+#: threads of a block of a scan (ScanUtils.cuh)
+_SCAN_THREADS = 512
+#: integer instructions per element of a scan along neighbours, counted in ScanUtils.cuh: to load and store it, and for
+#: each doubling of the threads that share a row (Sklansky's network: shared memory and a barrier)
+_SCAN_INSTRUCTIONS, _SCAN_DOUBLING = 20, 8
+
+
+def _scanned(call: Call, cost: Cost) -> Cost:
+    """The cost as one launch of blocks that go along the axis, each turn of whose loop waits for its load. A tensor of
+    one long axis goes through CUB, which streams it."""
+    data, dim = _source(call), call.attributes.get("dim", -1)
+    length = data.shape[dim] if data.shape else 1
+    rows = data.numel // length if length else 0
+    if rows <= 1:
+        return _reduced(call, cost)
+    inner = math.prod(data.shape[dim % len(data.shape) + 1 :])
+    if (
+        inner > 1
+    ):  # a thread goes along the axis for each of the others' places (PyTorch issue 122170: 0.32 us a turn)
+        blocks = rows // inner * math.ceil(inner / _SCAN_THREADS)
+        return streamed(cost, data.numel, kind="scan", steps=length, blocks=blocks)
+    doublings = _row_doublings(rows, length)
+    return streamed(
+        cost, data.numel, kind="scan",
+        instructions=(_SCAN_INSTRUCTIONS + _SCAN_DOUBLING * (doublings + 1)) * data.numel,
+        steps=math.ceil(length / 2 ** (doublings + 1)),  # two elements for each thread
+        blocks=math.ceil(rows * 2**doublings / _SCAN_THREADS),
+    )  # fmt: skip
+
+
+def _row_doublings(rows: int, length: int) -> int:
+    """log2 of the threads that share a row: as the row's length is to their number, 16 to 512 (ScanUtils.cuh)."""
+    whole = int(math.log2(_SCAN_THREADS))
+    return min(max((whole + math.ceil(math.log2(length)) - math.ceil(math.log2(rows))) // 2, 4), whole)
 
 
 def norm_flops(order: object) -> int:

@@ -163,4 +163,3 @@ _KINDS: dict[str, Callable[[Scored], str | bytes]] = {
     "png": _picture("png"),
     "svg": _picture("svg"),
 }
-KINDS = tuple(_KINDS)

@@ -71,11 +71,15 @@ def seconds_column(heading: str, values: Numbers, *, like: Numbers = (), signed:
 
 
 def interval_column(intervals: Sequence[tuple[float, float]], like: Numbers) -> CellColumn:
-    """``8 in 10, ms``: from and to, in the unit of the times ``like``."""
+    """``8 in 10, ms``: from and to, in the unit of the times ``like``; a record of an older memwall has none."""
     lows, highs = [low for low, _ in intervals], [high for _, high in intervals]
     column, starts = seconds_column("8 in 10", lows, like=like)
     _, ends = seconds_column("8 in 10", highs, like=like)
-    return column, [f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
+    cells = [
+        NOTHING if low == high else f"{start}-{end}"
+        for low, high, start, end in zip(lows, highs, starts, ends, strict=True)
+    ]
+    return column, cells
 
 
 def percent_column(heading: str, values: Numbers, digits: int = 1) -> CellColumn:

@@ -69,7 +69,32 @@ def gpu_document(gpu: Gpu) -> Document:
         ("release", gpu.release or NOTHING),
         ("calibration", gpu.calibration),
     ))  # fmt: skip
-    return Document(clean(gpu.full_name), (Section("", (facts, _peaks_table(gpu), _numbers_table(gpu))),))
+    tables = [_peaks_table(gpu), _numbers_table(gpu)]
+    if gpu.utilization:
+        tables.append(_utilization_table(gpu))
+    return Document(clean(gpu.full_name), (Section("", (facts, *tables)),))
+
+
+def _utilization_table(gpu: Gpu) -> Table:
+    """The constants of the models of kernels, those of one table and source in a row: this board's own with their rows,
+    and whose the others are."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for key, value in gpu.utilization.items():
+        kernels, _, name = key.rpartition(".")
+        source = gpu.sources.get(f"utilization.{key}") or _borrowed(gpu, kernels)
+        rows.setdefault((kernels, source), []).append(f"{name} {value:.4g}")
+    columns = [
+        text_column("kernels", [kernels for kernels, _ in rows]),
+        text_column("constants", [", ".join(values) for values in rows.values()], wraps=True),
+        text_column("source", [source for _, source in rows], wraps=True),
+    ]
+    note = "interval: measured over modeled time of 8 rows in 10; what each constant means: memwall/work"
+    return table("Utilization", columns, note)
+
+
+def _borrowed(gpu: Gpu, table_name: str) -> str:
+    board = gpu.fitted_on.get(table_name, "")
+    return f"by architecture: {board}" if board not in ("", gpu.name) else "by architecture"
 
 
 def _peaks_table(gpu: Gpu) -> Table:

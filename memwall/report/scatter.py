@@ -13,6 +13,8 @@ from memwall.report.figures import picture
 
 #: panels side by side, inches of one, and points that one draws at most
 _ACROSS, _INCHES, _POINTS = 4, 3.1, 4000
+#: rows that are too few for a panel of their own
+_FEW = 50
 #: Paul Tol's bright, muted and light schemes, for classes in alphabetical order
 _COLORS = (
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8833", "#332288", "#44aa99", "#882255",
@@ -28,7 +30,7 @@ def scatter(rows: Sequence[Row], fmt: str) -> bytes:
     """
     if not rows:
         raise UsageError("there is no row to draw")
-    gpus = sorted({row.gpu for row in rows})
+    gpus = _panels(rows)
     classes = sorted({row.op_class for row in rows})
     colors = {name: _COLORS[i % len(_COLORS)] for i, name in enumerate(classes)}
     across = min(_ACROSS, len(gpus))
@@ -39,8 +41,8 @@ def scatter(rows: Sequence[Row], fmt: str) -> bytes:
         panels = figure.subplots(down, across, squeeze=False)
         for axes in panels.flat[len(gpus) :]:
             axes.set_axis_off()
-        for axes, gpu in zip(panels.flat, gpus, strict=False):
-            _panel(axes, gpu, [row for row in rows if row.gpu == gpu], colors)
+        for axes, (gpu, shown) in zip(panels.flat, gpus.items(), strict=False):
+            _panel(axes, gpu, shown, colors)
         for axes in panels[:, 0]:
             axes.set_ylabel("modeled")
         for at, axes in enumerate(panels.flat[: len(gpus)]):
@@ -50,6 +52,18 @@ def scatter(rows: Sequence[Row], fmt: str) -> bytes:
 
     size = (_INCHES * across + 0.4, _INCHES * down + 0.25 * legend_rows + 0.3)
     return picture(fmt, size, build)
+
+
+def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each GPU; where some have many, those with few share the last panel."""
+    found: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.gpu.lower()):
+        found.setdefault(row.gpu, []).append(row)
+    few = [gpu for gpu, own in found.items() if len(own) < _FEW]
+    if len(few) in (0, 1, len(found)):
+        return found
+    others = [row for gpu in few for row in found.pop(gpu)]
+    return {**found, f"{len(few)} others": others}
 
 
 def _tick(value: float, at: int | None = None) -> str:

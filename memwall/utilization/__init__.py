@@ -8,12 +8,16 @@ from typing import Any, NamedTuple
 from memwall.hardware import Gpu
 from memwall.utilization import attention, convolution, gemm, gemm_vector, plain, rows, stream
 from memwall.utilization.base import CALIBRATED, Terms, calibrated, constants, interval, table_of
-from memwall.work import CONSTANTS, Plain, Work
+from memwall.work import CONSTANTS, Attention, Convolution, Gemm, Plain, VectorGemm, Work
 
 __all__ = [
     "CALIBRATED", "MODELS", "Model", "Terms", "as_run", "calibrated", "constants", "explain", "interval",
     "predict", "table_of",
 ]  # fmt: skip
+
+
+#: Kinds of work that have FLOPs, if any at all.
+MATRIX = (Gemm, Convolution, Attention)
 
 
 class Model(NamedTuple):
@@ -42,8 +46,15 @@ def predict(work: Work, gpu: Gpu, resident_bytes: int = 0) -> Terms:
 
 
 def as_run(work: Work, gpu: Gpu) -> Work:
-    """The launch as a GPU's model knows it: no more than its FLOPs and bytes where other kernels run than ours."""
-    if gpu.has_multiprocessors or isinstance(work, Plain):
+    """The launch as a GPU runs it: a product on vector units where it has no tensor cores for the dtype; and no more
+    than FLOPs and bytes where there is nothing to compute, or other kernels run than those that the families describe.
+    """
+    if isinstance(work, Plain):
+        return work
+    if gpu.has_multiprocessors and not (isinstance(work, MATRIX) and not any(work.pipe_flops.values())):
+        if type(work) is Gemm and (pipe := gpu.ceiling_pipe(work.pipe)).engine == "vector":
+            shape = {name: getattr(work, name) for name in ("batch", "m", "n", "k", "itemsize")}
+            return VectorGemm(pipe=pipe, read_bytes=work.read_bytes, write_bytes=work.write_bytes, **shape)
         return work
     return Plain(read_bytes=work.read_bytes, write_bytes=work.write_bytes, flops=work.pipe_flops)
 

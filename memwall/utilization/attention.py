@@ -22,6 +22,8 @@ from memwall.work import Attention, AttentionConstants
 
 #: queries that a block holds, keys that it meets at a time (FlashAttention-2 for head sizes up to 128)
 TILE = (128, 64)
+#: the same in memory-efficient kernels, for heads of up to 64 and for wider ones (fmha_cutlassF_*_64x64, _32x128)
+EFFICIENT_TILES, _NARROW = ((64, 64), (32, 128)), 64
 #: the same in the kernels of a server, by architecture (what fits the rows of short sequences best)
 SERVING_TILES = {"ampere": (64, 32), "ada": (64, 32)}
 #: query heads of one key head that a decode kernel takes in one block (TensorRT-LLM, decoderXQARunner: 32)
@@ -63,8 +65,14 @@ class _Tiles(NamedTuple):
     even: bool
 
 
+def _tile(work: Attention, gpu: Gpu) -> tuple[int, int]:
+    if work.kernel == "efficient":
+        return EFFICIENT_TILES[max(work.head_size, work.value_size) > _NARROW]
+    return SERVING_TILES.get(gpu.architecture, TILE) if work.kernel == "serving" else TILE
+
+
 def _tiles(work: Attention, gpu: Gpu) -> _Tiles:
-    rows, columns = SERVING_TILES.get(gpu.architecture, TILE) if work.kernel == "serving" else TILE
+    rows, columns = _tile(work, gpu)
     per_head, across = -(-work.queries // rows), -(-work.keys // columns)
     even = work.pairs >= work.queries * work.keys
     # half a tile is lost where the edge of what is met crosses one; each block takes a step, none more than all

@@ -54,11 +54,6 @@ def table_of(kind: type[Constants], gpu: Gpu, variant: str) -> str | None:
     return next((table for table in wanted if table in tables), None)
 
 
-#: power of an interval's ends where constants are another board's: measured rows of boards that were left out of the
-#: fit lie inside 78 % of the time so, 52 % of the time with the other board's own interval
-_FOREIGN_SPREAD = 2.5
-
-
 def interval(kind: type[Constants], gpu: Gpu, variant: str) -> tuple[float, float]:
     """Between which multiples of the modeled time 8 of 10 launches of a family take on a GPU."""
     found: tuple[float, float] = _interval(cast(Any, kind), gpu, variant)
@@ -68,8 +63,11 @@ def interval(kind: type[Constants], gpu: Gpu, variant: str) -> tuple[float, floa
 @lru_cache(maxsize=4096)
 def _interval(kind: Any, gpu: Gpu, variant: str) -> tuple[float, float]:
     known = constants(kind, gpu, variant)
-    spread = _FOREIGN_SPREAD if calibrated(kind, gpu, variant) == CALIBRATED[1] else 1.0
-    return known.interval_low**spread, known.interval_high**spread
+    of_status = dict(
+        zip(CALIBRATED, ((known.interval_low, known.interval_high), kind.FOREIGN, kind.UNKNOWN), strict=True)
+    )
+    found: tuple[float, float] = of_status[calibrated(kind, gpu, variant)]
+    return found
 
 
 #: How the constants of a launch are known, the best first.

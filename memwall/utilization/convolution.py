@@ -9,7 +9,8 @@ The library has two ways and takes the faster; so does :func:`predict`:
 
 Winograd serves ungrouped square windows of 3 and 5 at unit stride on vector engines; every fp16 row of DeepBench on
 tensor cores is an implicit GEMM. A depthwise convolution is no product: PyTorch's kernels go over its window element by
-element (DepthwiseConv2d.cu).
+element, a thread for each output (DepthwiseConv2d.cu); cuDNN's, for narrower types and channels last, reach a fraction
+of the peak.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ _SQUARE, _WINDOWS = 4, ((3, 3), (5, 5))
 #: (NVIDIA's guide to the performance of convolutional layers)
 _SLICED, _ALIGNED = frozenset(("volta", "turing")), 8.0
 _FLOAT32 = Pipe("vector", "float32")
+#: clocks that a thread of PyTorch's depthwise kernels takes for each tap of its output's window, mostly waiting: 3 x 3
+#: windows on a Titan Xp (2048 threads, 16.4e9 outputs/s) and an RTX 2080 Ti (1024, 22.4e9) take 600 and 540 (PyTorch
+#: issue 18631); 5 x 5 on a newer board 600 if that is an A100, 900 if an H100 (pull request 125362)
+_TAP_CLK = 590
+#: threads of a multiprocessor, where not 2048 (CUDA C++ programming guide)
+_SM_THREADS = {"7.5": 1024, **dict.fromkeys(("8.6", "8.7", "8.9", "12.0", "12.1"), 1536)}
 
 
 class _Product(NamedTuple):
@@ -183,21 +190,27 @@ def _winograd(work: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstan
 
 def _depthwise(work: Convolution, gpu: Gpu, known: ConvolutionConstants, resident: int) -> Terms:
     window = math.prod(work.kernel)
-    flops = 2 * work.images * work.groups * work.channels_out * math.prod(work.places_out) * window
+    taps = work.images * work.groups * work.channels_out * math.prod(work.places_out) * window
     memory_s = traffic_s(gpu, work.bytes - resident, resident)
     if work.role == "weight":  # a block for each place of the window reads both tensors
         memory_s += traffic_s(gpu, 0, (window - 1) * work.read_bytes)
-    compute_s = flops / (gpu.peak(work.pipe) * known.depthwise)
-    return Terms(compute_s, memory_s, 0.0, {"way": "depthwise", "window": window, "flops": flops})
+    library = work.itemsize < 4 or work.channels_last
+    threads = _SM_THREADS.get(gpu.compute_capability or "", 2048)
+    if library or work.role == "weight":  # cuDNN, or a sum over the places
+        compute_s = 2 * taps / (gpu.peak(work.pipe) * known.depthwise)
+        facts = {"rate": f"{known.depthwise:.0%} of {gpu.peak(work.pipe) / 1e12:.3g} TFLOP/s"}
+    else:
+        compute_s = taps * _TAP_CLK / (threads * gpu.sm_count * gpu.boost_clock_hz)
+        facts = {"rate": f"{_TAP_CLK} clocks for {threads} threads of each of {gpu.sm_count} SMs"}
+    return Terms(compute_s, memory_s, 0.0, {"way": "depthwise", "window": window, **facts})
 
 
 def explain(work: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     facts = terms.facts
     if facts["way"] == "depthwise":
-        rate = f"{known.depthwise:.0%} of {gpu.peak(work.pipe) / 1e12:.3g} TFLOP/s"
         return (
-            f"depthwise: {work.groups} channels apart, {facts['window']} taps for each output at {rate}; "
+            f"depthwise: {work.groups} channels apart, {facts['window']} taps for each output at {facts['rate']}; "
             f"{_walls(work, terms)}."
         )
     (rows, columns), tiles, rounds = facts["tile"], facts["tiles"], facts["rounds"]

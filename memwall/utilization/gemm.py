@@ -64,8 +64,6 @@ def predict(work: Gemm, gpu: Gpu, known: GemmConstants, resident_bytes: int = 0)
     dram_bytes = _dram_bytes(work, gpu, resident_bytes)
     stored_s = work.write_bytes / (known.store * gpu.boost_clock_hz * gpu.sm_count)
     stream_s = max(traffic_s(gpu, dram_bytes, 0, known.dram), stored_s)
-    if not work.flops:
-        return Terms(0.0, stream_s, known.start_s)
     held_s = work.flops / (gpu.peak(work.pipe) * _sustained(gpu, known))
     best = _choose(work, gpu, known, stream_s, held_s)
     arithmetic_s = max(best.pipe_s, held_s)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from memwall.graph import Pipe
 from memwall.hardware import Gpu
+from memwall.units import duration
 from memwall.utilization.base import Terms
 from memwall.utilization.memory import traffic_s
 from memwall.work import VectorGemm, VectorGemmConstants
@@ -26,9 +27,16 @@ _LARGE: Tile = (128, 128)
 _RESIDENT_RESULTS = 2 * 128 * 128
 #: parts that k may be split into where the tiles are less than a wave, the least k of a part, and the most waves then
 _SPLITS, _LEAST_PART, _MOST_WAVES = (1, 2, 4, 8, 16, 32, 64), 64, 2
+#: below so many large tiles of result, rocBLAS runs deep products of a batch with other kernels: an MI210 does
+#: 12 TFLOP/s of 96x384 by 384x384, and 22 of 384x96 by 96x384, which is as many multiply-adds (NeuSight bmm)
+_FEW_TILES = 8
 #: rows of the operands that the blocks of a wave step along together, and the distance at which channels repeat
 _ROWS_IN_FLIGHT, _CHANNEL_TURN_BYTES = 2048, 128 * 1024
 
+#: feature size by architecture; what a joule pays for grows with 16 nm over it to this power: 53 GFLOP on boards of 16
+#: and 12 nm (T4, P4: NeuSight), 128 on one of 5 nm (RTX 4090: gemm_peak_measured.csv), 131 on another (L4: NeuSight)
+_PROCESS_NM: Mapping[str, float] = {"ampere": 7, "ada": 5, "hopper": 5, "blackwell": 5}
+_REFERENCE_NM, _ENERGY_EXPONENT = 16, 0.75
 #: tiles (rows, columns of the result) of a product alone, and of a batch by architecture: which fit NeuSight's bmm best
 #: on P100, P4, V100, T4 and A100. Architectures after Ampere are taken to be like it: they run its kernels
 _LONE: tuple[Tile, ...] = (_LARGE, (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
@@ -81,7 +89,7 @@ def explain(work: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Terms
     """Why the launch takes its time, in one sentence."""
     plan: Plan = terms.facts["plan"]
     times = f"{work.batch} times " if work.batch > 1 else ""
-    spent = f"{terms.compute_s * 1e6:.4g} us of arithmetic against {terms.memory_s * 1e6:.4g} us of memory"
+    spent = f"{duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} of memory"
     if min(work.m, work.n) == 1:
         return (
             f"{times}{work.m}x{work.n}x{work.k}, a matrix times a vector, streams its operands once: {spent}."
@@ -91,23 +99,35 @@ def explain(work: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Terms
     reached = sustained(gpu, work.pipe, known)
     share = reached * _kernel(work, known)
     limit = f" ({gpu.tdp_w:.0f} W)" if reached < known.plateau else ""
+    if known.deep < 1 and _deep(work):
+        limit += f", {known.deep:.0%} of the usual for so deep a product"
     return (
         f"{times}{work.m}x{work.n}x{work.k} in {plan.tile[0]}x{plan.tile[1]} tiles{parts}: {plan.blocks} blocks on "
         f"{gpu.sm_count} SMs = {plan.blocks / gpu.sm_count:.2f} each, run as {plan.rounds}; {useful:.0%} of the tiles' "
         f"area is result; large products sustain {share:.0%} of {gpu.peak(work.pipe) / 1e12:.3g} TFLOP/s{limit}; "
-        f"{spent}, {terms.latency_s * 1e6:.3g} us to fill and store."
+        f"{spent}, {duration(terms.latency_s)} to fill and store."
     )
 
 
 def sustained(gpu: Gpu, pipe: Pipe, known: VectorGemmConstants) -> float:
     """Fraction of the peak that the board holds for long: what its clock gives, or what its power pays for."""
-    paid = known.flop_per_joule * gpu.tdp_w / gpu.peak(pipe)
+    shrink = _REFERENCE_NM / _PROCESS_NM.get(gpu.architecture, _REFERENCE_NM)
+    paid = known.flop_per_joule * shrink**_ENERGY_EXPONENT * gpu.tdp_w / gpu.peak(pipe)
     return min(known.plateau, paid) if gpu.tdp_w else known.plateau
 
 
 def _kernel(work: VectorGemm, known: VectorGemmConstants) -> float:
     """Rate of the kernel for this kind of product over that for a plain one."""
-    return (known.batched if work.batch > 1 else 1.0) * (known.biased if work.bias else 1.0)
+    rate = known.biased if work.bias else 1.0
+    if work.batch > 1:
+        rate *= known.batched * (known.deep if _deep(work) else 1.0)
+    return rate
+
+
+def _deep(work: VectorGemm) -> bool:
+    """One of a batch with few tiles of result, though n and k are more than a tile's."""
+    few = work.m * work.n < _FEW_TILES * _LARGE[0] * _LARGE[1]
+    return work.batch > 1 and few and min(work.n, work.k) > _LARGE[1]
 
 
 def _tiled(work: VectorGemm) -> bool:

@@ -27,5 +27,7 @@ def explain(work: Plain, gpu: Gpu, known: PlainConstants, terms: Terms) -> str:
     )
     cached = f", {size(terms.facts['resident'])} of them from L2" if terms.facts["resident"] else ""
     moved = f"{size(work.bytes)} at {gpu.achievable['dram']:.0%} of {bandwidth(gpu.dram_bytes_per_s)}{cached}"
+    if work.flops and not any(work.flops.values()):
+        return f"there is nothing to compute; {moved}."
     work_text = f"{rates}; {moved}" if rates else moved
     return f"no model of this kernel's shape, so the roofline at what is achievable: {work_text}."

@@ -70,6 +70,8 @@ class AttentionConstants(Constants):
     VARIANTS: ClassVar[tuple[str, ...]] = (
         "flash", "prefill", "cudnn", "efficient", "flash_backward", "cudnn_backward", "efficient_backward", "decode",
     )  # fmt: skip
+    FOREIGN: ClassVar[tuple[float, float]] = (0.78, 1.21)
+    UNKNOWN: ClassVar[tuple[float, float]] = (0.78, 2.34)
     # the loop over a tile's keys
     plateau: float = constant(0.6, 0.05, 1.5, "rate of a tile's products over that of large GEMMs")
     softmax_instructions: float = constant(

@@ -58,6 +58,8 @@ class ConvolutionConstants(Constants):
 
     FAMILY: ClassVar[str] = "convolution"
     VARIANTS: ClassVar[tuple[str, ...]] = ("float16", "float32")
+    FOREIGN: ClassVar[tuple[float, float]] = (0.68, 1.85)
+    UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 1.85)
     plateau: float = constant(0.6, 0.1, 1.0, "fraction of the peak of an implicit GEMM in 128 x 128 tiles")
     backward_input: float = constant(0.85, 0.1, 1.5, "the same for the input's gradient, over the plateau")
     backward_weight: float = constant(0.85, 0.1, 1.5, "the same for the weight's gradient, over the plateau")

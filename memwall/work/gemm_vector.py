@@ -24,8 +24,10 @@ class VectorGemmConstants(Constants):
 
     FAMILY: ClassVar[str] = "gemm_vector"
     VARIANTS: ClassVar[tuple[str, ...]] = ("float32", "float64")
+    FOREIGN: ClassVar[tuple[float, float]] = (0.84, 1.55)
+    UNKNOWN: ClassVar[tuple[float, float]] = (0.74, 2.03)
     plateau: float = constant(0.92, 0.2, 1.05, "fraction of the peak of 128x128 tiles at the boost clock")
-    flop_per_joule: float = constant(7e10, 1e10, 1e12, "FLOP that a joule pays for where power limits")
+    flop_per_joule: float = constant(5.3e10, 1e10, 1e12, "FLOP that a joule pays for on a chip of 16 nm")
     burst_s: float = constant(5e-4, 0.0, 1e-1, "seconds until it does")
     batched: float = constant(1.0, 0.5, 1.3, "rate of a batch over that of a product alone")
     biased: float = constant(1.0, 0.5, 1.3, "rate with a bias added (cuBLASLt) over that without")
@@ -37,3 +39,4 @@ class VectorGemmConstants(Constants):
     reach_bytes: float = constant(9e7, 1e6, 1e10, "operand rows in flight, end to end, that the TLB reaches")
     walk: float = constant(0.0, 0.0, 10.0, "how much longer a step takes where every row misses the TLB")
     conflict: float = constant(0.0, 0.0, 10.0, "how much longer where rows lie a multiple of 128 KiB apart")
+    deep: float = constant(1.0, 0.2, 1.2, "rate of a batch of deep products with small results, over others")

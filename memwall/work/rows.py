@@ -25,7 +25,7 @@ class Rows(Work):
     #: bytes that a row's second and third pass read again, over all rows; they come from L2 where it holds what moves
     #: meanwhile
     again_bytes: int = 0
-    #: rows that a multiprocessor of 2048 threads works on at once
+    #: rows that a multiprocessor works on at once
     rows_per_sm: int = 16
 
     @property
@@ -35,11 +35,14 @@ class Rows(Work):
 
 @dataclass(frozen=True, slots=True)
 class RowsConstants(Constants):
-    """How row kernels use a GPU. Clocks are a multiprocessor's: of the boost clock, all its threads at work."""
+    """How row kernels use a GPU. Clocks are a multiprocessor's of four warp schedulers: of the boost clock, all its
+    threads at work. The bandwidth is a share of a triad's, so that both hold on boards of other sizes too."""
 
     FAMILY: ClassVar[str] = "rows"
     VARIANTS: ClassVar[tuple[str, ...]] = ("softmax_block", "softmax_warp", "layer_norm", "block_norm")
-    plateau: float = constant(0.7, 0.3, 0.95, "fraction of the DRAM bandwidth that large inputs reach")
+    FOREIGN: ClassVar[tuple[float, float]] = (0.81, 1.19)
+    UNKNOWN: ClassVar[tuple[float, float]] = (0.79, 1.69)
+    plateau: float = constant(0.85, 0.3, 1.2, "share of the bandwidth of a triad that large inputs reach")
     row_clk: float = constant(
         150.0, 0.0, 4000.0, "clocks of a multiprocessor for a row: its start and its joins"
     )

@@ -25,6 +25,9 @@ class Stream(Work):
     instructions: int = 0
     #: memory round trips that a thread makes one after another with no others to hide them
     round_trips: int = 0
+    #: turns of a block's loop, each of which waits for what it loads while other blocks' turns go on, and the blocks
+    steps: int = 0
+    blocks: int = 0
     #: thread blocks that the work falls into at most; None: as many as the GPU can use
     programs: int | None = None
 
@@ -44,6 +47,8 @@ class StreamConstants(Constants):
 
     FAMILY: ClassVar[str] = "stream"
     VARIANTS: ClassVar[tuple[str, ...]] = ("elementwise",)
+    FOREIGN: ClassVar[tuple[float, float]] = (0.89, 1.2)
+    UNKNOWN: ClassVar[tuple[float, float]] = (0.88, 1.2)
     read: float = constant(0.92, 0.3, 0.98, "fraction of the DRAM bandwidth where all is read")
     triad: float = constant(0.85, 0.3, 0.98, "fraction of the DRAM bandwidth where a third is written")
     copy: float = constant(0.85, 0.3, 0.98, "fraction of the DRAM bandwidth where half or more is written")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from memwall.accuracy import (
     Row,
     Scored,
     Table,
+    floors_s,
     kappa,
     percentile,
     read_rows,
@@ -21,6 +23,7 @@ from memwall.accuracy import (
     score_files,
     spearman,
 )  # fmt: skip
+from memwall.accuracy.scores import regime
 from memwall.errors import UsageError
 from memwall.report import render
 from memwall.report.accuracy import render_accuracy
@@ -96,6 +99,24 @@ def test_regimes_intervals_and_rooflines():
     assert cell.kappa == pytest.approx((2 / 3 - 4 / 9) / (5 / 9))
     assert cell.r0_mape == pytest.approx((0.5 + (1 - 0.5 / 1.9) + 0.75) / 3)
     assert cell.r1_mape == pytest.approx((1.0 + (2 / 1.9 - 1) + 0.0) / 3)
+
+
+def test_rows_that_rounding_cannot_place_have_no_regime():
+    """To 1 s, a floor of 1 is 0.5 to 1.5, so 3 is 2.5 to 3.5: half of it 1.25 to 1.75, over or under the floor. 4 is
+    at least 3.5, half of it 1.75: surely more than the floor."""
+    rows = [replace(labelled(s, "bandwidth"), resolution_s=1.0) for s in (1.0, 3.0, 4.0)]
+    assert [regime(row, floors_s(rows)) for row in rows] == [None, None, "bandwidth"]
+    exact = [replace(row, resolution_s=0.0) for row in rows]
+    assert [regime(row, floors_s(exact)) for row in exact] == ["overhead", "bandwidth", "bandwidth"]
+
+
+def test_each_op_of_a_class_has_a_floor_of_its_own():
+    rows = [
+        replace(labelled(s, "overhead"), shape=shape) for s, shape in ((1.0, "add h=1"), (2.5, "relu h=1"))
+    ]
+    assert [regime(row, floors_s(rows)) for row in rows] == ["overhead", "overhead"]
+    sizes = [replace(row, shape=shape) for row, shape in zip(rows, ("1x2", "3x4"), strict=True)]
+    assert [regime(row, floors_s(sizes)) for row in sizes] == ["overhead", "bandwidth"]
 
 
 def test_a_time_rounded_to_the_bound_is_no_violation():

@@ -119,7 +119,7 @@ def test_one_block_of_32_threads_picks_the_losses(rows, reduction, turns):
     scores, target = spec(rows, 1000, dtype="float32"), spec(rows, dtype="int64")
     out = spec(rows, dtype="float32") if reduction == 0 else spec(dtype="float32")
     result = cost("aten.nll_loss_forward", [("self", scores), ("target", target)], [out], reduction=reduction)
-    assert predict_cost(result, load_gpu("h100-sxm")).overhead_s > turns * 0.5e-6
+    assert predict_cost(result, load_gpu("h100-sxm")).time_s > turns * 0.3e-6  # a load each turn, all caches missed
     assert result.works[0].round_trips == turns  # 4096 / 32 turns of a target and its score; 33 / 32: two turns
 
 

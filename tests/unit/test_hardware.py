@@ -508,7 +508,7 @@ def test_windows_text_is_read(tmp_path: Path) -> None:
         (
             "[memory]",
             "[achievable]\ndram = 85\n[memory]",
-            "8: achievable.dram: must be a fraction above 0, at most 1,",
+            "8: achievable.dram: must be a fraction above 0 and at most 1",
         ),
         ('name = "my-board"', 'name = "m"\npower = 3', "3: power: must be a table, not 3"),
         (

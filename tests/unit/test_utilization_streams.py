@@ -14,13 +14,15 @@ from memwall.utilization import explain, predict
 from memwall.utilization.launch import call_s, way_of
 from memwall.utilization.memory import L2_REACHED, kept_share, traffic_s
 from memwall.utilization.rows import missed_share
-from memwall.utilization.stream import fraction
-from memwall.work import LaunchConstants, Rows, Stream, StreamConstants
-from memwall.work.serving import fused_norm, gated_activation, lookup, rotary
+from memwall.utilization.rows import predict as predict_rows
+from memwall.utilization.stream import fraction, triad_fraction
+from memwall.work import LaunchConstants, Rows, RowsConstants, Stream, StreamConstants
 from tests.unit.truth_folder import truth
 
 A100 = load_gpu("a100-40gb-pcie")
 T4 = load_gpu("t4")
+P4 = load_gpu("p4")
+P100 = load_gpu("p100-pcie-16gb")
 MI100 = load_gpu("mi100")
 EVERY = [load_gpu(n) for n in ("a100-40gb-pcie", "v100-pcie-32gb", "p100-pcie-16gb", "t4", "p4", "mi100", "mi210",
                                "h100-sxm", "a40", "l4", "b200", "mi250x")]  # fmt: skip
@@ -105,6 +107,38 @@ def test_warm_inputs_are_served_by_l2():
     )
 
 
+def test_loads_in_a_row_come_on_top_and_loops_of_other_blocks_hide_them():
+    """1410 loads of 700 clocks at 1.41 GHz are 0.7 ms: of all threads together, time in which nothing moves; of a
+    block's loop, the memory's time, which other blocks' traffic fills."""
+    small, large = stream(4096, 4096), stream(1 << 30, 1 << 30)
+    plain_s = predict(large, A100).time_s
+    assert plain_s > 1e-3
+    assert predict(replace(large, round_trips=1410), A100).time_s == pytest.approx(plain_s + 0.7e-3)
+    assert predict(replace(small, round_trips=1410), A100).latency_s == pytest.approx(0.7e-3, rel=1e-3)
+    assert predict(replace(large, steps=1410, blocks=1), A100).time_s == plain_s
+    assert predict(replace(small, steps=1410, blocks=1), A100).memory_s == pytest.approx(0.7e-3)
+    assert predict(replace(small, steps=1410, blocks=433), A100).memory_s == pytest.approx(1.4e-3), (
+        "2 waves of 432"
+    )
+
+
+@pytest.mark.parametrize(("gpu", "measured"), [("a100-80gb-sxm", 14), ("a40", 10), ("h100-sxm", 12)])
+def test_sixteen_indices_are_taken_one_after_another(gpu, measured):
+    """16 rows of 5120 halves take so many us, 32 no more than 5 (Vidur, median)."""
+    board = load_gpu(gpu)
+    few, more = (
+        predict(embedding(count, 5120).works[0], board).time_s + board.launch_overhead_s for count in (16, 32)
+    )
+    assert few == pytest.approx(measured * 1e-6, rel=0.25)
+    assert more < 0.6 * few
+
+
+def embedding(count, width):
+    table, indices = contiguous((50000, width), "float16"), contiguous((count,), "int64")
+    inputs = (("weight", table), ("indices", indices))
+    return calls.cost("aten.embedding.default", inputs, [contiguous((count, width), "float16")])
+
+
 # -- rows
 
 
@@ -126,9 +160,38 @@ def test_a_second_pass_misses_where_the_rows_in_flight_overflow_l2():
     assert missed_share(rows(8192, 4096), A100) == 0, "one pass"
 
 
-def test_a_turing_multiprocessor_holds_half_as_many_rows():
-    """40 x 8 rows of 2048 floats are 2.62 MB of 4.19."""
-    assert missed_share(rows(8192, 2048, again_bytes=1), T4) == pytest.approx(0.125)
+def test_threads_of_a_multiprocessor_do_not_change_what_misses():
+    """A P4 and a T4 have 105 kB of L2 a multiprocessor, the T4 half the threads; 16 rows of 2048 floats are 131 kB."""
+    for gpu in (P4, T4):
+        assert missed_share(rows(8192, 2048, again_bytes=1), gpu) == pytest.approx(0.75, abs=1e-3)
+
+
+def test_a_p100_has_half_the_schedulers_and_takes_twice_the_clocks():
+    known = RowsConstants(row_clk=100.0, column_clk=0.5)
+    work = rows(8192, 1024, "softmax_warp")
+    clocks = [predict_rows(work, gpu, known).facts["row_clk"] for gpu in (P4, P100)]
+    assert clocks == [pytest.approx(612), pytest.approx(1224)]
+
+
+def test_one_row_a_multiprocessor_pushes_no_wall():
+    """108 rows are the first of each: a chain of loads and joins, whatever the bandwidth. 1080 rows stream."""
+    known = RowsConstants(row_clk=3000.0, column_clk=1.0, latency_s=0.0)
+    for count in (108, 1080):
+        work = rows(count, 1024, "block_norm")
+        terms = predict_rows(work, A100, known)
+        turns = count // 108
+        assert terms.time_s == pytest.approx(turns * 4024 / A100.boost_clock_hz)
+        assert (terms.memory_s > terms.latency_s) == (turns > 1)
+
+
+def test_a_board_without_rows_scales_the_bandwidth_to_its_own():
+    """Large rows of softmax: the time goes as the bandwidth of a triad, whoever's constants they are."""
+    known = RowsConstants(plateau=1.0, row_clk=0.0, column_clk=0.0, latency_s=0.0)
+    work = rows(1 << 20, 1024, "softmax_warp")
+    for gpu in (A100, T4, P100):
+        assert work.bytes / predict_rows(work, gpu, known).time_s == pytest.approx(
+            triad_fraction(gpu) * gpu.dram_bytes_per_s
+        )
 
 
 def test_rows_off_16_bytes_are_slower_on_amd():
@@ -181,13 +244,6 @@ def test_launches_move_what_the_cost_says():
     for cost in costs:
         moved = sum(work.bytes for work in cost.works)
         assert moved == pytest.approx(cost.bytes + cost.extra_bytes, rel=0.01)
-
-
-def test_server_kernels_move_each_byte_once():
-    assert fused_norm(16, 4096, 2).bytes == 2 * 2 * 16 * 4096
-    assert gated_activation(16, 11008, 2).bytes == 3 * 2 * 16 * 11008
-    assert rotary(16, 40, 128, 2).write_bytes == 2 * 16 * 40 * 128
-    assert lookup(16, 4096, 2).read_bytes == 2 * 16 * 4096 + 8 * 16
 
 
 # -- around a launch

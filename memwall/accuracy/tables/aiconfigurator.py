@@ -16,7 +16,7 @@ from memwall.cost import Cost
 from memwall.graph import ITEMSIZE
 from memwall.hardware import Gpu
 from memwall.roofline import launch_floor_s, works_of
-from memwall.utilization.stream import ROUND_TRIP_S
+from memwall.utilization.stream import round_trip_s
 from memwall.work import Attention
 
 #: dtype of the table -> dtype of the operands
@@ -48,7 +48,7 @@ def _gemm(record: Record) -> Sample:
     if dtype == "fp8":
         cost = _quantised(cost, m * k, gpu)
     return Sample(GEMM.name, record["gpu"], gpu, "gemm", dtype, f"m={m},n={n},k={k}", cost, "graph", warm,
-                  seconds(record, "latency_ms"))  # fmt: skip
+                  seconds(record, "latency_ms"), split=f"{m}x{n}x{k}")  # fmt: skip
 
 
 def _warm_bytes(cost: Cost, gpu: Gpu, weights: int) -> int:
@@ -63,7 +63,7 @@ def _warm_bytes(cost: Cost, gpu: Gpu, weights: int) -> int:
 def _quantised(product: Cost, elements: int, gpu: Gpu) -> Cost:
     """The product after its left operand of so many elements was converted from bfloat16 to one byte each."""
     least_s = _QUANTISE_S.get(gpu.architecture, min(_QUANTISE_S.values()))
-    waits = max(round((least_s - 3 * launch_floor_s(gpu)) / ROUND_TRIP_S), 0)
+    waits = max(round((least_s - 3 * launch_floor_s(gpu)) / round_trip_s(gpu)), 0)
     largest = calls.stream(2 * elements, 0, elements, instructions=_INSTRUCTIONS, round_trips=waits)
     converted = calls.stream(2 * elements, elements, elements, instructions=_INSTRUCTIONS)
     # The product stands first: what it finds in L2 is known, and what the others find is what all of them touch.
@@ -77,6 +77,8 @@ def _quantised(product: Cost, elements: int, gpu: Gpu) -> Cost:
 def _attention(record: Record) -> Sample:
     gpu, phase = board(record["gpu"]), record["phase"]
     batch, heads, kv_heads = (size(record, name) for name in ("batch", "heads", "kv_heads"))
+    if heads % kv_heads:
+        raise ValueError(f"heads is {heads}, which {kv_heads} kv_heads cannot share")
     if phase == "decode":
         queries, keys = 1, count(record, "step") + 1
     elif phase == "prefill":

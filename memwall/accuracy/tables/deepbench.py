@@ -30,7 +30,7 @@ def _gemm(record: Record) -> Sample:
         cost = calls.in_float32(cost)
     shape = f"m={m},n={n},k={k},{record['transA']}{record['transB']}"
     return Sample(GEMM.name, record["gpu"], gpu, "gemm", precision, shape, cost, "graph", warm_bytes(cost, gpu),
-                  seconds(record, "latency_ms"), _RESOLUTION_S)  # fmt: skip
+                  seconds(record, "latency_ms"), _RESOLUTION_S, f"{m}x{n}x{k}")  # fmt: skip
 
 
 def _conv(record: Record) -> Iterator[Sample]:

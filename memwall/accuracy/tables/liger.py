@@ -77,14 +77,16 @@ def _sample(dataset: str, record: Record, kernel: str, provider: str, mode: str,
             "a backward pass, a module or another kernel: benchmarks/liger_pairs.py traces what it can of them"
         )
     gpu = board(record["gpu_name"])
+    x = size(record, "x_value")
     try:
         config = json.loads(record["config"])
+        sizes = {name: size(config, name) for name in ("B", "M", "T") if name in config}
         dtype = _DTYPES[config.get("dtype", "torch.float32")]
-        cost = _FORWARD[kernel, provider](config, size(record, "x_value"), dtype)
-    except (KeyError, TypeError, json.JSONDecodeError):
+        cost = _FORWARD[kernel, provider](config | sizes, x, dtype)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         raise Skip("its config states no shape that is known") from None
     op_class = f"{kernel} {'fused' if provider.startswith('liger') else 'eager'}"
-    shape = f"{kernel} {provider} {record['x_name']}={record['x_value']} {record['config']}"
+    shape = f"{kernel} {provider} {record.get('x_name', 'x')}={record['x_value']} {record['config']}"
     return Sample(
         dataset, record["gpu_name"], gpu, op_class, dtype, shape, cost, "graph", 0, seconds(record, column)
     )

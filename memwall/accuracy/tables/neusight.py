@@ -8,6 +8,7 @@ from memwall.accuracy import calls
 from memwall.accuracy.samples import Sample
 from memwall.accuracy.tables.base import Record, Skip, Table, board, count, seconds, size, warm_bytes
 from memwall.cost import Cost
+from memwall.hardware import Gpu
 
 _DTYPE = "float32"
 
@@ -56,8 +57,21 @@ def _op(record: Record) -> Sample:
     gpu = board(record["gpu"])
     cost = build(record)
     shape = ",".join(f"{name}={_cell(record, name)}" for name in "bmknh" if _cell(record, name))
+    split = _split(record, op, op_class, gpu)
     return Sample(OPS.name, record["gpu"], gpu, op_class, _DTYPE, f"{op} {shape}", cost, "call",
-                  warm_bytes(cost, gpu), seconds(record, "latency_ms"))  # fmt: skip
+                  warm_bytes(cost, gpu), seconds(record, "latency_ms"), split=split)  # fmt: skip
+
+
+def _split(record: Record, op: str, op_class: str, gpu: Gpu) -> str:
+    """The half that a row was in when the constants were fitted: by the product, or by rows and columns; those of
+    softmax and layer norm of NVIDIA's boards by the whole shape."""
+    if op_class in ("linear", "bmm"):
+        b, m, n, k = (size(record, name) for name in "bmnk")
+        b, m = (1, b * m) if op == "linear" else (b, m)
+        return f"{op}:{b}x{m}x{n}x{k}"
+    if op_class == "elementwise" or gpu.vendor == "AMD":
+        return "{}x{}".format(*_vector(record))
+    return ""
 
 
 def _cell(record: Record, name: str) -> str:

@@ -6,7 +6,7 @@ import re
 
 from memwall.accuracy import calls
 from memwall.accuracy.samples import Sample
-from memwall.accuracy.tables.base import Record, Skip, Table, board, positive
+from memwall.accuracy.tables.base import Record, Skip, Table, board, positive, size
 
 _ARRAY_BYTES = 1 << 30
 #: word in a benchmark's name -> arrays read and written (BabelStream, gpu-benches)
@@ -44,14 +44,14 @@ def _bandwidth(record: Record) -> Sample:
 
 
 def _product(record: Record) -> Sample:
-    sizes = re.fullmatch(r"(\d+)x(\d+)x(\d+)", str(record["shape_mnk"]).strip())
+    sizes = re.fullmatch(r"(\d{1,15})x(\d{1,15})x(\d{1,15})", str(record["shape_mnk"]).strip())
     if not sizes:
         raise Skip("no shape is stated")
     name = str(record["dtype"]).partition(" ")[0].partition("(")[0]
     if name not in _OPERANDS:
         raise Skip(f"dtype {name[:40]!r} is not known")
     gpu = board(record["gpu"])
-    m, n, k = map(int, sizes.groups())
+    m, n, k = (size({"shape_mnk": side}, "shape_mnk") for side in sizes.groups())
     out = "bfloat16" if name == "fp8" else ""
     cost = calls.product(m, n, k, _OPERANDS[name], out=out)
     took_s = 2 * m * n * k / (positive(record, "measured_tflops") * 1e12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from memwall.accuracy import calls
@@ -10,15 +11,19 @@ from memwall.accuracy.scores import Row
 from memwall.accuracy.tables.base import Record, Skip, Table, board, seconds, size, warm_bytes
 from memwall.accuracy.tables.links import all_reduce_row
 from memwall.cost import Cost
+from memwall.cost.movement import select_steps
 from memwall.roofline import works_of
-from memwall.work import Gemm
+from memwall.utilization.stream import BLOCK_THREADS
+from memwall.work import Gemm, Stream
 
 _DTYPE, _ITEMSIZE = "float16", 2
 _RESOLUTION_S = 1e-6
 
-#: vLLM's kernel -> integer instructions for each result, and loads that wait for each other. These kernels take a
-#: scalar at a time; the counts are fitted to the rows of all three boards together
-_KERNELS = {"silu_and_mul": (52, 1), "rotary_embedding": (40, 2), "embedding": (116, 2)}
+#: kernel -> integer instructions for each result. These kernels take a scalar at a time; the counts are fitted to the
+#: rows of all three boards together
+_INSTRUCTIONS = {"silu_and_mul": 52, "rotary_embedding": 40, "embedding": 116}
+#: threads of the block that goes over a token: vLLM's activation_kernels.cu and pos_encoding_kernels.cu
+_SILU_THREADS, _ROPE_THREADS = 1024, 512
 
 
 class _Layer:
@@ -36,30 +41,39 @@ class _Layer:
         """``[tokens, k] x [k, n]``."""
         return calls.product(self.tokens, max(n, 1), max(k, 1), _DTYPE)
 
-    def moved(self, read: int, written: int, kernel: str) -> Cost:
-        """A kernel that reads and writes so many elements."""
-        instructions, round_trips = _KERNELS[kernel]
-        return calls.stream(_ITEMSIZE * read, _ITEMSIZE * written, written, instructions=instructions,
-                            round_trips=round_trips)  # fmt: skip
+    def moved(self, read: int, written: int, kernel: str, steps: int, blocks: float) -> Cost:
+        """A kernel that reads and writes so many elements, in blocks of 512 threads whose loop has ``steps``."""
+        read_bytes, write_bytes = _ITEMSIZE * read, _ITEMSIZE * written
+        work = Stream(read_bytes=read_bytes, write_bytes=write_bytes, elements=written, steps=steps,
+                      instructions=_INSTRUCTIONS[kernel] * written,
+                      blocks=math.ceil(blocks))  # fmt: skip
+        return Cost({}, read_bytes, write_bytes, works=(work,))
 
 
 def _activation(layer: _Layer) -> Cost:
     width = layer.ffn // layer.tp
     if not layer.gated:
         return calls.elementwise("aten.gelu.default", (layer.tokens, width), _DTYPE, 1)
-    return layer.moved(2 * layer.tokens * width, layer.tokens * width, "silu_and_mul")
+    steps = math.ceil(width / _SILU_THREADS)
+    blocks = layer.tokens * _SILU_THREADS / BLOCK_THREADS
+    return layer.moved(2 * layer.tokens * width, layer.tokens * width, "silu_and_mul", steps, blocks)
 
 
 def _rope(layer: _Layer) -> Cost:
     """Queries and keys are rotated in place; a token's cosines and sines are a head's size, its position 8 bytes."""
-    elements = layer.tokens * (layer.heads + max(layer.kv_heads, layer.tp)) // layer.tp * layer.head_size
-    return layer.moved(elements + layer.tokens * (layer.head_size + 4), elements, "rotary_embedding")
+    queries, keys = layer.heads // layer.tp, max(layer.kv_heads // layer.tp, 1)
+    elements = layer.tokens * (queries + keys) * layer.head_size
+    steps = sum(math.ceil(heads * layer.head_size / 2 / _ROPE_THREADS) for heads in (queries, keys))
+    read = elements + layer.tokens * (layer.head_size + 4)
+    return layer.moved(
+        read, elements, "rotary_embedding", steps, layer.tokens * _ROPE_THREADS / BLOCK_THREADS
+    )
 
 
 def _embedding(layer: _Layer) -> Cost:
     """The table's rows are read by 8-byte index; with tensor parallelism a GPU holds a share of them."""
     elements = layer.tokens * layer.width
-    return layer.moved(elements + 4 * layer.tokens, elements, "embedding")
+    return layer.moved(elements + 4 * layer.tokens, elements, "embedding", select_steps(layer.tokens), 1)
 
 
 def _norm(layer: _Layer) -> Cost:
@@ -102,8 +116,10 @@ def _op(record: Record) -> Sample:
     shape = (
         f"{op} t={layer.tokens},tp={layer.tp},h={layer.heads}/{layer.kv_heads},w={layer.width},f={layer.ffn}"
     )
+    work = works_of(cost)[0]
+    split = f"{work.m}x{work.n}x{work.k}" if isinstance(work, Gemm) else ""
     return Sample(OPS.name, record["gpu"], gpu, op_class, _DTYPE, shape, cost, "kernel", warm,
-                  seconds(record, "median_ms"), _RESOLUTION_S)  # fmt: skip
+                  seconds(record, "median_ms"), _RESOLUTION_S, split)  # fmt: skip
 
 
 def _all_reduce(record: Record) -> Row:

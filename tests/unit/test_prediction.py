@@ -1,0 +1,176 @@
+"""From costs to times: several launches, inherited constants, groups, machines of other kinds, CUDA graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memwall.accuracy import calls
+from memwall.cost import Cost
+from memwall.fusion.works import with_works
+from memwall.graph import Pipe
+from memwall.hardware import inherit, load_gpu
+from memwall.pipeline import resimulate
+from memwall.roofline import launches_of, predict_cost
+from memwall.utilization import explain, predict
+from memwall.work import Gemm, Plain, Stream
+from tests.unit.report_fixture import make_gpu, make_profile
+
+TENSOR = Pipe("tensor", "float16")
+COMPUTE = Plain(
+    read_bytes=10**6, write_bytes=0, flops={TENSOR: 10**9}
+)  # 10 us of arithmetic, 1 us of traffic
+TRAFFIC = Plain(read_bytes=10**7, write_bytes=10**7)  # 20 us of traffic
+
+
+def gemm(**changes) -> Gemm:
+    shape = {"pipe": TENSOR, "batch": 1, "m": 4096, "n": 4096, "k": 4096, "itemsize": 2,
+             "read_bytes": 2 * 2 * 4096**2, "write_bytes": 2 * 4096**2}  # fmt: skip
+    return Gemm(**{**shape, **changes})
+
+
+# -- several launches --------------------------------------------------------------------------------------------------
+
+
+def test_each_launch_takes_the_longer_of_its_own_two():
+    """100 TFLOP/s, 1 TB/s, 1 us a launch: 10 us and 20 us one after another, not the 21 us of the longer sum."""
+    cost = Cost({TENSOR: 10**9}, 11 * 10**6, 10**7, kernels=2, works=(COMPUTE, TRAFFIC))
+    found = predict_cost(cost, make_gpu())
+    assert found.time_s == pytest.approx(32e-6)
+    assert (found.compute_s, found.memory_s) == (pytest.approx(10e-6), pytest.approx(30e-6))
+    assert found.overhead_s == pytest.approx(2e-6)
+
+
+def test_a_later_launch_finds_in_l2_what_the_one_before_it_moved():
+    cost = Cost({}, 0, 0, kernels=2, works=(TRAFFIC, TRAFFIC))
+    small, large = make_gpu(l2_bytes=1), make_gpu(l2_bytes=10**8)
+    assert [terms.memory_s for _, terms in launches_of(cost, small)] == pytest.approx([20e-6, 20e-6])
+    first, second = (terms.memory_s for _, terms in launches_of(cost, large))
+    assert first == pytest.approx(20e-6)
+    assert 10e-6 < second < 20e-6  # half of it is read, from L2
+
+
+# -- constants of other boards -----------------------------------------------------------------------------------------
+
+
+def board(
+    name: str,
+    capability: str,
+    architecture: str,
+    table: str = "gemm.float16",
+    scored: bool = True,
+    **constants,
+):
+    fitted_on = {table: name} if scored else {}
+    values = {f"{table}.{key}": value for key, value in constants.items()}
+    return make_gpu(name, compute_capability=capability, architecture=architecture, utilization=values,
+                    fitted_on=fitted_on)  # fmt: skip
+
+
+OLD = board("v", "7.0", "volta", plateau=0.5)
+SAME = board("a", "8.0", "ampere", plateau=0.7, start_s=1e-6)
+COUSIN = board("b", "8.6", "ampere", plateau=0.6)
+
+
+def test_the_most_similar_board_lends_its_constants():
+    mine = make_gpu("mine", compute_capability="8.0", architecture="ampere")
+    found = inherit(mine, [OLD, COUSIN, SAME])
+    assert found.utilization == {"gemm.float16.plateau": 0.7, "gemm.float16.start_s": 1e-6}
+    assert found.fitted_on == {"gemm.float16": "a"}
+    newer = make_gpu("newer", compute_capability="9.0", architecture="hopper")
+    assert inherit(newer, [OLD, COUSIN]).fitted_on == {"gemm.float16": "b"}
+
+
+def test_a_boards_own_constants_stay_and_the_rest_is_filled():
+    mine = board("mine", "8.0", "ampere", plateau=0.9)
+    found = inherit(mine, [OLD, SAME])
+    assert found.utilization == {"gemm.float16.plateau": 0.9, "gemm.float16.start_s": 1e-6}
+    assert found.fitted_on == {"gemm.float16": "mine"}
+
+
+def test_a_table_without_rows_of_its_own_comes_after_one_with_rows():
+    derived = board("derived", "8.9", "ada", scored=False, plateau=0.1)
+    mine = make_gpu("mine", compute_capability="9.0", architecture="hopper")
+    # ada is one generation from hopper and ampere two; a table that was not scored counts one and a half further
+    assert inherit(mine, [derived, COUSIN]).utilization["gemm.float16.plateau"] == 0.6
+
+
+def test_other_makers_boards_lend_nothing():
+    tpu = make_gpu("tpu", compute_capability=None, architecture="tpu")
+    assert inherit(tpu, [OLD, SAME, COUSIN]).utilization == {}
+
+
+def test_shipped_boards_without_rows_say_whose_constants_they_use():
+    assert load_gpu("h100-nvl").fitted_on["gemm.bfloat16"] == "h100-sxm"
+    assert load_gpu("h100-sxm").fitted_on["gemm.bfloat16"] == "h100-sxm"
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_product_keeps_its_shape_in_a_group_and_takes_the_groups_bytes():
+    cost = Cost({TENSOR: 1}, read_bytes=700, write_bytes=300, extra_bytes=50)
+    (work,) = with_works(cost, [gemm(), Stream(read_bytes=5, write_bytes=5)]).works
+    assert isinstance(work, Gemm)
+    assert (work.m, work.read_bytes, work.write_bytes) == (4096, 750, 300)
+
+
+def test_several_products_share_the_bytes_and_none_is_lost():
+    cost = Cost({TENSOR: 1}, read_bytes=701, write_bytes=301)
+    works = with_works(cost, [gemm(), gemm(m=1, read_bytes=3, write_bytes=1), gemm()]).works
+    assert len(works) == 3
+    assert (sum(w.read_bytes for w in works), sum(w.write_bytes for w in works)) == (701, 301)
+
+
+def test_a_group_of_known_ops_is_one_stream_and_of_unknown_ones_nothing():
+    cost = Cost({Pipe("vector", "float32"): 10}, read_bytes=100, write_bytes=50, extra_bytes=7)
+    (work,) = with_works(cost, [Stream(read_bytes=5, write_bytes=5)]).works
+    assert (work.read_bytes, work.write_bytes, work.flops) == (107, 50, 10)
+    assert with_works(cost, []).works == ()
+
+
+# -- machines of other kinds, and captured steps -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tpu-v4", "wse-2"])
+def test_where_other_kernels_run_a_launch_is_its_flops_and_bytes(name):
+    gpu = load_gpu(name)
+    terms = predict(gemm(), gpu)
+    assert terms.compute_s == pytest.approx(
+        2 * 4096**3 / (gpu.peak(TENSOR) * gpu.achievable_fraction(TENSOR))
+    )
+    assert terms.latency_s == 0
+
+
+def test_a_captured_step_waits_for_no_cpu():
+    slow = make_gpu("slow", dispatch_s=1e-3)
+    profile = make_profile(gpus=(slow,))
+    eager, captured = (resimulate(profile, slow, cuda_graph=on).simulations[0] for on in (False, True))
+    assert eager.totals.time_s > 11e-3  # 12 ops issued about 1 ms apart
+    assert captured.totals.time_s == pytest.approx(
+        resimulate(profile, replace(slow, dispatch_s=0)).simulations[0].totals.time_s
+    )
+    assert captured.gpu.dispatch_s == 0
+
+
+@pytest.mark.parametrize("name", ["p4", "p100-pcie-16gb", "v100-sxm2-16gb", "t4"])
+def test_what_falls_back_to_vector_units_is_no_faster_than_float32_there(name):
+    gpu = load_gpu(name)
+    single = predict_cost(cost_of_product("float32"), gpu).time_s
+    assert predict_cost(cost_of_product("bfloat16"), gpu).time_s >= 0.9 * single  # half of the bytes
+
+
+def cost_of_product(dtype: str) -> Cost:
+    return calls.product(4096, 4096, 4096, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("sizes", [(7, 7, 0), (0, 7, 7), (1, 7, 0)])
+def test_an_empty_product_takes_its_launch_and_its_stores(sizes, dtype):
+    for name in ("h100-sxm", "t4", "mi210", "tpu-v4"):
+        gpu = load_gpu(name)
+        cost = calls.product(*sizes, dtype)
+        ((work, terms),) = launches_of(cost, gpu)
+        assert predict_cost(cost, gpu).compute_s == 0
+        assert "there is nothing to compute" in explain(work, gpu, terms)
