@@ -128,8 +128,9 @@ def _own(name: str) -> Gpu:
 _GENERATIONS = ("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
 #: a relation as distant as this is none: other makers' boards
 _UNRELATED = len(_GENERATIONS)
-#: generations that a table further counts that is derived or from published figures, not scored on rows
-_UNSCORED = 1.5
+#: generations that a table further counts that was not scored on rows (derived, of another dtype, from published
+#: figures): of the same architecture, and of another
+_UNSCORED = (0.5, 1.5)
 
 
 def _inherited(gpu: Gpu) -> Gpu:
@@ -151,7 +152,7 @@ def inherit(gpu: Gpu, boards: Iterable[Gpu]) -> Gpu:
         generations, peaks, name = _distance(gpu, board)
         if generations < _UNRELATED:
             for table in {key.rpartition(".")[0] for key in board.utilization}:
-                away = generations + (0.0 if table in board.fitted_on else _UNSCORED)
+                away = generations + (0.0 if table in board.fitted_on else _UNSCORED[generations > 0])
                 tables.append(((away, peaks, name), table, board))
     values, fitted_on = dict(gpu.utilization), dict(gpu.fitted_on)
     own = {key.rpartition(".")[0] for key in values}

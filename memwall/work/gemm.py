@@ -42,7 +42,7 @@ class GemmConstants(Constants):
 
     FAMILY: ClassVar[str] = "gemm"
     VARIANTS: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "tf32", "fp8", "int8", "float32", "float64")
-    FOREIGN: ClassVar[tuple[float, float]] = (0.8, 1.25)
+    FOREIGN: ClassVar[tuple[float, float]] = (0.84, 1.25)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.75, 1.26)
     plateau: float = constant(0.9, 0.3, 1.1, "fraction of its peak that an SM reaches inside a tile")
     sustained: float = constant(0.65, 0.2, 2.0, "fraction of the peak that 1 W per TFLOP/s of float16 allows")
