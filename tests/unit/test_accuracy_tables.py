@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memwall.accuracy import read_measured, read_rows, read_samples, score
+from memwall.accuracy.tables.encoder import layer_costs
 from memwall.errors import UsageError
 from memwall.graph import Pipe
 from tests.unit.truth_folder import truth
@@ -196,3 +197,11 @@ def test_every_row_of_a_real_table_is_read(name):
         for key, (r0, r1) in baselines.items():
             assert 100 * cells[key].r0_mape == pytest.approx(r0, rel=0.06)
             assert 100 * cells[key].r1_mape == pytest.approx(r1, rel=0.06)
+
+
+def test_an_encoder_layer_does_the_work_of_the_papers_table():
+    """335,686,926,336 FLOP forward and backward (reports/bert_layer.md, its trace less the loss that it needs)."""
+    costs = list(layer_costs(8, 512))
+    assert sum(cost.total_flops for cost in costs) == 335_686_926_336
+    assert len(costs) == 48
+    assert all(cost.modeled and cost.works for cost in costs)

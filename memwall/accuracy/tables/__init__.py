@@ -10,11 +10,12 @@ A table of one's own needs the columns of one of these kinds; more columns do no
 - layers of an LLM: gpu, op, num_tokens, tp, n_head, n_kv_head, n_embd, n_ffn, vocab, gated_mlp, median_ms
 - all-reduce: network, num_workers, size (bytes), median_ms, devices_per_node
 - cuBLAS and cuDNN loops: DeepBench's columns (:mod:`memwall.accuracy.tables.deepbench`)
+- encoder layers of BERT-large: what, config ("... b8 s512"), implementation (PyTorch), ms
 - rates: gpu, benchmark, measured_GBps; gpu, dtype, measured_tflops, shape_mnk
 - Triton layers: Liger-Kernel's columns (:mod:`memwall.accuracy.tables.liger`)
 """
 
-from memwall.accuracy.tables import aiconfigurator, deepbench, liger, neusight, own, peaks, vidur
+from memwall.accuracy.tables import aiconfigurator, deepbench, encoder, liger, neusight, own, peaks, vidur
 from memwall.accuracy.tables.base import Skip, Table
 
 __all__ = ["TABLES", "Skip", "Table"]
@@ -23,5 +24,5 @@ __all__ = ["TABLES", "Skip", "Table"]
 TABLES: tuple[Table, ...] = (
     own.OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, neusight.CONV, neusight.OPS, vidur.OPS,
     vidur.ALL_REDUCE, deepbench.CONV, deepbench.GEMM, liger.OPS, liger.PAIRS, peaks.BANDWIDTH, peaks.PRODUCTS,
-    own.ENCODER,
+    encoder.ENCODER,
 )  # fmt: skip

@@ -50,15 +50,9 @@ def _sample(gpu: Gpu, pair: Pair, cost: Cost) -> Sample:
                   cost, "graph", 0, pair.measured_s or 0.0)  # fmt: skip
 
 
-def _encoder(record: Record) -> Sample:
-    raise Skip("a whole layer: reports/accuracy_report.py traces it")
-
-
 OWN = Table(
     "measured kernels as memwall writes them",
     frozenset(["gpu", "executor", "class", "dtype", "modeled_s", "measured_s", "bound_s", "status"]),
     own_row,
 )
 assert OWN.columns <= set(COLUMNS)
-
-ENCODER = Table("ivanov_encoder_e2e", frozenset(["what", "config", "implementation", "ms"]), _encoder)
