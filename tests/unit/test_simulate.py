@@ -100,7 +100,9 @@ def test_an_input_just_written_is_read_from_l2():
     sizes = [1_000_000, 1_000_000, 1_000_000]
     first, second = run(sizes).kernels
     assert first.memory_s == pytest.approx(2e-6)  # 2 MB from and to DRAM
-    assert second.memory_s == pytest.approx(1e-6 + 1e-7 / 0.45)  # 1 MB written, 1 MB read at 45 % of L2's 10 TB/s
+    assert second.memory_s == pytest.approx(
+        1e-6 + 1e-7 / 0.45
+    )  # 1 MB written, 1 MB read at 45 % of L2's 10 TB/s
 
 
 def test_what_is_larger_than_l2_is_not():

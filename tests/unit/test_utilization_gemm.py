@@ -108,7 +108,9 @@ def test_more_to_read_or_to_multiply_never_takes_less(gpu):
 
 def test_a_product_of_nothing_takes_no_arithmetic():
     assert predict(gemm(0, 16, 16), H100).compute_s == 0.0
-    assert explain(gemm(0, 16, 16), H100, predict(gemm(0, 16, 16), H100)).startswith("there is nothing to compute")
+    assert explain(gemm(0, 16, 16), H100, predict(gemm(0, 16, 16), H100)).startswith(
+        "there is nothing to compute"
+    )
 
 
 def test_a_tpu_has_no_tiles_but_what_large_products_reach():
