@@ -221,7 +221,9 @@ def shown(value: object) -> str:
 
 
 def one_line(value: object, longest: int = 300) -> str:
-    line = "".join(char if char.isprintable() else "?" for char in str(value))
+    line = str(value)
+    if not line.isprintable():
+        line = "".join(char if char.isprintable() else "?" for char in line)
     return line if len(line) <= longest else f"{line[: longest - 3]}..."
 
 

@@ -151,7 +151,7 @@ def inherit(gpu: Gpu, boards: Iterable[Gpu]) -> Gpu:
     for board in boards:
         generations, peaks, name = _distance(gpu, board)
         if generations < _UNRELATED:
-            for table in {key.rpartition(".")[0] for key in board.utilization}:
+            for table in _tables(board):
                 away = generations + (0.0 if table in board.fitted_on else _UNSCORED[generations > 0])
                 tables.append(((away, peaks, name), table, board))
     values, fitted_on = dict(gpu.utilization), dict(gpu.fitted_on)
@@ -159,10 +159,18 @@ def inherit(gpu: Gpu, boards: Iterable[Gpu]) -> Gpu:
     for _, table, board in sorted(tables, key=lambda item: item[:2]):
         if table in board.fitted_on and table not in own:
             fitted_on.setdefault(table, board.name)
-        for key, number in board.utilization.items():
-            if key.startswith(f"{table}."):
-                values.setdefault(key, number)
+        for key, number in _tables(board)[table].items():
+            values.setdefault(key, number)
     return replace(gpu, utilization=dict(sorted(values.items())), fitted_on=dict(sorted(fitted_on.items())))
+
+
+@cache
+def _tables(board: Gpu) -> Mapping[str, Mapping[str, float]]:
+    """The constants of a board by table."""
+    tables: dict[str, dict[str, float]] = {}
+    for key, number in board.utilization.items():
+        tables.setdefault(key.rpartition(".")[0], {})[key] = number
+    return tables
 
 
 def _distance(gpu: Gpu, board: Gpu) -> tuple[float, float, str]:

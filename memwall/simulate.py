@@ -118,13 +118,12 @@ def simulate(
         cost = group.cost
         name, op_class = context.labels[index]
         resident = sum([n for n, distance in context.reuse[index] if distance <= l2_bytes])
-        known = memo.get((id(cost), resident))
+        known = memo.get((context.costs[index], resident)) if gpu.cpu is None else None
         if known is None:
             if gpu.cpu is not None:
                 known = predict_on_cpu(graph, group, gpu, context.reuse[index])
             else:
-                known = predict_cost(cost, gpu, resident)
-            memo[id(cost), resident] = known
+                known = memo[context.costs[index], resident] = predict_cost(cost, gpu, resident)
         own_issue_s = issue_s(gpu, context.phases[index], cost.kernels)
         issued_s += own_issue_s
         wait_s = issued_s - gpu_s if issued_s > gpu_s else 0.0
@@ -163,6 +162,8 @@ class PlanContext:
     """What a plan determines on any GPU: names, sums, the memory peak and the reuse distance of each read."""
 
     labels: Sequence[tuple[str, str]]
+    #: the number of each kernel's cost; equal costs have one
+    costs: Sequence[int]
     phases: Sequence[str]
     flops: Sequence[int]
     reuse: Sequence[tuple[tuple[int, int], ...]]
@@ -183,6 +184,7 @@ class PlanContext:
             flops.append(flops_of[key])
         return cls(
             labels=[_label(graph, group) for group in plan.groups],
+            costs=_numbered([group.cost for group in plan.groups]),
             phases=[graph.ops[group.op_ids[0]].phase for group in plan.groups],
             flops=flops,
             reuse=reuse_distances(graph, plan),
@@ -191,6 +193,19 @@ class PlanContext:
             total_flops=sum(flops),
             dram_bytes=sum(group.cost.bytes for group in plan.groups),
         )
+
+
+def _numbered(costs: Sequence[Cost]) -> list[int]:
+    """One number for each cost, the same for equal ones."""
+    by_id: dict[int, int] = {}
+    by_value: dict[tuple[object, ...], int] = {}
+    for cost in costs:
+        if id(cost) not in by_id:
+            flops = tuple(cost.flops.items())
+            value = (flops, cost.read_bytes, cost.write_bytes, cost.extra_bytes, cost.extra_flops, cost.least_flops,
+                     cost.kernels, cost.works)  # fmt: skip
+            by_id[id(cost)] = by_value.setdefault(value, len(by_value))
+    return [by_id[id(cost)] for cost in costs]
 
 
 def _matrix_s(group: Group, cost: Cost, gpu: Gpu) -> float:

@@ -15,7 +15,7 @@ class Plain(Work):
     """FLOPs by pipe and bytes, nothing about their shape."""
 
     FAMILY: ClassVar[str] = "plain"
-    flops: Mapping[Pipe, int] = field(default_factory=dict)
+    flops: Mapping[Pipe, int] = field(default_factory=dict, hash=False)
     #: FLOPs of the kernel beyond those, on the same pipes
     extra_flops: int = 0
 

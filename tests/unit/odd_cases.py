@@ -316,10 +316,10 @@ CASES: dict[str, Case] = {
     # training
     "layer-norm-gradients": Case(
         functools.partial(_Chain, 13, 31, nn.LayerNorm), of((37, 13)),
-        ("split + pointwise", "split", "persistent + split"), mode="training",
+        ("persistent + split",), mode="training",
     ),
     "dropout-gradients": Case(
-        functools.partial(_Chain, 13, 31, lambda n: nn.Dropout(0.3)), of((37, 13)), ("split", "pointwise"),
+        functools.partial(_Chain, 13, 31, lambda n: nn.Dropout(0.3)), of((37, 13)), ("split",),
         mode="training",
     ),
     **{
