@@ -124,6 +124,8 @@ class Body:
     parent: Body | None = None
     lines: list[str] = field(default_factory=list)
     known: dict[tuple, str] = field(default_factory=dict)
+    #: the tensors that ``known`` names by their address: one that went would give its address to another
+    kept: list[Tensor] = field(default_factory=list)
     conditions: tuple[tuple[str, frozenset[str]], ...] = ()
 
     def compute(self, tensor: Tensor, indices: Indices) -> str:
@@ -135,6 +137,7 @@ class Body:
         if found is None:
             found = home.name(tensor.rule(home, indices))
             home.known[key] = found
+            home.kept.append(tensor)
         return found
 
     def home(self, axes: frozenset[str]) -> Body:
