@@ -18,6 +18,10 @@ class UsageError(MemwallError):
     exit_code = 2
 
 
+class NeedsData(UsageError):
+    """The model's Python reads what is in a tensor, and a trace without data has nothing there."""
+
+
 class MissingError(MemwallError):
     """A device or an optional dependency is missing (exit 3)."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Parse a JSON file; NaN and Infinity are refused.
+    """Parse a JSON file, or one packed by gzip (``.gz``); NaN and Infinity are refused.
 
     Raises:
         UsageError: missing, unreadable, too large, not UTF-8, not JSON, nested too deep.
@@ -53,7 +55,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         if source.stat().st_size > MAX_JSON_BYTES:
             raise UsageError(f"{source} is larger than 1 GiB; not a memwall record")
-        text = source.read_text(encoding="utf-8")
+        text = _unpacked(source) if source.name.endswith(".gz") else source.read_text(encoding="utf-8")
         return json.loads(text, parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise UsageError(f"no such file: {source}") from None
@@ -72,6 +74,18 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise UsageError(f"{source} does not fit in memory") from None
     except ValueError as error:
         raise UsageError(f"{source} is not a memwall record: {error}") from None
+
+
+def _unpacked(source: Path) -> str:
+    """The text in a gzip file, which may be no longer than an unpacked one."""
+    try:
+        with gzip.open(source) as handle:
+            data = handle.read(MAX_JSON_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"{source} is not a gzip file, or is cut off: {error}") from None
+    if len(data) > MAX_JSON_BYTES:
+        raise UsageError(f"{source} holds more than 1 GiB; not a memwall record")
+    return data.decode("utf-8")
 
 
 def _refuse_constant(name: str) -> float:

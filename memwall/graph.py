@@ -136,7 +136,8 @@ class Op:
     ``inputs`` are ids of the values read, ``outputs`` of those written; an in-place op has its target in both, an op
     that overwrites its target without reading it (``copy_``, ``zero_``, ``out=``) only in ``outputs``.
     ``arguments`` names, for each input, the schema argument that it was passed as; ``attributes`` holds the
-    arguments that are no tensors, by name.
+    arguments that are no tensors, by name. ``source`` is the line of the user's code that made the call, or whose
+    forward op it is the backward of, as ``path:line``; empty where there is none, such as the optimizer's own step.
     """
 
     id: int
@@ -148,6 +149,7 @@ class Op:
     outputs: tuple[int, ...]
     arguments: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    source: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,8 @@ def _op_to_dict(op: Op, cost: Cost) -> dict[str, Any]:
         record["arguments"] = list(op.arguments)
     if op.attributes:
         record["attributes"] = plain(op.attributes)
+    if op.source:
+        record["source"] = op.source
     return record
 
 
@@ -330,7 +332,7 @@ def _read_op(
     op = Op(
         index, take(record, "name", str, where), take(record, "class", str, where), phase,
         take(record, "module", str, where), inputs, _ids(record.get("outputs"), values, f"{where}.outputs"),
-        arguments, shared.setdefault(repr(attributes), attributes),
+        arguments, shared.setdefault(repr(attributes), attributes), take({"source": "", **record}, "source", str, where),
     )  # fmt: skip
     flops = {Pipe.parse(k): _count(v, f"{where}.pipes") for k, v in record.get("pipes", {}).items()}
     if sum(flops.values()) != _count(record.get("flops"), f"{where}.flops"):

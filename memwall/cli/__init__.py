@@ -27,6 +27,7 @@ COMMANDS = {
     "compare": "Put one workload on several GPUs, or several profiles, side by side.",
     "fuse": "Say what fusion wins: groups, refusals, graph breaks, kernels' source.",
     "measure": "Time every kernel on this machine, beside what the model says.",
+    "gate": "Hold workloads against budgets and a baseline; for CI.",
     "report": "Render a saved profile as text, HTML, pictures or tables.",
     "accuracy": "Score the model against measured kernels.",
     "gpus": "List the GPUs, or show one with its sources.",

@@ -127,6 +127,7 @@ workload = _decorator(_workload)
 shape = _decorator(_shape)
 common = _decorator((outputs, as_json, *_quiet, _debug))
 debug = _debug
+quiet = _decorator(_quiet)
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -35,27 +35,26 @@ class Output(NamedTuple):
     kind: str
 
 
-def plan_outputs(paths: Sequence[str], without: Sequence[str] = ()) -> list[Output]:
+def plan_outputs(
+    paths: Sequence[str], without: Sequence[str] = (), suffixes: Mapping[str, str] = SUFFIXES
+) -> list[Output]:
     """What each ``-o`` asks for; called before any work, so that a typing error costs nothing.
 
-    ``without`` lists kinds that there is none of.
+    ``without`` lists kinds that there is none of; ``suffixes`` has the kind of each suffix, the longest first.
 
     Raises:
         UsageError: unknown suffix, or the folder is missing or not writable.
         MissingError: the kind needs a dependency that is not installed.
     """
-    suffixes = {suffix: kind for suffix, kind in SUFFIXES.items() if kind not in without}
-    return [Output(Path(text), _kind(text, suffixes)) for text in dict.fromkeys(paths)]
+    return [Output(Path(text), _kind(text, suffixes, without)) for text in dict.fromkeys(paths)]
 
 
-def _kind(text: str, suffixes: Mapping[str, str]) -> str:
+def _kind(text: str, suffixes: Mapping[str, str], without: Sequence[str]) -> str:
     name = Path(text).name.lower()
-    ending = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
-    if ending not in suffixes:
-        raise UsageError(
-            f"cannot tell what to write into {text!r}; end the name in one of {' '.join(suffixes)}"
-        )
-    kind = suffixes[ending]
+    kind = next((kind for suffix, kind in suffixes.items() if name.endswith(suffix)), "")
+    if not kind or kind in without:
+        known = " ".join(suffix for suffix, kind in suffixes.items() if kind not in without)
+        raise UsageError(f"cannot tell what to write into {text!r}; end the name in one of {known}")
     folder = Path(text).parent
     if not folder.is_dir():
         raise UsageError(f"cannot write {text}: there is no folder {folder}")

@@ -211,7 +211,7 @@ class _Builder:
         return Op(
             self._ops - 1, op.name, op.op_class, op.phase, op.module,
             tuple([self.value(i, swap) for i in op.inputs]), tuple([self.value(i, swap) for i in op.outputs]),
-            op.arguments, op.attributes,
+            op.arguments, op.attributes, op.source,
         )  # fmt: skip
 
     def _without_rows(self, op: Op, found: _List) -> Op:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.errors import UsageError
 from memwall.graph import Graph, Op, Storage, TensorSpec, Value
+from memwall.trace.lines import SourceLines
 from memwall.trace.signatures import DROPPED_ATTRIBUTES, PRODUCTS, TF32_SWITCH, Signature, signature_of
 from memwall.trace.tensors import (
     adds_sparse,
@@ -95,6 +96,7 @@ class Recorder(TorchDispatchMode):
         self.closed_nodes: frozenset[str] = frozenset()
         self.guarded: set[int] = set()
         self.modules = ModuleTimeline()
+        self.lines = SourceLines()
         self.ops: list[Op] = []
         self.values: list[Value] = []
         self.storages: list[Storage] = []
@@ -208,6 +210,8 @@ class Recorder(TorchDispatchMode):
         if signature.free:
             if self.rebinding is None:
                 self.free_calls[signature.name] += 1
+            if self.phase == "forward" or self.rebinding is not None:
+                self._mark_line()
             return out
         self._record(signature, args, kwargs, out)
         return out
@@ -264,6 +268,7 @@ class Recorder(TorchDispatchMode):
         """Record one call. Host tensors among the inputs are left out (a copy from the host reads no device memory)."""
         pairs = [(n, t) for n, t in zip(names, inputs, strict=True) if t.device.type == self.device]
         if self.rebinding is not None:
+            self._mark_line()
             self._rebind(name, [t for _, t in pairs], outputs)
             return
         scalars = tuple(attributes)
@@ -278,8 +283,10 @@ class Recorder(TorchDispatchMode):
         written = tuple(dict.fromkeys(self.value(t) for t in outputs if t.device.type == self.device))
         if self.guarded and not self.guarded.isdisjoint([self.values[i].storage for i in written]):
             raise UnexpectedCall(f"{name} writes into a view that a replayed block handed out")
-        phase, module = self._where()
-        self.append(name, phase, module, read, written, tuple([n for n, _ in pairs]), mapping)
+        node = torch._C._current_autograd_node()
+        phase, module = self._where(node)
+        line = self._line(node)
+        self.append(name, phase, module, read, written, tuple([n for n, _ in pairs]), mapping, line)
 
     def _rebind(self, name: str, inputs: list[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
         """Take the call for the next op of ``rebinding`` and let its new storages stand for that op's."""
@@ -309,14 +316,14 @@ class Recorder(TorchDispatchMode):
 
     def append(
         self, name: str, phase: str, module: str, inputs: tuple[int, ...], outputs: tuple[int, ...],
-        arguments: tuple[str, ...], attributes: Mapping[str, Any],
+        arguments: tuple[str, ...], attributes: Mapping[str, Any], source: str,
     ) -> None:  # fmt: skip
         """Add an op to the list."""
         op_class = self._classes.get(name)
         if op_class is None:
             op_class = self._classes[name] = self.classify(name)
         number = len(self.ops)
-        self.ops.append(Op(number, name, op_class, phase, module, inputs, outputs, arguments, attributes))
+        self.ops.append(Op(number, name, op_class, phase, module, inputs, outputs, arguments, attributes, source))
         if number + 1 >= self.max_ops // 4:
             self._watch_length(number + 1)
 
@@ -332,9 +339,21 @@ class Recorder(TorchDispatchMode):
                 f"the trace stops at --max-ops {self.max_ops:,}"
             )
 
-    def _where(self) -> tuple[str, str]:
-        """Phase and module of the call that is being recorded."""
-        node: Any = torch._C._current_autograd_node()
+    def _mark_line(self) -> str:
+        """The user's line of the call that is being recorded, which the newest autograd node remembers."""
+        line = self.lines.here()
+        self.lines.mark(torch._C._autograd._get_sequence_nr() - 1, line)
+        return line
+
+    def _line(self, node: Any) -> str:
+        """The user's line of the call that is being recorded, for backward that of its forward call."""
+        line = self._mark_line() if node is None and self.phase == "forward" else self.lines.here()
+        if line or node is None or self.phase == "optimizer" or node.name() == "torch::autograd::AccumulateGrad":
+            return line
+        return self.lines.of_node(node._sequence_nr())
+
+    def _where(self, node: Any) -> tuple[str, str]:
+        """Phase and module of the call that is being recorded, from the autograd node that makes it."""
         if node is None or self.phase == "optimizer":
             return self.phase, self.modules.path
         if self.modules.path:  # a checkpoint that runs its modules again

@@ -385,7 +385,7 @@ class Replayer:
                 op.name, op.phase, path + op.module[cut:],
                 tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.inputs]),
                 tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.outputs]),
-                op.arguments, op.attributes,
+                op.arguments, op.attributes, op.source,
             )  # fmt: skip
         recorder.free_calls.update(segment.free_calls)
 

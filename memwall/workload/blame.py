@@ -57,7 +57,7 @@ def user_frame(error: BaseException) -> str:
     frames = list(traceback.walk_tb(error.__traceback__))
     candidates = (
         [(frame, line) for frame, line in frames if is_user_file(frame.f_code.co_filename)],
-        [(frame, line) for frame, line in frames if not _is_machinery(frame.f_code.co_filename)],
+        [(frame, line) for frame, line in frames if not is_machinery(frame.f_code.co_filename)],
     )
     for found in candidates:
         if found:
@@ -71,14 +71,15 @@ def user_frame(error: BaseException) -> str:
 
 def is_user_file(filename: str) -> bool:
     """Whether a source file is the user's own: not torch, memwall, an installed package or the standard library."""
-    return not _is_machinery(filename) and not _is_installed(filename)
+    return not is_machinery(filename) and not _is_installed(filename)
 
 
 def _is_installed(filename: str) -> bool:
     return any(part in ("site-packages", "dist-packages") for part in Path(filename).parts)
 
 
-def _is_machinery(filename: str) -> bool:
+def is_machinery(filename: str) -> bool:
+    """Whether a source file is torch's, memwall's, click's or the standard library's, or no file at all."""
     if filename.startswith("<"):
         return True
     if _is_installed(filename):

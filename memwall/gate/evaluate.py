@@ -1,0 +1,219 @@
+"""Profiles → checks: each limit held against its figure, with what moved it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from memwall.analysis import kernel_module
+from memwall.fused import capture_of
+from memwall.gate.causes import Side, explain, largest, new_breaks, top
+from memwall.gate.limits import Limit
+from memwall.gate.matching import match_ops
+from memwall.gate.quantities import QUANTITIES, Quantity
+from memwall.gate.result import Cause, Check, Problem
+from memwall.profile import Profile
+from memwall.roofline import Estimate
+from memwall.simulate import MemoryPeak, Schedule
+from memwall.units import size
+
+#: causes that a check keeps
+MOST_CAUSES = 8
+
+#: (quantity, module pattern) -> limits, for each GPU and policy
+LimitsOf = Mapping[tuple[str, str], Mapping[tuple[str, str], tuple[Limit, ...]]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One workload to judge. ``compared`` says that a baseline was asked for; ``refused`` why the one that is there
+    must not be used, ``new`` that the workload is known not to be in the base and may pass for that."""
+
+    name: str
+    target: str
+    head: Profile
+    base: Profile | None
+    compared: bool
+    refused: str = ""
+    new: bool = False
+
+
+def check_workload(subject: Subject, limits: LimitsOf) -> tuple[list[Check], list[Problem]]:
+    """The checks of one workload, in the order of its simulations and limits.
+
+    Args:
+        limits: (GPU, policy) → what is limited there.
+    """
+    checks: list[Check] = []
+    problems: list[Problem] = []
+    once: set[tuple[str, str]] = set()
+    pairs: dict[tuple[int, int], dict[int, int]] = {}
+    for schedule in subject.head.simulations:
+        own = limits.get((schedule.gpu.name, schedule.policy), {})
+        head = Side(subject.head, schedule)
+        base = _base_side(subject, schedule)
+        causes: tuple[Cause, ...] | None = None
+        for (name, module), rows in own.items():
+            quantity = QUANTITIES[name]
+            if quantity.per == "profile":
+                if (name, module) in once:
+                    continue
+                once.add((name, module))
+            values = _value(quantity, module, head), _value(quantity, module, base) if base else None
+            if module and not _kernels(head, module):
+                problems.append(_nothing_there(subject, module))
+                continue
+            for limit in rows:
+                check = _check(subject, head, base, quantity, module, limit, values)
+                if check.verdict == "fail" or (values[1] is not None and values[0] != values[1]):
+                    if base is not None and causes is None:
+                        key = head.schedule.graph, base.schedule.graph
+                        pairs.setdefault(key, match_ops(base.graph, head.graph))
+                        causes = explain(base, head, pairs[key])
+                    check = _explained(check, quantity, head, base, causes or ())
+                checks.append(check)
+    return checks, list(dict.fromkeys(problems))
+
+
+def _base_side(subject: Subject, schedule: Schedule) -> Side | None:
+    """The base's simulation of the same GPU and policy; None without a usable one."""
+    if subject.base is None or subject.refused:
+        return None
+    found = [s for s in subject.base.simulations if (s.gpu, s.policy) == (schedule.gpu, schedule.policy)]
+    return Side(subject.base, found[0]) if found else None
+
+
+def _value(quantity: Quantity, module: str, side: Side) -> float | None:
+    if module:
+        assert quantity.of_kernel is not None
+        return sum(quantity.of_kernel(kernel) for kernel in _kernels(side, module))
+    return quantity.read(side.profile, side.schedule)
+
+
+def _kernels(side: Side, module: str) -> list[Estimate]:
+    """The kernels whose module, or a parent of it, fits a pattern; all for an empty pattern."""
+    if not module:
+        return list(side.schedule.kernels)
+    fits: dict[str, bool] = {}
+    found = []
+    for kernel in side.schedule.kernels:
+        path = kernel_module(side.profile, side.schedule, kernel)
+        if path not in fits:
+            parts = path.split(".")
+            fits[path] = any(fnmatchcase(".".join(parts[: i + 1]), module) for i in range(len(parts)))
+        if fits[path]:
+            found.append(kernel)
+    return found
+
+
+def _nothing_there(subject: Subject, module: str) -> Problem:
+    return Problem(
+        subject.name, subject.target, "fail",
+        f"no kernel belongs to the modules {module!r}, so their limits check nothing; "
+        "memwall profile --by module lists what there is",
+    )  # fmt: skip
+
+
+def _check(
+    subject: Subject, head: Side, base: Side | None, quantity: Quantity, module: str, limit: Limit,
+    values: tuple[float | None, float | None],
+) -> Check:  # fmt: skip
+    value, before = values
+    verdict, why, allowed = "pass", "", None
+    if value is None:
+        verdict, why = "inconclusive", _no_value(quantity, head)
+    elif limit.relative and before is None and subject.new:
+        why = "a new workload: there is nothing to compare it with"
+    elif limit.relative and before is None:
+        verdict, why = "inconclusive", _no_baseline(subject, quantity, head.schedule, base)
+    else:
+        allowed = limit.allowed(before)
+        verdict = "pass" if limit.holds(value, before) else "fail"
+    schedule = head.schedule
+    gpu, policy = ("", "") if quantity.per == "profile" else (schedule.gpu.name, schedule.policy)
+    return Check(
+        subject.name,
+        subject.target,
+        gpu,
+        policy,
+        module,
+        quantity.name,
+        limit.text,
+        value,
+        before,
+        allowed,
+        verdict,
+        why,
+    )
+
+
+def _no_value(quantity: Quantity, head: Side) -> str:
+    capture = capture_of(head.profile.capture)
+    if quantity.name == "graph_breaks" and capture is not None and capture.failure:
+        return f"TorchDynamo captures nothing: {capture.failure}"
+    return f"{quantity.title}: the profile does not hold them"
+
+
+def _no_baseline(subject: Subject, quantity: Quantity, schedule: Schedule, base: Side | None) -> str:
+    if subject.refused:
+        return subject.refused
+    if base is not None:
+        return f"the baseline does not hold {quantity.title}; --update it"
+    if subject.base is not None:
+        return (
+            f"the baseline has no {schedule.policy} on a {schedule.gpu.name} of the same numbers; --update it"
+        )
+    if subject.compared:
+        return (
+            "there is no baseline of this workload; --update writes one, --allow-new lets a new workload pass"
+        )
+    return "the limit is relative and there is no baseline; give --baseline or --baseline-ref"
+
+
+def _explained(
+    check: Check, quantity: Quantity, head: Side, base: Side | None, causes: Sequence[Cause]
+) -> Check:
+    """A check with the causes of its figure."""
+    values = {name: getattr(check, name) for name in Check.__slots__}
+    if quantity.name == "graph_breaks":
+        before, after = (capture_of(side.profile.capture) if side else None for side in (base, head))
+        return Check(**{**values, "causes": new_breaks(before, after, head.profile.graph)[:MOST_CAUSES]})
+    if quantity.name == "coverage":
+        names = ", ".join(head.profile.coverage.unmodeled[:MOST_CAUSES])
+        return Check(**{**values, "message": f"no formula models {names}" if names else ""})
+    if base is None:
+        kernels = _kernels(head, check.module)
+        return Check(**{**values, "causes": largest(head, quantity.name, kernels, MOST_CAUSES)})
+    inside = [c for c in causes if not check.module or _inside(c, check.module)]
+    found = top(inside, quantity.name, lower=quantity.lower, count=MOST_CAUSES)
+    if quantity.name == "peak_memory":
+        values["message"] = _memory(base.schedule.memory, head.schedule.memory)
+    return Check(**{**values, "causes": found})
+
+
+def _inside(cause: Cause, module: str) -> bool:
+    """Whether a cause lies in the modules of a pattern; stars stand for the numbers of repeated blocks."""
+    parts = cause.module.split(".")
+    paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    return cause.kind != "elsewhere" and any(
+        fnmatchcase(path, module) or _overlap(path, module) for path in paths
+    )
+
+
+def _overlap(path: str, pattern: str) -> bool:
+    """Whether ``layers.*.attn`` and ``layers.3.attn`` can be the same module."""
+    one, other = path.split("."), pattern.split(".")
+    return len(one) == len(other) and all(
+        a == "*" or fnmatchcase(a, b) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _memory(before: MemoryPeak, after: MemoryPeak) -> str:
+    """``activations +12.00 MB``: which part of the peak moved."""
+    rows = []
+    for name in MemoryPeak.__slots__:
+        change = getattr(after, name) - getattr(before, name)
+        if change:
+            rows.append(f"{name.replace('_', ' ')} {'+' if change > 0 else '-'}{size(abs(change))}")
+    return ", ".join(rows)

@@ -1,0 +1,147 @@
+"""Limits as people write them: ``3.2 ms``, ``70 GB``, ``120``, ``+2%``, ``+1``, ``-0.5 pp``; what each allows.
+
+Without a sign a limit is a budget: the most allowed, or the least where more is better. With a sign it is relative to
+the baseline: a percentage of it, or an amount to add in the unit of the quantity. ``pp`` are percentage points.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memwall.errors import UsageError
+from memwall.gate.quantities import ALIASES, QUANTITIES, Quantity
+
+_PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+#: unit of a quantity -> suffix -> what one of it is in the base unit; the empty suffix is the base unit itself
+UNITS: dict[str, dict[str, float]] = {
+    "s": {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9},
+    "B": {"": 1.0, **{f"{p}B": scale for p, scale in (_PREFIXES | _BINARY).items()}},
+    "FLOP": {"": 1.0, **{f"{p}FLOP{s}": scale for p, scale in _PREFIXES.items() for s in ("", "s")}},
+    "count": {"": 1.0, "k": 1e3},
+    "fraction": {"": 1.0, "%": 1e-2, "pp": 1e-2},
+}  # fmt: skip
+
+_NUMBER = re.compile(r"([+-]?)\s*((?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?|\d+\.)\s*(\S*)")
+
+#: how much above a limit a float may come out by rounding alone
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit of one quantity.
+
+    ``sign`` is 0 for a budget; else the limit is ``baseline * (1 + sign * amount)`` with ``percent``, without it
+    ``baseline + sign * amount``. ``amount`` is in base units, or a fraction with ``percent``.
+    """
+
+    quantity: Quantity
+    text: str
+    amount: float
+    sign: int = 0
+    percent: bool = False
+
+    @property
+    def relative(self) -> bool:
+        """Whether it needs a baseline."""
+        return self.sign != 0
+
+    def allowed(self, baseline: float | None) -> float:
+        """The worst value that passes, in base units.
+
+        Raises:
+            ValueError: the limit is relative and there is no baseline.
+        """
+        if not self.relative:
+            return self.amount
+        if baseline is None:
+            raise ValueError(f"{self.text} is relative to a baseline")
+        return (
+            baseline * (1 + self.sign * self.amount) if self.percent else baseline + self.sign * self.amount
+        )
+
+    def holds(self, value: float, baseline: float | None = None) -> bool:
+        """Whether a value keeps the limit."""
+        allowed = self.allowed(baseline)
+        slack = ROUNDING * max(abs(value), abs(allowed))
+        return value <= allowed + slack if self.quantity.lower else value >= allowed - slack
+
+
+def find_quantity(name: str, where: str = "") -> Quantity:
+    """The quantity of a name or another spelling of it; ``where`` it was found, for the message.
+
+    Raises:
+        UsageError: there is none; names the nearest.
+    """
+    known = QUANTITIES.get(ALIASES.get(name, name))
+    if known is None:
+        raise UsageError(f"{where}: " * bool(where) + f"no quantity {name!r}; {near(name, QUANTITIES)}")
+    return known
+
+
+def near(name: str, choices: Iterable[str]) -> str:
+    """``did you mean dram_bytes?``, or the list of what there is."""
+    choices = list(choices)
+    folded = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(str(name).lower(), folded, 1, 0.5)
+    return f"did you mean {folded[found[0]]}?" if found else f"there is {', '.join(choices)}"
+
+
+def parse_limit(quantity: Quantity | str, text: object, where: str = "") -> Limit:
+    """A limit from text or a plain number in base units.
+
+    Raises:
+        UsageError: not a number, or no unit of this quantity; names the nearest.
+    """
+    if isinstance(quantity, str):
+        quantity = find_quantity(quantity, where)
+    place = f"{where}: {quantity.name}" if where else quantity.name
+    if isinstance(text, bool) or not isinstance(text, (int, float, str)):
+        raise UsageError(
+            f"{place}: a limit is a number or text such as {_example(quantity)}, not {str(text)[:40]!r}"
+        )
+    written = str(text).strip()
+    found = _NUMBER.fullmatch(written)
+    if found is None:
+        raise UsageError(
+            f"{place}: cannot read the limit {written[:40]!r}; want one such as {_example(quantity)}"
+        )
+    sign = {"+": 1, "-": -1, "": 0}[found[1]]
+    if sign and not isinstance(text, str):
+        raise UsageError(
+            f"{place}: {text} is below zero; write a change of the baseline as text, such as '+2%'"
+        )
+    number = float(found[2].replace("_", ""))
+    if not math.isfinite(number):
+        raise UsageError(f"{place}: {written[:40]!r} is no finite number")
+    unit = found[3]
+    if sign and unit == "%":
+        return Limit(quantity, written, number / 100, sign, percent=True)
+    return Limit(quantity, written, number * _scale(quantity, unit, place), sign)
+
+
+def _scale(quantity: Quantity, unit: str, place: str) -> float:
+    units = UNITS[quantity.unit]
+    if unit not in units:
+        named = [name for name in units if name]
+        hint = near(unit, [*named, "%"] if named else ["%"]) if named else "it is a plain number"
+        if unit == "%":
+            hint = f"a percentage is of the baseline and has a sign, as in '+2%'; a budget is in {_example(quantity)}"
+        raise UsageError(f"{place}: no unit {unit[:20]!r} for {quantity.title}; {hint}")
+    return units[unit]
+
+
+_EXAMPLES = {
+    "s": "'3.2 ms' or '+2%'", "B": "'70 GB' or '+2%'", "FLOP": "'1.2 TFLOP' or '+0%'", "count": "120 or '+0'",
+    "fraction": "'45 %' or '-1 pp'",
+}  # fmt: skip
+
+
+def _example(quantity: Quantity) -> str:
+    return _EXAMPLES[quantity.unit]

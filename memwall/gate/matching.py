@@ -1,0 +1,99 @@
+"""Which op of the head is which op of the base: by place first, then by what it does.
+
+Ops are matched within their module and phase, in order, where name, shapes, dtypes and arguments agree; what is left
+there by name alone (the op is still there and grew), then by class for the classes of :data:`_REPLACED` (another kernel
+does the same); what is left in modules that one side lacks, by all but the place (the module was renamed). The rest
+appeared or vanished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+from memwall.graph import Graph, Op
+
+#: classes of which an op takes another's place: one product, one normalization for the other
+_REPLACED = frozenset(("contraction", "convolution", "attention", "normalization"))
+
+#: beyond this many ops in one module the order is not searched: equal ops are matched from the front
+_SEARCHED = 2000
+
+
+def match_ops(base: Graph, head: Graph) -> dict[int, int]:
+    """Head op id → base op id, for the ops that are still there."""
+    base_keys, head_keys = ([_key(graph, op) for op in graph.ops] for graph in (base, head))
+    pairs: dict[int, int] = {}
+    left_base: list[int] = []
+    left_head: list[int] = []
+    ours, theirs = _by_place(head), _by_place(base)
+    for place in dict.fromkeys((*ours, *theirs)):
+        heads, bases = ours.get(place, []), theirs.get(place, [])
+        same = _in_order([base_keys[i] for i in bases], [head_keys[i] for i in heads])
+        found = {heads[h]: bases[b] for b, h in same}
+        for kind in ("name", "op_class"):
+            taken = set(found.values())
+            rest_base = [i for i in bases if i not in taken and _may(base.ops[i], kind)]
+            rest_head = [i for i in heads if i not in found and _may(head.ops[i], kind)]
+            alike = _in_order(
+                [getattr(base.ops[i], kind) for i in rest_base],
+                [getattr(head.ops[i], kind) for i in rest_head],
+            )
+            found |= {rest_head[h]: rest_base[b] for b, h in alike}
+        taken = set(found.values())
+        left_base += [i for i in bases if i not in taken]
+        left_head += [i for i in heads if i not in found]
+        pairs |= found
+    left_base.sort()
+    left_head.sort()
+    moved = _in_order([base_keys[i] for i in left_base], [head_keys[i] for i in left_head])
+    return pairs | {left_head[h]: left_base[b] for b, h in moved}
+
+
+def _may(op: Op, kind: str) -> bool:
+    return kind == "name" or op.op_class in _REPLACED
+
+
+def _key(graph: Graph, op: Op) -> tuple[object, ...]:
+    """What an op does, wherever it stands."""
+    return (
+        op.name, op.phase, graph.specs(op.inputs), graph.specs(op.outputs), op.arguments,
+        tuple((name, repr(value)) for name, value in op.attributes.items()),
+    )  # fmt: skip
+
+
+def _by_place(graph: Graph) -> dict[tuple[str, str], list[int]]:
+    places: dict[tuple[str, str], list[int]] = {}
+    for op in graph.ops:
+        places.setdefault((op.phase, op.module), []).append(op.id)
+    return places
+
+
+def _in_order(base: Sequence[object], head: Sequence[object]) -> list[tuple[int, int]]:
+    """Pairs (base index, head index) of equal items of which the order is the same on both sides."""
+    if not base or not head:
+        return []
+    numbers: dict[object, int] = {}
+    first, second = ([numbers.setdefault(item, len(numbers)) for item in row] for row in (base, head))
+    start = 0
+    while start < min(len(first), len(second)) and first[start] == second[start]:
+        start += 1
+    end = 0
+    while end < min(len(first), len(second)) - start and first[-1 - end] == second[-1 - end]:
+        end += 1
+    pairs = [(i, i) for i in range(start)]
+    inner_first, inner_second = first[start : len(first) - end], second[start : len(second) - end]
+    if max(len(inner_first), len(inner_second)) > _SEARCHED:
+        pairs += [(start + a, start + b) for a, b in _greedy(inner_first, inner_second)]
+    else:
+        matcher = SequenceMatcher(None, inner_first, inner_second, autojunk=False)
+        for block in matcher.get_matching_blocks():
+            pairs += [(start + block.a + i, start + block.b + i) for i in range(block.size)]
+    return pairs + [(len(first) - 1 - i, len(second) - 1 - i) for i in range(end)]
+
+
+def _greedy(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+    places: dict[int, list[int]] = {}
+    for i, item in enumerate(first):
+        places.setdefault(item, []).append(i)
+    return [(places[item].pop(0), i) for i, item in enumerate(second) if places.get(item)]

@@ -1,0 +1,154 @@
+"""What a gate found: checks with their verdicts and causes, ``memwall.gate/1``. The record that every output renders.
+
+History of the format: 1 is the first.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from memwall._version import __version__
+
+SCHEMA = "memwall.gate/1"
+
+#: Verdict -> exit code; of several the worst counts: fail before inconclusive before pass.
+EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
+
+#: What can have moved a figure; ``largest`` names, without a baseline, where a figure comes from (its own sums then).
+CAUSE_KINDS = (
+    "appeared",
+    "vanished",
+    "grew",
+    "shrank",
+    "lost fusion",
+    "fused",
+    "graph break",
+    "elsewhere",
+    "largest",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Kernels that changed together, summed over ``count`` equal places (the numbers of repeated blocks as stars).
+
+    ``kernels``, ``flops``, ``dram_bytes`` and ``time_s`` are head less base, so that the causes of one workload on one
+    GPU under one policy add up to the difference of the totals. ``source`` is ``path:line`` in the head (in the base
+    for what vanished), or empty. ``detail`` says in words what changed.
+    """
+
+    kind: str
+    op: str
+    module: str
+    phase: str
+    source: str
+    count: int
+    kernels: int
+    flops: int
+    dram_bytes: int
+    time_s: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One limit held against one figure.
+
+    ``quantity`` is a key of :data:`memwall.gate.quantities.QUANTITIES`; ``value``, ``baseline`` and ``allowed`` (the
+    worst value that passes) are in its base unit: seconds, bytes, FLOPs, counts, fractions. ``module`` is the pattern
+    that the check sums over, empty for the whole workload; ``gpu`` and ``policy`` are empty where the quantity knows
+    none. ``limit`` is what was written: ``3.2 ms``, ``+2%``. ``message`` says what the figures do not: why there is no
+    verdict, which part of a peak grew. ``measured`` checks were timed; all others are modeled.
+    """
+
+    workload: str
+    target: str
+    gpu: str
+    policy: str
+    module: str
+    quantity: str
+    limit: str
+    value: float | None
+    baseline: float | None
+    allowed: float | None
+    verdict: str
+    message: str
+    causes: tuple[Cause, ...] = ()
+    measured: bool = False
+
+    @property
+    def change(self) -> float | None:
+        """Head over base, less 1; None without a baseline or where that is 0."""
+        return self.value / self.baseline - 1 if self.baseline and self.value is not None else None
+
+    @property
+    def where(self) -> str:
+        """``bert · h100-sxm · eager · encoder.*``: what was checked, in words."""
+        return " · ".join(part for part in (self.workload, self.gpu, self.policy, self.module) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why something could not be judged, or must not pass: no workload, no check, an op without a formula."""
+
+    workload: str
+    target: str
+    verdict: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What the head was compared with: ``kind`` is ``file``, ``ref`` or ``none``; ``notes`` are what to know of it."""
+
+    kind: str = "none"
+    name: str = ""
+    commit: str = ""
+    memwall_version: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """All checks of one run, in the order of the configuration."""
+
+    checks: tuple[Check, ...]
+    problems: tuple[Problem, ...] = ()
+    baseline: Baseline = Baseline()
+    memwall_version: str = __version__
+
+    @property
+    def verdict(self) -> str:
+        """``fail`` if anything fails or nothing was checked, else ``inconclusive`` if anything is, else ``pass``."""
+        found = {*(check.verdict for check in self.checks), *(row.verdict for row in self.problems)}
+        if not self.checks or "fail" in found:
+            return "fail"
+        return "inconclusive" if "inconclusive" in found else "pass"
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 fail, 3 inconclusive."""
+        return EXIT_CODES[self.verdict]
+
+    def count(self, verdict: str) -> int:
+        """Checks with a verdict."""
+        return sum(check.verdict == verdict for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON types, in a stable order."""
+        return {
+            "schema": SCHEMA, "memwall_version": self.memwall_version, "verdict": self.verdict,
+            "baseline": asdict(self.baseline),
+            "checks": [_plain(asdict(check)) for check in self.checks],
+            "problems": [asdict(problem) for problem in self.problems],
+        }  # fmt: skip
+
+    def to_json(self) -> str:
+        """The record as text, byte-identical for equal results."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    return {**record, "causes": list(record["causes"])}

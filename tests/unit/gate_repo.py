@@ -1,0 +1,164 @@
+"""A repository with one small model, and the regressions that a pull request may bring into it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+MODEL = '''\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+WIDTH, HEADS = 256, 4
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.attn = Attention()
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        h = F.gelu(self.up(self.norm2(x)))
+        return x + self.down(h)
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, 64))
+
+    def forward(self, x):
+        scores = torch.sigmoid(x) * x
+        weights = scores.sum(-1, keepdim=True)
+        return (x * weights) @ self.weight
+
+
+def model():
+    return nn.Sequential(*[Block() for _ in range(3)], Head()).bfloat16()
+
+
+def inputs(batch=100):
+    return (torch.randn(batch, 64, WIDTH, dtype=torch.bfloat16),)
+
+
+def loss(output):
+    return output.float().square().mean()
+
+
+def optimizer(parameters):
+    return torch.optim.AdamW(parameters, fused=True)
+'''
+
+
+class Regression(NamedTuple):
+    """An edit of the model, how it is gated, and what the gate must say: quantity, cause, op, module, line."""
+
+    old: str
+    new: str
+    quantity: str
+    kind: str
+    op: str
+    module: str
+    #: text of the line that is named
+    line: str
+    settings: str = ""
+
+
+REGRESSIONS = {
+    "extra_cast": Regression(
+        "return x + self.down(h)", "return x + self.down(h.float().bfloat16())", "kernels", "appeared", "_to_copy", "*",
+        "return x + self.down(h.float().bfloat16())",
+    ),
+    "lost_fusion": Regression(
+        "weights = scores.sum(-1, keepdim=True)", "weights = scores.sum(1, keepdim=True)", "kernels", "lost fusion",
+        "mul+sum", "3", "return (x * weights) @ self.weight", 'policy = "memwall"',
+    ),
+    "contiguous": Regression(
+        "mixed = F.scaled_dot_product_attention(q, k, v)",
+        "mixed = F.scaled_dot_product_attention(q, k.contiguous(), v)", "kernels", "appeared", "clone", "*.attn",
+        "mixed = F.scaled_dot_product_attention(q, k.contiguous(), v)",
+    ),
+    "upcast": Regression(
+        "mixed = F.scaled_dot_product_attention(q, k, v)",
+        "mixed = F.scaled_dot_product_attention(q.float(), k.float(), v.float()).bfloat16()", "time_s", "grew",
+        "_scaled_dot_product_efficient_attention", "*.attn",
+        "mixed = F.scaled_dot_product_attention(q.float(), k.float(), v.float()).bfloat16()",
+    ),
+    "doubled_norm": Regression(
+        "self.attn(self.norm1(x))", "self.attn(self.norm1(self.norm1(x)))", "kernels", "appeared", "native_layer_norm",
+        "*.norm1", "x = x + self.attn(self.norm1(self.norm1(x)))",
+    ),
+    "item": Regression(
+        "weights = scores.sum(-1, keepdim=True)",
+        "weights = scores.sum(-1, keepdim=True) * (2.0 if scores.max().item() > 9 else 1.0)", "graph_breaks",
+        "graph break", "Tensor.item()", "3", "weights = scores.sum(-1, keepdim=True) * (2.0 if scores.max().item() > 9 else 1.0)",
+        'gpu = "a100-80gb-sxm"\ngraph_breaks = "+0"\nkernels = "+0"',
+    ),
+    "weight_copy": Regression(
+        "return (x * weights) @ self.weight", "return F.linear(x * weights, self.weight.t().contiguous())",
+        "dram_bytes", "appeared", "clone", "3", "return F.linear(x * weights, self.weight.t().contiguous())",
+        'dram_bytes = "+0"',
+    ),
+    "foreach": Regression(
+        "fused=True", "foreach=True", "kernels", "appeared", "_foreach", "optimizer", "", 'mode = "training"',
+    ),
+    "batch": Regression(
+        "def inputs(batch=100)", "def inputs(batch=101)", "dram_bytes", "grew", "", "", "", 'dram_bytes = "+0.5%"',
+    ),
+}  # fmt: skip
+
+
+def configuration() -> str:
+    """One workload per regression, each with a model of its own."""
+    rows = ['[tool.memwall.gate]\ngpu = "h100-sxm"\n']
+    for name, regression in REGRESSIONS.items():
+        rows.append(f'[tool.memwall.gate.workloads.{name}]\ntarget = "models/{name}.py"\n{regression.settings}\n')
+    return "\n".join(rows)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git as somebody, at a fixed time."""
+    done = subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false", *arguments],
+        cwd=folder, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def make_repository(folder: Path) -> None:
+    """Commit the models as they should be on ``main``."""
+    (folder / "models").mkdir(parents=True)
+    for name in REGRESSIONS:
+        (folder / "models" / f"{name}.py").write_text(MODEL)
+    (folder / "pyproject.toml").write_text(configuration())
+    (folder / "README.md").write_text("A model.\n")
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "first")
+
+
+def break_everything(folder: Path) -> None:
+    """Bring each regression into its model, in the working tree."""
+    for name, regression in REGRESSIONS.items():
+        assert MODEL.count(regression.old) == 1 or name == "upcast" or name == "contiguous", name
+        (folder / "models" / f"{name}.py").write_text(MODEL.replace(regression.old, regression.new))
