@@ -13,7 +13,7 @@ On a CPU (a spec with ``[cpu]``) the terms are those of :mod:`memwall.cpu`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from memwall.cost import Cost
@@ -249,13 +249,19 @@ def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...
 
 
 def memory_peak(graph: Graph, plan: Plan) -> MemoryPeak:
-    """Walk the groups and find the moment when most bytes are alive.
+    """The moment of :func:`memory_levels` when most bytes are alive."""
+    return MemoryPeak(*max(memory_levels(graph, plan), key=sum))
+
+
+def memory_levels(graph: Graph, plan: Plan) -> Iterator[tuple[int, int, int, int]]:
+    """Walk the groups: bytes alive before the first, then for each group while it runs and after it, in the order of
+    the fields of :class:`MemoryPeak`.
 
     Parameters, buffers, inputs and optimizer state live throughout (a training step in steady state). Gradients live
     from their first write to the end, as do the outputs. Any other storage lives from the first group that touches it
     to the last.
     """
-    values, storages = graph.values, graph.storages
+    values = graph.values
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for index, group in enumerate(plan.groups):
@@ -264,41 +270,34 @@ def memory_peak(graph: Graph, plan: Plan) -> MemoryPeak:
             first.setdefault(number, index)
             last[number] = index
     kept = {values[i].storage for i in graph.outputs}
-    live = dict.fromkeys(("parameter", "gradient", "optimizer_state", "activation"), 0)
+    live = [0, 0, 0, 0]
     births: dict[int, list[Storage]] = {}
     deaths: dict[int, list[Storage]] = {}
-    for storage in storages:
+    for storage in graph.storages:
         if storage.role in _PERSISTENT:
-            live[_BUCKET[storage.role]] += storage.nbytes
+            live[_FIELD[storage.role]] += storage.nbytes
         elif storage.id in first:
             births.setdefault(first[storage.id], []).append(storage)
             if storage.role != "gradient" and storage.id not in kept:
                 deaths.setdefault(last[storage.id], []).append(storage)
-    total = peak = sum(live.values())
-    at_peak = dict(live)
+    yield _level(live)
     for index in range(len(plan.groups)):
         for born in births.get(index, ()):
-            live[_BUCKET[born.role]] += born.nbytes
-            total += born.nbytes
-        if total > peak:
-            peak, at_peak = total, dict(live)
+            live[_FIELD[born.role]] += born.nbytes
+        yield _level(live)
         for dead in deaths.get(index, ()):
-            live[_BUCKET[dead.role]] -= dead.nbytes
-            total -= dead.nbytes
-    return MemoryPeak(
-        at_peak["parameter"], at_peak["gradient"], at_peak["optimizer_state"], at_peak["activation"]
-    )
+            live[_FIELD[dead.role]] -= dead.nbytes
+        yield _level(live)
+
+
+def _level(live: Sequence[int]) -> tuple[int, int, int, int]:
+    parameters, gradients, optimizer_state, activations = live
+    return parameters, gradients, optimizer_state, activations
 
 
 _PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
-_BUCKET = {
-    "parameter": "parameter",
-    "buffer": "parameter",
-    "gradient": "gradient",
-    "optimizer_state": "optimizer_state",
-    "input": "activation",
-    "activation": "activation",
-}
+#: role of a storage -> which field of MemoryPeak counts it
+_FIELD = {"parameter": 0, "buffer": 0, "gradient": 1, "optimizer_state": 2, "input": 3, "activation": 3}
 
 
 def total_cost(costs: Sequence[Cost]) -> Cost:

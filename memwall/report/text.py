@@ -29,7 +29,8 @@ from memwall.whatif import Outcome
 
 DEFAULT_WIDTH = 118
 INDENT, GAP, NARROWEST = 2, 2, 12
-_WALL_STYLE = {"compute": "green", "bandwidth": "yellow", "overhead": "magenta", "NO": "bold red"}
+_WALL_STYLE = {"compute": "green", "bandwidth": "yellow", "overhead": "magenta", "NO": "bold red",
+               "FAIL": "bold red", "inconclusive": "bold yellow", "pass": "green"}  # fmt: skip
 
 
 def render_text(

@@ -1,0 +1,157 @@
+"""The gate's result as GitHub-flavoured Markdown: the comment on a pull request and the summary of a step.
+
+Both places refuse a text that is too long, so the less important goes first: checks that pass, then causes, then the
+mildest failures; what was left out is counted. Names stand in ``<code>``, where no mention and no link comes to life.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from memwall.gate.result import Cause, Check, GateResult
+from memwall.report.gating.findings import by_causes, raised
+from memwall.report.gating.wording import (
+    NAME,
+    TOP,
+    baseline_notes,
+    cause_label,
+    compared_with,
+    counts,
+    deltas,
+    explained,
+    figures,
+    name,
+    problem_sentence,
+    prose,
+    rest_line,
+    subject,
+)
+from memwall.report.markdown import escape
+
+#: The first line of a comment, by which a bot finds it again.
+MARKER = "<!-- memwall-gate -->"
+
+#: GitHub takes 65,536 characters in a comment and 1 MiB in a step's summary; bytes are counted here, the stricter.
+COMMENT_BYTES = 65_000
+SUMMARY_BYTES = 1_000_000
+
+#: Shares of the room up to which problems, failures, causes and what passes may fill it, one after another.
+_SHARES = (0.25, 0.6, 0.85, 1.0)
+
+_SIGN = {"pass": "✅", "fail": "❌", "inconclusive": "⚠️"}
+_HEADINGS = ("", "workload", "check", "GPU", "policy", "baseline", "value", "change", "limit")
+_ALIGNED = (":---", ":---", ":---", ":---", ":---", "---:", "---:", "---:", "---:")
+_CAUSE_HEADINGS = ("cause", "op", "module", "source", "±", "detail")
+
+
+class _Page:
+    """Lines up to a size in bytes; ``take`` adds what fits below a share of it and says how much it took."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.size = 0
+        self.lines: list[str] = []
+
+    def add(self, *lines: str) -> None:
+        self.size += sum(len(line.encode(errors="replace")) + 1 for line in lines)
+        self.lines += lines
+
+    def take(self, blocks: Sequence[Sequence[str]], share: float) -> int:
+        """Adds blocks from the first on while they fit; how many."""
+        for i, block in enumerate(blocks):
+            size = sum(len(line.encode(errors="replace")) + 1 for line in block)
+            if self.size + size > self.limit * share - 500:  # room for the line that counts the rest
+                return i
+            self.add(*block)
+        return len(blocks)
+
+
+def gate_comment(result: GateResult, *, top: int = TOP) -> str:
+    """The comment on a pull request: its first line is ``MARKER``, its size below what GitHub takes."""
+    return _markdown(result, top, COMMENT_BYTES, MARKER)
+
+
+def gate_summary(result: GateResult, *, top: int = TOP) -> str:
+    """The summary of a workflow's step."""
+    return _markdown(result, top, SUMMARY_BYTES)
+
+
+def _markdown(result: GateResult, top: int, limit: int, *first: str) -> str:
+    page = _Page(limit)
+    bad = raised(result.checks)
+    good = [check for check in result.checks if check.verdict == "pass"]
+    page.add(*first, f"### {NAME}: {result.verdict} {_SIGN[result.verdict]}", "")
+    page.add(f"**{escape(counts(result))}**; {_code(compared_with(result))}", "")
+    _problems(page, result)
+    _table(page, bad, _SHARES[1], "more that do not pass")
+    groups = [group for group in by_causes(bad) if group[0].causes or group[0].message]
+    taken = page.take([_causes(group, top) for group in groups], _SHARES[2])
+    _count_rest(page, sum(map(len, groups[taken:])), "more with causes, left out here")
+    if good:
+        page.add(f"<details><summary>{len(good):,} check{'' if len(good) == 1 else 's'} pass</summary>", "")
+        _table(page, good, _SHARES[3], "more that pass")
+        page.add("</details>", "")
+    return "\n".join(page.lines).rstrip("\n") + "\n"
+
+
+def _problems(page: _Page, result: GateResult) -> None:
+    rows = [[f"- {_code(note)}"] for note in baseline_notes(result)]
+    rows += [[f"- {_SIGN[row.verdict]} {_code(problem_sentence(row))}"] for row in result.problems]
+    if rows:
+        taken = page.take(rows, _SHARES[0])
+        page.add("")
+        _count_rest(page, len(rows) - taken, "more")
+
+
+def _table(page: _Page, checks: Sequence[Check], share: float, rest: str) -> None:
+    if checks:
+        page.add(_row(_HEADINGS), _row(_ALIGNED))
+        taken = page.take([[_check_row(check)] for check in checks], share)
+        page.add("")
+        _count_rest(page, len(checks) - taken, rest)
+
+
+def _check_row(check: Check) -> str:
+    shown = figures(check)
+    names = (check.workload, subject(check), check.gpu, check.policy)
+    change = (
+        f"**{escape(shown.change)}**" if shown.change and check.verdict != "pass" else escape(shown.change)
+    )
+    numbers = (escape(shown.baseline), escape(shown.value), change, escape(name(check.limit)))
+    return _row((_SIGN[check.verdict], *(_code(name(part)) for part in names), *numbers))
+
+
+def _causes(group: Sequence[Check], top: int) -> list[str]:
+    """The sentence of a check to click on, its causes below; a check without causes is its sentence alone."""
+    first, *others = group
+    if not first.causes:
+        return [f"- {_code(explained(first))}", ""]
+    more = f" and {len(others):,} more" if others else ""
+    title = f"<code>{html.escape(explained(first))}</code>{more}"
+    lines = [f"<details><summary>{_SIGN[first.verdict]} {title}</summary>", ""]
+    lines += [f"- {_SIGN[check.verdict]} {_code(explained(check))}" for check in others[:top]]
+    lines += [f"- and {len(others) - top:,} more"] if len(others) > top else []
+    lines += [""] if others else []
+    lines += [_row(_CAUSE_HEADINGS), _row(":---" for _ in _CAUSE_HEADINGS)]
+    lines += [_cause_row(cause) for cause in first.causes[:top]]
+    rest = ["", escape(rest_line(first.causes[top:]))] if len(first.causes) > top else []
+    return [*lines, *rest, "", "</details>", ""]
+
+
+def _cause_row(cause: Cause) -> str:
+    names = (_code(name(text)) for text in (cause.op, cause.module or "(top)", cause.source))
+    return _row((escape(cause_label(cause)), *names, escape(deltas(cause)), _code(prose(cause.detail))))
+
+
+def _count_rest(page: _Page, count: int, what: str) -> None:
+    if count:
+        page.add(f"and {count:,} {what}", "")
+
+
+def _code(text: str) -> str:
+    return f"<code>{escape(text)}</code>" if text else ""
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

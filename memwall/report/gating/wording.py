@@ -1,0 +1,200 @@
+"""Sentences that every kind shares: the verdict, a check, a cause, what it was compared with. Plain text, one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memwall.gate.result import Baseline, Cause, Check, GateResult, Problem
+from memwall.report.document import clean
+from memwall.report.gating.numbers import NO_CHANGE, apart, change_text, signed, unit_of
+
+NAME = "memwall gate"
+
+#: Causes under a check before the rest is summed.
+TOP = 5
+
+#: A name longer than this loses its middle.
+LONGEST_NAME = 120
+#: Prose longer than this loses its end.
+LONGEST_TEXT = 1000
+
+_VERDICTS = ("fail", "inconclusive", "pass")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The numbers of one check as text, told apart from each other; empty where there is none."""
+
+    value: str
+    baseline: str
+    allowed: str
+    change: str
+
+
+def name(text: str, longest: int = LONGEST_NAME) -> str:
+    """A name as one printable line of at most ``longest`` characters; its middle goes first."""
+    text = _printable(text)
+    half = (longest - 1) // 2
+    return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
+
+
+def prose(text: str) -> str:
+    """A message as one printable line."""
+    text = _printable(text)
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in clean(text)).strip()
+
+
+def figures(check: Check) -> Figures:
+    """Value, baseline, allowed and change of a check."""
+    unit = unit_of(check.quantity)
+    value, baseline, allowed = apart((check.value, check.baseline, check.allowed), unit)
+    allowed_change = (
+        check.allowed / check.baseline - 1 if check.baseline and check.allowed is not None else None
+    )
+    return Figures(value, baseline, allowed, change_text(check.change, allowed_change, unit))
+
+
+def is_relative(check: Check) -> bool:
+    """True where the limit is written as a change of the baseline: ``+2%``."""
+    return check.baseline is not None and check.limit.lstrip()[:1] in ("+", "-", "−")
+
+
+def subject(check: Check) -> str:
+    """``dram_bytes[encoder.*]``: what was limited."""
+    module = f"[{name(check.module)}]" if check.module else ""
+    return f"{'measured ' if check.measured else ''}{name(check.quantity)}{module}"
+
+
+def title(check: Check) -> str:
+    """``dram_bytes[encoder.*] of bert``: what was limited, of what."""
+    workload = name(check.workload)
+    return f"{subject(check)} of {workload}" if workload else subject(check)
+
+
+def context(check: Check) -> str:
+    """``dram_bytes[encoder.*] of bert on h100-sxm, eager``: what was limited, and where."""
+    gpu = f" on {name(check.gpu)}" if check.gpu else ""
+    policy = f", {name(check.policy)}" if check.policy else ""
+    return f"{title(check)}{gpu}{policy}"
+
+
+def sentence(check: Check) -> str:
+    """``dram_bytes of bert on h100-sxm, eager: 1.22 GB, limit +0.5% of 1.20 GB: +1.7 %``."""
+    if check.value is None:
+        return f"{context(check)}: no figure, limit {name(check.limit)}"
+    shown = figures(check)
+    head = f"{context(check)}: {shown.value}, limit {name(check.limit)}"
+    change = "no change" if shown.change == NO_CHANGE else shown.change
+    change = f": {change}" if change else ""
+    if is_relative(check):
+        return f"{head} of {shown.baseline}{change}"
+    return f"{head}; baseline {shown.baseline}{change}" if shown.baseline else head
+
+
+def explained(check: Check) -> str:
+    """The sentence of a check and, where it did not pass, its message."""
+    said = prose(check.message) if check.verdict != "pass" else ""
+    return f"{sentence(check)}; {said}" if said else sentence(check)
+
+
+def cause_line(cause: Cause) -> str:
+    """``grew x12: mm in encoder.*.attention (forward), model.py:42: +20.45 MB, +12.10 us; fp32, was bf16``."""
+    return f"{cause_label(cause)}: {cause_text(cause)}"
+
+
+def cause_label(cause: Cause) -> str:
+    """``grew x12``: what happened, in how many places."""
+    return f"{name(cause.kind)} x{cause.count:,}" if cause.count > 1 else name(cause.kind)
+
+
+def cause_text(cause: Cause) -> str:
+    """``mm in encoder.*.attention (forward), model.py:42: +20.45 MB, +12.10 us; fp32, was bf16``."""
+    place = f" in {name(cause.module)}" if cause.module else ""
+    phase = f" ({name(cause.phase)})" if cause.phase else ""
+    source = f", {name(cause.source)}" if cause.source else ""
+    moved = f": {deltas(cause)}" if deltas(cause) else ""
+    detail = f"; {prose(cause.detail)}" if cause.detail else ""
+    return f"{name(cause.op)}{place}{phase}{source}{moved}{detail}"
+
+
+def deltas(cause: Cause) -> str:
+    """``+3 kernels, +20.45 MB, +12.10 us``: what a cause added or took away; what it left alone is not named."""
+    kernels = f"{cause.kernels:+,} kernel{'' if abs(cause.kernels) == 1 else 's'}" if cause.kernels else ""
+    rest = ((cause.flops, "FLOP"), (cause.dram_bytes, "B"), (cause.time_s, "s"))
+    return ", ".join(part for part in (kernels, *(signed(v, unit) for v, unit in rest if v)) if part)
+
+
+def cause_lines(check: Check, top: int = TOP) -> list[str]:
+    """The first ``top`` causes, a line each, and what the others add up to."""
+    lines = [cause_line(cause) for cause in check.causes[:top]]
+    return [*lines, rest_line(check.causes[top:])] if len(check.causes) > top else lines
+
+
+def rest_line(causes: Sequence[Cause]) -> str:
+    """``and 7 more causes: +1.20 MB, +3.40 us``."""
+    total = Cause(
+        "", "", "", "", "", 1, sum(c.kernels for c in causes), sum(c.flops for c in causes),
+        sum(c.dram_bytes for c in causes), sum(c.time_s for c in causes), "",
+    )  # fmt: skip
+    moved = f": {deltas(total)}" if deltas(total) else ""
+    return f"and {len(causes):,} more cause{'' if len(causes) == 1 else 's'}{moved}"
+
+
+def problem_sentence(problem: Problem) -> str:
+    """What could not be judged, and of which workload."""
+    of = name(problem.workload or problem.target)
+    message = prose(problem.message) or "could not be judged"
+    return f"{of}: {message}" if of else message
+
+
+def counts(result: GateResult) -> str:
+    """``42 checks: 3 fail, 1 inconclusive, 38 pass; 2 problems``."""
+    total = len(result.checks)
+    if not total:
+        text = "nothing was checked"
+    elif result.count("pass") == total:
+        text = "1 check passes" if total == 1 else f"all {total:,} checks pass"
+    else:
+        verdicts = ", ".join(f"{result.count(v):,} {v}" for v in _VERDICTS if result.count(v))
+        text = f"{total:,} check{'' if total == 1 else 's'}: {verdicts}"
+    problems = len(result.problems)
+    return f"{text}; {problems:,} problem{'' if problems == 1 else 's'}" if problems else text
+
+
+def compared_with(result: GateResult) -> str:
+    """``compared with origin/main at 1a2b3c4d5e6f; memwall 0.6.0``, and the baseline's version where it is another."""
+    base: Baseline = result.baseline
+    ours = f"memwall {name(result.memwall_version)}"
+    if base.kind == "none":
+        return f"no baseline; {ours}"
+    at = f" at {name(base.commit)[:12]}" if base.commit else ""
+    if not base.memwall_version or base.memwall_version == result.memwall_version:
+        return f"compared with {name(base.name)}{at}; {ours}"
+    return (
+        f"compared with {name(base.name)}{at}; {ours}, the baseline by memwall {name(base.memwall_version)}"
+    )
+
+
+def baseline_notes(result: GateResult) -> list[str]:
+    """What to know of the baseline, a line each."""
+    return [prose(note) for note in result.baseline.notes]
+
+
+def excess(check: Check) -> float:
+    """How far past its limit a check is, as a fraction of the limit; infinite where there is no figure or limit."""
+    if check.value is None or not check.allowed:
+        return float("inf")
+    return abs(check.value - check.allowed) / abs(check.allowed)
+
+
+def by_workload(result: GateResult) -> dict[str, list[Check]]:
+    """The checks of each workload, in the order of the configuration."""
+    groups: dict[str, list[Check]] = {}
+    for check in result.checks:
+        groups.setdefault(check.workload, []).append(check)
+    return groups
