@@ -16,13 +16,15 @@ SECONDS ?= 480
 EXECUTORS := $(shell command -v g++ >/dev/null 2>&1 && echo eager,inductor || echo eager)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test gpu check lint types setup clean
+.PHONY: help demo docs test gate gpu check lint types setup clean
 
 help:
 	@echo "make demo    BERT-large training on a V100 and an H100, what fusion would win, one layer measured on this CPU;"
 	@echo "             writes build/demo/"
 	@echo "make test    run all tests"
+	@echo "make gate    hold the reference workloads against profiles/baselines"
 	@echo "make gpu     test, calibrate and measure on this machine's NVIDIA GPU, 8 minutes; writes profiles/measured/, reports/"
+	@echo "make docs    the docs site, build/docs/index.html"
 	@echo "make check   lint and types"
 	@echo "make clean   remove what make made"
 
@@ -45,8 +47,14 @@ demo: $(STAMP)
 	$(BIN)/memwall measure profiles/bert_layer/model.py --device cpu --gpu build/demo/cpu.toml --dtype fp32 --batch 1 \
 	    --executor $(EXECUTORS) --samples 9 -o build/demo/measured.html -o build/demo/measured.png
 
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto
+
+gate: $(STAMP)
+	$(BIN)/memwall gate -q
 
 # Takes the first Python that has a CUDA build of torch, else one that has any: nothing need be installable here. Where
 # none has torch it is installed, but for a machine without a board.

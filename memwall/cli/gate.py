@@ -41,6 +41,16 @@ if TYPE_CHECKING:
 )
 @click.option("--update", is_flag=True, help="Write the baseline anew, and print what changed.")
 @click.option("--allow-new", is_flag=True, help="Let a workload pass that the baseline does not have.")
+@click.option(
+    "--measured", is_flag=True, help="Also time base and head against each other here; needs --baseline-ref."
+)
+@click.option(
+    "--device",
+    type=click.Choice(("auto", "cpu", "cuda")),
+    default="auto",
+    show_default=True,
+    help="For --measured.",
+)
 @click.option("--history", metavar="FILE", help="Add this commit's figures to a history file.")
 @click.option("--github", is_flag=True, help="Print GitHub's annotations; add to the step's summary.")
 @options.gpus
@@ -65,6 +75,8 @@ def command(
     baseline_ref: str | None,
     update: bool,
     allow_new: bool,
+    measured: bool,
+    device: str,
     history: str | None,
     github: bool,
     gpus: tuple[str, ...],
@@ -73,8 +85,6 @@ def command(
     as_json: bool,
     quiet: bool,
     no_progress: bool,
-    strict: bool,
-    no_replay: bool,
     **workload: Any,
 ) -> int:
     """Hold workloads against budgets and a baseline; say what moved and why.
@@ -96,17 +106,21 @@ def command(
     whole = _config(config, limits)
     chosen = _chosen(whole, targets, gpus, policies, given)
     place, ref = _base(whole, baseline, baseline_ref, update)
+    kept = history if history is not None else whole.history and str(whole.root / whole.history)
+    if kept:
+        from memwall.history import committed
+
+        committed(whole.root, kept)  # refuses what no commit has, before the work
     run = run_gate(
-        whole, chosen, baseline=place, baseline_ref=ref,
-        allow_new=allow_new or update,
-        first=update, say=messages.progress,
+        whole, chosen, baseline=place, baseline_ref=ref, allow_new=allow_new or update, first=update,
+        measured_on=_device(device) if measured else None, say=messages.progress,
     )  # fmt: skip
     messages.clear()
     if update:
         assert place is not None
         run = _update(whole, chosen, run, place, quiet=quiet, messages=messages)
-    if history is not None or whole.history is not None:
-        _remember(history or str(whole.root / str(whole.history)), run, whole.root, messages)
+    if kept:
+        _remember(kept, run, whole.root, messages)
     _show(run, whole, planned, as_json=as_json, github=github, messages=messages)
     return run.result.exit_code
 
@@ -244,10 +258,17 @@ def _update(
     return judge_again(config, workloads, run, place)
 
 
+def _device(named: str) -> str:
+    """``cuda`` where a driver has a board, else ``cpu``."""
+    from memwall.cli.machine import this_machine
+
+    return named if named != "auto" else "cuda" if this_machine() is not None else "cpu"
+
+
 def _remember(path: str, run: GateRun, folder: Path, messages: Messages) -> None:
     from memwall.history import append, entries_of
 
-    append(Path(path), entries_of(run.heads, folder))
+    append(Path(path), entries_of(run.heads, folder, path))
     messages.say(f"added to {path}")
 
 

@@ -1,27 +1,83 @@
-"""``memwall report``: a saved profile, rendered again."""
+"""``memwall report``: a saved profile, rendered again; or a history of figures, as a trend."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, emit, plan_outputs
-from memwall.cli.parsing import Command
+from memwall.cli.output import Messages, Output, emit, plan_outputs, show, terminal, write_all
+from memwall.cli.parsing import Command, SeveralOption
+from memwall.errors import UsageError
+
+#: Kinds that there are none of for a history.
+WITHOUT = ("trace.json", "json", "parquet")
 
 
 @click.command("report", cls=Command)
-@click.argument("record", metavar="PROFILE")
+@click.argument("record", metavar="[PROFILE]", required=False)
+@click.option(
+    "--history",
+    metavar="FILE",
+    help="Show a history that memwall gate --history wrote: a trend and its steps.",
+)
+@click.option(
+    "--quantity",
+    "quantities",
+    cls=SeveralOption,
+    metavar="NAME...",
+    help="What of a history to show: time_s, dram_bytes, kernels, or another that a gate limits.",
+)
 @options.shape
 @options.common
 def command(
-    record: str, outputs: tuple[str, ...], as_json: bool, quiet: bool, no_progress: bool, **shape: Any
+    record: str | None,
+    history: str | None,
+    quantities: tuple[str, ...],
+    outputs: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    **shape: Any,
 ) -> None:
-    """Print a saved PROFILE (.json); with -o, write it as HTML, Markdown, CSV, Parquet, PNG, SVG or a trace."""
+    """Print a saved PROFILE (.json); with -o, write it as HTML, Markdown, CSV, Parquet, PNG, SVG or a trace.
+
+    With --history, print how figures went from commit to commit instead; with -o, write it as HTML, Markdown, CSV, PNG
+    or SVG.
+    """
+    messages = Messages(quiet=quiet, no_progress=no_progress)
+    given = options.given(**shape)
+    if history is not None:
+        _refuse({"PROFILE": record, "--json": as_json, **{f"--{name}": given[name] for name in given}})
+        _show_history(history, quantities, plan_outputs(outputs, without=WITHOUT), messages)
+        return
+    if record is None:
+        raise UsageError("nothing to show: name a saved profile, or a history with --history")
+    if quantities:
+        raise UsageError("--quantity is of a --history; a profile has --sort")
     from memwall.profile import Profile
 
     planned = plan_outputs(outputs)
-    messages = Messages(quiet=quiet, no_progress=no_progress)
     profile = Profile.load(record)
-    emit(profile, planned, as_json=as_json, say=messages.say, **options.given(**shape))
+    emit(profile, planned, as_json=as_json, say=messages.say, **given)
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    if named := [name for name, value in given.items() if value]:
+        raise UsageError(
+            f"{named[0]} has no use for a history; leave it out (a history is JSON lines itself)"
+        )
+
+
+def _show_history(path: str, quantities: tuple[str, ...], planned: list[Output], messages: Messages) -> None:
+    from memwall.history import read
+    from memwall.report.history import render_history
+
+    rows = read(Path(path))
+    files = [(output.path, render_history(rows, output.kind, quantities)) for output in planned]
+    printed = render_history(rows, "text", quantities, **terminal())
+    write_all(files, messages.say)
+    assert isinstance(printed, str)
+    show(printed)

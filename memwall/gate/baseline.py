@@ -91,7 +91,7 @@ class Checkout:
 
 
 #: what git sets for its hooks, which would make it take the hook's repository and index for ours
-_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY")
+_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
 
 
 def _git(folder: Path, *arguments: str) -> tuple[int, str]:
@@ -163,12 +163,14 @@ def checked_out(folder: Path, ref: str) -> Iterator[Checkout]:
     top = Path(_git(folder, "rev-parse", "--show-toplevel")[1]).resolve()
     with tempfile.TemporaryDirectory(prefix="memwall-base-") as place:
         tree = Path(place).resolve() / top.name
-        code, message = _git(folder, "worktree", "add", "--detach", "--quiet", str(tree), commit)
-        if code:
-            raise UsageError(
-                f"cannot check out {commit[:12]}: {message.splitlines()[-1] if message else 'git failed'}"
-            )
         try:
+            code, message = _git(folder, "worktree", "add", "--detach", "--quiet", str(tree), commit)
+            if code:
+                raise UsageError(
+                    f"cannot check out {commit[:12]}: {message.splitlines()[-1] if message else 'git failed'}"
+                )
+            if (tree / ".gitmodules").is_file():
+                notes += ("the base is checked out without its submodules",)
             inside = tree / folder.resolve().relative_to(top)
             if not inside.is_dir():
                 raise UsageError(

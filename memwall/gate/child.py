@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import sys
 from dataclasses import replace
@@ -20,22 +21,25 @@ def main(task: str, answer: str) -> None:
     jobs, avoid = pickle.loads(Path(task).read_bytes())
     folder = Path.cwd()
     sys.path[:0] = [str(place) for place in _roots(folder)]
-    with contextlib.redirect_stdout(sys.stderr):
-        rows = [trace_job(job) for job in jobs]
-    if avoid is not None:
-        foreign = _loaded_from(avoid, folder)
-        rows = [replace(row, foreign=foreign) for row in rows]
-    Path(answer).write_bytes(pickle.dumps(rows))
+    with contextlib.redirect_stdout(sys.stderr), Path(answer).open("wb") as file:
+        for job in jobs:
+            row = trace_job(job)
+            if avoid is not None:
+                row = replace(row, foreign=_loaded_from(avoid, folder))
+            pickle.dump(row, file)
+            file.flush()  # the next model may end this process
 
 
 def _roots(folder: Path) -> list[Path]:
     """Where a checkout's own packages lie: the folder and those above it up to the repository's, each with its src."""
-    places: list[Path] = []
-    for place in (folder, *folder.parents):
-        places += [p for p in (place, place / "src") if p.is_dir()]
-        if (place / ".git").exists():
-            return places
-    return places[:2] if (folder / "src").is_dir() else places[:1]
+    top = _top(folder)
+    above = [place for place in (folder, *folder.parents) if place.is_relative_to(top)]
+    return [place for one in above for place in (one, one / "src") if place.is_dir()]
+
+
+def _top(folder: Path) -> Path:
+    """The top of a folder's repository; the folder itself outside of any."""
+    return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), folder)
 
 
 def trace_job(job: Job) -> Traced:
@@ -48,9 +52,12 @@ def trace_job(job: Job) -> Traced:
     sizes = {key: options.pop(key) for key in ("batch", "seq", "input_specs") if key in options}
     try:
         workload = resolve(job.target, **sizes, mode=options.get("mode", "inference"))
+    except MemwallError as error:  # one that the user's code raised has a cause
+        return Traced(job.name, None, str(error), absent=error.__cause__ is None)
+    try:
         profile = _profile(workload, job, options, notes)
         if job.breaks or notes:
-            profile = _with_capture(workload, profile, options, notes)
+            profile = _with_capture(workload, profile, options, notes, asked=job.asked)
     except MemwallError as error:
         return Traced(job.name, None, str(error))
     except (SystemExit, GeneratorExit, Exception) as error:
@@ -80,7 +87,9 @@ def _small(workload: Workload) -> bool:
     return sum(p.numel() * p.element_size() for p in module.parameters()) <= REAL_BYTES
 
 
-def _with_capture(workload: Workload, profile: Profile, options: dict[str, Any], notes: list[str]) -> Profile:
+def _with_capture(
+    workload: Workload, profile: Profile, options: dict[str, Any], notes: list[str], *, asked: bool
+) -> Profile:
     """The profile with what TorchDynamo makes of the workload."""
     from memwall.capture import capture
     from memwall.cost import classify
@@ -88,7 +97,7 @@ def _with_capture(workload: Workload, profile: Profile, options: dict[str, Any],
     from memwall.trace import TraceOptions
 
     count = distinct_ops(profile.graph)
-    if count > MOST_UNASKED:
+    if count > MOST_UNASKED and not asked:
         notes.append(f"no capture: TorchDynamo would take {count:,} ops one by one")
         return profile
     keys = ("mode", "dtype", "autocast", "real", "max_ops")
@@ -104,14 +113,16 @@ def _with_capture(workload: Workload, profile: Profile, options: dict[str, Any],
 def _loaded_from(avoid: Path, folder: Path) -> tuple[str, ...]:
     """Modules' files under ``avoid``, relative to it, that are neither installed packages nor memwall's own."""
     found = []
-    home = Path(__file__).parents[1]
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if not file:
+    home, top = Path(__file__).parents[1], _top(folder)
+    for file in {getattr(module, "__file__", None) for module in list(sys.modules.values())}:
+        if not isinstance(file, str):
             continue
-        path = Path(file).resolve()
-        if path.is_relative_to(avoid) and not path.is_relative_to(folder) and not path.is_relative_to(home):
+        path = _resolved(file)
+        if path.is_relative_to(avoid) and not (path.is_relative_to(top) or path.is_relative_to(home)):
             inside = path.relative_to(avoid)
             if not {"site-packages", "dist-packages"} & set(inside.parts):
                 found.append(inside.as_posix())
     return tuple(sorted(found))
+
+
+_resolved = functools.cache(lambda file: Path(file).resolve())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from memwall.fusion import POLICIES
 from memwall.gate.limits import Limit, find_quantity, near, parse_limit
 from memwall.gate.quantities import ALIASES, QUANTITIES
 from memwall.hardware import Gpu, load_gpu, load_gpus
+
+#: the file that holds nothing but a gate
+OWN_FILE = "memwall.toml"
 
 #: settings of a workload -> the types they may have; the keywords of ``memwall.profile`` aside from gpu and policy
 OPTIONS: Mapping[str, type | tuple[type, ...]] = {
@@ -45,6 +48,9 @@ DEFAULTS = {
 #: what is held against every workload unless it says otherwise
 ALWAYS = {"coverage": "100 %"}
 
+#: quantities of which a limit leaves :data:`DEFAULTS` as they are: it says nothing of what the step costs
+APART = frozenset(("coverage", "measured_s"))
+
 #: (quantity, module pattern) -> limits
 Limits = Mapping[tuple[str, str], tuple[Limit, ...]]
 
@@ -62,9 +68,10 @@ class Scope:
         return {**self.limits, **self.policies.get(policy, {}), **self.gpus.get(gpu, {})}
 
     @property
-    def any(self) -> bool:
-        """Whether anything is limited."""
-        return bool(self.limits or self.policies or self.gpus)
+    def names(self) -> frozenset[str]:
+        """The quantities that are limited somewhere."""
+        rows = (self.limits, *self.policies.values(), *self.gpus.values())
+        return frozenset(name for limits in rows for name, _ in limits)
 
 
 @dataclass(frozen=True)
@@ -101,13 +108,20 @@ class GateConfig:
     ) -> dict[tuple[str, str], tuple[Limit, ...]]:
         """(quantity, module pattern) → limits of a workload on a GPU under a policy.
 
-        ``compared`` says that there is a baseline: then :data:`DEFAULTS` hold where nothing is limited, that of graph
-        breaks where ``breaks`` says that they were looked for.
+        ``compared`` says that there is a baseline: then :data:`DEFAULTS` hold where nothing is limited (aside from
+        :data:`APART`), that of graph breaks where ``breaks`` says that they are known.
         """
         written = {**self.scope.of(gpu, policy), **workload.scope.of(gpu, policy), **self.over.limits}
-        if compared and not (self.scope.any or workload.scope.any or self.over.any):
-            written = _limits({k: v for k, v in DEFAULTS.items() if breaks or k != "graph_breaks"}, "")
+        if compared and self._names(workload) <= APART:
+            written |= _limits({k: v for k, v in DEFAULTS.items() if breaks or k != "graph_breaks"}, "")
         return {**_limits(ALWAYS, ""), **written}
+
+    def limits_breaks(self, workload: GatedWorkload) -> bool:
+        """Whether the graph breaks of a workload are limited by more than :data:`DEFAULTS`."""
+        return "graph_breaks" in self._names(workload)
+
+    def _names(self, workload: GatedWorkload) -> frozenset[str]:
+        return self.scope.names | workload.scope.names | self.over.names
 
 
 def parse_scope(texts: Sequence[str]) -> Scope:
@@ -137,6 +151,12 @@ def _limits(
             summed = ", ".join(row.name for row in QUANTITIES.values() if row.of_kernel)
             raise UsageError(f"{where}: {name} has no value per module; {summed} have")
         texts = text if isinstance(text, list) else [text]
+        if not texts:
+            raise UsageError(f"{where}: {name} is an empty list, which limits nothing; leave it out")
+        if (quantity.name, module) in found:
+            raise UsageError(
+                f"{where}: {name} is {quantity.name}, which is limited already; want one list of limits"
+            )
         found[quantity.name, module] = tuple(parse_limit(quantity, item, where) for item in texts)
     return found
 
@@ -151,9 +171,9 @@ def find_config(folder: Path) -> Path | None:
         UsageError: one of them is no TOML.
     """
     for place in (folder, *folder.parents):
-        for name in ("memwall.toml", "pyproject.toml"):
+        for name in (OWN_FILE, "pyproject.toml"):
             path = place / name
-            if path.is_file() and (name == "memwall.toml" or _gate_table(_read(path)) is not None):
+            if path.is_file() and (name == OWN_FILE or _gate_table(_read(path)) is not None):
                 return path
         if (place / ".git").exists():
             break
@@ -166,9 +186,12 @@ def read_config(path: Path) -> GateConfig:
     Raises:
         UsageError: no such file, no TOML, no gate in it, an unknown key, unit, GPU or policy; names the nearest.
     """
-    table = _gate_table(_read(path))
+    record = _read(path)
+    table = _gate_table(record)
     if table is None:
         raise UsageError(f"{path} has no [tool.memwall.gate] table")
+    if path.name == OWN_FILE:
+        _check_own(record, path.name)
     where = f"{path.name}: [tool.memwall.gate]"
     if not isinstance(table, dict):
         raise UsageError(f"{where} is no table")
@@ -187,15 +210,24 @@ def read_config(path: Path) -> GateConfig:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UsageError(f"no such file: {path}") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text (byte {error.start})") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, or a number of thousands of digits
         raise UsageError(f"{path} is not TOML: {error}") from None
+
+
+def _check_own(record: dict[str, Any], file: str) -> None:
+    """A key beside the gate would be a setting that nobody reads."""
+    stray = sorted(set(record) - {"gate", "tool"})
+    if stray:
+        raise UsageError(f"{file}: {stray[0]} stands outside of [gate]; move it there")
+    if {"gate", "tool"} <= set(record):
+        raise UsageError(f"{file}: [gate] and [tool.memwall.gate] are two gates; keep one")
 
 
 def _gate_table(record: dict[str, Any]) -> Any:
@@ -233,9 +265,26 @@ def _table(
             _policy(name, where): _inside(rows, f"{where} policies.{name}")
             for name, rows in inner["policies"].items()
         },
-        {load_gpu(name).name: _inside(rows, f"{where} gpus.{name}") for name, rows in inner["gpus"].items()},
+        _by_gpu(inner["gpus"], where),
     )
     return found, scope
+
+
+def _by_gpu(tables: Mapping[str, dict[str, Any]], where: str) -> dict[str, Limits]:
+    found: dict[str, Limits] = {}
+    for name, rows in tables.items():
+        gpu = _boards([name], f"{where} gpus")[0].name
+        if gpu in found:
+            raise UsageError(f"{where}: gpus.{name} is {gpu}, which has a table already; keep one")
+        found[gpu] = _inside(rows, f"{where} gpus.{name}")
+    return found
+
+
+def _boards(names: Iterable[str | Path], where: str) -> list[Gpu]:
+    try:
+        return list(load_gpus(names))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _inside(table: dict[str, Any], where: str) -> dict[tuple[str, str], tuple[Limit, ...]]:
@@ -250,6 +299,8 @@ def _inside(table: dict[str, Any], where: str) -> dict[tuple[str, str], tuple[Li
 def _by_module(tables: Mapping[str, Any], where: str) -> dict[tuple[str, str], tuple[Limit, ...]]:
     found: dict[tuple[str, str], tuple[Limit, ...]] = {}
     for pattern, rows in tables.items():
+        if not pattern:
+            raise UsageError(f"{where} modules: an empty pattern fits no module; want one such as 'layers.*'")
         found |= _limits(rows, f"{where} modules.{pattern}", pattern)
     return found
 
@@ -286,7 +337,8 @@ def _how(
     if "input" in options:
         options["input_specs"] = _texts(options.pop("input"), f"{where}: input")
     names = _texts(settings.get("gpu", []), f"{where}: gpu")
-    gpus = load_gpus(root / name if name.lower().endswith(".toml") else name for name in names)
+    paths = [root / name if name.lower().endswith(".toml") else name for name in names]
+    gpus = _boards(paths, f"{where}: gpu")
     policies = tuple(_policy(name, where) for name in _texts(settings.get("policy", []), f"{where}: policy"))
     return options, tuple(gpus), tuple(dict.fromkeys(policies))
 
@@ -301,7 +353,10 @@ def _workloads(config: GateConfig, settings: Mapping[str, Any], file: str) -> tu
                 f"{file}: two workloads have one name; name them as [tool.memwall.gate.workloads.NAME]"
             )
     if "target" in settings:
-        rows = {workload_name(settings["target"]): {"target": settings["target"]}, **rows}
+        name = workload_name(settings["target"])
+        if name in rows:
+            raise UsageError(f"{file}: target and workloads have one {name} each; keep one")
+        rows = {name: {"target": settings["target"]}, **rows}
     return tuple(_workload(config, name, row, file) for name, row in rows.items())
 
 

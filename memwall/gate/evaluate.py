@@ -11,7 +11,7 @@ from memwall.fused import capture_of
 from memwall.gate.causes import Side, explain, largest, new_breaks, top
 from memwall.gate.limits import Limit
 from memwall.gate.matching import match_ops
-from memwall.gate.quantities import QUANTITIES, Quantity
+from memwall.gate.quantities import QUANTITIES, Quantity, unmodeled
 from memwall.gate.result import Cause, Check, Problem
 from memwall.profile import Profile
 from memwall.roofline import Estimate
@@ -28,7 +28,8 @@ LimitsOf = Mapping[tuple[str, str], Mapping[tuple[str, str], tuple[Limit, ...]]]
 @dataclass(frozen=True)
 class Subject:
     """One workload to judge. ``compared`` says that a baseline was asked for; ``refused`` why the one that is there
-    must not be used, ``new`` that the workload is known not to be in the base and may pass for that."""
+    must not be used, ``missing`` what was said of a workload that is not in the base, ``new`` that it may pass for that.
+    """
 
     name: str
     target: str
@@ -36,6 +37,7 @@ class Subject:
     base: Profile | None
     compared: bool
     refused: str = ""
+    missing: str = ""
     new: bool = False
 
 
@@ -47,7 +49,7 @@ def check_workload(subject: Subject, limits: LimitsOf) -> tuple[list[Check], lis
     """
     checks: list[Check] = []
     problems: list[Problem] = []
-    once: set[tuple[str, str]] = set()
+    once: set[tuple[str, tuple[Limit, ...]]] = set()
     pairs: dict[tuple[int, int], dict[int, int]] = {}
     for schedule in subject.head.simulations:
         own = limits.get((schedule.gpu.name, schedule.policy), {})
@@ -56,10 +58,12 @@ def check_workload(subject: Subject, limits: LimitsOf) -> tuple[list[Check], lis
         causes: tuple[Cause, ...] | None = None
         for (name, module), rows in own.items():
             quantity = QUANTITIES[name]
+            if quantity.per == "machine":
+                continue
             if quantity.per == "profile":
-                if (name, module) in once:
+                if (name, rows) in once:
                     continue
-                once.add((name, module))
+                once.add((name, rows))
             values = _value(quantity, module, head), _value(quantity, module, base) if base else None
             if module and not _kernels(head, module):
                 problems.append(_nothing_there(subject, module))
@@ -166,7 +170,7 @@ def _no_baseline(subject: Subject, quantity: Quantity, schedule: Schedule, base:
         )
     if subject.compared:
         return (
-            "there is no baseline of this workload; --update writes one, --allow-new lets a new workload pass"
+            f"there is no baseline of this workload ({subject.missing}); --allow-new lets a new workload pass"
         )
     return "the limit is relative and there is no baseline; give --baseline or --baseline-ref"
 
@@ -180,7 +184,7 @@ def _explained(
         before, after = (capture_of(side.profile.capture) if side else None for side in (base, head))
         return Check(**{**values, "causes": new_breaks(before, after, head.profile.graph)[:MOST_CAUSES]})
     if quantity.name == "coverage":
-        names = ", ".join(head.profile.coverage.unmodeled[:MOST_CAUSES])
+        names = ", ".join(unmodeled(head.profile)[:MOST_CAUSES])
         return Check(**{**values, "message": f"no formula models {names}" if names else ""})
     if base is None:
         kernels = _kernels(head, check.module)

@@ -29,8 +29,9 @@ UNITS: dict[str, dict[str, float]] = {
 
 _NUMBER = re.compile(r"([+-]?)\s*((?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?|\d+\.)\s*(\S*)")
 
-#: how much above a limit a float may come out by rounding alone
-ROUNDING = 1e-9
+#: how much above a limit a sum of floats may come out by rounding alone; of counts, bytes and FLOPs, which are exact,
+#: only what a float cannot hold of the limit itself
+ROUNDING, EXACT = 1e-9, 1e-15
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ class Limit:
     def holds(self, value: float, baseline: float | None = None) -> bool:
         """Whether a value keeps the limit."""
         allowed = self.allowed(baseline)
-        slack = ROUNDING * max(abs(value), abs(allowed))
+        exact = self.quantity.unit not in ("s", "fraction")
+        slack = max(1e-3, EXACT * abs(allowed)) if exact else ROUNDING * max(abs(value), abs(allowed))
         return value <= allowed + slack if self.quantity.lower else value >= allowed - slack
 
 
@@ -97,7 +99,8 @@ def parse_limit(quantity: Quantity | str, text: object, where: str = "") -> Limi
     """A limit from text or a plain number in base units.
 
     Raises:
-        UsageError: not a number, or no unit of this quantity; names the nearest.
+        UsageError: not a number, no unit of this quantity (names the nearest), or a budget that every value or none
+            can keep.
     """
     if isinstance(quantity, str):
         quantity = find_quantity(quantity, where)
@@ -123,7 +126,10 @@ def parse_limit(quantity: Quantity | str, text: object, where: str = "") -> Limi
     unit = found[3]
     if sign and unit == "%":
         return Limit(quantity, written, number / 100, sign, percent=True)
-    return Limit(quantity, written, number * _scale(quantity, unit, place), sign)
+    amount = number * _scale(quantity, unit, place)
+    if quantity.unit == "fraction" and not sign and amount > 1:
+        raise UsageError(f"{place}: {written} is above 100 %; want a budget such as '45 %' or 0.45")
+    return Limit(quantity, written, amount, sign)
 
 
 def _scale(quantity: Quantity, unit: str, place: str) -> float:

@@ -19,8 +19,8 @@ from memwall.simulate import Schedule
 class Quantity:
     """One figure. ``unit`` is one of ``s``, ``B``, ``FLOP``, ``count``, ``fraction``; ``lower`` is better, or higher.
 
-    ``per`` says what it depends on: ``schedule`` (GPU and policy), ``policy`` (equal on all GPUs that run one plan),
-    or ``profile`` (neither). ``of_kernel`` is its part of one kernel, None where it has none.
+    ``per`` says what it depends on: ``schedule`` (GPU and policy), ``profile`` (neither), or ``machine`` (timed by
+    :mod:`memwall.gate.measured`, and there alone). ``of_kernel`` is its part of one kernel, None where it has none.
     """
 
     name: str
@@ -42,6 +42,19 @@ def graph_breaks(profile: Profile, schedule: Schedule | None = None) -> float | 
 
     capture = capture_of(profile.capture)
     return None if capture is None or capture.failure else float(sum(b.count for b in capture.breaks))
+
+
+def coverage(profile: Profile, schedule: Schedule | None = None) -> float:
+    """Fraction of ops that a formula models, in the graph that has least: GPUs may run other attention kernels."""
+    return min(sum(cost.modeled for cost in costs) / len(costs) if costs else 1.0 for costs in profile.costs)
+
+
+def unmodeled(profile: Profile) -> tuple[str, ...]:
+    """Names of the ops that no formula models, in any of the graphs."""
+    return tuple(sorted({
+        op.name for graph, costs in zip(profile.graphs, profile.costs, strict=True)
+        for op, cost in zip(graph.ops, costs, strict=True) if not cost.modeled
+    }))  # fmt: skip
 
 
 def materialized_bytes(schedule: Schedule, profile: Profile) -> int:
@@ -92,7 +105,8 @@ _ROWS = (
     Quantity("overhead_share", "share of the time under the overhead wall", "fraction", True, "schedule",
              _wall("overhead")),
     Quantity("graph_breaks", "graph breaks", "count", True, "profile", graph_breaks),
-    Quantity("coverage", "ops with a formula", "fraction", False, "profile", lambda p, s: p.coverage.ops),
+    Quantity("measured_s", "measured time", "s", True, "machine", lambda p, s: None),
+    Quantity("coverage", "ops with a formula", "fraction", False, "profile", coverage),
 )  # fmt: skip
 
 #: name -> quantity

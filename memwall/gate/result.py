@@ -6,7 +6,8 @@ History of the format: 1 is the first.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from memwall._version import __version__
@@ -117,6 +118,8 @@ class GateResult:
     checks: tuple[Check, ...]
     problems: tuple[Problem, ...] = ()
     baseline: Baseline = Baseline()
+    #: workload -> how base and head were timed against each other, with all samples (``Contest.to_dict``)
+    contests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     memwall_version: str = __version__
 
     @property
@@ -143,6 +146,7 @@ class GateResult:
             "baseline": asdict(self.baseline),
             "checks": [_plain(asdict(check)) for check in self.checks],
             "problems": [asdict(problem) for problem in self.problems],
+            "contests": dict(self.contests),
         }  # fmt: skip
 
     def to_json(self) -> str:

@@ -9,10 +9,18 @@ from pathlib import Path
 
 from memwall._version import __version__
 from memwall.errors import UsageError
-from memwall.fused import CAPTURE_KEY
-from memwall.gate.baseline import Checkout, baseline_path, checked_out, other_version, read_baseline
-from memwall.gate.config import GateConfig, GatedWorkload
+from memwall.fused import capture_of
+from memwall.gate.baseline import (
+    SUFFIXES,
+    Checkout,
+    baseline_path,
+    checked_out,
+    other_version,
+    read_baseline,
+)
+from memwall.gate.config import APART, GateConfig, GatedWorkload, read_config
 from memwall.gate.evaluate import Subject, check_workload
+from memwall.gate.measured import Measured, measure
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.sides import Job, Traced, profile_sides
 from memwall.profile import Profile
@@ -37,7 +45,8 @@ class _Base:
     baseline: Baseline = field(default_factory=Baseline)
     profiles: dict[str, Profile] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    missing: set[str] = field(default_factory=set)
+    #: workloads that the base does not have, with what it said of them
+    missing: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -47,7 +56,7 @@ class _Base:
 
 def run_gate(
     config: GateConfig, workloads: Sequence[GatedWorkload], *, baseline: Path | None = None,
-    baseline_ref: str | None = None, allow_new: bool = False, first: bool = False,
+    baseline_ref: str | None = None, allow_new: bool = False, first: bool = False, measured_on: str | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> GateRun:  # fmt: skip
     """Judge some workloads by a configuration, against saved profiles, a git ref or nothing.
@@ -57,13 +66,16 @@ def run_gate(
         baseline_ref: a commit, branch or tag; the base is where it and the head parted.
         allow_new: a workload that the base does not have passes its relative limits.
         first: there need not be a baseline yet.
+        measured_on: also time base and head against each other on this machine's ``cpu`` or ``cuda``.
 
     Raises:
-        UsageError: a baseline is missing, damaged or of a newer schema, the ref cannot be checked out, a child died.
+        UsageError: a baseline is missing, damaged or of a newer schema, or the ref cannot be checked out.
     """
+    if measured_on and baseline_ref is None:
+        raise UsageError("--measured times base and head against each other: give --baseline-ref")
     if not workloads:
         return GateRun(GateResult((), (Problem("", "", "fail", NO_WORKLOAD),)), {}, {})
-    saved = {w.name: _saved(w, config) for w in workloads if _is_saved(w.target)}
+    saved = {w.name: _saved(w, config.root) for w in workloads if _is_saved(w.target)}
     jobs = [
         _job(config, w, compared=bool(baseline or baseline_ref)) for w in workloads if w.name not in saved
     ]
@@ -73,12 +85,28 @@ def run_gate(
         if jobs:
             heads, bases = profile_sides(config.root, checkout.folder if checkout else None, jobs, say,
                                          avoid=checkout.head_top if checkout else None)  # fmt: skip
+        timed = Measured()
         if checkout is not None:
             base = _from_ref(baseline_ref or "", checkout, workloads, bases)
         else:
             base = _from_files(baseline, workloads, first) if baseline else _Base()
+        if {w.name for w in config.workloads} <= {w.name for w in workloads}:
+            notes = _left_out(config, checkout, baseline)
+            base.baseline = replace(base.baseline, notes=(*base.baseline.notes, *notes))
+        if checkout is not None and measured_on:
+            there = [
+                w
+                for w in workloads
+                if w.name in base.profiles and w.name not in saved and heads[w.name].profile
+            ]
+            timed = measure(config, there, checkout, measured_on, say)
     traced = {name: Traced(name, profile) for name, profile in saved.items()} | heads
-    return _judged(config, workloads, traced, base, allow_new)
+    run = _judged(config, workloads, traced, base, allow_new)
+    result = replace(
+        run.result, checks=(*run.result.checks, *timed.checks), problems=(*run.result.problems, *timed.problems),
+        contests=timed.contests,
+    )  # fmt: skip
+    return replace(run, result=result)
 
 
 NO_WORKLOAD = (
@@ -91,11 +119,11 @@ def _is_saved(target: str) -> bool:
     return target.lower().endswith((".json", ".json.gz")) and not target.startswith("hf:")
 
 
-def _saved(workload: GatedWorkload, config: GateConfig) -> Profile:
+def _saved(workload: GatedWorkload, root: Path) -> Profile:
     """A saved profile as it is, or on the GPUs and policies that it is gated on. Needs neither torch nor the model."""
     from memwall.pipeline import resimulate
 
-    profile = Profile.load(config.root / workload.target)
+    profile = Profile.load(root / workload.target)
     wanted = {(gpu, policy) for policy in workload.policies for gpu in workload.gpus}
     if not wanted or wanted <= {(s.gpu, s.policy) for s in profile.simulations}:
         kept = tuple(s for s in profile.simulations if not wanted or (s.gpu, s.policy) in wanted)
@@ -110,7 +138,10 @@ def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
         for policy in workload.policies
     )
     breaks = any(("graph_breaks", "") in limits for limits in limited)
-    return Job(workload.name, workload.target, workload.options, workload.gpus, workload.policies, breaks)
+    asked = breaks and config.limits_breaks(workload)
+    return Job(
+        workload.name, workload.target, workload.options, workload.gpus, workload.policies, breaks, asked
+    )
 
 
 # -- the base ----------------------------------------------------------------------------------------------------------
@@ -130,17 +161,26 @@ def _from_ref(
 ) -> _Base:
     base = _Base(Baseline("ref", ref, checkout.commit, notes=checkout.notes))
     for workload in workloads:
+        kind, place, _ = split_target(workload.target)
+        path = checkout.folder / place
+        if (kind != "module" or _is_saved(workload.target)) and not path.resolve().is_relative_to(
+            checkout.top
+        ):
+            base.refused[workload.name] = (
+                f"{place} is not in the repository, which has no other version of it"
+            )
+            continue
         if _is_saved(workload.target):
-            path = checkout.folder / workload.target
             if path.is_file():
-                base.profiles[workload.name] = Profile.load(path)
+                profile = _saved(workload, checkout.folder)
+                base.refused[workload.name] = other_version(profile)
+                base.profiles[workload.name] = profile
             else:
-                base.missing.add(workload.name)
+                base.missing[workload.name] = f"no such file: {place}"
             continue
         row = traced[workload.name]
-        kind, place, _ = split_target(workload.target)
-        if kind == "file" and not (checkout.folder / place).is_file():
-            base.missing.add(workload.name)
+        if row.absent:
+            base.missing[workload.name] = row.error
         elif row.foreign:
             files = ", ".join(row.foreign[:3]) + (" …" if len(row.foreign) > 3 else "")
             base.refused[workload.name] = (
@@ -157,13 +197,15 @@ def _from_ref(
 def _from_files(place: Path, workloads: Sequence[GatedWorkload], first: bool) -> _Base:
     if not place.exists() and not first:
         raise UsageError(f"no such baseline: {place}; --update writes it")
+    if place.is_file() and not place.name.endswith(SUFFIXES):
+        raise UsageError(f"{place} is neither a folder nor a saved profile ({' or '.join(SUFFIXES)})")
     base = _Base(Baseline("file", place.as_posix()))
     versions = set()
     for workload in workloads:
         path = baseline_path(place, workload.name, several=len(workloads) > 1)
         profile = read_baseline(path)
         if profile is None:
-            base.missing.add(workload.name)
+            base.missing[workload.name] = f"no such file: {path}"
             continue
         versions.add(profile.memwall_version)
         refused = other_version(profile)
@@ -174,8 +216,37 @@ def _from_files(place: Path, workloads: Sequence[GatedWorkload], first: bool) ->
     return base
 
 
+def _left_out(config: GateConfig, checkout: Checkout | None, place: Path | None) -> list[str]:
+    """What the configuration itself lets pass: workloads that it gates no longer, limits that are not the base's."""
+    ours = {workload.name: workload for workload in config.workloads}
+    if checkout is None:
+        saved = sorted(place.iterdir()) if place is not None and place.is_dir() else []
+        names = [path.name.removesuffix(s) for path in saved for s in SUFFIXES if path.name.endswith(s)]
+        gone = [name for name in names if name not in ours] if ours else []
+        return [f"not gated, but in the baseline: {', '.join(gone)}"] if gone else []
+    path = checkout.folder / config.source
+    if not config.source or not path.is_file():
+        return []
+    try:
+        before = read_config(path)
+    except UsageError as error:
+        return [f"the base's configuration cannot be read: {error}"]
+    theirs = {workload.name: workload for workload in before.workloads}
+    gone = [name for name in theirs if name not in ours]
+    other = [
+        name for name in theirs if name in ours and (ours[name], config.scope) != (theirs[name], before.scope)
+    ]
+    rows = (("gated no longer", gone), ("gated otherwise than in the base's configuration", other))
+    return [f"{what}: {', '.join(names)}" for what, names in rows if names]
+
+
 def _noted(baseline: Baseline, who: str, notes: Sequence[str]) -> Baseline:
     return replace(baseline, notes=(*baseline.notes, *[f"{who}: {note}" for note in notes]))
+
+
+def _captured(profile: Profile | None) -> bool:
+    capture = capture_of(profile.capture) if profile is not None else None
+    return capture is not None and not capture.failure
 
 
 def judge_again(config: GateConfig, workloads: Sequence[GatedWorkload], run: GateRun, place: Path) -> GateRun:
@@ -206,23 +277,24 @@ def _judged(
             )
             continue
         baseline = _noted(baseline, workload.name, head.notes)
+        before = base.profiles.get(workload.name)
         limits = {
             (s.gpu.name, s.policy): config.limits(
                 workload,
                 s.gpu.name,
                 s.policy,
                 compared=base.asked,
-                breaks=CAPTURE_KEY in head.profile.capture,
+                breaks=_captured(head.profile) or (_captured(before) and not _is_saved(workload.target)),
             )
             for s in head.profile.simulations
         }
         written = {key for rows in limits.values() for key in rows}
-        if written <= {("coverage", "")}:
+        if {name for name, _ in written} <= APART:
             problems.append(Problem(workload.name, workload.target, "fail", NO_CHECK))
         subject = Subject(
-            workload.name, workload.target, head.profile, base.profiles.get(workload.name), base.asked,
+            workload.name, workload.target, head.profile, before, base.asked,
             base.refused.get(workload.name, "") or other_version(head.profile),
-            allow_new and workload.name in base.missing,
+            base.missing.get(workload.name, ""), allow_new and workload.name in base.missing,
         )  # fmt: skip
         found, wrong = check_workload(subject, limits)
         checks += found

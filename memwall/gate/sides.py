@@ -7,17 +7,17 @@ error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memwall.errors import UsageError
 from memwall.hardware import Gpu
 from memwall.profile import Profile
 
@@ -34,7 +34,8 @@ main(sys.argv[2], sys.argv[3])
 
 @dataclass(frozen=True)
 class Job:
-    """One workload to profile: keywords of :func:`memwall.profile`, and whether to look for graph breaks."""
+    """One workload to profile: keywords of :func:`memwall.profile`, and whether to look for graph breaks; ``asked``,
+    however long that takes."""
 
     name: str
     target: str
@@ -42,25 +43,28 @@ class Job:
     gpus: tuple[Gpu, ...]
     policies: tuple[str, ...]
     breaks: bool = False
+    asked: bool = False
 
 
 @dataclass(frozen=True)
 class Traced:
-    """What became of a job: a profile, or the message of what went wrong. ``foreign`` are files outside the folder
-    that the model was loaded from although the head has them too."""
+    """What became of a job: a profile, or the message of what went wrong; ``absent`` says that the target names nothing
+    that is there. ``foreign`` are files outside the folder that the model was loaded from although the head has them.
+    """
 
     name: str
     profile: Profile | None
     error: str = ""
     notes: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    absent: bool = False
 
 
 class Running:
     """A child at work on a folder's jobs; :meth:`result` waits for it."""
 
     def __init__(self, folder: Path, jobs: Sequence[Job], avoid: Path | None = None) -> None:
-        self._folder = folder
+        self._jobs = jobs
         self._place = tempfile.TemporaryDirectory(prefix="memwall-gate-")
         task, self._answer = Path(self._place.name, "task"), Path(self._place.name, "answer")
         task.write_bytes(pickle.dumps((list(jobs), avoid)))
@@ -71,19 +75,15 @@ class Running:
         )  # fmt: skip
 
     def result(self) -> dict[str, Traced]:
-        """Name → what became of the job.
-
-        Raises:
-            UsageError: the child died.
-        """
+        """Name → what became of the job; where the child died, that is what became of its job and of those after it."""
         code = self._process.wait()
-        if code or not self._answer.is_file():
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            raise UsageError(
-                f"profiling in {self._folder.name} {how}; out of memory, or the model left Python"
-            )
-        rows: list[Traced] = pickle.loads(self._answer.read_bytes())
-        return {row.name: row for row in rows}
+        rows = {row.name: row for row in _read(self._answer)}
+        left = [job.name for job in self._jobs if job.name not in rows]
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        for name in left:
+            error = f"its process {how}; out of memory, or the model ended it"
+            rows[name] = Traced(name, None, error if name == left[0] else f"the process {how} at {left[0]}")
+        return rows
 
     def close(self) -> None:
         """Stop the child if it still runs, and take its files away."""
@@ -93,6 +93,13 @@ class Running:
         self._place.cleanup()
 
 
+def _read(answer: Path) -> Iterator[Traced]:
+    """The rows that a child has written, as far as they are whole."""
+    with contextlib.suppress(FileNotFoundError, EOFError, pickle.UnpicklingError), answer.open("rb") as file:
+        while True:
+            yield pickle.load(file)
+
+
 def profile_sides(
     head: Path, base: Path | None, jobs: Sequence[Job], say: Callable[[str], None], avoid: Path | None = None
 ) -> tuple[dict[str, Traced], dict[str, Traced]]:
@@ -100,9 +107,6 @@ def profile_sides(
 
     Args:
         avoid: the head's checkout, of which the base must load nothing.
-
-    Raises:
-        UsageError: a child died.
     """
     say(
         f"tracing {len(jobs)} workload{'s' if len(jobs) != 1 else ''}"

@@ -17,7 +17,8 @@ ORDER = (
     "trace", "cost", "utilization", "roofline", "fusion", "cpu", "agreement", "capture", "funnel", "reference",
     "codegen", "simulate", "breaks", "record", "measurement", "profile", "schedules", "whatif", "analysis",
     "verdict", "savings", "explanation", "closing", "accuracy", "alternatives", "fused", "emit", "compare",
-    "pipeline", "calibrate", "measure", "report", "cli", "__init__", "__main__",
+    "pipeline", "calibrate", "measure", "contest", "gate", "history", "report", "expectations", "cli",
+    "pytest_plugin", "__init__", "__main__",
 )  # fmt: skip
 
 #: ``trace`` stands above ``cost`` in that list and yet neither may know the other.
@@ -31,7 +32,9 @@ LIGHT = ("memwall", "memwall.cli", "memwall.cli.gpus", "memwall.cli.profile", "m
          "memwall.savings", "memwall.agreement", "memwall.capture", "memwall.funnel", "memwall.fusion",
          "memwall.codegen", "memwall.closing", "memwall.accuracy", "memwall.cli.accuracy", "memwall.measurement",
          "memwall.calibrate", "memwall.cli.calibrate", "memwall.measure", "memwall.cli.measure",
-         "memwall.profile", "memwall.pipeline", "memwall.compare", "memwall.workload", "memwall.report")  # fmt: skip
+         "memwall.profile", "memwall.pipeline", "memwall.compare", "memwall.workload", "memwall.report",
+         "memwall.gate.run", "memwall.cli.gate", "memwall.report.gating", "memwall.history", "memwall.report.history",
+         "memwall.expectations", "memwall.pytest_plugin", "memwall.contest")  # fmt: skip
 
 HEAVY = ("torch", "pandas", "matplotlib", "triton", "transformers", "pyarrow")
 
