@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memwall.hardware import Gpu, load_gpu
     from memwall.pipeline import compare, profile
     from memwall.profile import Profile
+    from memwall.tracing import trace
     from memwall.workload import Workload
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "load_gpu",
     "profile",
     "register_cost",
+    "trace",
 ]
 
 #: Public name -> the module that defines it.
@@ -54,17 +56,24 @@ _HOMES = {
     "register_cost": "memwall.cost",
 }
 
+#: Public names that are packages too: importing a part of one binds the package, which can be called.
+_CALLABLE = ("trace",)
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'memwall' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+
+if not TYPE_CHECKING:  # a checker knows the names from the imports above, and that there are no others
+
+    def __getattr__(name: str) -> Any:
+        if name in _CALLABLE:
+            return import_module(f"memwall.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'memwall' has no attribute {name!r}")
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})
 
 
 class _Package(ModuleType):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memwall._version import __version__
 from memwall.analysis import WALLS, class_rows, kernel_groups, rates, schedule_label, wall_shares
@@ -21,6 +21,10 @@ from memwall.profile import Profile
 from memwall.savings import CHEAP
 from memwall.schedules import simulate_profile
 from memwall.simulate import Schedule
+from memwall.views import view
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA = "memwall.comparison/1"
 KINDS = ("gpus", "profiles", "machines")
@@ -137,6 +141,20 @@ class Comparison:
     def to_json(self) -> str:
         """The record as text, byte-identical for equal comparisons."""
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+    def to_pandas(self) -> DataFrame:
+        """One row per entry (or per machine), the columns those of the CSV; seconds and bytes in base units.
+
+        An entry's columns are the fields of :class:`Entry`; the shares of the walls are ``wall_shares.compute``,
+        ``wall_shares.bandwidth`` and ``wall_shares.overhead``.
+        """
+        frame: DataFrame = view("comparison_frame", self)
+        return frame
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a comparison."""
+        text: str = view("comparison_fragment", self)
+        return text
 
 
 def _plain(value: Any) -> Any:

@@ -35,6 +35,11 @@ class Pipe(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Pipe:
+        """The pipe that ``str(pipe)`` writes: ``tensor.float16``.
+
+        Raises:
+            ValueError: it is none.
+        """
         engine, _, dtype = text.partition(".")
         if engine not in ("tensor", "vector") or not dtype:
             raise ValueError(f"not a pipe: {text!r} (want tensor.DTYPE or vector.DTYPE)")

@@ -41,6 +41,9 @@ def load_gpu(name_or_path: str | Path | Gpu) -> Gpu:
 
     Names are forgiving: case and punctuation do not matter, and any words that fit one board only will do.
 
+    Args:
+        name_or_path: a name, the path of a TOML file, or a GPU, which comes back as it is.
+
     Raises:
         UsageError: no board or several boards have that name, or the file is wrong; says which are near.
     """

@@ -66,7 +66,8 @@ def profile(
         loss: output → scalar; None takes the target's own, else the output's ``.loss``, else the sum of its floats.
         dtype: cast parameters and floating inputs to this first.
         autocast: run forward under CUDA's autocast to this dtype.
-        batch, seq: handed to the target's functions that take them.
+        batch: handed to the target's functions that take it.
+        seq: likewise.
         input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
         attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
         cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.

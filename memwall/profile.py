@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memwall._version import __version__
 from memwall.cost import Cost
@@ -33,6 +33,11 @@ from memwall.record import (
     take,
 )
 from memwall.simulate import MODEL_CLASSES, Schedule
+from memwall.views import view
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 SCHEMA = "memwall.profile/1"
 _SCHEMA_FAMILY, _SCHEMA_VERSION = "memwall.profile", 1
@@ -128,6 +133,53 @@ class Profile:
     def with_simulations(self, simulations: tuple[Schedule, ...]) -> Profile:
         """A copy with other simulations."""
         return replace(self, simulations=simulations)
+
+    def to_pandas(self, by: str = "kernel") -> DataFrame:
+        """The simulations as a data frame; seconds and bytes in base units.
+
+        Args:
+            by: what a row is. ``kernel``: each kernel of each simulation in launch order, with the columns of the CSV
+                (``gpu``, ``policy``, ``id``, ``name``, ``class``, ``phase``, ``module``, ``shapes``, ``flops``,
+                ``read_bytes``, ``write_bytes``, ``arithmetic_intensity`` in FLOP per byte, ``bound_s``, ``time_s``,
+                ``compute_s``, ``memory_s``, ``overhead_s``, ``limited_by``, ``low_s``, ``high_s``, ``modeled``) and
+                ``launches``. ``op``: equal kernels as one row with their ``count``, longest time first, figures
+                summed. ``module``, ``class``, ``phase``: sums (``launches``, ``flops``, ``dram_bytes``, ``bound_s``,
+                ``time_s``), the wall that most of the time stands under, and fractions of the simulation's total
+                (``flop_share``, ``byte_share``, ``time_share``); repeated blocks are one module, ``layers.*.attn``.
+
+        Raises:
+            UsageError: no such ``by``.
+        """
+        frame: DataFrame = view("profile_frame", self, by)
+        return frame
+
+    def roofline(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        gpu: str | None = None,
+        policy: str | None = None,
+    ) -> Figure:
+        """The roofline of one simulation: FLOP/s attained against FLOP per DRAM byte, each kernel a circle.
+
+        Args:
+            path: also write the picture there: ``.png``, ``.svg`` or ``.pdf``.
+            gpu: the GPU's name; None takes the first simulation.
+            policy: the policy's name; None takes the first simulation (on that GPU).
+
+        Returns:
+            A matplotlib figure, which a notebook shows.
+
+        Raises:
+            UsageError: the profile has no such simulation, or the file cannot be written.
+        """
+        figure: Figure = view("roofline", self, path, gpu, policy)
+        return figure
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a profile."""
+        text: str = view("profile_fragment", self)
+        return text
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the record, whole or not at all.

@@ -43,6 +43,11 @@ def register_cost(
     The formula gets a :class:`Call` and returns a :class:`Cost`, usually ``call.cost({Pipe("vector", "float32"): n})``.
     A name without an overload stands for all its overloads; ``aten.sum.dim_IntList`` for that one.
 
+    Args:
+        names: the ops.
+        op_class: one of ``OP_CLASSES``, under which reports sum the op.
+        replace: put it in the place of a formula that the op has already.
+
     Raises:
         ValueError: the op has a formula already and ``replace`` is False, or the class is unknown.
     """

@@ -39,10 +39,7 @@ class CudaForms:
             "scaled_dot_product_attention": self._attention,
             "dropout": _dropout,
             "rms_norm": self._rms_norm,
-            "lstm.input": self._recurrent(2),
-            "gru.input": self._recurrent(3),
-            "rnn_tanh.input": self._recurrent(1),
-            "rnn_relu.input": self._recurrent(0),
+            **{name: self._recurrent(mode) for mode, name in _RECURRENT.items()},
             "softmax.int": self._softmax("_softmax"),
             "log_softmax.int": self._softmax("_log_softmax"),
             "one_hot": _one_hot,
@@ -75,16 +72,21 @@ class CudaForms:
             self.attention, query, key, value, masked=attn_mask is not None, gqa=enable_gqa
         )
         if self.recorder.device == "cpu" and backend != "math":
-            return self._opaque_attention(backend, query, key, value, attn_mask, dropout_p, is_causal)
+            options = {"scale": scale, "enable_gqa": enable_gqa}
+            return self._opaque_attention(
+                backend, query, key, value, attn_mask, dropout_p, is_causal, options
+            )
         return _ATTENTION[backend](query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def _opaque_attention(
-        self, backend: str, query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool
-    ) -> torch.Tensor:
+        self, backend: str, query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool,
+        options: dict[str, Any],
+    ) -> torch.Tensor:  # fmt: skip
         """With real tensors: the CUDA kernel by name. The CPU has none, and random weights make any values as good."""
         batch, heads, rows, _ = query.shape
-        return Opaque.run(
-            self.recorder,
+        return self._opaque(
+            lambda run, q, k, v, m: run(q, k, v, m, dropout_p, is_causal, **options),
+            "scaled_dot_product_attention",
             f"aten._scaled_dot_product_{backend}_attention",
             (("dropout_p", dropout_p), ("is_causal", is_causal)),
             ("query", "key", "value", "attn_bias"),
@@ -109,6 +111,16 @@ class CudaForms:
 
     # -- opaque ops ------------------------------------------------------------------------------------------------
 
+    def _opaque(
+        self, call: Callable[..., Any], op: str, *description: Any, **options: Any
+    ) -> tuple[torch.Tensor, ...]:
+        """An op that is recorded by name, as :meth:`Opaque.run` has it.
+
+        Args:
+            call: ``call(run, *inputs)`` calls torch's own kernel of ``op``, ``run``; of no use where values are not.
+        """
+        return Opaque.run(self.recorder, *description, **options)
+
     def _rms_norm(
         self, x: torch.Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None
     ) -> torch.Tensor:
@@ -119,8 +131,9 @@ class CudaForms:
         rows = [*x.shape[: x.dim() - len(shape)], *([1] * len(shape))]
         outputs = (_like(x), (rows, torch.float32))
         names = ("input", "weight")
-        return Opaque.run(
-            self.recorder,
+        return self._opaque(
+            lambda run, x, weight: run(x, shape, weight, eps),
+            "rms_norm",
             "aten._fused_rms_norm",
             attributes,
             names,
@@ -150,8 +163,17 @@ class CudaForms:
             reserve_name = ((len(states) + 1, "reserve"),)
             keep_reserve = train and any(t.requires_grad for t in inputs) and torch.is_grad_enabled()
             outputs = (output, *(_like(s) for s in states), *((reserve,) if keep_reserve else ()))
-            result = Opaque.run(
-                self.recorder, "aten._cudnn_rnn", attributes, names, inputs, outputs,
+
+            def call(run: Callable[..., Any], x: torch.Tensor, *others: torch.Tensor) -> Any:
+                """The call of torch's own kernel; an LSTM takes a list of states, the others one tensor."""
+                given, weights = others[: len(states)], others[len(states) :]
+                state = given if mode == 2 else given[0]
+                return run(
+                    x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first
+                )
+
+            result = self._opaque(
+                call, _RECURRENT[mode], "aten._cudnn_rnn", attributes, names, inputs, outputs,
                 saved=tuple(range(len(inputs))), saved_outputs=((0, "output"), *(reserve_name if keep_reserve else ())),
             )  # fmt: skip
             return tuple(result[: 1 + len(states)])
@@ -159,6 +181,8 @@ class CudaForms:
         return run
 
 
+#: cuDNN's number of a recurrent layer -> ATen's name, and gates
+_RECURRENT = {2: "lstm.input", 3: "gru.input", 1: "rnn_tanh.input", 0: "rnn_relu.input"}
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 
 
@@ -186,13 +210,13 @@ class Opaque(torch.autograd.Function):
         Backward reads the gradients that arrive, as argument ``gradient``, the inputs numbered by ``saved`` and the
         outputs numbered and named by ``saved_outputs``.
         """
-        call = _OpaqueCall(name, attributes, tuple(names), saved, saved_outputs, gradient)
+        call = OpaqueCall(name, attributes, tuple(names), saved, saved_outputs, gradient)
         result: tuple[torch.Tensor, ...] = Opaque.apply(recorder, call, tuple(outputs), *inputs)
         return result
 
     @staticmethod
     def forward(
-        ctx: Any, recorder: Recorder, call: _OpaqueCall, outputs: tuple, *inputs: Any
+        ctx: Any, recorder: Recorder, call: OpaqueCall, outputs: tuple, *inputs: Any
     ) -> tuple[torch.Tensor, ...]:
         given = [(n, t) for n, t in zip(call.names, inputs, strict=True) if t is not None]
         device = given[0][1].device
@@ -224,7 +248,7 @@ class Opaque(torch.autograd.Function):
         return (None, None, None, *results)
 
 
-class _OpaqueCall(NamedTuple):
+class OpaqueCall(NamedTuple):
     """What an opaque op is and what its backward reads; see :meth:`Opaque.run`."""
 
     name: str

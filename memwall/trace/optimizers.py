@@ -67,8 +67,8 @@ def settle(optimizer: torch.optim.Optimizer) -> None:
 
 
 @contextlib.contextmanager
-def fused_everywhere() -> Iterator[None]:
-    """Let ``fused=True`` and ``foreach=True`` accept the traced device, as they accept CUDA."""
+def fused_everywhere(*devices: str) -> Iterator[None]:
+    """Let ``fused=True`` and ``foreach=True`` accept these types of device, and be the default there, as on CUDA."""
     import torch.optim.optimizer as base
     import torch.utils._foreach_utils as utils
 
@@ -81,7 +81,7 @@ def fused_everywhere() -> Iterator[None]:
     ]
     try:
         for place, name, original in saved:
-            setattr(place, name, lambda original=original: [*original(), "meta"])
+            setattr(place, name, lambda original=original: [*original(), *devices])
         yield
     finally:
         for place, name, original in saved:

@@ -323,7 +323,9 @@ class Recorder(TorchDispatchMode):
         if op_class is None:
             op_class = self._classes[name] = self.classify(name)
         number = len(self.ops)
-        self.ops.append(Op(number, name, op_class, phase, module, inputs, outputs, arguments, attributes, source))
+        self.ops.append(
+            Op(number, name, op_class, phase, module, inputs, outputs, arguments, attributes, source)
+        )
         if number + 1 >= self.max_ops // 4:
             self._watch_length(number + 1)
 
@@ -348,7 +350,12 @@ class Recorder(TorchDispatchMode):
     def _line(self, node: Any) -> str:
         """The user's line of the call that is being recorded, for backward that of its forward call."""
         line = self._mark_line() if node is None and self.phase == "forward" else self.lines.here()
-        if line or node is None or self.phase == "optimizer" or node.name() == "torch::autograd::AccumulateGrad":
+        if (
+            line
+            or node is None
+            or self.phase == "optimizer"
+            or node.name() == "torch::autograd::AccumulateGrad"
+        ):
             return line
         return self.lines.of_node(node._sequence_nr())
 

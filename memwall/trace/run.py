@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from memwall.errors import MemwallError, UsageError
+from memwall.errors import MemwallError, NeedsData, UsageError
 from memwall.graph import Graph
 from memwall.trace.autocast import CudaAutocast
 from memwall.trace.build import build_inputs, build_module, cast
@@ -108,15 +108,34 @@ def trace(
     Raises:
         UsageError: the model or its inputs are at fault; says where.
     """
-    with _LOCK, torch.inference_mode(False), _inference_mode_as_no_grad(), _seeded(options.real):
+    with exclusive(), torch.inference_mode(False), inference_mode_as_no_grad(), _seeded(options.real):
         try:
             return _trace(workload, options, classify, warn, execution)
         except (ReplayMismatch, UnexpectedCall):
             return _trace(workload, replace(options, replay=False), classify, warn, execution)
 
 
-#: One trace at a time: while one runs, parts of torch are patched for the whole process.
 _LOCK = threading.RLock()
+_RUNNING: list[bool] = []
+
+
+@contextlib.contextmanager
+def exclusive() -> Iterator[None]:
+    """One trace at a time, as parts of torch are patched for the whole process; another thread waits its turn.
+
+    Raises:
+        UsageError: this thread is tracing already.
+    """
+    with _LOCK:
+        if _RUNNING:
+            raise UsageError(
+                "a trace runs already; traces cannot be nested: end the first, then begin the next"
+            )
+        _RUNNING.append(True)
+        try:
+            yield
+        finally:
+            _RUNNING.clear()
 
 
 @contextlib.contextmanager
@@ -131,7 +150,7 @@ def _seeded(real: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _inference_mode_as_no_grad() -> Iterator[None]:
+def inference_mode_as_no_grad() -> Iterator[None]:
     """Inference mode skips the autograd keys, under which composite ops split into the kernels that run."""
     kind = torch.inference_mode
     original = kind.__enter__
@@ -170,7 +189,7 @@ def _trace(
     if execution is None:
         calls = ModuleCalls(module, recorder, None if replayer is None else replayer.call)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(fused_everywhere())
+        stack.enter_context(fused_everywhere("meta"))
         optimizer = _optimizer(workload, parameters, recorder) if training else None
         stack.enter_context(CudaForms(recorder, options.attention))
         stack.enter_context(triton_calls(recorder))
@@ -370,7 +389,7 @@ def _blaming(doing: str) -> Any:
                 f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer"
             ) from error
         who = "the model's Python" if doing == "running the model" else doing
-        raise UsageError(
+        raise NeedsData(
             f"{who} needs {wanted}, and a trace has no data{where}; "
             "rewrite it without (torch.where, a mask multiplied in), or trace real tensors with --real"
         ) from error

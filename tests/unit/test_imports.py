@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[2]
 ORDER = (
     "errors", "units", "files", "_version", "graph", "cpu_rates", "work", "gpu", "gpu_spec", "hardware", "workload",
     "trace", "cost", "utilization", "roofline", "fusion", "cpu", "agreement", "capture", "funnel", "reference",
-    "codegen", "simulate", "breaks", "record", "measurement", "profile", "schedules", "whatif", "analysis",
+    "codegen", "simulate", "breaks", "record", "measurement", "views", "profile", "schedules", "whatif", "analysis",
     "verdict", "savings", "explanation", "closing", "accuracy", "alternatives", "fused", "emit", "compare",
-    "pipeline", "calibrate", "measure", "contest", "gate", "history", "report", "expectations", "cli",
-    "pytest_plugin", "__init__", "__main__",
+    "pipeline", "tracing", "kineto", "calibrate", "measure", "contest", "gate", "history", "report", "expectations",
+    "cli", "pytest_plugin", "__init__", "__main__",
 )  # fmt: skip
 
 #: ``trace`` stands above ``cost`` in that list and yet neither may know the other.

@@ -1,0 +1,263 @@
+"""What a notebook shows: a record as a data frame, a figure, or a small piece of HTML.
+
+The HTML is a fragment for a page that is not ours: its style touches nothing outside it, it has no script, fetches
+nothing, and every name from a model is escaped. It stays small whatever the model: the ``TOP`` longest kernels of at
+most ``MAX_PANELS`` simulations.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memwall.analysis import (
+    WALLS,
+    KernelRow,
+    ShareRow,
+    class_rows,
+    kernel_rows,
+    module_rows,
+    phase_rows,
+    wall_shares,
+)
+from memwall.compare import Comparison
+from memwall.errors import UsageError
+from memwall.files import write_whole
+from memwall.hardware import load_gpu
+from memwall.profile import Profile
+from memwall.report.comparing import comparison_document
+from memwall.report.content import full_title, header_facts, kernel_table, totals_table
+from memwall.report.document import clean
+from memwall.report.figures import DPI, STYLE, _roofline_panel
+from memwall.report.html import _environment, _part
+from memwall.report.palette import WALL_COLORS
+from memwall.report.tables import KERNEL_COLUMNS, profile_rows
+from memwall.savings import by_gpu
+from memwall.simulate import Schedule
+from memwall.units import duration
+from memwall.verdict import verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+#: kernels and simulations that a notebook shows in full
+TOP, MAX_PANELS = 10, 8
+
+#: facts of the header that stand under the title
+_FACTS = ("inputs", "parameters", "FLOPs", "DRAM bytes", "coverage")
+
+#: kind of picture file -> what matplotlib is told so that equal figures give equal bytes
+_METADATA: Mapping[str, Mapping[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
+# -- data frames -------------------------------------------------------------------------------------------------------
+
+#: columns of a frame by module, class or phase, behind that of its key
+SHARE_COLUMNS = ("launches", "flops", "dram_bytes", "bound_s", "time_s", "limited_by", "flop_share", "byte_share",
+                 "time_share")  # fmt: skip
+
+#: fields of a row whose column has another name
+_RENAMED = {"op_class": "class"}
+
+_OP_COLUMNS = tuple(_RENAMED.get(f.name, f.name) for f in fields(KernelRow))
+
+
+def _share(row: ShareRow) -> tuple[Any, ...]:
+    return (row.key, row.kernels, row.flops, row.bytes, row.bound_s, row.time_s, row.limited_by, row.flop_share,
+            row.byte_share, row.time_share)  # fmt: skip
+
+
+def _all_modules(profile: Profile, schedule: Schedule) -> tuple[ShareRow, ...]:
+    return module_rows(profile, schedule, top=len(schedule.kernels) + 1)
+
+
+_SHARES: dict[str, Callable[[Profile, Schedule], tuple[ShareRow, ...]]] = {
+    "module": _all_modules,
+    "class": class_rows,
+    "phase": phase_rows,
+}
+
+BY = ("kernel", "op", *_SHARES)
+
+
+def profile_frame(profile: Profile, by: str) -> DataFrame:
+    """The simulations of a profile as rows; see :meth:`memwall.Profile.to_pandas`.
+
+    Raises:
+        UsageError: no such ``by``.
+    """
+    if by not in BY:
+        raise UsageError(f"to_pandas() cannot group by {by!r}; choose one of {', '.join(BY)}")
+    if by == "kernel":
+        launches = (kernel.launches for schedule in profile.simulations for kernel in schedule.kernels)
+        rows = ((*row, n) for row, n in zip(profile_rows(profile), launches, strict=True))
+        return _frame((*KERNEL_COLUMNS, "launches"), rows)
+    if by == "op":
+        return _frame(("gpu", "policy", *_OP_COLUMNS), _op_rows(profile))
+    found = ((s, row) for s in profile.simulations for row in _SHARES[by](profile, s))
+    return _frame(
+        ("gpu", "policy", by, *SHARE_COLUMNS), ((s.gpu.name, s.policy, *_share(row)) for s, row in found)
+    )
+
+
+def _op_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
+    for schedule in profile.simulations:
+        for row in kernel_rows(profile, schedule):
+            yield schedule.gpu.name, schedule.policy, *(getattr(row, f.name) for f in fields(row))
+
+
+def _frame(columns: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> DataFrame:
+    from pandas import DataFrame
+
+    return DataFrame.from_records(list(rows), columns=list(columns))
+
+
+def comparison_frame(comparison: Comparison) -> DataFrame:
+    """One row per entry, or per machine; see :meth:`memwall.Comparison.to_pandas`."""
+    from pandas import json_normalize
+
+    record = comparison.to_dict()
+    return json_normalize(record["entries"] or record["machines"])
+
+
+# -- the roofline ------------------------------------------------------------------------------------------------------
+
+
+def roofline(
+    profile: Profile, path: str | os.PathLike[str] | None, gpu: str | None, policy: str | None
+) -> Figure:
+    """The roofline of one simulation; see :meth:`memwall.Profile.roofline`.
+
+    Raises:
+        UsageError: there is no such simulation, or the file's kind is none of ``_METADATA``.
+    """
+    schedule = _chosen(profile, gpu, policy)
+    kind = "" if path is None else Path(path).suffix.removeprefix(".").lower()
+    if path is not None and kind not in _METADATA:
+        raise UsageError(f"cannot draw {Path(path).name}; give it one of .{', .'.join(_METADATA)}")
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        figure: Figure = _picture_class()(figsize=(10.5, 6.2), dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        _roofline_panel(figure, profile, schedule)
+        if path is not None:
+            write_whole(path, _saved(figure, kind))
+    return figure
+
+
+def _chosen(profile: Profile, gpu: str | None, policy: str | None) -> Schedule:
+    """The first simulation on a GPU under a policy; None takes any."""
+    own = {schedule.gpu.name for schedule in profile.simulations}
+    name = gpu if gpu is None or gpu in own else load_gpu(gpu).name
+    for schedule in profile.simulations:
+        if name in (None, schedule.gpu.name) and policy in (None, schedule.policy):
+            return schedule
+    known = ", ".join(dict.fromkeys(f"{s.gpu.name} {s.policy}" for s in profile.simulations)) or "none"
+    wanted = " ".join(word for word in (name, policy) if word) or "any GPU"
+    raise UsageError(f"the profile has no simulation on {wanted} to draw; it has {known}")
+
+
+def _picture_class() -> Any:
+    """A matplotlib figure that a notebook shows though pyplot does not know it."""
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            return _saved(self, "png")
+
+    return Picture
+
+
+def _saved(figure: Figure, kind: str) -> bytes:
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "memwall", "svg.fonttype": "path"}):
+        figure.savefig(buffer, format=kind, metadata=dict(_METADATA[kind]))
+    return buffer.getvalue()
+
+
+# -- HTML --------------------------------------------------------------------------------------------------------------
+
+
+def profile_fragment(profile: Profile) -> str:
+    """A profile as HTML: totals, walls, verdict and the longest kernels of each simulation."""
+    facts = dict(header_facts(profile))
+    profile = profile.with_simulations(by_gpu(profile))
+    sims = profile.simulations
+    left_out = len(sims) - MAX_PANELS
+    return _render(
+        title=facts["workload"],
+        facts=["; ".join(f"{key} {facts[key]}" for key in _FACTS if key in facts)],
+        totals=totals_table(profile) if sims else None,
+        panels=[_panel(profile, schedule) for schedule in sims[:MAX_PANELS]],
+        note=_note(len(sims), left_out),
+    )
+
+
+def comparison_fragment(comparison: Comparison) -> str:
+    """A comparison as HTML: bars of the times by wall, then its tables."""
+    document = comparison_document(comparison)
+    longest_s = max((entry.time_s for entry in comparison.entries), default=0.0) or 1.0
+    bars = [
+        {
+            "label": clean(entry.label),
+            "text": duration(entry.time_s),
+            "parts": _walls(entry.wall_shares, entry.time_s / longest_s),
+        }
+        for entry in comparison.entries
+    ]
+    return _render(title=document.title, bars=bars, sections=document.sections)
+
+
+def _render(**parts: Any) -> str:
+    empty: dict[str, Any] = {
+        "facts": (),
+        "totals": None,
+        "bars": (),
+        "panels": (),
+        "sections": (),
+        "note": "",
+    }
+    text: str = _environment().get_template("notebook.html.j2").render(**{**empty, **parts})
+    return text
+
+
+def _note(count: int, left_out: int) -> str:
+    if not count:
+        return "Not simulated on any GPU."
+    return f"{left_out} more simulations are in the table alone." if left_out > 0 else ""
+
+
+def _panel(profile: Profile, schedule: Schedule) -> dict[str, Any]:
+    """One simulation: the bar of its walls, the sentence, the longest kernels."""
+    rows = kernel_rows(profile, schedule)
+    more = len(rows) - TOP
+    note = "xN: so many equal kernels, their figures summed"
+    return {
+        "title": full_title(profile, schedule),
+        "walls": {"label": "wall", "parts": _walls(wall_shares(schedule))},
+        "verdict": clean(verdict(profile, schedule)),
+        "kernels": kernel_table("", rows[:TOP], f"and {more:,} more rows; {note}" if more > 0 else note),
+    }
+
+
+def _walls(shares: Mapping[str, float], length: float = 1.0) -> list[dict[str, Any]]:
+    """The parts of a bar: each wall's share of the time, the whole as long as ``length`` of the page."""
+    return [
+        {**part, "width": round(part["width"] * length, 3)}
+        for part in (_part(wall, shares[wall], WALL_COLORS[wall]) for wall in WALLS)
+    ]

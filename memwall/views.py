@@ -1,0 +1,18 @@
+"""What a notebook shows of a record, looked up by name: records stand below the reports that draw them.
+
+A record's methods (``Profile.to_pandas``, ``Comparison._repr_html_``) are one call of :func:`view` each; the report is
+imported then, with pandas, matplotlib or jinja2 behind it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+#: the module whose functions are the views
+_HOME = "memwall.report.notebook"
+
+
+def view(name: str, *args: Any, **options: Any) -> Any:
+    """What the view ``name`` makes of a record, its first argument."""
+    return getattr(import_module(_HOME), name)(*args, **options)

@@ -1,0 +1,224 @@
+"""The docs: the tutorial prints what it shows, the notebook runs, the site builds with no warning and loads nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+_BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str) -> list[tuple[str, str, str]]:
+    """(language, rest of the first line, text) of each fenced block of a page."""
+    return _BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
+
+
+def assert_shown(shown: str, printed: str) -> None:
+    """What is shown was printed; a line ``...`` stands for any lines, ``...`` at a line's end for its rest."""
+    parts = []
+    for line in shown.rstrip().splitlines():
+        if line == "...":
+            parts.append(r"(?:.*\n)*?")
+        elif line.endswith("..."):
+            parts.append(re.escape(line[:-3].rstrip("\n")) + r".*\n")
+        else:
+            parts.append(re.escape(line.rstrip()) + r"\n")
+    text = "".join(line.rstrip() + "\n" for line in printed.rstrip().splitlines())
+    matched = re.fullmatch("".join(parts), text)
+    assert matched, f"the page shows\n{shown}\nand this was printed\n{text}"
+
+
+def test_the_comparison_can_fail():
+    assert_shown("a\n...\nb", "a\n1\n2\nb\n")
+    assert_shown("a...", "abc\n")
+    for shown, printed in (("a\n...\nb", "a\nc\n"), ("a", "a\nb\n"), ("a\nb", "a\n"), ("a", "ab\n")):
+        with pytest.raises(AssertionError, match="the page shows"):
+            assert_shown(shown, printed)
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    """``shell(line)``: what a command prints in a folder with the tutorial's files, and its exit code."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    command = folder / "bin" / "memwall"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m memwall "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    environment = {
+        **os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "100",
+        "MPLCONFIGDIR": str(folder / "matplotlib"),
+    }  # fmt: skip
+
+    def run(line: str, **options: str) -> tuple[str, int]:
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, check=False, timeout=300, **options,
+        )  # fmt: skip
+        return done.stdout, done.returncode
+
+    for _, rest, text in blocks("tutorial.md"):
+        if title := re.search(r'title="([^"]+)"', rest):
+            (folder / title[1]).write_text(text, encoding="utf-8")
+    return run
+
+
+COMMANDS = [
+    (command, shown)
+    for language, _, text in blocks("tutorial.md")
+    if language == "console"
+    for command, shown in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
+]
+
+
+def test_every_command_of_the_tutorial_prints_what_it_shows(shell):
+    """In the order of the page, in one folder: later ones read what earlier ones wrote."""
+    assert len(COMMANDS) >= 9
+    for command, shown in COMMANDS:
+        printed, code = shell(command)
+        assert code == 0, f"{command}: exit code {code}\n{printed}"
+        assert_shown(shown, printed)
+
+
+def test_the_tutorials_python_prints_what_it_shows(shell):
+    """All blocks in one interpreter, a mark printed behind each."""
+    found = blocks("tutorial.md")
+    pieces, expected = [], []
+    for i, (language, rest, text) in enumerate(found):
+        if language == "python" and "title=" not in rest:
+            follows = found[i + 1] if i + 1 < len(found) else ("", "", "")
+            pieces.append(text)
+            expected.append(follows[2] if follows[0] == "text" else "")
+    assert len(pieces) >= 6
+    code = "\nprint('=' * 40)\n".join(pieces)
+    printed, status = shell(f"'{sys.executable}' -", input=code)
+    assert status == 0, printed
+    for shown, part in zip(expected, printed.split("=" * 40 + "\n"), strict=True):
+        assert_shown(shown, part) if shown else None
+
+
+def test_the_notebook_runs_and_shows_what_it_should(tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "MPLCONFIGDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    book = nbformat.read(DOCS / "tutorial.ipynb", as_version=4)
+    nbformat.validate(book)
+    assert not any(cell.get("outputs") for cell in book.cells)  # kept without outputs
+    client = nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    client.kernel_name = "python3"
+    client.execute()
+    outputs = [cell["outputs"] for cell in book.cells if cell.cell_type == "code"]
+    assert outputs[0] == []
+    assert all(len(output) == 1 and output[0].output_type == "execute_result" for output in outputs[1:])
+    record, figure, frame, comparison, traced = (output[0].data for output in outputs[1:])
+    assert "v100-sxm2-16gb" in record["text/html"] and "is the wall" in record["text/html"]
+    assert figure["image/png"].startswith("iVBOR")  # PNG in base64
+    assert "contraction" in frame["text/html"]
+    assert "a100-80gb-sxm" in comparison["text/html"]
+    assert "Sequential, training, float32, AdamW" in traced["text/html"]
+
+
+# -- the site ----------------------------------------------------------------------------------------------------------
+
+
+class Links(HTMLParser):
+    """What a page points at and what it loads, and the ids in it."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.links, self.loads, self.ids = [], [], set()
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.ids.add(attributes.get("id"))
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes["href"])
+        elif tag == "link" and attributes.get("rel") not in ("canonical", "next", "prev"):
+            self.loads.append(attributes.get("href", ""))
+        elif attributes.get("src"):
+            self.loads.append(attributes["src"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    for name in ("mkdocs", "material", "mkdocstrings", "mkdocs_click"):
+        pytest.importorskip(name, reason=f"{name} is not installed (pip install 'memwall[docs]')")
+    folder = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9",
+                   "https_proxy": "http://127.0.0.1:9"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == ""
+    return folder
+
+
+PAGES = ("index", "tutorial", "notebooks", "gate", "model", "commands", "python")
+
+
+def test_the_site_has_its_pages_and_they_load_nothing_from_elsewhere(site):
+    assert {path.stem for path in site.glob("*.html")} == {*PAGES, "404"}
+    assert not list(site.rglob("*.py"))
+    for name in PAGES:
+        found = Links((site / f"{name}.html").read_text(encoding="utf-8"))
+        assert found.loads
+        assert not [load for load in found.loads if load.startswith(("http", "//"))]
+        for link in found.links:
+            if not link.startswith(("http", "mailto")):
+                path, _, fragment = link.partition("#")
+                target = site / (path or f"{name}.html")
+                assert target.exists(), f"{name}.html points at {link}"
+                if fragment and target.suffix == ".html":
+                    assert fragment in Links(target.read_text(encoding="utf-8")).ids, link
+    for style in site.rglob("*.css"):
+        assert "fonts.googleapis" not in style.read_text(encoding="utf-8")
+
+
+def test_the_reference_has_every_command_and_every_public_name(site):
+    import memwall
+    from memwall.cli import COMMANDS as COMMAND_LINE
+
+    commands = (site / "commands.html").read_text(encoding="utf-8")
+    for name in COMMAND_LINE:
+        assert f"memwall {name} [OPTIONS]" in commands, name
+    assert "--explain" in commands
+    ids = Links((site / "python.html").read_text(encoding="utf-8")).ids
+    last = {name.rpartition(".")[2] for name in ids if name and name.startswith("memwall.")}
+    assert last >= set(memwall.__all__) - {"__version__"}
+    assert last >= {"to_pandas", "roofline", "save", "load"}
+
+
+def test_no_page_has_a_placeholder_or_raw_markup_left(site):
+    for name in PAGES:
+        text = (site / f"{name}.html").read_text(encoding="utf-8")
+        body = re.sub(r"<(script|style|code|pre)\b.*?</\1>", "", text, flags=re.DOTALL)
+        assert not re.search(r"\{\{|\]\([a-z]|:func:|:class:|``|::: ", body), name
+
+
+@pytest.mark.browser
+def test_a_browser_shows_the_pages_without_a_network(site, tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("needs a headless Chromium (apt-get install chromium)")
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
+        "--proxy-server=127.0.0.1:9", f"--user-data-dir={tmp_path}/user", "--dump-dom", f"file://{site}/python.html",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert 'class="js' in done.stdout or "js " in done.stdout  # the theme's script ran
+    assert "to_pandas" in done.stdout
