@@ -71,7 +71,7 @@ def roofline_figure(profile: Profile, gpu_name: str, fmt: str = "png", *, policy
     schedules = [s for s in profile.simulations if s.gpu.name == gpu_name and policy in (None, s.policy)]
     if not schedules:
         raise UsageError(f"the profile has no simulation on {gpu_name}; it has {_names(profile)}")
-    return picture(fmt, (10.5, 6.2), lambda figure: _roofline_panel(figure, profile, schedules[0]))
+    return picture(fmt, (10.5, 6.2), lambda figure: roofline_panel(figure, profile, schedules[0]))
 
 
 def class_shares_figure(profile: Profile, fmt: str = "png") -> bytes:
@@ -102,7 +102,7 @@ def _policies_figure(profile: Profile, fmt: str) -> bytes:
     for policies in policy_sets(profile):
         first, *others = policies.schedules
         drawn = [first, *(schedule for schedule in others if measured_points(profile, schedule))]
-        panels += [(6.0, partial(_roofline_panel, profile=profile, schedule=schedule)) for schedule in drawn]
+        panels += [(6.0, partial(roofline_panel, profile=profile, schedule=schedule)) for schedule in drawn]
         panels += [_waterfall(policies, schedule) for schedule in explained(policies)]
     panels.append((_shares_height(profile), lambda part: _shares_panel(part.add_subplot(), profile)))
     heights = [height for height, _ in panels]
@@ -125,7 +125,7 @@ def _profile_figure(profile: Profile, fmt: str) -> bytes:
     def build(figure: Figure) -> None:
         parts: Any = figure.subfigures(count + 1, 1, height_ratios=[6.0] * count + [shares])
         for part, schedule in zip(parts, profile.simulations, strict=False):
-            _roofline_panel(part, profile, schedule)
+            roofline_panel(part, profile, schedule)
         _shares_panel(parts[-1].add_subplot(), profile)
 
     return picture(fmt, (10.5, 6.0 * count + shares), build)
@@ -165,7 +165,7 @@ def picture(fmt: str, size: tuple[float, float], build: Callable[[Any], None]) -
     return buffer.getvalue()
 
 
-def _roofline_panel(figure: Any, profile: Profile, schedule: Schedule) -> None:
+def roofline_panel(figure: Any, profile: Profile, schedule: Schedule) -> None:
     axes = figure.add_subplot()
     label = clean(schedule_label(profile, schedule))
     axes.set_title(f"{clean(profile.workload.name)} on {label}: {duration(schedule.totals.time_s)}, "

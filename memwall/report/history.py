@@ -25,7 +25,7 @@ from memwall.report.document import (
     text_column,
 )
 from memwall.report.gating.numbers import apart, change_text
-from memwall.report.html import _environment
+from memwall.report.html import environment
 from memwall.report.markdown import to_markdown
 from memwall.report.tables import csv_text
 from memwall.report.text import to_text
@@ -219,7 +219,7 @@ def history_csv(rows: Sequence[Row], quantities: Sequence[str]) -> str:
 def _html(rows: Sequence[Row], quantities: Sequence[str]) -> str:
     names = quantities or SHOWN
     return (
-        _environment()
+        environment()
         .get_template("trend.html.j2")
         .render(
             document=history_document(rows, quantities),

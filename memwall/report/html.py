@@ -58,7 +58,7 @@ def render_html(profile: Profile, *, what_ifs: Sequence[Outcome] = ()) -> str:
     profile = profile.with_simulations(by_gpu(profile))
     tables = [kernel_rows(profile, schedule) for schedule in profile.simulations]
     data, left_out = _data(profile, tables)
-    return _environment().get_template("report.html.j2").render(
+    return environment().get_template("report.html.j2").render(
         title=clean(profile.workload.name),
         facts=header_facts(profile),
         totals=totals_table(profile) if profile.simulations and not is_several(profile) else None,
@@ -73,7 +73,7 @@ def render_html(profile: Profile, *, what_ifs: Sequence[Outcome] = ()) -> str:
 
 def render_document_html(document: Document, bars: Sequence[dict[str, Any]] = ()) -> str:
     """A document as a page, with bars above its tables."""
-    return _environment().get_template("document.html.j2").render(document=document, bars=bars)
+    return environment().get_template("document.html.j2").render(document=document, bars=bars)
 
 
 def render_comparison_html(comparison: Comparison) -> str:
@@ -157,15 +157,17 @@ def _waterfall(policies: PolicySet, schedule: Schedule) -> dict[str, Any]:
 def _class_bars(profile: Profile, schedule: Schedule) -> list[dict[str, Any]]:
     rows = class_rows(profile, schedule)
     bars = [
-        {"label": label, "parts": [_part(r.key, getattr(r, share), class_color(r.key)) for r in rows]}
+        {"label": label, "parts": [share_part(r.key, getattr(r, share), class_color(r.key)) for r in rows]}
         for label, share in (("FLOPs", "flop_share"), ("bytes", "byte_share"), ("time", "time_share"))
     ]
     walls = wall_shares(schedule)
-    bars.append({"label": "wall", "parts": [_part(wall, walls[wall], WALL_COLORS[wall]) for wall in WALLS]})
+    bars.append(
+        {"label": "wall", "parts": [share_part(wall, walls[wall], WALL_COLORS[wall]) for wall in WALLS]}
+    )
     return bars
 
 
-def _part(name: str, share: float, color: str) -> dict[str, Any]:
+def share_part(name: str, share: float, color: str) -> dict[str, Any]:
     return {"name": clean(name), "width": round(100 * share, 3), "text": percent(share, 2), "color": color}
 
 
@@ -239,7 +241,7 @@ def _roof(roof: Roof) -> dict[str, Any]:
 
 
 @cache
-def _environment() -> Any:
+def environment() -> Any:
     """The templates, with autoescape on and the style and script files at hand."""
     from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
     from markupsafe import Markup

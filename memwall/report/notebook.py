@@ -32,8 +32,8 @@ from memwall.profile import Profile
 from memwall.report.comparing import comparison_document
 from memwall.report.content import full_title, header_facts, kernel_table, totals_table
 from memwall.report.document import clean
-from memwall.report.figures import DPI, STYLE, _roofline_panel
-from memwall.report.html import _environment, _part
+from memwall.report.figures import DPI, STYLE, roofline_panel
+from memwall.report.html import environment, share_part
 from memwall.report.palette import WALL_COLORS
 from memwall.report.tables import KERNEL_COLUMNS, profile_rows
 from memwall.savings import by_gpu
@@ -152,7 +152,7 @@ def roofline(
         matplotlib.rcParams.update(STYLE)
         figure: Figure = _picture_class()(figsize=(10.5, 6.2), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
-        _roofline_panel(figure, profile, schedule)
+        roofline_panel(figure, profile, schedule)
         if path is not None:
             write_whole(path, _saved(figure, kind))
     return figure
@@ -232,7 +232,7 @@ def _render(**parts: Any) -> str:
         "sections": (),
         "note": "",
     }
-    text: str = _environment().get_template("notebook.html.j2").render(**{**empty, **parts})
+    text: str = environment().get_template("notebook.html.j2").render(**{**empty, **parts})
     return text
 
 
@@ -259,5 +259,5 @@ def _walls(shares: Mapping[str, float], length: float = 1.0) -> list[dict[str, A
     """The parts of a bar: each wall's share of the time, the whole as long as ``length`` of the page."""
     return [
         {**part, "width": round(part["width"] * length, 3)}
-        for part in (_part(wall, shares[wall], WALL_COLORS[wall]) for wall in WALLS)
+        for part in (share_part(wall, shares[wall], WALL_COLORS[wall]) for wall in WALLS)
     ]
