@@ -82,5 +82,6 @@ def _check(workload: GatedWorkload, limit: Limit, contest: Contest) -> Check:
     allowed = limit.allowed(contest.base_s) if contest.base_s is not None else None
     return Check(
         workload.name, workload.target, contest.device, "eager", "", QUANTITY, limit.text, contest.head_s,
-        contest.base_s, allowed, contest.verdict, contest.sentence, measured=True,
+        contest.base_s, allowed, contest.verdict, contest.sentence.removeprefix(contest.verdict).lstrip(" :"),
+        measured=True,
     )  # fmt: skip

@@ -1,0 +1,169 @@
+"""How often the measured gate is right, on this machine's CPU: trials of which the right outcome is known.
+
+    python benchmarks/contest_trials.py                   20 equal, 20 with 10 % more work, 10 beside a stress process
+    python benchmarks/contest_trials.py --trials 3        fewer of each
+    python benchmarks/contest_trials.py --only slower     one kind
+    python benchmarks/contest_trials.py -o trials.json    every contest with its samples as well
+
+The model is ten equal layers. Equal: both sides have the same file, in two folders. Slower: the head has eleven layers,
+1.1 times the FLOPs, which memwall counts first. Stress: equal sides beside two processes that never rest; right is
+``inconclusive``. A verdict needs a quiet machine: how busy it is before the trials is said first, and ``inconclusive``
+is counted apart from right and wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from memwall import profile  # noqa: E402
+from memwall.contest import Contest, Side, run_contest  # noqa: E402
+from memwall.contest.machine import read_counters  # noqa: E402
+
+MODEL = """\
+import torch
+from torch import nn
+
+def model():
+    return nn.Sequential(*(m for _ in range({layers}) for m in (nn.Linear(512, 512), nn.ReLU())))
+
+def inputs(batch=64):
+    return (torch.randn(batch, 512),)
+"""
+LAYERS, LAYERS_SLOWER = 10, 11
+TARGET = "models/net.py"
+ALLOWED, SECONDS = 0.05, 20.0
+BUSY = "while True: pass"
+BUSY_PROCESSES = 2
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Trials of one kind: how many layers the head has, what runs beside, how many trials, the outcome that is right
+    and the one that is wrong."""
+
+    layers: int
+    busy: int
+    trials: int
+    right: str
+    wrong: str
+
+
+KINDS = {
+    "equal": Kind(LAYERS, 0, 20, "pass", "fail"),
+    "slower": Kind(LAYERS_SLOWER, 0, 20, "fail", "pass"),
+    "stress": Kind(LAYERS, BUSY_PROCESSES, 10, "inconclusive", "fail"),
+}
+
+
+def checkout(folder: Path, layers: int) -> Side:
+    """A folder with the model in it."""
+    path = folder / TARGET
+    path.parent.mkdir(parents=True)
+    path.write_text(MODEL.format(layers=layers), encoding="utf-8")
+    return Side(folder, TARGET)
+
+
+def flops(side: Side) -> int:
+    """FLOPs of a forward pass, as memwall counts them."""
+    return profile(side.folder / side.target, gpu="h100").flops
+
+
+@contextlib.contextmanager
+def stressed(count: int) -> Iterator[None]:
+    """So many processes that never rest."""
+    started = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def others_now(seconds: float = 2.0) -> float:
+    """Share of the machine's time that other processes take right now."""
+    before = read_counters()
+    time.sleep(seconds)
+    usage = before.usage(read_counters())
+    return usage.others_s / usage.capacity_s
+
+
+def trial(number: int, kind: Kind) -> tuple[Contest, float]:
+    """One contest and the seconds that it took."""
+    with TemporaryDirectory() as folder, stressed(kind.busy):
+        base, head = (
+            checkout(Path(folder, name), n) for name, n in (("base", LAYERS), ("head", kind.layers))
+        )
+        began = time.monotonic()
+        return run_contest(
+            base, head, allowed=ALLOWED, seconds=SECONDS, seed=number
+        ), time.monotonic() - began
+
+
+def show(number: int, name: str, contest: Contest, took_s: float) -> None:
+    """A row of the table."""
+    figures = "        -        -        -     -"
+    if contest.ratio is not None:
+        figures = (
+            f"{contest.ratio:9.3f}{contest.low:9.3f}{contest.high:9.3f}{contest.smallest_detectable:6.1%}"
+        )
+    print(
+        f"{name:8}{number:4}  {contest.verdict:13}{figures}{contest.blocks:7}{contest.dropped:8}{took_s:6.1f}"
+        f"  {'; '.join(contest.reasons)}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, help="of each kind; as above where not said")
+    parser.add_argument("--only", choices=KINDS, help="one kind of trials")
+    parser.add_argument("-o", "--output", type=Path, help="JSON with every contest")
+    arguments = parser.parse_args()
+    kinds = {name: kind for name, kind in KINDS.items() if arguments.only in (None, name)}
+
+    with TemporaryDirectory() as folder:
+        counts = [flops(checkout(Path(folder, str(n)), n)) for n in (LAYERS, LAYERS_SLOWER)]
+    print(
+        f"FLOPs of base and slower head: {counts[0]:,} and {counts[1]:,}: {counts[1] / counts[0]:.4f} times"
+    )
+    print(f"other processes take {others_now():.0%} of this machine's time before the first trial")
+    print("\nkind    trial  verdict           ratio      low     high shows rounds dropped     s  why")
+
+    found: dict[str, list[Contest]] = {name: [] for name in kinds}
+    for name, kind in kinds.items():
+        for number in range(arguments.trials or kind.trials):
+            contest, took_s = trial(number, kind)
+            found[name].append(contest)
+            show(number, name, contest, took_s)
+
+    print(f"\nat {ALLOWED:.0%} allowed, {SECONDS:.0f} s at most:")
+    for name, contests in found.items():
+        kind, verdicts = kinds[name], Counter(c.verdict for c in contests)
+        others = ", ".join(f"{verdict} {count}" for verdict, count in sorted(verdicts.items()))
+        print(
+            f"{name:8}{verdicts[kind.right]} of {len(contests)} {kind.right} (right),"
+            f" {verdicts[kind.wrong]} {kind.wrong} (wrong); {others}"
+        )
+    if arguments.output:
+        record = {name: [c.to_dict() for c in contests] for name, contests in found.items()}
+        arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What the profilers of six years call things: event categories, argument names, kernels that communicate.
+
+Spellings are compared without case and punctuation: ``cpu_op`` and ``Operator`` are in the tables, ``"External id"``
+and ``"external id"`` are one entry. The names are those of Kineto's ``ActivityType`` and of the traces under test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+OP, ANNOTATION, MODULE, FRAME, PYTHON, RUNTIME, OVERHEAD, KERNEL, MEMCPY, MEMSET = range(10)
+
+#: category of an event with a duration -> what it is; whatever is not here is passed over
+_KINDS: Mapping[str, int] = {
+    "cpuop": OP, "operator": OP, "cpufunctions": OP,
+    "userannotation": ANNOTATION,
+    "pythonfunction": PYTHON,
+    "cudaruntime": RUNTIME, "cudadriver": RUNTIME, "runtime": RUNTIME, "driver": RUNTIME,
+    "hipruntime": RUNTIME, "hipdriver": RUNTIME, "xpuruntime": RUNTIME, "xpudriver": RUNTIME,
+    "privateuse1runtime": RUNTIME, "privateuse1driver": RUNTIME,
+    "overhead": OVERHEAD,
+    "kernel": KERNEL, "concurrentkernel": KERNEL, "gpukernel": KERNEL, "cudafunctions": KERNEL,
+    "gpumemcpy": MEMCPY, "memcpy": MEMCPY,
+    "gpumemset": MEMSET, "memset": MEMSET,
+}  # fmt: skip
+
+#: categories of the arrows from a launch to its kernel
+_FLOWS = ("ac2g", "async", "asynccpu2gpu", "asynccputogpu", "asyncgpu", "cputocuda", "cputohip")
+
+#: argument -> what this package calls it
+_ARGUMENTS: Mapping[str, str] = {
+    "correlation": "correlation", "correlationid": "correlation",
+    "externalid": "external", "externalcorrelationid": "external",
+    "sequencenumber": "sequence", "fwdthreadid": "forward_thread",
+    "inputdims": "dims", "inputshapes": "dims",
+    "inputtype": "types", "inputtypes": "types",
+    "inputstrides": "strides", "concreteinputs": "concrete", "callstack": "stack",
+    "device": "device", "deviceid": "device", "stream": "stream", "streamid": "stream",
+    "grid": "grid", "block": "block", "registersperthread": "registers", "sharedmemory": "shared",
+    "bytes": "bytes",
+    "kernelfile": "kernel_file", "kernelhash": "kernel_hash", "kernelbackend": "kernel_backend",
+    "kernelname": "kernel_name", "kernelkwargs": "kernel_kwargs", "numwarps": "num_warps",
+    "numstages": "num_stages", "graphid": "graph id", "graphnodeid": "graph node id",
+    "collectivename": "Collective name", "inmsgnelems": "In msg nelems", "outmsgnelems": "Out msg nelems",
+    "insplitsize": "In split size", "outsplitsize": "Out split size", "groupsize": "Group size",
+    "dtype": "dtype", "processgroupname": "Process Group Name", "rank": "Rank",
+}  # fmt: skip
+
+#: arguments that are handed on as they are: of Triton kernels, CUDA graphs and collectives
+ATTRIBUTES = frozenset(
+    (
+        "kernel_file", "kernel_hash", "kernel_backend", "kernel_name", "kernel_kwargs", "num_warps", "num_stages",
+        "grid", "stream", "graph id", "graph node id", "Collective name", "In msg nelems", "Out msg nelems",
+        "In split size", "Out split size", "Group size", "dtype", "Process Group Name", "Rank",
+    )
+)  # fmt: skip
+
+#: kernels that move data between GPUs, by name: NCCL, RCCL, MSCCL, NVSHMEM, DeepEP, one-shot and two-shot all-reduces
+#: of vLLM, SGLang, TensorRT-LLM, AITER and torch's symmetric memory
+_COMMUNICATION = re.compile(
+    r"nccl(Kernel|DevKernel|_dev|Symk)|\brcclGeneric|mscclKernel|nvshmem|deep_ep::|cross_device_reduce"
+    r"|(one|two)_?shot_?all_?reduce|multimem_(all|one|two)|all_?reduce_(one|two)_?shot|quickreduce|symm_mem",
+    re.IGNORECASE,
+)
+
+#: what a runtime call that fills a gap is, by name, the first that fits
+_WAITS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("sync", re.compile(r"Synchronize|EventQuery|StreamQuery|hipMemcpyWithStream|(cuda|hip)Memcpy(2D|3D)?$")),
+    ("allocation", re.compile(r"Malloc|Free|HostAlloc|HostRegister|MemCreate|MemMap|MemRelease|MemUnmap")),
+    (
+        "first launch",
+        re.compile(r"Module(Load|GetFunction)|LibraryLoad|FuncGetAttributes|Lazy|Module Loading"),
+    ),
+    ("graph build", re.compile(r"GraphInstantiate|StreamEndCapture|GraphExecUpdate")),
+)
+
+_PUNCTUATION = re.compile(r"[^a-z0-9]+")
+
+#: a spelling is remembered; a hostile file has no end of them
+_MOST_SPELLINGS = 4096
+
+
+class Spellings(dict[str, str]):
+    """Any spelling of an argument -> what this package calls it, "" for one that it does not use."""
+
+    def __missing__(self, key: str) -> str:
+        value = _ARGUMENTS.get(_squeezed(key), "")
+        if len(self) < _MOST_SPELLINGS:
+            self[key] = value
+        return value
+
+
+def kind_of(category: str) -> int | None:
+    """What an event of this category is; torch before Kineto wrote "CPU functions" as its process instead."""
+    return _KINDS.get(_squeezed(category[:64]))
+
+
+@lru_cache(maxsize=256)
+def is_launch_flow(category: str) -> bool:
+    """Whether an arrow of this category goes from a launch to a kernel (others join forward and backward)."""
+    return _squeezed(category[:64]) in _FLOWS
+
+
+def is_communication(kernel: str) -> bool:
+    """Whether a kernel of this name exchanges data with other GPUs."""
+    return _COMMUNICATION.search(kernel) is not None
+
+
+def wait_of(call: str) -> str:
+    """What a runtime call does to the CPU while it runs: "sync", "allocation", ...; "" where nothing but queueing."""
+    return next((what for what, pattern in _WAITS if pattern.search(call)), "")
+
+
+def _squeezed(text: str) -> str:
+    return _PUNCTUATION.sub("", text.lower())

@@ -1,0 +1,148 @@
+"""What a profiler trace says, once its kernels are linked to the ops that launched them.
+
+Times are microseconds since the first event that was kept (``TracedKernel.start_us`` may precede an op's: clocks of
+CPU and GPU differ by a few us). Every figure is the trace's own; nothing here is modeled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+#: sizes of one argument: ``(64, 128)``; of a tensor list: ``((64, 128), (64,))``; ``()`` for a scalar, None or a
+#: 0-dim tensor (told apart by ``types``: a tensor has its dtype there, a scalar "Scalar", "Int", "Double", "")
+Dims = tuple[Any, ...]
+
+#: what ran on the GPU, as told by the category and the name
+CATEGORIES = ("kernel", "memcpy", "memset", "communication")
+
+PHASES = ("forward", "backward", "optimizer", "")
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def _nothing() -> Mapping[str, Any]:
+    return _NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU of ``deviceProperties``, or one that only its kernels name (then only ``index`` is known).
+
+    ``kernels`` counts what ran on it in this trace: a trace lists all boards of the machine.
+    """
+
+    index: int
+    name: str = ""
+    compute_capability: str | None = None  # "9.0"
+    memory_bytes: int | None = None
+    sm_count: int | None = None
+    kernels: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TracedOp:
+    """One op as the CPU ran it: ``aten::addmm``, a Triton call, a user's annotation around kernels.
+
+    ``id`` is its index in :attr:`Trace.ops`; parents come before children. ``dims``, ``types`` and ``strides`` have
+    one entry per argument and are empty where shapes were not recorded (``strides`` is None where they were not).
+    """
+
+    id: int
+    name: str
+    thread: tuple[str, str]  # process, thread, as written
+    start_us: float
+    dur_us: float
+    dims: tuple[Dims, ...] = ()
+    types: tuple[str, ...] = ()
+    strides: tuple[Dims, ...] | None = None
+    concrete: tuple[str, ...] = ()
+    parent: int | None = None  # the innermost op around it on its thread
+    module: str = ""  # "BertModel_0/BertLayer_3/Linear_1", outermost first, where modules were recorded
+    source: str = ""  # "file(line): function" of the user's frame, where stacks were recorded
+    phase: str = ""
+    sequence: int | None = None  # autograd's sequence number
+    forward: int | None = None  # of a backward op: the forward op of the same sequence number
+    annotation: bool = (
+        False  # a user's record_function range ("## Call CompiledFxGraph", "Optimizer.step#SGD.step")
+    )
+    #: the rest of its args that tell a cost: kernel_file, kernel_hash, kernel_backend, grid, num_warps, kernel_kwargs
+    #: of Triton; "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype" of a collective
+    attributes: Mapping[str, Any] = field(default_factory=_nothing)
+
+    @property
+    def end_us(self) -> float:
+        """When it returned."""
+        return self.start_us + self.dur_us
+
+
+@dataclass(frozen=True, slots=True)
+class TracedKernel:
+    """One row of a GPU stream; ``id`` is its index in :attr:`Trace.kernels`, which are sorted by start."""
+
+    id: int
+    name: str
+    category: str  # one of CATEGORIES
+    device: int
+    stream: int
+    start_us: float
+    dur_us: float
+    op: int | None = None  # id of the innermost op around its launch; None: unmatched
+    module: str = ""  # of an unmatched one: the module and the user's line around its launch, where recorded
+    source: str = ""
+    launch: str = ""  # the runtime call that launched it: "cudaLaunchKernel"; "" where none correlates
+    launch_us: float | None = None  # when that call began
+    grid: tuple[int, ...] | None = None
+    block: tuple[int, ...] | None = None
+    registers: int | None = None  # a thread
+    shared_bytes: int | None = None  # a block
+    bytes: int | None = None  # of a memcpy or memset, as the profiler says
+    attributes: Mapping[str, Any] = field(
+        default_factory=_nothing
+    )  # further args: "In msg nelems" of a collective
+
+    @property
+    def end_us(self) -> float:
+        """When it finished."""
+        return self.start_us + self.dur_us
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A time in which no stream of a device ran anything, and what the CPU did when it ended."""
+
+    device: int
+    start_us: float
+    dur_us: float
+    cause: (
+        str  # "host: aten::linear", "sync: cudaStreamSynchronize", "graph launch: cudaGraphLaunch", "unknown"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A ``ProfilerStep#N`` annotation."""
+
+    name: str
+    start_us: float
+    dur_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace, linked. ``ops`` are those that own a kernel, and the ops around them, sorted by start."""
+
+    path_name: str  # the file's name, without folders
+    schema: int | None
+    devices: tuple[Device, ...]
+    ops: tuple[TracedOp, ...]
+    kernels: tuple[TracedKernel, ...]
+    gaps: tuple[Gap, ...]
+    steps: tuple[Step, ...]
+    span_us: float  # from the first to the last end of everything kept, CPU and GPU
+    busy_us: Mapping[int, float]  # device -> time in which at least one of its streams ran something
+    exposed_communication_us: Mapping[int, float]  # device -> communication that no kernel or copy overlapped
+    notes: tuple[str, ...]  # what was dropped or guessed, a line each
+    recorded_shapes: bool  # some op that owns a kernel, or one around it, has dims

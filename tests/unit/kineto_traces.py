@@ -1,0 +1,69 @@
+"""Hand-made profiler events for tests, and where the real traces lie: beside the repository, or in MEMWALL_SHARED."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+_FOLDERS = (
+    os.environ.get("MEMWALL_SHARED"),
+    Path(__file__).parents[2] / "shared",
+    Path(__file__).parents[3] / "shared",
+)
+
+
+def real_traces() -> list[Path]:
+    """The real traces, none where the folder is not here."""
+    folders = [Path(folder) / "traces" for folder in _FOLDERS if folder]
+    return next((sorted(folder.glob("*.json.gz")) for folder in folders if folder.is_dir()), [])
+
+
+def op(name: str, ts: float, dur: float, tid: Any = 1, **args: Any) -> Event:
+    """An op of the CPU; ``args`` are its arguments, blanks written as ``__``."""
+    return _event("cpu_op", name, ts, dur, 10, tid, args)
+
+
+def annotation(name: str, ts: float, dur: float, tid: Any = 1) -> Event:
+    """A range of ``record_function``."""
+    return _event("user_annotation", name, ts, dur, 10, tid, {})
+
+
+def frame(name: str, ts: float, dur: float, tid: Any = 1) -> Event:
+    """A Python frame or, as "nn.Module: Linear_0", a module's call."""
+    return _event("python_function", name, ts, dur, 10, tid, {})
+
+
+def call(name: str, ts: float, dur: float, correlation: int, tid: Any = 1, **args: Any) -> Event:
+    """A call of the CUDA or HIP runtime."""
+    return _event("cuda_runtime", name, ts, dur, 10, tid, {"correlation": correlation, **args})
+
+
+def kernel(name: str, ts: float, dur: float, correlation: int, stream: int = 7, **args: Any) -> Event:
+    """A kernel of device 0."""
+    known = {"device": 0, "stream": stream, "correlation": correlation}
+    return _event("kernel", name, ts, dur, 0, stream, {**known, **args})
+
+
+def _event(cat: str, name: str, ts: float, dur: float, pid: Any, tid: Any, args: dict[str, Any]) -> Event:
+    spelled = {key.replace("__", " "): value for key, value in args.items()}
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "args": spelled,
+    }
+
+
+def write(folder: Path, events: list[Event], **header: Any) -> Path:
+    """A trace of these events, as ``folder/trace.json``."""
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, **header, "traceEvents": events}), encoding="utf-8")
+    return path

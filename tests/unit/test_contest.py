@@ -1,0 +1,622 @@
+"""The measured gate: its statistics on drawn samples, its eyes on written and real counters, its processes for real."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from memwall.contest import Contest, Side, clocks, run_contest
+from memwall.contest import worker as contest_worker
+from memwall.contest.launch import Launch, Round
+from memwall.contest.machine import Counters, Usage, read_counters
+from memwall.contest.run import BLOCKS, Rules, hold
+from memwall.contest.side import Block
+from memwall.contest.statistics import Estimate, estimate, sign_test
+from memwall.errors import UsageError
+from memwall.measure.devices import Ready
+from memwall.measure.statistics import timing
+from memwall.measurement import Sensors
+
+ROOT = Path(__file__).parents[2]
+QUIET = Usage(wall_s=0.06, capacity_s=0.12)
+
+
+# ---- statistics
+
+
+@pytest.mark.parametrize(
+    ("signs", "expected"),
+    [
+        ([1] * 5, 2 / 32),
+        ([-1] * 10, 2 / 1024),
+        ([1, 1, 1, 1, -1], 2 * (1 + 5) / 32),
+        ([1, -1, 1, -1], 1.0),
+        ([0, 0, 1, 1], 2 / 4),  # ties say nothing
+        ([], 1.0),
+    ],
+)
+def test_the_sign_test_counts_splits(signs, expected):
+    assert sign_test(signs) == pytest.approx(expected)
+
+
+def test_rounds_that_agree_leave_no_doubt():
+    found = estimate([[math.log(1.1)] * 4] * 3)
+    assert (found.ratio, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+    assert found.smallest_detectable == pytest.approx(0.0)
+    assert found.p_value == pytest.approx(2 / 2**12)
+
+
+def test_of_one_launch_it_is_the_interval_of_a_median():
+    """Order statistics give the same interval without drawing anything."""
+    generator = random.Random(1)
+    logs = [generator.gauss(0.0, 0.02) for _ in range(200)]
+    found, exact = estimate([logs], confidence=0.95), timing(logs)
+    assert math.log(found.ratio) == pytest.approx(exact.median_s)
+    assert math.log(found.low) == pytest.approx(exact.low_s, abs=0.0008)
+    assert math.log(found.high) == pytest.approx(exact.high_s, abs=0.0008)
+
+
+def test_launches_that_disagree_widen_it():
+    """Eight rounds say almost the same in each launch; what they share must not count eight times."""
+    wiggle = [i * 1e-5 for i in range(8)]
+    found = estimate([[shift + w for w in wiggle] for shift in (-0.04, 0.0, 0.04)])
+    assert found.low == pytest.approx(math.exp(-0.04), abs=1e-3)
+    assert found.high == pytest.approx(math.exp(0.04), abs=1e-3)
+
+
+def test_it_holds_the_truth_as_often_as_it_says():
+    """Seven launches that differ by 1 %, rounds by 2 %: at 90 %, 140 intervals of 150 and more would be luck, and so
+    would fewer than 115."""
+    generator = random.Random(7)
+    held = 0
+    for _ in range(150):
+        shifts = [generator.gauss(0.03, 0.01) for _ in range(7)]
+        found = estimate([[generator.gauss(s, 0.02) for _ in range(8)] for s in shifts], confidence=0.90)
+        held += found.low <= math.exp(0.03) <= found.high
+    assert 115 <= held <= 149
+
+
+def test_the_same_samples_give_the_same_interval():
+    logs = [[0.01, 0.03, -0.02], [0.0, 0.02, 0.05]]
+    assert estimate(logs) == estimate(logs)
+
+
+@pytest.mark.parametrize("launches", [[], [[]], [[0.1], [0.1, 0.2]]])
+def test_samples_that_make_no_table_are_refused(launches):
+    with pytest.raises(ValueError, match=r"rounds|inhomogeneous"):
+        estimate(launches)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.98, 1.02, "pass"),
+        (0.80, 0.84, "pass"),
+        (1.06, 1.09, "fail"),
+        (1.051, 1.5, "fail"),
+        (1.04, 1.06, "inconclusive"),  # what is allowed lies within
+        (0.97, 1.06, "inconclusive"),
+        (0.70, 1.04, "inconclusive"),  # 22 % either way: a slow-down of 5 % would not have shown
+    ],
+)
+def test_the_whole_interval_decides(low, high, verdict):
+    assert Estimate(math.sqrt(low * high), low, high, 1.0).verdict(0.05) == verdict
+
+
+def test_the_smallest_slow_down_that_shows_is_half_of_the_width():
+    assert Estimate(1.0, 1 / 1.03, 1.03, 1.0).smallest_detectable == pytest.approx(0.03)
+
+
+# ---- the course of a contest, on a machine that is made up
+
+
+@dataclass
+class FakeMachine:
+    """A clock that only rounds and starts move, and a speed that wanders by a third while they run."""
+
+    now: float = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    @property
+    def slowness(self) -> float:
+        return 1.0 + 0.3 * abs((self.now / 7.0) % 2.0 - 1.0)
+
+
+@dataclass
+class FakeSides:
+    """Both sides: ``factor`` is how many times longer the head takes; ``usages`` of the rounds, then all are quiet."""
+
+    machine: FakeMachine
+    factor: float
+    spread: float
+    chance: random.Random
+    usages: list[Usage] = field(default_factory=list)
+    environment: dict = field(default_factory=lambda: {"device": "made up"})
+    round_s: float = 0.12
+    stopped: bool = False
+
+    def round(self, head_first: bool) -> Round:
+        usage = self.usages.pop(0) if self.usages else QUIET
+        blocks = {}
+        for is_head in (head_first, not head_first):
+            step_s = 0.004 * (self.factor if is_head else 1.0) * self.machine.slowness
+            blocks[is_head] = Block(step_s * math.exp(self.chance.gauss(0.0, self.spread)), usage)
+            self.machine.now += self.round_s / 2
+        return Round(blocks[False], blocks[True])
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def play(factor=1.0, spread=0.014, seed=0, launch_spread=0.005, usages=(), seconds=60.0, **rules):
+    """A contest, and all sides that it started. Two blocks of ``spread`` 1.4 % make rounds of 2 %."""
+    machine, chance, started = FakeMachine(), random.Random(seed), []
+    waiting = list(usages)
+
+    def launch():
+        machine.now += 2.5
+        shift = math.exp(chance.gauss(0.0, launch_spread))
+        started.append(
+            FakeSides(machine, factor * shift, spread, chance, waiting, round_s=rules.get("round_s", 0.12))
+        )
+        return started[-1]
+
+    given = {name: value for name, value in rules.items() if name != "round_s"}
+    contest = hold(
+        launch,
+        Rules(**{"allowed": 0.05, "seconds": seconds, **given}),
+        clock=machine.clock,
+        sleep=machine.sleep,
+    )
+    assert all(sides.stopped for sides in started)
+    return contest, started
+
+
+def test_equal_code_never_fails():
+    verdicts = [play(1.0, seed=seed)[0].verdict for seed in range(20)]
+    assert verdicts == ["pass"] * 20
+
+
+def test_a_slow_down_of_a_tenth_always_fails():
+    contests = [play(1.1, seed=seed)[0] for seed in range(20)]
+    assert [c.verdict for c in contests] == ["fail"] * 20
+    assert all(c.low < 1.1 * 1.02 and c.high > 1.1 * 0.98 for c in contests)
+
+
+def test_what_is_exactly_as_slow_as_allowed_is_not_decided_by_chance():
+    """After five looks of 99 % each, at most 5 of 100 either way; 1 of 12 would still be luck."""
+    verdicts = [play(1.05, seed=seed)[0].verdict for seed in range(12)]
+    assert verdicts.count("inconclusive") >= 11
+
+
+def test_a_speed_up_passes():
+    contest, _ = play(0.8)
+    assert contest.verdict == "pass"
+    assert contest.ratio == pytest.approx(0.8, rel=0.02)
+
+
+def test_an_undecided_contest_goes_on_launch_by_launch():
+    contest, started = play(1.05)
+    assert len(started) == contest.launches == 7
+    assert contest.blocks == 7 * BLOCKS / 3
+    assert "within the interval" in contest.reasons[0]
+    assert len(play(1.0)[1]) == 3
+
+
+def test_a_spread_that_hides_the_allowed_slow_down_is_said():
+    contest, _ = play(1.0, spread=0.4)
+    assert contest.verdict == "inconclusive"
+    assert contest.smallest_detectable > 0.05
+    assert f"no slow-down below {100 * contest.smallest_detectable:.1f} % shows" in contest.sentence
+
+
+BUSY = Usage(wall_s=0.06, capacity_s=0.12, others_s=0.06)
+HOT = Usage(wall_s=0.06, capacity_s=0.12, throttles=1)
+WAITING = Usage(wall_s=0.06, capacity_s=0.12, waited_s=0.02)
+CAPPED = Usage(wall_s=0.06, capacity_s=0.12, flags=("throttled: power cap",))
+SHARED = Usage(wall_s=0.06, capacity_s=0.12, flags=("shared: 1 other process on the device",))
+
+
+@pytest.mark.parametrize("usage", [BUSY, HOT, WAITING, CAPPED, SHARED])
+def test_a_machine_that_is_never_quiet_is_not_judged(usage):
+    contest, started = play(2.0, usages=[usage] * 500)
+    assert contest.verdict == "inconclusive"
+    assert (contest.blocks, contest.dropped, len(started)) == (0, BLOCKS + 1, 1)
+    assert contest.ratio is None
+    assert usage.disturbances("cpu")[0] in contest.sentence
+
+
+def test_a_disturbed_round_is_repeated():
+    contest, _ = play(1.0, usages=[QUIET, BUSY, QUIET, HOT, WAITING])
+    assert (contest.verdict, contest.blocks, contest.dropped) == ("pass", BLOCKS, 3)
+
+
+def test_a_disturbance_is_waited_out():
+    """The machine is busy for ten seconds: rounds of 0.12 s and pauses of half a second outlast that."""
+    machine = FakeMachine()
+
+    class Crowded(FakeSides):
+        def round(self, head_first: bool) -> Round:
+            self.usages = [BUSY] if self.machine.now < 10.0 else []
+            return super().round(head_first)
+
+    contest = hold(
+        lambda: Crowded(machine, 1.0, 0.01, random.Random(0)),
+        Rules(0.05),
+        clock=machine.clock,
+        sleep=machine.sleep,
+    )
+    assert (contest.verdict, contest.blocks) == ("pass", BLOCKS)
+    assert 10 / 0.62 - 1 < contest.dropped < 10 / 0.62 + 1
+
+
+def test_many_disturbed_rounds_leave_the_verdict_open():
+    contest, _ = play(2.0, blocks=9, usages=[HOT] * 9 + [QUIET] * 8)
+    assert (contest.verdict, contest.dropped) == ("fail", 9)
+    contest, _ = play(2.0, blocks=6, usages=[HOT] * 7)
+    assert contest.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("usage", "why"),
+    [
+        (replace(QUIET, others_s=0.012), "other processes took 10 % of the machine's time"),
+        (replace(QUIET, stolen_s=0.006), "the hypervisor took 5 % of the machine's time"),
+        (replace(QUIET, flags=("unknown clocks: pynvml is not installed",)), "unknown clocks"),
+    ],
+)
+def test_a_little_of_it_all_the_time_is_too_much(usage, why):
+    contest, _ = play(1.0, usages=[usage] * 500)
+    assert (contest.verdict, contest.dropped) == ("inconclusive", 0)
+    assert why in contest.sentence
+    assert contest.ratio == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_host_of_a_gpu_may_be_busy():
+    usages = [replace(QUIET, others_s=0.1)] * 500
+    assert play(1.0, usages=usages, device="cuda")[0].verdict == "pass"
+    assert play(1.0, usages=[WAITING] * 500, device="cuda")[0].verdict == "inconclusive"
+
+
+def test_the_time_limit_holds():
+    contest, started = play(1.0, seconds=4.0)
+    assert (contest.verdict, len(started)) == ("inconclusive", 2)
+    assert "the time was over" in contest.sentence
+
+
+def test_long_steps_get_fewer_rounds():
+    """Starts of 2.5 s and rounds of 3 s: 12.5 s of the 45 s for each launch hold 4 rounds; the median of 24 is 12."""
+    contest, _ = play(1.0, seconds=45.0, round_s=3.0)
+    assert (contest.launches, contest.blocks) == (3, 12)
+
+
+def test_each_side_begins_equally_often():
+    order = []
+
+    class Noted(FakeSides):
+        def round(self, head_first: bool) -> Round:
+            order.append(head_first)
+            return super().round(head_first)
+
+    machine = FakeMachine()
+    hold(lambda: Noted(machine, 1.0, 0.01, random.Random(0)), Rules(0.05), clock=machine.clock)
+    assert len(order) == BLOCKS
+    assert order.count(True) == BLOCKS / 2
+    assert order[:8] != order[8:16]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"allowed": 0.0}, "above 0 %"),
+        ({"allowed": -0.1}, "above 0 %"),
+        ({"allowed": math.nan}, "above 0 %"),
+        ({"allowed": 0.05, "device": "tpu"}, "there is cpu, cuda"),
+        ({"allowed": 0.05, "blocks": 5}, "at least 6"),
+        ({"allowed": 0.05, "seconds": 0.0}, "above 0 s"),
+        ({"allowed": 0.05, "seconds": math.inf}, "above 0 s"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(rules, message, tmp_path):
+    side = Side(tmp_path, "net.py")
+    with pytest.raises(UsageError, match=message):
+        run_contest(side, side, **rules)
+
+
+def test_the_outcome_is_json():
+    contest, _ = play(1.1)
+    found = json.loads(json.dumps(contest.to_dict()))
+    assert found["verdict"] == "fail"
+    assert len(found["base_samples_s"]) == len(found["head_samples_s"]) == found["blocks"] == BLOCKS
+    assert found["environment"] == {"device": "made up", "confidence": 0.99}
+    assert found["base_s"] == statistics.median(found["base_samples_s"])
+    assert "\n" not in found["sentence"]
+
+
+def test_the_sentence():
+    contest = Contest(
+        "fail", 0.05, "cpu", 1.1, 1.08, 1.12, 0.001, 0.018, 24, 2, 3, base_s=0.004, head_s=0.0044
+    )
+    assert contest.sentence == (
+        "fail: head +10.0 % in time (+8.0 % to +12.0 %) beside the base's 4.00 ms a step; +5.0 % is allowed;"
+        " slow-downs from 1.8 % on would show; 24 rounds, 2 dropped"
+    )
+
+
+# ---- what the system counts
+
+
+def written(root: Path, ticks: str, queued: str, quota: int, throttled: int) -> Path:
+    """The files that are read, as Linux writes them."""
+    files = {
+        "proc/stat": f"cpu  {ticks} 0 0\ncpu0 1 2 3\n",
+        "proc/self/schedstat": queued + "\n",
+        "sys/fs/cgroup/cpu.stat": f"usage_usec 5\nthrottled_usec {quota}\n",
+        "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": f"{throttled}\n",
+        "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": "0\n",
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="ascii")
+    return root
+
+
+def test_the_counters_are_read_and_subtracted(tmp_path):
+    """user, nice, system, irq and softirq are work; idle and iowait are not; a tick is 10 ms."""
+    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+    before = read_counters(written(tmp_path, "100 10 20 1000 50 1 2 5", "1000000000 20000000 7", 3000, 4))
+    after = read_counters(written(tmp_path, "160 12 25 1100 60 2 4 8", "1500000000 70000000 9", 5000, 6))
+    usage = replace(before, wall_s=10.0, own_s=1.0, cores=4).usage(
+        replace(after, wall_s=10.5, own_s=1.45, cores=4), ("shared: x",)
+    )
+    assert usage.capacity_s == pytest.approx(2.0)
+    assert usage.others_s == pytest.approx((60 + 2 + 5 + 1 + 2) * tick_s - 0.45)
+    assert usage.stolen_s == pytest.approx(3 * tick_s)
+    assert usage.waited_s == pytest.approx(0.050 + 0.002)
+    assert usage.throttles == 2
+    assert usage.flags == ("shared: x",)
+
+
+def test_a_system_that_says_nothing_is_not_trusted(tmp_path):
+    before, after = (replace(read_counters(tmp_path), wall_s=w, own_s=o) for w, o in ((0.0, 0.0), (1.0, 0.7)))
+    usage = before.usage(after)
+    assert usage.waited_s == pytest.approx(0.3)  # what one thread did not run
+    assert any("no /proc/stat" in doubt for doubt in usage.doubts("cpu"))
+
+
+def test_usages_add_up():
+    total = sum([BUSY, HOT, CAPPED, CAPPED], Usage())
+    assert total.wall_s == pytest.approx(0.24)
+    assert (total.others_s, total.throttles, total.flags) == (0.06, 1, ("throttled: power cap",))
+
+
+@pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="needs Linux's /proc/stat")
+def test_a_process_that_never_rests_is_seen():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            time.sleep(0.2)
+            before = read_counters()
+            time.sleep(0.6)
+            usage = before.usage(read_counters())
+        finally:
+            busy.kill()
+    # of 0.6 s; on a crowded machine its place is taken by others, which counts the same
+    assert usage.others_s > 0.3
+    assert isinstance(before, Counters)
+
+
+# ---- the processes
+
+
+MODEL = """\
+import sys
+import torch
+from helper import WIDTH
+
+def model():
+    return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+
+def inputs(batch=16):
+    return (torch.randn(batch, WIDTH),)
+"""
+
+
+def checkout(folder: Path, width: int = 64, model: str = MODEL) -> Side:
+    """A repository with a model, a module at its root that the model imports, and a package named as ours."""
+    (folder / "models").mkdir(parents=True)
+    (folder / "models/net.py").write_text(model, encoding="utf-8")
+    (folder / "helper.py").write_text(f"WIDTH = {width}\n", encoding="utf-8")
+    (folder / "memwall").mkdir()
+    (folder / "memwall/__init__.py").write_text("raise ImportError('not this one')\n", encoding="utf-8")
+    return Side(folder, "models/net.py", {"batch": 4})
+
+
+def test_each_side_runs_its_own_code(tmp_path, monkeypatch):
+    """The head multiplies matrices of 64 times as many elements. PYTHONPATH names the head's checkout alone, as an
+    editable install would, and a package named memwall lies in both."""
+    base, head = checkout(tmp_path / "base", 64), checkout(tmp_path / "head", 512)
+    monkeypatch.setenv("PYTHONPATH", str(head.folder))
+    with Launch(base, head, "cpu", 0) as launch:
+        pids = launch.pids
+        rounds = [launch.round(head_first=first) for first in (False, True)]
+        assert all(os.getpgid(pid) == os.getpgid(0) for pid in pids)
+        assert launch.environment["threads"] == 1
+    assert all(r.log_ratio > math.log(2) for r in rounds)
+    assert all(r.usage.wall_s > 0.05 and r.base.usage.capacity_s > 0 for r in rounds)
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_without_time_nothing_is_decided(tmp_path):
+    contest = run_contest(checkout(tmp_path / "base"), checkout(tmp_path / "head"), allowed=0.05, seconds=0.5)
+    assert (contest.verdict, contest.ratio) == ("inconclusive", None)
+    assert contest.environment["torch"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "line", "message"),
+    [
+        ("base", "raise ValueError('no such width')", r"^the base: .*no such width.*net\.py:1"),
+        ("head", "import os; os._exit(7)", "^the head does not run: .*exit code 7"),
+        (
+            "head",
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+            "^the head does not run: .*SIGSEGV",
+        ),
+    ],
+)
+def test_a_side_that_fails_is_named(tmp_path, failing, line, message):
+    models = {"base": MODEL, "head": MODEL, failing: f"{line}\n{MODEL}"}
+    base, head = (checkout(tmp_path / name, model=model) for name, model in models.items())
+    with pytest.raises(UsageError, match=message):
+        Launch(base, head, "cpu", 0)
+
+
+def test_options_are_those_of_a_profile():
+    options = contest_worker._module_options("net.py", {"mode": "training", "batch": 3})
+    assert (options.target, options.mode, options.batch, options.input_specs) == ("net.py", "training", 3, ())
+    with pytest.raises(UsageError, match="did you mean 'batch'"):
+        contest_worker._module_options("net.py", {"bach": 3})
+
+
+def test_the_same_place_of_the_own_checkout_comes_first(tmp_path, monkeypatch):
+    base, head = tmp_path / "base", tmp_path / "head"
+    for folder in (base / "src", head / "src", head / ".venv/lib"):
+        folder.mkdir(parents=True)
+    entries = [str(head / "src"), str(head / ".venv/lib"), "/usr/lib/python"]
+    monkeypatch.setattr(sys, "path", list(entries))
+    contest_worker._look_in(base, head)
+    assert sys.path == [str(base), str(base / "src"), *entries]
+
+
+def test_a_module_of_the_other_checkout_is_refused(tmp_path, monkeypatch):
+    """What both checkouts have must come from the own one; a virtual environment in one of them is none of it."""
+    base, head = tmp_path / "base", tmp_path / "head"
+    for path in (base / "pkg.py", head / "pkg.py", head / ".venv/numpy.py"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    installed, stray = ModuleType("zz_installed"), ModuleType("zz_stray")
+    installed.__file__, stray.__file__ = str(head / ".venv/numpy.py"), str(head / "pkg.py")
+    monkeypatch.setitem(sys.modules, "zz_installed", installed)
+    contest_worker._refuse_strays(base, head)
+    monkeypatch.setitem(sys.modules, "zz_stray", stray)
+    contest_worker._refuse_strays(head, base)
+    with pytest.raises(UsageError, match=r"^zz_stray comes from the other side's checkout \(pkg.py\)"):
+        contest_worker._refuse_strays(base, head)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="no such folder"):
+        run_contest(Side(tmp_path / "none", "net.py"), Side(tmp_path, "net.py"), allowed=0.05)
+
+
+def test_one_file_cannot_be_both_sides(tmp_path):
+    side = Side(tmp_path, str(tmp_path / "net.py"))
+    with pytest.raises(UsageError, match="the same file for both sides"):
+        run_contest(side, side, allowed=0.05)
+
+
+def test_the_clock_of_a_gpu_takes_the_samples_of_the_measuring_device(monkeypatch):
+    """Without a GPU: what a device gives is handed on, and the step is launched plainly, as the whole model is."""
+
+    class Board:
+        def ready(self, call, restore, *, graphed):
+            assert not graphed
+            return Ready(call, restore)
+
+        def samples(self, ready, count, budget_s):
+            ready.call()
+            return [3e-3, 1e-3, 2e-3][:count], Sensors(flags=("throttled: power cap",))
+
+        def describe(self):
+            return {"device": "a board"}
+
+    calls = []
+    monkeypatch.setattr(clocks, "open_device", lambda kind: Board())
+    clock = clocks.open_clock("cuda")
+    assert clock.time(lambda: calls.append(1), 3) == (2e-3, ("throttled: power cap",))
+    assert (calls, clock.describe()) == ([1], {"device": "a board"})
+
+
+ENDLESS = """\
+import os, pathlib, time, torch
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        pathlib.Path("pid").write_text(str(os.getpid()))
+        while True:
+            pass
+
+def model():
+    return Net()
+
+def inputs():
+    return (torch.ones(1),)
+"""
+
+PARENT = """\
+import sys
+from pathlib import Path
+from memwall.contest import Side, run_contest
+run_contest(Side(Path(sys.argv[1]), "models/net.py"), Side(Path(sys.argv[2]), "models/net.py"), allowed=0.05)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_its_parent(tmp_path, number):
+    """Both steps never end. Ctrl-C reaches the parent, or it is killed: both workers are gone soon after."""
+    sides = [checkout(tmp_path / name, model=ENDLESS).folder for name in ("base", "head")]
+    command = [sys.executable, "-c", PARENT, *map(str, sides)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    pids: list[int] = []
+    try:
+        pids += [int(wait_for(lambda f=folder: (f / "pid").read_text())) for folder in sides]
+        parent.send_signal(number)
+        parent.wait(timeout=20)
+        wait_for(lambda: "" if any(is_alive(pid) for pid in pids) else "gone", limit_s=20.0)
+    finally:
+        parent.kill()
+        parent.wait()
+        for pid in filter(is_alive, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended may wait for its new parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(read, limit_s: float = 60.0) -> str:
+    """What a function gives once it gives something."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            found = read()
+        except OSError:
+            found = ""
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"nothing came within {limit_s} s")

@@ -1,0 +1,120 @@
+"""A large trace in bounded memory: what is dropped costs nothing, whatever a file claims to hold."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.kineto_traces import call, frame, kernel, op
+
+ROOT = Path(__file__).parents[2]
+STATUS = Path("/proc/self/status")
+pytestmark = pytest.mark.skipif(not STATUS.exists(), reason="peak memory is read from /proc/self/status")
+
+_CHILD = """
+import sys
+from memwall.errors import UsageError
+from memwall.kineto import read_trace
+try:
+    trace = read_trace(sys.argv[1])
+    print(len(trace.kernels), len(trace.ops), sum(k.op is None for k in trace.kernels))
+except UsageError as error:
+    print(error)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+def _read(path: Path) -> tuple[str, float]:
+    """What a fresh process printed, and its peak memory in MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    text, peak = done.stdout.strip().rsplit("\n", 1)
+    return text, int(peak) / 1024
+
+
+def _block(first: int, junk: int) -> str:
+    """Events of one op with its kernel and ``junk`` Python frames that are nobody's, none like another."""
+    events = [
+        op("aten::addmm", 100 * first, 90, External__id=first, Input__Dims=[[16], [4, 8], [8, 16], [], []]),
+        call("cudaLaunchKernel", 100 * first + 5, 2, first),
+        kernel("gemm", 100 * first + 20, 50, first, grid=[1, 1, 1], block=[128, 1, 1]),
+    ]
+    for i in range(junk):
+        events.append(
+            frame(f"<built-in method view of Tensor object at 0x7f{first:06x}{i:03x}>", 100 * first, 1)
+        )
+    return "".join(json.dumps(event, indent=2) + ",\n" for event in events)
+
+
+def _write(path: Path, blocks: int, junk: int) -> float:
+    """A trace of so many blocks; returns its size in MB."""
+    with path.open("w") as handle:
+        handle.write('{"schemaVersion": 1, "traceEvents": [\n')
+        handle.writelines(_block(first, junk) for first in range(1, blocks + 1))
+        handle.write('{"ph": "i", "name": "Record Window End", "ts": 0}]}')
+    return path.stat().st_size / 1e6
+
+
+def test_frames_that_nobody_needs_cost_no_memory(tmp_path: Path) -> None:
+    small, large = tmp_path / "small.json", tmp_path / "large.json"
+    assert _write(small, 500, junk=4) < 1.5
+    assert _write(large, 500, junk=400) > 35
+    (said, base), (again, peak) = _read(small), _read(large)
+    assert said == again == "500 500 0"
+    assert peak - base < 8  # two windows of text, not 35 MB
+
+
+def test_a_kept_kernel_costs_some_kilobytes(tmp_path: Path) -> None:
+    """Op, call, kernel, gap and their columns: measured 1.6 KB a kernel; more than twice that is a leak."""
+    few, many = tmp_path / "few.json", tmp_path / "many.json"
+    _write(few, 500, junk=0)
+    _write(many, 12_500, junk=0)
+    (_, base), (said, peak) = _read(few), _read(many)
+    assert said == "12500 12500 0"
+    assert (peak - base) * 1024 / 12_000 < 3.5
+
+
+@pytest.mark.parametrize(
+    ("begin", "repeated"),
+    [
+        ('{"traceEvents": [', "["),
+        ('{"traceEvents": [{"args": ', '{"a":'),
+        ('{"metadata": ', "["),
+        ("", "["),
+    ],
+)
+def test_a_nesting_bomb_is_refused_at_once(tmp_path: Path, begin: str, repeated: str) -> None:
+    """Half a gigabyte of brackets in half a megabyte of gzip: refused at the first thousand of them."""
+    path = tmp_path / "bomb.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as handle:
+        handle.write(begin.encode())
+        for _ in range(512):
+            handle.write(repeated.encode() * ((1 << 20) // len(repeated)))
+    said, peak = _read(path)
+    assert "nested too deep to be a profiler trace" in said
+    assert peak < 60
+
+
+def test_deep_and_crossing_spans_take_no_quadratic_time(tmp_path: Path) -> None:
+    """30,000 ops each inside the last, and 30,000 that overlap without nesting; each launches a kernel."""
+    path = tmp_path / "deep.json"
+    events = []
+    for i in range(30_000):
+        events += [op("aten::a", i, 100_000 - 2 * i), call("cudaLaunchKernel", i + 0.5, 0.1, i + 1)]
+        events += [op("aten::b", i, 40_000, tid=2), call("cudaLaunchKernel", i + 0.5, 0.1, 50_001 + i, tid=2)]
+        events += [kernel("k", 200_000 + 2 * i, 1, i + 1), kernel("k", 300_000 + 2 * i, 1, 50_001 + i)]
+    path.write_text(json.dumps(events))
+    said, peak = _read(path)
+    assert said == "60000 1000 0"  # what lies deeper than 500 ops belongs to the 500th
+    assert peak < 400
