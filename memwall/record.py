@@ -329,10 +329,11 @@ def _read_op(
     if arguments and len(arguments) != len(inputs):
         raise BadRecord(f"{where} has {len(inputs)} inputs and {len(arguments)} arguments")
     attributes = take({"attributes": {}, **record}, "attributes", dict, where)
+    source = take({"source": "", **record}, "source", str, where)
     op = Op(
         index, take(record, "name", str, where), take(record, "class", str, where), phase,
         take(record, "module", str, where), inputs, _ids(record.get("outputs"), values, f"{where}.outputs"),
-        arguments, shared.setdefault(repr(attributes), attributes), take({"source": "", **record}, "source", str, where),
+        arguments, shared.setdefault(repr(attributes), attributes), source,
     )  # fmt: skip
     flops = {Pipe.parse(k): _count(v, f"{where}.pipes") for k, v in record.get("pipes", {}).items()}
     if sum(flops.values()) != _count(record.get("flops"), f"{where}.flops"):

@@ -49,6 +49,9 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
     " ('layers.0.mlp*'). May be repeated.",
 )
 @click.option(
+    "--ncu", metavar="FILE.csv", help="Nsight Compute's report of the same run, beside a profiler's trace."
+)
+@click.option(
     "--rules",
     is_flag=True,
     is_eager=True,
@@ -68,23 +71,34 @@ def command(
     sort: str | None,
     by: str | None,
     explain: tuple[str, ...],
+    ncu: str | None,
     **workload: Any,
 ) -> None:
-    """Say where each microsecond of TARGET would go.
+    """Say where each microsecond of TARGET would go, or went.
 
     TARGET is model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, or a saved profile (.json), which
-    is simulated again on the GPUs given.
+    is simulated again on the GPUs given. Or it is a trace of PyTorch's profiler (.json, .json.gz): then each kernel's
+    measured time stands beside its FLOPs, bytes, wall and modeled time on the board that it ran on.
 
     A model file has model() and inputs(); or workload(); or a class Model and get_inputs(). loss(output) and
     optimizer(parameters) are used where they stand beside them. Nothing is run: no GPU, no weights.
 
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
+    from memwall.cli.trace_input import is_trace, profile_trace
     from memwall.whatif import parse_change
 
+    messages = Messages(quiet=quiet, no_progress=no_progress)
+    if is_trace(target):
+        unused = options.profile_options(workload) | options.given(what_if=what_ifs, explain=explain)
+        options.refuse(unused, f"{target} is a profiler's trace of one that ran")
+        profile_trace(target, gpus, ncu=ncu, outputs=outputs, as_json=as_json, messages=messages,
+                      top=top, sort=sort, by=by)  # fmt: skip
+        return
+    if ncu is not None:
+        raise UsageError(f"--ncu goes with a profiler's trace, and {target} is none")
     planned = plan_outputs(outputs)
     changes = [parse_change(text) for text in what_ifs]
-    messages = Messages(quiet=quiet, no_progress=no_progress)
     result = make_profile(target, gpus, workload, messages)
     told = _explained(result, explain)
     emit(
@@ -149,8 +163,15 @@ def make_profile(
 
 
 def is_record(target: str) -> bool:
-    """Whether a target is a saved record: a file that ends in .json."""
-    return target.lower().endswith(".json") and not target.startswith("hf:")
+    """Whether a target is a saved record: a file that ends in .json or .json.gz.
+
+    Raises:
+        UsageError: it is a profiler's trace.
+    """
+    from memwall.cli.trace_input import refuse_trace
+
+    refuse_trace(target)
+    return target.lower().endswith((".json", ".json.gz")) and not target.startswith("hf:")
 
 
 def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], messages: Messages) -> Profile:

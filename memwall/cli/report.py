@@ -57,8 +57,10 @@ def command(
         raise UsageError("nothing to show: name a saved profile, or a history with --history")
     if quantities:
         raise UsageError("--quantity is of a --history; a profile has --sort")
+    from memwall.cli.trace_input import refuse_trace
     from memwall.profile import Profile
 
+    refuse_trace(record)
     planned = plan_outputs(outputs)
     profile = Profile.load(record)
     emit(profile, planned, as_json=as_json, say=messages.say, **given)

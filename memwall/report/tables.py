@@ -118,7 +118,7 @@ def profile_parquet(profile: Profile) -> bytes:
         MissingError: pyarrow is not installed.
     """
     columns, rows = _rows(profile)
-    return _parquet(columns, list(rows))
+    return to_parquet(columns, list(rows))
 
 
 def comparison_csv(comparison: Comparison) -> str:
@@ -134,7 +134,7 @@ def comparison_parquet(comparison: Comparison) -> bytes:
         MissingError: pyarrow is not installed.
     """
     columns, rows = _comparison_rows(comparison)
-    return _parquet(columns, rows)
+    return to_parquet(columns, rows)
 
 
 def _comparison_rows(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
@@ -171,7 +171,7 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def _parquet(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> bytes:
+def to_parquet(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> bytes:
     arrow: Any = need("pyarrow", "parquet")
     parquet: Any = need("pyarrow.parquet", "parquet")
     arrays = {name: [row[i] for row in rows] for i, name in enumerate(columns)}

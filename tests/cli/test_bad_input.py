@@ -100,7 +100,7 @@ CASES = {
     "gpus --check bad.toml": "bad.toml:2",
     "gpus --check none.toml": "none.toml",
     "gpu": "no command 'gpu'; did you mean gpus?",
-    "frobnicate": "no command 'frobnicate'; there is profile, compare, fuse, measure, report, accuracy, gpus,",
+    "frobnicate": "no command 'frobnicate'; there is profile, compare, fuse, measure, gate, report, accuracy, gpus,",
     "--bogus": "No such option",
 }
 

@@ -34,7 +34,8 @@ LIGHT = ("memwall", "memwall.cli", "memwall.cli.gpus", "memwall.cli.profile", "m
          "memwall.calibrate", "memwall.cli.calibrate", "memwall.measure", "memwall.cli.measure",
          "memwall.profile", "memwall.pipeline", "memwall.compare", "memwall.workload", "memwall.report",
          "memwall.gate.run", "memwall.cli.gate", "memwall.report.gating", "memwall.history", "memwall.report.history",
-         "memwall.expectations", "memwall.pytest_plugin", "memwall.contest")  # fmt: skip
+         "memwall.expectations", "memwall.kineto.analysis", "memwall.report.kineto", "memwall.cli.trace_input",
+         "memwall.pytest_plugin", "memwall.contest")  # fmt: skip
 
 HEAVY = ("torch", "pandas", "matplotlib", "triton", "transformers", "pyarrow")
 

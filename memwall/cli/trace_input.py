@@ -1,0 +1,170 @@
+"""``memwall profile trace.json(.gz)``: a profiler trace as the target."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memwall.cli import options
+from memwall.cli.output import Messages, Output, plan_outputs, show, terminal, write_all
+from memwall.errors import UsageError
+
+if TYPE_CHECKING:
+    from memwall.gpu import Gpu
+    from memwall.kineto import Trace
+    from memwall.kineto.analysis import TraceAnalysis
+
+#: what is read of a file to tell a trace from a record
+_SNIFFED = 1 << 16
+#: what the first events of a bare list have
+_EVENT_KEYS = frozenset(("ph", "ts", "pid", "cat"))
+#: what an object with events has
+_TRACE_KEYS = ("traceEvents", "schemaVersion", "deviceProperties")
+#: kinds of output that there are none of for a trace
+WITHOUT = ("trace.json",)
+
+
+def is_trace(path: str) -> bool:
+    """Whether a target is a profiler trace: an object with ``traceEvents`` or a list of events, packed or not, or a
+    packed file of whatever is no record of memwall. A file that cannot be read is none: who opens it says why."""
+    name = path.lower()
+    if not name.endswith((".json", ".json.gz")) or name.startswith("hf:"):
+        return False
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(_SNIFFED)
+    except OSError:
+        return False
+    if head[:2] == b"\x1f\x8b":
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(head, _SNIFFED)
+        except zlib.error:
+            return True
+    text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    return not _RECORD.match(text) and (name.endswith(".gz") or _looks_like_events(text))
+
+
+#: how a record of memwall begins
+_RECORD = re.compile(r'\{\s*"schema":\s*"memwall\.')
+
+
+def _looks_like_events(text: str) -> bool:
+    if text.startswith("["):
+        return any(f'"{key}"' in text for key in _EVENT_KEYS)
+    return text.startswith("{") and any(f'"{key}"' in text for key in _TRACE_KEYS)
+
+
+def refuse_trace(path: str) -> None:
+    """Refuse a profiler's trace where a saved profile or a model is wanted.
+
+    Raises:
+        UsageError: it is one; says which command reads it.
+    """
+    if is_trace(path):
+        raise UsageError(
+            f"{path} is a profiler's trace, not a saved profile; memwall profile {path} reads it"
+        )
+
+
+def profile_trace(
+    path: str,
+    names: Sequence[str | Gpu],
+    *,
+    ncu: str | None,
+    outputs: Sequence[str],
+    as_json: bool,
+    messages: Messages,
+    **shape: Any,
+) -> None:
+    """Read a trace, hold it against its board, write and print.
+
+    ``shape`` are ``top``, ``sort`` and ``by``.
+
+    Raises:
+        UsageError: the trace, the report of Nsight Compute or an option is wrong, or its board is not known.
+        MissingError: a kind of output needs a dependency that is not installed.
+    """
+    from memwall.report.kineto import render_analysis
+
+    planned = plan_outputs(outputs, without=WITHOUT)
+    analysis = analyse_file(path, names, ncu=ncu, say=messages)
+    given = options.given(**shape)
+    files = [(output.path, _render(render_analysis, analysis, output, given)) for output in planned]
+    if as_json:
+        printed = render_analysis(analysis, "json")
+    else:
+        printed = render_analysis(analysis, "text", **given, **terminal())
+    write_all(files, messages.say)
+    assert isinstance(printed, str)
+    show(printed)
+
+
+def _render(render: Any, analysis: TraceAnalysis, output: Output, given: dict[str, Any]) -> str | bytes:
+    rendered: str | bytes = render(analysis, output.kind, **given)
+    return rendered
+
+
+def analyse_file(
+    path: str, names: Sequence[str | Gpu], *, ncu: str | None = None, say: Messages | None = None
+) -> TraceAnalysis:
+    """The analysis of a trace's file on the board given, else on its own.
+
+    Raises:
+        UsageError: as :func:`profile_trace`.
+    """
+    from memwall.kineto import read_trace
+    from memwall.kineto.analysis import analyse
+
+    trace = read_trace(path)
+    if not trace.kernels:
+        raise UsageError(
+            f"{path} has no GPU kernels: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        )
+    gpu, notes = _board(trace, path, names)
+    dram_bytes: dict[int, int] = {}
+    if ncu is not None:
+        from memwall.kineto.ncu import join_ncu, read_ncu_csv
+
+        joined = join_ncu(trace, read_ncu_csv(ncu))
+        dram_bytes = {
+            kernel: round(row.dram_bytes)
+            for kernel, row in joined.row_of.items()
+            if row.dram_bytes is not None
+        }
+        if not dram_bytes:
+            raise UsageError(
+                f"{ncu}: no kernel of it is one of {Path(path).name}; {'; '.join(joined.notes[:2])}"
+            )
+        notes += joined.notes
+    return analyse(trace, gpu, dram_bytes=dram_bytes, notes=notes)
+
+
+def _board(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tuple[str, ...]]:
+    """The board to hold the trace against, and what there is to say of it.
+
+    Raises:
+        UsageError: several were given, or none and the trace's own is not known.
+    """
+    from memwall.hardware import load_gpu, load_gpus
+    from memwall.kineto import board, used
+
+    own = board(trace)
+    ran_on = ", ".join(dict.fromkeys(device.name for device in used(trace) if device.name))
+    if names:
+        gpus = load_gpus(names)
+        if len(gpus) > 1:
+            raise UsageError(f"a trace was measured on one board; give one --gpu, not {len(gpus)}")
+        if own != gpus[0].name:
+            return gpus[0], (
+                f"measured on {ran_on or 'a GPU that is not named'}, held against {gpus[0].name}",
+            )
+        return gpus[0], ()
+    if own is None:
+        device = f"ran on {ran_on}, which is not one of memwall gpus" if ran_on else "does not name its GPU"
+        raise UsageError(
+            f"{path} {device}: name the nearest board with --gpu NAME, or describe it in a TOML file"
+        )
+    return load_gpu(own), ()

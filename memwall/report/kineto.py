@@ -1,0 +1,364 @@
+"""A profiler trace held against a board, as text, Markdown, HTML, CSV, JSON and a picture.
+
+What is faster than light stands first: it is an error of ours. Then what was measured and how much of it is known,
+the ops beside their speed of light and the prediction, the gaps, and what has no figures with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memwall.errors import UsageError
+from memwall.kineto.analysis import RowGroup, TraceAnalysis, TraceRow
+from memwall.report.columns import (
+    NOTHING,
+    percent_column,
+    plain_column,
+    seconds_column,
+    si_column,
+    times_column,
+)
+from memwall.report.document import (
+    Document,
+    Facts,
+    Section,
+    Sentence,
+    Table,
+    clean,
+    optional,
+    table,
+    text_column,
+)
+from memwall.units import bandwidth, duration, flop_rate, percent
+
+#: rows of the tables of gaps, of ops farthest from the model, of ops without figures and of what is over the roof
+_GAPS, _FARTHEST, _UNKNOWN, _OVER = 8, 8, 12, 20
+#: kinds of op that a page and a text list
+_HTML_ROWS, _TEXT_ROWS = 200, 15
+#: ops shorter than this share of the time are no news where they are modeled badly
+_NOTABLE = 0.005
+#: parts of a module's path that a table shows
+_PARTS = 2
+#: characters of a kernel's name and of shapes that a table shows
+_LONGEST_NAME, _LONGEST_SHAPES = 96, 90
+_US = 1e-6
+
+SORTS: dict[str, Callable[[RowGroup], float]] = {
+    "time": lambda group: group.measured_s,
+    "flops": lambda group: group.known("flops") or 0.0,
+    "bytes": lambda group: group.known("moved_bytes") or 0.0,
+    "intensity": lambda group: (group.known("flops") or 0.0) / (group.known("bytes") or float("inf")),
+    "bound": lambda group: group.known("bound_s") or 0.0,
+    "count": lambda group: len(group.rows),
+}
+
+#: columns of the CSV; seconds and bytes in base units
+COLUMNS = (
+    "trace", "gpu", "id", "op", "class", "phase", "module", "source", "shapes", "device", "start_s", "kernels",
+    "kernel_names", "measured_s", "flops", "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s",
+    "wall", "assumed", "reason", "measured_dram_bytes",
+)  # fmt: skip
+
+#: kinds that :func:`render_analysis` knows
+KINDS = ("text", "md", "html", "json", "csv", "parquet", "png", "svg")
+
+
+def render_analysis(
+    analysis: TraceAnalysis,
+    kind: str,
+    *,
+    by: str = "op",
+    top: int | None = None,
+    sort: str = "time",
+    width: int | None = None,
+    color: bool = False,
+) -> str | bytes:
+    """The analysis as one of :data:`KINDS`; png and parquet are bytes. ``top`` ops are listed: 15, on a page 200.
+
+    Raises:
+        UsageError: no such kind.
+        MissingError: the kind needs a dependency that is not installed.
+    """
+    if kind in ("text", "md", "html"):
+        shown = top or (_HTML_ROWS if kind == "html" else _TEXT_ROWS)
+        document = trace_document(analysis, by=by, top=shown, sort=sort)
+        if kind == "text":
+            from memwall.report.text import to_text
+
+            return to_text(document, width=width, color=color)
+        if kind == "md":
+            from memwall.report.markdown import to_markdown
+
+            return to_markdown(document)
+        from memwall.report.html import render_document_html
+
+        return render_document_html(document)
+    if kind == "json":
+        return json.dumps(analysis.to_dict(), indent=1, allow_nan=False) + "\n"
+    if kind in ("csv", "parquet"):
+        from memwall.report.tables import csv_text, to_parquet
+
+        rows = [_cells(analysis, row) for row in analysis.rows]
+        return csv_text(COLUMNS, rows) if kind == "csv" else to_parquet(COLUMNS, rows)
+    if kind in ("png", "svg"):
+        from memwall.report.kineto_figure import draw
+
+        return draw(analysis, kind)
+    raise UsageError(f"a trace has no {kind!r} form; there is {', '.join(KINDS)}")
+
+
+def _cells(analysis: TraceAnalysis, row: TraceRow) -> tuple[Any, ...]:
+    names = "; ".join(dict.fromkeys(kernel.name for kernel in row.kernels))
+    return (
+        analysis.trace.path_name, analysis.gpu.name, row.id, row.name, row.op_class, row.phase, row.module, row.source,
+        row.shapes, row.device, row.start_s, len(row.kernels), names, row.measured_s, row.flops, row.read_bytes,
+        row.write_bytes, row.link_bytes, row.bound_s, row.of_roof, row.modeled_s, row.wall, row.assumed, row.reason,
+        row.dram_bytes,
+    )  # fmt: skip
+
+
+def trace_document(analysis: TraceAnalysis, *, by: str = "op", top: int = 15, sort: str = "time") -> Document:
+    """The report, in the order in which it is read.
+
+    Raises:
+        UsageError: no such ``by`` or ``sort``.
+    """
+    if by not in ("op", "module", "class", "phase") or sort not in SORTS:
+        raise UsageError(f"cannot group by {by!r} or sort by {sort!r}")
+    sections = [
+        *_over_roof(analysis),
+        Section("", (Facts(tuple((label, clean(text)) for label, text in _facts(analysis))),)),
+        Section("Where the GPU's time went", (_walls(analysis), _classes(analysis))),
+        Section("Measured beside the speed of light", _kernels(analysis, by, top, sort)),
+        *_gap_section(analysis),
+        *_farthest(analysis),
+        *_without(analysis),
+        *_notes(analysis),
+    ]
+    return Document(clean(analysis.trace.path_name), tuple(sections))
+
+
+def _over_roof(analysis: TraceAnalysis) -> list[Section]:
+    """Rows that beat the speed of light, before anything else."""
+    rows = analysis.over_roof
+    if not rows:
+        return []
+    shown = rows[:_OVER]
+    columns = [
+        text_column("op", [_short(row.name) for row in shown], flexible=True),
+        text_column("shapes", [row.shapes[:_LONGEST_SHAPES] for row in shown], flexible=True),
+        seconds_column("measured", [row.measured_s for row in shown]),
+        seconds_column("bound", [row.bound_s for row in shown], like=[row.measured_s for row in shown]),
+        percent_column("of roof", [row.of_roof for row in shown]),
+        text_column("wall", [row.wall for row in shown]),
+    ]
+    text = f"{len(rows):,} rows are faster than {analysis.gpu.name} can be: an error of memwall's counting"
+    return [Section("Over the roof", (Sentence(text, strong=True), table("", columns)))]
+
+
+def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
+    trace, gpu = analysis.trace, analysis.gpu
+    names = [device.name or f"device {device.index}" for device in trace.devices if device.kernels]
+    counts = {name: names.count(name) for name in names}
+    ran_on = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+    facts = [
+        ("trace", trace.path_name),
+        ("measured on", ran_on or "a GPU that the trace does not name"),
+        (
+            "held against",
+            f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {_peak(analysis)})",
+        ),
+        ("GPU time", _gpu_time(analysis)),
+        ("linked to an op", f"{percent(analysis.matched_share)} of GPU time"),
+        ("sizes recorded", _shaped(analysis)),
+        ("with figures", f"{percent(analysis.costed_share)} of GPU time has FLOPs, bytes and a wall"),
+    ]
+    if analysis.modeled_of_s:
+        ratio = analysis.modeled_s / analysis.modeled_of_s
+        facts.append(("modeled", f"{duration(analysis.modeled_s)} for what took {duration(analysis.modeled_of_s)} "
+                                 f"({ratio:.2f} of it)"))  # fmt: skip
+    if trace.steps:
+        facts.append(("steps", f"{len(trace.steps):,}, {trace.steps[0].name} first"))
+    return facts
+
+
+def _peak(analysis: TraceAnalysis) -> str:
+    peaks = analysis.gpu.peak_flop_per_s
+    pipe = max(peaks, key=lambda pipe: (pipe.dtype in ("float16", "bfloat16"), peaks[pipe], str(pipe)))
+    return f"{flop_rate(peaks[pipe])} {pipe}"
+
+
+def _gpu_time(analysis: TraceAnalysis) -> str:
+    trace = analysis.trace
+    count = len(trace.kernels)
+    text = f"{duration(analysis.measured_s)} in {count:,} kernel{'s and copies' if count > 1 else ''}"
+    text += f"; busy {duration(analysis.busy_s)} of {duration(trace.span_us * _US)}"
+    exposed_s = sum(trace.exposed_communication_us.values()) * _US
+    return f"{text}, {duration(exposed_s)} of it communication alone" if exposed_s else text
+
+
+def _shaped(analysis: TraceAnalysis) -> str:
+    if not analysis.shaped_share:
+        return "none: record with torch.profiler.profile(record_shapes=True)"
+    return f"{percent(analysis.shaped_share)} of GPU time, {percent(analysis.costed_of_shaped)} of that with figures"
+
+
+def _walls(analysis: TraceAnalysis) -> Table:
+    seconds = {wall: time_s for wall, time_s in analysis.by_wall().items() if time_s}
+    whole = analysis.measured_s or 1.0
+    columns = [
+        text_column("wall", list(seconds)),
+        seconds_column("measured", list(seconds.values())),
+        percent_column("time", [time_s / whole for time_s in seconds.values()]),
+    ]
+    return table("", columns, "the wall is the model's: the largest of its terms for that op on this board")
+
+
+def _classes(analysis: TraceAnalysis) -> Table:
+    groups = analysis.groups("class")
+    columns = _figures(analysis, groups, "class", [group.key for group in groups])
+    columns.append(times_column("/measured", [group.modeled_over_measured for group in groups]))
+    return table("Op classes", columns)
+
+
+def _kernels(analysis: TraceAnalysis, by: str, top: int, sort: str) -> tuple[Table | Sentence, ...]:
+    groups = sorted(analysis.groups(by), key=SORTS[sort], reverse=True)
+    shown = groups[:top]
+    shorten = {"op": _short, "module": _tail}.get(by, str)
+    names = [shorten(group.key) or NOTHING for group in shown]
+    columns = _figures(analysis, shown, by, names)
+    if by == "op":
+        columns.insert(
+            1, text_column("shapes", [g.first.shapes[:_LONGEST_SHAPES] for g in shown], flexible=True)
+        )
+        if any(group.first.module for group in shown):
+            columns.append(
+                optional(text_column("module", [_module(group) for group in shown], flexible=True))
+            )
+    note = "FLOPs and bytes count once for each op, whatever it launched; '-' is unknown, not zero"
+    if len(groups) > top:
+        rest_s = sum(group.measured_s for group in groups[top:])
+        note += f"; {len(groups) - top:,} more take {percent(rest_s / (analysis.measured_s or 1.0))} (--top)"
+    return (table("", columns, note),)
+
+
+def _figures(
+    analysis: TraceAnalysis, groups: Sequence[RowGroup], heading: str, names: Sequence[str]
+) -> list[Any]:
+    """The columns of any table of groups."""
+    times = [group.measured_s for group in groups]
+    whole = analysis.measured_s or 1.0
+    seen = [group.known("dram_bytes") for group in groups]
+    return [
+        text_column(heading, names, flexible=True),
+        optional(plain_column("count", [len(group.rows) for group in groups])),
+        seconds_column("measured", times),
+        percent_column("time", [time_s / whole for time_s in times]),
+        si_column("FLOPs", "FLOP", [group.known("flops") for group in groups]),
+        si_column("bytes", "B", [group.known("moved_bytes") for group in groups]),
+        *([si_column("by ncu", "B", seen)] if any(value is not None for value in seen) else []),
+        seconds_column("bound", [group.known("bound_s") for group in groups], like=times),
+        percent_column("of roof", [group.of_roof for group in groups]),
+        text_column("wall", [group.wall for group in groups]),
+        seconds_column("modeled", [group.known("modeled_s") for group in groups], like=times),
+    ]
+
+
+def _module(group: RowGroup) -> str:
+    """Where the ops of a group stand: the module of all, or how many there are."""
+    modules = list(dict.fromkeys(row.module for row in group.rows if row.module))
+    if not modules:
+        return ""
+    return _tail(modules[0]) + (f" and {len(modules) - 1} more" if len(modules) > 1 else "")
+
+
+def _tail(module: str) -> str:
+    """The innermost parts of a module's path, which tell it from others."""
+    parts = module.split("/")
+    return module if len(parts) <= _PARTS else "…/" + "/".join(parts[-_PARTS:])
+
+
+def _short(name: str) -> str:
+    """An op's or kernel's name without template arguments and parameters, at most so long."""
+    text = clean(name).removeprefix("void ").removeprefix("aten::")
+    if not text.startswith(("##", "triton")) and "<" in text[1:]:
+        head, _, inside = text.partition("<")
+        text = f"{head}<{inside.split('<')[0].split('(')[0].rstrip(', ')}...>"
+    return text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + "…"
+
+
+def _gap_section(analysis: TraceAnalysis) -> list[Section]:
+    gaps = sorted(analysis.trace.gaps, key=lambda gap: (-gap.dur_us, gap.start_us))
+    if not gaps:
+        return []
+    causes: dict[str, list[float]] = {}
+    for gap in gaps:
+        causes.setdefault(gap.cause, []).append(gap.dur_us * _US)
+    shown = sorted(causes.items(), key=lambda item: (-sum(item[1]), item[0]))[:_GAPS]
+    columns = [
+        text_column("what the CPU did when it ended", [cause for cause, _ in shown], flexible=True),
+        plain_column("gaps", [len(times) for _, times in shown]),
+        seconds_column("in all", [sum(times) for _, times in shown]),
+        seconds_column("longest", [max(times) for _, times in shown]),
+    ]
+    text = f"{len(gaps):,} gaps, {duration(analysis.gap_s)} in which no stream ran anything"
+    return [Section("Exposed gaps", (Sentence(text), table("", columns)))]
+
+
+def _farthest(analysis: TraceAnalysis) -> list[Section]:
+    """Ops of some length whose prediction is the farthest from what was measured, either way."""
+    whole = analysis.measured_s or 1.0
+    groups = [
+        (ratio, group)
+        for group in analysis.groups("op")
+        if group.measured_s / whole >= _NOTABLE and (ratio := group.modeled_over_measured)
+    ]
+    groups.sort(key=lambda item: (min(item[0], 1 / item[0]), item[1].key))
+    shown = [group for ratio, group in groups[:_FARTHEST] if not 0.8 <= ratio <= 1.25]
+    if not shown:
+        return []
+    times = [group.measured_s for group in shown]
+    columns = [
+        text_column("op", [_short(group.key) for group in shown], flexible=True),
+        text_column("shapes", [group.first.shapes[:_LONGEST_SHAPES] for group in shown], flexible=True),
+        plain_column("count", [len(group.rows) for group in shown]),
+        seconds_column("measured", times),
+        seconds_column("modeled", [group.known("modeled_s") for group in shown], like=times),
+        times_column("/measured", [group.modeled_over_measured for group in shown]),
+        text_column("kernel", [_short(group.first.kernels[-1].name) for group in shown], flexible=True),
+    ]
+    return [Section("Farthest from the model", (table("", columns),))]
+
+
+def _without(analysis: TraceAnalysis) -> list[Section]:
+    """What has no figures, by name and reason, what no op is linked to among it."""
+    found: dict[tuple[str, str], list[TraceRow]] = {}
+    for row in analysis.rows:
+        if row.bound_s is None:
+            found.setdefault((row.name, row.reason), []).append(row)
+    if not found:
+        return []
+    order = sorted(found.items(), key=lambda item: (-sum(row.measured_s for row in item[1]), item[0]))
+    shown = order[:_UNKNOWN]
+    times = [sum(row.measured_s for row in rows) for _, rows in shown]
+    whole = analysis.measured_s or 1.0
+    columns = [
+        text_column("op or kernel", [_short(name) for (name, _), _ in shown], flexible=True),
+        plain_column("count", [len(rows) for _, rows in shown]),
+        seconds_column("measured", times),
+        percent_column("time", [time_s / whole for time_s in times]),
+        text_column("why", [reason for (_, reason), _ in shown], flexible=True),
+    ]
+    unmatched = [row for row in analysis.rows if not row.matched]
+    note = f"{sum(len(row.kernels) for row in unmatched):,} kernels are linked to no op"
+    if len(order) > len(shown):
+        note += f"; {len(order) - len(shown):,} more kinds are in the JSON and CSV"
+    return [Section("Without figures", (table("", columns, note),))]
+
+
+def _notes(analysis: TraceAnalysis) -> list[Section]:
+    if not analysis.notes:
+        return []
+    return [Section("Notes", tuple(Sentence(clean(note)) for note in analysis.notes))]

@@ -1,0 +1,135 @@
+"""The roofline of a trace: the roofs of the board, and every kind of op where it was measured.
+
+A circle's area is its share of the GPU time; its colour is the op's class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from memwall.errors import UsageError
+from memwall.graph import Pipe
+from memwall.kineto.analysis import RowGroup, TraceAnalysis
+from memwall.report.document import clean
+from memwall.report.figures import picture
+from memwall.report.palette import class_color
+from memwall.units import bandwidth, flop_rate
+
+#: kinds of op that are named, and the share of the time from which on
+_NAMED, _NOTABLE = 8, 0.01
+#: always drawn, where the board has them
+_ROOFS = (Pipe("tensor", "float16"), Pipe("tensor", "tf32"), Pipe("vector", "float32"))
+_INK, _PALE = "#1b1f24", "#667080"
+
+
+def draw(analysis: TraceAnalysis, fmt: str) -> str | bytes:
+    """The picture: PNG as bytes, SVG as text.
+
+    Raises:
+        UsageError: nothing in the trace has FLOPs and bytes.
+    """
+    points = [group for group in analysis.groups("op") if group.known("flops") and group.known("bytes")]
+    if not points:
+        raise UsageError("nothing to draw: no op of the trace has known FLOPs and bytes")
+    data = picture(fmt, (10.5, 6.2), lambda figure: _build(figure, analysis, points))
+    return data.decode("utf-8") if fmt == "svg" else data
+
+
+def _build(figure: Any, analysis: TraceAnalysis, points: list[RowGroup]) -> None:
+    axes = figure.add_subplot()
+    places = [_place(group) for group in points]
+    gpu = analysis.gpu
+    roofs = sorted({gpu.peak(pipe): gpu.ceiling_pipe(pipe) for pipe in _ROOFS}.items(), reverse=True)
+    low = max(min(0.1, *(x / 2 for x, _ in places)), 1e-3)
+    high = max(roofs[0][0] / gpu.dram_bytes_per_s * 4, *(x * 2 for x, _ in places))
+    whole = analysis.measured_s or 1.0
+    notable = [y for group, (_, y) in zip(points, places, strict=True) if group.measured_s / whole > 1e-3]
+    bottom = max(min([roofs[0][0] / 1e3, *(y / 2 for y in notable)]), roofs[0][0] / 1e8)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, roofs[0][0] * 2))
+    axes.set_xlabel("arithmetic intensity, FLOP per compulsory byte")
+    axes.set_ylabel("measured FLOP/s")
+    axes.set_title(f"{clean(analysis.trace.path_name)[:60]} on {gpu.name}")
+    axes.grid(True, which="major")
+    axes.minorticks_off()
+    for rate, pipe in roofs:
+        axes.plot([rate / gpu.dram_bytes_per_s, high], [rate, rate], color=_INK, linewidth=1.1, zorder=2)
+        axes.annotate(f"{pipe}\n{flop_rate(rate)}", (high, rate), (4, 0), textcoords="offset points", va="center",
+                      fontsize=7.5, color=_PALE, annotation_clip=False)  # fmt: skip
+    top = roofs[0][0]
+    axes.plot(
+        [low, top / gpu.dram_bytes_per_s],
+        [low * gpu.dram_bytes_per_s, top],
+        color=_INK,
+        linewidth=1.1,
+        zorder=2,
+    )
+    at = max(low, bottom / gpu.dram_bytes_per_s) * 1.3
+    axes.annotate(f"DRAM  {bandwidth(gpu.dram_bytes_per_s)}", (at, at * gpu.dram_bytes_per_s), (0, 4),
+                  textcoords="offset points", rotation=45, rotation_mode="anchor", transform_rotates_text=True,
+                  fontsize=7.5, color=_PALE)  # fmt: skip
+    for group, (x, y) in zip(points, places, strict=True):
+        axes.scatter(x, max(y, bottom * 1.1), s=_area(group, whole), alpha=0.7, zorder=3,
+                     color=class_color(group.first.op_class), edgecolor="white", linewidth=0.6)  # fmt: skip
+    _names(axes, points, places, bottom, whole)
+    note = "a point above its roof: an algorithm with fewer FLOPs (Winograd), or operands in L2"
+    axes.annotate(note, (0, 0), (0, -42), xycoords="axes fraction", textcoords="offset points", fontsize=7.5,
+                  color=_PALE)  # fmt: skip
+    axes.yaxis.set_major_formatter(_engineering)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    _legend(axes, analysis)
+
+
+def _engineering(value: float, _: int) -> str:
+    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:g} {prefix}"
+    return f"{value:g}"
+
+
+def _names(
+    axes: Any, points: Sequence[RowGroup], places: Sequence[tuple[float, float]], bottom: float, whole: float
+) -> None:
+    """The longest kinds of op by name, each name once and none over another."""
+    seen: set[str] = set()
+    taken: list[tuple[float, float]] = []
+    for group, (x, y) in zip(points, places, strict=True):
+        name = clean(group.key).removeprefix("aten::")[:28]
+        at = math.log10(x), math.log10(max(y, bottom * 1.1))
+        near = any(abs(at[0] - u) < 1.0 and abs(at[1] - v) < 0.2 for u, v in taken)
+        if group.measured_s / whole < _NOTABLE or name in seen or near or len(seen) >= _NAMED:
+            continue
+        seen.add(name)
+        taken.append(at)
+        reach = math.sqrt(_area(group, whole) / math.pi)
+        left = at[0] > math.log10(axes.get_xlim()[1]) - 1.2
+        axes.annotate(name, (x, max(y, bottom * 1.1)), (-reach - 2 if left else reach + 2, 0), va="center",
+                      textcoords="offset points", ha="right" if left else "left", fontsize=7.5, color=_INK,
+                      zorder=4)  # fmt: skip
+
+
+def _area(group: RowGroup, whole: float) -> float:
+    """Area of a circle in square points."""
+    return 9 + 1500 * group.measured_s / whole
+
+
+def _place(group: RowGroup) -> tuple[float, float]:
+    """Intensity and measured FLOP/s of a kind of op."""
+    known = [row for row in group.rows if row.flops and row.bytes and row.measured_s > 0]
+    flops, moved = sum(row.flops or 0 for row in known), sum(row.bytes or 0 for row in known)
+    seconds = sum(row.measured_s for row in known)
+    return (flops / moved, flops / seconds) if known else (1.0, 1.0)
+
+
+def _legend(axes: Any, analysis: TraceAnalysis) -> None:
+    from matplotlib.lines import Line2D
+
+    whole = analysis.measured_s or 1.0
+    groups = analysis.groups("class")
+    handles = [
+        Line2D([], [], marker="o", ls="", markersize=6, color=class_color(group.key)) for group in groups
+    ]
+    names = [f"{clean(group.key)}  {100 * group.measured_s / whole:.1f} %" for group in groups]
+    axes.legend(handles, names, title="share of GPU time", loc="lower right", frameon=False, fontsize=7.5,
+                title_fontsize=7.5)  # fmt: skip

@@ -1,0 +1,249 @@
+"""``memwall profile trace.json``: what it says, what it writes, what it refuses; each output read by its own reader."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memwall.cli.output import Messages
+from memwall.cli.trace_input import analyse_file, is_trace, profile_trace, refuse_trace
+from memwall.errors import UsageError
+from tests.unit.kineto_traces import Event, call, kernel, op, real_traces, write
+
+H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}
+UNKNOWN_BOARD = {"id": 0, "name": "NVIDIA GeForce GTX 680"}
+HOSTILE = 'k</script><script>alert("x")</script><img src=x onerror=alert(1)>\x1b[31m|`*'
+SIDE = 4096
+#: 2 * 4096^3 FLOP at 989.4e12 a second, in microseconds
+LEAST_US = 2 * SIDE**3 / 989.4e12 * 1e6
+
+
+def events(dur: float = 2 * LEAST_US, name: str = "nvjet_hsh_128x256") -> list[Event]:
+    shapes = {
+        "Input__Dims": [[SIDE, SIDE]] * 2,
+        "Input__type": ["c10::Half"] * 2,
+        "Concrete__Inputs": ["", ""],
+    }
+    return [
+        op("aten::mm", 0, 20, **shapes), call("cudaLaunchKernelExC", 5, 1, 1), kernel(name, 30, dur, 1),
+        op("mylib::secret", 30, 20), call("cudaLaunchKernel", 35, 1, 2), kernel("secret", 1000, 5.5, 2),
+    ]  # fmt: skip
+
+
+def trace(folder: Path, device: Any = H100, **how: Any) -> str:
+    return str(write(folder, events(**how), deviceProperties=[device]))
+
+
+def shown(path: str, capsys: pytest.CaptureFixture[str], *gpus: str, **options: Any) -> str:
+    ncu, outputs = options.pop("ncu", None), options.pop("outputs", ())
+    as_json = options.pop("as_json", False)
+    profile_trace(
+        path, gpus, ncu=ncu, outputs=outputs, as_json=as_json, messages=Messages(quiet=True), **options
+    )
+    return capsys.readouterr().out
+
+
+def test_an_op_beside_its_speed_of_light(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(trace(tmp_path), capsys)
+    line = next(line for line in text.splitlines() if re.match(r" *mm ", line))
+    assert "4096x4096" in line
+    assert "50.0" in line, "twice the least time is 50 % of the roof"
+    assert "compute" in line
+    assert re.search(r"mylib::secret .* shapes were not recorded", text)
+    assert "Over the roof" not in text
+
+
+def test_what_beats_the_roof_stands_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(trace(tmp_path, dur=LEAST_US / 2), capsys)
+    assert text.splitlines()[2].strip("─ ") == "Over the roof"
+    assert "200.0" in text[: text.index("held against")]
+    record = json.loads(shown(trace(tmp_path, dur=LEAST_US / 2), capsys, as_json=True))
+    assert (record["totals"]["over_roof"], record["over_roof"]) == (1, [0])
+
+
+def test_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace(tmp_path)
+    first, again = shown(path, capsys, as_json=True), shown(path, capsys, as_json=True)
+    assert first == again
+    record = json.loads(first)
+    assert (record["schema"], record["gpu"], record["trace"]) == ("memwall.trace/1", "h100-sxm", "trace.json")
+    mm, secret = record["rows"]
+    assert (mm["op"], mm["flops"], mm["of_roof"]) == ("aten::mm", 2 * SIDE**3, pytest.approx(0.5))
+    assert mm["kernels"] == [
+        {"name": "nvjet_hsh_128x256", "stream": 7, "time_s": pytest.approx(2e-6 * LEAST_US)}
+    ]
+    assert (secret["flops"], secret["read_bytes"], secret["bound_s"], secret["wall"]) == (
+        None,
+        None,
+        None,
+        "unknown",
+    )
+    assert str(tmp_path) not in first
+
+
+class Tags(HTMLParser):
+    """The tags of a page and the attributes that could run something."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.risky: list[str] = []
+        self.links: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.risky += [name for name, _ in attrs if name.startswith("on") or name == "src"]
+        self.links += [value or "" for name, value in attrs if name == "href"]
+
+
+def test_every_file_is_read_by_its_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stray = kernel(HOSTILE, 2000, 9.5, 99)
+    path = str(write(tmp_path, [*events(name=HOSTILE), stray], deviceProperties=[H100]))
+    made = [str(tmp_path / f"out.{kind}") for kind in ("html", "md", "csv", "json", "svg", "png", "txt")]
+    printed = shown(path, capsys, outputs=made)
+    page, markdown, table, record, svg, png, text = (Path(name).read_bytes() for name in made)
+    tags = Tags(page.decode())
+    assert tags.tags.count("script") == 1, "the page's own"
+    assert "img" not in tags.tags
+    assert tags.risky == []
+    assert all(link.startswith("data:") for link in tags.links), "nothing is fetched"
+    assert b"&lt;/script&gt;" in page, "the name is there, as text"
+    assert b"\x1b" not in page + markdown + text + printed.encode()
+    assert b"<script" not in markdown
+    rows = list(csv.DictReader(io.StringIO(table.decode())))
+    assert [(row["op"], row["flops"]) for row in rows] == [
+        ("aten::mm", str(2 * SIDE**3)),
+        ("mylib::secret", ""),
+        (rows[2]["op"], ""),
+    ]
+    assert "<script>" in rows[2]["op"]
+    assert json.loads(record)["rows"][0]["id"] == 0
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert png.startswith(b"\x89PNG")
+    assert text.decode() == printed
+
+
+def test_the_same_trace_gzipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = trace(tmp_path)
+    packed = tmp_path / "trace.json.gz"
+    packed.write_bytes(gzip.compress(Path(plain).read_bytes()))
+    assert is_trace(str(packed))
+    assert shown(str(packed), capsys).replace(".gz", "") == shown(plain, capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [('{"schemaVersion": 1, "traceEvents": []}', True), ('[{"ph": "X", "ts": 1}]', True),
+     ('{"metadata": {}, "deviceProperties": []}', True), ('{"schema": "memwall.profile/1"}', False),
+     ('{"architectures": ["Llama"]}', False), ("[1, 2]", False), ("", False), ("\x00\x01", False)],
+)  # fmt: skip
+def test_what_is_a_trace(tmp_path: Path, text: str, wanted: bool) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    assert is_trace(str(path)) is wanted
+    assert not is_trace("model.py")
+    assert not is_trace(f"hf:{path}")
+    assert not is_trace(str(tmp_path / "missing.json"))
+    if wanted:
+        with pytest.raises(UsageError, match="memwall profile"):
+            refuse_trace(str(path))
+    else:
+        refuse_trace(str(path))
+
+
+def test_the_board(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace(tmp_path)
+    assert "measured on NVIDIA H100 80GB HBM3, held against a100-80gb-sxm" in shown(
+        path, capsys, "a100-80gb-sxm"
+    )
+    assert "held against h100-sxm" not in " ".join(analyse_file(path, ["h100-sxm"]).notes)
+    with pytest.raises(UsageError, match="one board"):
+        analyse_file(path, ["a100-80gb-sxm", "h100-sxm"])
+    strange = trace(tmp_path, device=UNKNOWN_BOARD)
+    with pytest.raises(UsageError, match=r"GTX 680.*--gpu NAME"):
+        analyse_file(strange, [])
+    assert "GTX 680" in shown(strange, capsys, "v100-sxm2-16gb")
+    nameless = str(write(tmp_path, events()))
+    with pytest.raises(UsageError, match="does not name its GPU"):
+        analyse_file(nameless, [])
+
+
+def test_dram_bytes_of_nsight_compute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "ncu.csv"
+    report.write_text(
+        '==PROF== Connected\n"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"\n'
+        '"","","Mbyte","Mbyte"\n"0","nvjet_hsh_128x256","70","35.5"\n'
+    )
+    path = trace(tmp_path)
+    record = json.loads(shown(path, capsys, ncu=str(report), as_json=True))
+    assert [row.get("measured_dram_bytes") for row in record["rows"]] == [105_500_000, None]
+    assert "by ncu" in shown(path, capsys, ncu=str(report))
+    report.write_text('"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"\n"","","byte","byte"\n'
+                      '"0","another","1","1"\n')  # fmt: skip
+    with pytest.raises(UsageError, match="no kernel of it"):
+        analyse_file(path, [], ncu=str(report))
+
+
+def test_groups_and_orders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace(tmp_path)
+    for by in ("op", "module", "class", "phase"):
+        assert "contraction" in shown(path, capsys, by=by)
+    for sort in ("time", "flops", "bytes", "intensity", "bound", "count"):
+        assert "mm" in shown(path, capsys, sort=sort, top=1)
+
+
+def test_a_trace_without_kernels(tmp_path: Path) -> None:
+    path = str(write(tmp_path, [op("aten::mm", 0, 10)], deviceProperties=[H100]))
+    with pytest.raises(UsageError, match="no GPU kernels"):
+        analyse_file(path, [])
+
+
+@pytest.mark.parametrize("ending", ["", "{", '{"traceEvents": [{"ph": "X"', "null"])
+def test_what_is_no_trace_is_one_line(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(ending)
+    with pytest.raises(UsageError) as caught:
+        analyse_file(str(path), [])
+    assert "\n" not in str(caught.value)
+    assert "broken.json" in str(caught.value)
+
+
+# ---- the command itself
+
+
+def test_the_command(tmp_path: Path, run: Any) -> None:
+    path = trace(tmp_path)
+    result = run("profile", path)
+    assert result.code == 0
+    assert "50.0" in result.out
+    for arguments, why in (
+        (("profile", path, "--mode", "training"), "--mode"),
+        (("profile", path, "--gpu", "a100-80gb-sxm", "h100-sxm"), "one board"),
+        (("profile", path, "-o", str(tmp_path / "x.trace.json")), "end the name in one of"),
+        (("report", path), "memwall profile"),
+        (("compare", path, "--gpu", "h100-sxm"), "memwall profile"),
+    ):
+        failed = run(*arguments)
+        assert (failed.code, why in failed.error) == (2, True), (arguments, failed)
+
+
+@pytest.mark.skipif(not real_traces(), reason="needs ../shared/traces, real profiler traces")
+def test_a_real_trace_in_a_process_of_its_own(shell: Any) -> None:
+    """No heavy library is imported: text needs none."""
+    path = next(path for path in real_traces() if "h100" in path.name)
+    result = shell("profile", str(path), env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert result.code == 0
+    assert "NVIDIA H100 80GB HBM3" in result.out
+    imported = {line.rpartition("|")[2].strip() for line in result.err.splitlines() if "|" in line}
+    assert "memwall.kineto.analysis" in imported
+    assert not imported & {"torch", "pandas", "matplotlib", "triton", "numpy"}

@@ -1,0 +1,575 @@
+"""A trace's ops as costs: FLOPs, bytes and results by hand, against torch, and against what real GPUs measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memwall.hardware import load_gpu
+from memwall.kineto import board, read_trace
+from memwall.kineto.analysis import UNKNOWN, TraceAnalysis, TraceRow, analyse
+from memwall.kineto.calls import Hints, UnknownCall, list_dtype, read_call
+from memwall.kineto.costs import LINK
+from memwall.kineto.records import TracedOp
+from memwall.kineto.schemas import parse_value
+from memwall.kineto.triton import flops_per_element
+from tests.unit.kineto_traces import Event, annotation, call, kernel, op, real_traces, write
+
+A100 = load_gpu("a100-80gb-sxm")  # 312 TFLOP/s float16, 2.039 TB/s, 40 MiB of L2 at 7.22 TB/s
+BF16, F32, I64 = "c10::BFloat16", "float", "long int"
+TRACES = real_traces()
+
+
+def analysed(tmp_path: Path, events: list[Event], gpu: Any = A100) -> TraceAnalysis:
+    return analyse(read_trace(write(tmp_path, events)), gpu)
+
+
+def lone(
+    tmp_path: Path, name: str, dims: list, types: list, concrete: list | None = None, strides: list | None = None,
+    kernels: tuple[str, ...] = ("k",), dur: float = 1000.5, grid: list | None = None, **args: Any,
+) -> TraceRow:  # fmt: skip
+    """The row of one op that launches these kernels."""
+    recorded: dict[str, Any] = {"Input__Dims": dims, "Input__type": types, **args}
+    if concrete is not None:
+        recorded["Concrete__Inputs"] = concrete
+    if strides is not None:
+        recorded["Input__Strides"] = strides
+    events = [op(name, 0, 100, **recorded)]
+    for i, kernel_name in enumerate(kernels):
+        events.append(call("cudaLaunchKernel", 1 + i, 0.5, 100 + i))
+        events.append(kernel(kernel_name, 10 + 2000 * i, dur, 100 + i, grid=grid or [1, 1, 1]))
+    (row,) = analysed(tmp_path, events).rows
+    return row
+
+
+def scalars(*values: str) -> list[str]:
+    return list(values)
+
+
+#: name, dims, types, concrete values, kernels -> FLOPs, bytes read, bytes written; counted by hand
+COUNTED = {
+    "addmm": (
+        "aten::addmm", [[32], [64, 16], [16, 32], [], []], [BF16] * 3 + ["Scalar"] * 2, ["", "", "", "1", "1"], ["k"],
+        2 * 64 * 32 * 16, 2 * (32 + 64 * 16 + 16 * 32), 2 * 64 * 32,
+    ),
+    "addmm, beta 0: the addend is not read": (
+        "aten::addmm", [[32], [64, 16], [16, 32], [], []], [BF16] * 3 + ["Scalar"] * 2, ["", "", "", "0", "1"], ["k"],
+        2 * 64 * 32 * 16, 2 * (64 * 16 + 16 * 32), 2 * 64 * 32,
+    ),
+    "mm into a given result": (
+        "aten::mm", [[64, 16], [16, 32], [64, 32]], [BF16] * 3, ["", "", ""], ["k"],
+        2 * 64 * 32 * 16, 2 * (64 * 16 + 16 * 32), 2 * 64 * 32,
+    ),
+    "bmm": (
+        "aten::bmm", [[4, 8, 16], [4, 16, 2]], [F32] * 2, None, ["k"],
+        2 * 4 * 8 * 16 * 2, 4 * (4 * 8 * 16 + 4 * 16 * 2), 4 * 4 * 8 * 2,
+    ),
+    "scaled fp8 product with a bfloat16 result": (
+        "aten::_scaled_mm", [[64, 16], [16, 32], [], [], [], [], [], []],
+        ["c10::Float8_e4m3fn"] * 2 + [F32] * 2 + ["", "", "Scalar", "Scalar"],
+        ["", "", "", "", "", "", "15", "False"], ["k"],
+        2 * 64 * 32 * 16, 64 * 16 + 16 * 32 + 8, 2 * 64 * 32,
+    ),
+    "convolution, stride 2": (
+        "aten::cudnn_convolution", [[8, 3, 32, 32], [16, 3, 3, 3], [], [], [], [], [], [], []],
+        [BF16, BF16, *["ScalarList"] * 3, *["Scalar"] * 4],
+        ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1", "False", "False", "True"], ["k"],
+        2 * 8 * 16 * 16 * 16 * 27, 2 * (8 * 3 * 32 * 32 + 16 * 27), 2 * 8 * 16 * 16 * 16,
+    ),
+    "1x1 convolution, stride 2: three of four places are not met": (
+        "aten::cudnn_convolution", [[8, 4, 32, 32], [16, 4, 1, 1], [], [], [], [], [], [], []],
+        [BF16, BF16, *["ScalarList"] * 3, *["Scalar"] * 4],
+        ["", "", "[0, 0]", "[2, 2]", "[1, 1]", "1", "False", "False", "True"], ["k"],
+        2 * 8 * 16 * 16 * 16 * 4, 2 * (8 * 4 * 31 * 31 + 16 * 4) - 2 * 8 * 4 * (31 * 31 - 16 * 16),
+        2 * 8 * 16 * 16 * 16,
+    ),
+    "gradient of a convolution, of the weight alone": (
+        "aten::convolution_backward", [[8, 16, 16, 16], [8, 3, 32, 32], [16, 3, 3, 3]] + [[]] * 8,
+        [BF16] * 3 + ["ScalarList"] * 4 + ["Scalar", "ScalarList", "Scalar", "ScalarList"],
+        ["", "", "", "[0]", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[False, True, False]"], ["a", "b"],
+        2 * 8 * 16 * 16 * 16 * 27, 2 * (8 * 16 * 16 * 16 + 8 * 3 * 32 * 32), 2 * 16 * 27,
+    ),
+    "causal attention, 3 queries of 3 keys: 6 pairs": (
+        "aten::_flash_attention_forward", [[2, 3, 4, 8]] * 3 + [[]] * 12,
+        [BF16] * 3 + ["", "", *["Scalar"] * 6, "", "", "", ""],
+        ["", "", "", "", "", "3", "3", "0.", "True", "False", "0.125", "", "", "", ""], ["k"],
+        2 * 2 * 4 * 6 * (8 + 8), 2 * 3 * 2 * 3 * 4 * 8, 2 * 2 * 3 * 4 * 8 + 4 * 2 * 4 * 3,
+    ),
+    "flash_attn's own op": (
+        "flash_attn::_flash_attn_forward", [[2, 3, 4, 8]] * 3 + [[]] * 8,
+        [BF16] * 3 + ["Scalar"] * 6 + ["", "Scalar"],
+        ["", "", "", "0.", "0.125", "False", "-1", "-1", "0.", "", "False"], ["k"],
+        2 * 2 * 4 * 9 * (8 + 8), 2 * 3 * 2 * 3 * 4 * 8, 2 * 2 * 3 * 4 * 8 + 4 * 2 * 4 * 3,
+    ),
+    "layer norm: 7 an element, two moments a row": (
+        "aten::native_layer_norm", [[6, 8], [], [8], [8], []], [BF16, "ScalarList", BF16, BF16, "Scalar"],
+        ["", "[8]", "", "", "1e-05"], ["k"], 7 * 48, 2 * (48 + 16), 2 * 48 + 2 * 4 * 6,
+    ),
+    "softmax": (
+        "aten::_softmax", [[6, 8], [], []], [F32, "Scalar", "Scalar"], ["", "-1", "False"], ["k"], 240, 192, 192,
+    ),
+    "a broadcast sum": (
+        "aten::add", [[6, 8], [8], []], [F32, F32, "Scalar"], ["", "", "1"], ["k"], 48, 4 * (48 + 8), 4 * 48,
+    ),
+    "in place, by a number": ("aten::mul_", [[6, 8], []], [F32, "Scalar"], ["", "0.5"], ["k"], 48, 192, 192),
+    "a comparison: no FLOP, a byte each": ("aten::gt", [[6, 8], []], [F32, "Scalar"], ["", "0"], ["k"], 0, 192, 48),
+    "a cast": (
+        "aten::copy_", [[6, 8], [6, 8], []], [BF16, F32, "Scalar"], ["", "", "False"], ["k"], 0, 192, 96,
+    ),
+    "rows of an embedding": (
+        "aten::embedding", [[1000, 8], [2, 3], [], [], []], [BF16, I64, "Scalar", "Scalar", "Scalar"],
+        ["", "", "-1", "False", "False"], ["k"], 0, 2 * 6 * 8 + 8 * 6, 2 * 6 * 8,
+    ),
+    "a list, its dtype from the kernel": (
+        "aten::cat", [[[4, 8], [2, 8]], []], ["TensorList", "Scalar"], ["", "0"],
+        ["void at::native::CatArrayBatchedCopy<at::native::OpaqueType<2u>, unsigned int, 2>(x)"],
+        0, 2 * 48, 2 * 48,
+    ),
+    "a multi-tensor step": (
+        "aten::_foreach_add_", [[[4, 8], [3]], [[4, 8], [3]], []], ["TensorList", "TensorList", "Scalar"],
+        ["", "", "-0.1"], ["multi_tensor_apply_kernel<TensorListMetadata<2>, BinaryOpListAlphaFunctor<float, 2, 2> >"],
+        2 * 35, 2 * 4 * 35, 4 * 35,
+    ),
+    "indices that were not recorded: at least 2 blocks and an element": (
+        "aten::index", [[5000, 8], []], [F32, ""], ["", ""],
+        ["void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<x>>(long)"],
+        0, 4 * 1025, 4 * 1025,
+    ),
+    "a sum over one axis": (
+        "aten::sum", [[6, 8], [], [], []], [F32, "ScalarList", "Scalar", ""], ["", "[1]", "False", ""], ["k"],
+        48, 192, 24,
+    ),
+    "vLLM's RMS norm into a given result": (
+        "_C::rms_norm", [[6, 8], [6, 8], [8], []], [BF16, BF16, BF16, "Scalar"], ["", "", "", "1e-06"], ["k"],
+        4 * 48, 2 * (48 + 8), 2 * 48,
+    ),
+    "vLLM's gate": ("_C::silu_and_mul", [[6, 8], [6, 16]], [BF16, BF16], ["", ""], ["k"], 4 * 48, 2 * 96, 2 * 48),
+    "rotary embedding, in place": (
+        "_C::rotary_embedding", [[6], [6, 32], [6, 8], [], [100, 8], []], [I64, BF16, BF16, "Scalar", BF16, "Scalar"],
+        ["", "", "", "8", "", "True"], ["k"], 3 * 6 * 40, 8 * 6 + 2 * 6 * 40, 2 * 6 * 40,
+    ),
+    "a range into a given result": (
+        "aten::arange", [[], [], [], [10]], ["Scalar"] * 3 + [I64], ["0", "10", "1", ""], ["k"], 0, 0, 80,
+    ),
+    "a mixture of experts: 6 tokens to 2 of 4": (
+        "vllm::outplace_fused_experts", [[6, 8], [4, 32, 8], [4, 8, 16], [6, 2], [6, 2]],
+        [BF16, BF16, BF16, F32, "int"], ["", "", "", "", ""], ["up", "act", "down"],
+        2 * 12 * (32 * 8 + 8 * 16), 2 * 48 + 2 * 2 * (32 * 8 + 8 * 16) + 4 * 12, 2 * 48,
+    ),
+    "aiter's fp8 product, [m, k] x [n, k]": (
+        "aiter::gemm_a8w8", [[64, 16], [32, 16], [64, 1], [1, 32], []],
+        ["c10::Float8_e4m3fnuz"] * 2 + [F32] * 2 + [""], ["", "", "", "", ""], ["k"],
+        2 * 64 * 32 * 16, 96 * 16, 2 * 64 * 32,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", COUNTED)
+def test_flops_and_bytes_by_hand(tmp_path: Path, what: str) -> None:
+    name, dims, types, concrete, kernels, flops, read, write_ = COUNTED[what]
+    grid = [3, 1, 1] if "index" in name else None
+    row = lone(tmp_path, name, dims, types, concrete, kernels=tuple(kernels), grid=grid)
+    assert (row.flops, row.read_bytes, row.write_bytes) == (flops, read, write_), row.reason
+    assert row.wall in ("compute", "bandwidth", "overhead")
+    assert len(row.kernels) == len(kernels), "FLOPs count once for all kernels of an op"
+
+
+def test_a_broadcast_input_counts_once_where_strides_were_recorded(tmp_path: Path) -> None:
+    dims, types = [[1000, 8], [1000, 8], []], [F32, F32, "Scalar"]
+    row = lone(tmp_path, "aten::mul", dims, types, ["", "", ""], [[8, 1], [0, 1], []])
+    assert row.read_bytes == 4 * (8000 + 8)
+
+
+def test_what_is_not_recorded_is_unknown_and_never_zero(tmp_path: Path) -> None:
+    cases = {
+        "aten::mm": ([], [], "shapes were not recorded"),
+        "mylib::magic": ([[4, 4]], [F32], "no cost formula"),
+        "aten::add": ([[4, 4], [4, 4]], ["c10::qint8", "c10::qint8"], "dtype"),
+        "aten::cat": ([[[4, 4], [4, 4]], []], ["TensorList", "Scalar"], "list"),
+        "aten::mul": ([[4, 3], [4, 5]], [F32, F32], "broadcast"),
+    }
+    for name, (dims, types, why) in cases.items():
+        row = lone(tmp_path, name, dims, types)
+        assert (row.flops, row.read_bytes, row.bytes, row.bound_s, row.modeled_s) == (None,) * 5, name
+        assert row.wall == UNKNOWN
+        assert why in row.reason, (name, row.reason)
+
+
+# ---- kernels and ops
+
+
+MM = {"Input__Dims": [[64, 16], [16, 32]], "Input__type": [F32, F32]}
+
+
+def test_an_op_takes_in_the_ops_that_it_calls_itself(tmp_path: Path) -> None:
+    """A product that first copies an operand is one row; ``aten::linear``, which only calls it, has none."""
+    events = [
+        op("aten::linear", 0, 100, Input__Dims=[[64, 16], [32, 16]], Input__type=[F32, F32]),
+        op("aten::mm", 5, 90, **MM),
+        op("aten::copy_", 10, 10, Input__Dims=[[64, 16], [64, 16], []], Input__type=[F32, F32, "Bool"]),
+        call("cudaLaunchKernel", 12, 1, 1),
+        call("cudaLaunchKernel", 40, 1, 2),
+        call("cudaLaunchKernel", 50, 1, 3),
+        kernel("copy", 20, 3.5, 1),
+        kernel("gemm", 60, 10.5, 2),
+        kernel("splitKreduce_kernel", 80, 2.5, 3),
+    ]
+    (row,) = analysed(tmp_path, events).rows
+    assert (row.name, len(row.kernels), row.flops) == ("aten::mm", 3, 2 * 64 * 32 * 16)
+    assert row.measured_s == pytest.approx(16.5e-6)
+
+
+def test_an_unknown_kernel_inside_a_known_op_counts_for_it(tmp_path: Path) -> None:
+    events = [
+        op("aten::linear", 0, 100, Input__Dims=[[64, 16], [32, 16], []], Input__type=[F32, F32, ""]),
+        op("mylib::tuned", 5, 50, Input__Dims=[[64, 16]], Input__type=[F32]),
+        call("hipModuleLaunchKernel", 12, 1, 1),
+        kernel("Cijk_x", 20, 3.5, 1),
+    ]
+    (row,) = analysed(tmp_path, events).rows
+    assert (row.name, row.flops) == ("aten::linear", 2 * 64 * 32 * 16)
+
+
+def test_what_no_call_owns_stands_alone_by_its_name(tmp_path: Path) -> None:
+    events = [
+        annotation("Optimizer.step#FusedAdam.step", 0, 100),
+        call("cudaLaunchKernel", 12, 1, 1),
+        kernel("multi_tensor_apply_kernel", 20, 3.5, 1),
+        kernel("stray", 30, 1.5, 99),
+    ]
+    step, stray = analysed(tmp_path, events).rows
+    assert (step.name, step.matched, step.shaped, step.wall) == (
+        "multi_tensor_apply_kernel",
+        True,
+        False,
+        UNKNOWN,
+    )
+    assert (stray.name, stray.matched, "no op" in stray.reason) == ("stray", False, True)
+
+
+def copy(name: str, category: str, moved: int, dur: float) -> list[Event]:
+    event = kernel(name, 20, dur, 1, bytes=moved)
+    return [op("aten::copy_", 0, 10), call("cudaMemcpyAsync", 1, 1, 1), {**event, "cat": category}]
+
+
+def test_copies_move_what_the_profiler_says(tmp_path: Path) -> None:
+    over = copy("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", 30_000_000, 2000.5)
+    (row,) = analysed(tmp_path, over).rows
+    assert (row.link_bytes, row.bytes, row.wall) == (30_000_000, 0, LINK)
+    assert row.bound_s == pytest.approx(30e6 / 300e9)  # half of 600 GB/s: one direction
+    (row,) = analysed(
+        tmp_path, copy("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 500_000_000, 2000.5)
+    ).rows
+    assert (row.read_bytes, row.write_bytes, row.wall) == (500_000_000, 500_000_000, "bandwidth")
+    assert row.bound_s == pytest.approx(1e9 / A100.dram_bytes_per_s)
+    (row,) = analysed(tmp_path, copy("Memset (Device)", "gpu_memset", 1000, 2.5)).rows
+    assert (row.read_bytes, row.write_bytes) == (0, 1000)
+
+
+def test_a_collective_sends_its_share_over_the_link(tmp_path: Path) -> None:
+    args = {
+        "In__msg__nelems": 8_000_000,
+        "Out__msg__nelems": 8_000_000,
+        "dtype": "BFloat16",
+        "Group__size": 4,
+    }
+    events = [
+        op("record_param_comms", 0, 50, Collective__name="allreduce", **args),
+        call("cudaLaunchKernelExC", 5, 1, 1),
+        kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 20, 900.5, 1),
+    ]
+    (row,) = analysed(tmp_path, events).rows
+    assert (row.op_class, row.wall, row.link_bytes) == ("communication", LINK, 12_000_000)  # 3/4 of 16 MB
+    assert row.bound_s == pytest.approx(12e6 / 300e9)
+
+
+def test_an_attention_function_and_its_gradient(tmp_path: Path) -> None:
+    """flash-attn's ``autograd.Function``: the node of its gradient recorded one tensor, the rest is the forward's."""
+    q = {"Input__Dims": [[2, 3, 4, 8]] * 3 + [[], [], []], "Input__type": [BF16] * 3 + ["Scalar", "", "Scalar"],
+         "Concrete__Inputs": ["", "", "", "0.", "", "False"], "Sequence__number": 7}  # fmt: skip
+    events = [
+        op("FlashAttnFunc", 0, 20, **q), call("cudaLaunchKernel", 5, 1, 1), kernel("flash_fwd", 30, 5.5, 1),
+        op("autograd::engine::evaluate_function: FlashAttnFuncBackward", 100, 50, tid=2, Sequence__number=7,
+           Fwd__thread__id=1),
+        op("FlashAttnFuncBackward", 101, 40, tid=2, Sequence__number=7, Fwd__thread__id=1,
+           Input__Dims=[[2, 3, 4, 8]], Input__type=[BF16]),
+        call("cudaLaunchKernel", 105, 1, 2, tid=2), kernel("flash_bwd", 130, 9.5, 2),
+    ]  # fmt: skip
+    forward, backward = analysed(tmp_path, events).rows
+    assert forward.flops == 2 * 2 * 4 * 9 * (8 + 8)
+    assert backward.flops == 2 * (forward.flops or 0)
+    size = 2 * 2 * 3 * 4 * 8
+    assert (backward.read_bytes, backward.write_bytes) == (5 * size + 4 * 2 * 4 * 3, 3 * size)
+
+
+# ---- the roof
+
+
+def add(dur: float, elements: int = 100_000_000, **how: Any) -> dict[str, Any]:
+    """``x + y`` of as many floats: 3 * 4 bytes each."""
+    return {"dims": [[elements], [elements], []], "types": [F32, F32, "Scalar"], "concrete": ["", "", "1"],
+            "strides": [[1], [1], []], "dur": dur, **how}  # fmt: skip
+
+
+def test_the_bound_is_the_plain_one_unless_the_time_disproves_it(tmp_path: Path) -> None:
+    rate = A100.dram_bytes_per_s
+    plain_us, twins_us = 1.2e9 / rate * 1e6, 0.8e9 / rate * 1e6
+    row = lone(tmp_path, "aten::add", **add(plain_us * 1.25))
+    assert (row.assumed, row.of_roof) == ("", pytest.approx(0.8))
+    row = lone(tmp_path, "aten::add", **add(plain_us * 0.8))  # x + x: 0.4 GB read, 0.4 GB written
+    assert row.assumed == "inputs that look alike are one tensor"
+    assert row.bound_s == pytest.approx(twins_us * 1e-6)
+    assert not row.is_over_roof
+    # 15 M floats: 180 MB plain, 120 MB as twins; with 40 MiB of L2 on either side 18.06 MB each way in DRAM
+    row = lone(tmp_path, "aten::add", **add(40.5, 15_000_000))
+    assert row.assumed == "inputs in L2"
+    assert row.bound_s == pytest.approx(2 * (60e6 - 40 * 2**20) / rate)
+
+
+def test_what_no_reading_explains_is_over_the_roof(tmp_path: Path) -> None:
+    """A product in half of the time that its FLOPs need: no reading of bytes may hide it."""
+    side = 8192
+    least_us = 2 * side**3 / 312e12 * 1e6
+    dims, types = [[side, side], [side, side]], [BF16, BF16]
+    fast = lone(tmp_path, "aten::mm", dims, types, ["", ""], dur=least_us / 2)
+    assert fast.is_over_roof
+    assert fast.of_roof == pytest.approx(2.0)
+    slow = lone(tmp_path, "aten::mm", dims, types, ["", ""], dur=least_us * 2)
+    assert not slow.is_over_roof
+
+
+def test_strides_that_were_not_recorded_may_be_those_of_a_broadcast(tmp_path: Path) -> None:
+    how = add(0.45e9 / A100.dram_bytes_per_s * 1e6 + 0.25)
+    how["strides"] = None
+    row = lone(tmp_path, "aten::add", **how)
+    assert row.assumed == "inputs are broadcast, or read in part"
+    how["strides"] = [[1], [1], []]
+    assert lone(tmp_path, "aten::add", **how).is_over_roof
+
+
+def test_a_kernel_without_length_has_no_percentage(tmp_path: Path) -> None:
+    events = [op("aten::mm", 0, 10, **MM), call("cudaLaunchKernel", 1, 1, 1), kernel("gemm", 20, 0, 1),
+              op("aten::mm", 20, 10, **MM), call("cudaLaunchKernel", 21, 1, 2), kernel("gemm", 30, 2.5, 2)]  # fmt: skip
+    analysis = analysed(tmp_path, events)
+    assert (analysis.rows[0].of_roof, analysis.rows[0].is_over_roof) == (None, False)
+    json.dumps(analysis.to_dict(), allow_nan=False)
+
+
+def test_durations_in_whole_microseconds_may_have_lost_one(tmp_path: Path) -> None:
+    """1.5 us of work at the bandwidth of L2, recorded as 1 us, and as 1.001 us."""
+    dims, types = [[int(1.5e-6 * A100.l2_bytes_per_s / 8)]], [F32]
+    row = lone(tmp_path, "aten::neg", dims, types, [""], dur=1)
+    assert (row.measured_s, row.longest_s) == (1e-6, 2e-6)
+    assert row.of_roof == pytest.approx(0.75, rel=1e-3)
+    assert not row.is_over_roof
+    assert lone(tmp_path, "aten::neg", dims, types, [""], [[1]], dur=1.001).is_over_roof
+
+
+def test_float32_products_are_tf32_unless_a_kernel_says_otherwise(tmp_path: Path) -> None:
+    dims, types = [[4096, 4096], [4096, 4096]], [F32, F32]
+    work = 2 * 4096**3
+    tf32 = lone(
+        tmp_path, "aten::mm", dims, types, kernels=("cutlass_80_tensorop_s1688gemm_128x128",), dur=5000.5
+    )
+    full = lone(tmp_path, "aten::mm", dims, types, kernels=("ampere_sgemm_128x128_nn",), dur=9000.5)
+    assert tf32.bound_s == pytest.approx(work / 156e12)
+    assert full.bound_s == pytest.approx(work / 19.5e12)
+
+
+# ---- Triton
+
+
+def triton(tmp_path: Path, name: str, dims: list, concrete: list, **args: Any) -> TraceRow:
+    types = [F32 if shape else "Scalar" for shape in dims]
+    return lone(tmp_path, name, dims, types, concrete, kernel_backend="triton", kernels=(name,), **args)
+
+
+def test_a_fused_kernel_moves_each_argument_once(tmp_path: Path) -> None:
+    row = triton(tmp_path, "triton_poi_fused_add_cos_sin_0", [[10, 10]] * 3 + [[]], ["", "", "", "100"])
+    assert (row.flops, row.read_bytes, row.write_bytes) == (300, 800, 400)
+    assert row.op_class == "elementwise"
+    # a table of 1000 rows of which the kernel, of 6 * 8 elements, cannot touch more
+    row = triton(tmp_path, "triton_poi_fused_embedding_0", [[1000, 8], [6, 8], []], ["", "", "48"])
+    assert row.bytes == 2 * 48 * 4
+    row = triton(
+        tmp_path, "triton_red_fused_mean_mul_1", [[64, 512], [512], [64], [], []], ["", "", "", "64", "512"],
+        kernel_kwargs="XBLOCK=1,R0_BLOCK=512",
+    )  # fmt: skip
+    assert (row.op_class, row.bytes, row.flops) == ("reduction", 4 * (64 * 512 + 512 + 64), 2 * 64 * 512)
+
+
+def test_a_triton_kernel_of_ones_own_is_not_guessed(tmp_path: Path) -> None:
+    row = triton(tmp_path, "triton_my_softmax", [[10, 10]], [""])
+    assert (row.flops, row.bytes, row.reason) == (None, None, "a Triton kernel of no known kind")
+
+
+@pytest.mark.parametrize(
+    ("names", "flops"),
+    [("_unsafe_view_mul_silu", 5), ("add_mean_mul_pow_rsqrt", 5), ("_to_copy_native_layer_norm", 7), ("clone", 0),
+     ("gelu_backward", 11), ("_softmax_masked_fill", 5), ("my_add", 1)],
+)  # fmt: skip
+def test_flops_of_a_kernels_name(names: str, flops: int) -> None:
+    assert flops_per_element(names) == flops
+
+
+# ---- values and dtypes
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("", None), ("None", None), ("[1, 2]", [1, 2]), ("0.", 0.0), ("True", True), ("mean", "mean"), ("nan", None),
+     ("9.9999999999999998e-13", 1e-12), ("[" * 100_000, None), ("__import__('os')", "__import__('os')"),
+     ("9" * 300, int("9" * 300))],
+)  # fmt: skip
+def test_recorded_values(text: str, value: Any) -> None:
+    assert parse_value(text) == (pytest.approx(value) if isinstance(value, float) else value)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("void multi_tensor_apply_kernel<TensorListMetadata<2>, BinaryOpListAlphaFunctor<c10::BFloat16, 2>, float>()",
+      "bfloat16"),
+     ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 4, 64, 64>(float*)", "float32"),
+     ("CatArrayBatchedCopy_contig<at::native::(anonymous namespace)::OpaqueType<4u>, unsigned int>", "float32"),
+     ("ampere_sgemm_128x64_nn", "")],
+)  # fmt: skip
+def test_a_lists_dtype_from_its_kernel(name: str, dtype: str) -> None:
+    assert list_dtype([name]) == dtype
+
+
+def test_hostile_shapes_are_refused_one_by_one(tmp_path: Path) -> None:
+    for dims in ([[-1, 4], [4, 4]], [["x", 4], [4, 4]], [[[4]], [4, 4]], [[10**400, 4], [4, 10**400]]):
+        row = lone(tmp_path, "aten::mm", dims, [BF16, BF16])
+        assert row.measured_s > 0
+        assert row.bound_s is None, dims
+    conv = [[8, 4, 2**20, 32], [16, 4, 2**20, 3], [], [], [], [], [], [], []]
+    types = [BF16, BF16, *["ScalarList"] * 3, *["Scalar"] * 4]
+    for steps in ("[0, 0]", "['a']", "[2, 2]", "{}", "10000000000000000000000000"):
+        row = lone(
+            tmp_path, "aten::cudnn_convolution", conv, types, ["", "", "[0, 0]", steps, "[3, 3]", *["1"] * 4]
+        )
+        assert row.bound_s is None, steps
+
+
+# ---- against torch
+
+
+def test_results_are_those_of_torch(tmp_path: Path) -> None:
+    """What torch returns on the CPU, from what its own profiler records of the call."""
+    torch = pytest.importorskip("torch")
+    aten, x, y = torch.ops.aten, torch.randn(6, 8), torch.randn(8, 5)
+    image, weight, q = torch.randn(2, 3, 16, 16), torch.randn(4, 3, 3, 3), torch.randn(2, 4, 6, 8)
+    index, half = torch.tensor([1, 3, 5]), torch.randn(6, 8, dtype=torch.bfloat16)
+    calls = [
+        (aten.mm.default, x, y), (aten.addmm.default, torch.randn(5), x, y), (aten.bmm.default, q[0], q[0].mT),
+        (aten.convolution.default, image, weight, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1),
+        (aten.convolution.default, image, torch.randn(3, 4, 3, 3), None, [2, 2], [1, 1], [1, 1], True, [1, 1], 1),
+        (aten.max_pool2d_with_indices.default, image, [3, 3], [2, 2], [1, 1], [1, 1], True),
+        (aten._adaptive_avg_pool2d.default, image, [5, 7]), (aten.avg_pool2d.default, image, [3, 3], [2, 2]),
+        (aten.upsample_bilinear2d.default, image, [20, 24], False), (aten._softmax.default, x, -1, False),
+        (aten.native_layer_norm.default, x, [8], None, None, 1e-5),
+        (aten.native_group_norm.default, image, None, None, 2, 3, 256, 3, 1e-5),
+        (aten.add.Tensor, x, half), (aten.mul.Tensor, half, 2.0), (aten.gt.Scalar, x, 0),
+        (aten.where.self, x > 0, x, x),
+        (aten.div.Tensor, index, 2), (aten.sum.dim_IntList, x, [1], True), (aten.mean.dim, x, [-1]),
+        (aten.var_mean.correction, x, [1]), (aten.max.dim, x, 1), (aten.argmax.default, x, 0),
+        (aten.any.default, x > 0),
+        (aten.cumsum.default, index, 0), (aten.topk.default, x, 3), (aten.sort.default, x),
+        (aten.cat.default, [x, x], 1),
+        (aten.stack.default, [x, x]), (aten.index_select.default, x, 0, index), (aten.embedding.default, x, index),
+        (aten.gather.default, x, 1, torch.zeros(6, 2, dtype=torch.int64)), (aten.repeat.default, x, [2, 3]),
+        (aten.constant_pad_nd.default, x, [1, 2]), (aten._to_copy.default, x, ),
+        (aten.native_dropout.default, x, 0.5, True),
+        (aten.nll_loss_forward.default, x, torch.zeros(6, dtype=torch.int64), None, 1, -100),
+        (aten.arange.start_step, 0, 10, 3), (aten.full.default, [3, 4], 1.5), (aten._foreach_norm.Scalar, [x, y]),
+        (aten._fft_r2c.default, x, [1], 0, True), (aten.gelu.default, half), (aten.tril.default, x),
+    ]  # fmt: skip
+    expected = []
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as profiler:
+        for function, *arguments in calls:
+            made = function(*arguments)
+            outputs = [
+                t
+                for t in (made if isinstance(made, (tuple, list)) else [made])
+                if isinstance(t, torch.Tensor)
+            ]
+            expected.append([(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in outputs])
+    path = tmp_path / "real.json"
+    profiler.export_chrome_trace(str(path))
+    events = iter(e for e in json.loads(path.read_text())["traceEvents"] if e.get("cat") == "cpu_op")
+    for (function, *_), wanted in zip(calls, expected, strict=True):
+        name = function.name().partition(".")[0]
+        event = next(e for e in events if e["name"] == name)
+        found = read_call(recorded(event), Hints(list_dtype="float32")).call.outputs
+        assert sum(s.nbytes for s in found) == sum(s.nbytes for s in as_specs(wanted)), (name, found, wanted)
+        if name not in ("aten::cat", "aten::stack", "aten::native_layer_norm"):  # as long, in another shape
+            assert [(s.shape, s.dtype) for s in found] == wanted, name
+
+
+def recorded(event: dict[str, Any]) -> TracedOp:
+    args = event["args"]
+
+    def tuples(value: Any) -> Any:
+        return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+    return TracedOp(
+        0, event["name"], ("1", "1"), 0.0, 1.0, tuples(args["Input Dims"]), tuple(args["Input type"]),
+        tuples(args["Input Strides"]), tuple(args["Concrete Inputs"]),
+    )  # fmt: skip
+
+
+def as_specs(shapes: list[tuple[tuple[int, ...], str]]) -> list[Any]:
+    from memwall.graph import contiguous
+
+    return [contiguous(shape, dtype) for shape, dtype in shapes]
+
+
+def test_an_op_without_a_schema_says_so() -> None:
+    with pytest.raises(UnknownCall, match="no schema"):
+        read_call(TracedOp(0, "mylib::magic", ("1", "1"), 0.0, 1.0, ((4,),), ("float",)), Hints())
+
+
+# ---- real traces
+
+
+@pytest.mark.skipif(not TRACES, reason="needs ../shared/traces, real profiler traces")
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+def test_real_traces(path: Path) -> None:
+    trace = read_trace(path)
+    analysis = analyse(trace, load_gpu(board(trace) or ""))
+    assert analysis.over_roof == ()
+    if analysis.shaped_share:
+        assert analysis.costed_of_shaped >= 0.95
+    total_s = sum(kernel.dur_us for kernel in trace.kernels) * 1e-6
+    assert analysis.measured_s == pytest.approx(total_s), "every kernel is in one row"
+    assert sum(len(row.kernels) for row in analysis.rows) == len(trace.kernels)
+
+
+def _trace(name: str) -> Path:
+    found = next((path for path in TRACES if name in path.name), None)
+    if found is None:
+        pytest.skip("needs ../shared/traces, real profiler traces")
+    return found
+
+
+def test_a_resnet_of_2021_has_the_flops_of_the_paper() -> None:
+    """ResNet-50 takes 4.087e9 multiply-adds in convolutions for an image of 224 x 224; no gradient of the image is
+    made, so the first convolution (112 * 112 * 64 * 147) counts twice and not three times. 6 steps of 32 images."""
+    analysis = analyse(read_trace(_trace("v100_resnet50")), load_gpu("v100-sxm2-32gb"))
+    flops = sum(row.flops or 0 for row in analysis.rows if row.op_class == "convolution")
+    assert flops / (6 * 32) == pytest.approx(3 * 2 * 4.087e9 - 2 * 112 * 112 * 64 * 147, rel=2e-3)
+
+
+def test_a_small_bert_has_the_flops_of_its_layers() -> None:
+    """141 tokens, 4 layers of 512: 4 products of 512 x 512 and two of 512 x 2048 each, and the head."""
+    analysis = analyse(read_trace(_trace("h100_bert")), load_gpu("h100-sxm"))
+    flops = sum(row.flops or 0 for row in analysis.rows if row.op_class == "contraction")
+    layer = 4 * 512 * 512 + 2 * 512 * 2048
+    assert flops == 2 * 141 * (4 * layer + 512 * 512 + 512 * 30522)
+    attention = sum(row.flops or 0 for row in analysis.rows if row.op_class == "attention")
+    assert attention == 4 * 8 * 141 * 141 * 2 * (64 + 64)
