@@ -35,7 +35,7 @@ LARGEST = 5
 
 
 def read_keywords(given: Mapping[str, Any]) -> tuple[dict[str, Limit], dict[str, Any]]:
-    """Limits by what was written, and keywords of :func:`memwall.profile`.
+    """Limits by what was written, and keywords of :func:`memwall.profile`; of two limits of a quantity the last counts.
 
     Raises:
         UsageError: no such keyword, or its value is no absolute limit of that quantity.
@@ -44,14 +44,19 @@ def read_keywords(given: Mapping[str, Any]) -> tuple[dict[str, Limit], dict[str,
     options = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     wanted = {key: value for key, value in given.items() if key not in options}
     limits = {f"{key}={value!r}": _limit(key, value, options) for key, value in wanted.items()}
-    return limits, {key: value for key, value in given.items() if key in options}
+    # max_time is max_time_s too
+    closest = {limit.quantity.name: written for written, limit in limits.items()}
+    return (
+        {written: limits[written] for written in closest.values()},
+        {key: value for key, value in given.items() if key in options},
+    )
 
 
 def _limit(keyword: str, value: Any, options: Iterable[str]) -> Limit:
     side, _, name = keyword.partition("_")
     quantity = QUANTITIES.get(ALIASES.get(name, name))
-    if side not in ("max", "min") or quantity is None:
-        known = [f"{_side(q)}_{q.name}" for q in QUANTITIES.values()]
+    if side not in ("max", "min") or quantity is None or quantity.per == "machine":
+        known = [f"{_side(q)}_{q.name}" for q in QUANTITIES.values() if q.per != "machine"]
         raise UsageError(f"no keyword {keyword!r}; {near(keyword, [*known, *sorted(options)])}")
     if side != _side(quantity):
         better = "lower" if quantity.lower else "higher"
@@ -115,6 +120,7 @@ def not_bound(profile: Profile, wall: str, module: str, share: float) -> str:
     Raises:
         UsageError: there is no such wall, or no such share.
     """
+    __tracebackhide__ = True
     if wall not in WALLS:
         raise UsageError(f"no wall {wall!r}; {near(wall, WALLS)}")
     if not 0 < share <= 1:

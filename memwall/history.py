@@ -246,7 +246,7 @@ def _row(line: str, where: str) -> Row:
         record = json.loads(line)
     except (ValueError, RecursionError):
         raise UsageError(
-            f"{where} is not JSON; take the line out, or write it again at that commit"
+            f"{where} is not JSON; name a file that memwall gate --history wrote, or take the line out"
         ) from None
     check_schema(record, _FAMILY, _VERSION, where)
     texts = {name: record.get(name) for name in ("commit", "date", "memwall_version", *Series._fields)}

@@ -75,6 +75,12 @@ class Profile:
     environment: Mapping[str, Any] = field(default_factory=dict)
     memwall_version: str = __version__
 
+    def __repr__(self) -> str:
+        """One line: a notebook keeps it beside the HTML, and a failed test prints it."""
+        on = ", ".join(f"{s.gpu.name} {s.policy}" for s in self.simulations) or "no GPU"
+        name = " ".join(self.workload.name.split())
+        return f"<memwall.Profile of {name}: {self.workload.mode}, {len(self.graph.ops):,} ops; {on}>"
+
     @property
     def graph(self) -> Graph:
         """The graph of the first GPU."""

@@ -5,9 +5,10 @@
         memwall.profile(Net(), (torch.zeros(8, 512),))
 
 ``max_`` or ``min_`` and the name of any quantity that a gate knows is a limit; every other keyword is a default for
-:func:`memwall.profile`. Each profile made in the test is held against each limit, on each of its GPUs under each of its
-policies. Markers of the module and the class count too; the closest wins. A test that has limits and profiles nothing
-fails. In a test that takes the fixture, ``memwall`` has all public names of the package besides.
+:func:`memwall.profile`. Each profile that the fixture's ``profile`` makes is held against each limit, on each of its
+GPUs under each of its policies. Markers of the module and the class count too; the closest wins. A test that has limits
+and profiles nothing so fails. In a test that takes the fixture, ``memwall`` has all public names of the package
+besides.
 
 pytest loads this file in every session of an environment that has memwall: it imports nothing that pytest has not.
 """
@@ -67,8 +68,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     expected = item.stash.get(_EXPECTED, None)
     if expected is not None and expected.limits and not expected.profiled:
         pytest.fail(
-            f"the memwall marker wants {', '.join(expected.limits)}, but the test profiled nothing: take the memwall"
-            " fixture and call its profile()",
+            f"the memwall marker wants {', '.join(expected.limits)}, but the test profiled nothing with the"
+            " memwall fixture: take it and call its profile()",
             pytrace=False,
         )
     return result
@@ -145,7 +146,9 @@ def _read(markers: Iterable[pytest.Mark]) -> Expected:
     for marker in markers:
         if marker.args:
             pytest.fail(f"the memwall marker takes keywords only, not {marker.args[0]!r:.60}", pytrace=False)
-        given.update(marker.kwargs)
+        for key, value in marker.kwargs.items():
+            given.pop(key, None)  # what is closer stands later
+            given[key] = value
     wrong = ""
     try:
         limits, options = read_keywords(given)

@@ -73,7 +73,10 @@ def trace(*, name: str = "", attention: str = "flash", max_ops: int = 200_000) -
     tensors run on the GPU. What is on the GPU (on ``meta`` where nothing is, on the CPU where neither is used) is
     recorded as what a CUDA device would launch; work on the host's tensors beside it is not. Autocast is that of the
     device the tensors are on; what ``torch.compile`` made runs eagerly. Ops that other threads run, and Triton kernels
-    on a real GPU, are not seen.
+    on a real GPU, are not seen; a trace or a profile of another thread waits until the block has ended.
+
+    Peak memory counts a tensor from its first op to its last, and to the end where it still lives then: what a name
+    holds longer than that in the middle of the block is not counted.
 
     Args:
         name: of the workload in reports; the classes of the modules called where it is empty.

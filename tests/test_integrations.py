@@ -179,7 +179,7 @@ def test_every_option_of_memwall_gate_there_is_one(path):
 def test_the_comment_is_found_by_the_line_that_the_report_begins_with():
     from memwall.report.gating.comment import MARKER
 
-    assert f'startswith("{MARKER}")' in SCRIPTS["comment"]
+    assert f"mark='{MARKER}'" in SCRIPTS["comment"]
 
 
 # -- the scripts, run --------------------------------------------------------------------------------------------------
@@ -361,11 +361,13 @@ def test_a_gate_that_says_pass_and_writes_nothing_fails(runner, tmp_path):
     assert runner.step("gate", tmp_path)[:2] == (1, {})
 
 
-def test_a_result_that_was_there_before_is_none(runner, tmp_path):
-    (runner.temp / "memwall-gate").mkdir()
-    (runner.temp / "memwall-gate" / "gate.json").write_text("{}")
-    runner.program("memwall", "exit 3")
-    assert runner.step("gate", tmp_path)[:2] == (3, {})
+def test_two_uses_in_one_job_keep_their_results(runner, tmp_path):
+    """The second would overwrite the files that the first has named as its outputs."""
+    runner.program("memwall", GATE)
+    first, second = (runner.step("gate", tmp_path, CODE=code)[1] for code in ("0", "1"))
+    assert (first["verdict"], second["verdict"]) == ("pass", "fail")
+    assert first["json"] != second["json"]
+    assert Path(first["json"]).is_file() and Path(second["json"]).is_file()
 
 
 def test_the_inputs_become_arguments_and_stay_data(runner, tmp_path):
@@ -376,7 +378,7 @@ def test_the_inputs_become_arguments_and_stay_data(runner, tmp_path):
         LIMITS="dram_bytes=+2%\ntime_s=3.2 ms", TARGETS=f"-x.py\n\n{hostile}",
     )  # fmt: skip
     called = record.read_text().splitlines()
-    out = f"{runner.temp}/memwall-gate"
+    (out,) = runner.temp.iterdir()
     assert called == [
         "gate", "--github", "-o", f"{out}/comment.md", "-o", f"{out}/gate.json", "-o", f"{out}/gate.sarif",
         "-o", f"{out}/junit.xml", "--config", "the gate.toml", "--baseline-ref", "abc", "--gpu", "h100",
@@ -432,9 +434,38 @@ def test_the_filter_takes_our_own_comments_alone():
         {"id": 3, "user": {"type": "Bot"}, "body": ours},
     ]  # fmt: skip
     done = subprocess.run(
-        [jq, expression], input=json.dumps(comments), capture_output=True, text=True, check=True
-    )
+        [jq, expression], input=json.dumps(comments), capture_output=True, text=True, check=True,
+        env={**os.environ, "mark": "<!-- memwall-gate -->"},
+    )  # fmt: skip
     assert done.stdout.split() == ["3"]
+
+
+def test_each_part_of_a_repository_has_a_comment_of_its_own(runner, tmp_path):
+    """Both jobs of a repository with two packages would edit one comment in turns, and the last would stand there."""
+    record = runner.program("gh", 'case "$*" in *--paginate*) echo "$mark" >>marks; exit 0;; esac')
+    comment = tmp_path / "c.md"
+    comment.write_text("<!-- memwall-gate -->\n### pass\n")
+    for place in (".", "pkg/a"):
+        assert runner.step("comment", tmp_path, COMMENT=str(comment), PULL_NUMBER="7", PLACE=place)[0] == 0
+    marks = (tmp_path / "marks").read_text().splitlines()
+    assert marks == ["<!-- memwall-gate -->", "<!-- memwall-gate pkg/a -->"]
+    bodies = [Path(path).read_text() for path in re.findall(r"body=@(.*)", record.read_text())]
+    assert [body.splitlines()[0] for body in bodies] == marks and all("### pass" in body for body in bodies)
+    assert not bodies[1].startswith(marks[0])
+
+
+def test_pull_request_target_is_refused_before_anything_is_installed(runner, tmp_path):
+    """Its checkout is the base: compared with itself it always passes."""
+    assert STEPS[0]["id"] == "refuse" and STEPS[0]["if"] == "github.event_name == 'pull_request_target'"
+    script = tmp_path / "refuse.sh"
+    script.write_text(STEPS[0]["run"])
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
+    assert done.returncode == 2 and "use pull_request" in done.stdout
+
+
+def test_a_merge_queue_has_a_base_too():
+    (step,) = [row for row in STEPS if row.get("id") == "base"]
+    assert "github.event.merge_group.base_sha" in step["env"]["PULL_BASE"]
 
 
 def test_a_token_that_may_not_write_is_a_warning(runner, tmp_path):

@@ -20,8 +20,9 @@ from memwall.report.gating.numbers import apart, change_text
 _WIDE, _HIGH, _MOST_ROWS = 3.3, 1.9, 40
 #: letters of a workload's name that fit beside a panel
 _NAME = 22
-#: commits whose points are drawn, labels below a panel, steps of a panel that get their change written
-_POINTS, _LABELS, _WRITTEN = 40, 5, 3
+#: commits whose points are drawn, labels below a panel, steps of a panel that get their change written, changes of
+#: version that get theirs
+_POINTS, _LABELS, _WRITTEN, _VERSIONS = 40, 5, 3, 4
 _WORSE, _BETTER = "#cc3311", "#228833"
 #: Paul Tol's bright scheme without its red and green, which mean something here
 _COLORS = ("#4477aa", "#ee8833", "#66ccee", "#aa3377", "#ccbb44", "#777777", "#332288", "#44aa99", "#ddaa88")
@@ -30,6 +31,8 @@ _SHARED = "#444b55"
 _DASHES = {"eager": "-", "memwall": "--", "inductor": "-.", "ideal": ":"}
 #: from here on an axis is logarithmic
 _DECADES = 8.0
+#: and up to here a decade has three ticks
+_FEW_DECADES = 100.0
 
 _Panel = dict[Series, tuple[Row, ...]]
 
@@ -95,8 +98,11 @@ def _draw(
             color=_WORSE if step.worse else _BETTER, linestyle="", zorder=4,
         )  # fmt: skip
     _write_changes(axis, found, places)
-    for i, (place, version) in enumerate(_versions(panel, places)):
-        axis.axvline(place, color="#667080", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    versions = _versions(panel, places)
+    faint = 1.0 if len(versions) <= _VERSIONS else 0.25
+    for place, _ in versions:
+        axis.axvline(place, color="#667080", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1, alpha=faint)
+    for i, (place, version) in enumerate(versions[-_VERSIONS:]):
         late = _is_late(place, places)
         axis.annotate(
             f"memwall {clean(version)[:12]}", (place, 1.0), xycoords=("data", "axes fraction"),
@@ -160,7 +166,8 @@ def _scale(axis: Any, values: Sequence[float], unit: str) -> None:
     positive = [value for value in values if value > 0]
     if len(positive) == len(values) and values and max(values) > _DECADES * min(values):
         axis.set_yscale("log")
-        axis.yaxis.set_major_locator(LogLocator(numticks=5))
+        parts = (1.0, 2.0, 5.0) if max(values) < _FEW_DECADES * min(values) else (1.0,)
+        axis.yaxis.set_major_locator(LogLocator(subs=parts, numticks=5))
         axis.yaxis.set_minor_locator(NullLocator())
     else:
         if values and max(values) - min(values) <= 1e-9 * max(map(abs, values)):

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memwall.errors import UsageError
 from memwall.graph import TensorSpec
 from memwall.trace.cuda_forms import ATTENTION_BACKENDS, CudaForms
-from memwall.trace.live_recorder import LiveRecorder
+from memwall.trace.live_recorder import LiveRecorder, plain_tensor
 from memwall.trace.modules import module_names
 from memwall.trace.optimizers import fused_everywhere
 from memwall.trace.real_forms import RealForms
@@ -97,6 +98,12 @@ class LiveTrace:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
+    def _is_recording(self) -> bool:
+        """Whether this thread's ops are recorded: modules, backward passes and optimizers of others are not ours. The
+        engine's threads have the modes of the one that started them."""
+        modes = _get_current_dispatch_mode_stack()
+        return any(isinstance(mode, LiveRecorder) for mode in modes)
+
     # -- modules ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -104,6 +111,8 @@ class LiveTrace:
         original, timeline, live = nn.Module.__call__, self.timeline, self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not live._is_recording():
+                return original(module, *args, **kwargs)
             path = live._names.get(id(module))
             if path is None:
                 if timeline.path:  # held outside the modules that call it
@@ -131,9 +140,11 @@ class LiveTrace:
         paths = {number: f"{root}.{path}" if path else root for number, path in module_names(plain).items()}
         self._names |= {id(module): root, **paths}
         for name, parameter in plain.named_parameters():
+            parameter = plain_tensor(parameter)
             for recorder in self.recorders.values():
                 recorder.take(parameter, name, f"{root}.{name}".rpartition(".")[0])
         for name, buffer in plain.named_buffers():
+            buffer = plain_tensor(buffer)
             for recorder in self.recorders.values():
                 if buffer.device.type == recorder.device:
                     recorder.set_role(buffer, "buffer", name)
@@ -148,6 +159,8 @@ class LiveTrace:
 
         def told(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
+                if not self._is_recording():
+                    return original(*args, **kwargs)
                 before = {recorder: recorder.phase for recorder in self.recorders.values()}
                 for recorder in before:
                     recorder.phase = "backward"
@@ -168,6 +181,8 @@ class LiveTrace:
                 setattr(torch.autograd, name, original)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_recording():
+            return
         self._restore()
         self.optimizers[type(optimizer).__name__] = None
         self._outside = self.timeline.enter("optimizer")
@@ -180,6 +195,8 @@ class LiveTrace:
             recorder.phase, recorder.counts_on_host = "optimizer", recorder.device == "cpu" and not on_device
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_recording():
+            return
         self._restore()
         for recorder in self.recorders.values():
             self._take_state(recorder, optimizer)

@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memwall.errors import UsageError
 from memwall.graph import Graph, Op
 from memwall.trace.recorder import Recorder
 from memwall.trace.tensors import flat_tensors
@@ -21,6 +23,8 @@ from memwall.trace.tensors import flat_tensors
 
 class LiveRecorder(Recorder):
     """A recorder that keeps no data alive and finds the roles of tensors by itself."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, classify: Callable[[str], str], *, device: str, max_ops: int) -> None:
         super().__init__(classify, device=device, max_ops=max_ops)
@@ -37,6 +41,11 @@ class LiveRecorder(Recorder):
         self._storage_ids[raw._cdata] = storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            raise UsageError(
+                f"a trace cannot record {func.name()}, an operator that takes Python functions; write it out in plain"
+                " PyTorch, or leave it outside the block"
+            )
         if args and isinstance(args[0], torch.Tensor):  # a view of a leaf is none
             self._meet(args[0])
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -46,6 +55,8 @@ class LiveRecorder(Recorder):
         attributes: Iterable[tuple[str, Any]] = (),
     ) -> None:  # fmt: skip
         """Record one call; what it reads and nothing has written was there before."""
+        if name.startswith("prims.") and self.device == "meta":
+            return  # forward-mode derivatives: ATen asks for a shape, and nothing runs
         read = list(inputs)
         for tensor in read:
             if not self._meet(tensor) and tensor.device.type == self.device and self.knows(tensor) is None:
@@ -101,6 +112,13 @@ class LiveRecorder(Recorder):
         }
         alive = [value for storage, value in results.items() if not self._alive[storage].expired()]
         return alive or [value for storage, value in results.items() if storage not in read]
+
+
+def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What torch.func's wrappers (``vmap``, ``grad``) hold: the tensor that has the storage."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def plain_name(path: str, roots: Counter[str]) -> str:

@@ -42,6 +42,10 @@ class RealForms(CudaForms):
         self, call: Callable[..., Any], op: str, *description: Any, **options: Any
     ) -> tuple[torch.Tensor, ...]:
         compute = partial(call, partial(self._kernels[op].call_boxed, _CPU))
+        # vmap and grad refuse such a Function as Real; torch's kernel calls what they know
+        if torch._C._are_functorch_transforms_active():
+            computed = compute(*description[3])
+            return (computed,) if isinstance(computed, torch.Tensor) else tuple(computed)
         return Real.run(self.recorder, compute, *description, **options)
 
 

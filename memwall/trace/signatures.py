@@ -17,6 +17,7 @@ FREE = frozenset(
         "_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "sparse_dim", "dense_dim",
         "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "as_strided_", "_conj", "_neg_view",
         "_has_compatible_shallow_copy_type", "_version", "result_type", "is_nonzero",
+        "_has_same_storage_numel",
     )
 )  # fmt: skip
 

@@ -353,6 +353,40 @@ def test_the_picture_marks_steps_breaks_lines_and_draws_versions(monkeypatch):
     assert written == {"+17.0 %", "-25.0 %", "memwall 2.0"}
 
 
+def drawn_axes(monkeypatch, rows, quantities):
+    """The panels of a picture."""
+    from matplotlib.figure import Figure
+
+    from memwall.report import trend as module
+
+    figure = Figure(layout="constrained")
+
+    def build(fmt, size, draw):
+        draw(figure)
+        return b""
+
+    monkeypatch.setattr(module, "picture", build)
+    module.trend_figure(rows, quantities, "svg")
+    figure.canvas.draw()
+    return figure.axes
+
+
+def test_two_branches_of_two_versions_leave_the_panel_legible(monkeypatch):
+    """By date they alternate: eleven changes of version, of which four are named."""
+    rows = [row(f"{day:040x}", day, f"{1 + day % 2}.0", kernels=10) for day in range(1, 13)]
+    (axis,) = drawn_axes(monkeypatch, rows, ["kernels"])
+    assert sum(line.get_linestyle() == "--" for line in axis.get_lines()) == 11
+    assert len([text for text in axis.texts if text.get_text().startswith("memwall")]) == 4
+
+
+@pytest.mark.parametrize("high", [9e-3, 45e-3, 300e-3])
+def test_a_logarithmic_axis_can_be_read(monkeypatch, high):
+    """A decade alone has often one tick or none."""
+    (axis,) = drawn_axes(monkeypatch, [row(A, 1, time_s=1.1e-3), row(B, 2, time_s=high)], ["time_s"])
+    low, top = axis.get_ylim()
+    assert sum(low <= tick <= top for tick in axis.get_yticks()) >= 3
+
+
 @pytest.mark.parametrize("figures", [{"kernels": 5}, {"kernels": 0}, {"time_s": 1e-9}])
 def test_one_commit_can_be_drawn(figures):
     assert render_history((row(A, 1, **figures),), "png", list(figures)).startswith(b"\x89PNG")

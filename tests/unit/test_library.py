@@ -323,6 +323,17 @@ def test_a_profile_shows_totals_walls_verdict_and_kernels(profile):
     assert any(title.startswith("compute 59.94") for title in walls)
 
 
+def test_the_plain_text_beside_the_html_is_one_line(profile):
+    """It was every field of every op: 44 MB for 30,000 kernels on two GPUs, in each notebook that showed them."""
+    text = repr(profile)
+    assert len(text) < 300 and "\n" not in text
+    assert text.startswith(f"<memwall.Profile of {profile.workload.name}: ")
+    assert all(f"{s.gpu.name} {s.policy}" in text for s in profile.simulations)
+    assert "no GPU" in repr(profile.with_simulations(()))
+    named = dataclasses.replace(profile.workload, name="two\nlines")
+    assert "of two lines: " in repr(dataclasses.replace(profile, workload=named))
+
+
 def test_names_are_escaped():
     text = make_profile(name="</style><script>alert(1)</script>")._repr_html_()
     assert "<script" not in text

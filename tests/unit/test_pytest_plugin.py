@@ -47,7 +47,9 @@ def warm():
 
     import memwall.expectations
 
-    assert memwall.profile(torch.nn.Linear(4, 4), (torch.zeros(2, 4),), policy=["eager", "ideal"]).simulations
+    linear, inputs = torch.nn.Linear(4, 4), (torch.zeros(2, 4),)
+    made = memwall.profile(linear, inputs, policy=["eager", "ideal"])
+    assert memwall.expectations.with_capture(made, linear, inputs, {}).simulations
 
 
 @pytest.fixture
@@ -196,6 +198,26 @@ class TestNet:
     says(result, "test_far", "want at most 1 (max_kernels=1)")
 
 
+def test_the_closest_limit_of_a_quantity_wins_by_whatever_name(run):
+    """``max_time`` is ``max_time_s``: the second test would fail by the limit of its class."""
+    result = run("""
+@pytest.mark.memwall(max_time="1 ns")
+class TestNet:
+    def test_far(self, memwall):
+        memwall.profile(Net(), X)
+
+    @pytest.mark.memwall(max_time_s="1 s")
+    def test_closest(self, memwall):
+        memwall.profile(Net(), X)
+
+    @pytest.mark.memwall(max_time_s="1 s")
+    @pytest.mark.memwall(max_time="1 ns")
+    def test_first_name_again(self, memwall):
+        memwall.profile(Net(), X)
+""")
+    result.assert_outcomes(passed=1, failed=2)
+
+
 def test_keywords_of_the_call_go_before_those_of_the_marker(run):
     run("""
 @pytest.mark.memwall(gpu="a100", max_kernels=2)
@@ -229,7 +251,7 @@ def test_skipped(memwall):
     result.assert_outcomes(failed=2, passed=1, skipped=1)
     says(
         result,
-        "the memwall marker wants max_kernels=1, but the test profiled nothing: take the memwall fixture",
+        "the memwall marker wants max_kernels=1, but the test profiled nothing with the memwall fixture: take it",
     )
 
 
@@ -238,6 +260,7 @@ def test_skipped(memwall):
     [
         ("max_dram_byte=1", "no keyword 'max_dram_byte'; did you mean max_dram_bytes?"),
         ("gpus='h100'", "no keyword 'gpus'; did you mean gpu?"),
+        ("max_measured_s='1 s'", "no keyword 'max_measured_s'; did you mean max_time_s?"),
         ("max_mfu=0.5", "max_mfu: higher is better; write min_mfu"),
         ("min_kernels=5", "min_kernels: lower is better; write max_kernels"),
         ("max_dram_bytes='+2 %'", "is a change, and a marker has no baseline; write an absolute limit"),
@@ -378,6 +401,16 @@ def test_assert_bound_fails_closed(walls):
 def test_assert_bound_refuses_a_share_that_is_none(walls, share):
     with pytest.raises(UsageError, match="want a fraction above 0, at most 1"):
         assert_bound(walls, "compute", share=share)
+
+
+def test_a_misuse_of_assert_bound_is_shown_at_the_users_line(run):
+    result = run("""
+def test_net(memwall):
+    memwall.assert_bound(memwall.profile(Net(), X), "overheads")
+""")
+    result.assert_outcomes(failed=1)
+    says(result, "no wall 'overheads'; did you mean overhead?")
+    assert "def not_bound" not in "\n".join(result.outlines)
 
 
 def test_assert_bound_refuses_a_wall_that_there_is_not(walls):

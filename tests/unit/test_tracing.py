@@ -186,6 +186,73 @@ def test_what_is_still_alive_is_an_output_and_stays_in_memory():
     assert run(keep=True) == 4 * 4000 + 4000
 
 
+def attends():
+    """Self-attention and an RMS norm: kernels that a trace lets torch's own stand for."""
+
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.norm = nn.MultiheadAttention(16, 2, batch_first=True), nn.RMSNorm(16)
+
+        def forward(self, x):
+            return self.norm(self.attention(x, x, x, need_weights=False)[0])
+
+    return Attends()
+
+
+def recurrent():
+    class First(nn.LSTM):
+        def forward(self, x):
+            return super().forward(x)[0]
+
+    return First(16, 8, batch_first=True)
+
+
+@pytest.mark.parametrize("make", [Net, attends, recurrent])
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's own: vmap falls back to a loop
+def test_torch_func_gives_its_values_and_knows_the_parameters(make, batched):
+    net, x = make(), torch.randn(3, 5, 64 if make is Net else 16)
+    weights = dict(net.named_parameters())
+
+    def loss(weights, x):
+        return torch.func.functional_call(net, weights, (x,)).square().mean()
+
+    gradient = torch.func.grad(loss)
+    if batched:
+        gradient = torch.func.vmap(gradient, in_dims=(None, 0))
+        x = x.unsqueeze(1)
+    alone = gradient(weights, x)
+    with memwall.trace() as t:
+        traced = gradient(weights, x)
+    assert all(torch.allclose(alone[name], traced[name], atol=1e-6) for name in alone)
+    record = t.profile()
+    assert record.workload.parameters == sum(p.numel() for p in net.parameters())
+    assert {op.phase for op in record.graph.ops} == {"forward", "backward"}
+    assert record.coverage.unmodeled == ()
+
+
+def test_a_forward_mode_derivative_is_that_of_the_cpu():
+    """ATen asks a kernel on meta for a shape, which once made meta the device: one op without FLOPs was left.
+
+    ATen multiplies the tangents of both factors, though that of the weight is zero.
+    """
+    net, x = nn.Linear(16, 16), torch.randn(4, 16)
+    with memwall.trace() as t:
+        value, tangent = torch.func.jvp(net, (x,), (x,))
+    assert torch.allclose(tangent, x @ net.weight.T, atol=1e-6)
+    record = t.profile()
+    assert record.capture["device"] == "cpu"
+    assert [name for name in names(record) if name in ("addmm", "mm")] == ["addmm", "mm", "mm"]
+    assert not {"prims.add", "_has_same_storage_numel"} & set(names(record))
+    assert torch.allclose(value, net(x))
+
+
+def test_an_operator_on_functions_is_refused_in_one_line():
+    with memwall.trace(), pytest.raises(UsageError, match="cannot record cond, an operator that takes"):
+        torch.ops.higher_order.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (torch.ones(2),))
+
+
 # -- what is computed stays what it was --------------------------------------------------------------------------------
 
 
@@ -426,6 +493,49 @@ def test_another_thread_waits_its_turn():
     thread.join(60)
     assert found
     assert names(t.profile()) == ["ones", "exp"]
+
+
+def test_what_another_thread_runs_meanwhile_changes_nothing():
+    """It is in a module and in backward while the block calls its own, and its optimizer steps."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            inside.set()
+            go_on.wait(60)
+            return gradient
+
+    class Other(nn.Linear):
+        def forward(self, x):
+            Waits.apply(super().forward(x)).sum().backward()
+            return x
+
+    def run():
+        other = Other(2, 2)
+        optimizer = torch.optim.SGD(other.parameters())
+        other(torch.ones(2))
+        optimizer.step()
+
+    net = nn.Linear(4, 4)
+    with memwall.trace() as t:
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert inside.wait(60)
+        net(torch.ones(2, 4))
+        go_on.set()
+        thread.join(60)
+        torch.ones(2) * 2
+    record = t.profile()
+    assert [(op.name, op.module, op.phase) for op in record.graph.ops] == [
+        ("aten.ones", "", "forward"), ("aten.addmm", "Linear", "forward"),
+        ("aten.ones", "", "forward"), ("aten.mul.Tensor", "", "forward"),
+    ]  # fmt: skip
+    assert (record.workload.name, record.workload.optimizer) == ("Linear", None)
 
 
 def test_wrong_use_says_the_way_out():
