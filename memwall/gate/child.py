@@ -23,11 +23,21 @@ def main(task: str, answer: str) -> None:
     sys.path[:0] = [str(place) for place in _roots(folder)]
     with contextlib.redirect_stdout(sys.stderr), Path(answer).open("wb") as file:
         for job in jobs:
+            _as_at_the_start()
             row = trace_job(job)
             if avoid is not None:
                 row = replace(row, foreign=_loaded_from(avoid, folder))
             pickle.dump(row, file)
             file.flush()  # the next model may end this process
+
+
+def _as_at_the_start() -> None:
+    """Take back what the model before may have set for the whole process."""
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
 
 
 def _roots(folder: Path) -> list[Path]:
@@ -62,7 +72,7 @@ def trace_job(job: Job) -> Traced:
         return Traced(job.name, None, str(error))
     except (SystemExit, GeneratorExit, Exception) as error:
         return Traced(job.name, None, str(blame(error, f"running {job.target}")))
-    return Traced(job.name, profile, notes=tuple(notes))
+    return Traced(job.name, profile, notes=tuple(notes), real=bool(options.get("real")))
 
 
 def _profile(workload: Workload, job: Job, options: dict[str, Any], notes: list[str]) -> Profile:

@@ -19,6 +19,7 @@ from memwall.fusion import POLICIES
 from memwall.gate.limits import Limit, find_quantity, near, parse_limit
 from memwall.gate.quantities import ALIASES, QUANTITIES
 from memwall.hardware import Gpu, load_gpu, load_gpus
+from memwall.workload.target import split_target
 
 #: the file that holds nothing but a gate
 OWN_FILE = "memwall.toml"
@@ -414,8 +415,9 @@ def expand(target: str, root: Path) -> list[str]:
 
 def workload_name(target: str) -> str:
     """What a target is called: ``profiles/bert_large/model.py`` is bert_large, any other file goes by its own name."""
-    place, colon, name = target.rpartition(":")
-    path = Path(place if colon and place else target)
-    title = path.parent.name if path.stem == "model" and path.parent.name else path.name.removesuffix(".gz")
+    kind, place, name = split_target(target)
+    path = Path(place)
+    by_folder = path.name == "config.json" if kind == "hf" else path.stem == "model"
+    title = path.parent.name if by_folder and path.parent.name else path.name.removesuffix(".gz")
     title = title.removesuffix(".json").removesuffix(".py")
-    return f"{title}.{name}" if colon and place and place != "hf" else title
+    return f"{title}.{name}" if name else title

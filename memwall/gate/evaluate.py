@@ -28,7 +28,7 @@ LimitsOf = Mapping[tuple[str, str], Mapping[tuple[str, str], tuple[Limit, ...]]]
 @dataclass(frozen=True)
 class Subject:
     """One workload to judge. ``compared`` says that a baseline was asked for; ``refused`` why the one that is there
-    must not be used, ``missing`` what was said of a workload that is not in the base, ``new`` that it may pass for that.
+    must not be used, ``missing`` what was said of a workload that is not in the base, ``new`` that it may pass.
     """
 
     name: str
@@ -127,6 +127,8 @@ def _check(
     verdict, why, allowed = "pass", "", None
     if value is None:
         verdict, why = "inconclusive", _no_value(quantity, head)
+    elif limit.sign > 0 and before is None and base is not None and value == 0 and quantity.lower:
+        why = f"no {quantity.title}, whatever the base has"
     elif limit.relative and before is None and subject.new:
         why = "a new workload: there is nothing to compare it with"
     elif limit.relative and before is None:

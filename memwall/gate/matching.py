@@ -9,15 +9,14 @@ appeared or vanished.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import SequenceMatcher
 
 from memwall.graph import Graph, Op
 
 #: classes of which an op takes another's place: one product, one normalization for the other
 _REPLACED = frozenset(("contraction", "convolution", "attention", "normalization"))
 
-#: beyond this many ops in one module the order is not searched: equal ops are matched from the front
-_SEARCHED = 2000
+#: ops of one module that came or went, beyond which the order is not searched: equal ops are matched from the front
+_EDITS = 400
 
 
 def match_ops(base: Graph, head: Graph) -> dict[int, int]:
@@ -83,13 +82,44 @@ def _in_order(base: Sequence[object], head: Sequence[object]) -> list[tuple[int,
         end += 1
     pairs = [(i, i) for i in range(start)]
     inner_first, inner_second = first[start : len(first) - end], second[start : len(second) - end]
-    if max(len(inner_first), len(inner_second)) > _SEARCHED:
-        pairs += [(start + a, start + b) for a, b in _greedy(inner_first, inner_second)]
-    else:
-        matcher = SequenceMatcher(None, inner_first, inner_second, autojunk=False)
-        for block in matcher.get_matching_blocks():
-            pairs += [(start + block.a + i, start + block.b + i) for i in range(block.size)]
+    inner = _common(inner_first, inner_second)
+    if inner is None:
+        inner = _greedy(inner_first, inner_second)
+    pairs += [(start + a, start + b) for a, b in inner]
     return pairs + [(len(first) - 1 - i, len(second) - 1 - i) for i in range(end)]
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]] | None:
+    """Pairs of a longest common subsequence (Myers 1986, O(ND)); None beyond :data:`_EDITS` items of either alone."""
+    reached = {1: 0}
+    trail: list[dict[int, int]] = []
+    for edits in range(min(len(first) + len(second), _EDITS) + 1):
+        trail.append(dict(reached))
+        for diagonal in range(-edits, edits + 1, 2):
+            x = reached[diagonal + 1] if _down(reached, diagonal, edits) else reached[diagonal - 1] + 1
+            while x < len(first) and x - diagonal < len(second) and first[x] == second[x - diagonal]:
+                x += 1
+            reached[diagonal] = x
+            if x >= len(first) and x - diagonal >= len(second):
+                return _walked_back(trail, x, x - diagonal)
+    return None
+
+
+def _down(reached: dict[int, int], diagonal: int, edits: int) -> bool:
+    """Whether the furthest way to a diagonal takes an item of the second."""
+    return diagonal == -edits or (diagonal != edits and reached[diagonal - 1] < reached[diagonal + 1])
+
+
+def _walked_back(trail: list[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]:
+    pairs = []
+    for edits in range(len(trail) - 1, -1, -1):
+        reached, diagonal = trail[edits], x - y
+        before = diagonal + 1 if _down(reached, diagonal, edits) else diagonal - 1
+        while x > reached[before] and y > reached[before] - before:
+            x, y = x - 1, y - 1
+            pairs.append((x, y))
+        x, y = reached[before], reached[before] - before
+    return pairs[::-1]
 
 
 def _greedy(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:

@@ -118,9 +118,9 @@ class GateResult:
     checks: tuple[Check, ...]
     problems: tuple[Problem, ...] = ()
     baseline: Baseline = Baseline()
+    memwall_version: str = __version__
     #: workload -> how base and head were timed against each other, with all samples (``Contest.to_dict``)
     contests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    memwall_version: str = __version__
 
     @property
     def verdict(self) -> str:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from memwall._version import __version__
 from memwall.errors import UsageError
@@ -244,6 +245,24 @@ def _noted(baseline: Baseline, who: str, notes: Sequence[str]) -> Baseline:
     return replace(baseline, notes=(*baseline.notes, *[f"{who}: {note}" for note in notes]))
 
 
+def _other_step(before: Profile | None, after: Profile) -> list[str]:
+    """What is other about the step that is compared, which no limit sees: smaller inputs cost less."""
+    names = ("mode", "inputs", "optimizer", "autocast")
+    rows = (
+        [(name, getattr(before.workload, name), getattr(after.workload, name)) for name in names]
+        if before
+        else []
+    )
+    return [f"{name} {_short(new)} where the base has {_short(old)}" for name, old, new in rows if old != new]
+
+
+def _short(value: Any) -> str:
+    """``bfloat16[101, 64]`` of inputs, anything else as it is, of readable length."""
+    if isinstance(value, tuple):
+        value = ", ".join(f"{row.get('dtype', '')}{row.get('shape', '')}" for row in value)
+    return value if len(str(value)) <= 80 else f"{str(value)[:79]}…"
+
+
 def _captured(profile: Profile | None) -> bool:
     capture = capture_of(profile.capture) if profile is not None else None
     return capture is not None and not capture.failure
@@ -278,6 +297,7 @@ def _judged(
             continue
         baseline = _noted(baseline, workload.name, head.notes)
         before = base.profiles.get(workload.name)
+        baseline = _noted(baseline, workload.name, _other_step(before, head.profile))
         limits = {
             (s.gpu.name, s.policy): config.limits(
                 workload,

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-MODEL = '''\
+MODEL = """\
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -67,7 +67,7 @@ def loss(output):
 
 def optimizer(parameters):
     return torch.optim.AdamW(parameters, fused=True)
-'''
+"""
 
 
 class Regression(NamedTuple):
@@ -83,6 +83,8 @@ class Regression(NamedTuple):
     line: str
     settings: str = ""
 
+
+_READS = "weights = scores.sum(-1, keepdim=True) * (2.0 if scores.max().item() > 9 else 1.0)"
 
 REGRESSIONS = {
     "extra_cast": Regression(
@@ -110,8 +112,8 @@ REGRESSIONS = {
     ),
     "item": Regression(
         "weights = scores.sum(-1, keepdim=True)",
-        "weights = scores.sum(-1, keepdim=True) * (2.0 if scores.max().item() > 9 else 1.0)", "graph_breaks",
-        "graph break", "Tensor.item()", "3", "weights = scores.sum(-1, keepdim=True) * (2.0 if scores.max().item() > 9 else 1.0)",
+        _READS, "graph_breaks",
+        "graph break", "Tensor.item()", "3", _READS,
         'gpu = "a100-80gb-sxm"\ngraph_breaks = "+0"\nkernels = "+0"',
     ),
     "weight_copy": Regression(
@@ -132,7 +134,9 @@ def configuration() -> str:
     """One workload per regression, each with a model of its own."""
     rows = ['[tool.memwall.gate]\ngpu = "h100-sxm"\n']
     for name, regression in REGRESSIONS.items():
-        rows.append(f'[tool.memwall.gate.workloads.{name}]\ntarget = "models/{name}.py"\n{regression.settings}\n')
+        rows.append(
+            f'[tool.memwall.gate.workloads.{name}]\ntarget = "models/{name}.py"\n{regression.settings}\n'
+        )
     return "\n".join(rows)
 
 

@@ -450,7 +450,7 @@ def test_a_case_is_named_for_its_check():
     assert failed.result[0].message == sentence(fixture.MODULE) and failed.time == 0
     caused = cases["bert.h100-sxm.eager", "dram_bytes +0.5%"].result[0]
     assert "appeared x12: _to_copy in encoder.layer.*.attention" in caused.text
-    unsure = cases["gpt.eager", "measured time_s +5%"].result[0]
+    unsure = cases["gpt.eager", "measured_s +5%"].result[0]
     assert isinstance(unsure, junitparser.Error) and unsure.type == "inconclusive"
     assert not cases["bert.h100-sxm.eager", "kernels 120"].result
 

@@ -67,7 +67,7 @@ def is_relative(check: Check) -> bool:
 def subject(check: Check) -> str:
     """``dram_bytes[encoder.*]``: what was limited."""
     module = f"[{name(check.module)}]" if check.module else ""
-    return f"{'measured ' if check.measured else ''}{name(check.quantity)}{module}"
+    return f"{name(check.quantity)}{module}"
 
 
 def title(check: Check) -> str:

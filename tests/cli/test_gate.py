@@ -1,0 +1,699 @@
+"""``memwall gate`` as CI runs it: seeded regressions, git in all its states, broken models, broken baselines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memwall.hardware import load_gpu
+from memwall.profile import Profile
+from tests.cli.conftest import ROOT, Result
+from tests.unit import gate_repo
+from tests.unit.gate_repo import REGRESSIONS, git
+from tests.unit.report_fixture import make_profile
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+NET = """\
+import torch
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+def inputs():
+    return (torch.randn(4, 64),)
+"""
+SLOWER = NET.replace("torch.nn.ReLU()", "torch.nn.ReLU(), torch.nn.ReLU()")
+
+
+def gate(folder: Path, *args: str, home: Path = ROOT, **env: str) -> Result:
+    """``memwall gate`` in a process of its own."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    environment |= {"PYTHONPATH": str(home), "COLUMNS": "200", **env}
+    done = subprocess.run(
+        [sys.executable, "-m", "memwall", "gate", "-q", *args], cwd=folder, capture_output=True, text=True,
+        check=False, env=environment, timeout=300, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def commit(folder: Path, **files: str) -> str:
+    """Write files (``net`` is net.py, with a dot in it what it says), commit everything and return the commit."""
+    for name, text in files.items():
+        path = folder / (name if "." in name else f"{name}.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    if not (folder / ".git").exists():
+        git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "a change")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def only_tree(folder: Path) -> bool:
+    """Whether no worktree is left over."""
+    return git(folder, "worktree", "list", "--porcelain").count("worktree ") == 1
+
+
+def verdicts(result: Result) -> dict[tuple[str, str], str]:
+    """(workload, quantity) → verdict of a JSON result."""
+    return {(c["workload"], c["quantity"]): c["verdict"] for c in json.loads(result.out)["checks"]}
+
+
+# -- regressions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory) -> tuple[Path, Result]:
+    """A repository in which every regression is in the working tree, and what the gate says of it."""
+    folder = tmp_path_factory.mktemp("gate") / "work tree é"
+    gate_repo.make_repository(folder)
+    gate_repo.break_everything(folder)
+    return folder, gate(folder, "--baseline-ref", "main", "--json")
+
+
+def test_every_seeded_regression_fails(broken):
+    folder, result = broken
+    assert result.code == 1
+    assert json.loads(result.out)["verdict"] == "fail"
+    assert only_tree(folder)
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_a_seeded_regression_is_named_by_op_module_and_line(broken, name):
+    folder, result = broken
+    regression = REGRESSIONS[name]
+    failed = [c for c in json.loads(result.out)["checks"] if c["workload"] == name and c["verdict"] == "fail"]
+    (check,) = [c for c in failed if c["quantity"] == regression.quantity]
+    text = (folder / "models" / f"{name}.py").read_text().splitlines()
+    lines = [i for i, line in enumerate(text, 1) if regression.line and line.strip() == regression.line]
+    assert bool(lines) == bool(regression.line)
+    named = [
+        c for c in check["causes"]
+        if c["kind"] == regression.kind and regression.op in c["op"]
+        and (not regression.module or c["module"] == regression.module)
+        and (not lines or c["source"] == f"models/{name}.py:{lines[0]}")
+    ]  # fmt: skip
+    assert named, check["causes"]
+
+
+def test_a_model_that_begins_to_read_its_data_is_compared_with_a_base_that_is_traced_alike(broken):
+    """Real tensors on one side alone would show kernels that are no doing of the change."""
+    _, result = broken
+    (check,) = [
+        c for c in json.loads(result.out)["checks"] if (c["workload"], c["quantity"]) == ("item", "kernels")
+    ]
+    assert {c["op"] for c in check["causes"]} == {"max", "mul"}
+    assert check["value"] - check["baseline"] == 2
+
+
+def test_a_commit_of_the_docs_has_no_alert_and_one_text(broken, tmp_path):
+    """Byte-identical on two hash seeds of the parent, from another folder, in every format."""
+    folder = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(broken[0]), str(folder))
+    (folder / "README.md").write_text("Other words.\n")
+    git(folder, "commit", "-qam", "docs")
+    outputs = []
+    for seed, where in (("0", folder), ("4321", folder / "models")):
+        files = [tmp_path / f"{seed}.{suffix}" for suffix in ("xml", "json", "sarif")]
+        options = [word for file in files for word in ("-o", str(file))]
+        result = gate(where, "lost_fusion", "--baseline-ref", "HEAD~1", *options, PYTHONHASHSEED=seed)
+        assert result.code == 0, result
+        outputs.append([result.out, *[file.read_text() for file in files]])
+    assert outputs[0] == outputs[1]
+    record = json.loads(outputs[0][2])
+    assert {c["verdict"] for c in record["checks"]} == {"pass"}
+    assert all(c["value"] == c["baseline"] for c in record["checks"] if c["baseline"] is not None)
+    assert record["problems"] == []
+    assert str(tmp_path) not in "".join(outputs[0])
+
+
+@pytest.mark.slow
+def test_a_wheel_says_what_the_checkout_says(tmp_path):
+    import zipfile
+
+    pytest.importorskip("setuptools", minversion="77", reason="setuptools 77 is not installed")
+    source = tmp_path / "source"
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("memwall", "hardware_specs"):
+        shutil.copytree(ROOT / name, source / name, ignore=skip)
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, source / name)
+    words = (
+        "-m",
+        "pip",
+        "-q",
+        "wheel",
+        str(source),
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+    )
+    subprocess.run([sys.executable, *words], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("memwall-*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    repo = tmp_path / "repo"
+    commit(repo, net=NET)
+    (repo / "net.py").write_text(SLOWER)
+    runs = [
+        gate(repo, "net.py", "--baseline-ref", "HEAD", "--json", home=home)
+        for home in (ROOT, tmp_path / "site")
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0].code == 1
+
+
+# -- which code runs ---------------------------------------------------------------------------------------------------
+
+
+def test_what_others_did_on_main_is_not_flagged(tmp_path):
+    base = commit(tmp_path, net=SLOWER)
+    git(tmp_path, "checkout", "-q", "-b", "feature")
+    commit(tmp_path, README="mine")
+    git(tmp_path, "checkout", "-q", "main")
+    commit(tmp_path, net=NET)  # faster: against main's tip the branch would have one kernel more
+    git(tmp_path, "checkout", "-q", "--detach", "feature")
+    result = gate(tmp_path, "net.py", "--baseline-ref", "main", "--json", "--limit", "kernels=+0")
+    assert result.code == 0, result
+    record = json.loads(result.out)
+    assert record["baseline"]["commit"] == base
+    assert {(c["value"], c["baseline"]) for c in record["checks"] if c["quantity"] == "kernels"} == {(3, 3)}
+
+
+LAYER = """\
+import torch
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+"""
+USER = """\
+import torch
+from {package}.layer import Net
+def model():
+    return Net()
+def inputs():
+    return (torch.randn(4, 64),)
+"""
+
+
+def test_the_base_runs_the_code_of_the_base(tmp_path):
+    """Packages of the repository: in src, on a path that leads to the head, and where nobody would look."""
+    commit(tmp_path, **{
+        "src/ours/__init__.py": "", "src/ours/layer.py": LAYER, "src/ours/net.py": WORKLOAD,
+        "python/theirs/__init__.py": "", "python/theirs/layer.py": LAYER,
+        "a.py": USER.format(package="ours"), "c.py": USER.format(package="theirs"),
+        "memwall.toml": "[gate]\nworkloads = ['a.py', 'ours.net:workload', 'c.py']\nkernels = '+0'\n",
+    })  # fmt: skip
+    for place in ("src/ours", "python/theirs"):
+        path = tmp_path / place / "layer.py"
+        path.write_text(LAYER.replace("torch.relu(x)", "torch.relu(x) + 1"))
+    head = os.pathsep.join(
+        [str(ROOT), str(tmp_path / "src"), str(tmp_path / "python")]
+    )  # as an editable install has
+    result = gate(tmp_path, "--baseline-ref", "HEAD", "--json", PYTHONPATH=head)
+    found = verdicts(result)
+    assert (found["a", "kernels"], found["ours.net.workload", "kernels"]) == ("fail", "fail")
+    assert found["c", "kernels"] == "inconclusive"  # never the head compared with itself
+    (check,) = [
+        c for c in json.loads(result.out)["checks"] if (c["workload"], c["quantity"]) == ("c", "kernels")
+    ]
+    assert (
+        "would run the working tree's python/theirs/__init__.py, python/theirs/layer.py" in check["message"]
+    )
+    (check,) = [
+        c for c in json.loads(result.out)["checks"] if (c["workload"], c["quantity"]) == ("a", "kernels")
+    ]
+    assert [(c["op"], c["source"]) for c in check["causes"]] == [("add", "src/ours/layer.py:4")]
+
+
+WORKLOAD = """\
+import torch, memwall
+from ours.layer import Net
+workload = memwall.Workload(Net, (torch.randn(4, 64),))
+"""
+
+
+BROKEN = {
+    "raises": NET.replace("def model():", "def model():\n    raise ValueError('no weights here')"),
+    "exits": "import sys\nsys.exit(0)\n",
+    "leaves": NET.replace("def model():", "def model():\n    raise SystemExit(0)"),
+    "prints": "print('noise on import')\n" + NET.replace("def model():", "def model():\n    print('noise')"),
+    "asks": NET.replace("def model():", "def model():\n    input('name? ')"),
+    "unmodeled": NET.replace("torch.nn.ReLU()", "Odd()") + (
+        "class Odd(torch.nn.Module):\n    def forward(self, x):\n        return torch.special.zeta(x, x)\n"),
+    "syntax": "def model(:\n",
+    "sets": NET + "torch.set_default_dtype(torch.float64)\n",
+    "good": NET,
+    "killed": "import os, signal\nprint('x', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n",
+    "later": NET,
+}  # fmt: skip
+
+
+def test_a_model_that_breaks_never_passes_and_spoils_no_other(tmp_path):
+    """Also: a base that is fine, and one that breaks where the head does not."""
+    names = ["was_broken", "new", "moved", *BROKEN]
+    config = f"[gate]\nkernels = '+0'\ndram_bytes = '+0'\nworkloads = {[f'{name}.py' for name in names]}\n"
+    commit(
+        tmp_path,
+        **dict.fromkeys((*BROKEN, "old_name"), NET),
+        was_broken="1 / 0\n",
+        **{"memwall.toml": config},
+    )
+    for name, text in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    for name in ("was_broken", "new"):
+        (tmp_path / f"{name}.py").write_text(NET)
+    (tmp_path / "old_name.py").rename(tmp_path / "moved.py")
+    result = gate(tmp_path, "--baseline-ref", "main", "--json")
+    assert result.code == 1
+    problems = {p["workload"]: p["message"] for p in json.loads(result.out)["problems"]}
+    assert set(problems) == {"raises", "exits", "leaves", "asks", "syntax", "killed"}
+    for name, text in {
+        "raises": "ValueError: no weights here (at raises.py:3", "exits": "SystemExit",
+        "leaves": "SystemExit", "asks": "EOFError",
+        "syntax": "syntax.py:1: ", "killed": "its process was killed by signal 9; out of memory, or",
+    }.items():  # fmt: skip
+        assert problems[name].startswith("cannot be profiled: "), problems
+        assert text in problems[name], problems[name]
+        assert "\n" not in problems[name]
+    found = verdicts(result)
+    assert {v for (name, _), v in found.items() if name in ("good", "prints", "later")} == {"pass"}
+    assert found["sets", "dram_bytes"] == "fail"  # and "good", behind it, is what it was
+    assert found["unmodeled", "coverage"] == "fail"
+    (check,) = [c for c in json.loads(result.out)["checks"] if (c["workload"], c["verdict"], c["quantity"])
+                == ("unmodeled", "fail", "coverage")]  # fmt: skip
+    assert "special_zeta" in check["message"]
+    assert "noise" in result.err
+    for name, text in (("was_broken", "the base cannot be profiled: loading was_broken.py: ZeroDivisionError"),
+                       ("new", "no such file: new.py"), ("moved", "no such file: moved.py")):  # fmt: skip
+        rows = [
+            c
+            for c in json.loads(result.out)["checks"]
+            if c["workload"] == name and c["quantity"] != "coverage"
+        ]
+        assert {c["verdict"] for c in rows} == {"inconclusive"}, name
+        assert all(text in c["message"] for c in rows), rows
+    assert only_tree(tmp_path)
+
+
+def test_a_new_workload_passes_where_that_is_allowed(tmp_path):
+    commit(tmp_path, other="")
+    (tmp_path / "new.py").write_text(NET)
+    (tmp_path / "other.py").write_text(NET.replace("def model", "def late"))
+    targets = (
+        "new.py",
+        "other.py:late",
+        "--baseline-ref",
+        "main",
+        "--input",
+        "f32[4,64]",
+        "--limit",
+        "kernels=+0",
+    )
+    result = gate(tmp_path, *targets, "--json")
+    assert result.code == 3, result
+    assert "--allow-new lets a new workload pass" in result.out
+    allowed = gate(tmp_path, *targets, "--allow-new")
+    assert allowed.code == 0, allowed
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path):
+    slow = "import time, pathlib, os\npathlib.Path(os.environ['MARK'], str(os.getpid())).touch()\ntime.sleep(60)\n"
+    commit(tmp_path, net=slow)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARK": str(marks), "TMPDIR": str(marks)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memwall", "gate", "net.py", "--baseline-ref", "main"], cwd=tmp_path, text=True,
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    end = time.monotonic() + 60
+    while len([p for p in marks.iterdir() if p.name.isdigit()]) < 2 and time.monotonic() < end:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert only_tree(tmp_path)
+    left = list(marks.iterdir())
+    assert {p.name.isdigit() for p in left} == {True}, left
+    for mark in left:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(mark.name), 0)
+
+
+# -- git, over saved profiles: no torch, no time -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch) -> Path:
+    """A repository with a saved profile that is gated, and its config, in a sub-folder; the current folder."""
+    folder = tmp_path / "a répo" / "sub folder"
+    folder.mkdir(parents=True)
+    make_profile().save(folder / "saved.json")
+    (folder / "memwall.toml").write_text("[gate]\ntarget = 'saved.json'\nkernels = '+0'\ncoverage = '90 %'\n")
+    commit(folder.parent)
+    monkeypatch.chdir(folder)
+    for name in [n for n in os.environ if n.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    return folder
+
+
+@pytest.fixture
+def run(saved, capfd) -> Callable[..., Result]:
+    """``memwall gate`` in this process, in the repository."""
+    from memwall.cli import main
+
+    def go(*args: str) -> Result:
+        capfd.readouterr()
+        code = main(["gate", *map(str, args)])
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return Result(code, out, err)
+
+    return go
+
+
+def test_a_saved_profile_is_gated_without_torch(saved):
+    code = (
+        "import sys; sys.modules['torch'] = None\nfrom memwall.cli import main\n"
+        "sys.exit(main(['gate', 'saved.json', '--limit', 'kernels=1000', 'coverage=90 %']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_ref_is_found_from_a_folder_inside(saved, run):
+    result = run("--baseline-ref", "main", "-q")
+    assert result.code == 0, result
+    assert "nothing can differ" in result.out
+    assert only_tree(saved)
+    make_profile(blocks=3).save(saved / "saved.json")
+    result = run("--baseline-ref", "main", "-q")
+    assert result.code == 1
+    assert "uncommitted changes" in result.out
+    assert (
+        run(
+            str(saved / "saved.json"),
+            "--baseline-ref",
+            "main",
+            "-q",
+            "--limit",
+            "kernels=+0",
+            "coverage=90 %",
+        ).code
+        == 1
+    )
+
+
+def test_a_hook_of_git_changes_nothing(saved, monkeypatch, tmp_path):
+    """Git sets the repository and the index for its hooks; here they are another's."""
+    other = tmp_path / "other"
+    other.mkdir()
+    commit(other, x="")
+    git(saved, "checkout", "-q", "--detach")
+    before = (other / ".git" / "index").read_bytes()
+    result = gate(saved, "--baseline-ref", "main", GIT_DIR=str(other / ".git"), GIT_WORK_TREE=str(other),
+                  GIT_INDEX_FILE=str(other / ".git" / "index"), GIT_PREFIX="x/")  # fmt: skip
+    assert result.code == 0, result
+    assert "nothing can differ" in result.out
+    assert (other / ".git" / "index").read_bytes() == before
+
+
+def test_hooks_of_the_repository_do_not_run(saved, run):
+    hooks = saved.parent / ".git" / "hooks"
+    hooks.mkdir(exist_ok=True)
+    (hooks / "post-checkout").write_text(f"#!/bin/sh\ntouch '{saved}/ran'\n")
+    (hooks / "post-checkout").chmod(0o755)
+    assert run("--baseline-ref", "main", "-q").code == 0
+    assert not (saved / "ran").exists()
+    git(saved, "checkout", "-q", "-b", "other")  # as git itself runs it
+    assert (saved / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "ref", ["nope", "origin/main", "--all", "", "main:saved.json", "HEAD~9", "-", "a b", "@{1}"]
+)
+def test_a_ref_that_is_none_is_said(run, ref):
+    result = run("--baseline-ref", ref)
+    assert result.code == 2
+    assert "--baseline-ref" in result.error
+
+
+def test_a_folder_without_git_is_said(saved, run, tmp_path):
+    shutil.rmtree(saved.parent / ".git")
+    assert run("--baseline-ref", "main").error == (
+        "--baseline-ref main: sub folder is in no git repository; use --baseline FILE"
+    )
+
+
+def test_a_shallow_clone_says_how_to_fetch_more(saved, tmp_path, monkeypatch, run):
+    git(saved, "checkout", "-q", "-b", "feature")
+    commit(saved.parent, x="1")
+    commit(saved.parent, x="2")
+    for branch, words in (
+        ("feature", "there is no commit 'main' here"),
+        ("both", "no common commit with HEAD"),
+    ):
+        clone = tmp_path / branch
+        git(
+            tmp_path,
+            "clone",
+            "-q",
+            "--depth",
+            "1",
+            "--branch",
+            "feature",
+            f"file://{saved.parent}",
+            str(clone),
+        )
+        if branch == "both":
+            git(clone, "fetch", "-q", "--depth", "1", "origin", "main:main")
+        monkeypatch.chdir(clone / "sub folder")
+        error = run("--baseline-ref", "main").error
+        assert words in error
+        assert "git fetch --unshallow (fetch-depth: 0 in actions/checkout)" in error
+
+
+def test_histories_that_never_met_are_said(saved, run):
+    git(saved, "checkout", "-q", "--orphan", "alone")
+    git(saved, "commit", "-q", "-m", "alone")
+    assert "no common commit with HEAD" in run("--baseline-ref", "main").error
+
+
+def test_a_repository_that_takes_no_worktree_is_said(saved, run):
+    (saved.parent / ".git" / "worktrees").write_text("in the way")  # as a read-only checkout would be
+    error = run("--baseline-ref", "main").error
+    assert error.startswith("cannot check out ")
+
+
+def test_a_worktree_goes_also_when_the_base_has_no_such_folder(saved, run, monkeypatch):
+    folder = saved.parent / "later"
+    folder.mkdir()
+    shutil.copy(saved / "saved.json", folder)
+    monkeypatch.chdir(folder)
+    assert "has no folder later" in run("saved.json", "--baseline-ref", "main").error
+    assert only_tree(saved)
+
+
+def test_submodules_of_the_base_are_said_to_be_missing(saved, run, tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    commit(inner, x="1")
+    git(saved.parent, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(inner), "part")
+    commit(saved.parent)
+    result = run("--baseline-ref", "main", "-q")
+    assert result.code == 0
+    assert "without its submodules" in result.out
+    assert only_tree(saved)
+
+
+def test_a_file_outside_of_the_repository_is_never_compared_with_itself(saved, run, tmp_path):
+    place = tmp_path / "outside.json"
+    make_profile().save(place)
+    result = run(str(place), "--baseline-ref", "main", "-q", "--limit", "kernels=+0", "coverage=90 %")
+    assert result.code == 3
+    assert "is not in the repository" in result.out
+
+
+def test_a_base_that_was_saved_by_another_version_is_not_compared(saved, run):
+    old = (saved / "saved.json").read_text()
+    record = json.loads(old)
+    (saved / "saved.json").write_text(json.dumps({**record, "memwall_version": "0.0.1"}))
+    commit(saved.parent)
+    (saved / "saved.json").write_text(old)
+    result = run("--baseline-ref", "main", "-q")
+    assert result.code == 3
+    assert "made by memwall 0.0.1" in result.out
+
+
+def test_what_the_configuration_itself_lets_pass_is_said(saved, run):
+    """A workload that was dropped, and a limit that was loosened, in the change that is gated."""
+    config = "[gate.workloads.one]\ntarget = 'saved.json'\nkernels = '+0'\ncoverage = '90 %'\n"
+    (saved / "memwall.toml").write_text(config + config.replace("one", "two"))
+    commit(saved.parent)
+    (saved / "memwall.toml").write_text(config.replace("+0", "+9"))
+    result = run("--baseline-ref", "main", "-q")
+    assert result.code == 0
+    assert "gated no longer: two" in result.out
+    assert "gated otherwise than in the base's configuration: one" in result.out
+    assert (
+        "gated"
+        not in run("one", "--baseline-ref", "main", "-q", "--config", "memwall.toml").out.partition("two")[1]
+    )
+
+
+# -- baselines in files ------------------------------------------------------------------------------------------------
+
+
+def test_update_writes_prints_and_is_stable(saved, run):
+    first = run("--baseline", "base", "--update")
+    assert first.code == 0, first
+    (file,) = (saved / "base").iterdir()
+    assert file.name == "saved.json.gz"
+    data = file.read_bytes()
+    assert data[4:8] == bytes(4)  # gzip's time stamp
+    assert Profile.load(file).graph == Profile.load(saved / "saved.json").graph
+    assert run("--baseline", "base", "--update").code == 0
+    assert file.read_bytes() == data
+    make_profile(blocks=3).save(saved / "saved.json")
+    assert run("--baseline", "base", "-q").code == 1
+    assert file.read_bytes() == data
+    update = run("--baseline", "base", "--update")
+    assert update.code == 0
+    assert "Against the baseline before" in update.err
+    assert "FAIL  kernels" in update.err
+    assert file.read_bytes() != data
+    assert run("--baseline", "base", "-q").code == 0
+    # a budget fails still
+    assert run("--baseline", "base", "--update", "--limit", "kernels=1", "-q").code == 1
+
+
+def test_nothing_is_written_where_a_head_fails(saved, run):
+    (saved / "bad.py").write_text("1 / 0\n")
+    (saved / "memwall.toml").write_text("[gate]\nworkloads = ['saved.json', 'bad.py']\n")
+    result = run("--baseline", "base", "--update")
+    assert result.code == 1
+    assert "the baseline is not updated: bad" in result.err
+    assert not (saved / "base").exists()
+
+
+def test_update_needs_a_place(run):
+    assert "say where with --baseline PATH" in run("--update").error
+    assert "two baselines" in run("--baseline", "x", "--baseline-ref", "main").error
+
+
+def test_a_baseline_that_is_not_there(saved, run):
+    assert run("--baseline", "none").error == "no such baseline: none; --update writes it"
+    assert "no such baseline" in run("--baseline", "none.json").error
+    (saved / "base").mkdir()
+    result = run("--baseline", "base", "-q")
+    assert result.code == 3
+    assert "there is no baseline of this workload" in result.out
+    assert run("--baseline", "base", "-q", "--allow-new").code == 0
+    assert "neither a folder nor a saved profile" in run("--baseline", "memwall.toml").error
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: gzip.compress(data)[:-400], "base.json.gz"),
+        (lambda data: gzip.compress(data[:-400]), "base.json.gz"),
+        (lambda data: b"", "base.json.gz"),
+        (lambda data: gzip.compress(b"[]"), "base.json.gz"),
+        (
+            lambda data: gzip.compress(data.replace(b"memwall.profile/1", b"memwall.profile/9", 1)),
+            "profile/9",
+        ),
+        (lambda data: gzip.compress(data.replace(b'"simulations"', b'"simulation"', 1)), "simulations"),
+    ],
+)
+def test_a_damaged_or_newer_baseline_is_said(saved, run, damage, words):
+    (saved / "base.json.gz").write_bytes(damage((saved / "saved.json").read_bytes()))
+    assert words in run("--baseline", "base.json.gz").error
+
+
+def test_a_baseline_of_other_figures_is_never_compared_in_silence(saved, run):
+    record = json.loads((saved / "saved.json").read_text())
+    (saved / "other.json").write_text(json.dumps({**record, "memwall_version": "9.9.9"}))
+    result = run("--baseline", "other.json", "-q")
+    assert result.code == 3
+    assert "made by memwall 9.9.9" in result.out
+    assert "--update it" in result.out
+    # the same name, other numbers
+    assert run("--baseline", "new.json", "--update", "-q").code == 0
+    record = json.loads((saved / "new.json").read_text())
+    record["gpus"]["h100-sxm"]["dram_bytes_per_s"] *= 2
+    (saved / "new.json").write_text(json.dumps(record))
+    result = run("--baseline", "new.json", "-q")
+    assert result.code == 3
+    assert "no eager on a h100-sxm of the same numbers" in result.out
+    # another board, another policy
+    assert run("--baseline", "saved.json", "-q").code == 3
+
+
+def test_a_profile_that_is_in_the_baseline_alone_is_said(saved, run):
+    run("--baseline", "base", "--update", "-q")
+    shutil.copy(saved / "base" / "saved.json.gz", saved / "base" / "dropped.json.gz")
+    result = run("--baseline", "base", "-q")
+    assert result.code == 0
+    assert "not gated, but in the baseline: dropped" in result.out
+
+
+# -- nothing to check --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("[gate]\n", "no workload to gate"),
+        ("[gate]\nworkloads = []\n", "no workload to gate"),
+        ("[gate]\ntarget = 'saved.json'\n", "nothing is limited"),
+        ("[gate]\ntarget = 'saved.json'\nmeasured_s = '+5%'\n", "nothing is limited"),
+        (
+            "[gate]\ntarget = 'saved.json'\n[gate.modules.nowhere]\nkernels = 3\n",
+            "no kernel belongs to the modules",
+        ),
+    ],
+)
+def test_a_gate_that_checks_nothing_fails(saved, run, config, words):
+    (saved / "memwall.toml").write_text(config)
+    result = run("-q")
+    assert result.code == 1
+    assert words in result.out
+
+
+def test_mistakes_are_misuse(saved, run):
+    assert "no workload 'savd'" in run("savd").error
+    assert "no such file" in run("--config", "none.toml").error
+    assert "no such file" in run("none.json", "--limit", "kernels=3").error
+    assert "did you mean kernels" in run("--limit", "kernles=3").error
+    (saved / "memwall.toml").write_text("[gate]\nkernles = 3\n")
+    assert "memwall.toml: [tool.memwall.gate]: no setting or quantity 'kernles'" in run().error
+
+
+def test_a_configuration_elsewhere_counts_from_its_own_folder(saved, run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = run("--config", saved / "memwall.toml", "--limit", "kernels=1000", "coverage=90 %", "-q")
+    assert result.code == 0, result
+    gpu = load_gpu("h100-sxm").name
+    assert (
+        gpu
+        in run(
+            "--config", saved / "memwall.toml", "--gpu", gpu, "--limit", "kernels=1000", "coverage=90 %", "-q"
+        ).out
+    )

@@ -1,0 +1,304 @@
+"""Limits held against profiles: verdicts, modules, GPUs and policies apart, what cannot be judged, what is noted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import memwall
+from memwall.fused import CAPTURE_KEY
+from memwall.gate.config import GateConfig, GatedWorkload, Scope, parse_scope
+from memwall.gate.evaluate import Subject, check_workload
+from memwall.gate.limits import Limit, parse_limit
+from memwall.gate.quantities import QUANTITIES
+from memwall.gate.run import run_gate
+from memwall.profile import Profile
+
+ROWS, WIDTH = 64, 32
+#: bytes of one f32[64, 32]
+TENSOR = ROWS * WIDTH * 4
+
+
+class Net(nn.Module):
+    """A few functions after another, each in a module of its own."""
+
+    def __init__(self, *functions):
+        super().__init__()
+        self.layers = nn.ModuleList(One(function) for function in functions)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class One(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def profile(*functions, gpu="h100-sxm", policy="eager", rows=ROWS, **options) -> Profile:
+    return memwall.profile(Net(*functions), (torch.randn(rows, WIDTH),), gpu=gpu, policy=policy, **options)
+
+
+def limits(*texts: str, module: str = "") -> dict[tuple[str, str], tuple[Limit, ...]]:
+    return {(name, module): rows for (name, _), rows in parse_scope(texts).limits.items()}
+
+
+def check(head: Profile, *texts: str, base: Profile | None = None, module: str = "", **options):
+    own = limits(*texts, module=module)
+    every = {(s.gpu.name, s.policy): own for s in head.simulations}
+    return check_workload(Subject("net", "net.py", head, base, base is not None, **options), every)
+
+
+@pytest.fixture(scope="module")
+def two() -> Profile:
+    return profile(torch.relu, torch.tanh)
+
+
+@pytest.fixture(scope="module")
+def three() -> Profile:
+    return profile(torch.relu, torch.tanh, torch.sqrt)
+
+
+def test_budgets_hold_up_to_their_very_amount(two):
+    for texts, verdict in (
+        (("kernels=2",), "pass"), (("kernels=1",), "fail"),
+        ((f"dram_bytes={4 * TENSOR}",), "pass"), ((f"dram_bytes={4 * TENSOR - 1}",), "fail"),
+        (("coverage=100 %",), "pass"), (("mfu=1 %",), "fail"),
+    ):  # fmt: skip
+        (found,), problems = check(two, *texts)
+        assert (found.verdict, problems) == (verdict, [])
+        assert found.value == (
+            found.allowed if verdict == "pass" and found.quantity != "mfu" else found.value
+        )
+    (failed,), _ = check(two, "kernels=1")
+    assert [(c.kind, c.kernels) for c in failed.causes] == [("largest", 1)] * 2
+
+
+def test_relative_limits_need_a_baseline(two, three):
+    (same,), _ = check(two, "kernels=+0", base=two)
+    assert (same.verdict, same.baseline, same.causes) == ("pass", 2, ())
+    (more,), _ = check(three, "kernels=+0", base=two)
+    assert (more.verdict, more.value, more.baseline, more.allowed) == ("fail", 3, 2, 2)
+    assert [(c.kind, c.op) for c in more.causes] == [("appeared", "sqrt")]
+    (fewer,), _ = check(two, "kernels=+0", base=three)
+    assert fewer.verdict == "pass"
+    (none,), _ = check(two, "kernels=+0")
+    assert (none.verdict, none.allowed) == ("inconclusive", None)
+    assert "there is no baseline; give --baseline or --baseline-ref" in none.message
+
+
+def test_several_limits_of_one_quantity_are_checks_of_their_own(three, two):
+    found, _ = check(three, "kernels=+9", "kernels=2", base=two)
+    assert [(c.limit, c.verdict) for c in found] == [("+9", "pass"), ("2", "fail")]
+
+
+def test_a_module_is_summed_with_those_inside_of_it(three):
+    (one,), problems = check(three, "dram_bytes=1 B", module="layers.1")
+    assert (one.value, problems) == (2 * TENSOR, [])
+    (every,), _ = check(three, "kernels=1", module="layers.*")
+    assert every.value == 3
+    (whole,), _ = check(three, "kernels=1", module="layers")
+    assert whole.value == 3
+
+
+def test_an_improvement_elsewhere_does_not_hide_a_module_that_grew():
+    before, after = (
+        profile(torch.tanh, lambda x: torch.sqrt(torch.relu(x))),
+        profile(lambda x: torch.tanh(torch.neg(x)), torch.sqrt),
+    )
+    assert check(after, "kernels=+0", base=before)[0][0].verdict == "pass"  # the totals are equal
+    (grown,), _ = check(after, "kernels=+0", base=before, module="layers.0")
+    assert grown.verdict == "fail"
+    assert [(c.kind, c.op) for c in grown.causes] == [("appeared", "neg")]
+
+
+def test_a_pattern_without_kernels_is_a_problem(two):
+    found, (problem,) = check(two, "kernels=1", "time_s=1 s", module="layer.*")
+    assert found == []
+    assert problem.verdict == "fail"
+    assert "'layer.*'" in problem.message
+
+
+def test_every_gpu_and_policy_is_checked(three):
+    head = profile(torch.relu, torch.tanh, gpu=["h100-sxm", "a100-80gb-sxm"], policy=["eager", "memwall"])
+    found, _ = check(head, "kernels=1", "coverage=100 %")
+    assert [(c.gpu, c.policy) for c in found if c.quantity == "kernels"] == [
+        (s.gpu.name, s.policy) for s in head.simulations
+    ]
+    assert [(c.gpu, c.policy) for c in found if c.quantity == "coverage"] == [("", "")]  # once
+    assert {c.policy: c.verdict for c in found if c.quantity == "kernels"} == {
+        "eager": "fail",
+        "memwall": "pass",
+    }
+
+
+def test_limits_that_differ_by_policy_are_all_checked():
+    head = profile(torch.relu, policy=["eager", "memwall"])
+    own = {("h100-sxm", "eager"): limits("coverage=50 %"), ("h100-sxm", "memwall"): limits("coverage=100 %")}
+    found, _ = check_workload(Subject("net", "net.py", head, None, False), own)
+    assert [c.limit for c in found] == ["50 %", "100 %"]
+
+
+def test_the_base_is_of_the_same_board_and_policy(two):
+    other = two.with_simulations(
+        tuple(replace(s, gpu=replace(s.gpu, dram_bytes_per_s=1e12)) for s in two.simulations)
+    )
+    for base in (
+        other,
+        profile(torch.relu, torch.tanh, gpu="a100"),
+        profile(torch.relu, torch.tanh, policy="memwall"),
+    ):
+        (found,), _ = check(two, "kernels=+0", base=base)
+        assert found.verdict == "inconclusive"
+        assert "no eager on a h100-sxm of the same numbers; --update it" in found.message
+
+
+def test_a_refused_base_is_never_used(two, three):
+    found, _ = check(three, "kernels=+0", "kernels=9", base=two, refused="because of this")
+    assert [(c.verdict, c.message, c.baseline) for c in found] == [
+        ("inconclusive", "because of this", None), ("pass", "", None),
+    ]  # fmt: skip
+
+
+def test_a_new_workload_passes_what_is_relative_only(two):
+    def judge(**options):
+        return check_workload(
+            Subject("net", "net.py", two, None, True, **options),
+            {("h100-sxm", "eager"): limits("kernels=+0", "kernels=1")},
+        )[0]
+
+    assert [c.verdict for c in judge(missing="no such file: net.py")] == ["inconclusive", "fail"]
+    assert "no such file: net.py" in judge(missing="no such file: net.py")[0].message
+    assert [c.verdict for c in judge(new=True)] == ["pass", "fail"]
+
+
+def test_an_op_without_a_formula_fails_and_is_named_whichever_gpu_runs_it(two):
+    odd = profile(torch.relu, lambda x: torch.special.zeta(x, x))
+    (found,), _ = check(odd, "coverage=100 %")
+    assert (found.verdict, found.value) == ("fail", 0.5)
+    assert "special_zeta" in found.message
+    # of several graphs the worst counts
+    both = replace(two, graphs=(*two.graphs, *odd.graphs), costs=(*two.costs, *odd.costs))
+    (found,), _ = check(both, "coverage=100 %")
+    assert (found.verdict, found.value) == ("fail", 0.5)
+    assert "special_zeta" in found.message
+
+
+def test_where_the_memory_went_is_said(two):
+    (found,), _ = check(profile(torch.relu, torch.tanh, rows=2 * ROWS), "peak_memory=+0", base=two)
+    assert found.verdict == "fail"
+    assert "activations +24.58 kB" in found.message  # input and two results, f32[64, 32] each
+
+
+def captured(head: Profile, breaks: int | None, failure: str | None = None) -> Profile:
+    """A profile with so many graph breaks."""
+    from memwall.capture import Break, Capture
+
+    rows = tuple(
+        Break(**{
+            **dict.fromkeys(Break.__dataclass_fields__, ""), "reason": "Tensor.item()", "function": "forward",
+            "file": "net.py", "line": 7 + i, "source_line": f"x{i}.item()", "count": 1, "after_op": 0, "cuts": (),
+            "lost_from": None,
+        }) for i in range(breaks or 0)
+    )  # fmt: skip
+    found = Capture(
+        graphs=(), captures=0, breaks=rows, guard_kinds={}, guards=(), recompiles=(),
+        regions=(0,) * len(head.graph.ops), unmatched=0, data="meta", notes=(), behind=None, failure=failure,
+    )  # fmt: skip
+    return replace(head, capture={CAPTURE_KEY: found.to_dict()})
+
+
+def test_graph_breaks(two):
+    (worse,), _ = check(captured(two, 2), "graph_breaks=+0", base=captured(two, 1))
+    assert (worse.verdict, worse.value, worse.baseline) == ("fail", 2, 1)
+    assert [(c.kind, c.op, c.source, c.module) for c in worse.causes] == [
+        ("graph break", "Tensor.item()", "net.py:8", "layers.0")
+    ]
+    (none,), _ = check(captured(two, 0), "graph_breaks=+0", base=two)  # none is no more than any
+    assert (none.verdict, none.baseline) == ("pass", None)
+    (some,), _ = check(captured(two, 1), "graph_breaks=+0", base=two)
+    assert some.verdict == "inconclusive"
+    (none,), _ = check(captured(two, 0), "graph_breaks=+0")  # no base at all
+    assert none.verdict == "inconclusive"
+    (failed,), _ = check(captured(two, None, "it crashed"), "graph_breaks=+0", base=captured(two, 0))
+    assert failed.verdict == "inconclusive"
+    assert failed.message == "TorchDynamo captures nothing: it crashed"
+
+
+@pytest.mark.parametrize("name", [n for n, row in QUANTITIES.items() if row.per != "machine"])
+def test_every_quantity_can_be_read_and_limited(name, two, tmp_path):
+    head = captured(two, 0)
+    worst = {"lower": "0", "higher": "100 %"}["lower" if QUANTITIES[name].lower else "higher"]
+    (found,), _ = check(head, f"{name}={worst}")
+    assert found.value is not None
+    assert found.value >= 0
+    assert parse_limit(name, worst).holds(found.value) == (found.verdict == "pass")
+    # a saved record says the same
+    head.save(tmp_path / "net.json")
+    (again,), _ = check(Profile.load(tmp_path / "net.json"), f"{name}={worst}")
+    assert again.value == found.value
+
+
+def test_intermediates_are_what_kernels_write_and_others_read(two, three):
+    (found,), _ = check(three, "materialized_bytes=0")
+    assert found.value == 2 * TENSOR  # the last result is an output
+    fused = profile(torch.relu, torch.tanh, torch.sqrt, policy="memwall")
+    (found,), _ = check(fused, "materialized_bytes=0")
+    assert (found.value, fused.simulations[0].totals.kernels) == (0, 1)
+
+
+# -- the whole gate over saved profiles --------------------------------------------------------------------------------
+
+
+def gated(folder, head: Profile, base: Profile | None, scope: Scope):
+    """The result of a gate of one saved profile."""
+    head.save(folder / "net.json")
+    if base is not None:
+        base.save(folder / "base.json")
+    workload = GatedWorkload("net", "net.json")
+    config = GateConfig(folder, workloads=(workload,), scope=scope)
+    return run_gate(config, [workload], baseline=folder / "base.json" if base is not None else None).result
+
+
+def test_a_hundred_gates_of_unchanged_code_are_one(tmp_path):
+    made = profile(torch.relu, nn.Linear(WIDTH, WIDTH), policy=["eager", "memwall"], mode="training")
+    found = [gated(tmp_path, made, made, Scope()) for _ in range(100)]
+    assert {result.verdict for result in found} == {"pass"}
+    assert len({result.to_json() for result in found}) == 1
+    assert all(c.value == c.baseline for c in found[0].checks)
+    assert {c.quantity for c in found[0].checks} == {
+        "coverage", "kernels", "dram_bytes", "flops", "time_s", "peak_memory",
+    }  # fmt: skip
+
+
+def test_smaller_inputs_are_noted(tmp_path, two):
+    smaller = profile(torch.relu, torch.tanh, rows=16)
+    result = gated(tmp_path, smaller, two, Scope())
+    assert result.verdict == "pass"
+    assert "net: inputs float32[16, 32] where the base has float32[64, 32]" in result.baseline.notes
+    linear = nn.Linear(WIDTH, WIDTH)
+    notes = gated(tmp_path, profile(linear, mode="training"), profile(linear), Scope()).baseline.notes
+    assert "net: mode training where the base has inference" in notes
+
+
+def test_breaks_are_judged_by_default_where_either_side_knows_them(tmp_path, two):
+    def breaks(head: Profile, base: Profile) -> list[str]:
+        return [
+            c.verdict for c in gated(tmp_path, head, base, Scope()).checks if c.quantity == "graph_breaks"
+        ]
+
+    assert breaks(captured(two, 1), captured(two, 1)) == ["pass"]
+    assert breaks(captured(two, 2), captured(two, 1)) == ["fail"]
+    assert breaks(two, two) == []
+    # a model that Dynamo never captured is no alert; one that it does no longer is
+    assert breaks(captured(two, 0, "crash"), captured(two, 0, "crash")) == []
+    assert breaks(captured(two, 1), two) == ["inconclusive"]
