@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from memwall.gate.config import read_config
+from memwall.gate.reading import read_config
 from memwall.gate.run import run_gate
 from memwall.report.gating import render_gate
 

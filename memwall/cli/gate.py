@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +93,8 @@ def command(
 
     TARGET is as for memwall profile, a saved profile, or the name of a workload in [tool.memwall.gate] of
     pyproject.toml or memwall.toml; without one, all workloads there. Every figure is modeled: no GPU is needed, and
-    unchanged code gives equal figures.
+    unchanged code gives equal figures. Without --policy both eager and memwall are gated, so that a fusion that is lost
+    shows.
 
     Limits without a sign are budgets; '+2%' is against the baseline. With a baseline and no limits, no kernel and no
     graph break may be added, and bytes, FLOPs, time and peak memory may grow by 0.5 %.
@@ -100,6 +103,7 @@ def command(
     """
     from memwall.gate.run import run_gate
 
+    _tidy_when_stopped()
     planned = plan_outputs(outputs, suffixes=GATE_SUFFIXES)
     messages = Messages(quiet=quiet, no_progress=no_progress)
     given = options.given(**workload)
@@ -127,7 +131,8 @@ def command(
 
 def _config(path: str | None, limits: Sequence[str]) -> GateConfig:
     """The configuration named, or found, with the limits of the command line over it."""
-    from memwall.gate.config import GateConfig, find_config, parse_scope, read_config
+    from memwall.gate.config import GateConfig, parse_scope
+    from memwall.gate.reading import find_config, read_config
 
     if path is not None:
         found = read_config(Path(path))
@@ -145,8 +150,8 @@ def _chosen(
     given: dict[str, Any],
 ) -> list[GatedWorkload]:
     """The workloads to gate: those named, else those configured, with what the command line says of them."""
-    from memwall.gate.config import GatedWorkload, expand, workload_name
-    from memwall.hardware import load_gpu, load_gpus
+    from memwall.gate.reading import expand, workload_name
+    from memwall.hardware import load_gpus
     from memwall.workload.target import is_target
 
     boards = tuple(load_gpus(gpus))
@@ -162,13 +167,10 @@ def _chosen(
 
             raise UsageError(f"no workload {text!r} in {config.source}; {near(text, configured)}")
         else:
-            saved = text.endswith((".json", ".json.gz"))
-            default = () if saved else (load_gpu("h100-sxm"),)
             found += [
-                GatedWorkload(workload_name(target), target, config.options, config.gpus or default,
-                              config.policies or (() if saved else ("eager",)))
+                config.workload(workload_name(target), target)
                 for target in expand(_inside(text, config.root), config.root)
-            ]  # fmt: skip
+            ]
     if not targets:
         found = list(config.workloads)
     names = [workload.name for workload in found]
@@ -189,7 +191,9 @@ def _chosen(
 
 
 def _profile_options(given: dict[str, Any], workload: GatedWorkload) -> dict[str, Any]:
-    if workload.target.endswith((".json", ".json.gz")):
+    from memwall.gate.config import is_saved
+
+    if is_saved(workload.target):
         options.refuse(given, f"{workload.target} is already traced")
     renamed = options.profile_options(given)
     if "input_specs" in renamed:
@@ -256,6 +260,12 @@ def _update(
         click.echo("Against the baseline before:\n" + render_gate(run.result, "text"), err=True)
     messages.say(f"wrote {len(files)} baseline{'s' if len(files) != 1 else ''} to {place}")
     return judge_again(config, workloads, run, place)
+
+
+def _tidy_when_stopped() -> None:
+    """A runner that gives up sends SIGTERM: like Ctrl-C it takes the worktree and the children away."""
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def _device(named: str) -> str:

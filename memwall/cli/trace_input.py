@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,14 +30,21 @@ WITHOUT = ("trace.json",)
 
 def is_trace(path: str) -> bool:
     """Whether a target is a profiler trace: an object with ``traceEvents`` or a list of events, packed or not, or a
-    packed file of whatever is no record of memwall. A file that cannot be read is none: who opens it says why."""
+    packed file of whatever is no record of memwall. A file that cannot be read is none: who opens it says why.
+
+    Raises:
+        UsageError: it is a pipe or a device, which cannot be looked into before it is read.
+    """
     name = path.lower()
     if not name.endswith((".json", ".json.gz")) or name.startswith("hf:"):
         return False
     try:
+        mode = Path(path).stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to open a FIFO is to wait for who writes it
+            raise UsageError(f"{path} is a pipe or a device: save it to a file first")
         with Path(path).open("rb") as file:
             head = file.read(_SNIFFED)
-    except OSError:
+    except (OSError, ValueError):
         return False
     if head[:2] == b"\x1f\x8b":
         try:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from memwall._version import __version__
 from memwall.errors import UsageError
 from memwall.fused import capture_of
-from memwall.gate.baseline import (
-    SUFFIXES,
-    Checkout,
-    baseline_path,
-    checked_out,
-    other_version,
-    read_baseline,
-)
-from memwall.gate.config import APART, GateConfig, GatedWorkload, read_config
+from memwall.gate.baseline import other_version
+from memwall.gate.bases import Bases, base_checkout, from_files, from_ref, left_out, noted, saved_profile
+from memwall.gate.config import APART, GateConfig, GatedWorkload, is_saved
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.measured import Measured, measure
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.sides import Job, Traced, profile_sides
 from memwall.profile import Profile
-from memwall.workload.target import split_target
 
 
 @dataclass(frozen=True)
@@ -37,22 +29,6 @@ class GateRun:
     bases: Mapping[str, Profile]
     #: workloads whose head could not be profiled
     failed: frozenset[str] = frozenset()
-
-
-@dataclass
-class _Base:
-    """The base's profiles, what it is, and why some of it must not be used."""
-
-    baseline: Baseline = field(default_factory=Baseline)
-    profiles: dict[str, Profile] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    #: workloads that the base does not have, with what it said of them
-    missing: dict[str, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-    @property
-    def asked(self) -> bool:
-        return self.baseline.kind != "none"
 
 
 def run_gate(
@@ -76,11 +52,11 @@ def run_gate(
         raise UsageError("--measured times base and head against each other: give --baseline-ref")
     if not workloads:
         return GateRun(GateResult((), (Problem("", "", "fail", NO_WORKLOAD),)), {}, {})
-    saved = {w.name: _saved(w, config.root) for w in workloads if _is_saved(w.target)}
+    saved = {w.name: saved_profile(w, config.root) for w in workloads if is_saved(w.target)}
     jobs = [
         _job(config, w, compared=bool(baseline or baseline_ref)) for w in workloads if w.name not in saved
     ]
-    with _base_of(config, baseline_ref) as checkout:
+    with base_checkout(config, baseline_ref) as checkout:
         heads: dict[str, Traced] = {}
         bases: dict[str, Traced] = {}
         if jobs:
@@ -88,11 +64,11 @@ def run_gate(
                                          avoid=checkout.head_top if checkout else None)  # fmt: skip
         timed = Measured()
         if checkout is not None:
-            base = _from_ref(baseline_ref or "", checkout, workloads, bases)
+            base = from_ref(baseline_ref or "", checkout, workloads, bases)
         else:
-            base = _from_files(baseline, workloads, first) if baseline else _Base()
+            base = from_files(baseline, workloads, first) if baseline else Bases()
         if {w.name for w in config.workloads} <= {w.name for w in workloads}:
-            notes = _left_out(config, checkout, baseline)
+            notes = left_out(config, checkout, baseline)
             base.baseline = replace(base.baseline, notes=(*base.baseline.notes, *notes))
         if checkout is not None and measured_on:
             there = [
@@ -116,22 +92,6 @@ NO_WORKLOAD = (
 NO_CHECK = "nothing is limited: add limits such as dram_bytes = '+2%', --limit 'time_s=3.2 ms', or a baseline"
 
 
-def _is_saved(target: str) -> bool:
-    return target.lower().endswith((".json", ".json.gz")) and not target.startswith("hf:")
-
-
-def _saved(workload: GatedWorkload, root: Path) -> Profile:
-    """A saved profile as it is, or on the GPUs and policies that it is gated on. Needs neither torch nor the model."""
-    from memwall.pipeline import resimulate
-
-    profile = Profile.load(root / workload.target)
-    wanted = {(gpu, policy) for policy in workload.policies for gpu in workload.gpus}
-    if not wanted or wanted <= {(s.gpu, s.policy) for s in profile.simulations}:
-        kept = tuple(s for s in profile.simulations if not wanted or (s.gpu, s.policy) in wanted)
-        return profile.with_simulations(kept)
-    return resimulate(profile, workload.gpus, workload.policies)
-
-
 def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
     limited = (
         config.limits(workload, gpu.name, policy, compared=compared)
@@ -143,106 +103,6 @@ def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
     return Job(
         workload.name, workload.target, workload.options, workload.gpus, workload.policies, breaks, asked
     )
-
-
-# -- the base ----------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _base_of(config: GateConfig, ref: str | None) -> Iterator[Checkout | None]:
-    if ref is None:
-        yield None
-    else:
-        with checked_out(config.root, ref) as checkout:
-            yield checkout
-
-
-def _from_ref(
-    ref: str, checkout: Checkout, workloads: Sequence[GatedWorkload], traced: Mapping[str, Traced]
-) -> _Base:
-    base = _Base(Baseline("ref", ref, checkout.commit, notes=checkout.notes))
-    for workload in workloads:
-        kind, place, _ = split_target(workload.target)
-        path = checkout.folder / place
-        if (kind != "module" or _is_saved(workload.target)) and not path.resolve().is_relative_to(
-            checkout.top
-        ):
-            base.refused[workload.name] = (
-                f"{place} is not in the repository, which has no other version of it"
-            )
-            continue
-        if _is_saved(workload.target):
-            if path.is_file():
-                profile = _saved(workload, checkout.folder)
-                base.refused[workload.name] = other_version(profile)
-                base.profiles[workload.name] = profile
-            else:
-                base.missing[workload.name] = f"no such file: {place}"
-            continue
-        row = traced[workload.name]
-        if row.absent:
-            base.missing[workload.name] = row.error
-        elif row.foreign:
-            files = ", ".join(row.foreign[:3]) + (" …" if len(row.foreign) > 3 else "")
-            base.refused[workload.name] = (
-                f"the base would run the working tree's {files}, which is installed from there"
-            )
-        elif row.profile is None:
-            base.refused[workload.name] = f"the base cannot be profiled: {row.error}"
-        else:
-            base.profiles[workload.name] = row.profile
-            base.baseline = _noted(base.baseline, f"{workload.name} (base)", row.notes)
-    return base
-
-
-def _from_files(place: Path, workloads: Sequence[GatedWorkload], first: bool) -> _Base:
-    if not place.exists() and not first:
-        raise UsageError(f"no such baseline: {place}; --update writes it")
-    if place.is_file() and not place.name.endswith(SUFFIXES):
-        raise UsageError(f"{place} is neither a folder nor a saved profile ({' or '.join(SUFFIXES)})")
-    base = _Base(Baseline("file", place.as_posix()))
-    versions = set()
-    for workload in workloads:
-        path = baseline_path(place, workload.name, several=len(workloads) > 1)
-        profile = read_baseline(path)
-        if profile is None:
-            base.missing[workload.name] = f"no such file: {path}"
-            continue
-        versions.add(profile.memwall_version)
-        refused = other_version(profile)
-        if refused:
-            base.refused[workload.name] = refused
-        base.profiles[workload.name] = profile
-    base.baseline = replace(base.baseline, memwall_version=", ".join(sorted(versions)))
-    return base
-
-
-def _left_out(config: GateConfig, checkout: Checkout | None, place: Path | None) -> list[str]:
-    """What the configuration itself lets pass: workloads that it gates no longer, limits that are not the base's."""
-    ours = {workload.name: workload for workload in config.workloads}
-    if checkout is None:
-        saved = sorted(place.iterdir()) if place is not None and place.is_dir() else []
-        names = [path.name.removesuffix(s) for path in saved for s in SUFFIXES if path.name.endswith(s)]
-        gone = [name for name in names if name not in ours] if ours else []
-        return [f"not gated, but in the baseline: {', '.join(gone)}"] if gone else []
-    path = checkout.folder / config.source
-    if not config.source or not path.is_file():
-        return []
-    try:
-        before = read_config(path)
-    except UsageError as error:
-        return [f"the base's configuration cannot be read: {error}"]
-    theirs = {workload.name: workload for workload in before.workloads}
-    gone = [name for name in theirs if name not in ours]
-    other = [
-        name for name in theirs if name in ours and (ours[name], config.scope) != (theirs[name], before.scope)
-    ]
-    rows = (("gated no longer", gone), ("gated otherwise than in the base's configuration", other))
-    return [f"{what}: {', '.join(names)}" for what, names in rows if names]
-
-
-def _noted(baseline: Baseline, who: str, notes: Sequence[str]) -> Baseline:
-    return replace(baseline, notes=(*baseline.notes, *[f"{who}: {note}" for note in notes]))
 
 
 def _other_step(before: Profile | None, after: Profile) -> list[str]:
@@ -271,7 +131,7 @@ def _captured(profile: Profile | None) -> bool:
 def judge_again(config: GateConfig, workloads: Sequence[GatedWorkload], run: GateRun, place: Path) -> GateRun:
     """The heads of a run judged with themselves as the baseline, which was written to ``place``."""
     heads = {name: Traced(name, profile) for name, profile in run.heads.items()}
-    base = _Base(Baseline("file", place.as_posix(), memwall_version=__version__), dict(run.heads))
+    base = Bases(Baseline("file", place.as_posix(), memwall_version=__version__), dict(run.heads))
     return _judged(config, workloads, heads, base, allow_new=False)
 
 
@@ -282,7 +142,7 @@ def _judged(
     config: GateConfig,
     workloads: Sequence[GatedWorkload],
     heads: Mapping[str, Traced],
-    base: _Base,
+    base: Bases,
     allow_new: bool,
 ) -> GateRun:
     checks: list[Check] = []
@@ -295,16 +155,16 @@ def _judged(
                 Problem(workload.name, workload.target, "fail", f"cannot be profiled: {head.error}")
             )
             continue
-        baseline = _noted(baseline, workload.name, head.notes)
+        baseline = noted(baseline, workload.name, head.notes)
         before = base.profiles.get(workload.name)
-        baseline = _noted(baseline, workload.name, _other_step(before, head.profile))
+        baseline = noted(baseline, workload.name, _other_step(before, head.profile))
         limits = {
             (s.gpu.name, s.policy): config.limits(
                 workload,
                 s.gpu.name,
                 s.policy,
                 compared=base.asked,
-                breaks=_captured(head.profile) or (_captured(before) and not _is_saved(workload.target)),
+                breaks=_captured(head.profile) or (_captured(before) and not is_saved(workload.target)),
             )
             for s in head.profile.simulations
         }

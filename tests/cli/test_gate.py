@@ -65,8 +65,13 @@ def only_tree(folder: Path) -> bool:
 
 
 def verdicts(result: Result) -> dict[tuple[str, str], str]:
-    """(workload, quantity) → verdict of a JSON result."""
-    return {(c["workload"], c["quantity"]): c["verdict"] for c in json.loads(result.out)["checks"]}
+    """(workload, quantity) → the worst verdict of a JSON result."""
+    worst = ("pass", "inconclusive", "fail")
+    found: dict[tuple[str, str], str] = {}
+    for check in json.loads(result.out)["checks"]:
+        key = check["workload"], check["quantity"]
+        found[key] = max(found.get(key, "pass"), check["verdict"], key=worst.index)
+    return found
 
 
 # -- regressions -------------------------------------------------------------------------------------------------------
@@ -183,7 +188,9 @@ def test_what_others_did_on_main_is_not_flagged(tmp_path):
     git(tmp_path, "checkout", "-q", "main")
     commit(tmp_path, net=NET)  # faster: against main's tip the branch would have one kernel more
     git(tmp_path, "checkout", "-q", "--detach", "feature")
-    result = gate(tmp_path, "net.py", "--baseline-ref", "main", "--json", "--limit", "kernels=+0")
+    result = gate(
+        tmp_path, "net.py", "--baseline-ref", "main", "--json", "--limit", "kernels=+0", "--policy", "eager"
+    )
     assert result.code == 0, result
     record = json.loads(result.out)
     assert record["baseline"]["commit"] == base
@@ -224,13 +231,13 @@ def test_the_base_runs_the_code_of_the_base(tmp_path):
     found = verdicts(result)
     assert (found["a", "kernels"], found["ours.net.workload", "kernels"]) == ("fail", "fail")
     assert found["c", "kernels"] == "inconclusive"  # never the head compared with itself
-    (check,) = [
+    check, _ = [
         c for c in json.loads(result.out)["checks"] if (c["workload"], c["quantity"]) == ("c", "kernels")
     ]
     assert (
         "would run the working tree's python/theirs/__init__.py, python/theirs/layer.py" in check["message"]
     )
-    (check,) = [
+    check, _ = [
         c for c in json.loads(result.out)["checks"] if (c["workload"], c["quantity"]) == ("a", "kernels")
     ]
     assert [(c["op"], c["source"]) for c in check["causes"]] == [("add", "src/ours/layer.py:4")]
@@ -637,13 +644,14 @@ def test_a_baseline_of_other_figures_is_never_compared_in_silence(saved, run):
     # the same name, other numbers
     assert run("--baseline", "new.json", "--update", "-q").code == 0
     record = json.loads((saved / "new.json").read_text())
-    record["gpus"]["h100-sxm"]["dram_bytes_per_s"] *= 2
+    for gpu in record["gpus"].values():
+        gpu["dram_bytes_per_s"] *= 2
     (saved / "new.json").write_text(json.dumps(record))
     result = run("--baseline", "new.json", "-q")
     assert result.code == 3
-    assert "no eager on a h100-sxm of the same numbers" in result.out
+    assert "of the same numbers" in result.out
     # another board, another policy
-    assert run("--baseline", "saved.json", "-q").code == 3
+    assert run("--baseline", "saved.json", "--gpu", "l4", "-q").code == 3
 
 
 def test_a_profile_that_is_in_the_baseline_alone_is_said(saved, run):

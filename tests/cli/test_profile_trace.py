@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ import pytest
 from memwall.cli.output import Messages
 from memwall.cli.trace_input import analyse_file, is_trace, profile_trace, refuse_trace
 from memwall.errors import UsageError
+from memwall.report.kineto_names import short_name
 from tests.unit.kineto_traces import Event, call, kernel, op, real_traces, write
 
 H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}
@@ -60,6 +62,53 @@ def test_an_op_beside_its_speed_of_light(tmp_path: Path, capsys: pytest.CaptureF
     assert "compute" in line
     assert re.search(r"mylib::secret .* shapes were not recorded", text)
     assert "Over the roof" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("aten::cudnn_convolution_backward_weight", "cudnn_conv_bwd_weight"),
+        ("aten::native_layer_norm", "native_layer_norm"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_64x64_tn_align8>(cutlass_80::Params)",
+         "cutlass_80_tensorop_s16816gemm_bf16_64x64_tn_align8"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+         "std::array<char*, 3ul> >(int)",
+         "vectorized_elementwise_kernel<CUDAFunctor_add...>"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::TensorListMetadata<2>, "
+         "at::native::BinaryOpListAlphaFunctor<float, 2, 2, 0>, float>(x)",
+         "multi_tensor_apply_kernel<BinaryOpListAlphaFunctor...>"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>(float*)",
+         "softmax_warp_forward"),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN_LDSB0",
+         "Cijk_Alik_Bljk_BBS_MT256x192x64"),
+        ("triton_red_fused_add_mean_0", "triton_red_fused_add_mean_0"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long)",
+         "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_kernel__5x_cublas",
+         "sm90_xmma_gemm_bf16bf16_bf16f32_f32…te_kernel__5x_cublas"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
+        ("void ck_tile::kentry<256, 1, ck_tile::FmhaFwdKernel<ck_tile::X> >(y)", "kentry<FmhaFwdKernel...>"),
+        ("", "-"), ("<", "<"), ("void k<>()", "k"),
+    ],
+)  # fmt: skip
+def test_a_short_name_keeps_what_tells_kernels_apart(name: str, short: str) -> None:
+    assert short_name(name) == short
+
+
+def test_the_peaks_are_those_that_the_trace_is_held_against(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = {"Input__Dims": [[SIDE, SIDE]] * 2, "Input__type": ["double"] * 2}
+    found = [op("aten::mm", 0, 20, **shapes), call("cudaLaunchKernel", 5, 1, 1), kernel("k", 30, 9e3, 1)]
+    text = shown(str(write(tmp_path, found, deviceProperties=[H100])), capsys)
+    assert "66.90 TFLOP/s tensor.float64" in text
+    assert "float16" not in text
+
+
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trace.json")
+    with pytest.raises(UsageError, match="is a pipe"):
+        is_trace(str(tmp_path / "trace.json"))
 
 
 def test_what_beats_the_roof_stands_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +166,7 @@ def test_every_file_is_read_by_its_reader(tmp_path: Path, capsys: pytest.Capture
     assert "img" not in tags.tags
     assert tags.risky == []
     assert all(link.startswith("data:") for link in tags.links), "nothing is fetched"
-    assert b"&lt;/script&gt;" in page, "the name is there, as text"
+    assert b"k&lt;/script" in page, "the name is there, as text"
     assert b"\x1b" not in page + markdown + text + printed.encode()
     assert b"<script" not in markdown
     rows = list(csv.DictReader(io.StringIO(table.decode())))

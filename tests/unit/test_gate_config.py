@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memwall.errors import UsageError
-from memwall.gate.config import (
-    DEFAULTS,
-    GateConfig,
-    expand,
-    find_config,
-    parse_scope,
-    read_config,
-    workload_name,
-)
+from memwall.gate.config import DEFAULTS, GateConfig, parse_scope
+from memwall.gate.reading import expand, find_config, read_config, workload_name
 from memwall.hardware import load_gpu, spec_path
 
 
@@ -52,7 +45,9 @@ def limits_of(
 )
 def test_a_gate_stands_in_either_file(read, name, head):
     config = read(f"{head}\ntarget = 'net.py'\nkernels = 120\n", name)
-    assert [(w.name, w.target, w.policies) for w in config.workloads] == [("net", "net.py", ("eager",))]
+    assert [(w.name, w.target, w.policies) for w in config.workloads] == [
+        ("net", "net.py", ("eager", "memwall"))
+    ]
     assert [gpu.name for gpu in config.workloads[0].gpus] == ["h100-sxm"]
     assert limits_of(config) == {"coverage": "100 %", "kernels": "120"}
     assert config.source == name
@@ -166,16 +161,16 @@ def test_defaults_hold_where_nothing_is_limited_and_there_is_a_baseline(read):
 
 
 def test_limits_name_what_runs(read):
-    for kind, key in (("gpu", "gpus.a100-80gb-sxm"), ("policy", "policies.memwall")):
+    for kind, key in (("gpu", "gpus.a100-80gb-sxm"), ("policy", "policies.inductor")):
         for table in (f"[gate.{key}]", f"[gate.workloads.net.{key}]"):
             with pytest.raises(
                 UsageError, match=f"limits {kind} .* which nothing runs on; add it to {kind} = "
             ):
                 read(f"[gate.workloads.net]\ntarget = 'net.py'\n{table}\nkernels = 3")
     config = read(
-        "[gate.workloads.net]\ntarget = 'net.py'\npolicy = 'memwall'\n[gate.policies.memwall]\nkernels = 3"
+        "[gate.workloads.net]\ntarget = 'net.py'\npolicy = 'inductor'\n[gate.policies.inductor]\nkernels = 3"
     )
-    assert limits_of(config, policy="memwall")["kernels"] == "3"
+    assert limits_of(config, policy="inductor")["kernels"] == "3"
 
 
 def test_the_path_of_a_board_is_relative_to_the_file(read, tmp_path, monkeypatch):

@@ -164,6 +164,74 @@ COUNTED = {
         ["c10::Float8_e4m3fnuz"] * 2 + [F32] * 2 + [""], ["", "", "", "", ""], ["k"],
         2 * 64 * 32 * 16, 96 * 16, 2 * 64 * 32,
     ),
+    "torch's own names of dtypes, sizes of the tensors alone": (
+        "aten::convolution", [[4, 8, 8, 8], [8, 16, 4, 4]], ["Float", "Float"],
+        ["", "", "", "(2,2)", "(1,1)", "(1,1)", "True", "(0,0)", "1"], ["igemm_bwd_data_gtcx_nhwc_fp32"],
+        2 * 4 * 8 * 64 * 16 * 16, 4 * (4 * 8 * 64 + 8 * 16 * 16), 4 * 4 * 16 * 16 * 16,
+    ),
+    "aiter's mixture, its experts not recorded": (
+        "vllm::rocm_aiter_fused_moe", [[6, 8], [4, 32, 8], [4, 8, 16], [6, 2]], ["BFloat16"] * 3 + ["Float"],
+        ["", "", "", ""], ["k"],
+        2 * 12 * (32 * 8 + 8 * 16), 2 * 48 + 2 * 2 * (32 * 8 + 8 * 16) + 4 * 12, 2 * 48,
+    ),
+    "a product on ROCm with a bias": (
+        "_rocm_C::wvSplitK", [[32, 16], [4, 16], [32], []], [BF16] * 3 + ["Scalar"], ["", "", "", "304"], ["k"],
+        2 * 4 * 32 * 16, 2 * (32 * 16 + 4 * 16), 2 * 4 * 32,
+    ),
+    "the same before it took one": (
+        "_rocm_C::wvSplitK", [[32, 16], [4, 16], []], [BF16] * 2 + ["Scalar"], ["", "", "304"], ["k"],
+        2 * 4 * 32 * 16, 2 * (32 * 16 + 4 * 16), 2 * 4 * 32,
+    ),
+    "weights of 4 bits, 8 in a word": (
+        "_C::awq_gemm", [[4, 64], [64, 4], [2, 32], [2, 4], []], ["c10::Half", "int", "c10::Half", "int", "Scalar"],
+        ["", "", "", "", "8"], ["k"], 2 * 4 * 32 * 64, 2 * 4 * 64 + 4 * 64 * 4 + 2 * 64, 2 * 4 * 32,
+    ),
+    "a norm to fp8 that adds the residual in place": (
+        "_C::fused_add_rms_norm_static_fp8_quant", [[6, 8], [6, 8], [6, 8], [8], [1], []],
+        ["c10::Float8_e4m3fn", BF16, BF16, BF16, F32, "Scalar"], [""] * 5 + ["1e-06"], ["k"],
+        4 * (48 + 48), 2 * (48 + 48 + 8), 48 + 2 * 48,
+    ),
+    "groups of 4 to fp8": (
+        "sgl_kernel::sgl_per_token_group_quant_fp8", [[6, 8], [6, 8], [6, 2], [], [], [], [], []],
+        [BF16, "c10::Float8_e4m3fn", F32] + ["Scalar"] * 5, [""] * 3 + ["4", "1e-10", "-448.", "448.", "False"], ["k"],
+        2 * (48 + 12), 2 * 48, 48 + 4 * 12,
+    ),
+    "attention on a paged cache: a key for each query": (
+        "_rocm_C::paged_attention", [[3, 4, 8], [3, 4, 1], [3, 4, 1], [3, 4, 1, 8], [3, 4, 8], [99, 4, 1, 16, 8],
+         [99, 4, 8, 16], [], [], [3, 7], [3]],
+        [BF16, F32, F32, BF16, BF16, BF16, BF16, "Scalar", "Scalar", "int", "int"], [""] * 7 + ["4", "0.1", "", ""],
+        ["k"], 4 * 3 * 4 * 8, 2 * 3 * 4 * 8, 2 * 3 * 4 * 8,
+    ),
+    "the latent of a cache, to fp8": (
+        "_C_cache_ops::concat_and_cache_mla", [[6, 16], [6, 4], [99, 2, 20], [6], [], []],
+        [BF16, BF16, "unsigned char", I64, "", F32], [""] * 4 + ["fp8", ""], ["k"], 0, 2 * 6 * 20, 6 * 20,
+    ),
+    "flash_attn's op on a paged cache, of which only some blocks are read": (
+        "flash_attn::_flash_attn_varlen_forward",
+        [[3, 4, 8], [999, 16, 4, 8], [999, 16, 4, 8], [3], [3], *[[]] * 10, [2, 50]],
+        [BF16] * 3 + ["int"] * 2 + ["Scalar"] * 6 + ["", "Scalar", "", "", "int"],
+        ["", "", "", "", "", "2", "40", "0.", "0.1", "True", "-1", "-1", "0.", "", "False", ""], ["k"],
+        4 * 3 * 4 * 8, 2 * 3 * 4 * 8, 2 * 3 * 4 * 8,
+    ),
+    "aiter's attention on sequences of 3 and 3, causal: at least 2 * 6 pairs": (
+        "aiter::mha_varlen_fwd", [[6, 4, 8], [6, 4, 8], [6, 4, 8], [3], [3], *[[]] * 17],
+        [BF16] * 3 + ["int"] * 2 + ["Scalar"] * 12 + [""] * 5,
+        ["", "", "", "", "", "3", "3", "0", "0.", "0.1", "0.", "False", "True", "-1", "-1", "True", "False"] + [""] * 5,
+        ["k"], 2 * 2 * 4 * 6 * (8 + 8), 2 * 3 * 6 * 4 * 8 + 2 * 4 * 3, 2 * 6 * 4 * 8 + 4 * 4 * 6,
+    ),
+    "aiter's norm that adds the residual": (
+        "aiter::rmsnorm2d_fwd_with_add", [[6, 8], [6, 8], [6, 8], [6, 8], [8], []], [BF16] * 5 + ["Scalar"],
+        [""] * 5 + ["1e-06"], ["k"], 4 * (48 + 48), 2 * (48 + 48 + 8), 2 * (48 + 48),
+    ),
+    "2 of 8 experts: a quarter of the tokens' products, and maybe no weight": (
+        "vllm::rocm_aiter_fused_moe", [[6, 8], [2, 32, 8], [2, 8, 16], [6, 2], [6, 2], [8]],
+        [BF16] * 3 + [F32, "int", "int"], [""] * 6, ["k"],
+        2 * 12 * (32 * 8 + 8 * 16) // 4, 2 * 48 + 4 * 12, 2 * 48,
+    ),
+    "apex's layer norm": (
+        "FusedLayerNormAffineFunction", [[6, 8], [8], [8], [], []], [BF16, BF16, BF16, "", "Scalar"],
+        ["", "", "", "", "1e-05"], ["k"], 5 * 48, 2 * (48 + 16), 2 * 48,
+    ),
 }  # fmt: skip
 
 
@@ -220,6 +288,18 @@ def test_an_op_takes_in_the_ops_that_it_calls_itself(tmp_path: Path) -> None:
     (row,) = analysed(tmp_path, events).rows
     assert (row.name, len(row.kernels), row.flops) == ("aten::mm", 3, 2 * 64 * 32 * 16)
     assert row.measured_s == pytest.approx(16.5e-6)
+
+
+def test_a_joined_list_has_the_dtype_of_what_the_next_op_reads(tmp_path: Path) -> None:
+    events = [
+        op("aten::cat", 0, 9, Input__Dims=[[[4, 8], [2, 8]], []], Input__type=["TensorList", "Scalar"],
+           Concrete__Inputs=["", "0"]), call("hipLaunchKernel", 1, 1, 1), kernel("cat", 20, 3.5, 1),
+        op("aten::neg", 20, 9, Input__Dims=[[6, 8]], Input__type=[BF16]),
+        call("hipLaunchKernel", 21, 1, 2), kernel("neg", 30, 3.5, 2),
+    ]  # fmt: skip
+    assert [row.bytes for row in analysed(tmp_path, events).rows] == [2 * 2 * 48] * 2
+    alone = analysed(tmp_path, events[:3]).rows[0]
+    assert (alone.bytes, alone.reason[:26]) == (None, "the dtype of a tensor list")
 
 
 def test_an_unknown_kernel_inside_a_known_op_counts_for_it(tmp_path: Path) -> None:
@@ -452,6 +532,53 @@ def test_hostile_shapes_are_refused_one_by_one(tmp_path: Path) -> None:
             tmp_path, "aten::cudnn_convolution", conv, types, ["", "", "[0, 0]", steps, "[3, 3]", *["1"] * 4]
         )
         assert row.bound_s is None, steps
+
+
+def test_what_crosses_a_link_is_not_in_the_prediction(tmp_path: Path) -> None:
+    """Of a copy to the host only the bandwidth is known, and of a collective not how long it waited."""
+    events = [op("aten::mm", 20, 9, **MM), call("cudaLaunchKernel", 21, 1, 7), kernel("gemm", 2000, 20.5, 7)]
+    copied = analysed(
+        tmp_path, [*copy("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 10**6, 500.0), *events]
+    )
+    kept = next(row for row in copied.rows if row.wall != LINK)
+    assert (copied.modeled_s, copied.modeled_of_s) == (kept.modeled_s, kept.measured_s)
+    assert len(copied.rows) == 2
+
+
+@pytest.mark.parametrize(("start", "is_said"), [(60, False), (1000, True)])
+def test_a_gpu_that_mostly_waits_is_said(tmp_path: Path, start: int, is_said: bool) -> None:
+    """Two kernels of 20 us each, from 20 us on; the later one begins at 60 us or at 1000 us: 2/3 or 4 % busy."""
+    events = []
+    for i, at in enumerate((20, start)):
+        events += [
+            op("aten::mm", 20 * i, 9, **MM),
+            call("cudaLaunchKernel", 20 * i + 1, 1, i + 1),
+            kernel("gemm", at, 20.0, i + 1),
+        ]
+    assert any("ran 4.0 % of the time" in note for note in analysed(tmp_path, events).notes) is is_said
+
+
+@pytest.mark.parametrize(
+    ("name", "board_name", "is_older"),
+    [
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64>(x)", "h100-sxm", True),
+        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "h100-sxm", True),
+        ("sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x32", "b200", True),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64", "h100-sxm", False),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "h100-sxm", False),
+        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "a100-80gb-sxm", False),
+        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "rtx-4090", False),
+        ("ampere_sgemm_128x64_nn", "h100-sxm", False),
+        ("Cijk_Alik_Bljk_BBS_BH_MT256x192x64_MI16x16x1", "mi300x", False),
+    ],
+)  # fmt: skip
+def test_products_in_kernels_of_an_earlier_generation(
+    tmp_path: Path, name: str, board_name: str, is_older: bool
+) -> None:
+    shapes = {"Input__Dims": [[64, 64]] * 2, "Input__type": [BF16] * 2}
+    events = [op("aten::mm", 0, 9, **shapes), call("cudaLaunchKernel", 1, 1, 1), kernel(name, 20, 7.5, 1)]
+    notes = analysed(tmp_path, events, load_gpu(board_name)).notes
+    assert any("1 kernel of an earlier GPU generation" in note for note in notes) is is_older
 
 
 # ---- against torch

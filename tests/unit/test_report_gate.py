@@ -475,7 +475,7 @@ def test_gitlab_severities_and_places():
     rows = json.loads(render_gate(fixture.FAIL, "gitlab"))
     assert [(row["check_name"], row["severity"]) for row in rows] == [
         ("memwall/dram_bytes", "major"), ("memwall/time_s", "major"), ("memwall/flops", "major"),
-        ("memwall/time_s", "minor"),
+        ("memwall/measured_s", "minor"),
     ]  # fmt: skip
     assert [row["location"]["path"] for row in rows] == ["models/bert.py"] * 3 + ["gpt.py"]
     [broken] = json.loads(render_gate(fixture.BROKEN, "gitlab", config="memwall.toml", folder="nets"))
@@ -514,9 +514,14 @@ def test_sarif_is_valid(result, sarif_schema):
 
 def test_sarif_results():
     [run] = json.loads(render_gate(fixture.FAIL, "sarif"))["runs"]
-    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["dram_bytes", "time_s", "flops"]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == [
+        "dram_bytes",
+        "time_s",
+        "flops",
+        "measured_s",
+    ]
     assert [(row["ruleId"], row["level"]) for row in run["results"]] == [
-        ("dram_bytes", "error"), ("time_s", "error"), ("flops", "error"), ("time_s", "warning"),
+        ("dram_bytes", "error"), ("time_s", "error"), ("flops", "error"), ("measured_s", "warning"),
     ]  # fmt: skip
     first = run["results"][0]
     assert first["locations"][0]["physicalLocation"]["region"] == {"startLine": 42}

@@ -109,7 +109,8 @@ def cause_line(cause: Cause) -> str:
 
 def cause_label(cause: Cause) -> str:
     """``grew x12``: what happened, in how many places."""
-    return f"{name(cause.kind)} x{cause.count:,}" if cause.count > 1 else name(cause.kind)
+    several = cause.count > 1 and cause.op
+    return f"{name(cause.kind)} x{cause.count:,}" if several else name(cause.kind)
 
 
 def cause_text(cause: Cause) -> str:
@@ -117,9 +118,11 @@ def cause_text(cause: Cause) -> str:
     place = f" in {name(cause.module)}" if cause.module else ""
     phase = f" ({name(cause.phase)})" if cause.phase else ""
     source = f", {name(cause.source)}" if cause.source else ""
-    moved = f": {deltas(cause)}" if deltas(cause) else ""
-    detail = f"; {prose(cause.detail)}" if cause.detail else ""
-    return f"{name(cause.op)}{place}{phase}{source}{moved}{detail}"
+    what = f"{name(cause.op)}{place}{phase}{source}"
+    told = "; ".join(part for part in (deltas(cause), prose(cause.detail)) if part)
+    if not cause.op:  # what has no op of its own, such as waiting
+        return told
+    return f"{what}: {told}" if deltas(cause) else f"{what}; {told}" if told else what
 
 
 def deltas(cause: Cause) -> str:
