@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -705,3 +706,20 @@ def test_a_configuration_elsewhere_counts_from_its_own_folder(saved, run, monkey
             "--config", saved / "memwall.toml", "--gpu", gpu, "--limit", "kernels=1000", "coverage=90 %", "-q"
         ).out
     )
+
+
+# -- the README --------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_readme_shows_is_what_comes_out(tmp_path):
+    """Its example is the copy in the attention of the model of these tests."""
+    regression = REGRESSIONS["contiguous"]
+    commit(tmp_path, model=gate_repo.MODEL)
+    (tmp_path / "model.py").write_text(gate_repo.MODEL.replace(regression.old, regression.new))
+    command = "memwall gate model.py --baseline-ref main"
+    (shown,) = re.findall(
+        rf"```\n\$ {command}\n(.*?)\n```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    result = gate(tmp_path, *command.split()[2:], COLUMNS="114")
+    assert result.code == 1
+    assert re.sub(r"main at [0-9a-f]{12}", "main at 04f55b7d4a0e", result.out).rstrip() == shown
