@@ -41,9 +41,7 @@ Traces that others recorded, from public repositories' test data, read by `memwa
 
 def row(path: Path, analysis: TraceAnalysis, seconds: float | None) -> str:
     """The line of a trace."""
-    on_gpu = [r for r in analysis.rows if r.modeled_s is not None and r.wall != "link"]
-    measured_s = sum(r.measured_s for r in on_gpu)
-    modeled = f"{sum(r.modeled_s or 0.0 for r in on_gpu) / measured_s:.2f}x" if measured_s else "-"
+    modeled = f"{analysis.modeled_s / analysis.modeled_of_s:.2f}x" if analysis.modeled_of_s else "-"
     cells = [
         path.name, analysis.gpu.name, f"{len(analysis.trace.kernels):,}", duration(analysis.measured_s),
         percent(analysis.matched_share), percent(analysis.shaped_share),

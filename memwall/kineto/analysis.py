@@ -9,12 +9,14 @@ Profilers before 2024 cut durations to whole microseconds: such a row is taken t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memwall._version import __version__
 from memwall.gpu import Gpu
-from memwall.kineto.costs import WALLS, Pricing, RowCost, row_cost
+from memwall.graph import Pipe
+from memwall.kineto.costs import LINK, WALLS, Pricing, RowCost, row_cost
+from memwall.kineto.generation import older_kernels_note
 from memwall.kineto.records import Trace, TracedKernel, TracedOp
 from memwall.kineto.rows import Launches, is_call, rows_of
 from memwall.kineto.surroundings import Surroundings
@@ -23,6 +25,7 @@ SCHEMA = "memwall.trace/1"
 #: the key under which what has no wall is summed
 UNKNOWN = "unknown"
 _US = 1e-6
+_NOTABLE_PIPE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class TraceRow:
     #: what is held against the roof: ``measured_s`` and what its kernels' durations may have lost
     longest_s: float
     flops: int | None
+    #: what most of the FLOPs run on
+    pipe: Pipe | None
     read_bytes: int | None
     write_bytes: int | None
     #: bytes that cross the link to the host or to other GPUs
@@ -194,13 +199,24 @@ class TraceAnalysis:
 
     @property
     def modeled_s(self) -> float:
-        """The prediction for the rows that have one."""
-        return sum(row.modeled_s or 0.0 for row in self.rows)
+        """The prediction for the rows that have one. Those that cross the link are left out: of these only the
+        bandwidth is modeled, and not the wait for the other side."""
+        return sum(row.modeled_s or 0.0 for row in self.rows if row.wall != LINK)
 
     @property
     def modeled_of_s(self) -> float:
         """What those rows took."""
-        return sum(row.measured_s for row in self.rows if row.modeled_s is not None)
+        return sum(row.measured_s for row in self.rows if row.modeled_s is not None and row.wall != LINK)
+
+    def pipes(self) -> list[Pipe]:
+        """What the FLOPs run on, on this board, the most used first; those with less than 5 % are left out."""
+        flops: dict[Pipe, int] = {}
+        for row in self.rows:
+            if row.pipe is not None and row.flops:
+                pipe = self.gpu.ceiling_pipe(row.pipe)
+                flops[pipe] = flops.get(pipe, 0) + row.flops
+        least = _NOTABLE_PIPE * sum(flops.values())
+        return [pipe for pipe in sorted(flops, key=lambda pipe: (-flops[pipe], pipe)) if flops[pipe] >= least]
 
     def by_wall(self) -> dict[str, float]:
         """Measured seconds under each wall, and ``unknown``."""
@@ -291,7 +307,8 @@ def analyse(
         _row(number, launches, row_cost(launches, surroundings), pricing, resolution_s, dram_bytes or {})
         for number, launches in enumerate(rows_of(trace))
     )
-    return TraceAnalysis(trace, gpu, rows, resolution_s, (*trace.notes, *notes, *_notes(rows, resolution_s)))
+    plain = TraceAnalysis(trace, gpu, rows, resolution_s, (*trace.notes, *notes))
+    return replace(plain, notes=(*plain.notes, *_notes(plain)))
 
 
 def _resolution_s(trace: Trace) -> float:
@@ -331,6 +348,7 @@ def _row(
         measured_s=measured_s,
         longest_s=longest_s,
         flops=cost.total_flops if cost is not None else None,
+        pipe=max(cost.flops, key=cost.flops.__getitem__, default=None) if cost is not None else None,
         read_bytes=cost.read_bytes if cost is not None else None,
         write_bytes=cost.write_bytes if cost is not None else None,
         link_bytes=round(found.link_bytes) if cost is not None else None,
@@ -373,13 +391,27 @@ def _dims_text(dims: tuple[Any, ...]) -> str:
     return "x".join(map(str, dims))
 
 
-def _notes(rows: Sequence[TraceRow], resolution_s: float) -> list[str]:
+#: a GPU that runs less than this share of the time is mostly waiting for the host
+_IDLE = 0.25
+
+
+def _notes(analysis: TraceAnalysis) -> list[str]:
     """How often the trace was read in another way than the plain one, and what was taken for granted."""
+    rows, busy_s = analysis.rows, analysis.busy_s
     notes = []
-    if resolution_s:
+    if analysis.resolution_s:
         notes.append(
             "durations are whole microseconds: each may be up to 1 us longer, and is held so against the roof"
         )
+    if analysis.modeled_of_s and busy_s < _IDLE * (busy_s + analysis.gap_s):
+        share = busy_s / (busy_s + analysis.gap_s)
+        notes.append(
+            f"between its first and last kernel the GPU ran {100 * share:.1f} % of the time: the model takes kernels "
+            "back to back, with clocks and caches that have had no pause"
+        )
+    products = (kernel for row in rows if row.op_class == "contraction" for kernel in row.kernels)
+    if older := older_kernels_note(products, analysis.gpu):
+        notes.append(older)
     counts: dict[str, int] = {}
     for row in rows:
         for text in (*row.notes, *([f"{row.assumed}: else faster than light"] if row.assumed else [])):

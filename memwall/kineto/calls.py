@@ -21,7 +21,7 @@ from typing import Any
 from memwall.cost import Call
 from memwall.graph import TensorSpec, contiguous
 from memwall.kineto.records import TracedOp
-from memwall.kineto.schemas import DTYPES, Bound, bind, is_sizes, parse_value
+from memwall.kineto.schemas import DTYPES, SCALAR_TYPES, Bound, bind, is_sizes, parse_value
 
 #: in-place ops that overwrite their target without reading it
 _OVERWRITES = frozenset(
@@ -41,7 +41,7 @@ _RESULTS_ONLY = frozenset(("out", "dq", "dk", "dv"))
 #: op of another library, or of an older torch → the op whose formula counts it
 _SAME_COST: Mapping[str, str] = {
     **dict.fromkeys(
-        ("flash_attn._flash_attn_forward", "flash_attn._flash_attn_varlen_forward", "aiter.mha_fwd",
+        ("flash_attn._flash_attn_forward", "aiter.mha_fwd",
          "aiter.fmha_v3_fwd", "aiter._flash_attn_forward", "aiter.wrapper_fmha_v3_fwd"),
         "aten._flash_attention_forward.default",
     ),
@@ -52,9 +52,13 @@ _SAME_COST: Mapping[str, str] = {
     ),
     **dict.fromkeys(("aiter.rms_norm", "aiter.rmsnorm2d_fwd", "_C.rms_norm", "sgl_kernel.rmsnorm"),
                     "aten._fused_rms_norm.default"),
-    **dict.fromkeys(("_C.fused_add_rms_norm", "sgl_kernel.fused_add_rmsnorm"), "aten._fused_rms_norm.default"),
-    **dict.fromkeys(("_C.silu_and_mul", "sgl_kernel.silu_and_mul", "aiter.silu_and_mul"), "aten.silu.default"),
-    **dict.fromkeys(("_C.gelu_and_mul", "_C.gelu_tanh_and_mul"), "aten.gelu.default"),
+    **dict.fromkeys(("_C.fused_add_rms_norm", "sgl_kernel.fused_add_rmsnorm", "sgl_kernel.gemma_rmsnorm",
+                     "sgl_kernel.gemma_fused_add_rmsnorm"), "aten._fused_rms_norm.default"),
+    **dict.fromkeys(("_C.silu_and_mul", "sgl_kernel.silu_and_mul", "aiter.silu_and_mul", "_C.mul_and_silu",
+                     "_C.fatrelu_and_mul", "_C.swigluoai_and_mul"), "aten.silu.default"),
+    **dict.fromkeys(("_C.gelu_and_mul", "_C.gelu_tanh_and_mul", "sgl_kernel.gelu_and_mul",
+                     "sgl_kernel.gelu_tanh_and_mul", "_C.gelu_new", "_C.gelu_fast", "_C.gelu_quick"),
+                    "aten.gelu.default"),
     **dict.fromkeys(("_C.static_scaled_fp8_quant", "_C.dynamic_scaled_fp8_quant",
                      "_C.dynamic_per_token_scaled_fp8_quant"), "aten.mul.Tensor"),
     **dict.fromkeys(("_C.cutlass_scaled_mm", "sgl_kernel.fp8_scaled_mm"), "aten._scaled_mm.default"),
@@ -135,7 +139,19 @@ class Recorded:
     def tensors(self, name: str) -> tuple[TensorSpec, ...]:
         """The tensors passed as the list ``name``."""
         place = self.bound.places.get(name)
-        return () if place is None else list_specs(self.op, place, self.hints.list_dtype)
+        return (
+            ()
+            if place is None
+            else list_specs(self.op, place, self.hints.list_dtype or self._joined_dtype(place))
+        )
+
+    def _joined_dtype(self, place: int) -> str:
+        """The dtype of tensors that are joined to one, as another op took that one; empty where none did."""
+        if self.packet not in ("cat", "stack"):
+            return ""
+        total = sum(math.prod(shape) for shape in self.op.dims[place] if isinstance(shape, tuple))
+        taken = (*self.hints.gradient, *self.hints.consumers)
+        return next((spec.dtype for spec in taken if spec.numel == total), "")
 
     def inputs(self) -> list[TensorSpec]:
         """All tensors that are passed, in order."""
@@ -180,7 +196,7 @@ def spec_of(op: TracedOp, place: int) -> TensorSpec | None:
     """The tensor at a place of the recorded values; None where that is none."""
     if place >= len(op.types) or place >= len(op.dims):
         return None
-    dtype = DTYPES.get(op.types[place])
+    dtype = DTYPES.get(op.types[place]) or (SCALAR_TYPES.get(op.types[place]) if op.dims[place] else None)
     if dtype is None:
         if op.dims[place] and op.types[place] not in ("", "Scalar"):
             raise UnknownCall(f"the size of the dtype {op.types[place][:60]!r} is not known")

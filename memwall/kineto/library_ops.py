@@ -13,7 +13,7 @@ from memwall.cost import Call, Cost, cost_of
 from memwall.cost.contraction import product_pipe
 from memwall.cost.elementwise import streamed, vector_flops
 from memwall.graph import TensorSpec
-from memwall.kineto.calls import Hints, Recorded, UnknownCall
+from memwall.kineto.calls import Hints, Recorded, UnknownCall, spec_of
 from memwall.kineto.results import attributes_of
 from memwall.kineto.results.products import attention, attention_backward
 from memwall.kineto.schemas import bind, schemas_of
@@ -64,6 +64,14 @@ def _cache_write(call: Recorded) -> LibraryCost:
     return LibraryCost(streamed(Cost({}, read, write), write), "movement")
 
 
+def _cache_write_latent(call: Recorded) -> LibraryCost:
+    """The latent of keys and values, and the part of the keys that is rotated, one after the other."""
+    parts, cache = (call.need("kv_c"), call.need("k_pe")), call.need("kv_cache")
+    read = sum(part.nbytes for part in parts)
+    write = min(sum(part.distinct_elements for part in parts) * cache.itemsize, read)
+    return LibraryCost(streamed(Cost({}, read, write), write), "movement")
+
+
 def _attention(call: Recorded) -> LibraryCost:
     """Attention on contexts of unknown length."""
     query = call.need("query")
@@ -73,7 +81,7 @@ def _attention(call: Recorded) -> LibraryCost:
         return _dense_attention(call)
     out = call.tensor("out") or query
     pipe = product_pipe(query.dtype, {}, allow_tf32=True)
-    cost = Cost({pipe: 4 * query.numel}, query.nbytes, out.nbytes)
+    cost = Cost({pipe: 2 * (query.numel + out.numel)}, query.nbytes, out.nbytes)
     return LibraryCost(streamed(cost, query.numel), "attention", PAGED)
 
 
@@ -113,20 +121,35 @@ def _counted(
 
 def _experts(call: Recorded) -> LibraryCost:
     """A mixture's two products for each token and expert that it was sent to; at least as many experts' weights are
-    read as one token has."""
-    hidden, first, second, chosen = (call.need(name) for name in ("hidden", "w1", "w2", "topk_ids"))
+    read as one token has. Where a map tells that others of the experts lie on other GPUs, these have their share."""
+    hidden, first, second = (call.need(name) for name in ("hidden", "w1", "w2"))
+    chosen = call.tensor("topk_ids") or call.need("topk_weights")  # of one shape
     if len(first.shape) != 3 or not first.shape[0] or not chosen.shape:
         raise UnknownCall("not the weights of a mixture of experts")
-    count = first.shape[0]
-    weights = (first.nbytes + second.nbytes) // count * min(chosen.shape[-1], count)
+    count, everywhere = first.shape[0], _experts_everywhere(call, first.shape[0])
+    per_token = min(chosen.shape[-1], count) if everywhere == count else 0
+    weights = (first.nbytes + second.nbytes) // count * per_token
     pipe = product_pipe(first.dtype, {})
     cost = Cost(
-        {pipe: 2 * chosen.numel * (first.numel + second.numel) // count},
+        {pipe: 2 * chosen.numel * (first.numel + second.numel) // everywhere},
         hidden.nbytes + weights + chosen.nbytes,
         hidden.nbytes,
         kernels=2,
     )
-    return LibraryCost(cost, "contraction", "which experts were chosen was not recorded: the fewest are read")
+    note = "which experts were chosen was not recorded: the fewest are read"
+    if everywhere > count:
+        note += f", and {count} of {everywhere} are taken to have had their share of the tokens"
+    return LibraryCost(cost, "contraction", note)
+
+
+def _experts_everywhere(call: Recorded, here: int) -> int:
+    """How many experts there are on all GPUs: the longest map, one whole number for each, that the op was given."""
+    rest = range(len(call.bound.places), len(call.op.dims))
+    maps = (spec_of(call.op, place) for place in rest)
+    sizes = [
+        spec.numel for spec in maps if spec is not None and len(spec.shape) == 1 and spec.dtype == "int32"
+    ]
+    return max([here, *sizes])
 
 
 def _product(call: Recorded) -> LibraryCost:
@@ -147,24 +170,75 @@ def _product(call: Recorded) -> LibraryCost:
     return LibraryCost(Cost({pipe: 2 * m * n * depth}, read, write, works=(work,)), "contraction")
 
 
+def _packed_product(call: Recorded) -> LibraryCost:
+    """A product with weights of 4 or 8 bits, packed in a layout of the library's own: the scales have a column for
+    each of the result, and the arithmetic is in the dtype of the activations."""
+    left, packed, scales = (call.need(name) for name in ("left", "packed", "scales"))
+    if not left.shape or len(scales.shape) != 2:
+        raise UnknownCall("not a product with packed weights")
+    depth, n = left.shape[-1], scales.shape[-1]
+    m = left.numel // max(depth, 1)
+    read = left.nbytes + packed.nbytes + scales.nbytes
+    cost = Cost({product_pipe(left.dtype, {}): 2 * m * n * depth}, read, m * n * left.itemsize)
+    return LibraryCost(cost, "contraction")
+
+
 def _sorted_experts(call: Recorded) -> LibraryCost:
     ids = call.need("topk_ids")
     return LibraryCost(Cost({}, ids.nbytes, ids.nbytes, works=(Stream(read_bytes=ids.nbytes, write_bytes=ids.nbytes,
                                                                       elements=ids.numel),)), "movement")  # fmt: skip
 
 
+_QUANTIZED = _moves("input", "out scale", "elementwise", 2)
+#: ``residual`` is updated in place
+_NORMED = _moves("input weight residual", "out residual", "normalization", 4)
+_MERGED = _moves("prefix prefix_lse suffix suffix_lse", "out output_lse", "elementwise", 5)
+
 _RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(("_C::static_scaled_int8_quant", "_C::silu_and_mul_quant"),
+                    _moves("input", "out", "elementwise", 2)),
+    **dict.fromkeys(("_C::dynamic_scaled_int8_quant", "_C::per_token_group_fp8_quant",
+                     "_C::silu_and_mul_per_block_quant", "sgl_kernel::sgl_per_token_group_quant_fp8",
+                     "sgl_kernel::sgl_per_token_group_quant_8bit", "sgl_kernel::sgl_per_token_group_quant_int8",
+                     "sgl_kernel::sgl_per_tensor_quant_fp8", "sgl_kernel::sgl_per_token_quant_fp8"), _QUANTIZED),
+    **dict.fromkeys(("_C::rms_norm_static_fp8_quant", "_C::fused_add_rms_norm_static_fp8_quant",
+                     "_C::rms_norm_dynamic_per_token_quant", "_C::rms_norm_per_block_quant", "aiter::rms_norm_cu",
+                     "aiter::rmsnorm2d_fwd_with_dynamicquant"), _NORMED),
+    **dict.fromkeys(("aiter::rmsnorm2d_fwd_with_add", "aiter::rmsnorm2d_fwd_with_add_dynamicquant"),
+                    _moves("input residual_in weight", "out residual", "normalization", 4)),
+    "aiter::fused_add_rms_norm_cu": _moves("input residual weight", "input residual", "normalization", 4),
+    "_C::fused_qk_norm_rope": _moves("qkv", "qkv", "normalization", 7),
+    **dict.fromkeys(("_C::merge_attn_states", "sgl_kernel::merge_state", "sgl_kernel::merge_state_v2"), _MERGED),
+    **dict.fromkeys(("FusedLayerNormAffineFunction", "FusedRMSNormAffineFunction"),
+                    _moves("input weight bias", "input", "normalization", 5)),
+    **dict.fromkeys(("FusedLayerNormAffineFunctionBackward", "FusedRMSNormAffineFunctionBackward"),
+                    _moves("grad grad", "grad", "normalization", 8)),
+    **dict.fromkeys(("_C::awq_gemm", "_C::gptq_gemm", "_C::marlin_gemm", "_C::gptq_marlin_gemm",
+                     "sgl_kernel::gptq_gemm", "sgl_kernel::gptq_marlin_gemm"), _packed_product),
+    **dict.fromkeys(("_C::paged_attention_v1", "_C::paged_attention_v2", "_rocm_C::paged_attention",
+                     "vllm::unified_mla_attention_with_output", "sgl_kernel::cutlass_mla_decode",
+                     "_C::sm100_cutlass_mla_decode"), _attention),
+    "_C_cache_ops::concat_and_cache_mla": _cache_write_latent,
     "_C::rotary_embedding": _moves("positions query key", "query key", "elementwise", 3),
     "sgl_kernel::apply_rope_pos_ids_cos_sin_cache": _moves("positions query key", "q_rope k_rope", "elementwise", 3),
     **dict.fromkeys(("_C_cache_ops::reshape_and_cache_flash", "_C_cache_ops::reshape_and_cache"), _cache_write),
-    "_moe_C::topk_softmax": _moves("gating_output", "topk_weights topk_indices", "normalization"),
+    **dict.fromkeys(("_moe_C::topk_softmax", "sgl_kernel::topk_softmax"),
+                    _moves("gating_output", "topk_weights topk_indices", "normalization")),
     "_moe_C::moe_sum": _moves("input", "output", "reduction", 1),
-    "_moe_C::moe_align_block_size": _sorted_experts,
+    **dict.fromkeys(("_moe_C::moe_align_block_size", "_moe_C::sgl_moe_align_block_size",
+                     "sgl_kernel::moe_align_block_size"), _sorted_experts),
     **dict.fromkeys(("vllm::unified_attention_with_output", "vllm::unified_attention", "_vllm_fa2_C::varlen_fwd",
-                     "flash_attn_3::fwd", "_vllm_fa3_C::fwd", "FlashAttnFunc", "FlashAttnVarlenFunc"), _attention),
+                     "flash_attn_3::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd",
+                     "flash_attn::_flash_attn_varlen_forward", "aiter::mha_varlen_fwd", "aiter::fmha_v3_varlen_fwd",
+                     "FlashAttnFunc", "FlashAttnVarlenFunc"), _attention),
     **dict.fromkeys(("FlashAttnFuncBackward", "FlashAttnVarlenFuncBackward"), _flash_backward),
     **{f"{library}::{kind}place_fused_experts": _experts for library in ("vllm", "sglang") for kind in ("in", "out")},
-    **dict.fromkeys(("_rocm_C::LLMM1", "_rocm_C::wvSplitK", "aiter::gemm_a8w8", "aiter::gemm_a8w8_CK",
+    **dict.fromkeys(("vllm::rocm_aiter_fused_moe", "vllm::rocm_aiter_asm_moe_tkw1", "aiter::fused_moe_"), _experts),
+    **dict.fromkeys(("_rocm_C::LLMM1", "_rocm_C::wvSplitK", "_rocm_C::wvSplitKrc", "_rocm_C::wvSplitKQ",
+                     "_C::dsv3_fused_a_gemm", "sgl_kernel::dsv3_fused_a_gemm", "sgl_kernel::dsv3_router_gemm",
+                     "sgl_kernel::int8_scaled_mm", "sgl_kernel::fp8_blockwise_scaled_mm",
+                     "bitsandbytes::int8_linear_matmul", "bitsandbytes::int8_scaled_mm", "aiter::gemm_a8w8",
+                     "aiter::gemm_a8w8_CK",
                      "aiter::gemm_a8w8_bpreshuffle", "aiter::gemm_a8w8_blockscale", "aiter::gemm_a16w16",
                      "aiter::hipb_mm"), _product),
 }  # fmt: skip

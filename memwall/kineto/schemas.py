@@ -30,6 +30,12 @@ DTYPES: Mapping[str, str] = {
     **{f"c10::{name.replace('float', 'Float')}": name for name in ITEMSIZE if name.startswith("float8")},
 }  # fmt: skip
 
+#: torch's own names of dtypes, which some writers record; of a value without sizes they are those of a number
+SCALAR_TYPES: Mapping[str, str] = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Short": "int16", "Byte": "uint8", "Char": "int8", "Bool": "bool",
+}  # fmt: skip
+
 _ARGUMENT = re.compile(
     r"(?P<type>[A-Za-z_]+)(?:\((?P<alias>[^)]*)\))?(?P<rest>\S*) (?P<name>\w+)(?:=(?P<default>.*))?$"
 )
@@ -71,6 +77,8 @@ class Bound:
 
 def bind(op: TracedOp) -> Bound | None:
     """The op's values under the names of the schema that they fit best; None where no schema is known."""
+    if op.dims and len(op.concrete) > len(op.dims):  # the sizes of tensors alone, the values of all
+        op = replace(op, dims=op.dims + ((),) * (len(op.concrete) - len(op.dims)))
     schema = _best(op)
     if schema is None and op.dims and _kind(op, len(op.dims) - 1) == "tensor":  # arange(0, 8, 1, out=...)
         last = len(op.dims) - 1

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from memwall.errors import UsageError
+from memwall.graph import Pipe
 from memwall.kineto.analysis import RowGroup, TraceAnalysis, TraceRow
+from memwall.kineto.costs import LINK
 from memwall.report.columns import (
     NOTHING,
     percent_column,
@@ -31,6 +33,7 @@ from memwall.report.document import (
     table,
     text_column,
 )
+from memwall.report.kineto_names import short_name
 from memwall.units import bandwidth, duration, flop_rate, percent
 
 #: rows of the tables of gaps, of ops farthest from the model, of ops without figures and of what is over the roof
@@ -41,8 +44,8 @@ _HTML_ROWS, _TEXT_ROWS = 200, 15
 _NOTABLE = 0.005
 #: parts of a module's path that a table shows
 _PARTS = 2
-#: characters of a kernel's name and of shapes that a table shows
-_LONGEST_NAME, _LONGEST_SHAPES = 96, 90
+#: characters of shapes that a table shows
+_LONGEST_SHAPES = 60
 _US = 1e-6
 
 SORTS: dict[str, Callable[[RowGroup], float]] = {
@@ -147,14 +150,16 @@ def _over_roof(analysis: TraceAnalysis) -> list[Section]:
         return []
     shown = rows[:_OVER]
     columns = [
-        text_column("op", [_short(row.name) for row in shown], flexible=True),
-        text_column("shapes", [row.shapes[:_LONGEST_SHAPES] for row in shown], flexible=True),
+        text_column("op", [short_name(row.name) for row in shown], flexible=True),
+        text_column("shapes", [_shapes(row) for row in shown], flexible=True),
         seconds_column("measured", [row.measured_s for row in shown]),
         seconds_column("bound", [row.bound_s for row in shown], like=[row.measured_s for row in shown]),
         percent_column("of roof", [row.of_roof for row in shown]),
         text_column("wall", [row.wall for row in shown]),
     ]
-    text = f"{len(rows):,} rows are faster than {analysis.gpu.name} can be: an error of memwall's counting"
+    text = (
+        f"{_counted(len(rows), 'row')} faster than {analysis.gpu.name} can be: an error of memwall's counting"
+    )
     return [Section("Over the roof", (Sentence(text, strong=True), table("", columns)))]
 
 
@@ -168,7 +173,7 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
         ("measured on", ran_on or "a GPU that the trace does not name"),
         (
             "held against",
-            f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {_peak(analysis)})",
+            f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {_peaks(analysis)})",
         ),
         ("GPU time", _gpu_time(analysis)),
         ("linked to an op", f"{percent(analysis.matched_share)} of GPU time"),
@@ -177,17 +182,21 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     ]
     if analysis.modeled_of_s:
         ratio = analysis.modeled_s / analysis.modeled_of_s
-        facts.append(("modeled", f"{duration(analysis.modeled_s)} for what took {duration(analysis.modeled_of_s)} "
-                                 f"({ratio:.2f} of it)"))  # fmt: skip
+        text = (
+            f"{duration(analysis.modeled_s)} for what took {duration(analysis.modeled_of_s)} ({ratio:.2f}x)"
+        )
+        crosses = any(row.wall == LINK for row in analysis.rows)
+        facts.append(("modeled", f"{text}, without what crosses a link" if crosses else text))
     if trace.steps:
         facts.append(("steps", f"{len(trace.steps):,}, {trace.steps[0].name} first"))
     return facts
 
 
-def _peak(analysis: TraceAnalysis) -> str:
-    peaks = analysis.gpu.peak_flop_per_s
-    pipe = max(peaks, key=lambda pipe: (pipe.dtype in ("float16", "bfloat16"), peaks[pipe], str(pipe)))
-    return f"{flop_rate(peaks[pipe])} {pipe}"
+def _peaks(analysis: TraceAnalysis) -> str:
+    """The peaks that the trace's FLOPs are held against, the most used first; where none are known, of half floats."""
+    gpu = analysis.gpu
+    shown = analysis.pipes() or [gpu.ceiling_pipe(Pipe("tensor", "float16"))]
+    return ", ".join(f"{flop_rate(gpu.peak(pipe))} {pipe}" for pipe in shown)
 
 
 def _gpu_time(analysis: TraceAnalysis) -> str:
@@ -197,6 +206,10 @@ def _gpu_time(analysis: TraceAnalysis) -> str:
     text += f"; busy {duration(analysis.busy_s)} of {duration(trace.span_us * _US)}"
     exposed_s = sum(trace.exposed_communication_us.values()) * _US
     return f"{text}, {duration(exposed_s)} of it communication alone" if exposed_s else text
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _shaped(analysis: TraceAnalysis) -> str:
@@ -226,13 +239,11 @@ def _classes(analysis: TraceAnalysis) -> Table:
 def _kernels(analysis: TraceAnalysis, by: str, top: int, sort: str) -> tuple[Table | Sentence, ...]:
     groups = sorted(analysis.groups(by), key=SORTS[sort], reverse=True)
     shown = groups[:top]
-    shorten = {"op": _short, "module": _tail}.get(by, str)
+    shorten = {"op": short_name, "module": _tail}.get(by, str)
     names = [shorten(group.key) or NOTHING for group in shown]
     columns = _figures(analysis, shown, by, names)
     if by == "op":
-        columns.insert(
-            1, text_column("shapes", [g.first.shapes[:_LONGEST_SHAPES] for g in shown], flexible=True)
-        )
+        columns.insert(1, text_column("shapes", [_shapes(g.first) for g in shown], flexible=True))
         if any(group.first.module for group in shown):
             columns.append(
                 optional(text_column("module", [_module(group) for group in shown], flexible=True))
@@ -266,6 +277,11 @@ def _figures(
     ]
 
 
+def _shapes(row: TraceRow) -> str:
+    text = row.shapes
+    return text if len(text) <= _LONGEST_SHAPES else f"{text[: _LONGEST_SHAPES - 1]}…"
+
+
 def _module(group: RowGroup) -> str:
     """Where the ops of a group stand: the module of all, or how many there are."""
     modules = list(dict.fromkeys(row.module for row in group.rows if row.module))
@@ -278,15 +294,6 @@ def _tail(module: str) -> str:
     """The innermost parts of a module's path, which tell it from others."""
     parts = module.split("/")
     return module if len(parts) <= _PARTS else "…/" + "/".join(parts[-_PARTS:])
-
-
-def _short(name: str) -> str:
-    """An op's or kernel's name without template arguments and parameters, at most so long."""
-    text = clean(name).removeprefix("void ").removeprefix("aten::")
-    if not text.startswith(("##", "triton")) and "<" in text[1:]:
-        head, _, inside = text.partition("<")
-        text = f"{head}<{inside.split('<')[0].split('(')[0].rstrip(', ')}...>"
-    return text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + "…"
 
 
 def _gap_section(analysis: TraceAnalysis) -> list[Section]:
@@ -303,7 +310,7 @@ def _gap_section(analysis: TraceAnalysis) -> list[Section]:
         seconds_column("in all", [sum(times) for _, times in shown]),
         seconds_column("longest", [max(times) for _, times in shown]),
     ]
-    text = f"{len(gaps):,} gaps, {duration(analysis.gap_s)} in which no stream ran anything"
+    text = f"{_counted(len(gaps), 'gap')}, {duration(analysis.gap_s)} in which no stream ran anything"
     return [Section("Exposed gaps", (Sentence(text), table("", columns)))]
 
 
@@ -313,7 +320,9 @@ def _farthest(analysis: TraceAnalysis) -> list[Section]:
     groups = [
         (ratio, group)
         for group in analysis.groups("op")
-        if group.measured_s / whole >= _NOTABLE and (ratio := group.modeled_over_measured)
+        if group.measured_s / whole >= _NOTABLE
+        and group.wall != LINK
+        and (ratio := group.modeled_over_measured)
     ]
     groups.sort(key=lambda item: (min(item[0], 1 / item[0]), item[1].key))
     shown = [group for ratio, group in groups[:_FARTHEST] if not 0.8 <= ratio <= 1.25]
@@ -321,13 +330,13 @@ def _farthest(analysis: TraceAnalysis) -> list[Section]:
         return []
     times = [group.measured_s for group in shown]
     columns = [
-        text_column("op", [_short(group.key) for group in shown], flexible=True),
-        text_column("shapes", [group.first.shapes[:_LONGEST_SHAPES] for group in shown], flexible=True),
+        text_column("op", [short_name(group.key) for group in shown], flexible=True),
+        text_column("shapes", [_shapes(group.first) for group in shown], flexible=True),
         plain_column("count", [len(group.rows) for group in shown]),
         seconds_column("measured", times),
         seconds_column("modeled", [group.known("modeled_s") for group in shown], like=times),
         times_column("/measured", [group.modeled_over_measured for group in shown]),
-        text_column("kernel", [_short(group.first.kernels[-1].name) for group in shown], flexible=True),
+        text_column("kernel", [short_name(group.first.kernels[-1].name) for group in shown], flexible=True),
     ]
     return [Section("Farthest from the model", (table("", columns),))]
 
@@ -345,14 +354,14 @@ def _without(analysis: TraceAnalysis) -> list[Section]:
     times = [sum(row.measured_s for row in rows) for _, rows in shown]
     whole = analysis.measured_s or 1.0
     columns = [
-        text_column("op or kernel", [_short(name) for (name, _), _ in shown], flexible=True),
+        text_column("op or kernel", [short_name(name) for (name, _), _ in shown], flexible=True),
         plain_column("count", [len(rows) for _, rows in shown]),
         seconds_column("measured", times),
         percent_column("time", [time_s / whole for time_s in times]),
         text_column("why", [reason for (_, reason), _ in shown], flexible=True),
     ]
     unmatched = [row for row in analysis.rows if not row.matched]
-    note = f"{sum(len(row.kernels) for row in unmatched):,} kernels are linked to no op"
+    note = f"linked to no op: {_counted(sum(len(row.kernels) for row in unmatched), 'kernel')}"
     if len(order) > len(shown):
         note += f"; {len(order) - len(shown):,} more kinds are in the JSON and CSV"
     return [Section("Without figures", (table("", columns, note),))]

@@ -14,13 +14,14 @@ from memwall.graph import Pipe
 from memwall.kineto.analysis import RowGroup, TraceAnalysis
 from memwall.report.document import clean
 from memwall.report.figures import picture
+from memwall.report.kineto_names import short_name
 from memwall.report.palette import class_color
 from memwall.units import bandwidth, flop_rate
 
 #: kinds of op that are named, and the share of the time from which on
 _NAMED, _NOTABLE = 8, 0.01
-#: always drawn, where the board has them
-_ROOFS = (Pipe("tensor", "float16"), Pipe("tensor", "tf32"), Pipe("vector", "float32"))
+#: drawn besides those that the trace uses
+_ROOF = Pipe("vector", "float32")
 _INK, _PALE = "#1b1f24", "#667080"
 
 
@@ -41,7 +42,9 @@ def _build(figure: Any, analysis: TraceAnalysis, points: list[RowGroup]) -> None
     axes = figure.add_subplot()
     places = [_place(group) for group in points]
     gpu = analysis.gpu
-    roofs = sorted({gpu.peak(pipe): gpu.ceiling_pipe(pipe) for pipe in _ROOFS}.items(), reverse=True)
+    roofs = sorted(
+        {gpu.peak(pipe): gpu.ceiling_pipe(pipe) for pipe in (_ROOF, *analysis.pipes())}.items(), reverse=True
+    )
     low = max(min(0.1, *(x / 2 for x, _ in places)), 1e-3)
     high = max(roofs[0][0] / gpu.dram_bytes_per_s * 4, *(x * 2 for x, _ in places))
     whole = analysis.measured_s or 1.0
@@ -95,7 +98,7 @@ def _names(
     seen: set[str] = set()
     taken: list[tuple[float, float]] = []
     for group, (x, y) in zip(points, places, strict=True):
-        name = clean(group.key).removeprefix("aten::")[:28]
+        name = short_name(group.key)[:28]
         at = math.log10(x), math.log10(max(y, bottom * 1.1))
         near = any(abs(at[0] - u) < 1.0 and abs(at[1] - v) < 0.2 for u, v in taken)
         if group.measured_s / whole < _NOTABLE or name in seen or near or len(seen) >= _NAMED:
