@@ -102,12 +102,17 @@ def from_ref(
     return base
 
 
-def from_files(place: Path, workloads: Sequence[GatedWorkload], first: bool) -> Bases:
+def shown(place: Path, root: Path) -> str:
+    """A path as the configuration has it: relative to its folder where it lies in it."""
+    return (place.relative_to(root) if place.is_relative_to(root) else place).as_posix()
+
+
+def from_files(place: Path, root: Path, workloads: Sequence[GatedWorkload], first: bool) -> Bases:
     if not place.exists() and not first:
         raise UsageError(f"no such baseline: {place}; --update writes it")
     if place.is_file() and not place.name.endswith(SUFFIXES):
         raise UsageError(f"{place} is neither a folder nor a saved profile ({' or '.join(SUFFIXES)})")
-    base = Bases(Baseline("file", place.as_posix()))
+    base = Bases(Baseline("file", shown(place, root)))
     versions = set()
     for workload in workloads:
         path = baseline_path(place, workload.name, several=len(workloads) > 1)

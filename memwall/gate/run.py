@@ -11,7 +11,16 @@ from memwall._version import __version__
 from memwall.errors import UsageError
 from memwall.fused import capture_of
 from memwall.gate.baseline import other_version
-from memwall.gate.bases import Bases, base_checkout, from_files, from_ref, left_out, noted, saved_profile
+from memwall.gate.bases import (
+    Bases,
+    base_checkout,
+    from_files,
+    from_ref,
+    left_out,
+    noted,
+    saved_profile,
+    shown,
+)
 from memwall.gate.config import APART, GateConfig, GatedWorkload, is_saved
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.measured import Measured, measure
@@ -66,7 +75,7 @@ def run_gate(
         if checkout is not None:
             base = from_ref(baseline_ref or "", checkout, workloads, bases)
         else:
-            base = from_files(baseline, workloads, first) if baseline else Bases()
+            base = from_files(baseline, config.root, workloads, first) if baseline else Bases()
         if {w.name for w in config.workloads} <= {w.name for w in workloads}:
             notes = left_out(config, checkout, baseline)
             base.baseline = replace(base.baseline, notes=(*base.baseline.notes, *notes))
@@ -131,7 +140,7 @@ def _captured(profile: Profile | None) -> bool:
 def judge_again(config: GateConfig, workloads: Sequence[GatedWorkload], run: GateRun, place: Path) -> GateRun:
     """The heads of a run judged with themselves as the baseline, which was written to ``place``."""
     heads = {name: Traced(name, profile) for name, profile in run.heads.items()}
-    base = Bases(Baseline("file", place.as_posix(), memwall_version=__version__), dict(run.heads))
+    base = Bases(Baseline("file", shown(place, config.root), memwall_version=__version__), dict(run.heads))
     return _judged(config, workloads, heads, base, allow_new=False)
 
 

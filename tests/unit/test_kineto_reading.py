@@ -510,7 +510,8 @@ def test_a_trace_of_the_torch_that_is_installed(tmp_path: Path) -> None:
     assert bare.notes == ("no GPU row: the profiler ran without a GPU or without ProfilerActivity.CUDA",)
     record = json.loads(path.read_text())
     addmm = next(e for e in record["traceEvents"] if e["name"] == "aten::addmm")
-    launch = call("cudaLaunchKernel", addmm["ts"] + addmm["dur"] / 2, 0.0, 77, addmm["tid"])
+    end = addmm["ts"] + addmm["dur"] - 1e-3  # behind the ops inside it
+    launch = call("cudaLaunchKernel", end, 0.0, 77, addmm["tid"])
     record["traceEvents"] += [{**launch, "pid": addmm["pid"]}, kernel("gemm", addmm["ts"] + 1e3, 5, 77)]
     path.write_text(json.dumps(record))
     trace = read_trace(path)
