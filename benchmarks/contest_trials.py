@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from memwall import profile  # noqa: E402
 from memwall.contest import Contest, Side, run_contest  # noqa: E402
 from memwall.contest.machine import read_counters  # noqa: E402
+from memwall.contest.run import TIME_LIMIT_S  # noqa: E402
 
 MODEL = """\
 import torch
@@ -44,7 +45,7 @@ def inputs(batch=64):
 """
 LAYERS, LAYERS_SLOWER = 10, 11
 TARGET = "models/net.py"
-ALLOWED, SECONDS = 0.05, 20.0
+ALLOWED = 0.05
 BUSY = "while True: pass"
 BUSY_PROCESSES = 2
 
@@ -57,14 +58,16 @@ class Kind:
     layers: int
     busy: int
     trials: int
+    #: what a trial may take; where the machine is never quiet, more would only wait longer
+    seconds: float
     right: str
     wrong: str
 
 
 KINDS = {
-    "equal": Kind(LAYERS, 0, 20, "pass", "fail"),
-    "slower": Kind(LAYERS_SLOWER, 0, 20, "fail", "pass"),
-    "stress": Kind(LAYERS, BUSY_PROCESSES, 10, "inconclusive", "fail"),
+    "equal": Kind(LAYERS, 0, 20, TIME_LIMIT_S, "pass", "fail"),
+    "slower": Kind(LAYERS_SLOWER, 0, 20, TIME_LIMIT_S, "fail", "pass"),
+    "stress": Kind(LAYERS, BUSY_PROCESSES, 10, 20.0, "inconclusive", "fail"),
 }
 
 
@@ -109,7 +112,7 @@ def trial(number: int, kind: Kind) -> tuple[Contest, float]:
         )
         began = time.monotonic()
         return run_contest(
-            base, head, allowed=ALLOWED, seconds=SECONDS, seed=number
+            base, head, allowed=ALLOWED, seconds=kind.seconds, seed=number
         ), time.monotonic() - began
 
 
@@ -152,7 +155,7 @@ def main() -> None:
             found[name].append(contest)
             show(number, name, contest, took_s)
 
-    print(f"\nat {ALLOWED:.0%} allowed, {SECONDS:.0f} s at most:")
+    print(f"\nat {ALLOWED:.0%} allowed:")
     for name, contests in found.items():
         kind, verdicts = kinds[name], Counter(c.verdict for c in contests)
         others = ", ".join(f"{verdict} {count}" for verdict, count in sorted(verdicts.items()))

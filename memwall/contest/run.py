@@ -131,7 +131,7 @@ def hold(
 ) -> Contest:
     """A contest between the sides that ``launch`` starts."""
     course = _Course(rules, clock, sleep, clock())
-    while not course.stopped and len(course.launches) < LEAST_LAUNCHES + LOOKS - 1:
+    while not course.stopped and len(course.launches) < LOOKS[-1]:
         started = clock()
         sides = launch()
         try:
@@ -205,8 +205,8 @@ class _Course:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the samples decide; a launch more would change nothing."""
-        found = self._estimate()
+        """Whether the samples decide at this look; a launch more would change nothing."""
+        found = self._estimate() if len(self.launches) in LOOKS else None
         return found is not None and found.verdict(self.rules.allowed) != INCONCLUSIVE
 
     def _estimate(self) -> Estimate | None:

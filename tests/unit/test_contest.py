@@ -214,8 +214,8 @@ def test_a_speed_up_passes():
 
 def test_an_undecided_contest_goes_on_launch_by_launch():
     contest, started = play(1.05)
-    assert len(started) == contest.launches == 7
-    assert contest.blocks == 7 * BLOCKS / 3
+    assert len(started) == contest.launches == 14
+    assert contest.blocks == 14 * BLOCKS / 3
     assert "within the interval" in contest.reasons[0]
     assert len(play(1.0)[1]) == 3
 
@@ -345,7 +345,7 @@ def test_the_outcome_is_json():
     found = json.loads(json.dumps(contest.to_dict()))
     assert found["verdict"] == "fail"
     assert len(found["base_samples_s"]) == len(found["head_samples_s"]) == found["blocks"] == BLOCKS
-    assert found["environment"] == {"device": "made up", "confidence": 0.99}
+    assert found["environment"] == {"device": "made up", "confidence": pytest.approx(0.99286, abs=1e-5)}  # seven looks, 5 %
     assert found["base_s"] == statistics.median(found["base_samples_s"])
     assert "\n" not in found["sentence"]
 

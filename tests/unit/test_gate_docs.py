@@ -1,0 +1,29 @@
+"""docs/gate.md names what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from memwall.gate.quantities import QUANTITIES
+from memwall.gate.reading import OPTIONS
+from memwall.report.gating import GATE_SUFFIXES
+
+TEXT = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")
+
+
+def test_every_quantity_has_its_line():
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (\w+) \|", TEXT, re.MULTILINE)
+    told = {name.strip("`"): unit for names, unit in rows for name in names.split(", ")}
+    assert told == {quantity.name: quantity.unit for quantity in QUANTITIES.values()}
+
+
+def test_what_modules_have_is_said():
+    summed = [q.name for q in QUANTITIES.values() if q.of_kernel]
+    assert summed == list(QUANTITIES)[:5] and "The first five can be limited per module" in TEXT
+
+
+def test_every_setting_and_every_kind_of_file_is_named():
+    assert [name for name in OPTIONS if f"`{name}`" not in TEXT] == []
+    endings = {kind: [s for s, k in GATE_SUFFIXES.items() if k == kind] for kind in GATE_SUFFIXES.values()}
+    assert [kind for kind, suffixes in endings.items() if not any(s in TEXT for s in suffixes)] == []
