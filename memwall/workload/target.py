@@ -28,7 +28,7 @@ def is_target(text: str) -> bool:
     """Whether a word on the command line reads as a target and not as the name of a GPU."""
     return (
         ":" in text
-        or text.endswith((".py", ".json"))
+        or text.endswith((".py", ".json", ".json.gz"))
         or (("/" in text or "\\" in text) and not text.endswith(".toml"))
     )
 

@@ -22,6 +22,7 @@ from memwall.report import KINDS
         ("--gpu v100 h100 m.py:Net t4", "--gpu v100 --gpu h100 m.py:Net t4"),
         ("--gpu v100 pkg.mod:Net", "--gpu v100 pkg.mod:Net"),
         ("--gpu v100 old.json new.json", "--gpu v100 old.json new.json"),
+        ("--gpu v100 a100 trace.json.gz", "--gpu v100 --gpu a100 trace.json.gz"),
         ("--gpu dir/mine.toml other.toml", "--gpu dir/mine.toml --gpu other.toml"),
         ("--gpu=a100 h100", "--gpu=a100 --gpu h100"),
         ("--gpu a100 --gpu h100 t4", "--gpu a100 --gpu h100 --gpu t4"),
