@@ -110,6 +110,8 @@ def command(
     whole = _config(config, limits)
     chosen = _chosen(whole, targets, gpus, policies, given)
     place, ref = _base(whole, baseline, baseline_ref, update)
+    if targets and place is not None and place.is_file() and not (update or gpus or whole.gpus):
+        chosen = _on_boards_of(place, chosen)
     kept = history if history is not None else whole.history and str(whole.root / whole.history)
     if kept:
         from memwall.history import committed
@@ -188,6 +190,14 @@ def _chosen(
         )
         for w in found
     ]
+
+
+def _on_boards_of(place: Path, workloads: list[GatedWorkload]) -> list[GatedWorkload]:
+    """Where no board is named and the baseline is one profile: on the boards that it was made for."""
+    from memwall.profile import Profile
+
+    boards = tuple({s.gpu.name: s.gpu for s in Profile.load(place).simulations}.values())
+    return [replace(w, gpus=boards or w.gpus) for w in workloads]
 
 
 def _profile_options(given: dict[str, Any], workload: GatedWorkload) -> dict[str, Any]:

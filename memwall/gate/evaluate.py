@@ -15,6 +15,8 @@ from memwall.gate.quantities import QUANTITIES, Quantity, unmodeled
 from memwall.gate.result import Cause, Check, Problem
 from memwall.profile import Profile
 from memwall.roofline import Estimate
+from memwall.savings import CHEAP
+from memwall.schedules import simulate_profile
 from memwall.simulate import MemoryPeak, Schedule
 from memwall.units import size
 
@@ -84,7 +86,10 @@ def _base_side(subject: Subject, schedule: Schedule) -> Side | None:
     """The base's simulation of the same GPU and policy; None without a usable one."""
     if subject.base is None or subject.refused:
         return None
-    found = [s for s in subject.base.simulations if (s.gpu, s.policy) == (schedule.gpu, schedule.policy)]
+    there = [s for s in subject.base.simulations if s.gpu == schedule.gpu]
+    found = [s for s in there if s.policy == schedule.policy]
+    if not found and there and schedule.policy in CHEAP:  # its graph is all that the policy needs
+        found = list(simulate_profile(subject.base, [schedule.gpu], [schedule.policy], [there[0].graph]))
     return Side(subject.base, found[0]) if found else None
 
 

@@ -708,6 +708,26 @@ def test_a_configuration_elsewhere_counts_from_its_own_folder(saved, run, monkey
     )
 
 
+def test_a_profile_of_memwall_profile_is_a_baseline(tmp_path):
+    """Its board is taken where none is named, and a policy that it was not simulated under is from its graph."""
+    (tmp_path / "net.py").write_text(NET)
+    made = subprocess.run(
+        [sys.executable, "-m", "memwall", "profile", "net.py", "--gpu", "a100-80gb-sxm", "-q", "-o", "base.json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert made.stderr == ""
+    same = gate(tmp_path, "net.py", "--baseline", "base.json", "--json", "--limit", "kernels=+0")
+    assert same.code == 0, same
+    checks = [c for c in json.loads(same.out)["checks"] if c["quantity"] == "kernels"]
+    assert [(c["gpu"], c["policy"], c["value"] == c["baseline"]) for c in checks] == [
+        ("a100-80gb-sxm", "eager", True), ("a100-80gb-sxm", "memwall", True),
+    ]  # fmt: skip
+    (tmp_path / "net.py").write_text(SLOWER)
+    worse = gate(tmp_path, "net.py", "--baseline", "base.json", "--json", "--limit", "kernels=+0")
+    assert worse.code == 1
+    assert verdicts(worse)["net", "kernels"] == "fail"
+
+
 # -- the README --------------------------------------------------------------------------------------------------------
 
 

@@ -148,18 +148,22 @@ def test_limits_that_differ_by_policy_are_all_checked():
     assert [c.limit for c in found] == ["50 %", "100 %"]
 
 
-def test_the_base_is_of_the_same_board_and_policy(two):
+def test_the_base_is_of_the_same_board(two):
     other = two.with_simulations(
         tuple(replace(s, gpu=replace(s.gpu, dram_bytes_per_s=1e12)) for s in two.simulations)
     )
-    for base in (
-        other,
-        profile(torch.relu, torch.tanh, gpu="a100"),
-        profile(torch.relu, torch.tanh, policy="memwall"),
-    ):
+    for base in (other, profile(torch.relu, torch.tanh, gpu="a100")):
         (found,), _ = check(two, "kernels=+0", base=base)
         assert found.verdict == "inconclusive"
         assert "no eager on a h100-sxm of the same numbers; --update it" in found.message
+
+
+def test_a_policy_that_the_base_was_not_simulated_under_is_from_its_graph(two, three):
+    base = profile(torch.relu, torch.tanh, policy="memwall")
+    (found,), _ = check(two, "kernels=+0", base=base)
+    assert (found.policy, found.verdict, found.baseline) == ("eager", "pass", 2)
+    (found,), _ = check(three, "kernels=+0", base=base)
+    assert (found.verdict, found.value, found.baseline) == ("fail", 3, 2)
 
 
 def test_a_refused_base_is_never_used(two, three):
