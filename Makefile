@@ -16,7 +16,7 @@ SECONDS ?= 480
 EXECUTORS := $(shell command -v g++ >/dev/null 2>&1 && echo eager,inductor || echo eager)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test gate gpu check lint types setup clean
+.PHONY: help demo docs test gate gpu check lint types lines setup clean
 
 help:
 	@echo "make demo    BERT-large training on a V100 and an H100, what fusion would win, one layer measured on this CPU;"
@@ -25,7 +25,7 @@ help:
 	@echo "make gate    hold the reference workloads against profiles/baselines"
 	@echo "make gpu     test, calibrate and measure on this machine's NVIDIA GPU, 8 minutes; writes profiles/measured/, reports/"
 	@echo "make docs    the docs site, build/docs/index.html"
-	@echo "make check   lint and types"
+	@echo "make check   lint, types and lines per folder"
 	@echo "make clean   remove what make made"
 
 setup: $(STAMP)
@@ -70,7 +70,7 @@ gpu:
 	done; \
 	echo "memwall: no CUDA device here: make gpu needs an NVIDIA GPU; nothing was written" >&2; exit 3
 
-check: lint types
+check: lint types lines
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -78,6 +78,9 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+lines: $(STAMP)
+	$(BIN)/python tools/lines.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -107,22 +107,16 @@ def others_now(seconds: float = 2.0) -> float:
 def trial(number: int, kind: Kind) -> tuple[Contest, float]:
     """One contest and the seconds that it took."""
     with TemporaryDirectory() as folder, stressed(kind.busy):
-        base, head = (
-            checkout(Path(folder, name), n) for name, n in (("base", LAYERS), ("head", kind.layers))
-        )
+        base, head = (checkout(Path(folder, name), n) for name, n in (("base", LAYERS), ("head", kind.layers)))
         began = time.monotonic()
-        return run_contest(
-            base, head, allowed=ALLOWED, seconds=kind.seconds, seed=number
-        ), time.monotonic() - began
+        return run_contest(base, head, allowed=ALLOWED, seconds=kind.seconds, seed=number), time.monotonic() - began
 
 
 def show(number: int, name: str, contest: Contest, took_s: float) -> None:
     """A row of the table."""
     figures = "        -        -        -     -"
     if contest.ratio is not None:
-        figures = (
-            f"{contest.ratio:9.3f}{contest.low:9.3f}{contest.high:9.3f}{contest.smallest_detectable:6.1%}"
-        )
+        figures = f"{contest.ratio:9.3f}{contest.low:9.3f}{contest.high:9.3f}{contest.smallest_detectable:6.1%}"
     print(
         f"{name:8}{number:4}  {contest.verdict:13}{figures}{contest.blocks:7}{contest.dropped:8}{took_s:6.1f}"
         f"  {'; '.join(contest.reasons)}",
@@ -131,9 +125,7 @@ def show(number: int, name: str, contest: Contest, took_s: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, help="of each kind; as above where not said")
     parser.add_argument("--only", choices=KINDS, help="one kind of trials")
     parser.add_argument("-o", "--output", type=Path, help="JSON with every contest")
@@ -142,9 +134,7 @@ def main() -> None:
 
     with TemporaryDirectory() as folder:
         counts = [flops(checkout(Path(folder, str(n)), n)) for n in (LAYERS, LAYERS_SLOWER)]
-    print(
-        f"FLOPs of base and slower head: {counts[0]:,} and {counts[1]:,}: {counts[1] / counts[0]:.4f} times"
-    )
+    print(f"FLOPs of base and slower head: {counts[0]:,} and {counts[1]:,}: {counts[1] / counts[0]:.4f} times")
     print(f"other processes take {others_now():.0%} of this machine's time before the first trial")
     print("\nkind    trial  verdict           ratio      low     high shows rounds dropped     s  why")
 

@@ -91,10 +91,7 @@ def measure_model(label: str) -> dict:
                 sums[name] += seconds
             for name, seconds in sums.items():
                 by_op[name].append(seconds)
-    return {
-        "whole_s": whole,
-        "ops_s": {name: statistics.median(samples) for name, samples in by_op.items()},
-    }
+    return {"whole_s": whole, "ops_s": {name: statistics.median(samples) for name, samples in by_op.items()}}
 
 
 def measure_chain() -> dict:
@@ -163,9 +160,7 @@ def compare(label: str, spec: Path) -> tuple[float, float]:
           f"({low * 1e3:.1f} to {high * 1e3:.1f}): {total_s / whole_s - 1:+.1%}")  # fmt: skip
     for name in sorted({*modeled, *timed}, key=lambda name: -timed[name]):
         error = f"{modeled[name] / timed[name] - 1:+8.0%}" if timed[name] else "        "
-        print(
-            f"  {name:14} modeled {modeled[name] * 1e3:8.2f} ms, measured {timed[name] * 1e3:8.2f} ms {error}"
-        )
+        print(f"  {name:14} modeled {modeled[name] * 1e3:8.2f} ms, measured {timed[name] * 1e3:8.2f} ms {error}")
     return total_s, whole_s
 
 
@@ -197,15 +192,11 @@ def repeat_calibration(times: int, accept_busy: bool) -> None:
         rates = ", ".join(f"{run[name]:.3e}" for run in runs)
         print(f"{name:30} at most {off:6.1%} from the median  ({rates})")
     within = sum(off <= 0.05 for off in worst.values())
-    print(
-        f"{within} of {len(worst)} quantities within 5 % over {times} calibrations; load {os.getloadavg()[0]:.2f}"
-    )
+    print(f"{within} of {len(worst)} quantities within 5 % over {times} calibrations; load {os.getloadavg()[0]:.2f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", type=Path)
     parser.add_argument("--calibrate-repeat", type=int, metavar="N")
     parser.add_argument("--chain", action="store_true")

@@ -92,23 +92,17 @@ def main() -> None:
         alerts = sum(check["verdict"] != "pass" for check in record["checks"]) + len(record["problems"])
         cpu_s = (used.ru_utime + used.ru_stime) / len(runs)
         print("| what | figure |\n|---|---|")
-        print(
-            f"| workloads, checks | {len({c['workload'] for c in record['checks']})}, {len(record['checks'])} |"
-        )
+        print(f"| workloads, checks | {len({c['workload'] for c in record['checks']})}, {len(record['checks'])} |")
         print(f"| wall seconds of each run of the command | {', '.join(f'{s:.1f}' for s, _, _ in runs)} |")
         print(f"| CPU seconds a run | {cpu_s:.1f} |")
         print(f"| cores, load average before the first run | {os.cpu_count()}, {load:.1f} |")
         print(f"| alerts on unchanged code | {alerts} |")
-        print(
-            f"| different outputs of {len(runs)} runs, a hash seed each | {len({row[1:] for row in runs})} |"
-        )
+        print(f"| different outputs of {len(runs)} runs, a hash seed each | {len({row[1:] for row in runs})} |")
         if options.repeat:
             start = time.perf_counter()
             found = judged_again(folder, options.repeat)
             took_s = time.perf_counter() - start
-            print(
-                f"| different outputs of {options.repeat} gates of saved profiles | {len(found)} ({took_s:.0f} s) |"
-            )
+            print(f"| different outputs of {options.repeat} gates of saved profiles | {len(found)} ({took_s:.0f} s) |")
 
 
 if __name__ == "__main__":

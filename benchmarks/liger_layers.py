@@ -124,9 +124,7 @@ class Rope(nn.Module):
 class GatedMlp(nn.Module):
     """As in Hugging Face's Llama: down(act(gate(x)) * up(x)), no biases."""
 
-    def __init__(
-        self, size: int, inner: int, act: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, size: int, inner: int, act: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> None:
         super().__init__()
         self.gate = nn.Linear(size, inner, bias=False, dtype=dtype)
         self.up = nn.Linear(size, inner, bias=False, dtype=dtype)

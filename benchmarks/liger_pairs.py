@@ -30,15 +30,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import memwall  # noqa: E402
-from benchmarks.liger_layers import (  # noqa: E402
-    AddRmsNorm,
-    FusedCrossEntropy,
-    FusedEmbedding,
-    GatedMlp,
-    RmsNorm,
-    Rope,
-    Step,
-)
+from benchmarks.liger_layers import AddRmsNorm, FusedCrossEntropy, FusedEmbedding, GatedMlp, RmsNorm, Rope, Step  # noqa: E402
 from memwall.cost import Cost  # noqa: E402
 from memwall.fusion import plan_graph  # noqa: E402
 from memwall.graph import Graph, Op  # noqa: E402
@@ -92,9 +84,7 @@ def _softmax(config: Mapping[str, Any], size: int, fused: bool, mode: str) -> Si
 def _rope(config: Mapping[str, Any], x: int, fused: bool, mode: str) -> Side:
     tokens, hidden = config.get("seq_len", x), config.get("hidden_size", x)
     size, dtype = hidden // config["num_q_heads"], _dtype(config)
-    q, k = (
-        tensor(1, tokens, config[f"num_{n}_heads"], size, dtype=dtype).transpose(1, 2) for n in ("q", "kv")
-    )
+    q, k = (tensor(1, tokens, config[f"num_{n}_heads"], size, dtype=dtype).transpose(1, 2) for n in ("q", "kv"))
     cos, sin = tensor(1, tokens, size, dtype=dtype), tensor(1, tokens, size, dtype=dtype)
     return Side(Rope(), (q, k), (cos, sin), (torch.empty_like(q), torch.empty_like(k)))
 
@@ -233,9 +223,7 @@ def score(rows: Iterable[Mapping[str, str]]) -> list[Row]:
         measured = tuple(1e-3 * float(row[f"median_{side}"]) for side in ("unfused", "fused"))
         size = int(row["x_value"])
         modeled = tuple(modeled_s(kernel, row["config"], size, fused, mode, gpu) for fused in (False, True))
-        scored.append(
-            Row(kernel, mode, gpu, row["x_name"], size, json.loads(row["config"]), measured, modeled)
-        )
+        scored.append(Row(kernel, mode, gpu, row["x_name"], size, json.loads(row["config"]), measured, modeled))
     return scored
 
 
@@ -261,9 +249,7 @@ def main(arguments: list[str]) -> int:
         gains = f"{row.measured_gain:8.2f} {row.modeled_gain:8.2f}"
         print(f"{row.kernel:18} {row.mode:8} {size:10} {gains}  {row.gpu}")
     right, clear = signs(rows)
-    print(
-        f"{len(rows)} rows: median factor {median_factor(rows):.3f}, {right} of {clear} on the right side of 1"
-    )
+    print(f"{len(rows)} rows: median factor {median_factor(rows):.3f}, {right} of {clear} on the right side of 1")
     return 0
 
 

@@ -27,12 +27,8 @@ def on_fake_tensors(module: nn.Module) -> nn.Module:
         for held in (part._parameters, part._buffers):
             for name, tensor in held.items():
                 if tensor is not None:
-                    fake = torch.empty_strided(
-                        tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
-                    )
-                    held[name] = (
-                        nn.Parameter(fake, tensor.requires_grad) if held is part._parameters else fake
-                    )
+                    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+                    held[name] = nn.Parameter(fake, tensor.requires_grad) if held is part._parameters else fake
     return module
 
 

@@ -69,8 +69,7 @@ def main(names: list[str]) -> None:
             ratio = f"{seconds / before:.2f}" if before else ""
             goal = f"{GOAL_S:.0f} s, ratio {GOAL_RATIO}" if layers == LAYERS[-1] else f"ratio {GOAL_RATIO}"
             print(
-                f"| {name} | {layers} | {len(profile.graphs[0].ops)} | {seconds:.2f} | {ratio} | {goal} |",
-                flush=True,
+                f"| {name} | {layers} | {len(profile.graphs[0].ops)} | {seconds:.2f} | {ratio} | {goal} |", flush=True
             )
             before = seconds
 

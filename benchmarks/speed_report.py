@@ -70,17 +70,7 @@ def seconds(*arguments: str, runs: int = 5) -> float:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         saved = str(Path(folder) / "70b.json")
-        run(
-            "-m",
-            "memwall",
-            "profile",
-            "profiles/llama3_70b/model.py",
-            "--mode",
-            "training",
-            "-q",
-            "-o",
-            saved,
-        )
+        run("-m", "memwall", "profile", "profiles/llama3_70b/model.py", "--mode", "training", "-q", "-o", saved)
         boards = ["v100", "a100", "h100", "h200", "b200", "l4", "l40s", "t4", "mi300x", "p100"]
         rows = [
             ("`memwall --help`", seconds("-m", "memwall", "--help"), "0.25"),

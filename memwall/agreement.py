@@ -89,20 +89,14 @@ def agreement(
 
 def _rand(graph: Graph, first: Plan, second: Plan, phases: Sequence[str]) -> tuple[int, int]:
     """All pairs of ops of a phase, and those that are in one group of both plans or of neither."""
-    owners = [
-        {op: n for n, group in enumerate(plan.groups) for op in group.op_ids} for plan in (first, second)
-    ]
+    owners = [{op: n for n, group in enumerate(plan.groups) for op in group.op_ids} for plan in (first, second)]
     pairs = same = 0
     for phase in phases:
         ops = [op.id for op in graph.ops if op.phase == phase and op.op_class not in MATRIX_CLASSES]
         every = _choose(len(ops))
         one, two, both = (
             sum(map(_choose, Counter(map(key, ops)).values()))
-            for key in (
-                owners[0].__getitem__,
-                owners[1].__getitem__,
-                lambda op: (owners[0][op], owners[1][op]),
-            )
+            for key in (owners[0].__getitem__, owners[1].__getitem__, lambda op: (owners[0][op], owners[1][op]))
         )
         pairs += every
         same += every - one - two + 2 * both
@@ -181,9 +175,7 @@ def _names(graph: Graph, groups: Sequence[Group]) -> tuple[str, ...]:
     def name(op_id: int) -> str:
         return graph.ops[op_id].name.removeprefix("aten.").partition(".")[0]
 
-    return tuple(
-        "+".join(map(name, g.op_ids)) + ("".join(f" (again {name(i)})" for i in g.recomputes)) for g in groups
-    )
+    return tuple("+".join(map(name, g.op_ids)) + ("".join(f" (again {name(i)})" for i in g.recomputes)) for g in groups)
 
 
 def _time_s(groups: Sequence[Group], gpu: Gpu) -> float:

@@ -239,12 +239,7 @@ def class_rows(profile: Profile, schedule: Schedule) -> tuple[ShareRow, ...]:
 
 
 def _with_times_fewer(row: ShareRow, matrix_rate: float) -> ShareRow:
-    if (
-        row.key in MODEL_CLASSES
-        or not matrix_rate
-        or row.flops < LEAST_INTENSITY * row.bytes
-        or not row.flops
-    ):
+    if row.key in MODEL_CLASSES or not matrix_rate or row.flops < LEAST_INTENSITY * row.bytes or not row.flops:
         return row
     values = {name: getattr(row, name) for name in ShareRow.__slots__}
     return ShareRow(**{**values, "times_fewer": matrix_rate / row.attained_flop_per_s})
@@ -363,18 +358,10 @@ def rates(profile: Profile, schedule: Schedule) -> Rates:
     time_s = schedule.totals.time_s
     steps = _share(1.0, time_s)
     samples, tokens = profile.workload.samples, profile.workload.tokens
-    return Rates(
-        steps,
-        None if samples is None else samples * steps,
-        None if tokens is None else tokens * steps,
-    )
+    return Rates(steps, None if samples is None else samples * steps, None if tokens is None else tokens * steps)
 
 
 def schedule_label(profile: Profile, schedule: Schedule) -> str:
     """``h100-sxm``, with the policy where it is not eager or several were simulated."""
     several = len({s.policy for s in profile.simulations}) > 1
-    return (
-        f"{schedule.gpu.name}, {schedule.policy}"
-        if several or schedule.policy != "eager"
-        else schedule.gpu.name
-    )
+    return f"{schedule.gpu.name}, {schedule.policy}" if several or schedule.policy != "eager" else schedule.gpu.name

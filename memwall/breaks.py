@@ -38,9 +38,7 @@ class Loss:
     def between(cls, broken: Totals, healed: Totals) -> Loss:
         """Totals with the breaks less those without."""
         return cls(
-            broken.dram_bytes - healed.dram_bytes,
-            broken.time_s - healed.time_s,
-            broken.kernels - healed.kernels,
+            broken.dram_bytes - healed.dram_bytes, broken.time_s - healed.time_s, broken.kernels - healed.kernels
         )
 
 
@@ -90,9 +88,7 @@ def price_breaks(
     for number, cut in enumerate(cuts[:MAX_PRICED]):
         if cut.lost_from is not None:
             others = {i for n, other in enumerate(cuts) if n != number for i in other.places}
-            each[number] = Loss.between(
-                broken, totals(recaptured(graph, regions, one, cut.lost_from, others))
-            )
+            each[number] = Loss.between(broken, totals(recaptured(graph, regions, one, cut.lost_from, others)))
         elif cut.places:
             each[number] = Loss.between(broken, totals(healed(graph, regions, one, cut.places)))
     return BreakPrices(Loss.between(broken, totals(one)), tuple(each))
@@ -101,10 +97,7 @@ def price_breaks(
 def planned(graph: Graph, regions: Sequence[int]) -> list[int]:
     """Regions as our planner takes them: the optimizer's ops are one of their own."""
     optimizer = max(regions, default=0) + 1
-    return [
-        optimizer if op.phase == "optimizer" else region
-        for op, region in zip(graph.ops, regions, strict=True)
-    ]
+    return [optimizer if op.phase == "optimizer" else region for op, region in zip(graph.ops, regions, strict=True)]
 
 
 def is_broken(graph: Graph, regions: Sequence[int], behind: int | None = None) -> bool:
@@ -112,9 +105,7 @@ def is_broken(graph: Graph, regions: Sequence[int], behind: int | None = None) -
     return tuple(regions) != whole(graph, regions, behind)
 
 
-def healed(
-    graph: Graph, regions: Sequence[int], one: Sequence[int], places: Sequence[int]
-) -> tuple[int, ...]:
+def healed(graph: Graph, regions: Sequence[int], one: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
     """The regions when the graphs on both sides of each place (the op before it) are one, as is what lies between.
 
     Args:

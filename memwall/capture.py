@@ -241,9 +241,7 @@ def _matching(given: list[Any], wanted: list[Any]) -> Iterable[tuple[int, int, i
     head = next((i for i in range(short) if given[i] != wanted[i]), short)
     tail = next((i for i in range(short - head) if given[-1 - i] != wanted[-1 - i]), short - head)
     yield 0, 0, head
-    middle = SequenceMatcher(
-        None, given[head : len(given) - tail], wanted[head : len(wanted) - tail], autojunk=False
-    )
+    middle = SequenceMatcher(None, given[head : len(given) - tail], wanted[head : len(wanted) - tail], autojunk=False)
     for i, j, size in middle.get_matching_blocks():
         yield head + i, head + j, size
     yield len(given) - tail, len(wanted) - tail, tail
@@ -350,9 +348,7 @@ def _loses_all(run: DynamoRun, number: int) -> bool:
 def _guards(seen: Sequence[SeenGuard]) -> list[Guard]:
     """Distinct guards on the user's things, those first that a caller can change."""
     distinct = dict.fromkeys(
-        Guard(guard.name, guard.kind, guard.check)
-        for guard in seen
-        if not any(part in guard.name for part in _OURS)
+        Guard(guard.name, guard.kind, guard.check) for guard in seen if not any(part in guard.name for part in _OURS)
     )
     order = {kind: rank for rank, kind in enumerate(_KINDS)}
     return sorted(distinct, key=lambda g: (_distance(g), order.get(g.kind, len(order))))

@@ -217,9 +217,7 @@ def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
     for key, count in counts.items():
         cells = [column.get(key, ("", 0.0)) for column in columns]
         flipped = len({wall for wall, _ in cells if wall}) > 1
-        if flipped and any(
-            cell[1] >= NOTABLE * s.totals.time_s for cell, s in zip(cells, schedules, strict=True)
-        ):
+        if flipped and any(cell[1] >= NOTABLE * s.totals.time_s for cell, s in zip(cells, schedules, strict=True)):
             walls, times = zip(*cells, strict=True)
             found.append(Flip(key[0], key[3], key[2], count, walls, times))
     found.sort(key=lambda flip: (-max(flip.times_s), flip.name, flip.module, flip.phase))
@@ -263,9 +261,7 @@ def _per_million(usd: float | None, count: int | None) -> float | None:
 def _check_prices(price: Prices | None, names: Sequence[str]) -> None:
     for name in price or {}:
         if name not in names:
-            raise UsageError(
-                f"there is a price for {name}, which is not compared; compared are {', '.join(names)}"
-            )
+            raise UsageError(f"there is a price for {name}, which is not compared; compared are {', '.join(names)}")
 
 
 # -- N profiles --------------------------------------------------------------------------------------------------------

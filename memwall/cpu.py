@@ -89,9 +89,7 @@ def predict_on_cpu(graph: Graph, group: Group, gpu: Gpu, reuse: Sequence[tuple[i
     return Prediction(bound, compute, memory, floor_s, low_s, high_s)
 
 
-def kernel_time_s(
-    graph: Graph, group: Group, gpu: Gpu, reuse: Sequence[tuple[int, int]]
-) -> tuple[float, float]:
+def kernel_time_s(graph: Graph, group: Group, gpu: Gpu, reuse: Sequence[tuple[int, int]]) -> tuple[float, float]:
     """(seconds of arithmetic, seconds of memory traffic) of a group on a CPU.
 
     Args:

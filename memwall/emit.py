@@ -75,9 +75,7 @@ def kernel_files(profile: Profile, simulated: Sequence[tuple[Plan, Schedule]]) -
     sets = []
     for plan, schedule in simulated:
         if plan.policy not in EMITTED:
-            raise UsageError(
-                f"--emit writes the kernels of {' and '.join(EMITTED)}; {plan.policy} has none of its own"
-            )
+            raise UsageError(f"--emit writes the kernels of {' and '.join(EMITTED)}; {plan.policy} has none of its own")
         folder = f"{schedule.gpu.name}-{plan.policy}/" if len(simulated) > 1 else ""
         graph = profile.graphs[schedule.graph]
         kernels = _distinct(graph, plan, schedule)
@@ -142,9 +140,7 @@ def _file_name(graph: Graph, kernel: _Kernel) -> str:
     name = kernel.group.name
     if not name:
         ops = dict.fromkeys(short_name(graph.ops[i].name) for i in kernel.group.op_ids)
-        name = "_".join([*ops][:NAMED_OPS]) + (
-            f"_and_{len(ops) - NAMED_OPS}_more" if len(ops) > NAMED_OPS else ""
-        )
+        name = "_".join([*ops][:NAMED_OPS]) + (f"_and_{len(ops) - NAMED_OPS}_more" if len(ops) > NAMED_OPS else "")
     return re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")[:80] or "kernel"
 
 

@@ -41,6 +41,4 @@ def need(module: str, extra: str) -> object:
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
             raise
-        raise MissingError(
-            f"this needs {module}, which is not installed: pip install 'memwall[{extra}]'"
-        ) from None
+        raise MissingError(f"this needs {module}, which is not installed: pip install 'memwall[{extra}]'") from None

@@ -63,9 +63,7 @@ def _limit(keyword: str, value: Any, options: Iterable[str]) -> Limit:
         raise UsageError(f"{keyword}: {better} is better; write {_side(quantity)}_{quantity.name}")
     limit = parse_limit(quantity, value)
     if limit.relative:
-        raise UsageError(
-            f"{keyword}={value!r} is a change, and a marker has no baseline; write an absolute limit"
-        )
+        raise UsageError(f"{keyword}={value!r} is a change, and a marker has no baseline; write an absolute limit")
     return limit
 
 
@@ -81,9 +79,7 @@ def with_capture(made: Profile, target: Any, inputs: Any, options: Mapping[str, 
     from memwall.trace import TraceOptions  # imports torch
 
     names = ("mode", "dtype", "autocast", "real", "max_ops")
-    traced = TraceOptions(
-        attention=made.graph.attention, **{name: options[name] for name in names if name in options}
-    )
+    traced = TraceOptions(attention=made.graph.attention, **{name: options[name] for name in names if name in options})
     found = capture(_workload(target, inputs, options), traced, classify, made.graph)
     return replace(made, capture={**made.capture, CAPTURE_KEY: found.to_dict()})
 
@@ -147,9 +143,7 @@ def _not_bound(profile: Profile, schedule: Schedule, wall: str, pattern: str, sh
     shares = ", ".join(f"{name} {percent(time_s / total_s)}" for name, time_s in sorted(times.items()))
     others = [kernel for kernel in chosen if kernel.limited_by != wall]
     rows = _rows(profile, schedule, others, lambda kernel: kernel.time_s, "s")
-    first = (
-        f"{_where(profile, schedule)}: want {percent(share)} of the time{part} {wall}-bound; it is {shares}"
-    )
+    first = f"{_where(profile, schedule)}: want {percent(share)} of the time{part} {wall}-bound; it is {shares}"
     return "\n".join([first, *rows])
 
 
@@ -186,23 +180,14 @@ def _largest(profile: Profile, schedule: Schedule, quantity: Quantity) -> Iterat
 
 
 def _rows(
-    profile: Profile,
-    schedule: Schedule,
-    kernels: Iterable[Estimate],
-    weight: Callable[[Estimate], float],
-    unit: str,
+    profile: Profile, schedule: Schedule, kernels: Iterable[Estimate], weight: Callable[[Estimate], float], unit: str
 ) -> Iterator[str]:
     """Kernels by place, equal places of repeated blocks as one, the heaviest first."""
     ops = profile.graphs[schedule.graph].ops
     sums: dict[tuple[str, str, str, str], list[float]] = {}
     for kernel in kernels:
         source = next((ops[i].source for i in kernel.op_ids if ops[i].source), "")
-        place = (
-            collapse(kernel_module(profile, schedule, kernel)),
-            short_name(kernel.name),
-            source,
-            kernel.limited_by,
-        )
+        place = (collapse(kernel_module(profile, schedule, kernel)), short_name(kernel.name), source, kernel.limited_by)
         found = sums.setdefault(place, [0.0, 0])
         found[0] += weight(kernel)
         found[1] += 1

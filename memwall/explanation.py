@@ -65,9 +65,7 @@ def trust(profile: Profile, schedule: Schedule) -> tuple[Trust, ...]:
         status, taken = _status(_cost(profile, schedule, plan, kernel), schedule.gpu)
         sums[status] = sums.get(status, 0.0) + kernel.time_s
         boards.setdefault(status, {}).update(dict.fromkeys(taken))
-    return tuple(
-        Trust(status, sums[status], tuple(boards[status])) for status in CALIBRATED if status in sums
-    )
+    return tuple(Trust(status, sums[status], tuple(boards[status])) for status in CALIBRATED if status in sums)
 
 
 def _cost(profile: Profile, schedule: Schedule, plan: Plan | None, kernel: Estimate) -> Cost:
@@ -120,9 +118,7 @@ def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
         raise UsageError("no kernel is named; give a number, a name or a part of one")
     if wanted.isdecimal():
         if len(wanted) > 9 or int(wanted) >= len(kernels):
-            raise UsageError(
-                f"no kernel {wanted[:20]} on {schedule.gpu.name}: there are 0 to {len(kernels) - 1}"
-            )
+            raise UsageError(f"no kernel {wanted[:20]} on {schedule.gpu.name}: there are 0 to {len(kernels) - 1}")
         return [kernels[int(wanted)]]
     pattern = wanted if "*" in wanted else f"*{wanted}*"
     chosen = [k for k in kernels if short_name(k.name) == wanted or k.name == wanted] or [
@@ -132,9 +128,7 @@ def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
     if not chosen:
         names = dict.fromkeys(short_name(k.name) for k in kernels)
         near = difflib.get_close_matches(wanted, names, 3, 0.5) or list(names)[:3]
-        raise UsageError(
-            f"no kernel named {wanted[:60]!r} on {schedule.gpu.name}; there are {', '.join(near)}, ..."
-        )
+        raise UsageError(f"no kernel named {wanted[:60]!r} on {schedule.gpu.name}; there are {', '.join(near)}, ...")
     return chosen
 
 
@@ -157,10 +151,7 @@ def _explanation(profile: Profile, schedule: Schedule, kernel: Estimate, count: 
 
 def _around(kernel: Estimate, joined: str, launches: str, latency_s: float, waited_s: float) -> str:
     """The terms of the time, the launches, and the interval."""
-    parts = [
-        f"{duration(kernel.compute_s)} of arithmetic {joined} {duration(kernel.memory_s)} of traffic",
-        launches,
-    ]
+    parts = [f"{duration(kernel.compute_s)} of arithmetic {joined} {duration(kernel.memory_s)} of traffic", launches]
     if latency_s > 1e-9:
         parts.append(f"{duration(latency_s)} of latency")
     if waited_s > 1e-9:
@@ -174,6 +165,4 @@ def _around(kernel: Estimate, joined: str, launches: str, latency_s: float, wait
 
 def kernels_named(profile: Profile, wanted: Sequence[str]) -> tuple[tuple[Schedule, Explanation], ...]:
     """The explanations of all names on all simulations, in their order."""
-    return tuple(
-        (s, e) for s in profile.simulations for name in wanted for e in explanations(profile, s, name)
-    )
+    return tuple((s, e) for s in profile.simulations for name in wanted for e in explanations(profile, s, name))

@@ -30,9 +30,7 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
         if target.exists() and not target.is_file():
             target.write_bytes(payload)  # a device such as /dev/stdout cannot be renamed over
             return
-        with tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as handle:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as handle:
             temporary = Path(handle.name)
             handle.write(payload)
         temporary.chmod(0o666 & ~_umask())

@@ -184,10 +184,7 @@ def _distinct_calls(graph: Graph, phases: tuple[str, ...]) -> list[tuple[Op, int
 
 
 def _lowered(
-    graph: Graph,
-    distinct: list[tuple[Op, int]],
-    table: Mapping[Any, Callable[..., Any]],
-    failed: dict[str, str],
+    graph: Graph, distinct: list[tuple[Op, int]], table: Mapping[Any, Callable[..., Any]], failed: dict[str, str]
 ) -> Level:
     """What is left of each call when everything that the table can decompose is decomposed."""
     total: Counter[str] = Counter()

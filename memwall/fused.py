@@ -153,9 +153,7 @@ def fuse(
     """
     maker = _Maker(profile, capture, source, architectures, say)
     for gpu in gpus:
-        for policy in dict.fromkeys(
-            ("eager", *(policies or DEFAULT_POLICIES))
-        ):  # eager is what is saved from
+        for policy in dict.fromkeys(("eager", *(policies or DEFAULT_POLICIES))):  # eager is what is saved from
             maker.add(gpu, policy, optional=not policies)
     made = profile.with_simulations(tuple(maker.schedules))
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
@@ -188,8 +186,7 @@ def capture_of(record: Mapping[str, Any]) -> Capture | None:
         values = {f.name: saved[f.name] for f in fields(Capture)}
         for name, row in rows.items():
             values[name] = tuple(
-                row(**{key: tuple(v) if isinstance(v, list) else v for key, v in item.items()})
-                for item in values[name]
+                row(**{key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}) for item in values[name]
             )
         places = [values["behind"]]
         for item in values["breaks"]:
@@ -346,9 +343,7 @@ def _gpu_dict(found: Fused, policies: PolicySet) -> dict[str, Any]:
         "gpu": policies.gpu.name,
         "policies": [asdict(row) for row in policies.rows()],
         "groups": {s.policy: [asdict(row) for row in group_savings(policies, s)] for s in policies.schedules},
-        "refused": {
-            s.policy: [asdict(row) for row in refused_by_rule(found.plan(s))] for s in policies.schedules
-        },
+        "refused": {s.policy: [asdict(row) for row in refused_by_rule(found.plan(s))] for s in policies.schedules},
         "missed": {
             s.policy: [asdict(row) for row in missed_fusions(found.profile, s, found.plan(s))]
             for s in policies.schedules

@@ -198,9 +198,7 @@ def _saved_cpu(record: Mapping[str, Any]) -> Cpu | None:
         raise UsageError(f"saved GPU: cpu: must be a table, not {shown(saved)}")
     flat: dict[str, Any] = {}
     for name, value in saved.items():
-        flat |= (
-            {f"{name}.{key}": n for key, n in value.items()} if isinstance(value, Mapping) else {name: value}
-        )
+        flat |= {f"{name}.{key}": n for key, n in value.items()} if isinstance(value, Mapping) else {name: value}
     try:
         return cpu_of({key: CPU_KEYS[key](value) for key, value in flat.items() if key in CPU_KEYS})
     except WrongValue as error:
@@ -268,9 +266,7 @@ def _number(value: Any, wanted: str, fits: Callable[[float], bool]) -> float:
 
 def within(low: float, high: float) -> Callable[[Any], float]:
     """The check of a number in a range."""
-    return lambda value: _number(
-        value, f"a number from {low:g} to {high:g}", lambda number: low <= number <= high
-    )
+    return lambda value: _number(value, f"a number from {low:g} to {high:g}", lambda number: low <= number <= high)
 
 
 def positive(value: Any) -> float:
@@ -338,7 +334,5 @@ def cpu_of(values: Mapping[str, Any]) -> Cpu | None:
         start = f"{name}."
         return {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
 
-    tables = {
-        name: table(name) for name in ("cache_bytes", "cache_bytes_per_s", "flop_per_s", "elements_per_s")
-    }
+    tables = {name: table(name) for name in ("cache_bytes", "cache_bytes_per_s", "flop_per_s", "elements_per_s")}
     return Cpu(values.get("threads", 1), **tables, exposed_traffic=values.get("exposed_traffic", 0.0))

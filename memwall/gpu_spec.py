@@ -64,10 +64,7 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], Any]] = {
     **{f"identity.{key}": (text, None) for key in _EXPLAINABLE},
     **{f"cpu.{key}": (check, None) for key, check in CPU_KEYS.items()},
     **{
-        f"utilization.{family}.{variant}.{item.name}": (
-            within(item.metadata["low"], item.metadata["high"]),
-            None,
-        )
+        f"utilization.{family}.{variant}.{item.name}": (within(item.metadata["low"], item.metadata["high"]), None)
         for family, kind in CONSTANTS.items()
         for variant in kind.VARIANTS
         for item in fields(kind)
@@ -181,9 +178,7 @@ def _gpu(spec: _Spec) -> Gpu:
     peaks = {pipe: spec.values.get(f"peak_flop_per_s.{pipe}") for pipe in PIPE_NAMES}
     values["peak_flop_per_s"] = {Pipe.parse(pipe): rate for pipe, rate in peaks.items() if rate is not None}
     if not values["peak_flop_per_s"]:
-        raise UsageError(
-            f"{spec.at('peak_flop_per_s')}: is missing: state a peak, such as tensor.float16 = 312e12"
-        )
+        raise UsageError(f"{spec.at('peak_flop_per_s')}: is missing: state a peak, such as tensor.float16 = 312e12")
     values["full_name"] = values["full_name"] or values["name"]
     values["l2_bytes_per_s"] = values["l2_bytes_per_s"] or values["dram_bytes_per_s"]
     fractions = {pipe: spec.values.get(f"achievable.{pipe}") for pipe in ("dram", *PIPE_NAMES)}
@@ -191,9 +186,7 @@ def _gpu(spec: _Spec) -> Gpu:
     values["achievable"] = {"dram": DEFAULT_DRAM_FRACTION} | known
     values["sources"] = {key: note for key, (_, note) in spec.places.items() if note and key in spec.values}
     start = "utilization."
-    values["utilization"] = {
-        key.removeprefix(start): n for key, n in spec.values.items() if key.startswith(start)
-    }
+    values["utilization"] = {key.removeprefix(start): n for key, n in spec.values.items() if key.startswith(start)}
     scored = (key.rpartition(".") for key in values["utilization"])
     values["fitted_on"] = {table: values["name"] for table, _, name in scored if name == "interval_low"}
     cpu = {key: spec.values.get(f"cpu.{key}") for key in CPU_KEYS}

@@ -128,9 +128,7 @@ def entry_of(profiles: Mapping[str, Profile], commit: str, date: str) -> tuple[R
         for schedule in profile.simulations
     ]  # fmt: skip
     if not rows:
-        raise UsageError(
-            f"no workload was simulated at {commit[:12]}; there is nothing to add to the history"
-        )
+        raise UsageError(f"no workload was simulated at {commit[:12]}; there is nothing to add to the history")
     return tuple(rows)
 
 
@@ -166,9 +164,7 @@ def committed(folder: str | os.PathLike[str], history: str | os.PathLike[str] = 
     but = [":/", f":(exclude,top){_inside(folder, history)}"] if history else [":/"]
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", *but).splitlines()
     if changed:
-        raise UsageError(
-            f"{changed[0][3:]} has changes that are not committed; commit first: a history is of commits"
-        )
+        raise UsageError(f"{changed[0][3:]} has changes that are not committed; commit first: a history is of commits")
     commit, date = found.split()
     return commit, _utc(date)
 
@@ -181,9 +177,7 @@ def _inside(folder: str | os.PathLike[str], history: str | os.PathLike[str]) -> 
 
 def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
     try:
-        done = subprocess.run(
-            ["git", "-C", os.fspath(folder), *arguments], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(["git", "-C", os.fspath(folder), *arguments], capture_output=True, text=True, check=True)
     except FileNotFoundError:
         raise UsageError("a history needs git, which is not installed") from None
     except subprocess.CalledProcessError as error:
@@ -288,9 +282,7 @@ def trends(rows: Sequence[Row]) -> dict[Series, tuple[Row, ...]]:
     return {series: tuple(found[series]) for series in sorted(found)}
 
 
-def steps(
-    rows: Sequence[Row], quantities: Iterable[str] = (), threshold: float = THRESHOLD
-) -> tuple[Step, ...]:
+def steps(rows: Sequence[Row], quantities: Iterable[str] = (), threshold: float = THRESHOLD) -> tuple[Step, ...]:
     """Changes by more than a fraction between neighbouring commits of a series, oldest first.
 
     None is found where the version of memwall changed, or where a quantity is missing at one of the two.

@@ -101,8 +101,7 @@ def _profile(
 ) -> Profile:  # fmt: skip
     backends = [attention_backend(g) if attention == "auto" else attention for g in gpus]
     traces = {
-        backend: _trace(workload, say, mode=mode, attention=backend, **options)
-        for backend in dict.fromkeys(backends)
+        backend: _trace(workload, say, mode=mode, attention=backend, **options) for backend in dict.fromkeys(backends)
     }
     traces, backends = _merge_equal(traces, backends)
     order = list(traces)
@@ -122,9 +121,7 @@ def _profile(
     if strict and result.coverage.unmodeled:
         raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
     say(f"simulating {len(graphs[0].ops):,} ops on {', '.join(g.name for g in gpus)}")
-    return result.with_simulations(
-        simulate_profile(result, gpus, policies, [order.index(b) for b in backends])
-    )
+    return result.with_simulations(simulate_profile(result, gpus, policies, [order.index(b) for b in backends]))
 
 
 def compare(
@@ -156,9 +153,7 @@ def compare(
     if isinstance(target_or_profiles, (list, tuple)):
         target_or_profiles = target_or_profiles[0]
     if not isinstance(target_or_profiles, Profile):
-        target_or_profiles = profile(
-            target_or_profiles, gpu=gpus or "h100-sxm", policy=policies or "eager", **options
-        )
+        target_or_profiles = profile(target_or_profiles, gpu=gpus or "h100-sxm", policy=policies or "eager", **options)
     own = {schedule.gpu.name: schedule.gpu for schedule in target_or_profiles.simulations}
     return compare_profile(target_or_profiles, gpus or list(own.values()), price=price, policies=policies)
 
@@ -172,9 +167,7 @@ def resimulate(
     """
     gpus = _captured(_gpus(gpu)) if cuda_graph else _gpus(gpu)
     policies = (policy,) if isinstance(policy, str) else tuple(policy)
-    known = [
-        gpu if gpu.utilization or gpu.cpu else inherit(gpu, stated()) for gpu in gpus
-    ]  # an older record's
+    known = [gpu if gpu.utilization or gpu.cpu else inherit(gpu, stated()) for gpu in gpus]  # an older record's
     return saved.with_simulations(simulate_profile(saved, known, policies))
 
 

@@ -160,11 +160,7 @@ class Profile:
         return frame
 
     def roofline(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        gpu: str | None = None,
-        policy: str | None = None,
+        self, path: str | os.PathLike[str] | None = None, *, gpu: str | None = None, policy: str | None = None
     ) -> Figure:
         """The roofline of one simulation: FLOP/s attained against FLOP per DRAM byte, each kernel a circle.
 
@@ -215,9 +211,7 @@ class Profile:
             "graph": graph_to_dict(self.graphs[0], self.costs[0]),
         }
         if len(self.graphs) > 1:
-            record["graphs"] = [
-                graph_to_dict(g, c) for g, c in zip(self.graphs[1:], self.costs[1:], strict=True)
-            ]
+            record["graphs"] = [graph_to_dict(g, c) for g, c in zip(self.graphs[1:], self.costs[1:], strict=True)]
         record["coverage"] = plain(coverage)
         record["gpus"] = {name: gpus[name] for name in sorted(gpus)}
         record["simulations"] = [schedule_to_dict(schedule) for schedule in self.simulations]
@@ -264,9 +258,7 @@ def _read_profile(record: dict[str, Any]) -> Profile:
         workload=read_workload(take(record, "workload", dict, "record")),
         graphs=tuple(graph for graph, _ in pairs),
         costs=tuple(costs for _, costs in pairs),
-        simulations=tuple(
-            read_schedule(s, gpus, pairs, f"simulations[{i}]") for i, s in enumerate(simulations)
-        ),
+        simulations=tuple(read_schedule(s, gpus, pairs, f"simulations[{i}]") for i, s in enumerate(simulations)),
         capture=take(record, "capture", dict, "record"),
         measurements=_read_measurements(take(record, "measurements", list, "record"), pairs),
         environment=take(record, "environment", dict, "record"),
@@ -274,9 +266,7 @@ def _read_profile(record: dict[str, Any]) -> Profile:
     )
 
 
-def _read_measurements(
-    records: list[Any], pairs: list[tuple[Graph, tuple[Cost, ...]]]
-) -> tuple[dict[str, Any], ...]:
+def _read_measurements(records: list[Any], pairs: list[tuple[Graph, tuple[Cost, ...]]]) -> tuple[dict[str, Any], ...]:
     """The measurements, checked; they stay what they are in the record."""
     ops = max(len(graph.ops) for graph, _ in pairs)
     for i, record in enumerate(records):

@@ -228,9 +228,7 @@ def read_workload(record: dict[str, Any]) -> WorkloadInfo:
     for item in inputs:
         take(item, "shape", list, "workload.inputs[]")
         take(item, "dtype", str, "workload.inputs[]")
-    optional: dict[str, Any] = {
-        key: record.get(key) for key in ("samples", "tokens", "optimizer", "autocast")
-    }
+    optional: dict[str, Any] = {key: record.get(key) for key in ("samples", "tokens", "optimizer", "autocast")}
     for key in ("samples", "tokens"):
         if optional[key] is not None:
             _count(optional[key], f"workload.{key}")
@@ -257,18 +255,13 @@ def read_graph(record: Any, where: str) -> tuple[Graph, tuple[Cost, ...]]:
     for i, item in enumerate(take(record, "ops", list, where)):
         op, cost = _read_op(item, i, len(values), shared, f"{where}.ops[{i}]")
         ops.append(op)
-        costs.append(
-            known.setdefault((*cost.flops.items(), *_COST_NUMBERS(cost)), cost)
-        )  # one object for equal costs
+        costs.append(known.setdefault((*cost.flops.items(), *_COST_NUMBERS(cost)), cost))  # one object for equal costs
     inputs, parameters, outputs = (
-        _ids(record.get(key, []), len(values), f"{where}.{key}")
-        for key in ("inputs", "parameters", "outputs")
+        _ids(record.get(key, []), len(values), f"{where}.{key}") for key in ("inputs", "parameters", "outputs")
     )
     free_calls = {str(k): _count(v, f"{where}.free_calls") for k, v in record.get("free_calls", {}).items()}
     attention = str(record.get("attention", "flash"))
-    graph = Graph(
-        tuple(values), tuple(storages), tuple(ops), inputs, parameters, outputs, free_calls, attention
-    )
+    graph = Graph(tuple(values), tuple(storages), tuple(ops), inputs, parameters, outputs, free_calls, attention)
     return graph, _with_works(graph, costs)
 
 
@@ -277,13 +270,7 @@ def _with_works(graph: Graph, saved: Sequence[Cost]) -> tuple[Cost, ...]:
     here knows, or that one now counts otherwise, keeps what was saved, as one streaming kernel."""
     try:
         fresh = graph_costs(graph)
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ):  # damage that no check above saw
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # damage that no check above saw
         return tuple(saved)
     return tuple(
         new if (new.flops, _COUNTS(new)) == (old.flops, _COUNTS(old)) else old
@@ -306,18 +293,14 @@ def _read_values(record: dict[str, Any], storages: int, where: str) -> list[Valu
             raise BadRecord(f"{where}.{i}.dtype is {dtype[:40]!r}, which no tensor has")
         if strides is not None and len(strides) != len(shape):
             raise BadRecord(f"{where}.{i} has {len(shape)} axes and {len(strides)} strides")
-        spec = (
-            contiguous(shape, dtype) if strides is None else TensorSpec(tuple(shape), tuple(strides), dtype)
-        )
+        spec = contiguous(shape, dtype) if strides is None else TensorSpec(tuple(shape), tuple(strides), dtype)
         storage = _ids([item.get("storage")], storages, f"{where}.{i}.storage")[0]
         offset = _count(item.get("offset", 0), f"{where}.{i}.offset")
         values.append(Value(i, specs.setdefault(spec, spec), storage, offset))
     return values
 
 
-def _read_op(
-    record: Any, index: int, values: int, shared: dict[str, Mapping[str, Any]], where: str
-) -> tuple[Op, Cost]:
+def _read_op(record: Any, index: int, values: int, shared: dict[str, Mapping[str, Any]], where: str) -> tuple[Op, Cost]:
     """One op and its cost; ``shared`` keeps one object for equal attributes."""
     if take(record, "id", int, where) != index:
         raise BadRecord(f"{where}.id is out of order")
@@ -374,16 +357,12 @@ def read_schedule(record: Any, gpus: dict[str, Gpu], pairs: list[Any], where: st
         numbers["launches"] = _count(item.get("launches", 1), f"{at}.launches")
         numbers["recomputes"] = _ids(item.get("recomputes", []), ops, f"{at}.recomputes")
         numbers["issue_s"] = issue_s(gpus[gpu], pairs[graph][0].ops[op_ids[0]].phase, numbers["launches"])
-        kernels.append(
-            Estimate(i, take(item, "name", str, at), op_ids, take(item, "class", str, at), **numbers)
-        )
+        kernels.append(Estimate(i, take(item, "name", str, at), op_ids, take(item, "class", str, at), **numbers))
     totals, memory = take(record, "totals", dict, where), take(record, "memory", dict, where)
     sums: dict[str, Any] = {}
     for name in (f.name for f in fields(Totals)):
         read = _seconds if name.endswith("_s") or name == "mfu" else _count
-        saved = (
-            totals.get("time_s") if name in ("low_s", "high_s") and name not in totals else totals.get(name)
-        )
+        saved = totals.get("time_s") if name in ("low_s", "high_s") and name not in totals else totals.get(name)
         sums[name] = read(saved, f"{where}.totals.{name}")
     peak = {f.name: _count(memory.get(f.name), f"{where}.memory.{f.name}") for f in fields(MemoryPeak)}
     for name in ("flops", "dram_bytes"):

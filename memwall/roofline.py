@@ -115,14 +115,7 @@ def works_of(cost: Cost) -> tuple[Work, ...]:
     if cost.works:
         return cost.works
     read_bytes = cost.read_bytes + cost.extra_bytes
-    return (
-        Plain(
-            read_bytes=read_bytes,
-            write_bytes=cost.write_bytes,
-            flops=cost.flops,
-            extra_flops=cost.extra_flops,
-        ),
-    )
+    return (Plain(read_bytes=read_bytes, write_bytes=cost.write_bytes, flops=cost.flops, extra_flops=cost.extra_flops),)
 
 
 def launches_of(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> list[tuple[Work, Terms]]:

@@ -30,10 +30,7 @@ def graph_for(profile: Profile, gpu: Gpu) -> int:
 
 
 def simulate_profile(
-    profile: Profile,
-    gpus: Sequence[Gpu],
-    policies: Sequence[str] = ("eager",),
-    graphs: Sequence[int] | None = None,
+    profile: Profile, gpus: Sequence[Gpu], policies: Sequence[str] = ("eager",), graphs: Sequence[int] | None = None
 ) -> tuple[Schedule, ...]:
     """The schedules of a profile, policy by policy; a plan that no GPU changes is made once per graph.
 

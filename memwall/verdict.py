@@ -19,12 +19,7 @@ from memwall.units import duration, flop_rate, flops, percent, size
 
 
 def replay_s(
-    schedule: Schedule,
-    *,
-    compute: float = 1.0,
-    memory: float = 1.0,
-    queue: bool = True,
-    without: Container[int] = (),
+    schedule: Schedule, *, compute: float = 1.0, memory: float = 1.0, queue: bool = True, without: Container[int] = ()
 ) -> float:
     """Seconds of the schedule with its compute and memory seconds scaled.
 
@@ -59,9 +54,7 @@ class Levers:
 def levers(schedule: Schedule) -> Levers:
     """What twice the bandwidth, twice the FLOP/s, CUDA graphs and fusion would save."""
     now_s = schedule.totals.time_s
-    fusible = {
-        k.id for k in schedule.kernels if k.limited_by == "bandwidth" and k.op_class not in MODEL_CLASSES
-    }
+    fusible = {k.id for k in schedule.kernels if k.limited_by == "bandwidth" and k.op_class not in MODEL_CLASSES}
     changed = (
         replay_s(schedule, memory=0.5),
         replay_s(schedule, compute=0.5),
@@ -93,8 +86,7 @@ def _opening(wall: str, share: float, schedule: Schedule) -> str:
 
 def _doubling(levers: Levers) -> str:
     return (
-        f"twice the bandwidth would save {_saving(levers.bandwidth_s)}, "
-        f"twice the FLOP/s {_saving(levers.flop_rate_s)}"
+        f"twice the bandwidth would save {_saving(levers.bandwidth_s)}, twice the FLOP/s {_saving(levers.flop_rate_s)}"
     )
 
 

@@ -47,9 +47,7 @@ _UNITS: Mapping[str, str] = {
 }  # fmt: skip
 
 #: The numbers of a GPU that stand alone, and those that come in tables with their keys.
-SCALARS = tuple(
-    name for name, row in FIELDS.items() if name.endswith(("_s", "_bytes", "_hz", "_w", "_count"))
-)
+SCALARS = tuple(name for name, row in FIELDS.items() if name.endswith(("_s", "_bytes", "_hz", "_w", "_count")))
 TABLES: Mapping[str, tuple[Callable[[Any], float], tuple[str, ...]]] = {
     "peak_flop_per_s": (positive, PIPE_NAMES),
     "achievable": (fraction, ("dram", *PIPE_NAMES)),
@@ -73,9 +71,7 @@ class GpuChange:
             UsageError: it has no such pipe, or the number would be impossible.
         """
         try:
-            changed: dict[str, Any] = {
-                self.field: self._table(gpu) if self.field in TABLES else self._scalar(gpu)
-            }
+            changed: dict[str, Any] = {self.field: self._table(gpu) if self.field in TABLES else self._scalar(gpu)}
         except WrongValue as error:
             raise UsageError(f"--what-if {self.text}: on {gpu.name}, {self.field} {error}") from None
         return replace(gpu, **changed)
@@ -226,9 +222,7 @@ def what_if(
     before = [_planned(profile, gpu, policy) for gpu in gpus for policy in policies]
     sets = [(change,) for change in changes] + ([tuple(changes)] if len(changes) > 1 else [])
     return [
-        _outcome(profile, schedule, some, (regions or {}).get(schedule.graph))
-        for some in sets
-        for schedule in before
+        _outcome(profile, schedule, some, (regions or {}).get(schedule.graph)) for some in sets for schedule in before
     ]
 
 
@@ -242,9 +236,7 @@ def _planned(profile: Profile, gpu: Gpu, policy: str) -> Schedule:
     return simulate(graph, plan_graph(policy, graph, profile.costs[number], gpu), gpu, graph_index=number)
 
 
-def _outcome(
-    profile: Profile, before: Schedule, changes: Sequence[Change], regions: Sequence[int] | None
-) -> Outcome:
+def _outcome(profile: Profile, before: Schedule, changes: Sequence[Change], regions: Sequence[int] | None) -> Outcome:
     graph, costs = profile.graphs[before.graph], profile.costs[before.graph]
     plan = before.plan
     assert plan is not None
@@ -264,9 +256,7 @@ def _outcome(
         written = fuse_by_hand(graph, costs, changed, plan, patterns)
         plan, notes = written.plan, written.refused
     after = simulate(graph, plan, changed).totals
-    return Outcome(
-        tuple(change.text for change in changes), before.gpu.name, plan.policy, before.totals, after, notes
-    )
+    return Outcome(tuple(change.text for change in changes), before.gpu.name, plan.policy, before.totals, after, notes)
 
 
 def _regions(graph: Graph, patterns: Sequence[str], apart: Sequence[int] | None) -> list[int]:

@@ -121,26 +121,19 @@ def goal_rows(goal: Goal, rows: Sequence[Row], counted: Sequence[Row]) -> Iterat
 
 
 #: what no goal asks of separately: whether the model knows that a small kernel is overhead
-SMALL = frozenset(
-    ("decode", "elementwise", "softmax", "layernorm", "norm", "add", "rope", "embedding", "activation")
-)
+SMALL = frozenset(("decode", "elementwise", "softmax", "layernorm", "norm", "add", "rope", "embedding", "activation"))
 
 
 def small_ops(rows: Sequence[Row]) -> float:
     """Cohen's kappa over decode attention and small ops together."""
     floors = floors_s(rows)
-    found = [
-        (row.limited_by, regime(row, floors)) for row in rows if row.op_class in SMALL and row.limited_by
-    ]
+    found = [(row.limited_by, regime(row, floors)) for row in rows if row.op_class in SMALL and row.limited_by]
     return kappa([(modeled, measured) for modeled, measured in found if measured is not None]) or 0.0
 
 
 def markdown(head: str, rows: Sequence[Sequence[str]]) -> str:
     columns = head.split(" | ")
-    lines = [
-        "| " + head + " |",
-        "|" + "|".join("---" if i < 2 else "---:" for i in range(len(columns))) + "|",
-    ]
+    lines = ["| " + head + " |", "|" + "|".join("---" if i < 2 else "---:" for i in range(len(columns))) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
@@ -176,9 +169,7 @@ def coverage(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     found: dict[tuple[str, str], list[bool]] = {}
     for row in rows:
         if row.low_s is not None and row.high_s is not None:
-            found.setdefault((row.dataset, row.op_class), []).append(
-                row.low_s <= row.measured_s <= row.high_s
-            )
+            found.setdefault((row.dataset, row.op_class), []).append(row.low_s <= row.measured_s <= row.high_s)
     return [
         (*at, str(len(inside)), f"{100 * sum(inside) / len(inside):.0f}")
         for at, inside in sorted(found.items())

@@ -75,9 +75,7 @@ _INTRODUCTION = (
 
 
 def _versions() -> str:
-    return (
-        f"Written with torch {version('torch').partition('+')[0]} and Triton {version('triton')}, for {GPU}."
-    )
+    return f"Written with torch {version('torch').partition('+')[0]} and Triton {version('triton')}, for {GPU}."
 
 
 def _sets() -> Table:
@@ -94,9 +92,7 @@ def _sets() -> Table:
 
 def _distinct(made: Mapping[str, Funnel]) -> Table:
     """A row for each workload, and one for all of them together."""
-    together = [
-        len({op for f in made.values() if (level := f.level(name)) for op in level.ops}) for name in LEVELS
-    ]
+    together = [len({op for f in made.values() if (level := f.level(name)) for op in level.ops}) for name in LEVELS]
     rows = [[_level(f, name, "distinct") for name in LEVELS] for f in made.values()]
     note = "All together: operators that at least one of them calls. Kernels are told apart by name and workload."
     together[-1] = sum(row[-1] for row in rows)

@@ -103,8 +103,7 @@ def side_by_side(gpu: str) -> Section:
     ]
     mean = geometric_mean([r.speedup for r in ours])
     return Section(
-        f"All workloads on {gpu}",
-        (table("", columns), Sentence(f"Geometric mean of the speed-ups: {times(mean)}.")),
+        f"All workloads on {gpu}", (table("", columns), Sentence(f"Geometric mean of the speed-ups: {times(mean)}."))
     )
 
 
@@ -162,16 +161,10 @@ PAPER_REDUCTION, PAPER_SPEEDUP = 0.2291, 1.30
 
 def hand_fused_layer() -> Section:
     """Which of the paper's kernels our planner finds, and what they win."""
-    record = memwall.profile(
-        ROOT / "profiles" / "bert_layer" / "model.py", mode="training", optimizer=None, gpu="v100"
-    )
+    record = memwall.profile(ROOT / "profiles" / "bert_layer" / "model.py", mode="training", optimizer=None, gpu="v100")
     graph, costs, gpu = record.graph, record.costs[0], record.simulations[0].gpu
     ours = plan_graph("memwall", graph, costs, gpu)
-    plans = {
-        "eager": eager_plan(graph, costs),
-        "the paper's groups": _paper_plan(graph, costs, gpu),
-        "memwall": ours,
-    }
+    plans = {"eager": eager_plan(graph, costs), "the paper's groups": _paper_plan(graph, costs, gpu), "memwall": ours}
     rows = [_found(graph, ours, kernel) for kernel in HAND_FUSED]
     groups = table("", [
         text_column("kernel", [kernel.name for kernel in HAND_FUSED]),
@@ -276,9 +269,7 @@ BATCHES, SEQ = (1, 4, 8, 16), 512
 
 def compiled_inference() -> Section:
     """Our speed-ups beside the ranges that others measured with torch.compile."""
-    rows = [
-        (name, batch, *_speedups(name, batch)) for name in ("BERT-large", "GPT2-large") for batch in BATCHES
-    ]
+    rows = [(name, batch, *_speedups(name, batch)) for name in ("BERT-large", "GPT2-large") for batch in BATCHES]
     blocks: list[Table | Sentence] = [Sentence(
         "torch.compile against eager, measured by others in fp32 without TF32 on BERT-large and GPT2-large inference;"
         f" batches unknown, here {', '.join(map(str, BATCHES))} of {SEQ} tokens. transformers' models with attention"
@@ -300,11 +291,7 @@ def compiled_inference() -> Section:
         ]
         blocks.append(table(f"{gpu}: measured {low:.2f}x to {high:.2f}x", columns))
     blocks.append(
-        Sentence(
-            "Rows in range: "
-            + "; ".join(_in_range(name, rows) for name in ("BERT-large", "GPT2-large"))
-            + "."
-        )
+        Sentence("Rows in range: " + "; ".join(_in_range(name, rows) for name in ("BERT-large", "GPT2-large")) + ".")
     )
     return Section("torch.compile against eager, whole models", tuple(blocks))
 
@@ -355,12 +342,7 @@ def _transformer(name: str, attention: str) -> Any:
 
     from memwall.workload.hf import _without_padding
 
-    bert = {
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-    }
+    bert = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
     gpt2 = {"n_embd": 1280, "n_layer": 36, "n_head": 20, "use_cache": False}
     base, config = {
         "BERT-large": (BertForMaskedLM, BertConfig(**bert, attn_implementation=attention)),

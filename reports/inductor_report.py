@@ -46,9 +46,7 @@ def measure(workload: str, mode: str) -> Row:
     start = time.perf_counter()
     theirs = inductor_plan(graph, costs, gpu)
     compile_s = time.perf_counter() - start
-    return Row(
-        workload, mode, compile_s, agreement(graph, plan_graph("memwall", graph, costs, gpu), theirs, gpu)
-    )
+    return Row(workload, mode, compile_s, agreement(graph, plan_graph("memwall", graph, costs, gpu), theirs, gpu))
 
 
 def explanation(row: Difference) -> str:
@@ -95,8 +93,7 @@ CLASSES = (
     ),
     (
         lambda ours, theirs: (
-            len(theirs) < len(ours)
-            and any(sum("batch_norm" in name for name in group) > 1 for group in theirs)
+            len(theirs) < len(ours) and any(sum("batch_norm" in name for name in group) > 1 for group in theirs)
         ),
         "two batch norms: Inductor makes them in one go; our rules keep the sums of two reductions apart",
     ),

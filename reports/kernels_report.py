@@ -62,17 +62,11 @@ def compile_workloads(names: Sequence[str]) -> list[Row]:
     """All workloads on some architectures. All first plans are compiled at once; few are planned again."""
     boards = {name: memwall.load_gpu(BOARDS[name]) for name in names}
     traced = [
-        (
-            workload,
-            mode,
-            memwall.profile(ROOT / "profiles" / workload / "model.py", gpu=[*boards.values()], mode=mode),
-        )
+        (workload, mode, memwall.profile(ROOT / "profiles" / workload / "model.py", gpu=[*boards.values()], mode=mode))
         for workload in WORKLOADS
         for mode in MODES
     ]
-    pairs = [
-        (kernel, name) for *_, record in traced for name in names for kernel in kernels(record, boards[name])
-    ]
+    pairs = [(kernel, name) for *_, record in traced for name in names for kernel in kernels(record, boards[name])]
     compile_all(pairs, say=lambda message: print(message, flush=True))
     rows = []
     for workload, mode, record in traced:
@@ -153,9 +147,7 @@ def left(rows: Sequence[Row]) -> list[str]:
         for some in row.made.left:
             key = ", ".join(map(short_name, some.ops)), some.reason
             share = some.dram_bytes / row.made.dram_bytes
-            worst[key] = max(
-                worst.get(key, (0.0, "")), (share, f"{row.workload} {row.mode}, {row.architecture}")
-            )
+            worst[key] = max(worst.get(key, (0.0, "")), (share, f"{row.workload} {row.mode}, {row.architecture}"))
     ranked = sorted(worst.items(), key=lambda item: (-item[1][0], item[0]))[:LISTED]
     return table(
         ("ops", "reason", "most of a step's bytes", "where"),

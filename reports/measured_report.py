@@ -164,15 +164,12 @@ def _ratio(value: float | None) -> str:
 
 def _paper(profiles: Sequence[Profile]) -> list[str]:
     """The training step of a BERT-large layer: our kernels and torch.compile's beside the paper's."""
-    profile = next(
-        (p for p in profiles if (p.workload.name, p.workload.mode) == ("bert_layer", "training")), None
-    )
+    profile = next((p for p in profiles if (p.workload.name, p.workload.mode) == ("bert_layer", "training")), None)
     if profile is None:
         return []
     steps = {m["executor"]: m["step"]["median_s"] for m in profile.measurements if m["step"]}
     wholes: dict[str, Any] = next(
-        (m["environment"]["module_step"] for m in profile.measurements if "module_step" in m["environment"]),
-        {},
+        (m["environment"]["module_step"] for m in profile.measurements if "module_step" in m["environment"]), {}
     )
     own = {how: found["timing"]["median_s"] for how, found in wholes.items() if found["timing"]}
     lines = ["## Training step of a BERT-large layer", ""]
@@ -200,22 +197,9 @@ def run_tests(limit_s: float) -> str:
     """Run the tests that need a GPU, and say in a line how they ended."""
     if find_spec("pytest") is None:
         return "GPU tests: not run, pytest is not installed"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-rs",
-        "-m",
-        "gpu",
-        "-p",
-        "no:cacheprovider",
-        "tests/gpu",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"]
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=limit_s
-        )
+        done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
         return f"GPU tests: cut after {limit_s:.0f} s"
     print(done.stdout[-4000:], file=sys.stderr)
@@ -230,9 +214,7 @@ def calibrate(gpu: Gpu, folder: Path, limit_s: float) -> str:
     path = place / "calibrated.toml"
     command = [sys.executable, "-m", "memwall", "calibrate", "--device", "cuda", "-o", str(path)]
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=limit_s
-        )
+        done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
         return f"calibration: cut after {limit_s:.0f} s"
     if done.returncode:
@@ -262,9 +244,7 @@ def measure_all(report: Report, wanted: Sequence[tuple[str, str]], deadline: flo
             say(report.notes[-1])
         for future in traced.values():
             _settled(future)  # the calibration has the machine to itself
-        report.notes.append(
-            calibrate(report.gpu, report.folder, min(CALIBRATE_S, deadline - time.monotonic()))
-        )
+        report.notes.append(calibrate(report.gpu, report.folder, min(CALIBRATE_S, deadline - time.monotonic())))
         say(report.notes[-1])
         for position, pair in enumerate(wanted):
             left_s = deadline - time.monotonic()
@@ -279,9 +259,7 @@ def _settled(future: Future[Profile]) -> None:
     future.exception()
 
 
-def _measure_one(
-    report: Report, pair: tuple[str, str], traced: Future[Profile], share_s: float, crew: Crew
-) -> None:
+def _measure_one(report: Report, pair: tuple[str, str], traced: Future[Profile], share_s: float, crew: Crew) -> None:
     say(f"{' '.join(pair)}: {share_s:.0f} s")
     known = list(report.profiles)
     try:

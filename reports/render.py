@@ -131,9 +131,7 @@ def byte_cases() -> str:
         ours = memwall.profile(Call(function), inputs).dram_bytes
         theirs = torch_estimate_bytes(what)
         ratio = f"{ours / hand:.3f}" if hand else ("1.000" if ours == 0 else "wrong")
-        rows.append(
-            (what, f"{hand:,}", f"{ours:,}", ratio, f"({theirs / hand:.2f})" if theirs is not None else "-")
-        )
+        rows.append((what, f"{hand:,}", f"{ours:,}", ratio, f"({theirs / hand:.2f})" if theirs is not None else "-"))
     return f"""# DRAM bytes of single calls, beside hand counts
 
 Compulsory bytes: each distinct byte read once and written once. In brackets the ratio of torch's in-tree estimator
@@ -293,9 +291,7 @@ def odd_models() -> str:
             try:
                 record = memwall.profile(path, mode=mode, gpu="h100-sxm", max_ops=20_000)
             except UsageError as error:
-                rows.append(
-                    (path.stem, mode, "-", "-", "-", str(error).split(" (at ")[0].split(": a Python")[0])
-                )
+                rows.append((path.stem, mode, "-", "-", "-", str(error).split(" (at ")[0].split(": a Python")[0]))
                 continue
             unmodeled = ", ".join(record.coverage.unmodeled)
             rows.append((path.stem, mode, f"{len(record.graph.ops):,}", f"{record.flops:,}", f"{record.dram_bytes:,}",

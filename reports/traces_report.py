@@ -72,9 +72,7 @@ def unlinked(analysis: TraceAnalysis) -> list[str]:
 
 def main() -> None:
     """Write the report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, default=HERE.parent.parent / "shared" / "traces")
     parser.add_argument("--no-seconds", action="store_true")
     parser.add_argument("-o", "--output", type=Path, default=HERE / "traces.md")

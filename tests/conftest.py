@@ -10,9 +10,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--update-golden", action="store_true", help="rewrite tests/golden from what the code prints now"
-    )
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code prints now")
 
 
 @pytest.fixture
@@ -25,8 +23,6 @@ def golden(request):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         assert path.is_file(), f"{path} is missing; run pytest --update-golden and read it"
-        assert text == path.read_text(encoding="utf-8"), (
-            f"differs from {path}; pytest --update-golden rewrites it"
-        )
+        assert text == path.read_text(encoding="utf-8"), f"differs from {path}; pytest --update-golden rewrites it"
 
     return check

@@ -127,13 +127,9 @@ def vit_l16(batch: int = 32) -> HandCount:
 def dlrm(batch: int = 2048) -> HandCount:
     first = matmul(batch, 512, 13)
     bottom = first + matmul(batch, 256, 512) + matmul(batch, 128, 256)
-    interaction = batch * matmul(
-        27, 27, 128
-    )  # all pairs of 26 table rows and the bottom output, both triangles
+    interaction = batch * matmul(27, 27, 128)  # all pairs of 26 table rows and the bottom output, both triangles
     features = 128 + 27 * 26 // 2  # the bottom output, and each pair once
-    top = sum(
-        matmul(batch, n, k) for k, n in ((features, 1024), (1024, 1024), (1024, 512), (512, 256), (256, 1))
-    )
+    top = sum(matmul(batch, n, k) for k, n in ((features, 1024), (1024, 1024), (1024, 512), (512, 256), (256, 1)))
     forward = bottom + interaction + top
     return HandCount(forward, 3 * forward - first)  # no gradient with respect to the dense features
 

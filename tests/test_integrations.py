@@ -104,9 +104,7 @@ def test_pre_commit_takes_the_hooks_and_the_example():
 
 
 def test_actionlint_finds_nothing():
-    done = subprocess.run(
-        [tool("actionlint"), str(EXAMPLES / "memwall.yml")], capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([tool("actionlint"), str(EXAMPLES / "memwall.yml")], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout
 
 
@@ -157,20 +155,14 @@ def test_the_example_asks_for_no_more_than_it_needs():
 
 
 @pytest.mark.parametrize(
-    "path",
-    [ROOT / "action.yml", ROOT / ".pre-commit-hooks.yaml", *sorted(EXAMPLES.iterdir())],
-    ids=lambda p: p.name,
+    "path", [ROOT / "action.yml", ROOT / ".pre-commit-hooks.yaml", *sorted(EXAMPLES.iterdir())], ids=lambda p: p.name
 )
 def test_every_option_of_memwall_gate_there_is_one(path):
     from memwall.cli.gate import command
 
     known = {flag for parameter in command.params for flag in parameter.opts}
     text = path.read_text(encoding="utf-8")
-    lines = [
-        line
-        for line in text.splitlines()
-        if re.search(r"memwall gate --|each -|arguments\+?=\(|^ +-o ", line)
-    ]
+    lines = [line for line in text.splitlines() if re.search(r"memwall gate --|each -|arguments\+?=\(|^ +-o ", line)]
     used = {flag for line in lines for flag in re.findall(r"(?<=[\s(\"])(--?[a-z][a-z-]*)", line)}
     assert used <= known, used - known
     assert used or path.name in (".pre-commit-hooks.yaml", "memwall.yml")
@@ -213,9 +205,7 @@ class Runner:
         output, summary = self.folder / f"{name}.output", self.folder / f"{name}.summary"
         output.write_text("")
         given = {
-            key: ACTION["inputs"][found[1]]["default"]
-            if (found := re.search(r"inputs\.([\w-]+)", value))
-            else ""
+            key: ACTION["inputs"][found[1]]["default"] if (found := re.search(r"inputs\.([\w-]+)", value)) else ""
             for key, value in step["env"].items()
         }
         files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary)}
@@ -307,9 +297,7 @@ def test_the_base_of_a_checked_out_branch_is_the_events(runner, remote, tmp_path
     place = remote.checkout(tmp_path / "work", remote.change)
     code, found, _ = runner.step("base", place, PULL_BASE=remote.third, GITHUB_SHA=remote.merged)
     assert (code, found) == (0, {"commit": remote.third})
-    assert (
-        remote.git("merge-base", remote.third, "HEAD", cwd=place) == remote.second
-    )  # fetched where it was missing
+    assert remote.git("merge-base", remote.third, "HEAD", cwd=place) == remote.second  # fetched where it was missing
 
 
 @pytest.mark.parametrize("ref", ["main", "origin/main", "HASH"])
@@ -416,9 +404,7 @@ COMMENTS = 'case "$*" in *--paginate*) printf "%b" "$KNOWN"; exit "$STATUS";; es
 )
 def test_the_comment_is_made_once_and_edited_then(runner, tmp_path, known, call):
     record = runner.program("gh", COMMENTS)
-    code, _, said = runner.step(
-        "comment", tmp_path, COMMENT="/x/c.md", PULL_NUMBER="7", KNOWN=known, STATUS="0"
-    )
+    code, _, said = runner.step("comment", tmp_path, COMMENT="/x/c.md", PULL_NUMBER="7", KNOWN=known, STATUS="0")
     assert code == 0 and not said
     listing, writing = [part.splitlines() for part in record.read_text().split("---\n")[:-1]]
     assert listing[:3] == ["api", "--paginate", "repos/owner/name/issues/7/comments?per_page=100"]
@@ -509,9 +495,7 @@ def test_the_hook_holds_a_push_back(runner, remote, tmp_path):
         return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
 
     done = hook("net.py")
-    assert done.returncode == 1 and "memwall gate" in done.stdout and "exit code: 1" in done.stdout, (
-        done.stdout
-    )
+    assert done.returncode == 1 and "memwall gate" in done.stdout and "exit code: 1" in done.stdout, done.stdout
     assert "kernels" in done.stdout and "net.py:12" in done.stdout
     prose = hook("readme")
     assert prose.returncode == 0 and "Skipped" in prose.stdout

@@ -77,9 +77,7 @@ def test_the_public_functions_are_typed():
 def test_every_extra_and_pin_is_consistent():
     """What `make` installs is pinned, and the floor of each requirement lies at or under its pin."""
     pins = dict(
-        line.split("==")
-        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-        if "==" in line
+        line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if "==" in line
     )
     needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
     for requirement in needed:
@@ -99,12 +97,7 @@ def _all_source() -> str:
 def run(folder: Path, *command: object, **env: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | env
     done = subprocess.run(
-        [str(word) for word in command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        [str(word) for word in command], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -156,19 +149,7 @@ def same_everywhere(python: Path, where: Path, home: Path, tmp_path: Path) -> No
     )
     script = python.parent / "memwall"
     command = [script] if script.is_file() else [python, "-m", "memwall"]
-    run(
-        tmp_path,
-        *command,
-        "profile",
-        "net.py",
-        "--gpu",
-        "t4",
-        "-q",
-        "-o",
-        "installed.json",
-        "-o",
-        "installed.html",
-    )
+    run(tmp_path, *command, "profile", "net.py", "--gpu", "t4", "-q", "-o", "installed.json", "-o", "installed.html")
     run(
         tmp_path, sys.executable, "-m", "memwall", "profile", "net.py", "--gpu", "t4", "-q", "-o", "checkout.json",
         PYTHONPATH=str(ROOT), PYTHONHASHSEED="7",
@@ -178,39 +159,17 @@ def same_everywhere(python: Path, where: Path, home: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_wheel(checkout, bare, tmp_path):
-    run(
-        tmp_path,
-        sys.executable,
-        *PIP,
-        "wheel",
-        checkout,
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        tmp_path / "dist",
-    )
+    run(tmp_path, sys.executable, *PIP, "wheel", checkout, "--no-deps", "--no-build-isolation", "-w", tmp_path / "dist")
     (wheel,) = (tmp_path / "dist").glob("memwall-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     specs = {f"memwall/hardware_specs/{path.name}" for path in (ROOT / "hardware_specs").glob("*.toml")}
     templates = {
-        f"memwall/report/templates/{p.name}"
-        for p in (ROOT / "memwall/report/templates").iterdir()
-        if p.is_file()
+        f"memwall/report/templates/{p.name}" for p in (ROOT / "memwall/report/templates").iterdir() if p.is_file()
     }
     assert names >= specs | templates | {"memwall/py.typed", "memwall/cli/__init__.py"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith("tests") or "__pycache__" in name]
-    run(
-        tmp_path,
-        sys.executable,
-        *PIP,
-        "--python",
-        bare / "bin/python",
-        "install",
-        "--no-deps",
-        "--no-index",
-        wheel,
-    )
+    run(tmp_path, sys.executable, *PIP, "--python", bare / "bin/python", "install", "--no-deps", "--no-index", wheel)
     same_everywhere(bare / "bin" / "python", tmp_path, bare, tmp_path)
     assert run(tmp_path, bare / "bin" / "memwall", "gpus", "h100").stdout.startswith("NVIDIA H100")
 

@@ -41,9 +41,7 @@ def main() -> int:
             found
             for gpu, of_gpu in by_board(samples).items()
             if not options.gpu or gpu in options.gpu
-            for found in fit_board(
-                of_gpu, search=not options.intervals, wanted=lambda t: wanted(t, options.family)
-            )
+            for found in fit_board(of_gpu, search=not options.intervals, wanted=lambda t: wanted(t, options.family))
         ]
     except MemwallError as error:
         sys.stderr.write(f"fit_utilization: {error}\n")
@@ -58,13 +56,9 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--truth", default=str(ROOT.parent / "shared" / "truth"), help="folder of measured tables"
-    )
+    parser.add_argument("--truth", default=str(ROOT.parent / "shared" / "truth"), help="folder of measured tables")
     parser.add_argument("--files", nargs="*", type=Path, help="single tables instead")
-    parser.add_argument(
-        "--family", nargs="*", default=(), help="families or tables, as in gemm or gemm.float16"
-    )
+    parser.add_argument("--family", nargs="*", default=(), help="families or tables, as in gemm or gemm.float16")
     parser.add_argument("--gpu", nargs="*", default=(), help="boards by canonical name")
     parser.add_argument("--intervals", action="store_true", help="keep the constants, fit their intervals")
     parser.add_argument("--write", action="store_true", help="change hardware_specs")

@@ -38,9 +38,7 @@ def bare(gpu: Gpu) -> Gpu:
     return replace(gpu, utilization=host, fitted_on={})
 
 
-def pools(
-    samples: Sequence[Sample], known_as: Callable[[Gpu], Gpu]
-) -> Iterator[tuple[str, list[float], list[float]]]:
+def pools(samples: Sequence[Sample], known_as: Callable[[Gpu], Gpu]) -> Iterator[tuple[str, list[float], list[float]]]:
     """(family, residuals of the fit half, of the other) with every board as ``known_as`` has it."""
     drawn = random.Random(SEED)
     found: dict[str, tuple[list[float], list[float]]] = {}
@@ -58,9 +56,7 @@ def pools(
 def main() -> int:
     """Print one line for each family and way of knowing."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--truth", type=Path, default=Path("../shared/truth"), help="folder of measured tables"
-    )
+    parser.add_argument("--truth", type=Path, default=Path("../shared/truth"), help="folder of measured tables")
     folder = parser.parse_args().truth
     samples = [s for name in TABLES for s in read_measured(folder / f"{name}.csv").samples]
     for name, known_as in (("FOREIGN", stranger), ("UNKNOWN", bare)):

@@ -23,11 +23,7 @@ def wanted(schema: torch.FunctionSchema) -> bool:
     text = str(schema)
     takes_tensor = "Tensor" in text.partition("->")[0]
     makes_tensor = "Tensor" in text.partition("->")[2]
-    return (
-        (takes_tensor or makes_tensor)
-        and "Dimname" not in text
-        and not any(a.is_out for a in schema.arguments)
-    )
+    return (takes_tensor or makes_tensor) and "Dimname" not in text and not any(a.is_out for a in schema.arguments)
 
 
 def _full_name(schema: torch.FunctionSchema) -> str:

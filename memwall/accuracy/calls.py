@@ -45,9 +45,7 @@ def batched_product(batch: int, m: int, n: int, k: int, dtype: str) -> Cost:
 def in_float32(given: Cost) -> Cost:
     """The same work with float32 arithmetic on half-precision operands, as cublasSgemmEx does it."""
     pipe = Pipe("tensor", "float32")
-    return replace(
-        given, flops={pipe: given.total_flops}, works=tuple(_in(pipe, work) for work in given.works)
-    )
+    return replace(given, flops={pipe: given.total_flops}, works=tuple(_in(pipe, work) for work in given.works))
 
 
 def _in(pipe: Pipe, work: Work) -> Work:
@@ -76,11 +74,7 @@ def softmax(shape: tuple[int, ...], dtype: str) -> Cost:
 @lru_cache(maxsize=1 << 16)
 def cross_entropy(rows: int, classes: int, dtype: str) -> Cost:
     """``F.cross_entropy`` forward, two ops: a log-softmax, and the mean of the targets' entries."""
-    logits, targets, loss = (
-        contiguous((rows, classes), dtype),
-        contiguous((rows,), "int64"),
-        contiguous((), dtype),
-    )
+    logits, targets, loss = (contiguous((rows, classes), dtype), contiguous((rows,), "int64"), contiguous((), dtype))
     inputs = (("self", logits),)
     picked = (("self", logits), ("target", targets))
     return cost("aten._log_softmax.default", inputs, [logits], dim=1, half_to_float=False) + cost(
@@ -116,30 +110,22 @@ def convolution(
         return cost("aten.convolution.default", (("input", x), ("weight", w)), [y], **common)
     inputs = (("grad_output", y), ("input", x), ("weight", w))
     mask = [role == "input", role == "weight", False]
-    return cost(
-        "aten.convolution_backward.default", inputs, [x if mask[0] else w], output_mask=mask, **common
-    )
+    return cost("aten.convolution_backward.default", inputs, [x if mask[0] else w], output_mask=mask, **common)
 
 
 @lru_cache(maxsize=1 << 16)
-def served_attention(
-    batch: int, heads: int, kv_heads: int, queries: int, keys: int, size: int, dtype: str
-) -> Cost:
+def served_attention(batch: int, heads: int, kv_heads: int, queries: int, keys: int, size: int, dtype: str) -> Cost:
     """Causal attention of an inference server, whose last query meets every key: a prefill or a decode step."""
     query = contiguous((batch, queries, heads, size), dtype)
     key = contiguous((batch, keys, kv_heads, size), dtype)
     inputs = (("query", query), ("key", key), ("value", key))
     found = cost("aten._flash_attention_forward.default", inputs, [query], is_causal=True, dropout_p=0.0)
-    works = tuple(
-        replace(work, kernel="serving") if isinstance(work, Attention) else work for work in found.works
-    )
+    works = tuple(replace(work, kernel="serving") if isinstance(work, Attention) else work for work in found.works)
     return replace(found, works=works)
 
 
 @lru_cache(maxsize=1 << 16)
-def stream(
-    read_bytes: int, write_bytes: int, elements: int, *, instructions: int = 0, round_trips: int = 0
-) -> Cost:
+def stream(read_bytes: int, write_bytes: int, elements: int, *, instructions: int = 0, round_trips: int = 0) -> Cost:
     """A kernel that moves so many bytes once, with so many integer instructions for each of its ``elements``."""
     work = Stream(read_bytes=read_bytes, write_bytes=write_bytes, elements=elements,
                   instructions=instructions * elements, round_trips=round_trips)  # fmt: skip

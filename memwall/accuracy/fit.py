@@ -165,11 +165,7 @@ def _ratios(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
     for sample, works, rest_s, bound in parts:
         kernels_s = rest_s + sum(_time_s(work, gpu, resident, known) for work, resident in works)
         if sample.launch == "call":
-            time_s = call_s(
-                board,
-                kernels_s + (sample.cost.kernels - 1) * floor_s["graph"],
-                works_of(sample.cost)[0],
-            )
+            time_s = call_s(board, kernels_s + (sample.cost.kernels - 1) * floor_s["graph"], works_of(sample.cost)[0])
         else:
             time_s = kernels_s + sample.cost.kernels * floor_s[sample.launch]
         ratios.append(max(time_s, bound) / sample.measured_s)
@@ -195,9 +191,7 @@ def residuals(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]
 def _with_launch(gpu: Gpu, known: Constants, launch: str) -> Gpu:
     table = f"launch.{launch}"
     values = {f"{table}.{name}": value for name, value in asdict(known).items()}
-    board = _Board(
-        gpu.name, {**gpu.utilization, **values}, {**gpu.fitted_on, table: gpu.name}, gpu.launch_overhead_s
-    )
+    board = _Board(gpu.name, {**gpu.utilization, **values}, {**gpu.fitted_on, table: gpu.name}, gpu.launch_overhead_s)
     return cast(Gpu, board)
 
 
@@ -256,15 +250,11 @@ def _searched(kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence
     # Each constant is searched in units of its present value; one that is 0 in twentieths of its range.
     units = [getattr(start, f.name) or (f.metadata["high"] - f.metadata["low"]) / 20 for f in free]
     first = [getattr(start, f.name) / unit for f, unit in zip(free, units, strict=True)]
-    bounds = [
-        (f.metadata["low"] / unit, f.metadata["high"] / unit) for f, unit in zip(free, units, strict=True)
-    ]
+    bounds = [(f.metadata["low"] / unit, f.metadata["high"] / unit) for f, unit in zip(free, units, strict=True)]
 
     def at(point: Sequence[float]) -> Constants:
         values = zip(free, point, units, bounds, strict=True)
-        return replace(
-            start, **{f.name: float(min(max(x, low), high) * unit) for f, x, unit, (low, high) in values}
-        )
+        return replace(start, **{f.name: float(min(max(x, low), high) * unit) for f, x, unit, (low, high) in values})
 
     def loss(point: Sequence[float]) -> float:
         ratios = _ratios(gpu, parts, at(point))

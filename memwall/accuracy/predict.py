@@ -25,14 +25,7 @@ def model_rows(samples: Iterable[Sample]) -> list[Row]:
     known: dict[tuple[str, str, str, str, str, int], Prediction] = {}
     rows = []
     for sample in samples:
-        key = (
-            sample.dataset,
-            sample.gpu.name,
-            sample.dtype,
-            sample.shape,
-            sample.launch,
-            sample.resident_bytes,
-        )
+        key = (sample.dataset, sample.gpu.name, sample.dtype, sample.shape, sample.launch, sample.resident_bytes)
         prediction = known.get(key)
         if prediction is None:
             known[key] = prediction = predicted(sample)
@@ -54,10 +47,7 @@ def predicted(sample: Sample) -> Prediction:
         for of_host, end_s in zip(ends, (found.low_s, found.high_s), strict=True)
     )
     return replace(
-        found,
-        overhead_s=time_s - max(found.compute_s, found.memory_s),
-        low_s=max(low_s, found.bound_s),
-        high_s=high_s,
+        found, overhead_s=time_s - max(found.compute_s, found.memory_s), low_s=max(low_s, found.bound_s), high_s=high_s
     )
 
 

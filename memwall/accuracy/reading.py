@@ -136,9 +136,7 @@ def _records(source: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
                     continue
                 number = comments + reader.line_num
                 if len(cells) != len(header):
-                    raise UsageError(
-                        f"{source}:{number}: {len(cells)} cells where the header has {len(header)}"
-                    )
+                    raise UsageError(f"{source}:{number}: {len(cells)} cells where the header has {len(header)}")
                 yield number, dict(zip(header, cells, strict=True))
     except FileNotFoundError:
         raise UsageError(f"no such file: {source}") from None

@@ -36,9 +36,7 @@ def refit(path: str | Path) -> Refit:
     if len(boards) > 1:
         raise UsageError(f"{path} has rows of several GPUs: {', '.join(boards)}; keep those of one")
     if boards[0] not in gpu_names():
-        raise UsageError(
-            f"{path} has rows of the GPU {shown(boards[0])}, of which memwall has no file to go by"
-        )
+        raise UsageError(f"{path} has rows of the GPU {shown(boards[0])}, of which memwall has no file to go by")
     fits = fit_board(samples)
     if not fits:
         raise UsageError(f"{path} has too few rows to fit anything: {len(samples)}")

@@ -154,9 +154,7 @@ def cell(
     errors = [row.error for row in rows]
     sizes = [abs(error) for error in errors]
     held = [
-        row.low_s <= row.measured_s <= row.high_s
-        for row in rows
-        if row.low_s is not None and row.high_s is not None
+        row.low_s <= row.measured_s <= row.high_s for row in rows if row.low_s is not None and row.high_s is not None
     ]
     known = ((row.limited_by, regime(row, floors)) for row in rows if row.limited_by and row.datasheet_limit)
     labels = [(modeled, measured) for modeled, measured in known if measured is not None]

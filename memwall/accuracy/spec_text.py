@@ -26,10 +26,7 @@ def _with_table(text: str, table: str, constants: Sequence[Constant]) -> str:
     lines = text.rstrip("\n").split("\n")
     start = next((i for i, line in enumerate(lines) if line.strip() == f"[{table}]"), None)
     if start is None:
-        return (
-            "\n".join([*lines, "", f"[{table}]", *_aligned({c.name: _parts(c, "") for c in constants})])
-            + "\n"
-        )
+        return "\n".join([*lines, "", f"[{table}]", *_aligned({c.name: _parts(c, "") for c in constants})]) + "\n"
     end = next((i for i in range(start + 1, len(lines)) if lines[i].startswith("[")), len(lines))
     body = [line for line in lines[start + 1 : end] if line.strip()]
     found = {line.partition("=")[0].strip(): _split(line) for line in body}

@@ -109,9 +109,7 @@ def as_form(name: str, schedule: Schedule, note: str = "") -> Form:
 def allocated_bytes(graph: Graph) -> int:
     """Bytes of all activations and gradients that the ops of a graph write."""
     written = {graph.values[v].storage for op in graph.ops for v in op.outputs}
-    return sum(
-        graph.storages[s].nbytes for s in written if graph.storages[s].role in ("activation", "gradient")
-    )
+    return sum(graph.storages[s].nbytes for s in written if graph.storages[s].role in ("activation", "gradient"))
 
 
 # -- forms that are traced again ---------------------------------------------------------------------------------------

@@ -50,9 +50,7 @@ class LinearLoss:
 def linear_losses(graph: Graph) -> tuple[LinearLoss, ...]:
     """Those of a training graph; inference has no loss to speak of."""
     flow = Flow.of(graph)
-    losses = (
-        _linear_loss(graph, flow, op) for op in graph.ops if op.name.startswith("aten.nll_loss_forward")
-    )
+    losses = (_linear_loss(graph, flow, op) for op in graph.ops if op.name.startswith("aten.nll_loss_forward"))
     return tuple(loss for loss in losses if loss is not None)
 
 
@@ -63,9 +61,7 @@ def default_rows(rows: int, classes: int, features: int) -> int:
     return max(1, min((1 << (wanted - 1).bit_length()) // 2, rows))
 
 
-def with_chunked_loss(
-    graph: Graph, costs: Sequence[Cost], loss: LinearLoss, chunk_rows: int | None = None
-) -> Priced:
+def with_chunked_loss(graph: Graph, costs: Sequence[Cost], loss: LinearLoss, chunk_rows: int | None = None) -> Priced:
     """The graph with the loss computed in chunks of so many rows; None takes torch's choice."""
     rewrite = Rewrite(graph, costs)
     _Chunks(rewrite, loss, chunk_rows).replace()
@@ -128,9 +124,7 @@ def _gradient_chain(graph: Graph, flow: Flow, log_softmax: Op) -> list[Op]:
     if len(chain) != 1:
         return []
     while True:
-        after = [
-            graph.ops[r] for _, v in flow.writes[chain[-1].id] for r in flow.readers[v] if r > chain[-1].id
-        ]
+        after = [graph.ops[r] for _, v in flow.writes[chain[-1].id] for r in flow.readers[v] if r > chain[-1].id]
         onward = [op for op in after if op.name.startswith(("aten._log_softmax_backward_data", *_COPIES))]
         if len(onward) != 1 or len(after) != 1:
             return chain if len(chain) > 1 else []
@@ -157,9 +151,7 @@ class _Chunks:
         self.logits = rewrite.tensor((self.rows, self.v), buffer)
         self.grad_x = loss.grad_x
         self.grad_weight = self._by_class(loss.grad_weight)
-        self.grad_bias = (
-            loss.grad_bias if loss.grad_bias < 0 else rewrite.view(loss.grad_bias, (self.v,), (1,))
-        )
+        self.grad_bias = loss.grad_bias if loss.grad_bias < 0 else rewrite.view(loss.grad_bias, (self.v,), (1,))
         self.row_weight = rewrite.tensor((self.n,), self.exact)
         self.sum = rewrite.tensor((), self.exact)
         self.x_exact = rewrite.tensor((self.rows, self.f), self.exact) if self.is_half else -1
@@ -167,14 +159,7 @@ class _Chunks:
 
     def _op(self, name: str, outputs: Sequence[int], attributes: dict | None = None, /, **inputs: int) -> int:
         self.ops.append(
-            NewOp(
-                f"aten.{name}",
-                "forward",
-                self.loss.module,
-                tuple(inputs.items()),
-                tuple(outputs),
-                attributes or {},
-            )
+            NewOp(f"aten.{name}", "forward", self.loss.module, tuple(inputs.items()), tuple(outputs), attributes or {})
         )
         return outputs[0]
 
@@ -240,9 +225,7 @@ class _Chunks:
         self._gradients(start, count, logits, x, target, share)
 
     def _add_dot(self, share: int, value: int) -> None:
-        self._inplace(
-            "add_.Tensor", self.sum, other=self._new("dot", (), self.exact, self=share, tensor=value)
-        )
+        self._inplace("add_.Tensor", self.sum, other=self._new("dot", (), self.exact, self=share, tensor=value))
 
     def _gradients(self, start: int, count: int, logits: int, x: int, target: int, share: int) -> None:
         rewrite = self.rewrite
@@ -254,16 +237,12 @@ class _Chunks:
         if rewrite.values[logits].spec.dtype != self.dtype:
             factor = self._new("_to_copy", (count, self.v), self.dtype, self=logits)
         if self.grad_x >= 0:
-            rows = self._new(
-                "index_select", (count, self.f), self.dtype, {"dim": 0}, self=self.weight, index=target
-            )
+            rows = self._new("index_select", (count, self.f), self.dtype, {"dim": 0}, self=self.weight, index=target)
             grad = rewrite.rows(self.grad_x, start, count)
             self._op("mul.Tensor", (grad,), self=rows, other=rewrite.view(share, (count, self.f), (1, 0)))
             self._op("addmm", (grad,), self=grad, mat1=factor, mat2=self.weight)
         if self.grad_weight >= 0:
-            self._op(
-                "addmm_", (self.grad_weight,), self=self.grad_weight, mat1=rewrite.transposed(factor), mat2=x
-            )
+            self._op("addmm_", (self.grad_weight,), self=self.grad_weight, mat1=rewrite.transposed(factor), mat2=x)
             self._scatter(count, x, target, share)
 
     def _scatter(self, count: int, x: int, target: int, share: int) -> None:

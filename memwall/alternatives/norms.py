@@ -75,15 +75,11 @@ def _norm(graph: Graph, flow: Flow, module: str, ops: Sequence[Op]) -> SpelledNo
     if len(xs) != 1 or len(outs) != 1 or not _fits(graph, xs[0], outs[0], params):
         return None
     is_centered = any(op.name.startswith(_CENTERED) for op in forward)
-    norm = SpelledNorm(
-        module, is_centered, tuple(sorted(first)), tuple(sorted(second)), xs[0], params, outs[0]
-    )
+    norm = SpelledNorm(module, is_centered, tuple(sorted(first)), tuple(sorted(second)), xs[0], params, outs[0])
     return _with_backward(graph, flow, norm, region) if second else norm
 
 
-def _with_backward(
-    graph: Graph, flow: Flow, norm: SpelledNorm, region: Collection[int]
-) -> SpelledNorm | None:
+def _with_backward(graph: Graph, flow: Flow, norm: SpelledNorm, region: Collection[int]) -> SpelledNorm | None:
     known = {graph.values[v].storage for v in (norm.x, *norm.affine)}
     outer = [v for v in _reads(flow, norm.backward, region) if graph.values[v].storage not in known]
     joined = [v for v in outer if _only_added(graph, norm.backward, v)]
@@ -92,12 +88,7 @@ def _with_backward(
     size = graph.values[norm.x].spec.numel
     grad_x = [v for v in leaving if graph.values[v].spec.numel == size]
     grad_affine = tuple(v for v in leaving if v not in grad_x)
-    if (
-        len(incoming) != 1
-        or len(grad_x) > 1
-        or len(grad_affine) > len(norm.affine)
-        or (joined and not grad_x)
-    ):
+    if len(incoming) != 1 or len(grad_x) > 1 or len(grad_affine) > len(norm.affine) or (joined and not grad_x):
         return None
     return replace(
         norm, grad_out=next(iter(incoming.values())), grad_x=grad_x[0] if grad_x else -1, grad_affine=grad_affine,
@@ -108,9 +99,7 @@ def _with_backward(
 def _only_added(graph: Graph, ops: Iterable[int], value: int) -> bool:
     """Whether some ops do nothing with a tensor but add it to another."""
     storage = graph.values[value].storage
-    readers = [
-        graph.ops[i] for i in ops if any(graph.values[v].storage == storage for v in graph.ops[i].inputs)
-    ]
+    readers = [graph.ops[i] for i in ops if any(graph.values[v].storage == storage for v in graph.ops[i].inputs)]
     return all(op.name.startswith("aten.add") for op in readers)
 
 
@@ -162,9 +151,7 @@ def _replace(rewrite: Rewrite, norm: SpelledNorm) -> None:
     name = "aten.native_layer_norm" if norm.is_centered else "aten._fused_rms_norm"
     attributes = {"normalized_shape": [spec.shape[-1]]}
     affine = tuple(zip(("weight", "bias"), norm.affine, strict=False))
-    forward = NewOp(
-        name, "forward", norm.module, (("input", norm.x), *affine), (norm.out, *statistics), attributes
-    )
+    forward = NewOp(name, "forward", norm.module, (("input", norm.x), *affine), (norm.out, *statistics), attributes)
     rewrite.replace(norm.forward, norm.forward[-1], [forward])
     if norm.backward:
         saved = tuple(zip(("mean", "rstd") if norm.is_centered else ("rstd",), statistics, strict=True))

@@ -77,9 +77,7 @@ class Rewrite:
             if op.id not in self.dropped:
                 known[len(ops)] = self.costs[op.id]
                 ops.append(replace(op, id=len(ops)))
-        graph = replace(
-            self.original, values=tuple(self.values), storages=tuple(self.storages), ops=tuple(ops)
-        )
+        graph = replace(self.original, values=tuple(self.values), storages=tuple(self.storages), ops=tuple(ops))
         return graph, tuple(known.get(i, cost) for i, cost in enumerate(graph_costs(graph)))
 
 
@@ -87,13 +85,5 @@ def _numbered(new: NewOp, number: int) -> Op:
     arguments = tuple(name for name, _ in new.inputs)
     inputs = tuple(value for _, value in new.inputs)
     return Op(
-        number,
-        new.name,
-        classify(new.name),
-        new.phase,
-        new.module,
-        inputs,
-        new.outputs,
-        arguments,
-        new.attributes,
+        number, new.name, classify(new.name), new.phase, new.module, inputs, new.outputs, arguments, new.attributes
     )

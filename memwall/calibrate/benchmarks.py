@@ -121,22 +121,12 @@ def contractions(torch: Any) -> list[Benchmark]:
 
 
 def _convolution(
-    torch: Any,
-    name: str,
-    images: int,
-    inner: int,
-    outer: int,
-    side: int,
-    kernel: int,
-    stride: int,
-    groups: int,
+    torch: Any, name: str, images: int, inner: int, outer: int, side: int, kernel: int, stride: int, groups: int
 ) -> Benchmark:
     x, weight = torch.randn(images, inner, side, side), torch.randn(outer, inner // groups, kernel, kernel)
     flops = 2 * images * outer * (side // stride) ** 2 * weight[0].numel()
     convolve = torch.nn.functional.conv2d
-    return Benchmark(
-        name, flops, lambda: convolve(x, weight, stride=stride, padding=kernel // 2, groups=groups)
-    )
+    return Benchmark(name, flops, lambda: convolve(x, weight, stride=stride, padding=kernel // 2, groups=groups))
 
 
 def kernels(torch: Any) -> list[Benchmark]:

@@ -87,9 +87,7 @@ def _product(gpu: Gpu, dtype: str, quantity: Quantity) -> tuple[str, list[Line]]
         return predict_cost(cost, replace(gpu, utilization={**gpu.utilization, **values})).time_s
 
     factor = _factor(time_s, quantity.seconds)
-    origin = (
-        f"{source} of {gpu.fitted_on.get(source, 'a similar board')}" if source else "a board without data"
-    )
+    origin = f"{source} of {gpu.fitted_on.get(source, 'a similar board')}" if source else "a board without data"
     said = note(quantity, f"square product of {side}, {factor:.3f} times {origin}")
     lines = [
         Line(name, f"{value:.5g}", said if name in _RATES else f"as {origin}")

@@ -32,9 +32,7 @@ def cpu_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job:
 
 
 class _Writer:
-    def __init__(
-        self, answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job: Mapping[str, Any]) -> None:
         self.answer, self.quantities, self.job = answer, quantities, job
         #: seconds of a call that does next to nothing: no part of a kernel's rate
         self.call_s = quantities["call"].seconds
@@ -86,9 +84,7 @@ class _Writer:
     def memory(self) -> list[Line]:
         best, caches = self._best(_DRAM), self.answer["cache_bytes"]
         lines = [
-            Line(
-                "dram_bytes_per_s", number(self.rate(best)), self.note(best, f"{best}, the fastest of four")
-            ),
+            Line("dram_bytes_per_s", number(self.rate(best)), self.note(best, f"{best}, the fastest of four")),
             Line("dram_bytes", str(memory_bytes()), "as the system states it"),
         ]
         if caches:
@@ -96,11 +92,7 @@ class _Writer:
             inner = self._best(tuple(n for n in self.quantities if n.endswith((".triad", ".in_place"))))
             lines += [
                 Line("l2_bytes", str(caches[last]), f"{last}, the last cache, as the system states it"),
-                Line(
-                    "l2_bytes_per_s",
-                    number(self.rate(inner)),
-                    self.note(inner, f"{inner}, the fastest cache"),
-                ),
+                Line("l2_bytes_per_s", number(self.rate(inner)), self.note(inner, f"{inner}, the fastest cache")),
             ]
         return lines
 
@@ -156,8 +148,4 @@ class _Writer:
         ]  # fmt: skip
 
     def rates(self, names: tuple[str, ...], what: str) -> list[Line]:
-        return [
-            Line(name, number(self.rate(name)), self.note(name, what))
-            for name in names
-            if name in self.quantities
-        ]
+        return [Line(name, number(self.rate(name)), self.note(name, what)) for name in names if name in self.quantities]

@@ -84,9 +84,7 @@ def _overheads(torch: Any, rounds: int) -> list[Quantity]:
     return [floor, Quantity.of("dispatch", 1, samples, 0)]
 
 
-def _quantity(
-    torch: Any, name: str, work: float, run: Callable[[], Any], calls: int, rounds: int
-) -> Quantity:
+def _quantity(torch: Any, name: str, work: float, run: Callable[[], Any], calls: int, rounds: int) -> Quantity:
     """Seconds per call of a graph that holds ``calls`` of them."""
     side_stream = torch.cuda.Stream()
     side_stream.wait_stream(torch.cuda.current_stream())

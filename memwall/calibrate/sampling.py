@@ -63,9 +63,7 @@ class Quantity:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            name: getattr(self, name) for name in ("name", "work", "seconds", "spread", "samples", "rejected")
-        }
+        return {name: getattr(self, name) for name in ("name", "work", "seconds", "spread", "samples", "rejected")}
 
 
 class Busy(Exception):

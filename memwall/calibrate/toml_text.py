@@ -29,9 +29,7 @@ def document(tables: Mapping[str, Sequence[Line]]) -> str:
 
 def _table(name: str, lines: Sequence[Line]) -> str:
     width = max(len(line.assignment) for line in lines)
-    body = [
-        f"{line.assignment:{width}}  # {line.comment}" if line.comment else line.assignment for line in lines
-    ]
+    body = [f"{line.assignment:{width}}  # {line.comment}" if line.comment else line.assignment for line in lines]
     return "\n".join(([f"[{name}]"] if name else []) + body) + "\n"
 
 

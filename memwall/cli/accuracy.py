@@ -18,12 +18,8 @@ WITHOUT = ("html", "parquet", "trace.json")
 
 @click.command("accuracy", cls=Command)
 @click.argument("files", nargs=-1, metavar="FILE...")
-@click.option(
-    "--split", is_flag=True, help="Score too what the constants were not fitted to: shapes and boards."
-)
-@click.option(
-    "--fit", "rows", metavar="ROWS", help="Fit constants to the rows of one GPU; -o FILE.toml gets its file."
-)
+@click.option("--split", is_flag=True, help="Score too what the constants were not fitted to: shapes and boards.")
+@click.option("--fit", "rows", metavar="ROWS", help="Fit constants to the rows of one GPU; -o FILE.toml gets its file.")
 @options.common
 def command(
     files: tuple[str, ...], split: bool, rows: str | None, outputs: tuple[str, ...], as_json: bool, quiet: bool,
@@ -47,9 +43,7 @@ def command(
     _score(files, split, outputs, as_json, Messages(quiet=quiet, no_progress=no_progress))
 
 
-def _score(
-    files: Sequence[str], split: bool, outputs: Sequence[str], as_json: bool, messages: Messages
-) -> None:
+def _score(files: Sequence[str], split: bool, outputs: Sequence[str], as_json: bool, messages: Messages) -> None:
     from memwall.accuracy import score_files
     from memwall.report.accuracy import render_accuracy
 

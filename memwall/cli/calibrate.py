@@ -18,15 +18,11 @@ from memwall.cli.parsing import Command
     help="The TOML file to write. [default: cpu.toml or cuda.toml in ~/.cache/memwall]",
 )  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Cores of the CPU.")
-@click.option(
-    "--rounds", type=click.IntRange(3), default=15, show_default=True, help="Samples of each quantity."
-)
+@click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Samples of each quantity.")
 @click.option("--accept-busy", is_flag=True, help="Measure although other processes run: rough figures.")
 @click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")
 @options.debug
-def command(
-    device: str, output: str | None, threads: int, rounds: int, accept_busy: bool, quiet: bool
-) -> None:
+def command(device: str, output: str | None, threads: int, rounds: int, accept_busy: bool, quiet: bool) -> None:
     """Measure this machine: bandwidths, products, functions, call overhead.
 
     The file is a hardware spec: give it to --gpu, as in memwall profile model.py --gpu ~/.cache/memwall/cpu.toml.

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 @click.argument("targets", nargs=-1, metavar="[TARGET|PROFILE]...")
 @options.gpus
 @click.option(
-    "--price",
-    "prices",
-    multiple=True,
-    metavar="NAME=USD",
-    help="Price of a GPU per hour, for cost. May be repeated.",
+    "--price", "prices", multiple=True, metavar="NAME=USD", help="Price of a GPU per hour, for cost. May be repeated."
 )
 @options.workload
 @options.policies
@@ -81,11 +77,7 @@ def _compare(
 
     models = [target for target in targets if not is_record(target)]
     if not models:
-        reason = (
-            f"{targets[0]} is already traced"
-            if targets
-            else "there is no target, and no profile in this folder"
-        )
+        reason = f"{targets[0]} is already traced" if targets else "there is no target, and no profile in this folder"
         options.refuse(options.profile_options(workload), reason)
     if not targets:
         for flag in ("--price",) * bool(price) + ("--policy",) * bool(policies):

@@ -49,21 +49,14 @@ WITHOUT = ("html", "csv", "parquet", "trace.json")
     help="Compile our kernels, no GPU needed, for GPUs or architectures (sm_70, gfx942). [default: those of --gpu]",
 )
 @options.what_ifs
-@click.option(
-    "--top", type=click.IntRange(1), metavar="N", help="List the N groups that save most. [default: 15]"
-)
+@click.option("--top", type=click.IntRange(1), metavar="N", help="List the N groups that save most. [default: 15]")
 @click.option(
     "--by", type=click.Choice(("group", "module")), help="List what groups save, or modules. [default: group]"
 )
-@click.option(
-    "--alternatives", is_flag=True, help="Price other forms of attention, optimizer, norms and loss."
-)
+@click.option("--alternatives", is_flag=True, help="Price other forms of attention, optimizer, norms and loss.")
 @click.option("--no-capture", is_flag=True, help="Do not run the model through TorchDynamo.")
 @click.option(
-    "--second-batch",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Capture again with this --batch: what recaptures.",
+    "--second-batch", type=click.IntRange(1), metavar="N", help="Capture again with this --batch: what recaptures."
 )
 @click.option("--second-seq", type=click.IntRange(1), metavar="N", help="The same with this --seq.")
 @options.common
@@ -152,9 +145,7 @@ def _traced(
 
     if is_record(target):
         if seconds:
-            options.refuse(
-                {f"second_{key}": value for key, value in seconds.items()}, f"{target} is already traced"
-            )
+            options.refuse({f"second_{key}": value for key, value in seconds.items()}, f"{target} is already traced")
         profile = make_profile(target, names, given, messages)
         boards = list({s.gpu.name: s.gpu for s in profile.simulations}.values())
         capture = capture_of(profile.capture) if captured else None
@@ -188,9 +179,7 @@ def _profile(workload: Workload, gpus: list[Gpu], keywords: dict[str, Any], mess
         messages.clear()
 
 
-def _retrace(
-    target: str, gpus: list[Gpu], given: dict[str, Any], messages: Messages
-) -> Callable[..., Profile] | None:
+def _retrace(target: str, gpus: list[Gpu], given: dict[str, Any], messages: Messages) -> Callable[..., Profile] | None:
     """Traces the target again with another attention or optimizer; a saved profile has no model to trace."""
     if is_record(target):
         return None

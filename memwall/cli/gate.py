@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 @click.command("gate", cls=Command)
 @click.argument("targets", nargs=-1, metavar="[TARGET...]")
 @click.option(
-    "--config",
-    metavar="FILE",
-    help="The TOML file with the limits. [default: memwall.toml or pyproject.toml]",
+    "--config", metavar="FILE", help="The TOML file with the limits. [default: memwall.toml or pyproject.toml]"
 )
 @click.option(
     "--limit",
@@ -38,20 +36,12 @@ if TYPE_CHECKING:
     help="A limit on everything, such as 'time_s=3.2 ms', 'peak_memory=70 GB', 'dram_bytes=+2%', 'kernels=+0'.",
 )
 @click.option("--baseline", metavar="PATH", help="A saved profile, or a folder with one per workload.")
-@click.option(
-    "--baseline-ref", metavar="REF", help="A commit, branch or tag: the base is where it and HEAD parted."
-)
+@click.option("--baseline-ref", metavar="REF", help="A commit, branch or tag: the base is where it and HEAD parted.")
 @click.option("--update", is_flag=True, help="Write the baseline anew, and print what changed.")
 @click.option("--allow-new", is_flag=True, help="Let a workload pass that the baseline does not have.")
+@click.option("--measured", is_flag=True, help="Also time base and head against each other here; needs --baseline-ref.")
 @click.option(
-    "--measured", is_flag=True, help="Also time base and head against each other here; needs --baseline-ref."
-)
-@click.option(
-    "--device",
-    type=click.Choice(("auto", "cpu", "cuda")),
-    default="auto",
-    show_default=True,
-    help="For --measured.",
+    "--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True, help="For --measured."
 )
 @click.option("--history", metavar="FILE", help="Add this commit's figures to a history file.")
 @click.option("--github", is_flag=True, help="Print GitHub's annotations; add to the step's summary.")
@@ -145,11 +135,7 @@ def _config(path: str | None, limits: Sequence[str]) -> GateConfig:
 
 
 def _chosen(
-    config: GateConfig,
-    targets: Sequence[str],
-    gpus: Sequence[str],
-    policies: tuple[str, ...],
-    given: dict[str, Any],
+    config: GateConfig, targets: Sequence[str], gpus: Sequence[str], policies: tuple[str, ...], given: dict[str, Any]
 ) -> list[GatedWorkload]:
     """The workloads to gate: those named, else those configured, with what the command line says of them."""
     from memwall.gate.reading import expand, workload_name
@@ -178,9 +164,7 @@ def _chosen(
     names = [workload.name for workload in found]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(
-                f"two workloads are named {name}; name them in [tool.memwall.gate.workloads.NAME]"
-            )
+            raise UsageError(f"two workloads are named {name}; name them in [tool.memwall.gate.workloads.NAME]")
     return [
         replace(
             w,
@@ -226,9 +210,7 @@ def _inside(target: str, root: Path) -> str:
     return f"{relative}:{name}" if colon and place.endswith(".py") else relative
 
 
-def _base(
-    config: GateConfig, baseline: str | None, ref: str | None, update: bool
-) -> tuple[Path | None, str | None]:
+def _base(config: GateConfig, baseline: str | None, ref: str | None, update: bool) -> tuple[Path | None, str | None]:
     """Where the baseline lies, or the ref; the command line goes before the configuration."""
     if baseline is not None and ref is not None:
         raise UsageError("--baseline and --baseline-ref are two baselines; give one")
@@ -258,13 +240,9 @@ def _update(
     from memwall.gate.run import judge_again
 
     if run.failed or not run.heads:
-        messages.warn(
-            "the baseline is not updated: " + (", ".join(sorted(run.failed)) or "there is no workload")
-        )
+        messages.warn("the baseline is not updated: " + (", ".join(sorted(run.failed)) or "there is no workload"))
         return run
-    files = {
-        baseline_path(place, name, several=len(workloads) > 1): profile for name, profile in run.heads.items()
-    }
+    files = {baseline_path(place, name, several=len(workloads) > 1): profile for name, profile in run.heads.items()}
     write_baselines(files)
     if not quiet:
         click.echo("Against the baseline before:\n" + render_gate(run.result, "text"), err=True)
@@ -293,13 +271,7 @@ def _remember(path: str, run: GateRun, folder: Path, messages: Messages) -> None
 
 
 def _show(
-    run: GateRun,
-    config: GateConfig,
-    planned: Sequence[Any],
-    *,
-    as_json: bool,
-    github: bool,
-    messages: Messages,
+    run: GateRun, config: GateConfig, planned: Sequence[Any], *, as_json: bool, github: bool, messages: Messages
 ) -> None:
     """Write the files and the step's summary, then print."""
     from memwall.gate.baseline import place_in_repository

@@ -15,9 +15,7 @@ from memwall.hardware import all_gpus, identity_violations, load_gpu, read_spec
 
 @click.command("gpus", cls=Command)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option(
-    "--check", "checked", metavar="FILE", help="Check a TOML file of your own: keys, units and identities."
-)
+@click.option("--check", "checked", metavar="FILE", help="Check a TOML file of your own: keys, units and identities.")
 @options.as_json
 @options.debug
 def command(names: tuple[str, ...], checked: str | None, as_json: bool) -> None:

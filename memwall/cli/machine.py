@@ -30,9 +30,7 @@ def chosen_gpus(names: Sequence[str | Gpu], say: Callable[[str], None]) -> list[
 
 def this_machine() -> str | None:
     """What the driver calls the first NVIDIA GPU of this machine; None where there is none. Imports no torch."""
-    with contextlib.suppress(
-        Exception
-    ):  # no driver, no library, no permission: all mean no GPU that we can see
+    with contextlib.suppress(Exception):  # no driver, no library, no permission: all mean no GPU that we can see
         import pynvml
 
         pynvml.nvmlInit()

@@ -39,15 +39,11 @@ def _executors(context: click.Context, parameter: click.Parameter, texts: tuple[
     help="eager, generated (our kernels, CUDA alone), inductor (our groups by torch.compile). [default: all of these]",
 )  # fmt: skip
 @click.option(
-    "--gpu",
-    metavar="SPEC",
-    help="The spec that models this device: a name or a TOML file. [default: looked up]",
+    "--gpu", metavar="SPEC", help="The spec that models this device: a name or a TOML file. [default: looked up]"
 )
 @options.workload
 @click.option("--samples", type=click.IntRange(1), metavar="N", help="Timings of each kernel. [default: 30]")
-@click.option(
-    "--top", type=click.IntRange(1), metavar="N", help="Only the N kernels that take most of the step."
-)
+@click.option("--top", type=click.IntRange(1), metavar="N", help="Only the N kernels that take most of the step.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="S",
               help="Begin nothing new after S seconds; what was not reached is skipped.")  # fmt: skip
 @click.option("--no-check", is_flag=True, help="Do not compare results with eager and float64.")

@@ -81,13 +81,9 @@ _quiet = (
 
 _shape = (
     click.option("--top", type=click.IntRange(1), metavar="N", help="List the N largest. [default: 15]"),
+    click.option("--sort", type=click.Choice(SORT_KEYS), help="Order kernels by this, largest first. [default: time]"),
     click.option(
-        "--sort", type=click.Choice(SORT_KEYS), help="Order kernels by this, largest first. [default: time]"
-    ),
-    click.option(
-        "--by",
-        type=click.Choice(("op", "module", "class", "phase")),
-        help="List ops, modules, classes or phases.",
+        "--by", type=click.Choice(("op", "module", "class", "phase")), help="List ops, modules, classes or phases."
     ),
 )
 
@@ -143,9 +139,7 @@ def profile_options(options: dict[str, Any]) -> dict[str, Any]:
     if renamed.pop("no_replay", False):
         renamed["replay"] = False
     if renamed.get("optimizer") == "adamw":
-        renamed["optimizer"] = (
-            "adamw:foreach"  # the same on CUDA; the bare name leaves the file's own in place
-        )
+        renamed["optimizer"] = "adamw:foreach"  # the same on CUDA; the bare name leaves the file's own in place
     return renamed
 
 

@@ -59,9 +59,7 @@ def _kind(text: str, suffixes: Mapping[str, str], without: Sequence[str]) -> str
     if not folder.is_dir():
         raise UsageError(f"cannot write {text}: there is no folder {folder}")
     if Path(text).is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(
-            f"cannot write {text}: {'it is a folder' if Path(text).is_dir() else 'permission denied'}"
-        )
+        raise UsageError(f"cannot write {text}: {'it is a folder' if Path(text).is_dir() else 'permission denied'}")
     module, extra = _NEEDS.get(kind, ("", ""))
     if module and find_spec(module) is None:
         raise MissingError(f"{text} needs {module}, which is not installed: pip install 'memwall[{extra}]'")

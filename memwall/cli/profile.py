@@ -48,16 +48,9 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
     help="Say in a sentence why a kernel takes its time: its number, its name or a part of it, a pattern of modules"
     " ('layers.0.mlp*'). May be repeated.",
 )
+@click.option("--ncu", metavar="FILE.csv", help="Nsight Compute's report of the same run, beside a profiler's trace.")
 @click.option(
-    "--ncu", metavar="FILE.csv", help="Nsight Compute's report of the same run, beside a profiler's trace."
-)
-@click.option(
-    "--rules",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_rules,
-    help="Print the counting rules.",
+    "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print the counting rules."
 )
 def command(
     target: str,
@@ -107,9 +100,7 @@ def command(
         as_json=as_json,
         say=messages.say,
         before_print=lambda: remember(result, messages),
-        **options.given(
-            top=top, sort=sort, by=by, what_ifs=_what_ifs(result, changes, messages), explained=told
-        ),
+        **options.given(top=top, sort=sort, by=by, what_ifs=_what_ifs(result, changes, messages), explained=told),
     )
 
 
@@ -137,9 +128,7 @@ def _what_ifs(profile: Profile, changes: Sequence[Change], messages: Messages) -
     return tuple(outcomes)
 
 
-def make_profile(
-    target: str, names: Sequence[str | Gpu], workload: dict[str, Any], messages: Messages
-) -> Profile:
+def make_profile(target: str, names: Sequence[str | Gpu], workload: dict[str, Any], messages: Messages) -> Profile:
     """The profile of a target on the GPUs named, traced or simulated again from a saved record.
 
     Raises:

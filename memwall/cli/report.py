@@ -19,9 +19,7 @@ WITHOUT = ("trace.json", "json", "parquet")
 @click.command("report", cls=Command)
 @click.argument("record", metavar="[PROFILE]", required=False)
 @click.option(
-    "--history",
-    metavar="FILE",
-    help="Show a history that memwall gate --history wrote: a trend and its steps.",
+    "--history", metavar="FILE", help="Show a history that memwall gate --history wrote: a trend and its steps."
 )
 @click.option(
     "--quantity",
@@ -68,9 +66,7 @@ def command(
 
 def _refuse(given: dict[str, Any]) -> None:
     if named := [name for name, value in given.items() if value]:
-        raise UsageError(
-            f"{named[0]} has no use for a history; leave it out (a history is JSON lines itself)"
-        )
+        raise UsageError(f"{named[0]} has no use for a history; leave it out (a history is JSON lines itself)")
 
 
 def _show_history(path: str, quantities: tuple[str, ...], planned: list[Output], messages: Messages) -> None:

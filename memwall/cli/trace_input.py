@@ -72,9 +72,7 @@ def refuse_trace(path: str) -> None:
         UsageError: it is one; says which command reads it.
     """
     if is_trace(path):
-        raise UsageError(
-            f"{path} is a profiler's trace, not a saved profile; memwall profile {path} reads it"
-        )
+        raise UsageError(f"{path} is a profiler's trace, not a saved profile; memwall profile {path} reads it")
 
 
 def profile_trace(
@@ -138,14 +136,10 @@ def analyse_file(
 
         joined = join_ncu(trace, read_ncu_csv(ncu))
         dram_bytes = {
-            kernel: round(row.dram_bytes)
-            for kernel, row in joined.row_of.items()
-            if row.dram_bytes is not None
+            kernel: round(row.dram_bytes) for kernel, row in joined.row_of.items() if row.dram_bytes is not None
         }
         if not dram_bytes:
-            raise UsageError(
-                f"{ncu}: no kernel of it is one of {Path(path).name}; {'; '.join(joined.notes[:2])}"
-            )
+            raise UsageError(f"{ncu}: no kernel of it is one of {Path(path).name}; {'; '.join(joined.notes[:2])}")
         notes += joined.notes
     return analyse(trace, gpu, dram_bytes=dram_bytes, notes=notes)
 
@@ -166,13 +160,9 @@ def _board(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tu
         if len(gpus) > 1:
             raise UsageError(f"a trace was measured on one board; give one --gpu, not {len(gpus)}")
         if own != gpus[0].name:
-            return gpus[0], (
-                f"measured on {ran_on or 'a GPU that is not named'}, held against {gpus[0].name}",
-            )
+            return gpus[0], (f"measured on {ran_on or 'a GPU that is not named'}, held against {gpus[0].name}",)
         return gpus[0], ()
     if own is None:
         device = f"ran on {ran_on}, which is not one of memwall gpus" if ran_on else "does not name its GPU"
-        raise UsageError(
-            f"{path} {device}: name the nearest board with --gpu NAME, or describe it in a TOML file"
-        )
+        raise UsageError(f"{path} {device}: name the nearest board with --gpu NAME, or describe it in a TOML file")
     return load_gpu(own), ()

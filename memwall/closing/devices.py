@@ -85,9 +85,7 @@ class Device:
             parts = [eager_of(op_id) for op_id in op_ids]
             eager = _sum([part for part in parts if part]) if parts and all(parts) else None
             groups.append(GroupTimes(pair, {"eager": eager, **times} if eager else times))
-        return tuple(
-            sorted(groups, key=lambda g: -max(t.median_s for t in g.times.values()) * g.pair.kernel.repeats)
-        )
+        return tuple(sorted(groups, key=lambda g: -max(t.median_s for t in g.times.values()) * g.pair.kernel.repeats))
 
     @cached_property
     def contests(self) -> tuple[Contest, ...]:
@@ -104,9 +102,7 @@ def measurements(profile: Profile) -> tuple[Measurement, ...]:
     Raises:
         BadRecord: one is not as the format says.
     """
-    return tuple(
-        Measurement.from_dict(record, f"measurements[{i}]") for i, record in enumerate(profile.measurements)
-    )
+    return tuple(Measurement.from_dict(record, f"measurements[{i}]") for i, record in enumerate(profile.measurements))
 
 
 def devices(profile: Profile) -> tuple[Device, ...]:

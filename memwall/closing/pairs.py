@@ -172,9 +172,7 @@ class Run:
         return tuple(
             pair
             for pair in self.measured
-            if pair.kernel.bytes >= STREAMING_BYTES
-            and pair.of_copy
-            and pair.kernel.op_class not in MODEL_CLASSES
+            if pair.kernel.bytes >= STREAMING_BYTES and pair.of_copy and pair.kernel.op_class not in MODEL_CLASSES
         )
 
     @property

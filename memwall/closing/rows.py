@@ -32,8 +32,7 @@ def rows(profile: Profile) -> list[dict[str, Any]]:
 def _row(profile: Profile, m: Measurement, pair: Pair) -> dict[str, Any]:
     k, timing, sensors = pair.kernel, pair.timing, pair.kernel.sensors
     spread = {
-        name: getattr(timing, name) if timing else None
-        for name in ("low_s", "high_s", "min_s", "max_s", "samples")
+        name: getattr(timing, name) if timing else None for name in ("low_s", "high_s", "min_s", "max_s", "samples")
     }
     values = {
         "workload": profile.workload.name, "mode": profile.workload.mode, "device": m.device, "kind": m.kind,

@@ -81,9 +81,7 @@ def _warps(elements: int, live: int) -> int:
     return warps
 
 
-def column_blocks(
-    kept: int, reduced: int, live: int, kept_is_contiguous: bool, gpu: Gpu
-) -> tuple[int, int, int, int]:
+def column_blocks(kept: int, reduced: int, live: int, kept_is_contiguous: bool, gpu: Gpu) -> tuple[int, int, int, int]:
     """(kept, reduced, stripes, warps) of a tile that adds up over an axis, and how many programs share the axis."""
     budget = max(1024, min(4096, REGISTERS // (8 * max(live, 1))))
     budget = 1 << (budget.bit_length() - 1)

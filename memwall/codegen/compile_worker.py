@@ -80,9 +80,7 @@ def read_ptxas(log: str, _: Mapping[str, Any]) -> dict[str, int]:
     """
     return {
         "registers": _number(r"Used (\d+) registers", log),
-        "spilled_bytes": max(
-            _number(r"(\d+) bytes spill stores", log), _number(r"(\d+) bytes spill loads", log)
-        ),
+        "spilled_bytes": max(_number(r"(\d+) bytes spill stores", log), _number(r"(\d+) bytes spill loads", log)),
         "stack_bytes": _number(r"(\d+) bytes stack frame", log),
     }
 
@@ -98,10 +96,7 @@ def read_amdgcn(_: str, assembly: Mapping[str, Any]) -> dict[str, int]:
 
 
 #: backend -> what reads the resources back from the compiler's log and its assembly
-READERS: Mapping[str, Callable[[str, Mapping[str, Any]], dict[str, int]]] = {
-    "cuda": read_ptxas,
-    "hip": read_amdgcn,
-}
+READERS: Mapping[str, Callable[[str, Mapping[str, Any]], dict[str, int]]] = {"cuda": read_ptxas, "hip": read_amdgcn}
 
 
 def _number(pattern: str, text: str) -> int:

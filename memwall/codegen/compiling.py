@@ -42,8 +42,7 @@ WORKERS = 2
 FORMAT = 1
 
 _CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    " from memwall.codegen.compile_worker import main; main()"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from memwall.codegen.compile_worker import main; main()"
 )
 
 Say = Callable[[str], None]
@@ -141,9 +140,7 @@ def triton_version() -> str:
         MissingError: there is none.
     """
     if importlib.util.find_spec("triton") is None:
-        raise MissingError(
-            "kernels are compiled by Triton, which is not installed: pip install 'memwall[triton]'"
-        )
+        raise MissingError("kernels are compiled by Triton, which is not installed: pip install 'memwall[triton]'")
     return importlib.metadata.version("triton")
 
 
@@ -157,9 +154,7 @@ def _vendors(launch: Launch, architecture: str) -> Resources:
 
 def _resources(launch: Launch, architecture: str, answer: Mapping[str, Any]) -> Resources:
     if "error" in answer:
-        return Resources(
-            launch.function, architecture, launch.num_warps, status="failed", reason=answer["error"]
-        )
+        return Resources(launch.function, architecture, launch.num_warps, status="failed", reason=answer["error"])
     numbers = {name: answer[name] for name in ("registers", "spilled_bytes", "stack_bytes", "shared_bytes")}
     found = occupancy(architecture, launch.num_warps, numbers["registers"], numbers["shared_bytes"])
     failed = "" if found.blocks else f"a block takes more {found.limited_by} than it may"

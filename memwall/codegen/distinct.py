@@ -98,9 +98,7 @@ class GroupKeys:
         for i in sorted(inside):
             op = self.graph.ops[i]
             reads = tuple((*numbers.value(v), self.flow.writer[n] in inside) for v, n in self.flow.reads[i])
-            writes = tuple(
-                (*numbers.value(v), n == self.first[self.flow.storage[n]]) for v, n in self.flow.writes[i]
-            )
+            writes = tuple((*numbers.value(v), n == self.first[self.flow.storage[n]]) for v, n in self.flow.writes[i])
             steps.append((op.name, op.arguments, repr(_sorted(op.attributes)), reads, writes, i in again))
         ends = tuple(numbers.value(v) for v in (*group.reads, *group.writes))
         return tuple(steps), ends, len(group.reads)

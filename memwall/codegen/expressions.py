@@ -215,12 +215,7 @@ def _pow(names: _Names) -> str:
     raise NotGenerated("a power that is no small whole number")
 
 
-_ROOTS = {
-    0.5: "tl.sqrt({self})",
-    -0.5: "1.0 / tl.sqrt({self})",
-    -1.0: "1.0 / {self}",
-    -2.0: "1.0 / ({self} * {self})",
-}
+_ROOTS = {0.5: "tl.sqrt({self})", -0.5: "1.0 / tl.sqrt({self})", -1.0: "1.0 / {self}", -2.0: "1.0 / ({self} * {self})"}
 
 
 def _div(names: _Names) -> str:
@@ -286,9 +281,7 @@ def _clamp(names: _Names) -> str:
     text = "{self}"
     for bound, sign in (("min", "<"), ("max", ">")):
         if bound in names:  # what is no number comes through, from the bound too
-            text = (
-                f"tl.where(({text} {sign} {{{bound}}}) | ({{{bound}}} != {{{bound}}}), {{{bound}}}, {text})"
-            )
+            text = f"tl.where(({text} {sign} {{{bound}}}) | ({{{bound}}} != {{{bound}}}), {{{bound}}}, {text})"
         elif names.number(bound) is not None:
             text = f"tl.where({text} {sign} {{{bound}}}, {{{bound}}}, {text})"
     return text

@@ -83,9 +83,7 @@ class _Gemm:
         if any(is_random(self.graph.ops[i]) for i in self.group.op_ids):
             return RANDOM_SHAPES
         operands = {id(tensor) for tensor, _ in self.lowering.operands()}
-        values = [
-            self.graph.values[i] for (i, _), tensor in self.lowering.loads.items() if id(tensor) in operands
-        ]
+        values = [self.graph.values[i] for (i, _), tensor in self.lowering.loads.items() if id(tensor) in operands]
         steps = [(s * v.spec.itemsize for s in (*v.spec.strides, v.offset) if s != 1) for v in values]
         return SHAPES if all(step % VECTOR_BYTES == 0 for some in steps for step in some) else SCALAR_SHAPES
 
@@ -256,15 +254,9 @@ class _Gemm:
         values = self.graph.values
         for written in (values[i] for i in self.group.writes if i in self.file.inputs):
             for read in (values[i] for i in self.file.inputs):
-                if read.storage != written.storage or (
-                    read.id == written.id and read.id not in operand_reads
-                ):
+                if read.storage != written.storage or (read.id == written.id and read.id not in operand_reads):
                     continue
-                if (
-                    read.id in operand_reads
-                    or not aligned(read, written)
-                    or read.spec.numel != written.spec.numel
-                ):
+                if read.id in operand_reads or not aligned(read, written) or read.spec.numel != written.spec.numel:
                     raise NotGenerated("a tensor is written over that is also read at other places")
 
     # -- Memory --------------------------------------------------------------------------------------------------------

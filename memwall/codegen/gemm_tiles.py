@@ -57,14 +57,10 @@ def tiles(space: Space, itemsize: int, shapes: Sequence[Shape], gpu: Gpu) -> tup
     found = []
     for rows, columns, depth, warps in shapes:
         depth = depth * 2 // itemsize
-        stages = min(
-            MAX_STAGES, CHIPS[architecture].shared_block_bytes // ((rows + columns) * depth * itemsize)
-        )
+        stages = min(MAX_STAGES, CHIPS[architecture].shared_block_bytes // ((rows + columns) * depth * itemsize))
         if architecture.startswith("gfx"):
             stages = 2  # loads go through registers there
         found.append(Tile(rows, columns, depth, warps, stages))
-    filling = [
-        t for t in found if space.batch * math.ceil(space.m / t.m) * math.ceil(space.n / t.n) >= gpu.sm_count
-    ]
+    filling = [t for t in found if space.batch * math.ceil(space.m / t.m) * math.ceil(space.n / t.n) >= gpu.sm_count]
     chosen = found.index(filling[0] if filling else found[-1])
     return (found[chosen], *found[chosen + 1 : chosen + 2], *found[max(chosen - 1, 0) : chosen])

@@ -37,13 +37,7 @@ MAX_FUNCTIONS = 16
 
 
 def generate_nests(
-    graph: Graph,
-    flow: Flow,
-    group: Group,
-    gpu: Gpu,
-    *,
-    persistent: bool | None = None,
-    split: bool | None = None,
+    graph: Graph, flow: Flow, group: Group, gpu: Gpu, *, persistent: bool | None = None, split: bool | None = None
 ) -> Kernel:
     """The Triton source of a group without contractions or tensor lists.
 
@@ -225,9 +219,7 @@ class _Generator:
                 continue
             scatter, target = store.scatter, store.target
 
-            def rule(
-                body: Body, i: tuple[Index, ...], scatter: Scatter = scatter, target: str = target
-            ) -> str:
+            def rule(body: Body, i: tuple[Index, ...], scatter: Scatter = scatter, target: str = target) -> str:
                 writer = body.memory
                 assert isinstance(writer, Writer)
                 writer.point(target, target, "float32")
@@ -361,18 +353,14 @@ class _Generator:
         first = max(ready, key=lambda r: r.source.numel)
         same = [r for r in ready if (r.source.shape, r.dims) == (first.source.shape, first.dims)]
         size = first.source.numel
-        chosen = [
-            s for s in rest.ready if s.numel == size > 1 and not rest.needs[id(s)] and s.scatter is None
-        ]
+        chosen = [s for s in rest.ready if s.numel == size > 1 and not rest.needs[id(s)] and s.scatter is None]
         writer = self._writer("split")
         partials = write_split(writer, same, chosen, self.gpu)
         self.file.functions.append(writer.function)
         stripes = writer.function.constants["STRIPES"]
         return [*chosen, *self._finish(partials, stripes, rest, chosen)] or [_NOTHING]
 
-    def _finish(
-        self, partials: Sequence[Partial], count: int, rest: _Rest, chosen: Sequence[Store]
-    ) -> list[Store]:
+    def _finish(self, partials: Sequence[Partial], count: int, rest: _Rest, chosen: Sequence[Store]) -> list[Store]:
         """Join partial results, those of one size in one launch, and store what needs no more than those."""
         for scratch in self.file.scratch:
             scratch.count = scratch.count.replace("PROGRAMS", str(count)).replace("STRIPES", str(count))

@@ -31,9 +31,7 @@ def refuse_hazards(graph: Graph, functions: Sequence[Function], names: Mapping[i
             for write in function.writes:
                 if _newer(values, write, read) and not _is_same(values, write, read):
                     raise NotGenerated("a tensor is written over that is also read at other places")
-                if _newer(values, write, read) and _reads_late(
-                    function, names[read.value_id], names[write.value_id]
-                ):
+                if _newer(values, write, read) and _reads_late(function, names[read.value_id], names[write.value_id]):
                     raise NotGenerated("a tensor is read again after it was written over")
         for write in function.writes:
             if any(_newer(values, other, write) for other in before):
@@ -58,9 +56,7 @@ def _is_same(values: Sequence[Value], write: Touch, read: Touch) -> bool:
 def _reads_late(function: Function, read: str, written: str) -> bool:
     """Whether a pointer is read after another has been written, in the order of the text."""
     loads = [n for n, line in enumerate(function.lines) if f"tl.load({read} + " in line]
-    stores = [
-        n for n, line in enumerate(function.lines) if line.lstrip().startswith(f"tl.store({written} + ")
-    ]
+    stores = [n for n, line in enumerate(function.lines) if line.lstrip().startswith(f"tl.store({written} + ")]
     return bool(loads and stores) and max(loads) > min(stores)
 
 

@@ -122,10 +122,7 @@ class Index:
         if rest.low >= 0 and rest.high < divisor:
             return Index(_merged(quotient), self.constant // divisor), rest
         whole = Variable(f"({self.text})", self.high + 1, self.axes)
-        return (
-            Index(((Digit(whole, divisor), 1),)),
-            Index(((Digit(whole, 1, divisor), 1),)),
-        )
+        return (Index(((Digit(whole, divisor), 1),)), Index(((Digit(whole, 1, divisor), 1),)))
 
 
 def _merged(terms: Iterable[tuple[Digit, int]]) -> tuple[tuple[Digit, int], ...]:

@@ -56,9 +56,7 @@ def _extremum(function: str, identity: str) -> Kind:
         return f'tl.where({none} > 0, float("nan"), {reduce}({lanes}, axis=1)[:, None])'
 
     def step(body: Body, lanes: Sequence[str], value: str, mask: str) -> list[str]:
-        return [
-            f"tl.{function}({lanes[0]}, tl.where({mask}, {value}, {identity}), propagate_nan=tl.PropagateNan.ALL)"
-        ]
+        return [f"tl.{function}({lanes[0]}, tl.where({mask}, {value}, {identity}), propagate_nan=tl.PropagateNan.ALL)"]
 
     return Kind((identity,), tile, step, lambda body, lanes: [_whole(body, lanes[0])])
 

@@ -10,12 +10,7 @@ from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops import RULES
 from memwall.codegen.ops.base import OpView, Scatter, Waiting
 from memwall.codegen.ops.elementwise import point
-from memwall.codegen.tensors import (
-    Body,
-    Indices,
-    Tensor,
-    compute_dtype,
-)
+from memwall.codegen.tensors import Body, Indices, Tensor, compute_dtype
 from memwall.fusion.flow import Flow
 from memwall.graph import Graph, Op, TensorSpec
 
@@ -38,9 +33,7 @@ class Lowering:
         rule = RULES.get(packet) or (point if packet in KNOWN else None)
         if rule is None:
             raise NotGenerated(f"no rule for {op.name}")
-        if op.op_class == "normalization" and "float64" in {
-            spec.dtype for spec in self.graph.specs(op.inputs)
-        }:
+        if op.op_class == "normalization" and "float64" in {spec.dtype for spec in self.graph.specs(op.inputs)}:
             raise NotGenerated("statistics of float64")
         inputs = []
         for argument, (value_id, version) in zip(op.arguments, self.flow.reads[op.id], strict=True):

@@ -185,8 +185,7 @@ class Lists:
             inputs = {name: values[i] for name, i in self._inputs(op, number).items()}
             _check(row, inputs["self"])
             names = {
-                name: _read(row, value, inputs["self"], is_number=name in NUMBERS)
-                for name, value in inputs.items()
+                name: _read(row, value, inputs["self"], is_number=name in NUMBERS) for name, value in inputs.items()
             }
             step = FUSED[packet_of(op)](names, op.attributes, row.dtype)
             row.before, row.lines = step.before, step.lines

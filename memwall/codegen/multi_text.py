@@ -7,12 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 #: dtype name → Triton's and torch's
-_TRITON = {
-    "float16": "tl.float16",
-    "bfloat16": "tl.bfloat16",
-    "float32": "tl.float32",
-    "float64": "tl.float64",
-}
+_TRITON = {"float16": "tl.float16", "bfloat16": "tl.bfloat16", "float32": "tl.float32", "float64": "tl.float64"}
 
 _HEAD = """import torch
 import triton
@@ -143,8 +138,7 @@ def _update(variant: Variant) -> str:
     names = ", ".join((*(f"p{n}" for n in variant.vectors), *variant.given, "start", "left"))
     call = f"elements{variant.function.removeprefix('update')}({names}, BLOCK, "
     lines = [
-        f"def {variant.function}(rows, blocks, {'numbers, ' * bool(given)}"
-        "BLOCK: tl.constexpr, CHUNK: tl.constexpr):",
+        f"def {variant.function}(rows, blocks, {'numbers, ' * bool(given)}BLOCK: tl.constexpr, CHUNK: tl.constexpr):",
         "    program = tl.program_id(0)",
         "    number = tl.load(blocks + 2 * program).to(tl.int64)",
         "    first = tl.load(blocks + 2 * program + 1).to(tl.int64) * CHUNK",

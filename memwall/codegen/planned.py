@@ -41,9 +41,7 @@ class Compiled(Distinct):
     @property
     def spilled(self) -> Resources | None:
         """The launch that spills most, where one does."""
-        worst = max(
-            (r for some in self.resources.values() for r in some), key=lambda r: r.spilled_bytes, default=None
-        )
+        worst = max((r for some in self.resources.values() for r in some), key=lambda r: r.spilled_bytes, default=None)
         return worst if worst and worst.spilled_bytes else None
 
     @property
@@ -168,19 +166,14 @@ def _spills(graph: Graph, plan: Plan, kernels: Sequence[Compiled]) -> dict[Work,
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 
-def _settled(
-    kernels: Sequence[Distinct], architectures: Sequence[str], build: Compile
-) -> tuple[Compiled, ...]:
+def _settled(kernels: Sequence[Distinct], architectures: Sequence[str], build: Compile) -> tuple[Compiled, ...]:
     """The kernels compiled, each at the first of its configurations that neither spills nor fails, else the first."""
     settled = _compiled(kernels, architectures, build)
     tried = 1
     while any(len(c.kernel.configs) > tried for c in settled if c.spilled or c.failed):
-        again = [
-            n for n, c in enumerate(settled) if (c.spilled or c.failed) and len(c.kernel.configs) > tried
-        ]
+        again = [n for n, c in enumerate(settled) if (c.spilled or c.failed) and len(c.kernel.configs) > tried]
         others = [
-            replace(kernels[n], kernel=with_config(kernels[n].kernel, kernels[n].kernel.configs[tried]))
-            for n in again
+            replace(kernels[n], kernel=with_config(kernels[n].kernel, kernels[n].kernel.configs[tried])) for n in again
         ]
         for n, other in zip(again, _compiled(others, architectures, build), strict=True):
             if not (other.spilled or other.failed):
@@ -194,12 +187,7 @@ def _compiled(kernels: Sequence[Distinct], architectures: Sequence[str], build: 
     answers = iter(build(pairs))
     return [
         Compiled(
-            d.kernel,
-            d.ops,
-            d.groups,
-            d.dram_bytes,
-            d.has_contraction,
-            {name: next(answers) for name in architectures},
+            d.kernel, d.ops, d.groups, d.dram_bytes, d.has_contraction, {name: next(answers) for name in architectures}
         )
         for d in kernels
     ]

@@ -63,9 +63,7 @@ class _RowNest:
         persistent = blocks.persistent if self.forced is None else self.forced
         if persistent != blocks.persistent:
             wide = next_power_of_2(max(work.cols, 1))
-            blocks = type(blocks)(
-                1, wide if persistent else min(wide, 1024), 8 if persistent else 4, persistent
-            )
+            blocks = type(blocks)(1, wide if persistent else min(wide, 1024), 8 if persistent else 4, persistent)
         function = writer.function
         function.constants = {"XBLOCK": blocks.rows, "RBLOCK": blocks.cols}
         function.fixed = frozenset(("RBLOCK",)) if persistent else frozenset()
@@ -147,9 +145,7 @@ class _RowNest:
         elif kept == 1 and reduced == work.rows:
             at = reduction.source_indices((Index(),) * len(reduction.kept), unravel(x, reduction.reduced))
         else:
-            at = reduction.source_indices(
-                (Index(),) * len(reduction.kept), unravel(self.main, reduction.reduced)
-            )
+            at = reduction.source_indices((Index(),) * len(reduction.kept), unravel(self.main, reduction.reduced))
         return reduction.source.at(body, at)
 
     def _level(self, row: Body, level: Sequence[Reduction], persistent: bool) -> None:
@@ -170,9 +166,7 @@ class _RowNest:
             row.lines += [f"{n} = {filled(i, dtype)}" for n, i in zip(lanes, kind.identities, strict=True)]
             after = kind.step(body, lanes, self._value(body, reduction), "x_mask & r_mask")
             ends.append((reduction, lanes, [body.name(text) for text in after]))
-        body.lines += [
-            f"{n} = {new}" for _, lanes, after in ends for n, new in zip(lanes, after, strict=True)
-        ]
+        body.lines += [f"{n} = {new}" for _, lanes, after in ends for n, new in zip(lanes, after, strict=True)]
         row.lines += self._loop(body)
         for reduction, lanes, _ in ends:
             self._know(row, reduction, KINDS[reduction.kind].join(row, lanes))
@@ -217,9 +211,7 @@ class _RowNest:
             found[id(reduction)] = name
         return found
 
-    def _gather(
-        self, body: Body, row: Body, reduction: Reduction, sums: dict[int, str], persistent: bool
-    ) -> None:
+    def _gather(self, body: Body, row: Body, reduction: Reduction, sums: dict[int, str], persistent: bool) -> None:
         work = self.work
         wide = math.prod(reduction.kept) > 1
         if not wide and math.prod(reduction.reduced) == work.rows:
@@ -241,9 +233,7 @@ class _RowNest:
 
     def _finish_row(self, row: Body, sums: dict[int, str], persistent: bool) -> None:
         if not persistent and any(id(r) not in sums for r in self.work.late):
-            row.lines.append(
-                "tl.debug_barrier()"
-            )  # the next row adds to sums that other threads may have written
+            row.lines.append("tl.debug_barrier()")  # the next row adds to sums that other threads may have written
 
     def _scratch(self, reduction: Reduction) -> str:
         """Memory for the partial sums of a reduction, one run of them for each program."""
@@ -264,9 +254,7 @@ class _RowNest:
                 continue
             total = f"tl.sum({sums[id(reduction)]}, axis=0)[None, :]"
             if math.prod(reduction.kept) > 1:
-                lines.append(
-                    f"tl.store({name} + {self.writer.program(0)} * {self.work.cols} + r, {total}, r_mask)"
-                )
+                lines.append(f"tl.store({name} + {self.writer.program(0)} * {self.work.cols} + r, {total}, r_mask)")
             else:
                 lines.append(f"tl.store({name} + tl.program_id(0) + tl.zeros([1, 1], tl.int32), {total})")
         return lines

@@ -14,9 +14,7 @@ from memwall.codegen.writing import next_power_of_2
 from memwall.hardware import Gpu
 
 
-def write_split(
-    writer: Writer, reductions: Sequence[Reduction], stores: Sequence[Store], gpu: Gpu
-) -> list[Partial]:
+def write_split(writer: Writer, reductions: Sequence[Reduction], stores: Sequence[Store], gpu: Gpu) -> list[Partial]:
     """A function in which programs share reductions of one space, with stores of its elements on the way."""
     first = reductions[0]
     kept, reduced = math.prod(first.kept), math.prod(first.reduced)

@@ -76,9 +76,7 @@ class Reduction:
     def source_indices(self, kept: Indices, reduced: Indices) -> Indices:
         """Where the source is read."""
         kept_left, reduced_left = iter(kept), iter(reduced)
-        return tuple(
-            next(reduced_left) if i in self.dims else next(kept_left) for i in range(len(self.source.shape))
-        )
+        return tuple(next(reduced_left) if i in self.dims else next(kept_left) for i in range(len(self.source.shape)))
 
 
 class Memory(Protocol):

@@ -124,9 +124,7 @@ class Writer:
             return self.point(store.target, store.target, "float32")
         return self.pointer(store.value_id)
 
-    def _scatter(
-        self, body: Body, store: Store, scatter: Scatter, indices: Indices, axes: frozenset[str]
-    ) -> None:
+    def _scatter(self, body: Body, store: Store, scatter: Scatter, indices: Indices, axes: frozenset[str]) -> None:
         place, tests = scatter.place(body, indices)
         dtype = "float32" if store.target else scatter.dtype
         text = body.name(cast(scatter.source.at(body, indices), scatter.source.dtype, dtype))
@@ -134,14 +132,7 @@ class Writer:
         self._put(body, store, how, place, text, tests, axes)
 
     def _put(
-        self,
-        body: Body,
-        store: Store,
-        how: str,
-        place: Index,
-        text: str,
-        tests: list[str],
-        axes: frozenset[str],
+        self, body: Body, store: Store, how: str, place: Index, text: str, tests: list[str], axes: frozenset[str]
     ) -> None:
         masks = [*self.mask(axes), *tests]
         where = f"{self._target(store)} + {body.spread(place, axes)}"

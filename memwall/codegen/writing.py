@@ -212,9 +212,7 @@ class File:
             if function.draws:
                 arguments.append(("seed", "i32"))
             grid = tuple(evaluate(text, function.constants) for text in function.grid)
-            found.append(
-                Launch(function.name, tuple(arguments), dict(function.constants), grid, function.num_warps)
-            )
+            found.append(Launch(function.name, tuple(arguments), dict(function.constants), grid, function.num_warps))
         return tuple(found)
 
 

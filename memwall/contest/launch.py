@@ -92,9 +92,7 @@ class Runner:
             raise UsageError(f"the {self._name} does not run: {self._obituary()}") from None
         if isinstance(answer, Failed):
             raise (
-                MissingError(answer.message)
-                if answer.missing
-                else UsageError(f"the {self._name}: {answer.message}")
+                MissingError(answer.message) if answer.missing else UsageError(f"the {self._name}: {answer.message}")
             )
         return answer
 
@@ -167,9 +165,7 @@ class Launch:
     @property
     def round_s(self) -> float:
         """Seconds that a round should take; a block of several steps runs one more, which does not count."""
-        return sum(
-            (steps + (steps > 1)) * step_s for steps, step_s in zip(self._steps, self._step_s, strict=True)
-        )
+        return sum((steps + (steps > 1)) * step_s for steps, step_s in zip(self._steps, self._step_s, strict=True))
 
     @property
     def _steps(self) -> list[int]:

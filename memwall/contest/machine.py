@@ -74,9 +74,7 @@ class Usage:
         """Why all rounds that count together are no ground for a verdict; empty where they are."""
         return (
             *self._others(kind, MOST_OTHERS),
-            *_over(
-                self.stolen_s, self.capacity_s, MOST_STOLEN, "the hypervisor took {} of the machine's time"
-            ),
+            *_over(self.stolen_s, self.capacity_s, MOST_STOLEN, "the hypervisor took {} of the machine's time"),
             *(flag for flag in self.flags if flag.startswith(UNKNOWN)),
         )
 

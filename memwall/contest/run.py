@@ -22,14 +22,7 @@ from memwall.contest.launch import Launch, Round
 from memwall.contest.machine import Usage
 from memwall.contest.record import Contest
 from memwall.contest.side import Side
-from memwall.contest.statistics import (
-    CONFIDENCE,
-    INCONCLUSIVE,
-    LEAST_LAUNCHES,
-    LOOKS,
-    Estimate,
-    estimate,
-)
+from memwall.contest.statistics import CONFIDENCE, INCONCLUSIVE, LEAST_LAUNCHES, LOOKS, Estimate, estimate
 from memwall.errors import UsageError
 from memwall.units import percent
 
@@ -219,9 +212,7 @@ class _Course:
         rules, found = self.rules, self._estimate()
         kept = [r for rounds in self.launches for r in rounds]
         reasons = self._reasons(kept, found)
-        base_s, head_s = (
-            [b.step_s for b in blocks] for blocks in ([r.base for r in kept], [r.head for r in kept])
-        )
+        base_s, head_s = ([b.step_s for b in blocks] for blocks in ([r.base for r in kept], [r.head for r in kept]))
         facts: dict[str, Any] = {
             "blocks": len(kept), "dropped": len(self.dropped), "launches": len(self.launches),
             "base_samples_s": tuple(base_s), "head_samples_s": tuple(head_s), "reasons": reasons,
@@ -242,9 +233,7 @@ class _Course:
             what, _ = Counter(self.dropped).most_common(1)[0]
             reasons.append(f"the machine was not quiet ({len(self.dropped)} disturbed rounds): {what}")
         elif found is None:
-            reasons.append(
-                f"{self.stopped or 'too early'}: {len(self.launches)} of {LEAST_LAUNCHES} launches done"
-            )
+            reasons.append(f"{self.stopped or 'too early'}: {len(self.launches)} of {LEAST_LAUNCHES} launches done")
         elif found.verdict(self.rules.allowed) == INCONCLUSIVE:
             reasons.append(_undecided(found, self.rules.allowed))
         return tuple(reasons)

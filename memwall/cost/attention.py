@@ -102,9 +102,7 @@ def _pairs(call: Call, queries: int, keys: int) -> int:
     diagonal = keys - queries if bottom_right else 0
     left = _window(call, "window_size_left")
     right = 0 if causal else _window(call, "window_size_right")
-    if call.attributes.get(
-        "window_size"
-    ):  # of the memory-efficient kernel: keys before the diagonal, causal only
+    if call.attributes.get("window_size"):  # of the memory-efficient kernel: keys before the diagonal, causal only
         left = call.attributes["window_size"] - 1
     upper = queries * keys if right is None else pairs_up_to(queries, keys, diagonal + right)
     lower = 0 if left is None else pairs_up_to(queries, keys, diagonal - left - 1)
@@ -116,9 +114,7 @@ def _emulated(call: Call, flops: int) -> int:
     return 2 * flops if call.need("query").dtype == "float32" else 0
 
 
-def _launch(
-    call: Call, shape: _Shape, pipe: Pipe, read_bytes: int, write_bytes: int, backward: bool
-) -> Attention:
+def _launch(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int, write_bytes: int, backward: bool) -> Attention:
     """The kernel that meets the pairs."""
     query = call.need("query")
     return Attention(
@@ -184,12 +180,9 @@ def _backward_launches(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int) -
         after.append(Stream(read_bytes=sums_bytes, write_bytes=query.nbytes, elements=query.numel))
     if group > 1:
         after += [
-            Stream(read_bytes=group * spec.nbytes, write_bytes=spec.nbytes, elements=spec.numel)
-            for spec in shared
+            Stream(read_bytes=group * spec.nbytes, write_bytes=spec.nbytes, elements=spec.numel) for spec in shared
         ]
-    before = Stream(
-        read_bytes=grad.nbytes + out.nbytes, write_bytes=row_bytes + sums_bytes, elements=out.numel
-    )
+    before = Stream(read_bytes=grad.nbytes + out.nbytes, write_bytes=row_bytes + sums_bytes, elements=out.numel)
     write_bytes = call.write_bytes + (group - 1) * sum(spec.nbytes for spec in shared)
     write_bytes += sums_bytes - query.nbytes if sums_bytes else 0
     kernel = _launch(call, shape, pipe, read_bytes - out.nbytes + row_bytes, write_bytes, backward=True)

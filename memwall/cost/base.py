@@ -80,9 +80,7 @@ def _sum_known(a: Cost, b: Cost, field_name: str) -> int | None:
     known = [getattr(cost, field_name) for cost in (a, b)]
     if known == [None, None]:
         return None
-    return sum(
-        cost.total_flops if value is None else value for cost, value in zip((a, b), known, strict=True)
-    )
+    return sum(cost.total_flops if value is None else value for cost, value in zip((a, b), known, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,9 +195,7 @@ def linear_backward(call: Call) -> Cost:
     )  # fmt: skip
 
 
-@register_cost(
-    "aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2", op_class="contraction"
-)
+@register_cost("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2", op_class="contraction")
 def grouped_product(call: Call) -> Cost:
     """Groups of rows (2D x 3D), of columns (3D x 2D) or of the summed axis (2D x 2D, a weight gradient)."""
     left, right, out = call.need("self"), call.need("mat2"), call.outputs[0]
@@ -266,17 +264,13 @@ def _rnn_cost(call: Call, weights: tuple[TensorSpec, ...], stride: int, passes: 
     )
 
 
-def _rnn_launches(
-    call: Call, weights: tuple[TensorSpec, ...], stride: int, rows: int, steps: int
-) -> tuple[Work, ...]:
+def _rnn_launches(call: Call, weights: tuple[TensorSpec, ...], stride: int, rows: int, steps: int) -> tuple[Work, ...]:
     """Per layer and direction: the input's product for all steps at once, then a product for each step."""
 
     def one(weight: TensorSpec, some_rows: int) -> Gemm:
         n, k = weight.shape
         row_bytes = some_rows * weight.itemsize
-        return launch(
-            weight, call.attributes, (1, some_rows, n, k), weight.nbytes + k * row_bytes, n * row_bytes
-        )
+        return launch(weight, call.attributes, (1, some_rows, n, k), weight.nbytes + k * row_bytes, n * row_bytes)
 
     works: list[Work] = []
     for first in range(0, len(weights), max(stride, 1)):

@@ -77,9 +77,7 @@ def convolution(call: Call) -> Cost:
     least = _least_flops(call, weight, flops)
     if call.name in _SEPARATE_BIAS and bias is not None and not _is_depthwise(call, weight):
         product = _launch(call, "forward", data, output, read - bias.nbytes, output.nbytes)
-        added = Stream(
-            read_bytes=output.nbytes + bias.nbytes, write_bytes=output.nbytes, elements=output.numel
-        )
+        added = Stream(read_bytes=output.nbytes + bias.nbytes, write_bytes=output.nbytes, elements=output.numel)
         return call.cost(
             flops, read_bytes=read, extra_bytes=2 * output.nbytes, kernels=2, least_flops=least,
             works=(product, added),
@@ -92,9 +90,7 @@ def convolution(call: Call) -> Cost:
 _TRANSPOSED_ROLE = {"forward": "input", "input": "forward", "weight": "weight"}
 
 
-def _launch(
-    call: Call, role: str, data: TensorSpec, output: TensorSpec, read_bytes: int, write_bytes: int
-) -> Work:
+def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_bytes: int, write_bytes: int) -> Work:
     """The launch that makes the output or, of one of that shape, the gradient of the data or the weight."""
     weight = call.need("weight")
     if _is_transposed(call):

@@ -100,12 +100,7 @@ _RESAMPLING = table_of({
     48: "upsample_bicubic2d_backward",
 })  # fmt: skip
 #: input elements that one element of the output is made of, where more than one
-_TAPS = {
-    "upsample_linear1d": 2,
-    "upsample_bilinear2d": 4,
-    "upsample_trilinear3d": 8,
-    "upsample_bicubic2d": 16,
-}
+_TAPS = {"upsample_linear1d": 2, "upsample_bilinear2d": 4, "upsample_trilinear3d": 8, "upsample_bicubic2d": 16}
 #: random fills: written once, no FLOP counted
 _RANDOM = (
     "normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ random random_ cauchy"
@@ -235,9 +230,7 @@ def resampling(call: Call) -> Cost:
     return streamed(cost, fine.numel)
 
 
-@register_cost(
-    "aten.grid_sampler_2d", "aten.cudnn_grid_sampler", "aten.grid_sampler_3d", op_class="elementwise"
-)
+@register_cost("aten.grid_sampler_2d", "aten.cudnn_grid_sampler", "aten.grid_sampler_3d", op_class="elementwise")
 def grid_sampler(call: Call) -> Cost:
     """A multiply and an add per tap: 4 (bilinear), 8 (trilinear), none (nearest), 16 (bicubic, 35 FLOP)."""
     output = call.outputs[0]
@@ -259,10 +252,7 @@ def binary_cross_entropy_with_logits(call: Call) -> Cost:
         vector_flops(logits, logits.numel * (7 if reduced else 6)),
         extra_bytes=9 * logits.nbytes, kernels=5 if reduced else 4,
     )  # fmt: skip
-    one, two = (
-        pass_over(logits.nbytes, logits.nbytes, logits.numel),
-        pass_over(2 * logits.nbytes, logits.nbytes),
-    )
+    one, two = (pass_over(logits.nbytes, logits.nbytes, logits.numel), pass_over(2 * logits.nbytes, logits.nbytes))
     return launched(cost, one, one, two, two, *([pass_over(logits.nbytes, 0)] if reduced else []))
 
 

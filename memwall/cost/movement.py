@@ -31,9 +31,7 @@ def _register(names: str) -> Callable[[Formula], Formula]:
 
 def _others(call: Call, *names: str) -> int:
     """Bytes of the inputs that are not passed as one of these arguments."""
-    return sum(
-        spec.nbytes for name, spec in zip(call.arguments, call.inputs, strict=True) if name not in names
-    )
+    return sum(spec.nbytes for name, spec in zip(call.arguments, call.inputs, strict=True) if name not in names)
 
 
 @_register("_to_copy copy copy_ clone contiguous")
@@ -102,9 +100,7 @@ def view_backward(call: Call) -> Cost:
     """Zeros of the full size, then the gradient copied in."""
     part = call.inputs[0].nbytes
     cost = call.cost(extra_bytes=part, kernels=2)
-    return launched(
-        cost, pass_over(0, cost.write_bytes), pass_over(cost.read_bytes, part, call.inputs[0].numel)
-    )
+    return launched(cost, pass_over(0, cost.write_bytes), pass_over(cost.read_bytes, part, call.inputs[0].numel))
 
 
 @_register("slice_scatter select_scatter diagonal_scatter as_strided_scatter")
@@ -142,9 +138,7 @@ def select_steps(indices: int) -> int:
 def _gather_cost(call: Call, source: str, per_element: int = 0, steps: int = 0) -> Cost:
     count = call.outputs[0].numel
     read = _others(call, source) + _gathered(call.need(source), count)
-    return streamed(
-        call.cost(read_bytes=read), count, instructions=per_element * count, steps=steps, blocks=1
-    )
+    return streamed(call.cost(read_bytes=read), count, instructions=per_element * count, steps=steps, blocks=1)
 
 
 @_register("gather index _unsafe_index take take_along_dim")
@@ -170,9 +164,7 @@ def compact(call: Call) -> Cost:
     """Counts, then writes: about four kernels, one pass of compulsory bytes (Nonzero.cu)."""
     cost = call.cost(extra_bytes=call.read_bytes, kernels=4)
     small, data = pass_over(0, 0), call.inputs[0]
-    return launched(
-        cost, pass_over(cost.read_bytes, 0, data.numel), small, small, stream_of(cost, data.numel)
-    )
+    return launched(cost, pass_over(cost.read_bytes, 0, data.numel), small, small, stream_of(cost, data.numel))
 
 
 @_register("_embedding_bag _embedding_bag_forward_only")
@@ -251,9 +243,7 @@ _ATOMIC_BYTES = 48
 # Scatters: which argument holds the indices or the new values, so how many elements are touched.
 
 
-def _scatter_cost(
-    call: Call, touched: int, source_bytes: int, reads: bool = False, adds: bool = False
-) -> Cost:
+def _scatter_cost(call: Call, touched: int, source_bytes: int, reads: bool = False, adds: bool = False) -> Cost:
     """``touched`` elements of ``self`` change, from ``source_bytes`` of values and indices.
 
     ``reads``: what stood there enters the result; ``adds``: with one FLOP each.
@@ -364,9 +354,7 @@ def topk(call: Call) -> Cost:
     row_bytes = (data.shape[dim] if data.shape else 1) * data.itemsize
     again = data.itemsize * data.nbytes if row_bytes > 48 * 1024 else 0
     cost = call.cost(extra_bytes=again, kernels=2)
-    return launched(
-        cost, pass_over(data.nbytes + again, 0, data.numel), stream_of(cost, call.outputs[0].numel)
-    )
+    return launched(cost, pass_over(data.nbytes + again, 0, data.numel), stream_of(cost, call.outputs[0].numel))
 
 
 @register_cost("aten._fft_r2c", "aten._fft_c2r", "aten._fft_c2c", op_class="other")

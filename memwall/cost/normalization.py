@@ -67,9 +67,7 @@ def _softmax_work(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: int,
     """The launch of a softmax kernel over a tensor like ``spec``; ``again_bytes`` are its second and third reads where
     a row does not stay on chip."""
     length, adjacent = _row(spec, dim)
-    stays = _fits_on_chip(spec, dim) or (
-        adjacent and length * spec.itemsize < _SHARED_BYTES
-    )  # off 16 bytes: in L1
+    stays = _fits_on_chip(spec, dim) or (adjacent and length * spec.itemsize < _SHARED_BYTES)  # off 16 bytes: in L1
     again = 0 if stays else again_bytes
     if not adjacent or not length:
         return pass_over(read_bytes + again, write_bytes, spec.numel)
@@ -257,9 +255,7 @@ def group_norm_backward(call: Call) -> Cost:
     cost = call.cost(vector_flops(data, flops), extra_bytes=again, kernels=1 + 3 * wanted[0] + wanted[1])
     small = (pass_over(0, 0),) * (cost.kernels - 1 - wanted[0])
     result = (pass_over(again, cost.write_bytes, data.numel),) * wanted[0]
-    return launched(
-        cost, pass_over(cost.read_bytes, 0 if result else cost.write_bytes, data.numel), *small, *result
-    )
+    return launched(cost, pass_over(cost.read_bytes, 0 if result else cost.write_bytes, data.numel), *small, *result)
 
 
 _BATCH_NORM = (
@@ -352,9 +348,7 @@ def nll_loss(call: Call) -> Cost:
 def nll_loss_backward(call: Call) -> Cost:
     """Writes the whole gradient: zeros, then one element per target. The scores themselves are not read."""
     target, weight = call.need("target"), call.arg("weight")
-    read = target.nbytes + sum(
-        spec.nbytes for spec in (call.need("grad_output"), call.arg("total_weight")) if spec
-    )
+    read = target.nbytes + sum(spec.nbytes for spec in (call.need("grad_output"), call.arg("total_weight")) if spec)
     if weight is not None:
         read += _picked_bytes(weight, target.numel)
     again = target.numel * call.outputs[0].itemsize

@@ -103,9 +103,7 @@ def unscale(call: Call) -> Cost:
     """One multiply per gradient element."""
     tensors = call.args("self")
     total = sum(tensor.numel for tensor in tensors)
-    cost = call.cost(
-        vector_flops(tensors[0], total), kernels=max(launches((tensor.numel for tensor in tensors), 1), 1)
-    )
+    cost = call.cost(vector_flops(tensors[0], total), kernels=max(launches((tensor.numel for tensor in tensors), 1), 1))
     return streamed(cost, total)
 
 

@@ -26,16 +26,10 @@ _REDUCTIONS = table_of({
 })  # fmt: skip
 #: FLOPs per element of the input of running reductions, which write as much as they read
 _SCANS = table_of(
-    {
-        0: "cummax cummin _cummax_helper _cummin_helper",
-        1: "cumsum cumsum_ cumprod cumprod_",
-        4: "logcumsumexp",
-    }
+    {0: "cummax cummin _cummax_helper _cummin_helper", 1: "cumsum cumsum_ cumprod cumprod_", 4: "logcumsumexp"}
 )
 #: FLOPs per element of the losses, without the reduction's add
-_LOSSES = table_of(
-    {2: "mse_loss", 3: "huber_loss smooth_l1_loss soft_margin_loss", 5: "binary_cross_entropy"}
-)
+_LOSSES = table_of({2: "mse_loss", 3: "huber_loss smooth_l1_loss soft_margin_loss", 5: "binary_cross_entropy"})
 
 
 def _source(call: Call) -> TensorSpec:
@@ -81,9 +75,7 @@ def _scanned(call: Call, cost: Cost) -> Cost:
     if rows <= 1:
         return _reduced(call, cost)
     inner = math.prod(data.shape[dim % len(data.shape) + 1 :])
-    if (
-        inner > 1
-    ):  # a thread goes along the axis for each of the others' places (PyTorch issue 122170: 0.32 us a turn)
+    if inner > 1:  # a thread goes along the axis for each of the others' places (PyTorch issue 122170: 0.32 us a turn)
         blocks = rows // inner * math.ceil(inner / _SCAN_THREADS)
         return streamed(cost, data.numel, kind="scan", steps=length, blocks=blocks)
     doublings = _row_doublings(rows, length)
@@ -125,9 +117,7 @@ def logsumexp(call: Call) -> Cost:
     data = call.need("self")
     cost = call.cost(vector_flops(data, 4 * data.numel), extra_bytes=5 * data.nbytes, kernels=7)
     largest = pass_over(data.nbytes, cost.write_bytes, data.numel)
-    return launched(
-        cost, largest, pass_over(data.nbytes, data.nbytes), pass_over(data.nbytes, data.nbytes), largest
-    )
+    return launched(cost, largest, pass_over(data.nbytes, data.nbytes), pass_over(data.nbytes, data.nbytes), largest)
 
 
 @register_cost(*(f"aten.{name}" for name in _LOSSES), op_class="reduction")
@@ -137,9 +127,7 @@ def loss(call: Call) -> Cost:
     reduced = call.attributes.get("reduction", 1) != 0
     per_element = _LOSSES[call.name.split(".")[1]] + reduced
     again = 2 * data.nbytes if reduced else 0
-    cost = call.cost(
-        vector_flops(data, data.numel * per_element), extra_bytes=again, kernels=2 if reduced else 1
-    )
+    cost = call.cost(vector_flops(data, data.numel * per_element), extra_bytes=again, kernels=2 if reduced else 1)
     if not reduced:
         return streamed(cost, data.numel)
     return launched(cost, pass_over(cost.read_bytes, data.nbytes), pass_over(data.nbytes, cost.write_bytes))
@@ -162,9 +150,7 @@ def _sizes(size: Sequence[int] | int, rank: int) -> list[int]:
     return sizes if len(sizes) == rank else sizes * rank
 
 
-@register_cost(
-    *(f"aten.{name}" for name in _MAX_POOLS), "aten.max_pool2d", "aten.max_pool3d", op_class="reduction"
-)
+@register_cost(*(f"aten.{name}" for name in _MAX_POOLS), "aten.max_pool2d", "aten.max_pool3d", op_class="reduction")
 def max_pool(call: Call) -> Cost:
     """No FLOP; windows that overlap are read once, what lies between windows is not read."""
     if "kernel_size" not in call.attributes or "fractional" in call.name:

@@ -35,9 +35,7 @@ _FAMILIES = ("contraction", "convolution", "attention", "normalization", "elemen
 _loaded = False
 
 
-def register_cost(
-    *names: str, op_class: str = "other", replace: bool = False
-) -> Callable[[Formula], Formula]:
+def register_cost(*names: str, op_class: str = "other", replace: bool = False) -> Callable[[Formula], Formula]:
     """Register a formula for one or more ops: ``aten.mm``, or ``mylib::myop`` for your own.
 
     The formula gets a :class:`Call` and returns a :class:`Cost`, usually ``call.cost({Pipe("vector", "float32"): n})``.
@@ -58,9 +56,7 @@ def register_cost(
         _load_families()
         for name in map(_normalize, names):
             if name in _RULES and not replace:
-                raise ValueError(
-                    f"{name} has a cost formula already; pass replace=True to put yours in its place"
-                )
+                raise ValueError(f"{name} has a cost formula already; pass replace=True to put yours in its place")
             _RULES[name] = Rule(op_class, formula)
         return formula
 
@@ -94,13 +90,9 @@ def cost_of(call: Call) -> Cost:
     except (LookupError, ArithmeticError, ValueError, TypeError) as error:
         if rule.formula.__module__.startswith("memwall."):
             return unmodeled  # a form of the op that the formula does not know
-        raise UsageError(
-            f"the cost formula of {call.name} failed: {type(error).__name__}: {error}"
-        ) from error
+        raise UsageError(f"the cost formula of {call.name} failed: {type(error).__name__}: {error}") from error
     if not isinstance(cost, Cost):
-        raise UsageError(
-            f"the cost formula of {call.name} returned {type(cost).__name__}, not a memwall.Cost"
-        )
+        raise UsageError(f"the cost formula of {call.name} returned {type(cost).__name__}, not a memwall.Cost")
     return cost
 
 
@@ -125,13 +117,7 @@ def graph_costs(graph: Graph) -> tuple[Cost, ...]:
         if cost is None:
             memo[key] = cost = cost_of(
                 Call(
-                    op.name,
-                    key[3],
-                    op.arguments,
-                    key[4],
-                    op.attributes,
-                    distinct_bytes(reads),
-                    distinct_bytes(writes),
+                    op.name, key[3], op.arguments, key[4], op.attributes, distinct_bytes(reads), distinct_bytes(writes)
                 )
             )
         costs.append(cost)

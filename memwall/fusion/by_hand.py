@@ -63,15 +63,11 @@ def _near_modules(graph: Graph, pattern: str) -> str:
         starred = _NUMBER.sub("*", op.module)
         paths.update(dict.fromkeys(accumulate(starred.split("."), lambda path, part: f"{path}.{part}")))
     paths.pop("", None)
-    near = [p for p in paths if p.endswith(f".{pattern}")] or difflib.get_close_matches(
-        pattern, paths, 3, 0.4
-    )
+    near = [p for p in paths if p.endswith(f".{pattern}")] or difflib.get_close_matches(pattern, paths, 3, 0.4)
     return f"did you mean {', '.join(near[:3])}?" if near else f"there is {', '.join([*paths][:6]) or 'none'}"
 
 
-def fuse_by_hand(
-    graph: Graph, costs: Sequence[Cost], gpu: Gpu, plan: Plan, patterns: Sequence[str]
-) -> HandWritten:
+def fuse_by_hand(graph: Graph, costs: Sequence[Cost], gpu: Gpu, plan: Plan, patterns: Sequence[str]) -> HandWritten:
     """The plan with each module that a pattern finds, phase by phase, as one kernel priced like any group.
 
     A module that a path leaves and comes back into cannot be one kernel: it stays as it was. A group of the plan that

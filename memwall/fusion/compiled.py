@@ -24,9 +24,7 @@ from memwall.graph import Graph
 from memwall.hardware import Gpu
 
 
-def inductor_plan(
-    graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None
-) -> Plan:
+def inductor_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:
     """What ``torch.compile(model)`` would launch on ``gpu``.
 
     Raises:
@@ -35,9 +33,7 @@ def inductor_plan(
     return plan_of(graph, costs, gpu, kernels_of(graph, gpu, regions).kernels)
 
 
-def kernels_of(
-    graph: Graph, gpu: Gpu, regions: Sequence[int] | None = None, *, source: bool = False
-) -> Lowered:
+def kernels_of(graph: Graph, gpu: Gpu, regions: Sequence[int] | None = None, *, source: bool = False) -> Lowered:
     """Inductor's kernels for a whole graph; of layers that repeat, four are compiled and stand for the others.
 
     Inductor adds residuals up anew over some layers before it writes the sum; the rhythm of the four is not always that
@@ -57,9 +53,7 @@ def kernels_of(
     if whole is None:
         return lower(graph, gpu, source=source)
     moved = tuple(
-        replace(kernels[g.source], op_ids=g.owned, recomputes=g.recomputed)
-        for g in whole
-        if g.source < len(kernels)
+        replace(kernels[g.source], op_ids=g.owned, recomputes=g.recomputed) for g in whole if g.source < len(kernels)
     )
     return replace(lowered, kernels=moved)
 
@@ -73,9 +67,7 @@ def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[Low
     pricer.placement = Placement([*parts, *(((op,), ()) for op in alone)])
     groups = [_group(pricer, kernel) for kernel in kernels if kernel.op_ids]
     groups += [pricer.alone(op) for op in alone]
-    with contextlib.suppress(
-        ValueError
-    ):  # an op whose kernels lie apart is one group here: the compiler's own order
+    with contextlib.suppress(ValueError):  # an op whose kernels lie apart is one group here: the compiler's own order
         groups = in_order(pricer.flow, groups)
     return Plan("inductor", tuple(groups))
 
@@ -86,9 +78,7 @@ def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
         return replace(pricer.alone(kernel.op_ids[0]), name=kernel.name, source=kernel.source)
     group = pricer.group(kernel.op_ids, kernel.recomputes)
     beyond = max(kernel.read_bytes + kernel.write_bytes - group.cost.bytes, 0)
-    if kernel.kind == "extern" or any(
-        pricer.loops[i].kind in _PARTIAL for i in (*group.op_ids, *group.recomputes)
-    ):
+    if kernel.kind == "extern" or any(pricer.loops[i].kind in _PARTIAL for i in (*group.op_ids, *group.recomputes)):
         beyond = 0
     cost = replace(group.cost, kernels=kernel.launches, extra_bytes=beyond, programs=None)
     cost = with_works(cost, group.cost.works)

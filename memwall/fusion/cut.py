@@ -235,11 +235,7 @@ class _Builder:
             for name, value in op.attributes.items()
         }
         return replace(
-            op,
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            arguments=tuple(arguments),
-            attributes=attributes,
+            op, inputs=tuple(inputs), outputs=tuple(outputs), arguments=tuple(arguments), attributes=attributes
         )
 
     def graph(self, ops: Sequence[Op]) -> Graph:

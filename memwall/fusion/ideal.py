@@ -70,9 +70,7 @@ class _Ideal:
         flows_on = self._flows_on(op_ids)
         for i in matrix:
             stays = [
-                v
-                for v, n in self.flow.writes[i]
-                if n not in self.flow.kept and (n in self.on_chip or not flows_on)
+                v for v, n in self.flow.writes[i] if n not in self.flow.kept and (n in self.on_chip or not flows_on)
             ]
             write_bytes += max(self.costs[i].write_bytes - self._bytes(stays), 0)
             writes.update((v, None) for v, _ in self.flow.writes[i] if v not in stays)
@@ -95,8 +93,7 @@ class _Ideal:
         inside = set(op_ids)
         made = (version for i in op_ids for _, version in self.flow.writes[i])
         return any(
-            version not in self.flow.kept and not inside.issuperset(self.flow.readers[version])
-            for version in made
+            version not in self.flow.kept and not inside.issuperset(self.flow.readers[version]) for version in made
         )
 
     def _operands(self, matrix: Sequence[int]) -> tuple[dict[int, None], int]:

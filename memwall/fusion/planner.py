@@ -77,9 +77,7 @@ def memwall_plan(
         group = _cheapest(pricer, owned, again, known.get(source), spills)
         known.setdefault(source, group)
         groups.append(group)
-    return Plan(
-        "memwall", tuple(groups if short.graph is not graph else in_order(pricer.flow, groups)), refusals
-    )
+    return Plan("memwall", tuple(groups if short.graph is not graph else in_order(pricer.flow, groups)), refusals)
 
 
 def _parts(
@@ -92,9 +90,7 @@ def _parts(
     parts, stored = recompute(walk.pricer, members, regions, spills)
     for refusal in stored:
         key = refusal.producer, refusal.consumer
-        if (
-            key not in walk.refusals or walk.refusals[key].rule == "phase"
-        ):  # two graphs, and it could be made again
+        if key not in walk.refusals or walk.refusals[key].rule == "phase":  # two graphs, and it could be made again
             walk.refusals[key] = refusal
     try:
         ordered = _ordered(walk.pricer.flow, parts)
@@ -135,9 +131,7 @@ def _counted(
     )
 
 
-def _cheapest(
-    pricer: Pricer, ops: Sequence[int], again: Sequence[int], twin: Group | None, spills: Spills
-) -> Group:
+def _cheapest(pricer: Pricer, ops: Sequence[int], again: Sequence[int], twin: Group | None, spills: Spills) -> Group:
     """The ops as one kernel; a single op runs as its eager kernel unless a generated one is modeled faster.
 
     ``twin`` is the same group of another layer: it costs the same.
@@ -197,11 +191,7 @@ class _Walk:
         overwritten = frozenset(
             values[v].storage for v, version in self.flow.writes[op_id] if version in self.overwrites
         )
-        sums = (
-            sum(s.numel for s in graph_specs(self.graph, op_id) if s.numel < loop.numel)
-            if loop.columns
-            else 0
-        )
+        sums = sum(s.numel for s in graph_specs(self.graph, op_id) if s.numel < loop.numel) if loop.columns else 0
         region = -2 if self.regions is None else self.regions[op_id]
         return Candidate(
             [op_id], Shape.of(loop), op.phase, region, op.op_class,

@@ -18,9 +18,7 @@ def eager_plan(
     graph: Graph, costs: Sequence[Cost], gpu: Gpu | None = None, regions: Sequence[int] | None = None
 ) -> Plan:
     """Every op alone, in call order: what PyTorch does without a compiler."""
-    groups = tuple(
-        Group((op.id,), op.inputs, op.outputs, cost) for op, cost in zip(graph.ops, costs, strict=True)
-    )
+    groups = tuple(Group((op.id,), op.inputs, op.outputs, cost) for op, cost in zip(graph.ops, costs, strict=True))
     return Plan("eager", groups)
 
 
@@ -46,11 +44,7 @@ UNIVERSAL = frozenset(("eager", "ideal"))
 
 
 def plan_graph(
-    policy: str,
-    graph: Graph,
-    costs: Sequence[Cost],
-    gpu: Gpu,
-    regions: Sequence[int] | None = None,
+    policy: str, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None
 ) -> Plan:
     """The plan of a policy.
 

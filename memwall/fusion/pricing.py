@@ -36,9 +36,7 @@ class Pricer:
     ``placement`` says where every op runs, once that is known; without it all ops outside a group run alone.
     """
 
-    def __init__(
-        self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> None:
         self.graph, self.costs, self.gpu = graph, costs, gpu
         self.flow = Flow.of(graph)
         known: dict[tuple, Loop] = {}
@@ -107,9 +105,7 @@ class Pricer:
 
     def _split(self, cost: Cost) -> Cost:
         """The same with each row cut over several blocks: a launch for the sums, one that reads everything again."""
-        return replace(
-            cost, programs=None, kernels=cost.kernels + 1, extra_bytes=cost.extra_bytes + cost.read_bytes
-        )
+        return replace(cost, programs=None, kernels=cost.kernels + 1, extra_bytes=cost.extra_bytes + cost.read_bytes)
 
     def alone(self, op_id: int) -> Group:
         """The op as its eager kernel: what a library runs whatever surrounds it."""
@@ -139,11 +135,7 @@ class Pricer:
                     plain[value_id] = values[value_id]
             if not self._reads_whole[i]:
                 partial += max(self.costs[i].read_bytes - own, 0)
-        total = (
-            sum(v.spec.nbytes for v in plain.values())
-            if len(plain) < 2
-            else distinct_bytes(list(plain.values()))
-        )
+        total = sum(v.spec.nbytes for v in plain.values()) if len(plain) < 2 else distinct_bytes(list(plain.values()))
         return tuple(every), total + partial
 
     def _writes(self, op_ids: Sequence[int], inside: Collection[int]) -> tuple[tuple[int, ...], int]:
@@ -188,9 +180,7 @@ class Pricer:
             if loop.columns and loop.cols > 1:
                 blocks = min(loop.rows, gpu.sm_count)  # one block for each multiprocessor walks over its rows
                 sums = sum(
-                    spec.numel
-                    for spec in self.graph.specs(self.graph.ops[i].outputs)
-                    if spec.numel < loop.numel
+                    spec.numel for spec in self.graph.specs(self.graph.ops[i].outputs) if spec.numel < loop.numel
                 )
                 extra += 2 * blocks * sums * PARTIAL_BYTES
         rows = max((self.loops[i].rows for i in op_ids if self.loops[i].kind == "row"), default=0)

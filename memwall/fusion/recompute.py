@@ -148,13 +148,9 @@ class _Recompute:
     def _refuse_random(self, op_id: int) -> None:
         """What it drew is stored for every kernel that reads it."""
         for version in (v for _, v in self.pricer.flow.writes[op_id]):
-            outside = [
-                r for r in self.pricer.flow.readers[version] if self.group_of[r] != self.group_of[op_id]
-            ]
+            outside = [r for r in self.pricer.flow.readers[version] if self.group_of[r] != self.group_of[op_id]]
             for reader in outside[:1]:
-                self._refuse(
-                    "random state", "computed again it would draw other numbers", op_id, reader, version
-                )
+                self._refuse("random state", "computed again it would draw other numbers", op_id, reader, version)
 
     def _refuse_stored(self, op_id: int, version: int, hosts: Sequence[int]) -> None:
         """The kernels that could make it read it too, as it is in memory for another op."""
@@ -177,9 +173,7 @@ class _Recompute:
         """A generated kernel can make a value where it uses it, unless it finds the place in data."""
         pricer = self.pricer
         ops = self.members[group]
-        if any(pricer.loops[i].kind in ("opaque", "multi") for i in ops) or not self._is_reachable(
-            group, op_id
-        ):
+        if any(pricer.loops[i].kind in ("opaque", "multi") for i in ops) or not self._is_reachable(group, op_id):
             return False
         version = pricer.flow.writes[op_id][0][1]
         readers = (r for r in pricer.flow.readers[version] if self.group_of[r] == group)
@@ -231,9 +225,7 @@ class _Recompute:
         """Whether what the chain reads is overwritten in a later phase than the readers', if at all."""
         flow, ops = self.pricer.flow, self.pricer.graph.ops
         phases = {ops[self.members[group][0]].phase for group in readers}
-        sources = (
-            version for op in chain for _, version in flow.reads[op] if flow.writer[version] not in chain
-        )
+        sources = (version for op in chain for _, version in flow.reads[op] if flow.writer[version] not in chain)
         overwriters = (flow.overwriter[version] for version in sources if version in flow.overwriter)
         return all(_LATER[ops[op].phase] > max(_LATER[phase] for phase in phases) for op in overwriters)
 

@@ -99,9 +99,7 @@ class Shortened:
                 if instance is not None:
                     return op_id + shift * track.stride if instance + shift < run.count else None
             written = self._written(op_id)
-            if any(
-                run.twin.get(s, s) != s for s in written
-            ):  # others make elsewhere what it makes for this layer
+            if any(run.twin.get(s, s) != s for s in written):  # others make elsewhere what it makes for this layer
                 return self._maker([run.step(s, shift) for s in written], op_id)
         return op_id
 

@@ -260,16 +260,10 @@ def shape_change(meeting: Meeting) -> str | None:
         return None
     if first.numel == second.numel or _accumulates(meeting):
         return None
-    small, large = (
-        (meeting.first, meeting.second) if first.numel < second.numel else (meeting.second, meeting.first)
-    )
+    small, large = (meeting.first, meeting.second) if first.numel < second.numel else (meeting.second, meeting.first)
     if not meeting.edges:
         return f"{first.numel} and {second.numel} elements: their loops differ"
-    if (
-        not small.shape.rows
-        and large.shape.rows
-        and small.shape.numel in (large.shape.rows, large.shape.cols)
-    ):
+    if not small.shape.rows and large.shape.rows and small.shape.numel in (large.shape.rows, large.shape.cols):
         return None  # one number for each row, or for each column
     if small is meeting.first and not small.shape.rows and len(small.members) <= MAX_REPEATED_OPS:
         return None  # computed where it is used: a broadcast, or a part of a concatenation

@@ -160,11 +160,7 @@ class Twins:
         steps = self._steps.get(key)
         if steps is None:
             steps = self._steps[key] = one_step(a.module, b.module, period)
-        return (
-            steps
-            and self._same_values(a.inputs, b.inputs, added)
-            and self._same_values(a.outputs, b.outputs, added)
-        )
+        return steps and self._same_values(a.inputs, b.inputs, added) and self._same_values(a.outputs, b.outputs, added)
 
     def _same_values(self, a: Sequence[int], b: Sequence[int], added: list[int]) -> bool:
         values, twin = self.graph.values, self.twin
@@ -299,9 +295,7 @@ def _runs_of(
         start = stop
 
 
-def _run(
-    twins: Twins, prefix: str, tracks: tuple[Track, ...], made: Mapping[int, int], whole: bool
-) -> Run | None:
+def _run(twins: Twins, prefix: str, tracks: tuple[Track, ...], made: Mapping[int, int], whole: bool) -> Run | None:
     count = tracks[0].count
     touched = tuple(_touched(twins.graph, tracks, n) for n in (0, count - 1))
     run = Run(prefix, count, tracks, twins.twin, twins.back, {}, (touched[0], touched[1]), whole)

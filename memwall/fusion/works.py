@@ -32,10 +32,7 @@ def _shared(cost: Cost, matrix: Sequence[Work]) -> tuple[Work, ...]:
     shared: list[Work] = []
     for work in matrix[1:]:
         share = work.bytes / before if before else 0.0
-        read_bytes, write_bytes = (
-            int((cost.read_bytes + cost.extra_bytes) * share),
-            int(cost.write_bytes * share),
-        )
+        read_bytes, write_bytes = (int((cost.read_bytes + cost.extra_bytes) * share), int(cost.write_bytes * share))
         shared.append(replace(work, read_bytes=read_bytes, write_bytes=write_bytes))
         read_left, write_left = read_left - read_bytes, write_left - write_bytes
     return (replace(matrix[0], read_bytes=read_left, write_bytes=write_left), *shared)

@@ -127,9 +127,7 @@ def find_commit(folder: Path, ref: str) -> tuple[str, tuple[str, ...]]:
     if code and "not a git repository" not in said:
         raise UsageError(f"--baseline-ref {ref}: git says {said.splitlines()[0] if said else 'nothing'}")
     if code:
-        raise UsageError(
-            f"--baseline-ref {ref}: {folder.name or folder} is in no git repository; use --baseline FILE"
-        )
+        raise UsageError(f"--baseline-ref {ref}: {folder.name or folder} is in no git repository; use --baseline FILE")
     if ref.startswith("-"):
         raise UsageError(f"--baseline-ref {ref!r} is no commit, branch or tag")
     code, tip = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
@@ -173,9 +171,7 @@ def checked_out(folder: Path, ref: str) -> Iterator[Checkout]:
                 notes += ("the base is checked out without its submodules",)
             inside = tree / folder.resolve().relative_to(top)
             if not inside.is_dir():
-                raise UsageError(
-                    f"the commit {commit[:12]} has no folder {folder.resolve().relative_to(top)}"
-                )
+                raise UsageError(f"the commit {commit[:12]} has no folder {folder.resolve().relative_to(top)}")
             yield Checkout(commit, tree, inside, top, notes)
         finally:
             _git(folder, "worktree", "remove", "--force", str(tree))

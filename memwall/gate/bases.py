@@ -9,14 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from memwall.errors import UsageError
-from memwall.gate.baseline import (
-    SUFFIXES,
-    Checkout,
-    baseline_path,
-    checked_out,
-    other_version,
-    read_baseline,
-)
+from memwall.gate.baseline import SUFFIXES, Checkout, baseline_path, checked_out, other_version, read_baseline
 from memwall.gate.config import GateConfig, GatedWorkload, is_saved
 from memwall.gate.reading import read_config
 from memwall.gate.result import Baseline, Problem
@@ -64,19 +57,13 @@ def base_checkout(config: GateConfig, ref: str | None) -> Iterator[Checkout | No
             yield checkout
 
 
-def from_ref(
-    ref: str, checkout: Checkout, workloads: Sequence[GatedWorkload], traced: Mapping[str, Traced]
-) -> Bases:
+def from_ref(ref: str, checkout: Checkout, workloads: Sequence[GatedWorkload], traced: Mapping[str, Traced]) -> Bases:
     base = Bases(Baseline("ref", ref, checkout.commit, notes=checkout.notes))
     for workload in workloads:
         kind, place, _ = split_target(workload.target)
         path = checkout.folder / place
-        if (kind != "module" or is_saved(workload.target)) and not path.resolve().is_relative_to(
-            checkout.top
-        ):
-            base.refused[workload.name] = (
-                f"{place} is not in the repository, which has no other version of it"
-            )
+        if (kind != "module" or is_saved(workload.target)) and not path.resolve().is_relative_to(checkout.top):
+            base.refused[workload.name] = f"{place} is not in the repository, which has no other version of it"
             continue
         if is_saved(workload.target):
             if path.is_file():
@@ -146,9 +133,7 @@ def left_out(config: GateConfig, checkout: Checkout | None, place: Path | None) 
         return [f"the base's configuration cannot be read: {error}"]
     theirs = {workload.name: workload for workload in before.workloads}
     gone = [name for name in theirs if name not in ours]
-    other = [
-        name for name in theirs if name in ours and (ours[name], config.scope) != (theirs[name], before.scope)
-    ]
+    other = [name for name in theirs if name in ours and (ours[name], config.scope) != (theirs[name], before.scope)]
     rows = (("gated no longer", gone), ("gated otherwise than in the base's configuration", other))
     return [f"{what}: {', '.join(names)}" for what, names in rows if names]
 

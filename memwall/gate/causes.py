@@ -171,11 +171,7 @@ def _change(
     changed = [(old, new) for old, new in cluster.kept if _differ(base.graph, old, head.graph, new)]
     if not changed:
         return "", [], ""
-    return (
-        "changed",
-        [op for _, op in changed],
-        _difference(base.graph, changed[0][0], head.graph, changed[0][1]),
-    )
+    return ("changed", [op for _, op in changed], _difference(base.graph, changed[0][0], head.graph, changed[0][1]))
 
 
 def _lost(cluster: Cluster, head: Side, refusals: Mapping[int, list[Refusal]]) -> tuple[str, list[Op], str]:
@@ -254,8 +250,7 @@ def _together(rows: Sequence[Cause]) -> Cause:
         return first
     modules = dict.fromkeys(row.module for row in rows)
     sums = {
-        name: sum(getattr(row, name) for row in rows)
-        for name in ("count", "kernels", "flops", "dram_bytes", "time_s")
+        name: sum(getattr(row, name) for row in rows) for name in ("count", "kernels", "flops", "dram_bytes", "time_s")
     }
     return replace(first, module=first.module if len(modules) == 1 else collapse(first.module), **sums)
 
@@ -273,13 +268,9 @@ def top(causes: Sequence[Cause], quantity: str, *, lower: bool, count: int) -> t
         return tuple(worse)
     rest = worse[count - 1 :]
     sums = {
-        name: sum(getattr(row, name) for row in rest)
-        for name in ("count", "kernels", "flops", "dram_bytes", "time_s")
+        name: sum(getattr(row, name) for row in rest) for name in ("count", "kernels", "flops", "dram_bytes", "time_s")
     }
-    return (
-        *worse[: count - 1],
-        Cause("elsewhere", "", "", "", "", detail=f"{len(rest)} further changes", **sums),
-    )
+    return (*worse[: count - 1], Cause("elsewhere", "", "", "", "", detail=f"{len(rest)} further changes", **sums))
 
 
 def largest(side: Side, quantity: str, kernels: Sequence[Estimate], count: int) -> tuple[Cause, ...]:

@@ -111,9 +111,7 @@ def _with_capture(
         notes.append(f"no capture: TorchDynamo would take {count:,} ops one by one")
         return profile
     keys = ("mode", "dtype", "autocast", "real", "max_ops")
-    traced = TraceOptions(
-        attention=profile.graph.attention, **{key: options[key] for key in keys if key in options}
-    )
+    traced = TraceOptions(attention=profile.graph.attention, **{key: options[key] for key in keys if key in options})
     found = capture(workload, traced, classify, profile.graph)
     if found.failure:
         notes.append(f"TorchDynamo captures nothing: {found.failure}")

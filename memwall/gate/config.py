@@ -143,9 +143,7 @@ def parse_scope(texts: Sequence[str]) -> Scope:
     return Scope(found)
 
 
-def limits_of(
-    table: Mapping[str, object], where: str, module: str = ""
-) -> dict[tuple[str, str], tuple[Limit, ...]]:
+def limits_of(table: Mapping[str, object], where: str, module: str = "") -> dict[tuple[str, str], tuple[Limit, ...]]:
     """(quantity, module pattern) → limits of a table of them; ``where`` it stands, for the message.
 
     Raises:
@@ -161,8 +159,6 @@ def limits_of(
         if not texts:
             raise UsageError(f"{where}: {name} is an empty list, which limits nothing; leave it out")
         if (quantity.name, module) in found:
-            raise UsageError(
-                f"{where}: {name} is {quantity.name}, which is limited already; want one list of limits"
-            )
+            raise UsageError(f"{where}: {name} is {quantity.name}, which is limited already; want one list of limits")
         found[quantity.name, module] = tuple(parse_limit(quantity, item, where) for item in texts)
     return found

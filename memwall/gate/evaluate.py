@@ -172,19 +172,13 @@ def _no_baseline(subject: Subject, quantity: Quantity, schedule: Schedule, base:
     if base is not None:
         return f"the baseline does not hold {quantity.title}; --update it"
     if subject.base is not None:
-        return (
-            f"the baseline has no {schedule.policy} on a {schedule.gpu.name} of the same numbers; --update it"
-        )
+        return f"the baseline has no {schedule.policy} on a {schedule.gpu.name} of the same numbers; --update it"
     if subject.compared:
-        return (
-            f"there is no baseline of this workload ({subject.missing}); --allow-new lets a new workload pass"
-        )
+        return f"there is no baseline of this workload ({subject.missing}); --allow-new lets a new workload pass"
     return "the limit is relative and there is no baseline; give --baseline or --baseline-ref"
 
 
-def _explained(
-    check: Check, quantity: Quantity, head: Side, base: Side | None, causes: Sequence[Cause]
-) -> Check:
+def _explained(check: Check, quantity: Quantity, head: Side, base: Side | None, causes: Sequence[Cause]) -> Check:
     """A check with the causes of its figure."""
     values = {name: getattr(check, name) for name in Check.__slots__}
     if quantity.name == "graph_breaks":
@@ -207,17 +201,13 @@ def _inside(cause: Cause, module: str) -> bool:
     """Whether a cause lies in the modules of a pattern; stars stand for the numbers of repeated blocks."""
     parts = cause.module.split(".")
     paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
-    return cause.kind != "elsewhere" and any(
-        fnmatchcase(path, module) or _overlap(path, module) for path in paths
-    )
+    return cause.kind != "elsewhere" and any(fnmatchcase(path, module) or _overlap(path, module) for path in paths)
 
 
 def _overlap(path: str, pattern: str) -> bool:
     """Whether ``layers.*.attn`` and ``layers.3.attn`` can be the same module."""
     one, other = path.split("."), pattern.split(".")
-    return len(one) == len(other) and all(
-        a == "*" or fnmatchcase(a, b) for a, b in zip(one, other, strict=True)
-    )
+    return len(one) == len(other) and all(a == "*" or fnmatchcase(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _memory(before: MemoryPeak, after: MemoryPeak) -> str:

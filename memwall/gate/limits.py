@@ -63,9 +63,7 @@ class Limit:
             return self.amount
         if baseline is None:
             raise ValueError(f"{self.text} is relative to a baseline")
-        return (
-            baseline * (1 + self.sign * self.amount) if self.percent else baseline + self.sign * self.amount
-        )
+        return baseline * (1 + self.sign * self.amount) if self.percent else baseline + self.sign * self.amount
 
     def holds(self, value: float, baseline: float | None = None) -> bool:
         """Whether a value keeps the limit."""
@@ -106,20 +104,14 @@ def parse_limit(quantity: Quantity | str, text: object, where: str = "") -> Limi
         quantity = find_quantity(quantity, where)
     place = f"{where}: {quantity.name}" if where else quantity.name
     if isinstance(text, bool) or not isinstance(text, (int, float, str)):
-        raise UsageError(
-            f"{place}: a limit is a number or text such as {_example(quantity)}, not {str(text)[:40]!r}"
-        )
+        raise UsageError(f"{place}: a limit is a number or text such as {_example(quantity)}, not {str(text)[:40]!r}")
     written = str(text).strip()
     found = _NUMBER.fullmatch(written)
     if found is None:
-        raise UsageError(
-            f"{place}: cannot read the limit {written[:40]!r}; want one such as {_example(quantity)}"
-        )
+        raise UsageError(f"{place}: cannot read the limit {written[:40]!r}; want one such as {_example(quantity)}")
     sign = {"+": 1, "-": -1, "": 0}[found[1]]
     if sign and not isinstance(text, str):
-        raise UsageError(
-            f"{place}: {text} is below zero; write a change of the baseline as text, such as '+2%'"
-        )
+        raise UsageError(f"{place}: {text} is below zero; write a change of the baseline as text, such as '+2%'")
     number = float(found[2].replace("_", ""))
     if not math.isfinite(number):
         raise UsageError(f"{place}: {written[:40]!r} is no finite number")

@@ -35,8 +35,7 @@ def match_ops(base: Graph, head: Graph) -> dict[int, int]:
             rest_base = [i for i in bases if i not in taken and _may(base.ops[i], kind)]
             rest_head = [i for i in heads if i not in found and _may(head.ops[i], kind)]
             alike = _in_order(
-                [getattr(base.ops[i], kind) for i in rest_base],
-                [getattr(head.ops[i], kind) for i in rest_head],
+                [getattr(base.ops[i], kind) for i in rest_base], [getattr(head.ops[i], kind) for i in rest_head]
             )
             found |= {rest_head[h]: rest_base[b] for b, h in alike}
         taken = set(found.values())

@@ -39,9 +39,7 @@ def allowed_of(config: GateConfig, workload: GatedWorkload) -> Limit:
     written = {**config.scope.limits, **workload.scope.limits, **config.over.limits}.get((QUANTITY, ""), ())
     limit = written[0] if written else parse_limit(QUANTITY, DEFAULT)
     if not limit.percent or limit.sign < 0 or not limit.amount or len(written) > 1:
-        raise UsageError(
-            f"{QUANTITY} is {limit.text!r}; want one slow-down in percent above 0, such as '{DEFAULT}'"
-        )
+        raise UsageError(f"{QUANTITY} is {limit.text!r}; want one slow-down in percent above 0, such as '{DEFAULT}'")
     return limit
 
 
@@ -67,9 +65,7 @@ def measure(
         base, head = (Side(folder, workload.target, options) for folder in (checkout.folder, config.root))
         say(f"measuring {workload.name}, base and head in turns")
         try:
-            contest = run_contest(
-                base, head, allowed=limits[workload.name].amount, device=device, progress=say
-            )
+            contest = run_contest(base, head, allowed=limits[workload.name].amount, device=device, progress=say)
         except UsageError as error:
             problems.append(Problem(workload.name, workload.target, "fail", f"cannot be measured: {error}"))
             continue

@@ -66,9 +66,7 @@ def materialized_bytes(schedule: Schedule, profile: Profile) -> int:
         written = {graph.values[i].storage for group in plan.groups for i in group.writes}
     else:
         written = _written_apart(profile, schedule)
-    return sum(
-        graph.storages[i].nbytes for i in written if graph.storages[i].role == "activation" and i not in kept
-    )
+    return sum(graph.storages[i].nbytes for i in written if graph.storages[i].role == "activation" and i not in kept)
 
 
 def _written_apart(profile: Profile, schedule: Schedule) -> set[int]:
@@ -113,9 +111,4 @@ _ROWS = (
 QUANTITIES = {row.name: row for row in _ROWS}
 
 #: other spellings of a name
-ALIASES = {
-    "peak_memory_bytes": "peak_memory",
-    "memory": "peak_memory",
-    "launches": "kernels",
-    "time": "time_s",
-}
+ALIASES = {"peak_memory_bytes": "peak_memory", "memory": "peak_memory", "launches": "kernels", "time": "time_s"}

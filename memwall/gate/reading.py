@@ -35,10 +35,7 @@ _SCOPES = ("gpus", "policies", "modules")
 _WHOLE: Mapping[str, type | tuple[type, ...]] = {
     "workloads": (dict, list), "baseline": str, "baseline_ref": str, "history": str,
 }  # fmt: skip
-_CHOICES = {
-    "mode": ("inference", "training"),
-    "attention": ("auto", "flash", "efficient", "math"),
-}
+_CHOICES = {"mode": ("inference", "training"), "attention": ("auto", "flash", "efficient", "math")}
 
 
 def find_config(folder: Path) -> Path | None:
@@ -138,10 +135,7 @@ def _table(
             raise UsageError(f"{where}: no setting or quantity {key!r}; {hint}")
     scope = Scope(
         {**limits_of(limits, where), **_by_module(inner["modules"], where)},
-        {
-            _policy(name, where): _inside(rows, f"{where} policies.{name}")
-            for name, rows in inner["policies"].items()
-        },
+        {_policy(name, where): _inside(rows, f"{where} policies.{name}") for name, rows in inner["policies"].items()},
         _by_gpu(inner["gpus"], where),
     )
     return found, scope
@@ -167,10 +161,7 @@ def _boards(names: Iterable[str | Path], where: str) -> list[Gpu]:
 def _inside(table: dict[str, Any], where: str) -> dict[tuple[str, str], tuple[Limit, ...]]:
     """The limits of a GPU or a policy, those of modules among them."""
     modules = _named_tables(table.get("modules", {}), f"{where} modules")
-    return {
-        **limits_of({k: v for k, v in table.items() if k != "modules"}, where),
-        **_by_module(modules, where),
-    }
+    return {**limits_of({k: v for k, v in table.items() if k != "modules"}, where), **_by_module(modules, where)}
 
 
 def _by_module(tables: Mapping[str, Any], where: str) -> dict[tuple[str, str], tuple[Limit, ...]]:
@@ -226,9 +217,7 @@ def _workloads(config: GateConfig, settings: Mapping[str, Any], file: str) -> tu
         targets = [t for text in _texts(rows, f"{file}: workloads") for t in expand(text, config.root)]
         rows = {workload_name(target): {"target": target} for target in targets}
         if len(rows) < len(targets):
-            raise UsageError(
-                f"{file}: two workloads have one name; name them as [tool.memwall.gate.workloads.NAME]"
-            )
+            raise UsageError(f"{file}: two workloads have one name; name them as [tool.memwall.gate.workloads.NAME]")
     if "target" in settings:
         name = workload_name(settings["target"])
         if name in rows:

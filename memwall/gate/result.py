@@ -18,17 +18,7 @@ SCHEMA = "memwall.gate/1"
 EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
 
 #: What can have moved a figure; ``largest`` names, without a baseline, where a figure comes from (its own sums then).
-CAUSE_KINDS = (
-    "appeared",
-    "vanished",
-    "grew",
-    "shrank",
-    "lost fusion",
-    "fused",
-    "graph break",
-    "elsewhere",
-    "largest",
-)
+CAUSE_KINDS = ("appeared", "vanished", "grew", "shrank", "lost fusion", "fused", "graph break", "elsewhere", "largest")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,7 @@ from memwall._version import __version__
 from memwall.errors import UsageError
 from memwall.fused import capture_of
 from memwall.gate.baseline import other_version
-from memwall.gate.bases import (
-    Bases,
-    base_checkout,
-    from_files,
-    from_ref,
-    left_out,
-    noted,
-    saved_profile,
-    shown,
-)
+from memwall.gate.bases import Bases, base_checkout, from_files, from_ref, left_out, noted, saved_profile, shown
 from memwall.gate.config import APART, GateConfig, GatedWorkload, is_saved
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.measured import Measured, measure
@@ -62,9 +53,7 @@ def run_gate(
     if not workloads:
         return GateRun(GateResult((), (Problem("", "", "fail", NO_WORKLOAD),)), {}, {})
     saved = {w.name: saved_profile(w, config.root) for w in workloads if is_saved(w.target)}
-    jobs = [
-        _job(config, w, compared=bool(baseline or baseline_ref)) for w in workloads if w.name not in saved
-    ]
+    jobs = [_job(config, w, compared=bool(baseline or baseline_ref)) for w in workloads if w.name not in saved]
     with base_checkout(config, baseline_ref) as checkout:
         heads: dict[str, Traced] = {}
         bases: dict[str, Traced] = {}
@@ -80,11 +69,7 @@ def run_gate(
             notes = left_out(config, checkout, baseline)
             base.baseline = replace(base.baseline, notes=(*base.baseline.notes, *notes))
         if checkout is not None and measured_on:
-            there = [
-                w
-                for w in workloads
-                if w.name in base.profiles and w.name not in saved and heads[w.name].profile
-            ]
+            there = [w for w in workloads if w.name in base.profiles and w.name not in saved and heads[w.name].profile]
             timed = measure(config, there, checkout, measured_on, say)
     traced = {name: Traced(name, profile) for name, profile in saved.items()} | heads
     run = _judged(config, workloads, traced, base, allow_new)
@@ -109,19 +94,13 @@ def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
     )
     breaks = any(("graph_breaks", "") in limits for limits in limited)
     asked = breaks and config.limits_breaks(workload)
-    return Job(
-        workload.name, workload.target, workload.options, workload.gpus, workload.policies, breaks, asked
-    )
+    return Job(workload.name, workload.target, workload.options, workload.gpus, workload.policies, breaks, asked)
 
 
 def _other_step(before: Profile | None, after: Profile) -> list[str]:
     """What is other about the step that is compared, which no limit sees: smaller inputs cost less."""
     names = ("mode", "inputs", "optimizer", "autocast")
-    rows = (
-        [(name, getattr(before.workload, name), getattr(after.workload, name)) for name in names]
-        if before
-        else []
-    )
+    rows = [(name, getattr(before.workload, name), getattr(after.workload, name)) for name in names] if before else []
     return [f"{name} {_short(new)} where the base has {_short(old)}" for name, old, new in rows if old != new]
 
 
@@ -148,11 +127,7 @@ def judge_again(config: GateConfig, workloads: Sequence[GatedWorkload], run: Gat
 
 
 def _judged(
-    config: GateConfig,
-    workloads: Sequence[GatedWorkload],
-    heads: Mapping[str, Traced],
-    base: Bases,
-    allow_new: bool,
+    config: GateConfig, workloads: Sequence[GatedWorkload], heads: Mapping[str, Traced], base: Bases, allow_new: bool
 ) -> GateRun:
     checks: list[Check] = []
     problems = list(base.problems)
@@ -160,9 +135,7 @@ def _judged(
     for workload in workloads:
         head = heads[workload.name]
         if head.profile is None:
-            problems.append(
-                Problem(workload.name, workload.target, "fail", f"cannot be profiled: {head.error}")
-            )
+            problems.append(Problem(workload.name, workload.target, "fail", f"cannot be profiled: {head.error}"))
             continue
         baseline = noted(baseline, workload.name, head.notes)
         before = base.profiles.get(workload.name)

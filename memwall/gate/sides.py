@@ -114,10 +114,7 @@ def profile_sides(
     Args:
         avoid: the head's checkout, of which the base must load nothing.
     """
-    say(
-        f"tracing {len(jobs)} workload{'s' if len(jobs) != 1 else ''}"
-        + (" twice: base and head" if base else "")
-    )
+    say(f"tracing {len(jobs)} workload{'s' if len(jobs) != 1 else ''}" + (" twice: base and head" if base else ""))
     if base is None:
         return _traced([(head, jobs, None)])[0], {}
     # TorchDynamo takes most of the time, and a head without breaks needs no base to be held against

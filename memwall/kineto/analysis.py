@@ -167,9 +167,7 @@ class TraceAnalysis:
     @property
     def over_roof(self) -> tuple[TraceRow, ...]:
         """Rows faster than light, the worst first."""
-        return tuple(
-            sorted((row for row in self.rows if row.is_over_roof), key=lambda row: -(row.of_roof or 0.0))
-        )
+        return tuple(sorted((row for row in self.rows if row.is_over_roof), key=lambda row: -(row.of_roof or 0.0)))
 
     def share(self, holds: Callable[[TraceRow], bool]) -> float:
         """Share of the GPU time of the rows for which something holds."""
@@ -231,9 +229,7 @@ class TraceAnalysis:
         found: dict[Any, list[TraceRow]] = {}
         for row in self.rows:
             found.setdefault(keys[by](row), []).append(row)
-        groups = [
-            RowGroup(key if isinstance(key, str) else key[0], tuple(rows)) for key, rows in found.items()
-        ]
+        groups = [RowGroup(key if isinstance(key, str) else key[0], tuple(rows)) for key, rows in found.items()]
         return sorted(groups, key=lambda group: (-group.measured_s, group.key))
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,11 +284,7 @@ def _row_dict(row: TraceRow) -> dict[str, Any]:
 
 
 def analyse(
-    trace: Trace,
-    gpu: Gpu,
-    *,
-    dram_bytes: Mapping[int, int] | None = None,
-    notes: Sequence[str] = (),
+    trace: Trace, gpu: Gpu, *, dram_bytes: Mapping[int, int] | None = None, notes: Sequence[str] = ()
 ) -> TraceAnalysis:
     """Hold a trace against a board.
 
@@ -377,9 +369,7 @@ _SHOWN = 4
 def shapes_text(op: TracedOp) -> str:
     """The shapes that an op took: ``64x128 128x32 float``."""
     parts = [_dims_text(dims) for dims in op.dims if dims]
-    types = [
-        name.removeprefix("c10::") for dims, name in zip(op.dims, op.types, strict=False) if dims and name
-    ]
+    types = [name.removeprefix("c10::") for dims, name in zip(op.dims, op.types, strict=False) if dims and name]
     return " ".join([*parts, *types[:1]])
 
 
@@ -400,9 +390,7 @@ def _notes(analysis: TraceAnalysis) -> list[str]:
     rows, busy_s = analysis.rows, analysis.busy_s
     notes = []
     if analysis.resolution_s:
-        notes.append(
-            "durations are whole microseconds: each may be up to 1 us longer, and is held so against the roof"
-        )
+        notes.append("durations are whole microseconds: each may be up to 1 us longer, and is held so against the roof")
     if analysis.modeled_of_s and busy_s < _IDLE * (busy_s + analysis.gap_s):
         share = busy_s / (busy_s + analysis.gap_s)
         notes.append(

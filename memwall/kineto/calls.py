@@ -139,11 +139,7 @@ class Recorded:
     def tensors(self, name: str) -> tuple[TensorSpec, ...]:
         """The tensors passed as the list ``name``."""
         place = self.bound.places.get(name)
-        return (
-            ()
-            if place is None
-            else list_specs(self.op, place, self.hints.list_dtype or self._joined_dtype(place))
-        )
+        return () if place is None else list_specs(self.op, place, self.hints.list_dtype or self._joined_dtype(place))
 
     def _joined_dtype(self, place: int) -> str:
         """The dtype of tensors that are joined to one, as another op took that one; empty where none did."""
@@ -268,9 +264,7 @@ def _unread(recorded: Recorded, argument: str) -> bool:
         return True
     if name.startswith("aten.") or argument not in _RESULTS_ONLY:
         return False
-    return argument != "out" or not name.endswith(
-        ("backward.default", "bwd.default")
-    )  # a gradient needs the result
+    return argument != "out" or not name.endswith(("backward.default", "bwd.default"))  # a gradient needs the result
 
 
 def _twin_bytes(specs: Iterable[TensorSpec]) -> int:

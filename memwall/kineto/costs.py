@@ -128,12 +128,7 @@ def _read(op: TracedOp, hints: Hints) -> RowCost:
         read = read_call(op, hints)
     except UnknownCall as error:
         return RowCost(None, op_class, str(error))
-    except (
-        LookupError,
-        ArithmeticError,
-        ValueError,
-        TypeError,
-    ):  # a stride of 0, a list where a number belongs
+    except (LookupError, ArithmeticError, ValueError, TypeError):  # a stride of 0, a list where a number belongs
         return RowCost(None, op_class, "its recorded values make no sense")
     cost = cost_of(read.call)
     op_class = classify(read.call.name)
@@ -212,9 +207,7 @@ def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
     share = 1.0 if any(word in name for word in _WHOLE_MESSAGE) else (ranks - 1) / ranks if ranks else 0.5
     if ranks == 1:
         return RowCost(Cost({}, 0, 0), "communication")
-    notes = (
-        () if ranks else ("the number of ranks was not recorded: half of the message must cross the link",)
-    )
+    notes = () if ranks else ("the number of ranks was not recorded: half of the message must cross the link",)
     return RowCost(Cost({}, 0, 0), "communication", link_bytes=share * message, notes=notes)
 
 

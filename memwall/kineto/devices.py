@@ -19,9 +19,7 @@ def read_devices(properties: object, kernels_of: Mapping[int, int]) -> tuple[Dev
     ROCm numbers a kernel's device among all agents of the machine and ``deviceProperties`` among visible GPUs; where
     all of these are of one kind, a device without properties is one of them.
     """
-    listed = (
-        [entry for entry in properties if isinstance(entry, dict)] if isinstance(properties, list) else []
-    )
+    listed = [entry for entry in properties if isinstance(entry, dict)] if isinstance(properties, list) else []
     known = {_whole(entry.get("id"), default=place): entry for place, entry in enumerate(listed)}
     kinds = {_kind(entry) for entry in listed}
     only = listed[0] if len(kinds) == 1 else {}

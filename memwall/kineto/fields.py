@@ -69,10 +69,7 @@ _COMMUNICATION = re.compile(
 _WAITS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("sync", re.compile(r"Synchronize|EventQuery|StreamQuery|hipMemcpyWithStream|(cuda|hip)Memcpy(2D|3D)?$")),
     ("allocation", re.compile(r"Malloc|Free|HostAlloc|HostRegister|MemCreate|MemMap|MemRelease|MemUnmap")),
-    (
-        "first launch",
-        re.compile(r"Module(Load|GetFunction)|LibraryLoad|FuncGetAttributes|Lazy|Module Loading"),
-    ),
+    ("first launch", re.compile(r"Module(Load|GetFunction)|LibraryLoad|FuncGetAttributes|Lazy|Module Loading")),
     ("graph build", re.compile(r"GraphInstantiate|StreamEndCapture|GraphExecUpdate")),
 )
 

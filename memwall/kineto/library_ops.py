@@ -146,9 +146,7 @@ def _experts_everywhere(call: Recorded, here: int) -> int:
     """How many experts there are on all GPUs: the longest map, one whole number for each, that the op was given."""
     rest = range(len(call.bound.places), len(call.op.dims))
     maps = (spec_of(call.op, place) for place in rest)
-    sizes = [
-        spec.numel for spec in maps if spec is not None and len(spec.shape) == 1 and spec.dtype == "int32"
-    ]
+    sizes = [spec.numel for spec in maps if spec is not None and len(spec.shape) == 1 and spec.dtype == "int32"]
     return max([here, *sizes])
 
 
@@ -164,9 +162,7 @@ def _product(call: Recorded) -> LibraryCost:
     itemsize = left.itemsize if left.itemsize > 1 else 2
     pipe = product_pipe(left.dtype, {})
     read, write = left.nbytes + right.nbytes, m * n * itemsize
-    work = Gemm(
-        pipe=pipe, batch=1, m=m, n=n, k=depth, itemsize=left.itemsize, read_bytes=read, write_bytes=write
-    )
+    work = Gemm(pipe=pipe, batch=1, m=m, n=n, k=depth, itemsize=left.itemsize, read_bytes=read, write_bytes=write)
     return LibraryCost(Cost({pipe: 2 * m * n * depth}, read, write, works=(work,)), "contraction")
 
 

@@ -79,9 +79,7 @@ def _nearest(candidates: Sequence[int], starts: Sequence[float], start: float) -
     return max(before, key=starts.__getitem__) if before else min(candidates, key=starts.__getitem__)
 
 
-def _arrows_of(
-    recording: Recording, activities: Sequence[Activity], calls: Sequence[int | None]
-) -> list[int | None]:
+def _arrows_of(recording: Recording, activities: Sequence[Activity], calls: Sequence[int | None]) -> list[int | None]:
     """For activities without a call: the arrow that ends where they begin, or bears their correlation."""
     if None not in calls or not len(recording.flow_starts.number):
         return [None] * len(calls)

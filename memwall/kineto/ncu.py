@@ -131,9 +131,7 @@ def _long(records: Iterable[Mapping[str, str]]) -> Iterator[_Cell]:
     for record in records:
         field = _METRICS.get(record.get("Metric Name", ""))
         if field is not None:
-            yield _Cell(
-                _launch(record), record, field, record.get("Metric Unit", ""), record.get("Metric Value", "")
-            )
+            yield _Cell(_launch(record), record, field, record.get("Metric Unit", ""), record.get("Metric Value", ""))
 
 
 def _wide(records: Sequence[Mapping[str, str]], header: Sequence[str]) -> Iterator[_Cell]:
@@ -143,9 +141,7 @@ def _wide(records: Sequence[Mapping[str, str]], header: Sequence[str]) -> Iterat
     for record in records:
         for metric in header:
             if metric in _METRICS:
-                yield _Cell(
-                    _launch(record), record, _METRICS[metric], units.get(metric, ""), record.get(metric, "")
-                )
+                yield _Cell(_launch(record), record, _METRICS[metric], units.get(metric, ""), record.get(metric, ""))
 
 
 def _launch(record: Mapping[str, str]) -> tuple[str, str]:
@@ -230,9 +226,7 @@ def join_ncu(trace: Trace, rows: Sequence[NcuRow]) -> NcuJoin:
     for key, found in measured.items():
         count = len(traced.get(key, ()))
         if not count or count % len(found):
-            notes.append(
-                f"{key[0]}: {len(found)} in the Nsight Compute report, {count} in the trace; not joined"
-            )
+            notes.append(f"{key[0]}: {len(found)} in the Nsight Compute report, {count} in the trace; not joined")
     if len(row_of) < len(ran):
         notes.append(f"{len(ran) - len(row_of)} of {len(ran)} kernels of the trace have no measured row")
     return NcuJoin(row_of, tuple(notes))
@@ -255,9 +249,7 @@ def function_name(kernel: str) -> str:
 
     Demanglers differ in arguments and templates ("char*" and "char *", "<4" and "<(int)4"); ncu can leave them out.
     """
-    text = (
-        kernel.replace("(anonymous namespace)", "").replace("<unnamed>", "").replace("operator()", "operator")
-    )
+    text = kernel.replace("(anonymous namespace)", "").replace("<unnamed>", "").replace("operator()", "operator")
     bare, depth = [], 0
     for char in text:
         depth += char in "<{"

@@ -130,9 +130,7 @@ def _by_thread(spans: Spans) -> dict[int, list[int]]:
             order.sort(key=column.__getitem__)
         order.sort(key=spans.dur.__getitem__, reverse=True)
         order.sort(key=spans.start.__getitem__)
-        threads[thread] = [
-            span for at, span in enumerate(order) if not at or not _same(spans, order[at - 1], span)
-        ]
+        threads[thread] = [span for at, span in enumerate(order) if not at or not _same(spans, order[at - 1], span)]
     return threads
 
 

@@ -125,9 +125,7 @@ class Owners:
         start = self._spans.start
         before = [span for span in candidates if start[span] <= start[backward]]
         node = _bare(self._name(backward))
-        return max(
-            before, key=lambda span: (_bare(self._name(span)) == node, start[span], span), default=None
-        )
+        return max(before, key=lambda span: (_bare(self._name(span)) == node, start[span], span), default=None)
 
     def _is_backward(self, span: int) -> bool:
         return self._phase(span) == "backward"

@@ -113,13 +113,7 @@ def _extent(recording: Recording) -> tuple[float, float]:
 
 
 def _kernel(
-    number: int,
-    activity: Activity,
-    found: Match,
-    owners: Owners,
-    nesting: Nesting,
-    recording: Recording,
-    base: float,
+    number: int, activity: Activity, found: Match, owners: Owners, nesting: Nesting, recording: Recording, base: float
 ) -> TracedKernel:
     detail = recording.details[activity.detail]
     calls = recording.calls
@@ -151,9 +145,7 @@ def _notes(
     recording: Recording, duplicates: int, kernels: Sequence[TracedKernel], devices: Sequence[Device]
 ) -> list[str]:
     """What was left out or cannot be known, a line each, in a fixed order."""
-    notes = [
-        f"{count} events {what} were left out" for what, count in sorted(recording.dropped.items()) if count
-    ]
+    notes = [f"{count} events {what} were left out" for what, count in sorted(recording.dropped.items()) if count]
     if duplicates:
         notes.append(f"{duplicates} GPU rows stand twice in the file and were counted once")
     if not kernels:
@@ -161,9 +153,7 @@ def _notes(
     notes += _launch_notes(kernels)
     overlap, total = _overlap_us(kernels), sum(kernel.dur_us for kernel in kernels)
     if overlap > _OVERLAP * total:
-        notes.append(
-            f"GPU rows run {overlap:.0f} us into the next row of their stream: their durations are too long"
-        )
+        notes.append(f"GPU rows run {overlap:.0f} us into the next row of their stream: their durations are too long")
     if kernels and not any(device.name for device in devices):
         notes.append("the trace does not name its GPU (no deviceProperties)")
     return notes
@@ -192,9 +182,7 @@ def _launch_notes(kernels: Sequence[TracedKernel]) -> list[str]:
         )
     bare = [kernel for kernel in kernels if kernel.launch and kernel.op is None]
     if bare:
-        notes.append(
-            f"{len(bare)} GPU rows ({sum(k.dur_us for k in bare):.0f} us) were launched outside any op"
-        )
+        notes.append(f"{len(bare)} GPU rows ({sum(k.dur_us for k in bare):.0f} us) were launched outside any op")
     graphs = [kernel for kernel in kernels if "GraphLaunch" in kernel.launch]
     if graphs:
         launches = len({(kernel.launch_us, kernel.op) for kernel in graphs})

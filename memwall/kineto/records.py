@@ -65,9 +65,7 @@ class TracedOp:
     phase: str = ""
     sequence: int | None = None  # autograd's sequence number
     forward: int | None = None  # of a backward op: the forward op of the same sequence number
-    annotation: bool = (
-        False  # a user's record_function range ("## Call CompiledFxGraph", "Optimizer.step#SGD.step")
-    )
+    annotation: bool = False  # a user's record_function range ("## Call CompiledFxGraph", "Optimizer.step#SGD.step")
     #: the rest of its args that tell a cost: kernel_file, kernel_hash, kernel_backend, grid, num_warps, kernel_kwargs
     #: of Triton; "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype" of a collective
     attributes: Mapping[str, Any] = field(default_factory=_nothing)
@@ -99,9 +97,7 @@ class TracedKernel:
     registers: int | None = None  # a thread
     shared_bytes: int | None = None  # a block
     bytes: int | None = None  # of a memcpy or memset, as the profiler says
-    attributes: Mapping[str, Any] = field(
-        default_factory=_nothing
-    )  # further args: "In msg nelems" of a collective
+    attributes: Mapping[str, Any] = field(default_factory=_nothing)  # further args: "In msg nelems" of a collective
 
     @property
     def end_us(self) -> float:
@@ -116,9 +112,7 @@ class Gap:
     device: int
     start_us: float
     dur_us: float
-    cause: (
-        str  # "host: aten::linear", "sync: cudaStreamSynchronize", "graph launch: cudaGraphLaunch", "unknown"
-    )
+    cause: str  # "host: aten::linear", "sync: cudaStreamSynchronize", "graph launch: cudaGraphLaunch", "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,7 @@ from memwall.kineto.schemas import schemas_of
 from memwall.kineto.triton import is_triton
 
 #: records of the dispatcher's own that compute nothing
-_WRAPPERS = (
-    "autograd::",
-    "torch::autograd::",
-    "c10d::",
-    "nccl:",
-    "torch::distributed::",
-    "torch::jit::",
-    "profiler::",
-)
+_WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "nccl:", "torch::distributed::", "torch::jit::", "profiler::")
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,11 +52,7 @@ def exposed_communication_us(kernels: Sequence[TracedKernel]) -> dict[int, float
 
 
 def gaps(
-    kernels: Sequence[TracedKernel],
-    ops: Sequence[TracedOp],
-    recording: Recording,
-    nesting: Nesting,
-    base: float,
+    kernels: Sequence[TracedKernel], ops: Sequence[TracedOp], recording: Recording, nesting: Nesting, base: float
 ) -> tuple[Gap, ...]:
     """Every time in which a device ran nothing between its first and its last kernel, in order of time."""
     causes = _Causes(kernels, ops, recording, nesting, base)
@@ -114,9 +110,7 @@ class _Causes:
         if kernel.launch_us < begin:
             inside = "Graph" in kernel.launch
             return (
-                f"inside a graph: {kernel.launch}"
-                if inside
-                else "queued: launched before the gap, waited on the GPU"
+                f"inside a graph: {kernel.launch}" if inside else "queued: launched before the gap, waited on the GPU"
             )
         if "Graph" in kernel.launch:
             return f"graph launch: {kernel.launch}"
@@ -144,11 +138,7 @@ class _Causes:
         thread = self._threads[op.thread]
         order, starts = self._calls.get(thread, ([], []))
         place = bisect_left(starts, launch)
-        if (
-            place < len(order)
-            and _fills(rows, order[place], begin, end)
-            and self._first[kernel.name] == kernel.id
-        ):
+        if place < len(order) and _fills(rows, order[place], begin, end) and self._first[kernel.name] == kernel.id:
             return f"first launch: {op.name}"
         drained = ""
         for call in reversed(order[max(0, place - _MOST_CALLS) : place]):

@@ -25,13 +25,7 @@ _NAME = re.compile(r"triton_(poi|red|per|tem)_fused_(\w+?)(?:_\d+)?$")
 _REDUCTIONS = {"sum": 1, "mean": 1, "prod": 1, "cumsum": 1, "var": 4, "std": 4, "var_mean": 4, "norm": 2,
                "linalg_vector_norm": 2}  # fmt: skip
 #: FLOPs per element of what has a name of its own in a fused kernel
-_WHOLE = {
-    "native_layer_norm": 7,
-    "_softmax": 5,
-    "_log_softmax": 5,
-    "native_group_norm": 7,
-    "native_dropout": 1,
-}
+_WHOLE = {"native_layer_norm": 7, "_softmax": 5, "_log_softmax": 5, "native_group_norm": 7, "native_dropout": 1}
 #: names of more than one word that begin with what looks like another op
 _MOVES = ("unsafe_view", "unsafe_index", "to_copy")
 
@@ -95,10 +89,7 @@ def _template(names: str, specs: list[TensorSpec]) -> tuple[Cost, str]:
             out = specs[-1]
             if left is right or len(left.shape) != len(right.shape):
                 continue
-            if (
-                left.shape[-1] == right.shape[-2]
-                and out.numel == math.prod(left.shape[:-1]) * right.shape[-1]
-            ):
+            if left.shape[-1] == right.shape[-2] and out.numel == math.prod(left.shape[:-1]) * right.shape[-1]:
                 dtype = "tf32" if left.dtype == "float32" else left.dtype
                 flops = {Pipe("tensor", dtype): 2 * out.numel * left.shape[-1]}
                 return Cost(flops, read, out.nbytes), "a product from a template"

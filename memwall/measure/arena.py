@@ -55,9 +55,7 @@ class Arena(Mapping[int, Tensor]):
     ``number`` picks one of the poisons and one of the guards.
     """
 
-    def __init__(
-        self, graph: Graph, device: str = "cpu", guard_bytes: int = GUARD_BYTES, number: int = 0
-    ) -> None:
+    def __init__(self, graph: Graph, device: str = "cpu", guard_bytes: int = GUARD_BYTES, number: int = 0) -> None:
         self.graph, self.device, self.guard_bytes, self.number = graph, device, guard_bytes, number
         self._blocks: dict[int, _Block] = {}
         self._scratch: list[_Block] = []

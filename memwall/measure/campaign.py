@@ -145,9 +145,7 @@ class Campaign:
         self.is_complete = True
 
     def _compile_ahead(self, jobs: Sequence[Job]) -> None:
-        questions = [
-            Run(job.number, job.executor, job.group, 0, 0.0) for job in jobs if job.executor in COMPILED
-        ]
+        questions = [Run(job.number, job.executor, job.group, 0, 0.0) for job in jobs if job.executor in COMPILED]
         self.crew.compile_ahead(self.setup, questions, self.limits.build_limit_s, self.limits.half_time)
 
     def _block(self, result: Result, round_number: int, blocks: int) -> None:
@@ -238,11 +236,7 @@ def _step_timing(step: Ran) -> Timing | None:
 def _whole(answer: Ran) -> dict[str, Any]:
     """The model's own step as the record has it."""
     found = _step_timing(answer)
-    return {
-        "status": answer.status,
-        "reason": answer.reason,
-        "timing": None if found is None else asdict(found),
-    }
+    return {"status": answer.status, "reason": answer.reason, "timing": None if found is None else asdict(found)}
 
 
 def _progress(round_number: int, position: int, count: int, job: Job, result: Result) -> str:

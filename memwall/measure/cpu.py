@@ -26,9 +26,7 @@ class Cpu:
     kind = "cpu"
     torch_device = "cpu"
 
-    def __init__(
-        self, sensing: Sensing | None = None, clock: Callable[[], tuple[int, int]] | None = None
-    ) -> None:
+    def __init__(self, sensing: Sensing | None = None, clock: Callable[[], tuple[int, int]] | None = None) -> None:
         import torch
 
         torch.set_num_threads(1)
@@ -103,9 +101,7 @@ def cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> in
     for path in folder.glob("index*/size"):
         with contextlib.suppress(OSError, ValueError):
             text = path.read_text(encoding="ascii").strip()
-            sizes.append(
-                int(text.rstrip("KMG")) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1], 1)
-            )
+            sizes.append(int(text.rstrip("KMG")) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1], 1))
     return max(sizes, default=DEFAULT_CACHE_BYTES)
 
 

@@ -256,9 +256,7 @@ def _rms_norm_backward(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> li
     given = _arguments(op, tensor)
     dims = tuple(range(-len(op.attributes["normalized_shape"]), 0))
     rstd = given["rstd"]
-    gradient, x = (
-        given[name].to(torch.promote_types(rstd.dtype, torch.float32)) for name in ("grad_out", "input")
-    )
+    gradient, x = (given[name].to(torch.promote_types(rstd.dtype, torch.float32)) for name in ("grad_out", "input"))
     normalized = x * rstd
     weighted = gradient * given["weight"] if "weight" in given else gradient
     inner = (weighted * normalized).mean(dims, keepdim=True)

@@ -138,9 +138,7 @@ BUILDERS: Mapping[str, Callable[[Builder, Group], Built]] = {
 }
 
 
-def overwritten(
-    graph: Graph, group: Group, built: Built, tensors: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
+def overwritten(graph: Graph, group: Group, built: Built, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Those of a kernel's inputs that it writes over."""
     written = {graph.values[i].storage for i in (*group.writes, *built.outputs)}
     return [t for i, t in zip(built.inputs, tensors, strict=True) if graph.values[i].storage in written]

@@ -67,10 +67,7 @@ def fill(
     """
     needs = needs_of(graph, flow, group)
     plain = [v for v in tensors if v not in needs]
-    for value_id in (
-        *plain,
-        *(v for v in tensors if v in needs),
-    ):  # views may overlap: what is asked for comes last
+    for value_id in (*plain, *(v for v in tensors if v in needs)):  # views may overlap: what is asked for comes last
         tensor = tensors[value_id]
         generator = torch.Generator(tensor.device).manual_seed(seed * 1_000_003 + value_id)
         need = needs.get(value_id, _default(tensor.dtype))
@@ -87,9 +84,7 @@ def needs_of(graph: Graph, flow: Flow, group: Group) -> dict[int, Need]:
     asked: dict[tuple[int, int], Need] = {}
     for op_id in sorted((*group.op_ids, *group.recomputes), reverse=True):
         op = graph.ops[op_id]
-        written = {
-            value: asked[value, version] for value, version in flow.writes[op_id] if (value, version) in asked
-        }
+        written = {value: asked[value, version] for value, version in flow.writes[op_id] if (value, version) in asked}
         for use, key in zip(_uses(graph, op), flow.reads[op_id], strict=True):
             rule = _rule(op.name, use.argument)
             need = rule(use) if rule else _handed_on(op, key[0], written)
@@ -333,9 +328,7 @@ def _handed_on(op: Op, value_id: int, written: Mapping[int, Need]) -> Need | Non
     """What an argument has to hold for the results of the op to hold what is asked of them."""
     in_place = any(i in op.inputs for i in op.outputs)
     need = written.get(value_id) if in_place else next(iter(written.values()), None)
-    if need is None or _packet(op.name) not in (
-        _KEEPS_SIGN if need.kind in ("positive", "normal") else _MOVES
-    ):
+    if need is None or _packet(op.name) not in (_KEEPS_SIGN if need.kind in ("positive", "normal") else _MOVES):
         return None
     if op.name.startswith("aten.floor_divide"):
         return replace(need, high=need.high * int(op.attributes.get("other", 1)))

@@ -38,11 +38,7 @@ def module_step(options: ModuleOptions, device: str, compiled: bool) -> Callable
         UsageError: the target is wrong, or gives no loss to train on.
     """
     workload = resolve(
-        options.target,
-        batch=options.batch,
-        seq=options.seq,
-        input_specs=options.input_specs,
-        mode=options.mode,
+        options.target, batch=options.batch, seq=options.seq, input_specs=options.input_specs, mode=options.mode
     )
     module, args, kwargs = _built(workload, options, device)
     module.train(options.mode == "training")
@@ -105,9 +101,7 @@ def _loss(workload: Workload, output: Any) -> torch.Tensor:
     if isinstance(loss, torch.Tensor):
         return loss
     tensors = torch.utils._pytree.tree_flatten(output)[0]
-    floating = [
-        t for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point() and t.requires_grad
-    ]
+    floating = [t for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point() and t.requires_grad]
     if not floating:
         raise UsageError("training needs a loss: no output of the model depends on a parameter")
     total = floating[0].sum()

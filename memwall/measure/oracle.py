@@ -194,9 +194,7 @@ class Oracle:
 
     # -- the comparison ----------------------------------------------------------------------------------------------
 
-    def check(
-        self, outputs: Mapping[int, Tensor], arena: Arena, eager: Mapping[int, Tensor] | None = None
-    ) -> Check:
+    def check(self, outputs: Mapping[int, Tensor], arena: Arena, eager: Mapping[int, Tensor] | None = None) -> Check:
         """Hold a kernel's results against float64.
 
         Args:
@@ -225,9 +223,7 @@ class Oracle:
                 worst = one
         return worst
 
-    def _spreads(
-        self, arena: Arena, outputs: Mapping[int, Tensor], expected: Mapping[int, Tensor]
-    ) -> dict[int, float]:
+    def _spreads(self, arena: Arena, outputs: Mapping[int, Tensor], expected: Mapping[int, Tensor]) -> dict[int, float]:
         floats = {v: e for v, e in expected.items() if e.is_floating_point()}
         few = any(e.numel() < FEW for e in floats.values()) and len(floats) <= FEW_TENSORS
         spreads = dict.fromkeys(floats, 0.0)
@@ -359,9 +355,7 @@ class Oracle:
                 changed &= written.flat(storage, torch.uint8) == POISONS[0]
             if bool(changed.any()):
                 name = self.graph.storages[storage].name
-                return _wrong(
-                    f"storage {storage} {name}".rstrip(), "overwritten, though the group only reads it"
-                )
+                return _wrong(f"storage {storage} {name}".rstrip(), "overwritten, though the group only reads it")
         return PASSED
 
     def _same(self, first: Mapping[int, Tensor], second: Mapping[int, Tensor]) -> Check:

@@ -97,9 +97,7 @@ def measure(
     spec = device_spec(kind, gpu)
     profile = _profiled(profile_or_target, inputs, spec, say, options)
     if (spec.architecture == "cpu") != (kind == "cpu"):
-        say(
-            f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing"
-        )
+        say(f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing")
     work = plan_work(profile, spec, names, top)
     profile = _simulated(profile, work)
     limits = Limits(
@@ -149,9 +147,7 @@ def device_spec(kind: str, gpu: str | Path | Gpu | None = None) -> Gpu:
 
         path = default_spec_path()
         if not path.is_file():
-            raise MissingError(
-                f"no spec of this CPU ({path}): run memwall calibrate first, or name one with --gpu"
-            )
+            raise MissingError(f"no spec of this CPU ({path}): run memwall calibrate first, or name one with --gpu")
         return load_gpu(path)
     import torch
 
@@ -184,24 +180,18 @@ def _checked(kind: str, executors: Sequence[str]) -> tuple[str, ...]:
     if kind == "cuda" and not _has_cuda():
         raise MissingError("no CUDA device here; --device cpu measures this machine's CPU")
     if kind == "cpu" and "generated" in names:
-        raise MissingError(
-            "generated kernels are Triton and need a CUDA device; the CPU has eager and inductor"
-        )
+        raise MissingError("generated kernels are Triton and need a CUDA device; the CPU has eager and inductor")
     if "inductor" in names:
         need_compiler(kind)
     return names
 
 
-def _profiled(
-    target: Any, inputs: Any, spec: Gpu, say: Callable[[str], None], options: dict[str, Any]
-) -> Profile:
+def _profiled(target: Any, inputs: Any, spec: Gpu, say: Callable[[str], None], options: dict[str, Any]) -> Profile:
     from memwall.pipeline import profile
 
     if isinstance(target, Profile):
         if options:
-            raise UsageError(
-                f"{', '.join(options)}: says how to trace a model, and a profile is already traced"
-            )
+            raise UsageError(f"{', '.join(options)}: says how to trace a model, and a profile is already traced")
         return target
     return profile(target, inputs, gpu=spec, progress=say, **options)
 
@@ -234,9 +224,7 @@ def _importable(target: str) -> str:
     return "" if target.startswith("hf:") or target.lower().endswith(".json") else target
 
 
-def _reporter(
-    profile: Profile, campaign: Campaign, updated: Callable[[Profile], None] | None
-) -> Callable[[], None]:
+def _reporter(profile: Profile, campaign: Campaign, updated: Callable[[Profile], None] | None) -> Callable[[], None]:
     if updated is None:
         return lambda: None
     return lambda: updated(measured(profile, campaign.measurements()))

@@ -92,10 +92,7 @@ def family(processes: Path = Path("/proc")) -> frozenset[int]:
     for path in processes.glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
             # number, name in parentheses, state, parent
-            if (
-                int(path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
-                == parent
-            ):
+            if int(path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]) == parent:
                 children.append(int(path.parent.name))
     return frozenset((os.getpid(), parent, *children))
 
@@ -128,9 +125,7 @@ class CpuLoad:
         except OSError:
             return Sensors()
         cores = os.cpu_count() or 1
-        return Sensors(
-            flags=(f"shared: more processes want to run than the {cores} cores",) * (wanting > cores)
-        )
+        return Sensors(flags=(f"shared: more processes want to run than the {cores} cores",) * (wanting > cores))
 
 
 def merged(readings: Iterable[Sensors]) -> Sensors:

@@ -227,9 +227,7 @@ def _timed(ready: Ready, note: str, samples: Sequence[float], sensors: Sensors, 
     """The answer about a call that was timed. A capture that failed leaves torch's allocator and its random numbers in
     the middle of it: the next kernel gets another process."""
     reason = "; ".join(filter(None, (note, ready.note)))
-    return Ran(
-        "ok", reason, tuple(samples), sensors=sensors, fatal=ready.refused, graphed=not ready.refused, **facts
-    )
+    return Ran("ok", reason, tuple(samples), sensors=sensors, fatal=ready.refused, graphed=not ready.refused, **facts)
 
 
 def _register(target: str) -> None:

@@ -71,9 +71,7 @@ def _start(setup: Setup) -> tuple[Any, Started]:
     except MemwallError as error:
         return None, Started(error=str(error), missing=isinstance(error, MissingError))
     except Exception as error:
-        return None, Started(
-            error=f"the measuring process cannot start: {type(error).__name__}: {error}"[:300]
-        )
+        return None, Started(error=f"the measuring process cannot start: {type(error).__name__}: {error}"[:300])
 
 
 def _answer(session: Any, question: Any) -> Any:
@@ -83,10 +81,7 @@ def _answer(session: Any, question: Any) -> Any:
     }  # fmt: skip
     try:
         return answers[type(question)](question)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # whatever a kernel or a compiler does, the next one gets its turn
+    except (Exception, SystemExit) as error:  # whatever a kernel or a compiler does, the next one gets its turn
         result = failure(error)
     if result.status == "failed" and isinstance(question, (Run, Step)):
         with contextlib.suppress(Exception):  # nothing more to say than the error

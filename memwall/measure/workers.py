@@ -25,11 +25,7 @@ START_LIMIT_S = 180.0
 MOST_STARTS = 2
 
 #: fresh memory would be paid for with a page fault at every call: glibc is told to keep it
-MALLOC = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-}
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 28)}
 #: torch.compile starts a pool of compilers in every process; here the processes themselves are the pool
 COMPILERS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

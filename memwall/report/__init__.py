@@ -58,9 +58,7 @@ def render(thing: Profile | Comparison, kind: str, **options: Any) -> str | byte
         raise TypeError(f"render() takes no option {', '.join(unknown)}")
     table = _PROFILE if isinstance(thing, Profile) else _COMPARISON
     if kind not in table:
-        raise UsageError(
-            f"a {type(thing).__name__.lower()} has no {kind!r} form; there is {', '.join(table)}"
-        )
+        raise UsageError(f"a {type(thing).__name__.lower()} has no {kind!r} form; there is {', '.join(table)}")
     module, function, takes = table[kind]
     renderer: Callable[..., str | bytes] = getattr(import_module(f"memwall.report.{module}"), function)
     return renderer(thing, **{name: value for name, value in options.items() if name in takes})

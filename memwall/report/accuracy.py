@@ -31,9 +31,7 @@ SPLIT_NOTE = (
 _MAX_REASONS = 12
 
 
-def render_accuracy(
-    scored: Scored, kind: str, *, width: int | None = None, color: bool = False
-) -> str | bytes:
+def render_accuracy(scored: Scored, kind: str, *, width: int | None = None, color: bool = False) -> str | bytes:
     """The scores as text, Markdown, CSV or JSON, these two one cell for each data set, GPU, op class and dtype; PNG and
     SVG draw every row.
 

@@ -17,9 +17,7 @@ NOTHING = (
 )
 
 
-def alternatives_text(
-    families: Sequence[Family], title: str, *, width: int | None = None, color: bool = False
-) -> str:
+def alternatives_text(families: Sequence[Family], title: str, *, width: int | None = None, color: bool = False) -> str:
     """The forms as text."""
     return to_text(alternatives_document(families, title), width=width, color=color)
 
@@ -42,9 +40,7 @@ def alternatives_table(families: Sequence[Family]) -> Table:
     forms = [form for _, form in rows]
 
     def less(field: str) -> list[float | None]:
-        return [
-            None if f is family.now else getattr(f, field) - getattr(family.now, field) for family, f in rows
-        ]
+        return [None if f is family.now else getattr(f, field) - getattr(family.now, field) for family, f in rows]
 
     columns = [
         text_column("", [family.name if form is family.now else "" for family, form in rows]),
@@ -54,9 +50,7 @@ def alternatives_table(families: Sequence[Family]) -> Table:
         si_column("DRAM bytes", "B", [f.dram_bytes for f in forms]),
         si_column("→", "B", less("dram_bytes"), like=[f.dram_bytes for f in forms], signed=True),
         si_column("peak", "B", [f.peak_memory_bytes for f in forms]),
-        si_column(
-            "→", "B", less("peak_memory_bytes"), like=[f.peak_memory_bytes for f in forms], signed=True
-        ),
+        si_column("→", "B", less("peak_memory_bytes"), like=[f.peak_memory_bytes for f in forms], signed=True),
         plain_column("kernels", [f.kernels for f in forms]),
         text_column("note", [f.note for f in forms], wraps=True),
     ]

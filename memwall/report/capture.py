@@ -84,9 +84,7 @@ def _break_tables(found: Fused, capture: Capture) -> list[Block]:
             plain_column("kernels", [None if x is None else x.kernels for x in losses]),
             text_column("why", [_why(found, b) for b in rows], wraps=True),
         ]
-        blocks.append(
-            table(f"Graph breaks{f' and their price on {gpu}' if gpu else ''}", columns, BREAK_NOTE)
-        )
+        blocks.append(table(f"Graph breaks{f' and their price on {gpu}' if gpu else ''}", columns, BREAK_NOTE))
         if prices is not None:
             blocks.append(Sentence(clean(_together(gpu, prices.together, found)), strong=True))
     return blocks

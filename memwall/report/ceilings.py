@@ -26,9 +26,7 @@ class Roof:
 def compute_roofs(profile: Profile, schedule: Schedule) -> tuple[Roof, ...]:
     """One roof per pipe that the workload runs on here, and those of ``CONTEXT``; the highest first."""
     gpu = schedule.gpu
-    used = {
-        gpu.ceiling_pipe(pipe) for cost in set(map(_pipes, profile.costs[schedule.graph])) for pipe in cost
-    }
+    used = {gpu.ceiling_pipe(pipe) for cost in set(map(_pipes, profile.costs[schedule.graph])) for pipe in cost}
     context = {gpu.ceiling_pipe(pipe) for pipe in CONTEXT}
     by_rate: dict[float, list[Pipe]] = {}
     for pipe in sorted(used | context):

@@ -73,9 +73,7 @@ def _events(profile: Profile) -> Iterator[dict[str, Any]]:
         tid, arrow = tid + 3, arrow + len(schedule.kernels)
 
 
-def _policy(
-    profile: Profile, schedule: Schedule, process: _Events, tid: int, arrow: int
-) -> Iterator[dict[str, Any]]:
+def _policy(profile: Profile, schedule: Schedule, process: _Events, tid: int, arrow: int) -> Iterator[dict[str, Any]]:
     """The rows ``tid`` (launches; none where the CPU issues nothing), ``tid + 1`` (kernels) and ``tid + 2`` (modules)
     of one schedule, its arrows from number ``arrow`` on, and its counters."""
     times = timeline(profile, schedule)

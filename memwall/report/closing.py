@@ -21,17 +21,7 @@ from memwall.report.columns import (
     times_column,
 )
 from memwall.report.contests import contest_table, group_table, name_columns
-from memwall.report.document import (
-    Column,
-    Facts,
-    Section,
-    Sentence,
-    Table,
-    clean,
-    optional,
-    table,
-    text_column,
-)
+from memwall.report.document import Column, Facts, Section, Sentence, Table, clean, optional, table, text_column
 from memwall.report.fusion import rows_left
 from memwall.units import bandwidth, duration, size
 
@@ -173,9 +163,7 @@ def _reached(run: Run) -> str:
 
 
 def _speedups(runs: Sequence[Run], steps: Numbers) -> list[float | None]:
-    eager = next(
-        (step for run, step in zip(runs, steps, strict=True) if run.measurement.executor == "eager"), None
-    )
+    eager = next((step for run, step in zip(runs, steps, strict=True) if run.measurement.executor == "eager"), None)
     return [eager / step if eager and step else None for step in steps]
 
 

@@ -45,9 +45,7 @@ def _column(heading: str, unit: str, values: Numbers, scale: float, digits: int)
     return Column(heading, unit), [NOTHING if v is None else number(v / scale, digits) for v in values]
 
 
-def si_column(
-    heading: str, unit: str, values: Numbers, *, like: Numbers = (), signed: bool = False
-) -> CellColumn:
+def si_column(heading: str, unit: str, values: Numbers, *, like: Numbers = (), signed: bool = False) -> CellColumn:
     """``bytes, MB``: a quantity with a decimal prefix, that of the column ``like`` where given; a ``signed`` one is a
     difference."""
     known = like or values

@@ -49,9 +49,7 @@ def _profile_sections(comparison: Comparison) -> list[Section]:
         tables = [change_table(kind, [r for r in rows if r.kind == kind]) for kind in ("class", "kernel")]
         sections.append(Section(clean(f"What changed in {label}"), tuple(t for t in tables if t.rows)))
     if not comparison.changes:
-        sections.append(
-            Section("What changed", (Sentence("Nothing: every class and kernel takes the same."),))
-        )
+        sections.append(Section("What changed", (Sentence("Nothing: every class and kernel takes the same."),)))
     return sections
 
 
@@ -100,10 +98,7 @@ def speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
         columns.append(si_column("samples", "/s", [e.samples_per_s for e in entries]))
     if any(e.tokens_per_s is not None for e in entries):
         columns.append(si_column("tokens", "/s", [e.tokens_per_s for e in entries]))
-    columns += [
-        percent_column("MFU", [e.mfu for e in entries]),
-        percent_column("MBU", [e.mbu for e in entries]),
-    ]
+    columns += [percent_column("MFU", [e.mfu for e in entries]), percent_column("MBU", [e.mbu for e in entries])]
     return table("", columns, f"time: modeled; bound: speed of light; speed-up: over {versus}")
 
 
@@ -116,9 +111,7 @@ def work_table(entries: Sequence[Entry]) -> Table:
         si_column("FLOPs", "FLOP", [e.flops for e in entries]),
         times_column("of the first", [e.flops / first.flops if first.flops else None for e in entries]),
         si_column("bytes", "B", [e.dram_bytes for e in entries]),
-        times_column(
-            "of the first", [e.dram_bytes / first.dram_bytes if first.dram_bytes else None for e in entries]
-        ),
+        times_column("of the first", [e.dram_bytes / first.dram_bytes if first.dram_bytes else None for e in entries]),
     ]
     return table("Work", columns)
 
@@ -169,11 +162,7 @@ def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sent
         text_column("phase", [f.phase for f in flips], optional=True),
         *_flip_columns(flips, entries),
     ]
-    return table(
-        "",
-        columns,
-        "kernels of 0.1 % of the time or more whose wall differs, the longest time first",
-    )
+    return table("", columns, "kernels of 0.1 % of the time or more whose wall differs, the longest time first")
 
 
 #: with more entries than this, what flips is listed by wall

@@ -41,10 +41,7 @@ def _facts(made: CompiledPlan) -> tuple[tuple[str, str], ...]:
     schedules = ", ".join(f"{name} {count:,}" for name, count in made.schedules().items())
     facts = [
         ("kernels", f"{len(made.kernels):,} distinct" + (f": {schedules}" if schedules else "")),
-        (
-            "coverage",
-            f"{percent(made.coverage)} of {size(made.dram_bytes)} that kernels without a product move",
-        ),
+        ("coverage", f"{percent(made.coverage)} of {size(made.dram_bytes)} that kernels without a product move"),
     ]
     if made.rounds > 1:
         facts.append(("plans", f"{made.rounds}: the earlier ones held kernels that spill"))

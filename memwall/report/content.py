@@ -126,9 +126,7 @@ def gpu_title(profile: Profile, schedule: Schedule) -> str:
     """``h100-sxm (NVIDIA H100 SXM5 80GB, 3.35 TB/s, 989.40 TFLOP/s tensor.float16)``: its matrix ceiling."""
     gpu = schedule.gpu
     pipe = gpu.ceiling_pipe(main_pipe(profile, schedule) or Pipe("tensor", "float16"))
-    return clean(
-        f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {flop_rate(gpu.peak(pipe))} {pipe})"
-    )
+    return clean(f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {flop_rate(gpu.peak(pipe))} {pipe})")
 
 
 def policy_suffix(profile: Profile, schedule: Schedule) -> str:
@@ -142,12 +140,7 @@ def policy_suffix(profile: Profile, schedule: Schedule) -> str:
 def header_facts(profile: Profile) -> tuple[tuple[str, str], ...]:
     """What was profiled and what it must do, whatever the GPU."""
     w = profile.workload
-    how = [
-        w.mode,
-        w.dtype,
-        f"autocast {w.autocast}" if w.autocast else "",
-        w.optimizer if w.mode == "training" else "",
-    ]
+    how = [w.mode, w.dtype, f"autocast {w.autocast}" if w.autocast else "", w.optimizer if w.mode == "training" else ""]
     moved = profile.dram_bytes
     facts = [
         ("workload", f"{w.name}, {', '.join(clean(word) for word in how if word)}"),
@@ -206,9 +199,7 @@ def totals_table(profile: Profile) -> Table:
     columns = [
         text_column("GPU", [schedule_label(profile, s) for s in sims]),
         seconds_column("time", [s.totals.time_s for s in sims]),
-        optional(
-            seconds_column("bound", [s.totals.bound_s for s in sims], like=[s.totals.time_s for s in sims])
-        ),
+        optional(seconds_column("bound", [s.totals.bound_s for s in sims], like=[s.totals.time_s for s in sims])),
         interval_column([(s.totals.low_s, s.totals.high_s) for s in sims], [s.totals.time_s for s in sims]),
         optional(plain_column("kernels", [s.totals.kernels for s in sims])),
     ]
@@ -301,9 +292,7 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
     note = f"{fits}: {percent(m.total / gpu.dram_bytes)} of the board's memory"
     gradients = profile.graphs[schedule.graph].role_bytes["gradient"]
     if m.gradients < gradients:
-        note += (
-            f"; at the moment of the peak {size(m.gradients)} of the {size(gradients)} of gradients are alive"
-        )
+        note += f"; at the moment of the peak {size(m.gradients)} of the {size(gradients)} of gradients are alive"
     columns = [(Column(name), [size(value)]) for name, value in zip(names, values, strict=True)]
     return table("Peak memory", columns, note)
 

@@ -15,9 +15,7 @@ CONTEST_NOTE = (
     "ratio of the sums over all repeats, geomean and worst of the distinct groups, above 1: faster; slower: groups"
     " whose intervals do not meet; eager: the measured eager kernels of the group's ops, summed"
 )
-GROUP_NOTE = (
-    "medians of one launch; xN: so many equal groups in a step; the last columns: how many times faster"
-)
+GROUP_NOTE = "medians of one launch; xN: so many equal groups in a step; the last columns: how many times faster"
 
 
 def contest_table(rows: Sequence[Contest]) -> Table:
@@ -61,9 +59,7 @@ def name_columns(pairs: Iterable[Pair]) -> list[CellColumn]:
     """Which kernels: name, repeats, module."""
     found = list(pairs)
     return [
-        text_column(
-            "kernel", [cut_name(group_name(p.op_names or [p.kernel.name])) for p in found], flexible=True
-        ),
+        text_column("kernel", [cut_name(group_name(p.op_names or [p.kernel.name])) for p in found], flexible=True),
         text_column("", [f"x{p.kernel.repeats}" if p.kernel.repeats > 1 else "" for p in found]),
         optional(text_column("module", [_module(p) for p in found], flexible=True)),
     ]

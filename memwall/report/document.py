@@ -83,12 +83,7 @@ class Document:
 
 
 def text_column(
-    heading: str,
-    cells: Iterable[object],
-    *,
-    flexible: bool = False,
-    optional: bool = False,
-    wraps: bool = False,
+    heading: str, cells: Iterable[object], *, flexible: bool = False, optional: bool = False, wraps: bool = False
 ) -> tuple[Column, list[str]]:
     """A left-aligned column."""
     column = Column(heading, numeric=False, flexible=flexible, optional=optional, wraps=wraps)

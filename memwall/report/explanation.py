@@ -29,9 +29,7 @@ def _section(profile: Profile, schedule: Schedule, told: Explanation) -> Section
     kernel = told.kernel
     repeats = f" x{told.count}" if told.count > 1 else ""
     place = f" in {told.module}" if told.module else ""
-    title = (
-        f"{schedule_label(profile, schedule)}: kernel {kernel.id}, {short_name(kernel.name)}{repeats}{place}"
-    )
+    title = f"{schedule_label(profile, schedule)}: kernel {kernel.id}, {short_name(kernel.name)}{repeats}{place}"
     texts = [*told.launches, told.around]
     if told.calibrated:
         texts.append(f"calibrated: {told.calibrated}")

@@ -206,9 +206,7 @@ def _shares_panel(axes: Any, profile: Profile) -> None:
             seen.setdefault(clean(entry.key), color)
             axes.barh(row, share, left=left, color=color, height=0.66)
             if share >= 5:
-                axes.text(
-                    left + share / 2, row, f"{share:.1f}", ha="center", va="center", color="white", fontsize=8
-                )
+                axes.text(left + share / 2, row, f"{share:.1f}", ha="center", va="center", color="white", fontsize=8)
             left += share
     axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
     axes.invert_yaxis()
@@ -254,17 +252,13 @@ def compare_figure(comparison: Comparison, fmt: str = "png") -> bytes:
         _bars(speed, [entry.speedup for entry in entries], "{:.2f}x", "speed-up", "#4477aa")
         _pairs(used, [100 * e.mfu for e in entries], [100 * e.mbu for e in entries])
         time.invert_yaxis()
-        figure.suptitle(
-            f"compare: {clean(comparison.title)}", x=0.01, ha="left", fontsize=11, fontweight="bold"
-        )
+        figure.suptitle(f"compare: {clean(comparison.title)}", x=0.01, ha="left", fontsize=11, fontweight="bold")
 
     return picture(fmt, (11.0, 1.9 + 0.42 * len(entries)), build)
 
 
 def _time_unit(longest_s: float) -> tuple[float, str]:
-    return next(
-        ((scale, unit) for scale, unit in ((1.0, "s"), (1e-3, "ms")) if longest_s >= scale), (1e-6, "us")
-    )
+    return next(((scale, unit) for scale, unit in ((1.0, "s"), (1e-3, "ms")) if longest_s >= scale), (1e-6, "us"))
 
 
 def _bars(axes: Any, values: Sequence[float], form: str, title: str, color: str) -> None:

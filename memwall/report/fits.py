@@ -46,8 +46,5 @@ def value_table(found: Fit) -> Table:
     names = list(found.values)
     return table(
         f"{found.target.gpu} {found.target.family}.{found.target.variant}",
-        [
-            text_column("constant", names),
-            text_column("value", [f"{found.values[name]:.4g}" for name in names]),
-        ],
+        [text_column("constant", names), text_column("value", [f"{found.values[name]:.4g}" for name in names])],
     )

@@ -21,9 +21,7 @@ _FREE = "Free calls move nothing: views and allocations. Each other call counts 
 _MARKS = {"ATen": 2000, "prims": 250, "loop IR": 50}
 
 
-def funnel_text(
-    name: str, funnel: Funnel, sets: Mapping[str, int] | None = None, *, width: int | None = None
-) -> str:
+def funnel_text(name: str, funnel: Funnel, sets: Mapping[str, int] | None = None, *, width: int | None = None) -> str:
     """The funnel of one workload for a terminal; ``sets`` is what :func:`memwall.funnel.operator_sets` gives."""
     return to_text(funnel_document(name, funnel, sets), width=width)
 
@@ -36,10 +34,7 @@ def funnel_markdown(name: str, funnel: Funnel, sets: Mapping[str, int] | None = 
 def funnel_document(name: str, funnel: Funnel, sets: Mapping[str, int] | None = None) -> Document:
     """The levels as a table, what they call most, and what has no decomposition."""
     facts = [(level.name, _listed(level.ops)) for level in funnel.levels]
-    blocks: list[Table | Facts | Sentence] = [
-        _levels(funnel, sets),
-        Sentence(f"Announced: {PUBLISHED_SOURCE}."),
-    ]
+    blocks: list[Table | Facts | Sentence] = [_levels(funnel, sets), Sentence(f"Announced: {PUBLISHED_SOURCE}.")]
     kept = [("left as ATen at the level of prims", _listed(funnel.no_decomposition) or "none")]
     if funnel.fallbacks:
         kept.append(("called from a library by Inductor", clean(", ".join(funnel.fallbacks))))
@@ -93,9 +88,7 @@ def funnel_figure(funnels: Mapping[str, Funnel], fmt: str = "png") -> bytes:
         _draw_marks(distinct, names)
         distinct.set_title("distinct operators")
         calls.set_title("calls per step")
-        figure.legend(
-            *distinct.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
-        )
+        figure.legend(*distinct.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
 
     return picture(fmt, (10.5, 5.0 + 0.2 * (len(funnels) // 4)), build)
 
@@ -107,14 +100,7 @@ def _draw_lines(axes: Any, names: list[str], series: Mapping[str, Mapping[str, i
     for number, (label, counts) in enumerate(series.items()):
         points = [(names.index(name), count) for name, count in counts.items() if count]
         color = colors[number % len(colors)]
-        axes.plot(
-            *zip(*points, strict=True),
-            marker="o",
-            markersize=5,
-            linewidth=1.8,
-            color=color,
-            label=clean(label),
-        )
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=5, linewidth=1.8, color=color, label=clean(label))
     axes.set_xticks(range(len(names)), names, rotation=20, ha="right")
     axes.set_xlim(-0.4, len(names) - 0.6)
     axes.grid(True, which="major", axis="y")

@@ -14,16 +14,7 @@ from memwall.report.alternatives import alternatives_document
 from memwall.report.capture import capture_section
 from memwall.report.columns import plain_column, seconds_column, si_column
 from memwall.report.compiled import compiled_section
-from memwall.report.document import (
-    Document,
-    Facts,
-    Section,
-    Sentence,
-    Table,
-    clean,
-    table,
-    text_column,
-)
+from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, table, text_column
 from memwall.report.fusion import (
     MAX_MISSED,
     explained,
@@ -52,9 +43,7 @@ REFUSED_NOTE = (
     "pairs that were not fused, by the first rule against it; bytes, time: what each alone would save, summed;"
     " reason: of the largest of them"
 )
-AGAIN_NOTE = (
-    "ops that other kernels run once more instead of reading their result; not stored: bytes never written"
-)
+AGAIN_NOTE = "ops that other kernels run once more instead of reading their result; not stored: bytes never written"
 
 
 # -- kinds of files ----------------------------------------------------------------------------------------------------
@@ -143,9 +132,7 @@ def _policy_section(
             plain_column("pairs", [count for _, count in reasons[:MAX_REASONS]]),
             text_column("reason", [reason for reason, _ in reasons[:MAX_REASONS]], wraps=True),
         ]
-        blocks.append(
-            table("Why Inductor did not fuse", columns, "pairs of its nodes, as its scheduler says")
-        )
+        blocks.append(table("Why Inductor did not fuse", columns, "pairs of its nodes, as its scheduler says"))
     return Section(clean(f"{policies.gpu.name}, {schedule.policy}: groups and refusals"), tuple(blocks))
 
 

@@ -39,12 +39,8 @@ POLICY_NOTE = (
     "saved: DRAM bytes less than eager; of ideal: what the policy saves over what ideal saves, the most that any fusion"
     " could win, in bytes and in time; bytes are compulsory, time is modeled"
 )
-GROUP_NOTE = (
-    "xN: so many equal groups, their figures summed; →: from the eager kernels of the same ops to the group"
-)
-MODULE_NOTE = (
-    "a kernel stands under the module that all its ops share, and so do the eager kernels that it replaces"
-)
+GROUP_NOTE = "xN: so many equal groups, their figures summed; →: from the eager kernels of the same ops to the group"
+MODULE_NOTE = "a kernel stands under the module that all its ops share, and so do the eager kernels that it replaces"
 MISSED_NOTE = "what each fusion alone would save; where two share a tensor, not both can save it"
 
 
@@ -76,13 +72,9 @@ def saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     row, eager = policies.row(schedule), policies.eager.totals
     saved_s = eager.time_s - row.time_s
     if saved_s <= 0:
-        return (
-            f"{schedule.policy} saves no time on {policies.gpu.name}: {duration(-saved_s)} more than eager."
-        )
+        return f"{schedule.policy} saves no time on {policies.gpu.name}: {duration(-saved_s)} more than eager."
     is_ideal = schedule.policy == "ideal"
-    score = (
-        "" if row.time_score is None or is_ideal else f", {percent(row.time_score, 0)} of what ideal would"
-    )
+    score = "" if row.time_score is None or is_ideal else f", {percent(row.time_score, 0)} of what ideal would"
     text = (
         f"{schedule.policy} saves {duration(saved_s)} of {duration(eager.time_s)} ({times(row.speedup)}{score}),"
         f" {size(row.saved_bytes)} of DRAM traffic and {eager.kernels - row.kernels:,} of {eager.kernels:,} launches"
@@ -102,9 +94,7 @@ def cut_name(name: str) -> str:
 
 def _saving_columns(rows: Sequence[Saving]) -> list[CellColumn]:
     return [
-        *before_after_columns(
-            "kernels", [r.eager_kernels for r in rows], [r.kernels for r in rows], plain_column
-        ),
+        *before_after_columns("kernels", [r.eager_kernels for r in rows], [r.kernels for r in rows], plain_column),
         *before_after_columns(
             "bytes", [r.eager_bytes for r in rows], [r.bytes for r in rows], lambda h, v: si_column(h, "B", v)
         ),

@@ -13,17 +13,7 @@ from memwall.gate.limits import find_quantity
 from memwall.gate.quantities import QUANTITIES
 from memwall.history import THRESHOLD, Row, Step, commits, steps, trends
 from memwall.report.columns import CellColumn
-from memwall.report.document import (
-    Column,
-    Document,
-    Facts,
-    Section,
-    Sentence,
-    Table,
-    clean,
-    table,
-    text_column,
-)
+from memwall.report.document import Column, Document, Facts, Section, Sentence, Table, clean, table, text_column
 from memwall.report.gating.numbers import apart, change_text
 from memwall.report.html import environment
 from memwall.report.markdown import to_markdown
@@ -54,12 +44,7 @@ STEP_NOTE = (
 
 
 def render_history(
-    rows: Sequence[Row],
-    kind: str,
-    quantities: Sequence[str] = (),
-    *,
-    width: int | None = None,
-    color: bool = False,
+    rows: Sequence[Row], kind: str, quantities: Sequence[str] = (), *, width: int | None = None, color: bool = False
 ) -> str | bytes:
     """A history as one of ``HISTORY_KINDS``: tables of the steps, every figure (csv), or a picture.
 

@@ -13,29 +13,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from memwall.analysis import (
-    WALLS,
-    KernelRow,
-    class_rows,
-    kernel_rows,
-    phase_rows,
-    schedule_label,
-    wall_shares,
-)
+from memwall.analysis import WALLS, KernelRow, class_rows, kernel_rows, phase_rows, schedule_label, wall_shares
 from memwall.closing import Point, measured_points
 from memwall.compare import Comparison
 from memwall.profile import Profile
 from memwall.report.ceilings import Roof, compute_roofs, memory_roofs
 from memwall.report.closing import measured_sections
 from memwall.report.comparing import comparison_document
-from memwall.report.content import (
-    class_table,
-    gpu_title,
-    header_facts,
-    memory_table,
-    share_table,
-    totals_table,
-)
+from memwall.report.content import class_table, gpu_title, header_facts, memory_table, share_table, totals_table
 from memwall.report.document import Document, clean
 from memwall.report.fusion import explained, fusion_tables, is_several, policy_table, sentences
 from memwall.report.palette import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color
@@ -161,9 +146,7 @@ def _class_bars(profile: Profile, schedule: Schedule) -> list[dict[str, Any]]:
         for label, share in (("FLOPs", "flop_share"), ("bytes", "byte_share"), ("time", "time_share"))
     ]
     walls = wall_shares(schedule)
-    bars.append(
-        {"label": "wall", "parts": [share_part(wall, walls[wall], WALL_COLORS[wall]) for wall in WALLS]}
-    )
+    bars.append({"label": "wall", "parts": [share_part(wall, walls[wall], WALL_COLORS[wall]) for wall in WALLS]})
     return bars
 
 
@@ -228,12 +211,7 @@ def _point(point: Point) -> list[str | float]:
         point.arithmetic_intensity, point.modeled_flop_per_s, point.measured_flop_per_s, point.share, point.modeled_s,
         point.measured_s,
     )  # fmt: skip
-    return [
-        point.executor,
-        clean(point.name),
-        clean(point.op_class),
-        *(float(f"{number:.4g}") for number in numbers),
-    ]
+    return [point.executor, clean(point.name), clean(point.op_class), *(float(f"{number:.4g}") for number in numbers)]
 
 
 def _roof(roof: Roof) -> dict[str, Any]:

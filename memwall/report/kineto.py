@@ -14,25 +14,8 @@ from memwall.errors import UsageError
 from memwall.graph import Pipe
 from memwall.kineto.analysis import RowGroup, TraceAnalysis, TraceRow
 from memwall.kineto.costs import LINK
-from memwall.report.columns import (
-    NOTHING,
-    percent_column,
-    plain_column,
-    seconds_column,
-    si_column,
-    times_column,
-)
-from memwall.report.document import (
-    Document,
-    Facts,
-    Section,
-    Sentence,
-    Table,
-    clean,
-    optional,
-    table,
-    text_column,
-)
+from memwall.report.columns import NOTHING, percent_column, plain_column, seconds_column, si_column, times_column
+from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, optional, table, text_column
 from memwall.report.kineto_names import short_name
 from memwall.units import bandwidth, duration, flop_rate, percent
 
@@ -157,9 +140,7 @@ def _over_roof(analysis: TraceAnalysis) -> list[Section]:
         percent_column("of roof", [row.of_roof for row in shown]),
         text_column("wall", [row.wall for row in shown]),
     ]
-    text = (
-        f"{_counted(len(rows), 'row')} faster than {analysis.gpu.name} can be: an error of memwall's counting"
-    )
+    text = f"{_counted(len(rows), 'row')} faster than {analysis.gpu.name} can be: an error of memwall's counting"
     return [Section("Over the roof", (Sentence(text, strong=True), table("", columns)))]
 
 
@@ -171,10 +152,7 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     facts = [
         ("trace", trace.path_name),
         ("measured on", ran_on or "a GPU that the trace does not name"),
-        (
-            "held against",
-            f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {_peaks(analysis)})",
-        ),
+        ("held against", f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {_peaks(analysis)})"),
         ("GPU time", _gpu_time(analysis)),
         ("linked to an op", f"{percent(analysis.matched_share)} of GPU time"),
         ("sizes recorded", _shaped(analysis)),
@@ -182,9 +160,7 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     ]
     if analysis.modeled_of_s:
         ratio = analysis.modeled_s / analysis.modeled_of_s
-        text = (
-            f"{duration(analysis.modeled_s)} for what took {duration(analysis.modeled_of_s)} ({ratio:.2f}x)"
-        )
+        text = f"{duration(analysis.modeled_s)} for what took {duration(analysis.modeled_of_s)} ({ratio:.2f}x)"
         crosses = any(row.wall == LINK for row in analysis.rows)
         facts.append(("modeled", f"{text}, without what crosses a link" if crosses else text))
     if trace.steps:
@@ -245,9 +221,7 @@ def _kernels(analysis: TraceAnalysis, by: str, top: int, sort: str) -> tuple[Tab
     if by == "op":
         columns.insert(1, text_column("shapes", [_shapes(g.first) for g in shown], flexible=True))
         if any(group.first.module for group in shown):
-            columns.append(
-                optional(text_column("module", [_module(group) for group in shown], flexible=True))
-            )
+            columns.append(optional(text_column("module", [_module(group) for group in shown], flexible=True)))
     note = "FLOPs and bytes count once for each op, whatever it launched; '-' is unknown, not zero"
     if len(groups) > top:
         rest_s = sum(group.measured_s for group in groups[top:])
@@ -255,9 +229,7 @@ def _kernels(analysis: TraceAnalysis, by: str, top: int, sort: str) -> tuple[Tab
     return (table("", columns, note),)
 
 
-def _figures(
-    analysis: TraceAnalysis, groups: Sequence[RowGroup], heading: str, names: Sequence[str]
-) -> list[Any]:
+def _figures(analysis: TraceAnalysis, groups: Sequence[RowGroup], heading: str, names: Sequence[str]) -> list[Any]:
     """The columns of any table of groups."""
     times = [group.measured_s for group in groups]
     whole = analysis.measured_s or 1.0
@@ -320,9 +292,7 @@ def _farthest(analysis: TraceAnalysis) -> list[Section]:
     groups = [
         (ratio, group)
         for group in analysis.groups("op")
-        if group.measured_s / whole >= _NOTABLE
-        and group.wall != LINK
-        and (ratio := group.modeled_over_measured)
+        if group.measured_s / whole >= _NOTABLE and group.wall != LINK and (ratio := group.modeled_over_measured)
     ]
     groups.sort(key=lambda item: (min(item[0], 1 / item[0]), item[1].key))
     shown = [group for ratio, group in groups[:_FARTHEST] if not 0.8 <= ratio <= 1.25]

@@ -61,13 +61,7 @@ def _build(figure: Any, analysis: TraceAnalysis, points: list[RowGroup]) -> None
         axes.annotate(f"{pipe}\n{flop_rate(rate)}", (high, rate), (4, 0), textcoords="offset points", va="center",
                       fontsize=7.5, color=_PALE, annotation_clip=False)  # fmt: skip
     top = roofs[0][0]
-    axes.plot(
-        [low, top / gpu.dram_bytes_per_s],
-        [low * gpu.dram_bytes_per_s, top],
-        color=_INK,
-        linewidth=1.1,
-        zorder=2,
-    )
+    axes.plot([low, top / gpu.dram_bytes_per_s], [low * gpu.dram_bytes_per_s, top], color=_INK, linewidth=1.1, zorder=2)
     at = max(low, bottom / gpu.dram_bytes_per_s) * 1.3
     axes.annotate(f"DRAM  {bandwidth(gpu.dram_bytes_per_s)}", (at, at * gpu.dram_bytes_per_s), (0, 4),
                   textcoords="offset points", rotation=45, rotation_mode="anchor", transform_rotates_text=True,
@@ -130,9 +124,7 @@ def _legend(axes: Any, analysis: TraceAnalysis) -> None:
 
     whole = analysis.measured_s or 1.0
     groups = analysis.groups("class")
-    handles = [
-        Line2D([], [], marker="o", ls="", markersize=6, color=class_color(group.key)) for group in groups
-    ]
+    handles = [Line2D([], [], marker="o", ls="", markersize=6, color=class_color(group.key)) for group in groups]
     names = [f"{clean(group.key)}  {100 * group.measured_s / whole:.1f} %" for group in groups]
     axes.legend(handles, names, title="share of GPU time", loc="lower right", frameon=False, fontsize=7.5,
                 title_fontsize=7.5)  # fmt: skip

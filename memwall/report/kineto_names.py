@@ -14,9 +14,7 @@ _LONG_OP = 20
 _ABBREVIATIONS = (("convolution", "conv"), ("backward", "bwd"), ("forward", "fwd"), ("attention", "attn"))
 
 #: namespaces that say nothing of what a kernel does
-_NAMESPACES = re.compile(
-    r"(?:\(anonymous namespace\)|at|native|detail|cuda|cudnn|cnn|ck|ck_tile|pytorch_flash)::"
-)
+_NAMESPACES = re.compile(r"(?:\(anonymous namespace\)|at|native|detail|cuda|cudnn|cnn|ck|ck_tile|pytorch_flash)::")
 #: ``cutlass::Kernel2<NAME>(NAME::Params)``, ``cutlass::device_kernel<NAME<...>>``
 _WRAPPED = re.compile(r"^cutlass::(?:Kernel2?|device_kernel)<(?P<name>.*)")
 #: rocBLAS and hipBLASLt spell every parameter; the macro tile is what differs

@@ -23,10 +23,7 @@ class Box(NamedTuple):
     def overlaps(self, other: Box) -> bool:
         """True when the two share area."""
         return (
-            self.left < other.right
-            and other.left < self.right
-            and self.bottom < other.top
-            and other.bottom < self.top
+            self.left < other.right and other.left < self.right and self.bottom < other.top and other.bottom < self.top
         )
 
     def inside(self, other: Box) -> bool:
@@ -74,17 +71,13 @@ class Placer:
     lines: list[Line] = field(default_factory=list)
     labels: list[Box] = field(default_factory=list)
 
-    def place(
-        self, x: float, y: float, radius: float, width: float, height: float
-    ) -> tuple[Box, Line | None] | None:
+    def place(self, x: float, y: float, radius: float, width: float, height: float) -> tuple[Box, Line | None] | None:
         """The box of a label of this size for a point, and the leader that ties them where they stand apart.
 
         None where there is no room. What is placed is taken: later labels keep off the box and the leader.
         """
         for box in _candidates(x, y, radius, width, height):
-            if not box.inside(self.frame) or any(
-                box.overlaps(other) for other in (*self.boxes, *self.labels)
-            ):
+            if not box.inside(self.frame) or any(box.overlaps(other) for other in (*self.boxes, *self.labels)):
                 continue
             if any(line.crosses(box) for line in self.lines):
                 continue

@@ -98,17 +98,13 @@ def _borrowed(gpu: Gpu, table_name: str) -> str:
 
 
 def _peaks_table(gpu: Gpu) -> Table:
-    pipes = sorted(
-        gpu.peak_flop_per_s, key=lambda pipe: (pipe.engine, -gpu.peak_flop_per_s[pipe], pipe.dtype)
-    )
+    pipes = sorted(gpu.peak_flop_per_s, key=lambda pipe: (pipe.engine, -gpu.peak_flop_per_s[pipe], pipe.dtype))
     columns = [
         text_column("ceiling", pipes),
         (Column("peak"), [flop_rate(gpu.peak_flop_per_s[pipe]) for pipe in pipes]),
         (Column("achievable"), [percent(gpu.achievable_fraction(pipe)) for pipe in pipes]),
         plain_column("ridge", [gpu.ridge_point(pipe) for pipe in pipes], 1, "FLOP/B"),
-        text_column(
-            "source of the peak", [_source(gpu, f"peak_flop_per_s.{pipe}") for pipe in pipes], wraps=True
-        ),
+        text_column("source of the peak", [_source(gpu, f"peak_flop_per_s.{pipe}") for pipe in pipes], wraps=True),
     ]
     return table("Compute", columns)
 
@@ -131,11 +127,7 @@ def _numbers_table(gpu: Gpu) -> Table:
         ("TDP", f"{gpu.tdp_w:.0f} W" if gpu.tdp_w else NOTHING, "power.tdp_w"),
         ("launch floor", duration(gpu.launch_overhead_s), "host.launch_overhead_s"),
         ("CPU per eager op", duration(gpu.dispatch_s), "host.dispatch_s"),
-        *(
-            (f"achievable {key}", percent(f), f"achievable.{key}")
-            for key, f in gpu.achievable.items()
-            if key != "dram"
-        ),
+        *((f"achievable {key}", percent(f), f"achievable.{key}") for key, f in gpu.achievable.items() if key != "dram"),
     ]
     columns = [
         text_column("number", [row[0] for row in rows]),
@@ -167,9 +159,7 @@ def _growth_section(machines: Sequence[Machine]) -> Section:
 
 
 def _peak(machine: Machine, dtype: str) -> float | None:
-    return (
-        max(machine.peak_flop_per_s.get(f"{engine}.{dtype}", 0.0) for engine in ("tensor", "vector")) or None
-    )
+    return max(machine.peak_flop_per_s.get(f"{engine}.{dtype}", 0.0) for engine in ("tensor", "vector")) or None
 
 
 def _datasheet(machines: Sequence[Machine]) -> Table:

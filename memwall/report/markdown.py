@@ -49,9 +49,7 @@ def escape(text: str) -> str:
     """A string as plain Markdown text: HTML entities for ``& < >``, backslashes for the rest, no automatic links."""
     text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = _SPECIAL.sub(r"\\\1", text)
-    return _AUTOLINK.sub(
-        lambda m: "".join(f"{g}" if g.isalpha() else f"&#{ord(g)};" for g in m.groups() if g), text
-    )
+    return _AUTOLINK.sub(lambda m: "".join(f"{g}" if g.isalpha() else f"&#{ord(g)};" for g in m.groups() if g), text)
 
 
 def _facts(facts: Facts) -> list[str]:

@@ -9,9 +9,7 @@ from memwall.report.markdown import to_markdown
 from memwall.report.text import to_text
 
 
-def render_measured(
-    profile: Profile, *, top: int = DEFAULT_TOP, width: int | None = None, color: bool = False
-) -> str:
+def render_measured(profile: Profile, *, top: int = DEFAULT_TOP, width: int | None = None, color: bool = False) -> str:
     """What was measured, as text for a terminal."""
     return to_text(measured_document(profile, top=top), width=width, color=color)
 

@@ -14,16 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memwall.analysis import (
-    WALLS,
-    KernelRow,
-    ShareRow,
-    class_rows,
-    kernel_rows,
-    module_rows,
-    phase_rows,
-    wall_shares,
-)
+from memwall.analysis import WALLS, KernelRow, ShareRow, class_rows, kernel_rows, module_rows, phase_rows, wall_shares
 from memwall.compare import Comparison
 from memwall.errors import UsageError
 from memwall.files import write_whole
@@ -104,9 +95,7 @@ def profile_frame(profile: Profile, by: str) -> DataFrame:
     if by == "op":
         return _frame(("gpu", "policy", *_OP_COLUMNS), _op_rows(profile))
     found = ((s, row) for s in profile.simulations for row in _SHARES[by](profile, s))
-    return _frame(
-        ("gpu", "policy", by, *SHARE_COLUMNS), ((s.gpu.name, s.policy, *_share(row)) for s, row in found)
-    )
+    return _frame(("gpu", "policy", by, *SHARE_COLUMNS), ((s.gpu.name, s.policy, *_share(row)) for s, row in found))
 
 
 def _op_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
@@ -132,9 +121,7 @@ def comparison_frame(comparison: Comparison) -> DataFrame:
 # -- the roofline ------------------------------------------------------------------------------------------------------
 
 
-def roofline(
-    profile: Profile, path: str | os.PathLike[str] | None, gpu: str | None, policy: str | None
-) -> Figure:
+def roofline(profile: Profile, path: str | os.PathLike[str] | None, gpu: str | None, policy: str | None) -> Figure:
     """The roofline of one simulation; see :meth:`memwall.Profile.roofline`.
 
     Raises:
@@ -224,14 +211,7 @@ def comparison_fragment(comparison: Comparison) -> str:
 
 
 def _render(**parts: Any) -> str:
-    empty: dict[str, Any] = {
-        "facts": (),
-        "totals": None,
-        "bars": (),
-        "panels": (),
-        "sections": (),
-        "note": "",
-    }
+    empty: dict[str, Any] = {"facts": (), "totals": None, "bars": (), "panels": (), "sections": (), "note": ""}
     text: str = environment().get_template("notebook.html.j2").render(**{**empty, **parts})
     return text
 

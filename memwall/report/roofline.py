@@ -77,10 +77,7 @@ def _ranges(
     y = [row.attained_flop_per_s for row in notable]
     y += [point.measured_flop_per_s for point in measured if point.share > NOTABLE]
     x_range = min([0.1, *(v / 2 for v in x)]), max([ridge * 4, *(v * 2 for v in x)])
-    return (max(x_range[0], 1e-3), x_range[1]), (
-        max(min([top / 1e3, *(v / 2 for v in y)]), top / 1e8),
-        top * 1.9,
-    )
+    return (max(x_range[0], 1e-3), x_range[1]), (max(min([top / 1e3, *(v / 2 for v in y)]), top / 1e8), top * 1.9)
 
 
 def _engineering(value: float, _: int) -> str:
@@ -90,13 +87,7 @@ def _engineering(value: float, _: int) -> str:
     return f"{value:g}"
 
 
-def _draw_roofs(
-    axes: Any,
-    roofs: Sequence[Roof],
-    slopes: Sequence[Roof],
-    x_range: Range,
-    y_range: Range,
-) -> None:
+def _draw_roofs(axes: Any, roofs: Sequence[Roof], slopes: Sequence[Roof], x_range: Range, y_range: Range) -> None:
     """Horizontal roofs, named in the right margin; sloped ones, named along the line at its lower end."""
     fastest = max(slope.rate for slope in slopes)
     previous = math.inf
@@ -163,11 +154,7 @@ def _inner_legends(axes: Any) -> list[Any]:
     """Legends within the axes: the one beside them is the axes' own."""
     from matplotlib.legend import Legend
 
-    return [
-        artist
-        for artist in axes.get_children()
-        if isinstance(artist, Legend) and artist is not axes.get_legend()
-    ]
+    return [artist for artist in axes.get_children() if isinstance(artist, Legend) and artist is not axes.get_legend()]
 
 
 def _draw_bare(axes: Any, rows: Sequence[KernelRow]) -> None:

@@ -32,15 +32,7 @@ KERNEL_COLUMNS = (
 )  # fmt: skip
 
 #: what a kernel's row says besides where there are several policies: the eager kernels of the same ops
-SAVING_COLUMNS = (
-    "ops",
-    "launches",
-    "eager_launches",
-    "eager_bytes",
-    "eager_time_s",
-    "saved_bytes",
-    "saved_s",
-)
+SAVING_COLUMNS = ("ops", "launches", "eager_launches", "eager_bytes", "eager_time_s", "saved_bytes", "saved_s")
 
 #: a spreadsheet takes a cell that starts so for a formula
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

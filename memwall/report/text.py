@@ -114,9 +114,7 @@ def _print_table(console: Console, table: Table) -> None:
     console.print()
     if table.title:
         console.print(Text(table.title, style="bold"))
-    grid = RichTable(
-        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim"
-    )
+    grid = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     columns = fit(table, console.width - INDENT)
     for index, width in columns:
         column = table.columns[index]

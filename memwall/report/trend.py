@@ -76,12 +76,7 @@ def _short(workload: str) -> str:
 
 
 def _draw(
-    axis: Any,
-    panel: _Panel,
-    quantity: Quantity,
-    found: Sequence[Step],
-    places: dict[str, int],
-    colors: dict[str, str],
+    axis: Any, panel: _Panel, quantity: Quantity, found: Sequence[Step], places: dict[str, int], colors: dict[str, str]
 ) -> None:
     values = []
     for color, series, known in _lines(panel, quantity.name, colors):
@@ -188,9 +183,7 @@ def _label_commits(axis: Any, rows: Sequence[Row], places: dict[str, int]) -> No
     every = -(-len(places) // _LABELS)
     shown = [commit for commit, place in places.items() if (len(places) - 1 - place) % every == 0]
     axis.set_xticks(
-        [places[commit] for commit in shown],
-        [f"{commit[:7]}\n{dates[commit][2:]}" for commit in shown],
-        fontsize=6.5,
+        [places[commit] for commit in shown], [f"{commit[:7]}\n{dates[commit][2:]}" for commit in shown], fontsize=6.5
     )
     axis.set_xlim(-0.6, len(places) - 0.4)
 
@@ -207,15 +200,8 @@ def _legend(figure: Any, colors: dict[str, str], policies: Sequence[str], *, lef
             for policy in policies
         ]
     marks = (("^", _WORSE, "step for the worse"), ("v", _BETTER, "step for the better"))
-    handles += [
-        Line2D([], [], marker=mark, color=color, linestyle="", label=text) for mark, color, text in marks
-    ]
+    handles += [Line2D([], [], marker=mark, color=color, linestyle="", label=text) for mark, color, text in marks]
     title = f"{left_out} further workloads are not drawn" if left_out else None
     figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=min(6, len(handles)),
-        frameon=False,
-        fontsize=8,
-        title=title,
+        handles=handles, loc="outside lower center", ncols=min(6, len(handles)), frameon=False, fontsize=8, title=title
     )

@@ -106,13 +106,9 @@ def draw_waterfall(axes: Any, fall: Waterfall, rows: tuple[Bar, ...]) -> None:
     for row, bar in enumerate(rows):
         left, right = sorted((max(bar.start_s, start), max(bar.end_s, start)))
         axes.barh(row, (right - left) / scale, left=left / scale, color=bar.color, height=0.62, zorder=2)
-        axes.text(
-            right / scale, row, f"  {label(bar, scale, fall.eager_s)}", va="center", fontsize=8, zorder=4
-        )
+        axes.text(right / scale, row, f"  {label(bar, scale, fall.eager_s)}", va="center", fontsize=8, zorder=4)
         if row + 1 < len(rows):
-            axes.plot(
-                [bar.end_s / scale] * 2, [row + 0.31, row + 0.69], color="#667080", linewidth=0.8, zorder=1
-            )
+            axes.plot([bar.end_s / scale] * 2, [row + 0.31, row + 0.69], color="#667080", linewidth=0.8, zorder=1)
     axes.axvline(fall.ideal_s / scale, color=IDEAL_COLOR, linestyle="--", linewidth=1.2, zorder=3)
     axes.text(fall.ideal_s / scale, -0.66, f"ideal {fall.ideal_s / scale:.2f}", color=IDEAL_COLOR, fontsize=8,
               va="bottom")  # fmt: skip

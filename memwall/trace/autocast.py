@@ -80,11 +80,7 @@ class CudaAutocast:
             region: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
         ) -> None:
             # torch's own would clear ``enabled`` where there is no GPU, and refuse the device type "meta"
-            region.device, region._enabled, region._cache_enabled = (
-                device_type,
-                enabled,
-                cache_enabled is not False,
-            )
+            region.device, region._enabled, region._cache_enabled = (device_type, enabled, cache_enabled is not False)
             region.fast_dtype = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
 
         def enter(region: Any) -> Any:
@@ -215,11 +211,7 @@ def _bind(name: str, rule: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return (
-        tensor.float()
-        if tensor.is_floating_point() and tensor.dtype in (torch.float16, torch.bfloat16)
-        else tensor
-    )
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _map(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -19,9 +19,7 @@ from memwall.trace.device import TracedDevice
 from memwall.workload.blame import blame
 
 
-def build_module(
-    source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None]
-) -> nn.Module:
+def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None]) -> nn.Module:
     """The module on ``device``, sharing nothing with the caller's.
 
     Raises:
@@ -36,9 +34,7 @@ def build_module(
     return _copy_module(module, device)
 
 
-def build_inputs(
-    source: Any, device: str, warn: Callable[[str], None]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def build_inputs(source: Any, device: str, warn: Callable[[str], None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the forward call, their tensors on ``device``.
 
     Raises:
@@ -97,9 +93,7 @@ def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
 def _copy_module(module: nn.Module, device: str) -> nn.Module:
     """A deep copy whose tensors are on ``device``: on ``meta`` no data is copied, ties between weights are kept."""
     if isinstance(module, torch.jit.ScriptModule):
-        raise UsageError(
-            "a TorchScript module hides its ops; give memwall the nn.Module that it was made from"
-        )
+        raise UsageError("a TorchScript module hides its ops; give memwall the nn.Module that it was made from")
     module = getattr(module, "_orig_mod", module)  # torch.compile(m): eager execution is what is traced
     memo: dict[int, Any] = {}
     try:

@@ -68,14 +68,10 @@ class CudaForms:
         self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> torch.Tensor:  # fmt: skip
-        backend = choose_attention(
-            self.attention, query, key, value, masked=attn_mask is not None, gqa=enable_gqa
-        )
+        backend = choose_attention(self.attention, query, key, value, masked=attn_mask is not None, gqa=enable_gqa)
         if self.recorder.device == "cpu" and backend != "math":
             options = {"scale": scale, "enable_gqa": enable_gqa}
-            return self._opaque_attention(
-                backend, query, key, value, attn_mask, dropout_p, is_causal, options
-            )
+            return self._opaque_attention(backend, query, key, value, attn_mask, dropout_p, is_causal, options)
         return _ATTENTION[backend](query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def _opaque_attention(
@@ -111,9 +107,7 @@ class CudaForms:
 
     # -- opaque ops ------------------------------------------------------------------------------------------------
 
-    def _opaque(
-        self, call: Callable[..., Any], op: str, *description: Any, **options: Any
-    ) -> tuple[torch.Tensor, ...]:
+    def _opaque(self, call: Callable[..., Any], op: str, *description: Any, **options: Any) -> tuple[torch.Tensor, ...]:
         """An op that is recorded by name, as :meth:`Opaque.run` has it.
 
         Args:
@@ -168,9 +162,7 @@ class CudaForms:
                 """The call of torch's own kernel; an LSTM takes a list of states, the others one tensor."""
                 given, weights = others[: len(states)], others[len(states) :]
                 state = given if mode == 2 else given[0]
-                return run(
-                    x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first
-                )
+                return run(x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
             result = self._opaque(
                 call, _RECURRENT[mode], "aten._cudnn_rnn", attributes, names, inputs, outputs,
@@ -300,9 +292,7 @@ def _grouped_mm(
     return torch.empty(shape, dtype=out_dtype or mat_a.dtype, device=mat_a.device)
 
 
-def _rms_norm_composite(
-    x: torch.Tensor, shape: Sequence[int], weight: Any, eps: float | None
-) -> torch.Tensor:
+def _rms_norm_composite(x: torch.Tensor, shape: Sequence[int], weight: Any, eps: float | None) -> torch.Tensor:
     """RMS norm as torch decomposes it when the weight has another dtype than the input."""
     axes = list(range(x.dim() - len(shape), x.dim()))
     upcast = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -25,11 +25,7 @@ _FILLERS = frozenset(
         getattr(torch.Tensor, name)
         for name in ("normal_", "uniform_", "zero_", "fill_", "random_", "bernoulli_", "mul_", "add_")
     ]
-    + [
-        f
-        for name, f in vars(torch.nn.init).items()
-        if name.endswith("_") and not name.startswith("_") and callable(f)
-    ]
+    + [f for name, f in vars(torch.nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)]
 )
 
 
@@ -59,9 +55,7 @@ class TracedDevice(TorchFunctionMode):
             if kwargs.get("pin_memory"):
                 del kwargs["pin_memory"]
         elif func is torch.Tensor.__setitem__ and _is_number(args[2]) and not _has_tensors(args[1]):
-            args[0][args[1]].fill_(
-                args[2]
-            )  # what a device runs; on meta torch makes a tensor of the number first
+            args[0][args[1]].fill_(args[2])  # what a device runs; on meta torch makes a tensor of the number first
             return None
         elif func is torch.Tensor.cuda:
             return args[0].to(self.device)

@@ -122,9 +122,7 @@ class DynamoRun:
 
     recorder = RegionRecorder
 
-    def __init__(
-        self, others: Sequence[Any] = (), dtype: torch.dtype | None = None, on_device: bool = False
-    ) -> None:
+    def __init__(self, others: Sequence[Any] = (), dtype: torch.dtype | None = None, on_device: bool = False) -> None:
         self.others = tuple(others)
         self.dtype = dtype
         self.on_device = on_device
@@ -191,9 +189,7 @@ class DynamoRun:
         same = broken and self._broken_at is not None and _last(reason.user_stack) == self._broken_at
         broken_by = len(self.breaks) - 1 if same else None
         frame = self._broken_in if same else next(iter(getattr(reason, "user_stack", None) or ()), None)
-        self.graphs.append(
-            SeenGraph(broken_by, _behind(frame), tuple(dict.fromkeys(_dynamic_dimensions(graph))))
-        )
+        self.graphs.append(SeenGraph(broken_by, _behind(frame), tuple(dict.fromkeys(_dynamic_dimensions(graph)))))
 
         def run(*inputs: Any) -> Any:
             previous = recorder.modules.enter(str(len(self.runs)) if not recorder.paused else "")

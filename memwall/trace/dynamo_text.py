@@ -35,10 +35,7 @@ def explanation(message: str) -> str:
         if text:
             found.append(text)
     if skipped := next((m for m in map(_SKIPPED.search, lines) if m), None):
-        found = [
-            f"No graph holds any of {plain_function(skipped[1])} ({shown(skipped[2])}:{skipped[3]}).",
-            *found,
-        ]
+        found = [f"No graph holds any of {plain_function(skipped[1])} ({shown(skipped[2])}:{skipped[3]}).", *found]
     return clip(" ".join(found) or next(filter(None, lines), ""))
 
 
@@ -64,9 +61,7 @@ def limit_reached(message: str) -> str | None:
     where = next((m for m in map(_FUNCTION.match, lines) if m), None)
     if limit is None or where is None:
         return None
-    last = next(
-        (line.removeprefix("last reason: ") for line in lines if line.startswith("last reason: ")), ""
-    )
+    last = next((line.removeprefix("last reason: ") for line in lines if line.startswith("last reason: ")), "")
     place = f"{plain_function(where[1])} ({shown(where[2])}:{where[3]})"
     return f"{place} was captured {limit[2]} times ({limit[1]}) and runs without graphs now: {failed_check(last)}"
 

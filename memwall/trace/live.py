@@ -56,9 +56,7 @@ class LiveTrace:
             raise UsageError(f"attention is {attention!r}; want one of {', '.join(ATTENTION_BACKENDS)}")
         self.attention = attention
         devices = DEVICES if torch.cuda.is_available() else DEVICES[1:]
-        self.recorders = {
-            device: LiveRecorder(classify, device=device, max_ops=max_ops) for device in devices
-        }
+        self.recorders = {device: LiveRecorder(classify, device=device, max_ops=max_ops) for device in devices}
         self.timeline = ModuleTimeline()
         self.optimizers: dict[str, None] = {}
         self.roots: Counter[str] = Counter()
@@ -82,9 +80,7 @@ class LiveTrace:
             stack.enter_context(fused_everywhere("meta", "cpu"))
             for device, forms in _FORMS.items():
                 stack.enter_context(forms(self.recorders[device], self.attention))
-            if (
-                "cuda" not in self.recorders
-            ):  # where there is a GPU its kernels are launched, not written down
+            if "cuda" not in self.recorders:  # where there is a GPU its kernels are launched, not written down
                 stack.enter_context(triton_calls(self.recorders["meta"]))
             stack.enter_context(self._named_modules())
             stack.enter_context(self._told_of_backward())
@@ -243,10 +239,7 @@ class LiveTrace:
 
 def _dtype(parameters: Sequence[torch.Tensor], inputs: Sequence[TensorSpec]) -> str:
     """The floating dtype of most parameters, else of the inputs."""
-    for sizes in (
-        [(dtype_name(p.dtype), p.numel()) for p in parameters],
-        [(s.dtype, s.numel) for s in inputs],
-    ):
+    for sizes in ([(dtype_name(p.dtype), p.numel()) for p in parameters], [(s.dtype, s.numel) for s in inputs]):
         total: Counter[str] = Counter()
         for name, count in sizes:
             if "float" in name:

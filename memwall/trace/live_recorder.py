@@ -105,11 +105,7 @@ class LiveRecorder(Recorder):
         """The last value written into each storage that is alive; where none is, into each that nothing reads."""
         read = {self.values[i].storage for op in self.ops for i in op.inputs}
         written = {self.values[i].storage: i for op in self.ops for i in op.outputs}
-        results = {
-            storage: value
-            for storage, value in written.items()
-            if self.storages[storage].role == "activation"
-        }
+        results = {storage: value for storage, value in written.items() if self.storages[storage].role == "activation"}
         alive = [value for storage, value in results.items() if not self._alive[storage].expired()]
         return alive or [value for storage, value in results.items() if storage not in read]
 

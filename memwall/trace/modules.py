@@ -59,7 +59,5 @@ def module_names(root: nn.Module) -> dict[int, str]:
         if id(module) not in names:
             names[id(module)] = path
             prefix = f"{path}." if path else ""
-            pending += [
-                (prefix + key, part) for key, part in reversed(module._modules.items()) if part is not None
-            ]
+            pending += [(prefix + key, part) for key, part in reversed(module._modules.items()) if part is not None]
     return names

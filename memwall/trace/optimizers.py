@@ -40,9 +40,7 @@ def make_optimizer(source: Any, parameters: list[torch.Tensor]) -> torch.optim.O
     else:
         optimizer = source(parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(
-            f"the optimizer function returned {type(optimizer).__name__}, not a torch.optim.Optimizer"
-        )
+        raise UsageError(f"the optimizer function returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
@@ -56,9 +54,7 @@ def settle(optimizer: torch.optim.Optimizer) -> None:
         UsageError: the optimizer takes sparse gradients only (``SparseAdam``); ``meta`` cannot coalesce those either.
     """
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise UsageError(
-            "SparseAdam cannot be traced; SGD on sparse gradients can, and so can dense gradients"
-        )
+        raise UsageError("SparseAdam cannot be traced; SGD on sparse gradients can, and so can dense gradients")
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -73,12 +69,7 @@ def fused_everywhere(*devices: str) -> Iterator[None]:
     import torch.utils._foreach_utils as utils
 
     names = ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices")
-    saved = [
-        (place, name, getattr(place, name))
-        for place in (base, utils)
-        for name in names
-        if hasattr(place, name)
-    ]
+    saved = [(place, name, getattr(place, name)) for place in (base, utils) for name in names if hasattr(place, name)]
     try:
         for place, name, original in saved:
             setattr(place, name, lambda original=original: [*original(), *devices])

@@ -32,15 +32,11 @@ class RealForms(CudaForms):
             "rnn_tanh.input",
             "rnn_relu.input",
         )
-        self._kernels: dict[str, Any] = {
-            name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in names
-        }
+        self._kernels: dict[str, Any] = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in names}
         super().__enter__()
         return self
 
-    def _opaque(
-        self, call: Callable[..., Any], op: str, *description: Any, **options: Any
-    ) -> tuple[torch.Tensor, ...]:
+    def _opaque(self, call: Callable[..., Any], op: str, *description: Any, **options: Any) -> tuple[torch.Tensor, ...]:
         compute = partial(call, partial(self._kernels[op].call_boxed, _CPU))
         # vmap and grad refuse such a Function as Real; torch's kernel calls what they know
         if torch._C._are_functorch_transforms_active():
@@ -74,9 +70,7 @@ class Real(torch.autograd.Function):
         """
         call = OpaqueCall(name, attributes, tuple(names), saved, saved_outputs, gradient)
         tracked = torch.is_grad_enabled()
-        result: tuple[torch.Tensor, ...] = Real.apply(
-            recorder, compute, call, tuple(outputs), tracked, *inputs
-        )
+        result: tuple[torch.Tensor, ...] = Real.apply(recorder, compute, call, tuple(outputs), tracked, *inputs)
         return result
 
     @staticmethod
@@ -109,9 +103,7 @@ class Real(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         wanted = [i for i, wants in enumerate(ctx.needs_input_grad[5:]) if wants]
-        pairs = [
-            (t, g) for t, g in zip(ctx.computed, gradients, strict=False) if g is not None and t.requires_grad
-        ]
+        pairs = [(t, g) for t, g in zip(ctx.computed, gradients, strict=False) if g is not None and t.requires_grad]
         results: list[Any] = [None] * len(ctx.leaves)
         if pairs:
             with unrecorded(ctx.recorder):

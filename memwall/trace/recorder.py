@@ -115,9 +115,7 @@ class Recorder(TorchDispatchMode):
     def value(self, tensor: torch.Tensor, role: str = "activation", name: str = "") -> int:
         """The id of the value that a tensor is; new storages get ``role``."""
         storage = self.storage(tensor, role, name)
-        return self.value_at(
-            storage, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype
-        )
+        return self.value_at(storage, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype)
 
     def value_at(self, storage: int, offset: int, shape: Any, strides: Any, dtype: torch.dtype | str) -> int:
         """The id of a value given by its parts."""
@@ -323,9 +321,7 @@ class Recorder(TorchDispatchMode):
         if op_class is None:
             op_class = self._classes[name] = self.classify(name)
         number = len(self.ops)
-        self.ops.append(
-            Op(number, name, op_class, phase, module, inputs, outputs, arguments, attributes, source)
-        )
+        self.ops.append(Op(number, name, op_class, phase, module, inputs, outputs, arguments, attributes, source))
         if number + 1 >= self.max_ops // 4:
             self._watch_length(number + 1)
 
@@ -351,12 +347,7 @@ class Recorder(TorchDispatchMode):
     def _line(self, node: Any) -> str:
         """The user's line of the call that is being recorded, for backward that of its forward call."""
         line = self._mark_line() if node is None and self.phase == "forward" else self.lines.here()
-        if (
-            line
-            or node is None
-            or self.phase == "optimizer"
-            or node.name() == "torch::autograd::AccumulateGrad"
-        ):
+        if line or node is None or self.phase == "optimizer" or node.name() == "torch::autograd::AccumulateGrad":
             return line
         return self.lines.of_node(node._sequence_nr())
 
@@ -373,9 +364,7 @@ class Recorder(TorchDispatchMode):
             raise UnexpectedCall(self.modules.at(node._sequence_nr()))
         return "backward", self.modules.at(node._sequence_nr())
 
-    def graph(
-        self, inputs: Iterable[int], parameters: Iterable[int], outputs: Iterable[int], attention: str
-    ) -> Graph:
+    def graph(self, inputs: Iterable[int], parameters: Iterable[int], outputs: Iterable[int], attention: str) -> Graph:
         """What was recorded."""
         return Graph(
             tuple(self.values), tuple(self.storages), tuple(self.ops), tuple(inputs), tuple(parameters),

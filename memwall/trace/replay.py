@@ -143,23 +143,12 @@ class Replayer:
         self.count += 1
         self._replayed.add(id(module))
         instance = Instance(
-            module,
-            path,
-            template,
-            tensors,
-            leaves,
-            tree,
-            self.autocast.state,
-            stand_ins,
-            start,
-            len(recorder.ops),
+            module, path, template, tensors, leaves, tree, self.autocast.state, stand_ins, start, len(recorder.ops)
         )
         made = [handed for handed in template.outputs if handed.place is not None]
         self._instances.append(instance)
         # what is written into a view has a backward of its own, which a replayed output would not have
-        recorder.guarded.update(
-            stand_ins[h.place][0] for h in made if h.place and h.is_view and h.requires_grad
-        )
+        recorder.guarded.update(stand_ins[h.place][0] for h in made if h.place and h.is_view and h.requires_grad)
         if any(handed.requires_grad for handed in made):
             with self._unrecorded():
                 anchor = torch.empty((), device=recorder.device, requires_grad=True)
@@ -190,15 +179,11 @@ class Replayer:
             for i in op.inputs:
                 instance = owner.get(values[i].storage)
                 if instance is not None and not instance.start <= op.id < instance.stop:
-                    raise ReplayMismatch(
-                        f"{instance.path}: its parameters are used by {op.module or 'the model'} too"
-                    )
+                    raise ReplayMismatch(f"{instance.path}: its parameters are used by {op.module or 'the model'} too")
 
     # -- backward --------------------------------------------------------------------------------------------------
 
-    def backward(
-        self, instance: Instance, gradients: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor | None]:
+    def backward(self, instance: Instance, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Run a replayed block backward: the gradients of its arguments; its parameters get theirs in ``.grad``."""
         parameters = self._parameters(instance.module)
         present = [g for g in gradients if g is not None]
@@ -207,19 +192,13 @@ class Replayer:
         signature = self._signature(gradients)
         key = (signature, tuple([p.grad is None for p in parameters]))
         templates = instance.template.backward
-        if (
-            signature is None
-            or any(p.grad is not None for p in parameters)
-            or templates.get(key, ...) is None
-        ):
+        if signature is None or any(p.grad is not None for p in parameters) or templates.get(key, ...) is None:
             return self._run_backward(instance, gradients, None)
         if key not in templates:
             return self._run_backward(instance, gradients, key)
         template = templates[key]
         assert template is not None
-        stand_ins = {
-            Place("forward", p.number) if p.kind == "made" else p: at for p, at in instance.stand_ins.items()
-        }
+        stand_ins = {Place("forward", p.number) if p.kind == "made" else p: at for p, at in instance.stand_ins.items()}
         stand_ins |= self._stand_ins(present, "gradient")
         self._copy(template.segment, stand_ins, instance.path)
         with self._unrecorded():
@@ -279,15 +258,9 @@ class Replayer:
         return list(tree_flatten(output)[0])
 
     def _backward_template(
-        self,
-        instance: Instance,
-        watch: Watch,
-        gradients: list[torch.Tensor],
-        results: list[torch.Tensor | None],
+        self, instance: Instance, watch: Watch, gradients: list[torch.Tensor], results: list[torch.Tensor | None]
     ) -> BackwardTemplate | None:
-        known = {
-            at[0]: Place("forward", p.number) for p, at in instance.stand_ins.items() if p.kind == "made"
-        }
+        known = {at[0]: Place("forward", p.number) for p, at in instance.stand_ins.items() if p.kind == "made"}
         known |= self._own(instance.module) | self._places("argument", instance.tensors)
         known |= self._places("gradient", gradients)
         bases = {Place("argument", i): int(t.storage_offset()) for i, t in enumerate(instance.tensors)}
@@ -326,9 +299,7 @@ class Replayer:
         storage = self.recorder.storage
         return {Place(kind, i): (storage(t), int(t.storage_offset())) for i, t in enumerate(tensors)}
 
-    def _segment(
-        self, watch: Watch, known: dict[int, Place], prefix: str, bases: dict[Place, int]
-    ) -> Segment | None:
+    def _segment(self, watch: Watch, known: dict[int, Place], prefix: str, bases: dict[Place, int]) -> Segment | None:
         """The ops since ``watch``; None when a copy could not stand for them.
 
         That is so when they touch a storage that is not ``known`` and was not made since, write an argument, or belong
@@ -398,9 +369,7 @@ class Replayer:
         storage, base = stand_ins[handed.place]
         with self._unrecorded():
             dtype = getattr(torch, spec.dtype)
-            raw = torch.empty(
-                recorder.storages[storage].nbytes // spec.itemsize, dtype=dtype, device=recorder.device
-            )
+            raw = torch.empty(recorder.storages[storage].nbytes // spec.itemsize, dtype=dtype, device=recorder.device)
             tensor = torch.empty(0, dtype=dtype, device=recorder.device)
             tensor.set_(raw.untyped_storage(), handed.value.offset + base, spec.shape, spec.strides)
             recorder.bind(tensor, storage)
@@ -442,9 +411,7 @@ class Capture(torch.autograd.Function):
     """Passes a tensor on, and in backward keeps its whole gradient instead of passing it further."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, captured: dict[int, torch.Tensor], index: int
-    ) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, captured: dict[int, torch.Tensor], index: int) -> torch.Tensor:
         ctx.captured, ctx.index = captured, index
         return tensor.view_as(tensor)
 
@@ -457,6 +424,5 @@ class Capture(torch.autograd.Function):
 def _at_top_level() -> bool:
     """Whether this is a plain forward: not inside backward (a checkpoint that recomputes), no saved-tensor hooks."""
     return (
-        torch._C._current_graph_task_id() == -1
-        and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+        torch._C._current_graph_task_id() == -1 and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     )

@@ -128,9 +128,7 @@ def exclusive() -> Iterator[None]:
     """
     with _LOCK:
         if _RUNNING:
-            raise UsageError(
-                "a trace runs already; traces cannot be nested: end the first, then begin the next"
-            )
+            raise UsageError("a trace runs already; traces cannot be nested: end the first, then begin the next")
         _RUNNING.append(True)
         try:
             yield
@@ -197,9 +195,7 @@ def _trace(
         with _blaming("running the model"), calls, TracedDevice(device), recorder, autocast:
             with autocast.region(autocast_dtype):
                 step = _step(module, workload.loss if training else None)
-                output = (
-                    step(*args, **kwargs) if execution is None else execution(step, recorder, args, kwargs)
-                )
+                output = step(*args, **kwargs) if execution is None else execution(step, recorder, args, kwargs)
                 result = _scalar(workload, output) if training else output
             if replayer is not None:
                 replayer.check()
@@ -216,9 +212,7 @@ def _trace(
     tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
     outputs = [t for t in _tensors_in(result) if t.device.type == device]
     if any(recorder.knows(t) is None for t in outputs):
-        warn(
-            "no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors"
-        )
+        warn("no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors")
     graph = recorder.graph(
         [recorder.value(t) for t in tensors],
         [recorder.value(p) for p in parameters],
@@ -253,9 +247,7 @@ def _register(recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> 
     return parameters
 
 
-def _optimizer(
-    workload: Workload, parameters: list[torch.Tensor], recorder: Recorder
-) -> torch.optim.Optimizer | None:
+def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Recorder) -> torch.optim.Optimizer | None:
     trainable = [p for p in parameters if p.requires_grad]
     with _blaming("making the optimizer"):
         optimizer = make_optimizer(workload.optimizer, trainable)
@@ -356,10 +348,7 @@ _HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device
 #: What a tensor without data cannot do: part of torch's message → what the model asked for.
 _NEEDS_DATA = (
     ("cannot be called on meta tensors", "a tensor's value (.item(), int(), float() or `if tensor:`)"),
-    (
-        "torch.nonzero()",
-        "which elements are nonzero (a boolean mask as index, nonzero() or one-argument where())",
-    ),
+    ("torch.nonzero()", "which elements are nonzero (a boolean mask as index, nonzero() or one-argument where())"),
     ("Cannot copy out of meta tensor", "a tensor's data on the host (.tolist(), .cpu(), .numpy() or print)"),
     ("convert meta device type tensor to numpy", "a tensor's data on the host (.numpy())"),
     ("'SparseMeta' backend", "an op on a sparse tensor that has no shape function"),
@@ -385,9 +374,7 @@ def _blaming(doing: str) -> Any:
         at = user_frame(error)
         where = f" (at {at})" if at else ""
         if wanted is _HOST:
-            raise UsageError(
-                f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer"
-            ) from error
+            raise UsageError(f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer") from error
         who = "the model's Python" if doing == "running the model" else doing
         raise NeedsData(
             f"{who} needs {wanted}, and a trace has no data{where}; "

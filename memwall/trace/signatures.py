@@ -56,9 +56,7 @@ TF32_SWITCH = {
     **dict.fromkeys(("aten._cudnn_rnn", "aten._cudnn_rnn_backward"), "cudnn"),
 }  # fmt: skip
 
-DROPPED_ATTRIBUTES = frozenset(
-    ("device", "layout", "pin_memory", "generator", "non_blocking", "memory_format")
-)
+DROPPED_ATTRIBUTES = frozenset(("device", "layout", "pin_memory", "generator", "non_blocking", "memory_format"))
 
 
 class Argument(NamedTuple):
@@ -92,9 +90,7 @@ def signature_of(func: Any) -> Signature:
     arguments = []
     for argument in schema.arguments:
         written = argument.alias_info is not None and argument.alias_info.is_write
-        unread = (written and (argument.is_out or overwrites)) or (
-            argument.name == "self" and packet in SHAPE_ONLY
-        )
+        unread = (written and (argument.is_out or overwrites)) or (argument.name == "self" and packet in SHAPE_ONLY)
         default = argument.default_value if argument.has_default_value() else None
         arguments.append(Argument(argument.name, default, written, unread))
     free = func.is_view or packet in FREE

@@ -53,9 +53,7 @@ class Structures:
         return number
 
     def _describe(self, module: nn.Module) -> Any:
-        children = tuple(
-            [(name, None if m is None else self.number(m)) for name, m in module._modules.items()]
-        )
+        children = tuple([(name, None if m is None else self.number(m)) for name, m in module._modules.items()])
         if any(module.__dict__.get(name) for name in _HOOKS) or "forward" in module.__dict__:
             return None
         if any(number is None and module._modules[name] is not None for name, number in children):
@@ -113,9 +111,7 @@ def ties(module: nn.Module) -> tuple[Any, ...]:
             for tensor in held.values():
                 if tensor is not None:
                     offset = int(tensor.storage_offset())
-                    place, base = storages.setdefault(
-                        tensor.untyped_storage()._cdata, (len(storages), offset)
-                    )
+                    place, base = storages.setdefault(tensor.untyped_storage()._cdata, (len(storages), offset))
                     pattern.append((place, offset - base))
         for child in part._modules.values():
             if child is not None:

@@ -51,9 +51,7 @@ def stolen_gradient(tensor: torch.Tensor) -> torch.Tensor:
     clone on ``meta`` forgets how many elements there are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch 2.11 says that it does not check invariants
-        return torch.sparse_coo_tensor(
-            tensor._indices(), tensor._values(), tensor.shape, check_invariants=False
-        )
+        return torch.sparse_coo_tensor(tensor._indices(), tensor._values(), tensor.shape, check_invariants=False)
 
 
 def check_product(operands: tuple[str, str], names: list[str], tensors: list[torch.Tensor]) -> None:
@@ -62,9 +60,7 @@ def check_product(operands: tuple[str, str], names: list[str], tensors: list[tor
     Raises:
         RuntimeError: the operands differ in dtype, or are neither floating nor complex.
     """
-    left, right = (
-        next((t for n, t in zip(names, tensors, strict=True) if n == wanted), None) for wanted in operands
-    )
+    left, right = (next((t for n, t in zip(names, tensors, strict=True) if n == wanted), None) for wanted in operands)
     if left is None or right is None:
         return
     a, b = dtype_name(left.dtype), dtype_name(right.dtype)

@@ -51,11 +51,7 @@ def _record(recorder: Recorder, kernel: Any, given: dict[str, Any]) -> None:
     if not recorder.paused:
         read = {name: tensor for name, tensor in tensors.items() if name in reads}
         recorder.emit(
-            f"triton.{kernel.__name__}",
-            read,
-            read.values(),
-            [t for n, t in tensors.items() if n in writes],
-            scalars,
+            f"triton.{kernel.__name__}", read, read.values(), [t for n, t in tensors.items() if n in writes], scalars
         )
 
 

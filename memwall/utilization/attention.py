@@ -147,9 +147,7 @@ def _explain_tiled(work: Attention, gpu: Gpu, known: AttentionConstants, terms: 
     filled = work.pairs / (tiles.steps * tiles.rows * tiles.columns)
     run = f", run as {-(-tiles.blocks // gpu.sm_count)}" if tiles.even else ", the longest first"
     prepare = (
-        f" and {_ms(facts['prepare_s'])} to turn queries and keys and fill the cache"
-        if facts["prepare_s"]
-        else ""
+        f" and {_ms(facts['prepare_s'])} to turn queries and keys and fill the cache" if facts["prepare_s"] else ""
     )
     return (
         f"{work.queries} queries x {work.keys} keys for {work.batch * work.heads} heads in tiles of "
@@ -190,9 +188,7 @@ def _decode(work: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes
     products = work.batch * work.kv_heads * work.pairs * max(group, rows) * work.flops_per_pair
     facts = {"sequences": sequences, "parts": parts, "blocks": blocks, "clocks": clocks, "traffic_s": traffic}
     memory_s = max(traffic, blocks_s) + join_s
-    return Terms(
-        products / gpu.peak(work.pipe), memory_s, known.latency_s + fixed / gpu.boost_clock_hz, facts
-    )
+    return Terms(products / gpu.peak(work.pipe), memory_s, known.latency_s + fixed / gpu.boost_clock_hz, facts)
 
 
 def _explain_decode(work: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:

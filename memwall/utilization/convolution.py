@@ -81,11 +81,7 @@ def predict(work: Convolution, gpu: Gpu, known: ConvolutionConstants, resident_b
 
 def _of_pipe(work: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> ConvolutionConstants:
     """The constants given, or those of float32 where narrower types run on its pipe: TF32 on a V100 is float32."""
-    return (
-        constants(ConvolutionConstants, gpu, "float32")
-        if pipe == _FLOAT32 and work.variant != "float32"
-        else known
-    )
+    return constants(ConvolutionConstants, gpu, "float32") if pipe == _FLOAT32 and work.variant != "float32" else known
 
 
 def _suits_winograd(work: Convolution, pipe: Pipe) -> bool:
@@ -98,9 +94,7 @@ def _suits_winograd(work: Convolution, pipe: Pipe) -> bool:
     )
 
 
-def _implicit_gemm(
-    work: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int
-) -> Terms:
+def _implicit_gemm(work: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
     relative = {"forward": 1.0, "input": known.backward_input, "weight": known.backward_weight}[work.role]
     m, n, k = _dimensions(work, _channel_slice(gpu, pipe, known))
     parts = _parts(work, gpu, known, m, n, k)

@@ -132,9 +132,7 @@ def explain(work: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
     if work.batch > 1:
         name = f"{work.batch} times {name}"
     if not facts:
-        return (
-            f"{name}: {duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} of memory."
-        )
+        return f"{name}: {duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} of memory."
     rows, columns = facts["tile"]
     blocks = f"{name} in {rows}x{columns} tiles"
     if facts["split"] > 1:

@@ -91,9 +91,7 @@ def explain(work: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Terms
     times = f"{work.batch} times " if work.batch > 1 else ""
     spent = f"{duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} of memory"
     if min(work.m, work.n) == 1:
-        return (
-            f"{times}{work.m}x{work.n}x{work.k}, a matrix times a vector, streams its operands once: {spent}."
-        )
+        return f"{times}{work.m}x{work.n}x{work.k}, a matrix times a vector, streams its operands once: {spent}."
     parts = f", k in {plan.splits} parts" if plan.splits > 1 else ""
     useful = work.batch * work.m * work.n / (plan.blocks // plan.splits * plan.tile[0] * plan.tile[1])
     reached = sustained(gpu, work.pipe, known)
@@ -152,9 +150,7 @@ def _plans(work: VectorGemm, gpu: Gpu, board: _Board) -> Iterator[Plan]:
             yield _plan(work, gpu, board, tile, splits, results * splits, ceil(results * splits / waiting))
 
 
-def _plan(
-    work: VectorGemm, gpu: Gpu, board: _Board, tile: Tile, splits: int, blocks: int, waves: int
-) -> Plan:
+def _plan(work: VectorGemm, gpu: Gpu, board: _Board, tile: Tile, splits: int, blocks: int, waves: int) -> Plan:
     known = board.known
     loads = 1 + known.operand_load * (1 / tile[0] + 1 / tile[1] - 1 / 64)
     step_s = tile[0] * tile[1] * _STEP * board.multiply_add_s * loads

@@ -22,8 +22,7 @@ def predict(work: Plain, gpu: Gpu, known: PlainConstants, resident_bytes: int = 
 def explain(work: Plain, gpu: Gpu, known: PlainConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     rates = ", ".join(
-        f"{flops(n)} at {gpu.achievable_fraction(p):.0%} of {flop_rate(gpu.peak(p))}"
-        for p, n in work.flops.items()
+        f"{flops(n)} at {gpu.achievable_fraction(p):.0%} of {flop_rate(gpu.peak(p))}" for p, n in work.flops.items()
     )
     cached = f", {size(terms.facts['resident'])} of them from L2" if terms.facts["resident"] else ""
     moved = f"{size(work.bytes)} at {gpu.achievable['dram']:.0%} of {bandwidth(gpu.dram_bytes_per_s)}{cached}"

@@ -74,9 +74,7 @@ def explain(work: Rows, gpu: Gpu, known: RowsConstants, terms: Terms) -> str:
     cached = f", {facts['warm']:.0%} in L2," if facts["warm"] else ""
     again = f" with {facts['missed']:.0%} of the second pass missing L2" if work.again_bytes else ""
     alone = max(facts["rows_s"], facts["traffic_s"]) < facts["lone_s"]
-    waits = (
-        f" too few to hide that a block waits for each load, {duration(facts['lone_s'])};" if alone else ""
-    )
+    waits = f" too few to hide that a block waits for each load, {duration(facts['lone_s'])};" if alone else ""
     return (
         f"{work.rows} rows of {work.columns} ({work.kind}) are {facts['turns']} for each of {gpu.sm_count} SMs at"
         f" {facts['row_clk']:.0f} clocks, {duration(facts['rows_s'])}, against {size(work.bytes)}{cached}"

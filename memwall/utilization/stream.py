@@ -68,9 +68,7 @@ def predict(work: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: int 
     places_s = work.instructions / (gpu.sm_count * gpu.boost_clock_hz * INTEGER_LANES)
     loops_s = steps_s(gpu, work.blocks, work.steps)  # other blocks' traffic passes meanwhile
     waits_s = work.round_trips * round_trip_s(gpu)
-    if (
-        work.programs is not None and 0 < work.programs < gpu.sm_count
-    ):  # the other multiprocessors move nothing
+    if work.programs is not None and 0 < work.programs < gpu.sm_count:  # the other multiprocessors move nothing
         memory_s *= gpu.sm_count / work.programs
     facts = {"warm": warm, "reached": reached, "instructions_s": places_s, "traffic_s": memory_s, "loops_s": loops_s,
              "waits_s": waits_s}  # fmt: skip
@@ -92,13 +90,9 @@ def explain(work: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> str
         said.append(f"{each:.0f} integer instructions an element take {duration(facts['instructions_s'])}"
                     f" on {INTEGER_LANES} lanes of {gpu.sm_count} SMs")  # fmt: skip
     if work.steps:
-        said.append(
-            f"{work.blocks} blocks, {work.steps} loads in a row each, wait {duration(facts['loops_s'])}"
-        )
+        said.append(f"{work.blocks} blocks, {work.steps} loads in a row each, wait {duration(facts['loops_s'])}")
     if work.round_trips:
-        said.append(
-            f"{work.round_trips} loads in a row wait {duration(facts['waits_s'])} with nothing else to do"
-        )
+        said.append(f"{work.round_trips} loads in a row wait {duration(facts['waits_s'])} with nothing else to do")
     if known.latency_s:
         said.append(f"{duration(known.latency_s)} of latency")
     return "; ".join(said) + "."

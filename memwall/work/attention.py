@@ -74,9 +74,7 @@ class AttentionConstants(Constants):
     UNKNOWN: ClassVar[tuple[float, float]] = (0.78, 2.34)
     # the loop over a tile's keys
     plateau: float = constant(0.6, 0.05, 1.5, "rate of a tile's products over that of large GEMMs")
-    softmax_instructions: float = constant(
-        6.0, 0.0, 40.0, "float32 instructions per score, not hidden by products"
-    )
+    softmax_instructions: float = constant(6.0, 0.0, 40.0, "float32 instructions per score, not hidden by products")
     # around it
     block_clocks: float = constant(0.0, 0.0, 1e5, "clocks of a block before and after its loop")
     latency_s: float = constant(2e-6, 0.0, 1e-4, "seconds of dependent steps beyond the launch floor")
@@ -85,16 +83,8 @@ class AttentionConstants(Constants):
         8.0, 0.1, 100.0, "bytes per clock that a multiprocessor moves in a server's pass before the kernel"
     )
     # decode: a block for each key head and its group of query heads, or one for each query head
-    sm_bytes_per_clock: float = constant(
-        24.0, 0.5, 100.0, "bytes per clock that a multiprocessor streams for groups"
-    )
-    row_clocks: float = constant(
-        1.5, 0.0, 100.0, "clocks per element of a block's query rows, filled up to 8"
-    )
+    sm_bytes_per_clock: float = constant(24.0, 0.5, 100.0, "bytes per clock that a multiprocessor streams for groups")
+    row_clocks: float = constant(1.5, 0.0, 100.0, "clocks per element of a block's query rows, filled up to 8")
     head_block_clocks: float = constant(2400.0, 0.0, 1e5, "block_clocks, a block for each query head")
-    head_bytes_per_clock: float = constant(
-        25.0, 0.5, 100.0, "sm_bytes_per_clock, a block for each query head"
-    )
-    join_s: float = constant(
-        5e-6, 0.0, 1e-4, "seconds to join the parts of a sequence that several blocks read"
-    )
+    head_bytes_per_clock: float = constant(25.0, 0.5, 100.0, "sm_bytes_per_clock, a block for each query head")
+    join_s: float = constant(5e-6, 0.0, 1e-4, "seconds to join the parts of a sequence that several blocks read")

@@ -20,19 +20,13 @@ class LaunchConstants(Constants):
 
     FAMILY: ClassVar[str] = "launch"
     VARIANTS: ClassVar[tuple[str, ...]] = ("kernel", "call")
-    floor_s: float = constant(
-        2.5e-6, 0.0, 1e-3, "seconds of the shortest kernel, or of a call of a binary operator"
-    )
+    floor_s: float = constant(2.5e-6, 0.0, 1e-3, "seconds of the shortest kernel, or of a call of a binary operator")
     back_share: float = constant(0.0, 0.0, 1.0, "share of the floor from the launch to the second event")
-    operator: float = constant(
-        1.0, 0.0, 10.0, "way of a binary operator; others where a host was slower for a while"
-    )
+    operator: float = constant(1.0, 0.0, 10.0, "way of a binary operator; others where a host was slower for a while")
     relu: float = constant(1.2, 0.0, 10.0, "way of a module whose function is a lone op")
     gelu: float = constant(1.15, 0.0, 10.0, "way of nn.GELU")
     softmax: float = constant(1.25, 0.0, 10.0, "way of nn.Softmax")
     layer_norm: float = constant(1.76, 0.0, 10.0, "way of nn.LayerNorm: checks, three results")
     batched: float = constant(1.2, 0.0, 10.0, "way of torch.bmm")
-    linear: float = constant(
-        1.97, 0.0, 10.0, "way of a product of 3 axes with 2: views around the call of cuBLAS"
-    )
+    linear: float = constant(1.97, 0.0, 10.0, "way of a product of 3 axes with 2: views around the call of cuBLAS")
     convolution: float = constant(2.6, 0.0, 10.0, "way of nn.Conv2d: cuDNN's plan is looked up")

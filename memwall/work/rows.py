@@ -43,17 +43,11 @@ class RowsConstants(Constants):
     FOREIGN: ClassVar[tuple[float, float]] = (0.81, 1.19)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.79, 1.69)
     plateau: float = constant(0.85, 0.3, 1.2, "share of the bandwidth of a triad that large inputs reach")
-    row_clk: float = constant(
-        150.0, 0.0, 4000.0, "clocks of a multiprocessor for a row: its start and its joins"
-    )
+    row_clk: float = constant(150.0, 0.0, 4000.0, "clocks of a multiprocessor for a row: its start and its joins")
     column_clk: float = constant(0.5, 0.0, 3.0, "clocks of a multiprocessor for an element of a row")
     cold_clk: float = constant(
         0.0, 0.0, 2.0, "clocks more for an element that comes from DRAM: waits that nothing hides"
     )
-    unaligned: float = constant(
-        1.0, 1.0, 2.5, "column_clk's factor where rows do not begin at whole 16 bytes"
-    )
-    latency_s: float = constant(
-        2e-6, 0.0, 2e-5, "seconds from a kernel's start to its first full wave and back"
-    )
+    unaligned: float = constant(1.0, 1.0, 2.5, "column_clk's factor where rows do not begin at whole 16 bytes")
+    latency_s: float = constant(2e-6, 0.0, 2e-5, "seconds from a kernel's start to its first full wave and back")
     step_s: float = constant(0.0, 0.0, 2e-6, "seconds more for each 1024 columns of a row, one after another")

@@ -52,6 +52,4 @@ class StreamConstants(Constants):
     read: float = constant(0.92, 0.3, 0.98, "fraction of the DRAM bandwidth where all is read")
     triad: float = constant(0.85, 0.3, 0.98, "fraction of the DRAM bandwidth where a third is written")
     copy: float = constant(0.85, 0.3, 0.98, "fraction of the DRAM bandwidth where half or more is written")
-    latency_s: float = constant(
-        0.5e-6, 0.0, 1e-5, "seconds from the start of a kernel to the plateau and back"
-    )
+    latency_s: float = constant(0.5e-6, 0.0, 1e-5, "seconds from the start of a kernel to the plateau and back")

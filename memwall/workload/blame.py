@@ -83,9 +83,7 @@ def is_machinery(filename: str) -> bool:
     if filename.startswith("<"):
         return True
     if _is_installed(filename):
-        return any(
-            f"-packages/{name}/" in Path(filename).as_posix() for name in ("torch", "click", "memwall")
-        )
+        return any(f"-packages/{name}/" in Path(filename).as_posix() for name in ("torch", "click", "memwall"))
     return any(Path(filename).is_relative_to(folder) for folder in _machinery_folders())
 
 

@@ -150,9 +150,7 @@ def _from_workload(source: Source, function: Callable[..., Any]) -> Workload:
     except (Exception, SystemExit) as error:
         raise blame(error, f"calling {maker_name(function)} of {source.shown}") from error
     if not isinstance(made, Workload):
-        raise UsageError(
-            f"{source.shown}: {maker_name(function)} returned {_kind(made)}, not a memwall.Workload"
-        )
+        raise UsageError(f"{source.shown}: {maker_name(function)} returned {_kind(made)}, not a memwall.Workload")
     return _override(source, made)
 
 
@@ -215,11 +213,7 @@ def _returns_workload(thing: Any, name: str) -> bool:
     if not inspect.isfunction(thing):
         return False
     hint = thing.__annotations__.get("return")
-    return (
-        hint is Workload
-        or (isinstance(hint, str) and hint.rpartition(".")[2] == "Workload")
-        or name == "workload"
-    )
+    return hint is Workload or (isinstance(hint, str) and hint.rpartition(".")[2] == "Workload") or name == "workload"
 
 
 def maker_name(maker: Any) -> str:

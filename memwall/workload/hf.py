@@ -32,13 +32,7 @@ _AUTO_MAPPINGS = (
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES", "MODEL_MAPPING_NAMES",
 )  # fmt: skip
 
-_POSITION_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_target_positions",
-    "max_seq_len",
-    "seq_length",
-)
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
 
 #: End of the class name -> the label arguments of its forward and whether each has a sequence axis.
 _LABELS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
@@ -125,9 +119,7 @@ def _model_class(transformers: Any, config: Any, source: Path) -> Any:
         name = name[0] if isinstance(name, (list, tuple)) else name
         if name and hasattr(transformers, name):
             return getattr(transformers, name)
-    wanted = (
-        f" (architectures: {', '.join(map(str, config.architectures))[:80]})" if config.architectures else ""
-    )
+    wanted = f" (architectures: {', '.join(map(str, config.architectures))[:80]})" if config.architectures else ""
     raise UsageError(f"{source}: transformers has no model class for {config.model_type!r}{wanted}")
 
 
@@ -197,9 +189,7 @@ def _pixels(config: Any, batch: int, seq: int, parent: Any = None) -> InputSpec:
 
 
 def _mel(config: Any, batch: int, seq: int) -> InputSpec:
-    frames = 2 * getattr(
-        config, "max_source_positions", 1500
-    )  # the encoder's second convolution has stride 2
+    frames = 2 * getattr(config, "max_source_positions", 1500)  # the encoder's second convolution has stride 2
     return InputSpec(_dtype(config), (batch, getattr(config, "num_mel_bins", 80), frames), "input_features")
 
 

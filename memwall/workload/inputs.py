@@ -57,9 +57,7 @@ def parse_input(text: str) -> InputSpec:
     try:
         shape = tuple(int(size) for size in dims.removesuffix(",").split(",")) if dims else ()
     except ValueError:
-        raise UsageError(
-            f"cannot read the input {text[:80]!r}: a size is not a whole number; {GRAMMAR}"
-        ) from None
+        raise UsageError(f"cannot read the input {text[:80]!r}: a size is not a whole number; {GRAMMAR}") from None
     count = 1
     for size in shape:
         count *= max(size, 1)
@@ -77,9 +75,7 @@ def input_builder(texts: Sequence[str]) -> Callable[[], tuple[Any, ...] | dict[s
     specs = [parse_input(text) for text in texts]
     names = [spec.name for spec in specs if spec.name is not None]
     if names and len(names) != len(specs):
-        raise UsageError(
-            "name all inputs or none: --input takes either DTYPE[...] or NAME=DTYPE[...] throughout"
-        )
+        raise UsageError("name all inputs or none: --input takes either DTYPE[...] or NAME=DTYPE[...] throughout")
     if len(set(names)) != len(names):
         raise UsageError(f"the input {next(n for n in names if names.count(n) > 1)!r} is given twice")
     if names:

@@ -72,9 +72,7 @@ def load_module(name: str) -> ModuleType:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise UsageError(
-                f"there is no module {error.name!r}, neither in this folder nor installed"
-            ) from None
+            raise UsageError(f"there is no module {error.name!r}, neither in this folder nor installed") from None
         raise blame(error, f"importing {name}") from error
     except (Exception, SystemExit) as error:
         raise blame(error, f"importing {name}") from error

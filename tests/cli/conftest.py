@@ -79,14 +79,7 @@ def shell(folder) -> Run:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
         done = subprocess.run(
             [sys.executable, "-m", "memwall", *map(str, args)],
-            **{
-                "capture_output": True,
-                "text": True,
-                "cwd": folder,
-                "env": environment,
-                "timeout": 300,
-                **options,
-            },
+            **{"capture_output": True, "text": True, "cwd": folder, "env": environment, "timeout": 300, **options},
             check=False,
         )
         return Result(done.returncode, done.stdout or "", done.stderr or "")

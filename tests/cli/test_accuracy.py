@@ -92,18 +92,13 @@ def test_it_imports_nothing_heavy(shell, measured):
         "sys.exit(code or len({'torch', 'pandas', 'matplotlib', 'numpy', 'triton'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "accuracy", str(measured)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", code, "accuracy", str(measured)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
 TABLE = "op,gpu,b,m,k,n,h,latency_ms\n" + "".join(
-    f"relu,Tesla P4,{rows},,,,1024,{rows * 1024 * 8 / 150e9 * 1e3 + 0.03:.6f}\n"
-    for rows in range(64, 64 * 80, 64)
+    f"relu,Tesla P4,{rows},,,,1024,{rows * 1024 * 8 / 150e9 * 1e3 + 0.03:.6f}\n" for rows in range(64, 64 * 80, 64)
 )
 
 

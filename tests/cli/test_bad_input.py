@@ -136,9 +136,7 @@ def test_negative_peak(run, folder, record):
     text = record.read_text(encoding="utf-8")
     data = json.loads(text)
     peak = data["simulations"][0]["totals"]["peak_memory_bytes"]
-    record.write_text(
-        text.replace(f'"peak_memory_bytes":{peak}', f'"peak_memory_bytes":-{peak}'), encoding="utf-8"
-    )
+    record.write_text(text.replace(f'"peak_memory_bytes":{peak}', f'"peak_memory_bytes":-{peak}'), encoding="utf-8")
     assert "peak_memory_bytes must be a whole number that is not negative" in run("report", record).error
 
 
@@ -361,10 +359,7 @@ float32 = 1e13
 def test_two_boards_of_one_name_are_refused(run, folder):
     (folder / "mine.toml").write_text(SPEC, encoding="utf-8")
     for command in ("profile", "compare"):
-        assert (
-            "two different GPUs are named 'h100-sxm'"
-            in run(command, "net.py", "--gpu", "h100", "mine.toml").error
-        )
+        assert "two different GPUs are named 'h100-sxm'" in run(command, "net.py", "--gpu", "h100", "mine.toml").error
 
 
 @pytest.mark.parametrize("capability", ["9.x", "9.0a", "-1", "nine point"])

@@ -44,8 +44,7 @@ def test_by_itself_it_goes_where_measure_looks(run, measured, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
-    [("spec.json", "ends in .toml"), ("nowhere/spec.toml", "there is no folder nowhere")],
+    ("path", "message"), [("spec.json", "ends in .toml"), ("nowhere/spec.toml", "there is no folder nowhere")]
 )
 def test_a_wrong_file_name_costs_no_measurement(run, measured, path, message):
     result = run("calibrate", "-o", path)
@@ -55,9 +54,7 @@ def test_a_wrong_file_name_costs_no_measurement(run, measured, path, message):
 
 
 def test_a_busy_machine_is_refused_and_nothing_is_written(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        calibration, "_ask", lambda *_: {"busy": "fewer than 3 of 15 samples were undisturbed of call"}
-    )
+    monkeypatch.setattr(calibration, "_ask", lambda *_: {"busy": "fewer than 3 of 15 samples were undisturbed of call"})
     result = run("calibrate", "-o", str(tmp_path / "cpu.toml"))
     assert result.code == 3
     assert "too busy" in result.err

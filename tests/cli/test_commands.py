@@ -40,9 +40,7 @@ def test_light_commands_import_nothing_heavy(shell, args):
 
     from tests.cli.conftest import ROOT
 
-    done = subprocess.run(
-        [sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -71,9 +69,7 @@ def test_json_is_the_record_and_nothing_else(run, folder):
 
 
 def test_a_warning_of_the_trace_reaches_standard_error(run, folder):
-    text = (
-        (folder / "net.py").read_text().replace("Linear(64, 8)", "Linear(64, int(torch.full((), 8).item()))")
-    )
+    text = (folder / "net.py").read_text().replace("Linear(64, 8)", "Linear(64, int(torch.full((), 8).item()))")
     (folder / "net.py").write_text(text)
     result = run("profile", "net.py", "--gpu", "t4", "-q")
     assert result.code == 0
@@ -105,10 +101,7 @@ def test_every_kind_of_file(run, folder, record):
 
 
 def test_a_saved_profile_is_simulated_again(run, record):
-    assert [s["gpu"] for s in json.loads(run("profile", record, "--json", "-q").out)["simulations"]] == [
-        "old",
-        "new",
-    ]
+    assert [s["gpu"] for s in json.loads(run("profile", record, "--json", "-q").out)["simulations"]] == ["old", "new"]
     again = json.loads(run("profile", record, "--gpu", "t4", "a100", "--json", "-q").out)
     assert [s["gpu"] for s in again["simulations"]] == ["t4", "a100-80gb-sxm"]
 
@@ -120,9 +113,7 @@ def test_compare_uses_the_last_profile_made_here(run):
     assert result.err == "memwall: comparing with the last profile made here, .memwall/last.json\n"
     assert "a100-80gb-sxm" in result.out
     assert "h100-sxm" in result.out
-    assert (
-        json.loads(run("compare", "--gpu", "a100", "h100", "--json").out)["schema"] == "memwall.comparison/1"
-    )
+    assert json.loads(run("compare", "--gpu", "a100", "h100", "--json").out)["schema"] == "memwall.comparison/1"
 
 
 def test_compare_without_anything_compares_the_machines(run):

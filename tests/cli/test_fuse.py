@@ -60,9 +60,7 @@ def test_help_imports_nothing_heavy():
 def test_the_page_of_a_model(run):
     result = run("fuse", "net.py", "--mode", "training", "--gpu", "a100", *PLAIN)
     assert result.code == 0
-    assert (
-        result.err == "memwall: record kept in .memwall/last.json; memwall compare --gpu a100 h100 uses it\n"
-    )
+    assert result.err == "memwall: record kept in .memwall/last.json; memwall compare --gpu a100 h100 uses it\n"
     for heading in ("a100-80gb-sxm", "a100-80gb-sxm, memwall: groups and refusals", "Capture by TorchDynamo",
                     "Lowering funnel"):  # fmt: skip
         assert f"\n── {heading}\n" in result.out
@@ -72,9 +70,7 @@ def test_the_page_of_a_model(run):
 
 
 def test_json_is_one_record(run):
-    result = run(
-        "fuse", "net.py", "--gpu", "a100", *PLAIN, "--json", "-q", "--what-if", "launch_overhead_s=0"
-    )
+    result = run("fuse", "net.py", "--gpu", "a100", *PLAIN, "--json", "-q", "--what-if", "launch_overhead_s=0")
     assert result.err == ""
     record = json.loads(result.out)
     assert record["schema"] == "memwall.fusion/1"
@@ -91,17 +87,7 @@ def test_json_is_one_record(run):
 
 def test_by_module(run):
     result = run(
-        "fuse",
-        "net.py",
-        "--mode",
-        "training",
-        "--gpu",
-        "a100",
-        *PLAIN,
-        "--by",
-        "module",
-        "--no-capture",
-        "-q",
+        "fuse", "net.py", "--mode", "training", "--gpu", "a100", *PLAIN, "--by", "module", "--no-capture", "-q"
     )
     assert "Modules by what they save" in result.out
     assert "Groups by what they save" not in result.out
@@ -109,9 +95,7 @@ def test_by_module(run):
 
 
 def test_files(run, folder):
-    result = run(
-        "fuse", "net.py", "--gpu", "a100", *PLAIN, "-o", "a.md", "-o", "a.json", "-o", "a.png", "-o", "a.txt"
-    )
+    result = run("fuse", "net.py", "--gpu", "a100", *PLAIN, "-o", "a.md", "-o", "a.json", "-o", "a.png", "-o", "a.txt")
     assert result.code == 0
     assert (folder / "a.md").read_text().startswith("# net: what fusion wins\n")
     assert json.loads((folder / "a.json").read_text())["schema"] == "memwall.fusion/1"
@@ -177,9 +161,7 @@ def test_a_gpu_with_another_attention_kernel_has_the_same_breaks(run, folder):
 
 def test_a_clean_training_step_has_no_price_to_pay(run):
     """The sum that stands for a loss, and the one that backward begins with, are outside by nature."""
-    result = run(
-        "fuse", "net.py", "--mode", "training", "--gpu", "a100", "--policy", "memwall", "--json", "-q"
-    )
+    result = run("fuse", "net.py", "--mode", "training", "--gpu", "a100", "--policy", "memwall", "--json", "-q")
     record = json.loads(result.out)
     assert record["capture"]["breaks"] == []
     assert record["gpus"][0]["breaks"] is None
@@ -219,13 +201,7 @@ def test_a_damaged_capture_is_refused(run, record):
 
 @pytest.mark.parametrize(
     ("part", "damage"),
-    [
-        ("cuts", ["here"]),
-        ("lost_from", -1),
-        ("after_op", 1.5),
-        ("regions", [[0, 10**12]]),
-        ("behind", "last"),
-    ],
+    [("cuts", ["here"]), ("lost_from", -1), ("after_op", 1.5), ("regions", [[0, 10**12]]), ("behind", "last")],
 )
 def test_a_capture_with_a_damaged_number_is_refused(run, broken, folder, part, damage):
     assert run("fuse", broken, "--gpu", "a100", "--policy", "memwall", "-q").code == 0
@@ -394,15 +370,11 @@ def test_one_line_and_nothing_written(run, record, folder, line):
     result = run(*line.split())
     assert result.code == 2
     assert CASES[line] in result.error
-    assert {
-        str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in str(path)
-    } == before
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in str(path)} == before
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc: a folder that nobody can write")
 def test_a_folder_that_cannot_be_written(run):
-    result = run(
-        "fuse", "net.py", "--gpu", "a100", "--policy", "memwall", "--no-capture", "--emit", "/proc/out"
-    )
+    result = run("fuse", "net.py", "--gpu", "a100", "--policy", "memwall", "--no-capture", "--emit", "/proc/out")
     assert result.code == 2
     assert "cannot write /proc/out" in result.error

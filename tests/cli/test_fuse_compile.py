@@ -34,9 +34,7 @@ def test_a_gpu_and_an_architecture(run):
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    "words", [("net.py", "--gpu", "t4", "--compile"), ("--gpu", "t4", "--compile", "net.py")]
-)
+@pytest.mark.parametrize("words", [("net.py", "--gpu", "t4", "--compile"), ("--gpu", "t4", "--compile", "net.py")])
 def test_without_a_name_it_is_the_gpu_of_the_run(run, words):
     out = run("fuse", *words, *FLAGS).out
     assert "\n── t4: kernels compiled for sm_75\n" in out
@@ -57,10 +55,7 @@ def test_the_page_in_markdown(run, folder):
         (("--compile", "sm_91"), "no architecture named 'sm_91'; did you mean sm_90"),
         (("--compile", "tpu-v4"), "no kernel can be compiled for tpu-v4"),
         (("--gpu", "tpu-v4", "--compile"), "no kernel can be compiled for tpu-v4"),
-        (
-            ("--compile", "--policy", "ideal"),
-            "--compile compiles the kernels of memwall; name it with --policy",
-        ),
+        (("--compile", "--policy", "ideal"), "--compile compiles the kernels of memwall; name it with --policy"),
     ],
 )
 @needs_triton

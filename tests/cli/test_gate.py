@@ -115,9 +115,7 @@ def test_a_seeded_regression_is_named_by_op_module_and_line(broken, name):
 def test_a_model_that_begins_to_read_its_data_is_compared_with_a_base_that_is_traced_alike(broken):
     """Real tensors on one side alone would show kernels that are no doing of the change."""
     _, result = broken
-    (check,) = [
-        c for c in json.loads(result.out)["checks"] if (c["workload"], c["quantity"]) == ("item", "kernels")
-    ]
+    (check,) = [c for c in json.loads(result.out)["checks"] if (c["workload"], c["quantity"]) == ("item", "kernels")]
     assert {c["op"] for c in check["causes"]} == {"max", "mul"}
     assert check["value"] - check["baseline"] == 2
 
@@ -154,27 +152,14 @@ def test_a_wheel_says_what_the_checkout_says(tmp_path):
         shutil.copytree(ROOT / name, source / name, ignore=skip)
     for name in ("pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, source / name)
-    words = (
-        "-m",
-        "pip",
-        "-q",
-        "wheel",
-        str(source),
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(tmp_path),
-    )
+    words = ("-m", "pip", "-q", "wheel", str(source), "--no-deps", "--no-build-isolation", "-w", str(tmp_path))
     subprocess.run([sys.executable, *words], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("memwall-*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     repo = tmp_path / "repo"
     commit(repo, net=NET)
     (repo / "net.py").write_text(SLOWER)
-    runs = [
-        gate(repo, "net.py", "--baseline-ref", "HEAD", "--json", home=home)
-        for home in (ROOT, tmp_path / "site")
-    ]
+    runs = [gate(repo, "net.py", "--baseline-ref", "HEAD", "--json", home=home) for home in (ROOT, tmp_path / "site")]
     assert runs[0] == runs[1]
     assert runs[0].code == 1
 
@@ -189,9 +174,7 @@ def test_what_others_did_on_main_is_not_flagged(tmp_path):
     git(tmp_path, "checkout", "-q", "main")
     commit(tmp_path, net=NET)  # faster: against main's tip the branch would have one kernel more
     git(tmp_path, "checkout", "-q", "--detach", "feature")
-    result = gate(
-        tmp_path, "net.py", "--baseline-ref", "main", "--json", "--limit", "kernels=+0", "--policy", "eager"
-    )
+    result = gate(tmp_path, "net.py", "--baseline-ref", "main", "--json", "--limit", "kernels=+0", "--policy", "eager")
     assert result.code == 0, result
     record = json.loads(result.out)
     assert record["baseline"]["commit"] == base
@@ -225,22 +208,14 @@ def test_the_base_runs_the_code_of_the_base(tmp_path):
     for place in ("src/ours", "python/theirs"):
         path = tmp_path / place / "layer.py"
         path.write_text(LAYER.replace("torch.relu(x)", "torch.relu(x) + 1"))
-    head = os.pathsep.join(
-        [str(ROOT), str(tmp_path / "src"), str(tmp_path / "python")]
-    )  # as an editable install has
+    head = os.pathsep.join([str(ROOT), str(tmp_path / "src"), str(tmp_path / "python")])  # as an editable install has
     result = gate(tmp_path, "--baseline-ref", "HEAD", "--json", PYTHONPATH=head)
     found = verdicts(result)
     assert (found["a", "kernels"], found["ours.net.workload", "kernels"]) == ("fail", "fail")
     assert found["c", "kernels"] == "inconclusive"  # never the head compared with itself
-    check, _ = [
-        c for c in json.loads(result.out)["checks"] if (c["workload"], c["quantity"]) == ("c", "kernels")
-    ]
-    assert (
-        "would run the working tree's python/theirs/__init__.py, python/theirs/layer.py" in check["message"]
-    )
-    check, _ = [
-        c for c in json.loads(result.out)["checks"] if (c["workload"], c["quantity"]) == ("a", "kernels")
-    ]
+    check, _ = [c for c in json.loads(result.out)["checks"] if (c["workload"], c["quantity"]) == ("c", "kernels")]
+    assert "would run the working tree's python/theirs/__init__.py, python/theirs/layer.py" in check["message"]
+    check, _ = [c for c in json.loads(result.out)["checks"] if (c["workload"], c["quantity"]) == ("a", "kernels")]
     assert [(c["op"], c["source"]) for c in check["causes"]] == [("add", "src/ours/layer.py:4")]
 
 
@@ -271,12 +246,7 @@ def test_a_model_that_breaks_never_passes_and_spoils_no_other(tmp_path):
     """Also: a base that is fine, and one that breaks where the head does not."""
     names = ["was_broken", "new", "moved", *BROKEN]
     config = f"[gate]\nkernels = '+0'\ndram_bytes = '+0'\nworkloads = {[f'{name}.py' for name in names]}\n"
-    commit(
-        tmp_path,
-        **dict.fromkeys((*BROKEN, "old_name"), NET),
-        was_broken="1 / 0\n",
-        **{"memwall.toml": config},
-    )
+    commit(tmp_path, **dict.fromkeys((*BROKEN, "old_name"), NET), was_broken="1 / 0\n", **{"memwall.toml": config})
     for name, text in BROKEN.items():
         (tmp_path / f"{name}.py").write_text(text)
     for name in ("was_broken", "new"):
@@ -304,11 +274,7 @@ def test_a_model_that_breaks_never_passes_and_spoils_no_other(tmp_path):
     assert "noise" in result.err
     for name, text in (("was_broken", "the base cannot be profiled: loading was_broken.py: ZeroDivisionError"),
                        ("new", "no such file: new.py"), ("moved", "no such file: moved.py")):  # fmt: skip
-        rows = [
-            c
-            for c in json.loads(result.out)["checks"]
-            if c["workload"] == name and c["quantity"] != "coverage"
-        ]
+        rows = [c for c in json.loads(result.out)["checks"] if c["workload"] == name and c["quantity"] != "coverage"]
         assert {c["verdict"] for c in rows} == {"inconclusive"}, name
         assert all(text in c["message"] for c in rows), rows
     assert only_tree(tmp_path)
@@ -318,16 +284,7 @@ def test_a_new_workload_passes_where_that_is_allowed(tmp_path):
     commit(tmp_path, other="")
     (tmp_path / "new.py").write_text(NET)
     (tmp_path / "other.py").write_text(NET.replace("def model", "def late"))
-    targets = (
-        "new.py",
-        "other.py:late",
-        "--baseline-ref",
-        "main",
-        "--input",
-        "f32[4,64]",
-        "--limit",
-        "kernels=+0",
-    )
+    targets = ("new.py", "other.py:late", "--baseline-ref", "main", "--input", "f32[4,64]", "--limit", "kernels=+0")
     result = gate(tmp_path, *targets, "--json")
     assert result.code == 3, result
     assert "--allow-new lets a new workload pass" in result.out
@@ -415,15 +372,7 @@ def test_the_ref_is_found_from_a_folder_inside(saved, run):
     assert result.code == 1
     assert "uncommitted changes" in result.out
     assert (
-        run(
-            str(saved / "saved.json"),
-            "--baseline-ref",
-            "main",
-            "-q",
-            "--limit",
-            "kernels=+0",
-            "coverage=90 %",
-        ).code
+        run(str(saved / "saved.json"), "--baseline-ref", "main", "-q", "--limit", "kernels=+0", "coverage=90 %").code
         == 1
     )
 
@@ -453,9 +402,7 @@ def test_hooks_of_the_repository_do_not_run(saved, run):
     assert (saved / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    "ref", ["nope", "origin/main", "--all", "", "main:saved.json", "HEAD~9", "-", "a b", "@{1}"]
-)
+@pytest.mark.parametrize("ref", ["nope", "origin/main", "--all", "", "main:saved.json", "HEAD~9", "-", "a b", "@{1}"])
 def test_a_ref_that_is_none_is_said(run, ref):
     result = run("--baseline-ref", ref)
     assert result.code == 2
@@ -473,22 +420,9 @@ def test_a_shallow_clone_says_how_to_fetch_more(saved, tmp_path, monkeypatch, ru
     git(saved, "checkout", "-q", "-b", "feature")
     commit(saved.parent, x="1")
     commit(saved.parent, x="2")
-    for branch, words in (
-        ("feature", "there is no commit 'main' here"),
-        ("both", "no common commit with HEAD"),
-    ):
+    for branch, words in (("feature", "there is no commit 'main' here"), ("both", "no common commit with HEAD")):
         clone = tmp_path / branch
-        git(
-            tmp_path,
-            "clone",
-            "-q",
-            "--depth",
-            "1",
-            "--branch",
-            "feature",
-            f"file://{saved.parent}",
-            str(clone),
-        )
+        git(tmp_path, "clone", "-q", "--depth", "1", "--branch", "feature", f"file://{saved.parent}", str(clone))
         if branch == "both":
             git(clone, "fetch", "-q", "--depth", "1", "origin", "main:main")
         monkeypatch.chdir(clone / "sub folder")
@@ -559,10 +493,7 @@ def test_what_the_configuration_itself_lets_pass_is_said(saved, run):
     assert result.code == 0
     assert "gated no longer: two" in result.out
     assert "gated otherwise than in the base's configuration: one" in result.out
-    assert (
-        "gated"
-        not in run("one", "--baseline-ref", "main", "-q", "--config", "memwall.toml").out.partition("two")[1]
-    )
+    assert "gated" not in run("one", "--baseline-ref", "main", "-q", "--config", "memwall.toml").out.partition("two")[1]
 
 
 # -- baselines in files ------------------------------------------------------------------------------------------------
@@ -623,10 +554,7 @@ def test_a_baseline_that_is_not_there(saved, run):
         (lambda data: gzip.compress(data[:-400]), "base.json.gz"),
         (lambda data: b"", "base.json.gz"),
         (lambda data: gzip.compress(b"[]"), "base.json.gz"),
-        (
-            lambda data: gzip.compress(data.replace(b"memwall.profile/1", b"memwall.profile/9", 1)),
-            "profile/9",
-        ),
+        (lambda data: gzip.compress(data.replace(b"memwall.profile/1", b"memwall.profile/9", 1)), "profile/9"),
         (lambda data: gzip.compress(data.replace(b'"simulations"', b'"simulation"', 1)), "simulations"),
     ],
 )
@@ -673,10 +601,7 @@ def test_a_profile_that_is_in_the_baseline_alone_is_said(saved, run):
         ("[gate]\nworkloads = []\n", "no workload to gate"),
         ("[gate]\ntarget = 'saved.json'\n", "nothing is limited"),
         ("[gate]\ntarget = 'saved.json'\nmeasured_s = '+5%'\n", "nothing is limited"),
-        (
-            "[gate]\ntarget = 'saved.json'\n[gate.modules.nowhere]\nkernels = 3\n",
-            "no kernel belongs to the modules",
-        ),
+        ("[gate]\ntarget = 'saved.json'\n[gate.modules.nowhere]\nkernels = 3\n", "no kernel belongs to the modules"),
     ],
 )
 def test_a_gate_that_checks_nothing_fails(saved, run, config, words):
@@ -702,9 +627,7 @@ def test_a_configuration_elsewhere_counts_from_its_own_folder(saved, run, monkey
     gpu = load_gpu("h100-sxm").name
     assert (
         gpu
-        in run(
-            "--config", saved / "memwall.toml", "--gpu", gpu, "--limit", "kernels=1000", "coverage=90 %", "-q"
-        ).out
+        in run("--config", saved / "memwall.toml", "--gpu", gpu, "--limit", "kernels=1000", "coverage=90 %", "-q").out
     )
 
 

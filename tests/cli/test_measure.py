@@ -33,12 +33,7 @@ def ran(tmp_path_factory):
         "-o", "out.json", "-o", "out.md", "-o", "out.csv", "--json",
     ]  # fmt: skip
     done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return folder, done
@@ -71,10 +66,7 @@ def test_other_files_and_the_record_of_the_folder(ran):
 def test_a_saved_record_is_measured_and_printed(ran, capsys, monkeypatch):
     folder, _ = ran
     monkeypatch.chdir(folder)
-    assert (
-        main(["measure", "out.json", *CPU, "--samples", "1", "--top", "1", "--no-check", "--no-step", "-q"])
-        == 0
-    )
+    assert main(["measure", "out.json", *CPU, "--samples", "1", "--top", "1", "--no-check", "--no-step", "-q"]) == 0
     out, err = capsys.readouterr()
     assert "modeled beside measured" in out and "addmm" in out
     assert "record kept" not in err

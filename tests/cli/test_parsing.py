@@ -45,20 +45,11 @@ def test_a_device_name_with_blanks_is_one_value():
 def test_the_tables_agree():
     assert tuple(SORT_KEYS) == options.SORT_KEYS
     assert set(SUFFIXES.values()) == set(KINDS)
-    assert {name: group.get_command(None, name).name for name in COMMANDS} == {
-        name: name for name in COMMANDS
-    }
+    assert {name: group.get_command(None, name).name for name in COMMANDS} == {name: name for name in COMMANDS}
 
 
 def test_only_what_was_given_is_passed_on():
-    nothing = {
-        "mode": None,
-        "batch": None,
-        "input_specs": (),
-        "strict": False,
-        "no_replay": False,
-        "optimizer": None,
-    }
+    nothing = {"mode": None, "batch": None, "input_specs": (), "strict": False, "no_replay": False, "optimizer": None}
     assert profile_options(nothing) == {}
     assert profile_options({**nothing, "no_replay": True, "policies": ("eager",)}) == {
         "replay": False, "policy": ["eager"],

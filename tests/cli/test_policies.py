@@ -30,17 +30,10 @@ def test_what_ifs_are_in_the_record_and_do_not_spoil_it(run, folder):
     assert (outcome["what_if"], outcome["gpu"], outcome["policy"]) == (
         ["launch_overhead_s=0"], "a100-80gb-sxm", "eager",
     )  # fmt: skip
-    assert (
-        outcome["after"]["time_s"]
-        < outcome["before"]["time_s"]
-        == record["simulations"][0]["totals"]["time_s"]
-    )
+    assert outcome["after"]["time_s"] < outcome["before"]["time_s"] == record["simulations"][0]["totals"]["time_s"]
     assert outcome["after"]["dram_bytes"] == outcome["before"]["dram_bytes"]
     (folder / "with.json").write_text(result.out)
-    assert (
-        Profile.load(folder / "with.json").to_json()
-        == run("profile", "net.py", "--gpu", "a100", "--json").out
-    )
+    assert Profile.load(folder / "with.json").to_json() == run("profile", "net.py", "--gpu", "a100", "--json").out
 
 
 def test_what_ifs_of_a_saved_profile(run):

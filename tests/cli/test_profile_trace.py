@@ -30,11 +30,7 @@ LEAST_US = 2 * SIDE**3 / 989.4e12 * 1e6
 
 
 def events(dur: float = 2 * LEAST_US, name: str = "nvjet_hsh_128x256") -> list[Event]:
-    shapes = {
-        "Input__Dims": [[SIDE, SIDE]] * 2,
-        "Input__type": ["c10::Half"] * 2,
-        "Concrete__Inputs": ["", ""],
-    }
+    shapes = {"Input__Dims": [[SIDE, SIDE]] * 2, "Input__type": ["c10::Half"] * 2, "Concrete__Inputs": ["", ""]}
     return [
         op("aten::mm", 0, 20, **shapes), call("cudaLaunchKernelExC", 5, 1, 1), kernel(name, 30, dur, 1),
         op("mylib::secret", 30, 20), call("cudaLaunchKernel", 35, 1, 2), kernel("secret", 1000, 5.5, 2),
@@ -48,9 +44,7 @@ def trace(folder: Path, device: Any = H100, **how: Any) -> str:
 def shown(path: str, capsys: pytest.CaptureFixture[str], *gpus: str, **options: Any) -> str:
     ncu, outputs = options.pop("ncu", None), options.pop("outputs", ())
     as_json = options.pop("as_json", False)
-    profile_trace(
-        path, gpus, ncu=ncu, outputs=outputs, as_json=as_json, messages=Messages(quiet=True), **options
-    )
+    profile_trace(path, gpus, ncu=ncu, outputs=outputs, as_json=as_json, messages=Messages(quiet=True), **options)
     return capsys.readouterr().out
 
 
@@ -95,9 +89,7 @@ def test_a_short_name_keeps_what_tells_kernels_apart(name: str, short: str) -> N
     assert short_name(name) == short
 
 
-def test_the_peaks_are_those_that_the_trace_is_held_against(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_peaks_are_those_that_the_trace_is_held_against(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = {"Input__Dims": [[SIDE, SIDE]] * 2, "Input__type": ["double"] * 2}
     found = [op("aten::mm", 0, 20, **shapes), call("cudaLaunchKernel", 5, 1, 1), kernel("k", 30, 9e3, 1)]
     text = shown(str(write(tmp_path, found, deviceProperties=[H100])), capsys)
@@ -127,15 +119,8 @@ def test_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (record["schema"], record["gpu"], record["trace"]) == ("memwall.trace/1", "h100-sxm", "trace.json")
     mm, secret = record["rows"]
     assert (mm["op"], mm["flops"], mm["of_roof"]) == ("aten::mm", 2 * SIDE**3, pytest.approx(0.5))
-    assert mm["kernels"] == [
-        {"name": "nvjet_hsh_128x256", "stream": 7, "time_s": pytest.approx(2e-6 * LEAST_US)}
-    ]
-    assert (secret["flops"], secret["read_bytes"], secret["bound_s"], secret["wall"]) == (
-        None,
-        None,
-        None,
-        "unknown",
-    )
+    assert mm["kernels"] == [{"name": "nvjet_hsh_128x256", "stream": 7, "time_s": pytest.approx(2e-6 * LEAST_US)}]
+    assert (secret["flops"], secret["read_bytes"], secret["bound_s"], secret["wall"]) == (None, None, None, "unknown")
     assert str(tmp_path) not in first
 
 
@@ -212,9 +197,7 @@ def test_what_is_a_trace(tmp_path: Path, text: str, wanted: bool) -> None:
 
 def test_the_board(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = trace(tmp_path)
-    assert "measured on NVIDIA H100 80GB HBM3, held against a100-80gb-sxm" in shown(
-        path, capsys, "a100-80gb-sxm"
-    )
+    assert "measured on NVIDIA H100 80GB HBM3, held against a100-80gb-sxm" in shown(path, capsys, "a100-80gb-sxm")
     assert "held against h100-sxm" not in " ".join(analyse_file(path, ["h100-sxm"]).notes)
     with pytest.raises(UsageError, match="one board"):
         analyse_file(path, ["a100-80gb-sxm", "h100-sxm"])

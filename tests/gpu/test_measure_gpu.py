@@ -94,9 +94,7 @@ def test_the_device_says_what_it_is_and_how_it_was(chain):
 
 
 def test_a_training_step_of_a_small_layer(tmp_path):
-    found = measure(
-        profile(Layer(), (torch.ones(512, 256),), mode="training", dtype="bf16"), device="cuda", samples=9
-    )
+    found = measure(profile(Layer(), (torch.ones(512, 256),), mode="training", dtype="bf16"), device="cuda", samples=9)
     for executor, run in runs(found).items():
         odd = [(k.name, k.status, k.reason) for k in run.kernels if k.status not in ("ok", "not generated")]
         assert odd == [], executor

@@ -41,16 +41,13 @@ class Page:
         os.close(theirs_out)
         self._numbers, self._answers, self._session = itertools.count(1), b"", {}
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = {
-            "sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        }
+        self._session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
 
     def call(self, method, **params):
         """A command of the DevTools protocol, and what it answers."""
         number = next(self._numbers)
         os.write(
-            self._out,
-            json.dumps({"id": number, "method": method, "params": params, **self._session}).encode() + b"\0",
+            self._out, json.dumps({"id": number, "method": method, "params": params, **self._session}).encode() + b"\0"
         )
         deadline = time.monotonic() + 60
         while True:
@@ -115,9 +112,7 @@ def served(folder, files):
             self.end_headers()
             self.wfile.write(data)
 
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))
-    )
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

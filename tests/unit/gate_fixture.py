@@ -14,9 +14,7 @@ CAST = Cause("appeared", "_to_copy", "encoder.layer.*.attention", "forward", "mo
              18.5e-6, "casts bf16 to fp32 before softmax")  # fmt: skip
 GREW = Cause("grew", "bmm", "encoder.layer.*.attention", "forward", "models/bert.py:44", 12, 0, 0, 6_291_456, 7.25e-6,
              "reads fp32, was bf16")  # fmt: skip
-GONE = Cause(
-    "vanished", "addmm", "pooler", "forward", "models/bert.py:90", 1, -1, -1_179_648, -1_183_744, -3.1e-6, ""
-)
+GONE = Cause("vanished", "addmm", "pooler", "forward", "models/bert.py:90", 1, -1, -1_179_648, -1_183_744, -3.1e-6, "")
 
 CHECK = Check(
     workload="bert", target="models/bert.py", gpu="h100-sxm", policy="eager", module="", quantity="dram_bytes",
@@ -24,9 +22,7 @@ CHECK = Check(
     causes=(CAST, GREW, GONE),
 )  # fmt: skip
 TIME = replace(CHECK, quantity="time_s", limit="3.2 ms", value=3.2004e-3, baseline=3.1e-3, allowed=3.2e-3)
-KERNELS = replace(
-    CHECK, quantity="kernels", limit="120", value=118, baseline=106, allowed=120, verdict="pass"
-)
+KERNELS = replace(CHECK, quantity="kernels", limit="120", value=118, baseline=106, allowed=120, verdict="pass")
 KERNELS = replace(KERNELS, causes=())
 MFU = replace(KERNELS, quantity="mfu", limit="40%", value=0.4612, baseline=0.4612, allowed=0.4)
 PEAK = replace(KERNELS, quantity="peak_memory", limit="70 GB", value=4.2e9, baseline=None, allowed=70e9)
@@ -40,18 +36,14 @@ UNSURE = replace(
 )  # fmt: skip
 
 PASS = GateResult((KERNELS, MFU, PEAK, BREAKS), baseline=REF, memwall_version=VERSION)
-FAIL = GateResult(
-    (KERNELS, CHECK, TIME, MODULE, MFU, PEAK, BREAKS, UNSURE), baseline=REF, memwall_version=VERSION
-)
+FAIL = GateResult((KERNELS, CHECK, TIME, MODULE, MFU, PEAK, BREAKS, UNSURE), baseline=REF, memwall_version=VERSION)
 INCONCLUSIVE = GateResult(
     (BREAKS, UNSURE), (Problem("gpt", "gpt.py:Net", "inconclusive", "no baseline for the policy inductor"),),
     Baseline("file", "gate/baseline.json", "", "0.5.1"), VERSION,
 )  # fmt: skip
 EMPTY = GateResult((), memwall_version=VERSION)
 BROKEN = GateResult(
-    (KERNELS,),
-    (Problem("", "nets/*.py", "fail", "no workload found; name a model file"),),
-    memwall_version=VERSION,
+    (KERNELS,), (Problem("", "nets/*.py", "fail", "no workload found; name a model file"),), memwall_version=VERSION
 )
 
 #: Names that end a tag, a table, a string, a line, a command, an XML section, a path; that mention and that are empty.
@@ -70,11 +62,7 @@ def hostile() -> GateResult:
         cause = Cause(text, text, text, text, f"{text}:7", 2, 3, 4, 5, 6e-6, text)
         both = replace(CHECK, workload=text, target=text, gpu=text, policy=text, module=text, limit=text,
                        message=text, causes=(cause, CAST))  # fmt: skip
-        checks += [
-            both,
-            replace(both, quantity=text or "?", verdict="inconclusive"),
-            replace(both, verdict="pass"),
-        ]
+        checks += [both, replace(both, quantity=text or "?", verdict="inconclusive"), replace(both, verdict="pass")]
         problems.append(Problem(text, text, "fail", text))
     return GateResult(
         tuple(checks), tuple(problems), Baseline("ref", HOSTILE[3], HOSTILE[1], HOSTILE[4], HOSTILE), VERSION
@@ -83,9 +71,7 @@ def hostile() -> GateResult:
 
 def nine_causes(module: str) -> tuple[Cause, ...]:
     """More than are shown, each 12 kernels, 12,582,912 bytes, 18.5 us."""
-    return tuple(
-        replace(CAST, op=f"op_{i}", module=module, source=f"models/net.py:{i + 1}") for i in range(9)
-    )
+    return tuple(replace(CAST, op=f"op_{i}", module=module, source=f"models/net.py:{i + 1}") for i in range(9))
 
 
 def many(failing: int = 500, passing: int = 500) -> GateResult:

@@ -134,9 +134,7 @@ def configuration() -> str:
     """One workload per regression, each with a model of its own."""
     rows = ['[tool.memwall.gate]\ngpu = "h100-sxm"\npolicy = "eager"\n']
     for name, regression in REGRESSIONS.items():
-        rows.append(
-            f'[tool.memwall.gate.workloads.{name}]\ntarget = "models/{name}.py"\n{regression.settings}\n'
-        )
+        rows.append(f'[tool.memwall.gate.workloads.{name}]\ntarget = "models/{name}.py"\n{regression.settings}\n')
     return "\n".join(rows)
 
 

@@ -145,10 +145,7 @@ def prove(oracle: Oracle, kernel: Kernel, folder: Path, special: bool = False) -
     try:
         run = load_source(kernel.source, folder).run
         check = oracle.verify(kernel, run, special=special, around=apart, guard_bytes=GUARD_BYTES)
-        status, message = (
-            "ok" if check.passed else "wrong",
-            f"{check.where}: {check.message}" * (not check.passed),
-        )
+        status, message = ("ok" if check.passed else "wrong", f"{check.where}: {check.message}" * (not check.passed))
     except NotRun as error:
         check, status, message = Check(False), "not checked", str(error)
     except Exception as error:  # one kernel lost, not the rest
@@ -163,14 +160,7 @@ def prove(oracle: Oracle, kernel: Kernel, folder: Path, special: bool = False) -
 def not_generated(graph: Graph, group: Group, reason: str) -> dict[str, Any]:
     """The line of a group that no kernel is generated for."""
     ops = [name.removeprefix("aten.") for name in small_workloads.names_of(graph, group)]
-    return {
-        "ops": ops,
-        "schedule": "",
-        "status": "not generated",
-        "message": reason,
-        "error": 0.0,
-        "seconds": 0.0,
-    }
+    return {"ops": ops, "schedule": "", "status": "not generated", "message": reason, "error": 0.0, "seconds": 0.0}
 
 
 def workload(name: str, mode: str, folder: Path) -> Iterator[dict[str, Any]]:

@@ -50,16 +50,7 @@ def kernel(name: str, ts: float, dur: float, correlation: int, stream: int = 7, 
 
 def _event(cat: str, name: str, ts: float, dur: float, pid: Any, tid: Any, args: dict[str, Any]) -> Event:
     spelled = {key.replace("__", " "): value for key, value in args.items()}
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": pid,
-        "tid": tid,
-        "ts": ts,
-        "dur": dur,
-        "args": spelled,
-    }
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": spelled}
 
 
 def write(folder: Path, events: list[Event], **header: Any) -> Path:

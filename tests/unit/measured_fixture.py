@@ -87,6 +87,4 @@ def make_measured(executors=("eager", "inductor", "generated"), **changes) -> Pr
     schedules = {policy: simulate(profile.graph, plan, OLD) for policy, plan in plans.items()}
     wanted = dict.fromkeys(EXECUTORS[executor] for executor in executors)
     found = [measured(schedules[EXECUTORS[e]], e, **changes).to_dict() for e in executors]
-    return replace(
-        profile, simulations=tuple(schedules[policy] for policy in wanted), measurements=tuple(found)
-    )
+    return replace(profile, simulations=tuple(schedules[policy] for policy in wanted), measurements=tuple(found))

@@ -50,9 +50,7 @@ def _unary(draw: random.Random, x: Tensor, known: list[Tensor]) -> Tensor:
 
 def _binary(draw: random.Random, x: Tensor, known: list[Tensor]) -> Tensor:
     fitting = [
-        y
-        for y in known
-        if all(a == b or 1 in (a, b) for a, b in zip(x.shape[::-1], y.shape[::-1], strict=False))
+        y for y in known if all(a == b or 1 in (a, b) for a, b in zip(x.shape[::-1], y.shape[::-1], strict=False))
     ]
     return draw.choice(BINARY)(x, draw.choice(fitting))
 

@@ -101,13 +101,9 @@ def check_gradients(graph: Graph, found, eager, close) -> None:
     }  # fmt: skip
     checked = 0
     for storage in graph.storages:
-        if storage.role == "gradient" and not storage.name.startswith(
-            "input"
-        ):  # those of inputs are not read again
+        if storage.role == "gradient" and not storage.name.startswith("input"):  # those of inputs are not read again
             expected = eager.get_parameter(storage.name).grad
-            torch.testing.assert_close(
-                as_value(graph, found[storage.id], read[storage.id]), expected, **close
-            )
+            torch.testing.assert_close(as_value(graph, found[storage.id], read[storage.id]), expected, **close)
             checked += 1
     assert checked == sum(p.grad is not None for p in eager.parameters())
 

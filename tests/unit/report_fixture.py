@@ -47,9 +47,7 @@ class Builder:
         self.ops: list[Op] = []
         self.costs: list[Cost] = []
 
-    def value(
-        self, shape: tuple[int, ...], role: str = "activation", dtype: str = "float16", name: str = ""
-    ) -> int:
+    def value(self, shape: tuple[int, ...], role: str = "activation", dtype: str = "float16", name: str = "") -> int:
         spec = contiguous(shape, dtype)
         number = len(self.storages)
         self.storages.append(Storage(number, spec.nbytes, role, name))
@@ -72,15 +70,7 @@ def make_profile(gpus=(OLD, NEW), blocks: int = 2, name: str = "tiny", tokens: i
     first = x
     for i, weight in enumerate(weights):
         y, z, x = b.value((n, n)), b.value((n, n)), b.value((n, n))
-        b.op(
-            "aten.mm",
-            "contraction",
-            "forward",
-            f"blocks.{i}.proj",
-            (first if i == 0 else x - 3, weight),
-            (y,),
-            mm,
-        )
+        b.op("aten.mm", "contraction", "forward", f"blocks.{i}.proj", (first if i == 0 else x - 3, weight), (y,), mm)
         b.op("aten.gelu", "elementwise", "forward", f"blocks.{i}.act", (y,), (z,), {VECTOR: 8 * n * n})
         b.op("aten.native_layer_norm", "normalization", "forward", f"blocks.{i}.norm", (z,), (x,), {VECTOR: 5 * n * n},
              extra_bytes=2 * n * n)  # fmt: skip

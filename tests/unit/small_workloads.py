@@ -174,9 +174,7 @@ def kind_of(graph: Graph, group: Group, sizes: bool) -> Any:
 def _layout(spec: TensorSpec) -> Any:
     """Dtype and, for each axis, whether it is one long, and its place in the order of strides."""
     order = sorted(spec.strides)
-    return spec.dtype, tuple(
-        (size == 1, order.index(s)) for size, s in zip(spec.shape, spec.strides, strict=True)
-    )
+    return spec.dtype, tuple((size == 1, order.index(s)) for size, s in zip(spec.shape, spec.strides, strict=True))
 
 
 def names_of(graph: Graph, group: Group) -> tuple[str, ...]:

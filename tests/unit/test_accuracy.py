@@ -42,13 +42,7 @@ def test_a_cell_by_hand():
     """Errors +10 %, -20 %, +50 %, -100 %, 0 %, in this order."""
     rows = [row(1.1, 1.0, 0.9), row(0.8, 1.0, 1.2), row(6.0, 4.0, 1.0), row(0.0, 3.0), row(2.0, 2.0, 2.0)]
     (cell,) = score(rows)
-    assert (cell.dataset, cell.gpu, cell.op_class, cell.dtype, cell.n) == (
-        "d",
-        "g",
-        "elementwise",
-        "float16",
-        5,
-    )
+    assert (cell.dataset, cell.gpu, cell.op_class, cell.dtype, cell.n) == ("d", "g", "elementwise", "float16", 5)
     assert cell.mape == pytest.approx((0.1 + 0.2 + 0.5 + 1.0 + 0.0) / 5)
     assert cell.median_ape == pytest.approx(0.2)
     assert cell.bias == pytest.approx((0.1 - 0.2 + 0.5 - 1.0 + 0.0) / 5)
@@ -73,12 +67,7 @@ def test_cells_are_apart_and_in_order():
 
 def test_kappa_by_hand():
     """3 of 4 agree; by chance 0.5 x 0.75 + 0.5 x 0.25 = 0.5 do."""
-    labels = [
-        ("overhead", "overhead"),
-        ("overhead", "overhead"),
-        ("compute", "compute"),
-        ("compute", "overhead"),
-    ]
+    labels = [("overhead", "overhead"), ("overhead", "overhead"), ("compute", "compute"), ("compute", "overhead")]
     assert kappa(labels) == pytest.approx((0.75 - 0.5) / (1 - 0.5))
     assert kappa([("compute", "compute")] * 3) is None
     assert kappa([("compute", "bandwidth")] * 3) == 0.0
@@ -111,9 +100,7 @@ def test_rows_that_rounding_cannot_place_have_no_regime():
 
 
 def test_each_op_of_a_class_has_a_floor_of_its_own():
-    rows = [
-        replace(labelled(s, "overhead"), shape=shape) for s, shape in ((1.0, "add h=1"), (2.5, "relu h=1"))
-    ]
+    rows = [replace(labelled(s, "overhead"), shape=shape) for s, shape in ((1.0, "add h=1"), (2.5, "relu h=1"))]
     assert [regime(row, floors_s(rows)) for row in rows] == ["overhead", "overhead"]
     sizes = [replace(row, shape=shape) for row, shape in zip(rows, ("1x2", "3x4"), strict=True)]
     assert [regime(row, floors_s(sizes)) for row in sizes] == ["overhead", "bandwidth"]
@@ -128,12 +115,7 @@ def test_a_time_rounded_to_the_bound_is_no_violation():
 
 @pytest.mark.parametrize(
     ("values", "fraction", "result"),
-    [
-        ([5.0], 0.9, 5.0),
-        ([1.0, 3.0], 0.5, 2.0),
-        ([4.0, 1.0, 2.0, 3.0], 1.0, 4.0),
-        ([10.0, 20.0, 30.0], 0.25, 15.0),
-    ],
+    [([5.0], 0.9, 5.0), ([1.0, 3.0], 0.5, 2.0), ([4.0, 1.0, 2.0, 3.0], 1.0, 4.0), ([10.0, 20.0, 30.0], 0.25, 15.0)],
 )
 def test_percentiles(values, fraction, result):
     assert percentile(values, fraction) == pytest.approx(result)
@@ -142,9 +124,7 @@ def test_percentiles(values, fraction, result):
 def test_rank_correlation():
     assert spearman([1, 2, 3], [10, 100, 1000]) == pytest.approx(1.0)
     assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
-    assert spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(
-        1 - 6 * 2 / (4 * 15)
-    )  # 1 - 6 sum d^2 / n(n^2 - 1)
+    assert spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(1 - 6 * 2 / (4 * 15))  # 1 - 6 sum d^2 / n(n^2 - 1)
     assert spearman([1, 1, 1], [1, 2, 3]) is None
     assert spearman([1], [2]) is None
 

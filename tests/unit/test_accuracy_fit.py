@@ -82,9 +82,7 @@ def test_halves_depend_on_the_shape_alone():
     assert len(first) + len(second) == len(samples)
     assert min(len(first), len(second)) > len(samples) / 4
     assert all(in_fit_half(sample.split_by) for sample in first)
-    assert halves([replace(s, label="other") for s in samples])[0] == [
-        replace(s, label="other") for s in first
-    ]
+    assert halves([replace(s, label="other") for s in samples])[0] == [replace(s, label="other") for s in first]
 
 
 def test_a_board_left_out_has_nothing_of_its_own():
@@ -114,26 +112,20 @@ def test_only_the_tables_named_change():
         "utilization.stream.elementwise": [Constant("copy", 0.9, "more rows")],
     }
     text = with_tables(TEXT, tables)
-    assert "plateau = 0.75  # rows\nstart_s = 1e-6  # from elsewhere\n\n[identity]" in text.replace(
-        "    ", ""
-    )
+    assert "plateau = 0.75  # rows\nstart_s = 1e-6  # from elsewhere\n\n[identity]" in text.replace("    ", "")
     assert text.endswith('a = "b"\n\n[utilization.stream.elementwise]\ncopy = 0.9  # more rows\n')
     assert with_tables(text, tables) == text
     assert renamed(TEXT, "z").startswith('name = "z"\n\n[utilization')
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.5, "0.5"), (3.0, "3.0"), (2.5e-6, "2.5e-6"), (12345.0, "1.234e4")]
-)
+@pytest.mark.parametrize(("value", "text"), [(0.5, "0.5"), (3.0, "3.0"), (2.5e-6, "2.5e-6"), (12345.0, "1.234e4")])
 def test_numbers_of_a_file(value, text):
     assert number(value) == text
 
 
 @pytest.mark.parametrize("name", ["h100-sxm", "p4"])
 def test_a_file_stays_readable(name, tmp_path):
-    tables = {
-        "utilization.gemm.float16": [Constant("plateau", 0.75, "rows"), Constant("interval_low", 0.9, "rows")]
-    }
+    tables = {"utilization.gemm.float16": [Constant("plateau", 0.75, "rows"), Constant("interval_low", 0.9, "rows")]}
     path = tmp_path / "g.toml"
     path.write_text(with_tables(spec_path(name).read_text(), tables))
     gpu = read_spec(path)

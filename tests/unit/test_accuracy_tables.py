@@ -31,12 +31,7 @@ def sample(tmp_path):
 
 def test_a_linear_layer(sample):
     (row,) = sample(NEUSIGHT + "linear,Tesla V100-PCIE-32GB,4,128,512,256,,0.5\n")
-    assert (row.gpu.name, row.op_class, row.dtype, row.launch) == (
-        "v100-pcie-32gb",
-        "linear",
-        "float32",
-        "call",
-    )
+    assert (row.gpu.name, row.op_class, row.dtype, row.launch) == ("v100-pcie-32gb", "linear", "float32", "call")
     assert row.cost.flops == {Pipe("tensor", "float32"): 2 * 4 * 128 * 512 * 256}  # no TF32
     assert row.cost.bytes == 4 * (4 * 128 * 512 + 512 * 256 + 256 + 4 * 128 * 256)
     assert row.measured_s == pytest.approx(0.5e-3)
@@ -44,8 +39,7 @@ def test_a_linear_layer(sample):
 
 def test_vector_ops(sample):
     rows = sample(
-        NEUSIGHT
-        + "".join(f"{op},Tesla T4,64,,,,1000,0.1\n" for op in ("add", "mul", "relu", "gelu", "softmax", "ln"))
+        NEUSIGHT + "".join(f"{op},Tesla T4,64,,,,1000,0.1\n" for op in ("add", "mul", "relu", "gelu", "softmax", "ln"))
     )
     assert [row.op_class for row in rows] == ["elementwise"] * 4 + ["softmax", "layernorm"]
     tensor = 4 * 64 * 1000
@@ -69,9 +63,7 @@ def test_columns_may_be_more_and_gpus_others(sample):
 
 
 def test_products_of_a_server(sample):
-    bf16, fp8 = sample(
-        GEMM + "H100-SXM-80GB,x,bfloat16,16,32,64,0.003,0\nH100-SXM-80GB,x,fp8,16,32,64,0.013,0\n"
-    )
+    bf16, fp8 = sample(GEMM + "H100-SXM-80GB,x,bfloat16,16,32,64,0.003,0\nH100-SXM-80GB,x,fp8,16,32,64,0.013,0\n")
     assert (bf16.launch, bf16.gpu.name, fp8.dtype) == ("graph", "h100-sxm", "fp8")
     assert bf16.cost.bytes == 2 * (16 * 64 + 64 * 32 + 16 * 32)
     assert fp8.cost.flops == {Pipe("tensor", "fp8"): 2 * 16 * 32 * 64}
@@ -98,9 +90,7 @@ def test_layers_of_an_llm(sample):
     sizes = [(6144 // 2, 4096), (4096, 4096 // 2), (2 * 14336 // 2, 4096), (4096, 14336 // 2)]
     assert [row.cost.total_flops for row in rows] == [2 * 256 * n * k for n, k in sizes]
     assert {row.gpu.name for row in rows} == {"a100-80gb-sxm"}
-    act, norm = sample(
-        VIDUR + "".join(f"a40,llama,{shape.format(op=op)}\n" for op in ("mlp_act", "input_layernorm"))
-    )
+    act, norm = sample(VIDUR + "".join(f"a40,llama,{shape.format(op=op)}\n" for op in ("mlp_act", "input_layernorm")))
     assert act.cost.bytes == 2 * 3 * 256 * 14336 // 2
     assert norm.cost.bytes == 2 * 2 * 256 * 4096
     assert act.measured_s == pytest.approx(0.2e-3)  # the median
@@ -124,8 +114,7 @@ def test_an_all_reduce_by_hand(tmp_path):
 def test_what_cannot_be_scored_is_counted(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(
-        NEUSIGHT + "relu,Tesla T4,8,,,,8,1\nrelu,Voodoo 2,8,,,,8,1\nfft,Tesla T4,8,,,,8,1\n"
-        "relu,Voodoo 2,8,,,,9,1\n"
+        NEUSIGHT + "relu,Tesla T4,8,,,,8,1\nrelu,Voodoo 2,8,,,,8,1\nfft,Tesla T4,8,,,,8,1\nrelu,Voodoo 2,8,,,,9,1\n"
     )
     found = read_measured(path)
     assert len(found.samples) == 1

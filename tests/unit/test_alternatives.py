@@ -57,10 +57,7 @@ class SpelledLayer(nn.Module):
 
     def forward(self, x):
         centered = x - x.mean(-1, keepdim=True)
-        return (
-            centered * torch.rsqrt((centered * centered).mean(-1, keepdim=True) + 1e-5) * self.weight
-            + self.bias
-        )
+        return centered * torch.rsqrt((centered * centered).mean(-1, keepdim=True) + 1e-5) * self.weight + self.bias
 
 
 class LibraryLayer(SpelledLayer):
@@ -118,9 +115,7 @@ def test_a_library_norm_is_not_spelled_out():
 
 
 def test_a_norm_that_torch_would_not_fuse_stays():
-    mixed = trace(
-        nn.Sequential(SpelledRMS(torch.float32)), BF16, "inference"
-    )  # torch takes no kernel for two dtypes
+    mixed = trace(nn.Sequential(SpelledRMS(torch.float32)), BF16, "inference")  # torch takes no kernel for two dtypes
     assert spelled_norms(mixed.graph) == ()
     assert len(spelled_norms(trace(nn.Sequential(SpelledRMS()), BF16, "inference").graph)) == 1
 
@@ -150,9 +145,7 @@ class Head(nn.Module):
 
 
 def cross_entropy(logits):
-    return functional.cross_entropy(
-        logits, torch.zeros(logits.shape[0], dtype=torch.long, device=logits.device)
-    )
+    return functional.cross_entropy(logits, torch.zeros(logits.shape[0], dtype=torch.long, device=logits.device))
 
 
 def head_profile(rows=ROWS, width=WIDTH, classes=CLASSES, loss=cross_entropy, bias=False, dtype=BF16):
@@ -180,9 +173,7 @@ def test_a_chunked_loss_multiplies_as_much_and_stores_no_logits(options):
     profile = head_profile(**options)
     graph, costs = with_chunked_loss(profile.graph, profile.costs[0], one(profile), 64)
     products = [
-        c
-        for op, c in zip(graph.ops, costs, strict=True)
-        if op.name in ("aten.mm", "aten.addmm", "aten.addmm_")
+        c for op, c in zip(graph.ops, costs, strict=True) if op.name in ("aten.mm", "aten.addmm", "aten.addmm_")
     ]
     assert len(products) == 3 * ROWS // 64
     assert sum(c.total_flops for c in products) == 3 * 2 * ROWS * WIDTH * CLASSES
@@ -201,11 +192,7 @@ def test_each_chunk_moves_the_weight_and_its_gradient():
     assert chunk["aten.addmm_"].bytes == logits // 2 + rows + 2 * weight
     assert chunk["aten.exp_"].bytes == 2 * logits
     assert chunk["aten.amax"].bytes == logits + 64 * 4
-    scaling = [
-        c.bytes
-        for op, c in zip(graph.ops, costs, strict=True)
-        if op.phase == "backward" and "mul_" in op.name
-    ]
+    scaling = [c.bytes for op, c in zip(graph.ops, costs, strict=True) if op.phase == "backward" and "mul_" in op.name]
     assert scaling == [2 * ROWS * WIDTH * 2 + 4, 2 * weight + 4] or scaling == [
         2 * ROWS * WIDTH * 2 + 2,
         2 * weight + 2,
@@ -235,15 +222,11 @@ def test_other_ops_keep_their_costs():
     assert len(graph.ops) == len(costs)
 
 
-@pytest.mark.parametrize(
-    "shape", [(4096, 128256, 4096), (4096, 30522, 1024), (1000, 777, 768), (3, 50257, 1600)]
-)
+@pytest.mark.parametrize("shape", [(4096, 128256, 4096), (4096, 30522, 1024), (1000, 777, 768), (3, 50257, 1600)])
 def test_chunks_are_as_large_as_torch_makes_them(shape):
     options = pytest.importorskip("torch.nn.modules.linear_cross_entropy_options", reason="needs torch 2.13")
     rows, classes, features = shape
-    theirs = options.LinearCrossEntropyOptions()._adjust(
-        rows, features, classes, BF16, torch.device("cuda:0")
-    )
+    theirs = options.LinearCrossEntropyOptions()._adjust(rows, features, classes, BF16, torch.device("cuda:0"))
     assert default_rows(rows, classes, features) == theirs.batch_chunk_size
 
 
@@ -260,12 +243,7 @@ def liger_rows():
     with path.open(encoding="utf-8") as file:
         rows = csv.DictReader(line for line in file if not line.startswith("#"))
         return [
-            (
-                int(r["x_value"]),
-                r["kernel_operation_mode"],
-                float(r["median_unfused"]),
-                float(r["median_fused"]),
-            )
+            (int(r["x_value"]), r["kernel_operation_mode"], float(r["median_unfused"]), float(r["median_fused"]))
             for r in rows
             if r["kernel_name"] == "fused_linear_cross_entropy" and json.loads(r["config"])["V"] == 128256
         ]
@@ -283,9 +261,7 @@ def test_time_paid_is_what_others_measured():
         chunk = 2 * default_rows(count, 128256, 4096)
         phases = ("forward",) if mode == "forward" else ("forward", "backward")
         chunked = with_chunked_loss(profile.graph, profile.costs[0], one(profile), chunk)
-        whole_s, chunked_s = (
-            phase_s(*model, phases) for model in ((profile.graph, profile.costs[0]), chunked)
-        )
+        whole_s, chunked_s = (phase_s(*model, phases) for model in ((profile.graph, profile.costs[0]), chunked))
         measured = unfused_ms / fused_ms
         assert (whole_s < chunked_s) == (measured < 1), (count, mode)
         errors.append(abs(math.log(whole_s / chunked_s / measured)))

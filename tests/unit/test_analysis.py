@@ -112,13 +112,7 @@ def test_modules_are_cut_to_the_deepest_level_that_fits(profile, old):
 
 @pytest.mark.parametrize(
     ("module", "starred"),
-    [
-        ("layers.3.attn", "layers.*.attn"),
-        ("0", "*"),
-        ("conv2d.1", "conv2d.*"),
-        ("a.1.2.b", "a.*.*.b"),
-        ("", ""),
-    ],
+    [("layers.3.attn", "layers.*.attn"), ("0", "*"), ("conv2d.1", "conv2d.*"), ("a.1.2.b", "a.*.*.b"), ("", "")],
 )
 def test_collapse_stars_whole_numbers_only(module, starred):
     assert analysis.collapse(module) == starred
@@ -205,9 +199,7 @@ def test_the_verdict_says_when_it_does_not_fit(profile):
 
 
 def test_fp32_matrix_work_is_told_of_the_tensor_cores(profile):
-    costs = tuple(
-        replace(cost, flops={VECTOR: cost.total_flops}) if cost.flops else cost for cost in profile.costs[0]
-    )
+    costs = tuple(replace(cost, flops={VECTOR: cost.total_flops}) if cost.flops else cost for cost in profile.costs[0])
     changed = replace(profile, costs=(costs,))
     schedule = simulate(profile.graph, eager_plan(profile.graph, costs), OLD)
     assert verdict(changed, schedule).endswith(

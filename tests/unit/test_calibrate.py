@@ -92,12 +92,7 @@ def test_benchmarks_take_turns():
 
 
 def test_caches_that_hold_data_by_level(tmp_path):
-    rows = [
-        ("1", "Data", "48K"),
-        ("1", "Instruction", "32K"),
-        ("2", "Unified", "1M"),
-        ("3", "Unified", "32768K"),
-    ]
+    rows = [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "1M"), ("3", "Unified", "32768K")]
     for n, row in enumerate(rows):
         folder = tmp_path / f"index{n}"
         folder.mkdir()
@@ -198,10 +193,7 @@ def test_a_spec_holds_what_the_kernels_reach(spec):
     assert set(cpu.flop_per_s) == set(PRODUCTS)
     assert set(cpu.elements_per_s) == set(KERNELS)
     assert cpu.elements_per_s["gelu"] == pytest.approx(2e9, rel=1e-3)  # the call's 1 us taken off
-    assert cpu.cache_bytes_per_s == {
-        "l2": pytest.approx(150e9, rel=1e-3),
-        "l3": pytest.approx(80e9, rel=1e-3),
-    }
+    assert cpu.cache_bytes_per_s == {"l2": pytest.approx(150e9, rel=1e-3), "l3": pytest.approx(80e9, rel=1e-3)}
     # 0.1 ms longer for 4 MB that DRAM delivers in 0.2 ms
     assert cpu.exposed_traffic == pytest.approx(0.5, rel=1e-2)
 
@@ -237,13 +229,7 @@ def test_the_nearest_cache_that_holds_it():
 
 
 SIDE = 8192
-H200 = {
-    "board": "NVIDIA H200",
-    "torch": "2.11.0",
-    "dram_bytes": 1,
-    "sm_count": 1,
-    "compute_capability": "9.0",
-}
+H200 = {"board": "NVIDIA H200", "torch": "2.11.0", "dram_bytes": 1, "sm_count": 1, "compute_capability": "9.0"}
 
 
 def cuda_quantities(board):
@@ -291,10 +277,7 @@ def predicted_s(gpu, name, work):
     if kind == "product":
         side = contiguous((SIDE, SIDE), "float32" if what == "tf32" else what)
         return predict_cost(
-            calls.cost(
-                "aten.mm.default", (("self", side), ("mat2", side)), [side], allow_tf32=what == "tf32"
-            ),
-            gpu,
+            calls.cost("aten.mm.default", (("self", side), ("mat2", side)), [side], allow_tf32=what == "tf32"), gpu
         ).time_s
     count = work // {"copy": 8, "triad": 12, "read": 4}[what]
     data, scalar = contiguous((count,), "float32"), contiguous((), "float32")
@@ -310,9 +293,7 @@ def predicted_s(gpu, name, work):
 def test_what_was_measured_is_predicted(as_measured, share):
     """Whatever the rates are: those of the board that it is, and a fifth less or a twentieth more."""
     quantities = {
-        name: Quantity(
-            name, q.work, q.seconds / (1 if name in ("launch", "dispatch") else share), 0.01, 15, 0
-        )
+        name: Quantity(name, q.work, q.seconds / (1 if name in ("launch", "dispatch") else share), 0.01, 15, 0)
         for name, q in cuda_quantities(load_gpu("h200")).items()
     }
     quantities["dram.read"] = cuda_quantities(load_gpu("h200"))["dram.read"]  # else more than the datasheet's
@@ -327,9 +308,7 @@ def test_a_slower_device_has_slower_kernels_of_every_size(as_measured):
     quantities = cuda_quantities(load_gpu("h200"))
     fast = as_measured(H200, quantities)
     product = quantities["product.bfloat16"]
-    quantities["product.bfloat16"] = Quantity(
-        "product.bfloat16", product.work, 4 * product.seconds, 0.01, 15, 0
-    )
+    quantities["product.bfloat16"] = Quantity("product.bfloat16", product.work, 4 * product.seconds, 0.01, 15, 0)
     slow = as_measured(H200, quantities)
     for sizes in ((512, 512, 512), (64, 4096, 4096), (4096, 4096, 512)):
         cost = calls.product(*sizes, "bfloat16")
@@ -352,13 +331,9 @@ def test_of_an_unknown_board_the_measured_rates_are_the_peaks(as_measured):
     quantities = cuda_quantities(load_gpu("a40"))
     gpu = as_measured(answer, quantities)
     assert (gpu.name, gpu.sm_count, gpu.dram_bytes) == ("cuda-measured", 84, 8_000_000_000)
-    assert gpu.dram_bytes_per_s == pytest.approx(
-        0.93 * load_gpu("a40").dram_bytes_per_s, rel=1e-3
-    )  # the sum's
+    assert gpu.dram_bytes_per_s == pytest.approx(0.93 * load_gpu("a40").dram_bytes_per_s, rel=1e-3)  # the sum's
     assert gpu.achievable["dram"] == pytest.approx(0.88 / 0.93, rel=1e-3)
-    assert gpu.peak(Pipe("tensor", "bfloat16")) == pytest.approx(
-        quantities["product.bfloat16"].rate, rel=1e-3
-    )
+    assert gpu.peak(Pipe("tensor", "bfloat16")) == pytest.approx(quantities["product.bfloat16"].rate, rel=1e-3)
     for name, quantity in quantities.items():
         if "." in name:  # a sum reaches 98 % of a bandwidth at most, here it is the bandwidth
             off = 0.025 if name == "dram.read" else 0.02

@@ -225,13 +225,7 @@ def test_a_break_inside_a_called_module_ends_the_callers_graph_too():
     assert the_break.line == line_of(Printer, "print(")
     assert the_break.count == 2  # printed twice
     assert the_break.after_op == 2  # the ReLU before the first print
-    assert the_break.cuts == (
-        0,
-        2,
-        3,
-        5,
-        6,
-    )  # calls and prints, and where the model goes on behind its last call
+    assert the_break.cuts == (0, 2, 3, 5, 6)  # calls and prints, and where the model goes on behind its last call
     assert the_break.lost_from is None
     # six runs of four captured graphs: the printer's two are captured once
     assert [g.code for g in found.graphs] == [0, 1, 2, 1, 2, 3]
@@ -295,10 +289,7 @@ def test_a_checkpoint_recomputes_inside_its_graph():
     graph, found = captured(Checkpoints)
     assert [op.name for op in graph.ops].count("aten.addmm") == 2  # forward and again in backward
     assert (len(found.graphs), found.breaks) == (1, ())
-    assert found.unmatched in (
-        0,
-        3,
-    )  # torch 2.11 runs a captured checkpoint without recomputing: addmm, gelu, exp
+    assert found.unmatched in (0, 3)  # torch 2.11 runs a captured checkpoint without recomputing: addmm, gelu, exp
     assert all(r == 0 for op, r in zip(graph.ops, found.regions, strict=True) if op.name == "aten.addmm")
 
 
@@ -333,9 +324,7 @@ def test_a_function_captured_too_often_is_said():
     _, found = captured(ManyNumbers, mode="inference")
     (note,) = found.notes
     first = line_of(Numbered, "def forward")
-    assert re.match(
-        rf"forward \(\S*test_capture\.py:{first}\) was captured 8 times \(recompile_limit\)", note
-    )
+    assert re.match(rf"forward \(\S*test_capture\.py:{first}\) was captured 8 times \(recompile_limit\)", note)
     assert note.endswith("self.number == 7")
     # 8 of 10 parts: * in one graph, relu in the next; the last two run without
     assert found.regions == (*range(16), *[EAGER] * 4)
@@ -400,12 +389,7 @@ def op(number, name, phase="forward", region=""):
 
 
 def test_streams_that_differ_are_aligned():
-    seen = [
-        op(0, "mm", region="0"),
-        op(1, "relu", region="0"),
-        op(2, "add", region="1"),
-        op(3, "exp", region="1"),
-    ]
+    seen = [op(0, "mm", region="0"), op(1, "relu", region="0"), op(2, "add", region="1"), op(3, "exp", region="1")]
     wanted = ("mm", "view_copy", "relu", "mul", "add", "exp")
     ops = [op(i, name) for i, name in enumerate(wanted)] + [op(6, "adam", "optimizer")]
     regions, places, unmatched = align(seen, ops)

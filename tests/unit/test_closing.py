@@ -350,9 +350,7 @@ ODD = st.one_of(
 @given(data=st.data(), value=ODD)
 def test_odd_values_are_read_or_refused(data, value):
     record = copy.deepcopy(RECORD)
-    where = data.draw(
-        st.sampled_from([record, record["kernels"][1], record["kernels"][1]["timing"], record["step"]])
-    )
+    where = data.draw(st.sampled_from([record, record["kernels"][1], record["kernels"][1]["timing"], record["step"]]))
     where[data.draw(st.sampled_from(sorted(where)))] = value
     try:
         read = Measurement.from_dict(record)

@@ -55,15 +55,11 @@ def columns(x, o, m, n, BLOCK: tl.constexpr):
 """
 
 
-def kernel(
-    source: str = POINT, function: str = "point", block: int = 1024, warps: int = 4, **changes
-) -> Kernel:
+def kernel(source: str = POINT, function: str = "point", block: int = 1024, warps: int = 4, **changes) -> Kernel:
     numbers = (("m", "i32"), ("n", "i32")) if function == "columns" else (("n", "i64"),)
     out = "*fp32" if function == "columns" else "*bf16"
     launch = Launch(function, (("x", "*bf16"), ("o", out), *numbers), {"BLOCK": block}, (1,), warps)
-    made = Kernel(
-        function, source, (0,), (1,), (0,), (launch,), "pointwise", {"BLOCK": block, "NUM_WARPS": warps}
-    )
+    made = Kernel(function, source, (0,), (1,), (0,), (launch,), "pointwise", {"BLOCK": block, "NUM_WARPS": warps})
     return replace(made, **changes)
 
 
@@ -171,9 +167,7 @@ def test_kernels_written_by_hand_compile_without_spills(cache, monkeypatch):
         assert (found.status, found.spilled_bytes) == ("ok", 0), found
         assert found.architecture == name
         assert 4 <= found.registers <= 64
-        assert (found.shared_bytes > 0) == (
-            one.name == "rows"
-        )  # warps meet there for the maximum and the sum
+        assert (found.shared_bytes > 0) == (one.name == "rows")  # warps meet there for the maximum and the sum
         assert found.occupancy >= 0.5
 
 
@@ -184,9 +178,7 @@ def test_generated_kernels_compile_for_every_architecture_without_spills(cache):
     x = b.given(4096, 1024, dtype="bfloat16")
     y = b.like("aten.add.Tensor", ("self", b.like("aten.gelu", ("self", x))), ("other", x))
     rows = b.like("aten._softmax", ("self", y), dim=1, half_to_float=False)
-    columns = b.call(
-        "aten.sum.dim_IntList", [("self", b.like("aten.neg", ("self", b.given(512, 768))))], 768, dim=[0]
-    )
+    columns = b.call("aten.sum.dim_IntList", [("self", b.like("aten.neg", ("self", b.given(512, 768))))], 768, dim=[0])
     weights = [b.given(*shape, role="parameter") for shape in ((300, 70), (1001,))]
     halved = [("self", w) for w in weights]
     b.op("aten._foreach_mul_.Scalar", halved, weights, scalar=0.5)
@@ -205,10 +197,7 @@ def test_generated_kernels_compile_for_every_architecture_without_spills(cache):
 def test_contractions_below_ampere_are_the_vendors(cache):
     product = kernel(schedule="matmul + pointwise")
     volta, ampere = compile_all([(product, "sm_70"), (product, "sm_80")], cache=cache)
-    assert (volta[0].status, volta[0].reason) == (
-        "vendor library",
-        "Triton has no tensor-core path for sm_70",
-    )
+    assert (volta[0].status, volta[0].reason) == ("vendor library", "Triton has no tensor-core path for sm_70")
     assert ampere[0].status == "ok"
 
 
@@ -218,12 +207,7 @@ def test_a_bad_kernel_costs_no_other(cache):
     broken = kernel(POINT.replace("tl.math.erf", "tl.math.no_such"))
     fatal = kernel(f"import os\nos._exit(7)\n{POINT}")
     good = kernel(ROWS, "rows")
-    found = [
-        r
-        for (r,) in compile_all(
-            [(k, "sm_90") for k in (rows_in_one_warp(), broken, fatal, good)], cache=cache
-        )
-    ]
+    found = [r for (r,) in compile_all([(k, "sm_90") for k in (rows_in_one_warp(), broken, fatal, good)], cache=cache)]
     assert found[0].status == "ok"
     assert found[0].spilled_bytes > 100
     assert found[0].limited_by == "registers"
@@ -351,9 +335,7 @@ def test_a_union_that_spills_is_refused_in_every_layer():
     assert len(shorten(graph).graph.ops) < len(graph.ops)
     made = compiled(graph, lambda one: len(one.op_ids) > 2)
     assert made.rounds == 2
-    assert groups_of(made.plan) == sorted(
-        group for n in range(0, 48, 4) for group in ((n,), (n + 1, n + 2), (n + 3,))
-    )
+    assert groups_of(made.plan) == sorted(group for n in range(0, 48, 4) for group in ((n,), (n + 1, n + 2), (n + 3,)))
     (refusal,) = [r for r in made.plan.refusals if r.rule == "register spill" and r.producer == 2]
     assert refusal.reason == "80 bytes of registers spilled on sm_90"
     assert sum(r.count for r in made.plan.refusals if r.rule == "register spill") == 12
@@ -441,9 +423,7 @@ def test_a_kernel_that_really_spills_is_refused(cache):
 
     b = Builder()
     x = b.given(4096, 8192, dtype="bfloat16")
-    graph = b.graph(
-        b.like("aten._softmax", ("self", b.like("aten.exp", ("self", x))), dim=1, half_to_float=False)
-    )
+    graph = b.graph(b.like("aten._softmax", ("self", b.like("aten.exp", ("self", x))), dim=1, half_to_float=False))
     made = compiled(graph, None, generate=generate, compiler=None, cache=cache)
     assert groups_of(made.plan) == [(0,), (1,)]
     (refusal,) = made.plan.refusals
@@ -465,9 +445,7 @@ def test_the_page_flags_what_spills_and_lists_what_has_no_kernel():
     b = Builder()
     first = b.like("aten.relu", ("self", b.given(1024, 1024)))
     second = b.like("aten.exp", ("self", b.given(512, 1024)))
-    made = compiled(
-        b.graph(first, second), lambda one: False, generate=generate, architectures=["sm_70", "sm_90"]
-    )
+    made = compiled(b.graph(first, second), lambda one: False, generate=generate, architectures=["sm_70", "sm_90"])
     flagged = Resources("point", "sm_70", 4, 255, 80, 80, 0, 0.125, "registers")
     library = Resources("point", "sm_90", 4, status="vendor library", reason="not here")
     (only,) = made.kernels
@@ -487,11 +465,6 @@ def test_the_page_flags_what_spills_and_lists_what_has_no_kernel():
     assert replace(made, kernels=(replace(only, resources={"sm_90": (failed,)}),)).coverage == 0
     assert record["kernels"][0]["launches"][0]["spilled_bytes"] == 80
     assert record["left"] == [
-        {
-            "ops": ("aten.exp",),
-            "reason": "no rule for aten.exp",
-            "groups": 1,
-            "dram_bytes": 2 * 4 * 512 * 1024,
-        }
+        {"ops": ("aten.exp",), "reason": "no rule for aten.exp", "groups": 1, "dram_bytes": 2 * 4 * 512 * 1024}
     ]
     assert json.loads(json.dumps(record))["left"][0]["ops"] == ["aten.exp"]

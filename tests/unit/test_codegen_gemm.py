@@ -71,9 +71,7 @@ def bias_gelu(m: int, n: int, k: int, dtype: str) -> Case:
     """A linear layer whose weight is [n, k], its bias, GELU."""
     b = Builder()
     x, w, bias = b.given(m, k, dtype=dtype), b.given(n, k, dtype=dtype), b.given(n, dtype=dtype)
-    y = b.call(
-        "aten.addmm", [("self", bias), ("mat1", x), ("mat2", b.view(w, (k, n), (1, k)))], m, n, dtype=dtype
-    )
+    y = b.call("aten.addmm", [("self", bias), ("mat1", x), ("mat2", b.view(w, (k, n), (1, k)))], m, n, dtype=dtype)
     z = b.call("aten.gelu", [("self", y)], m, n, dtype=dtype, approximate="none")
     return Case(b, {"x": x, "w": w, "bias": bias}, (z,), lambda x, w, bias: F.gelu(x @ w.T + bias))
 
@@ -83,9 +81,7 @@ def residual(dtype: str) -> Case:
     b = Builder()
     x, w, r = b.given(35, 33, dtype=dtype), b.given(33, 24, dtype=dtype), b.given(7, 5, 24, dtype=dtype)
     y = b.call("aten.mm", [("self", x), ("mat2", w)], 35, 24, dtype=dtype)
-    z = b.call(
-        "aten.mul.Scalar", [("self", b.view(y, (7, 5, 24), (120, 24, 1)))], 7, 5, 24, dtype=dtype, other=0.5
-    )
+    z = b.call("aten.mul.Scalar", [("self", b.view(y, (7, 5, 24), (120, 24, 1)))], 7, 5, 24, dtype=dtype, other=0.5)
     s = b.call("aten.add.Tensor", [("self", z), ("other", r)], 7, 5, 24, dtype=dtype)
     return Case(b, {"x": x, "w": w, "r": r}, (z, s),
                 lambda x, w, r: (z := (x @ w).view(7, 5, 24) * 0.5, z + r))  # fmt: skip
@@ -99,9 +95,7 @@ def dequantized() -> Case:
     half = b.call("aten._to_copy", [("self", w)], 17, 70, dtype="float16", dtype_=None)
     whole = b.call("aten.mul.Tensor", [("self", half), ("other", scale)], 17, 70, dtype="float16")
     y = b.call("aten.mm", [("self", x), ("mat2", b.view(whole, (70, 17), (1, 70)))], 9, 17, dtype="float16")
-    return Case(
-        b, {"x": x, "w": w, "scale": scale}, (y,), lambda x, w, scale: x @ (w * scale).half().double().T
-    )
+    return Case(b, {"x": x, "w": w, "scale": scale}, (y,), lambda x, w, scale: x @ (w * scale).half().double().T)
 
 
 def activated_operand() -> Case:
@@ -119,12 +113,8 @@ def heads() -> Case:
     b = Builder()
     q, k, mask = b.given(6, 5, 8), b.given(6, 9, 8), b.given(2, 1, 1, 9)
     y = b.call("aten.bmm", [("self", q), ("mat2", b.view(k, (6, 8, 9), (72, 1, 8)))], 6, 5, 9)
-    z = b.call(
-        "aten.add.Tensor", [("self", b.view(y, (2, 3, 5, 9), (135, 45, 9, 1))), ("other", mask)], 2, 3, 5, 9
-    )
-    return Case(
-        b, {"q": q, "k": k, "mask": mask}, (z,), lambda q, k, mask: (q @ k.mT).view(2, 3, 5, 9) + mask
-    )
+    z = b.call("aten.add.Tensor", [("self", b.view(y, (2, 3, 5, 9), (135, 45, 9, 1))), ("other", mask)], 2, 3, 5, 9)
+    return Case(b, {"q": q, "k": k, "mask": mask}, (z,), lambda q, k, mask: (q @ k.mT).view(2, 3, 5, 9) + mask)
 
 
 def scaled_addend() -> Case:
@@ -194,9 +184,7 @@ def cases(tmp_path_factory) -> dict[str, Case]:
     sent = {}
     for name, case in CASES.items():
         case.kernel = generate(case)
-        case.tensors = {
-            key: random_tensor(case.builder.values[i].spec, random) for key, i in case.given.items()
-        }
+        case.tensors = {key: random_tensor(case.builder.values[i].spec, random) for key, i in case.given.items()}
         if name == "not a number":  # three rows: none of their neighbours may see it
             case.tensors["x"][[1, 3, 6], [128, 0, 5]] = torch.tensor([math.nan, math.inf, -math.inf])
         by_storage = {case.builder.values[i].storage: case.tensors[key] for key, i in case.given.items()}

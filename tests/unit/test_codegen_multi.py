@@ -130,9 +130,7 @@ def kept() -> Case:
     root = foreach(b, "sqrt", total, new=True, self=total)
     case = Case(b, {**of, "total": total, "root": root})
     for i in (*total, *root):
-        b.storages[b.values[i].storage] = type(b.storages[0])(
-            b.values[i].storage, b.values[i].spec.nbytes, "gradient"
-        )
+        b.storages[b.values[i].storage] = type(b.storages[0])(b.values[i].storage, b.values[i].spec.nbytes, "gradient")
     return case
 
 
@@ -190,9 +188,7 @@ SGD_LISTS = "self grads momentum_buffer_list"
 CASES = {
     **{f"adamw {dtype}": adamw(p=dtype, g=dtype, m=dtype, v=dtype) for dtype in EPSILON},
     "adamw mixed": adamw(p="float32", g="bfloat16", m="float32", v="float32"),
-    "adamw numbers": adamw(
-        step_sizes=STEP_SIZES, bias=BIAS, p="float32", g="float32", m="float32", v="float32"
-    ),
+    "adamw numbers": adamw(step_sizes=STEP_SIZES, bias=BIAS, p="float32", g="float32", m="float32", v="float32"),
     "sgd": sgd(),
     "clipped": clipped(),
     "kept": kept(),
@@ -206,12 +202,8 @@ CASES = {
     "fused adam": optimizer(
         "_fused_adam_", AMSGRAD_LISTS, **{**ADAM, "maximize": True}, weight_decay=0.1, amsgrad=True
     ),
-    "fused sgd": optimizer(
-        "_fused_sgd_", SGD_LISTS, **SGD, nesterov=True, maximize=False, is_first_step=False
-    ),
-    "first sgd": optimizer(
-        "_fused_sgd_", SGD_LISTS, **SGD, nesterov=False, maximize=True, is_first_step=True
-    ),
+    "fused sgd": optimizer("_fused_sgd_", SGD_LISTS, **SGD, nesterov=True, maximize=False, is_first_step=False),
+    "first sgd": optimizer("_fused_sgd_", SGD_LISTS, **SGD, nesterov=False, maximize=True, is_first_step=True),
 }
 
 
@@ -324,9 +316,7 @@ def test_a_fused_adam_step_is_torchs_own(cases, name):
     case = cases[name]
     of = {key: [case.before[i].double() for i in ids] for key, ids in case.lists.items()}
     of.setdefault("max_exp_avg_sqs", [])
-    options = {
-        key: case.builder.ops[0].attributes[key] for key in ("lr", "beta1", "beta2", "weight_decay", "eps")
-    }
+    options = {key: case.builder.ops[0].attributes[key] for key in ("lr", "beta1", "beta2", "weight_decay", "eps")}
     function = getattr(torch.optim._functional, name.split()[1])
     function(of["self"], of["grads"], of["exp_avgs"], of["exp_avg_sqs"], of["max_exp_avg_sqs"],
              [step - 1 for step in of["state_steps"]], foreach=False, capturable=False,

@@ -116,9 +116,7 @@ def test_places_along_a_row_are_computed_in_64_bits():
 
 
 def test_a_sum_over_a_broadcast_tensor_counts_in_64_bits():
-    graph, flow, (group,), gpu = traced_case(
-        Case(lambda x: x.expand(1 << 16, 1 << 16).sum(), _on_meta(1 << 16), ())
-    )
+    graph, flow, (group,), gpu = traced_case(Case(lambda x: x.expand(1 << 16, 1 << 16).sum(), _on_meta(1 << 16), ()))
     source = generate_nests(graph, flow, group, gpu).source
     assert "tl.arange(0, RBLOCK)[None, :].to(tl.int64)" in source
 

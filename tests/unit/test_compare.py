@@ -7,11 +7,7 @@ import time
 
 import pytest
 
-from memwall.compare import (
-    compare_gpus,
-    compare_profile,
-    compare_profiles,
-)
+from memwall.compare import compare_gpus, compare_profile, compare_profiles
 from memwall.errors import UsageError
 from memwall.hardware import load_gpu
 from memwall.report import render
@@ -36,9 +32,7 @@ def test_entries_by_hand(profile):
     assert new.speedup == pytest.approx(old.time_s / new.time_s)
     assert old.energy_j == pytest.approx(300 * old.time_s)  # 300 W
     assert new.energy_j == pytest.approx(700 * new.time_s)
-    assert old.usd_per_step == pytest.approx(
-        1e-3 * old.time_s
-    )  # 3.6 USD an hour is a tenth of a cent a second
+    assert old.usd_per_step == pytest.approx(1e-3 * old.time_s)  # 3.6 USD an hour is a tenth of a cent a second
     assert old.usd_per_million_samples == pytest.approx(old.usd_per_step / 8 * 1e6)
     assert new.usd_per_million_tokens == pytest.approx(1e-2 * new.time_s / 1024 * 1e6)
     assert sum(old.wall_shares.values()) == pytest.approx(1)
@@ -77,12 +71,7 @@ def test_nothing_to_compare_is_refused(profile):
 def test_profiles_side_by_side(profile):
     longer = make_profile(blocks=3)
     got = compare_profiles([profile, longer])
-    assert [entry.label for entry in got.entries] == [
-        "tiny on old",
-        "tiny on new",
-        "tiny #2 on old",
-        "tiny #2 on new",
-    ]
+    assert [entry.label for entry in got.entries] == ["tiny on old", "tiny on new", "tiny #2 on old", "tiny #2 on new"]
     assert got.entries[2].speedup == pytest.approx(got.entries[0].time_s / got.entries[2].time_s)
     assert got.entries[1].speedup == 1.0  # each is compared with the first profile on the same GPU
     classes = {row.name: row for row in got.changes if row.kind == "class"}
@@ -113,16 +102,7 @@ def test_the_record_is_plain_and_stable(profile):
     got = compare_profile(profile, [OLD, NEW])
     record = json.loads(got.to_json())
     assert record["schema"] == "memwall.comparison/1"
-    assert list(record) == [
-        "schema",
-        "memwall_version",
-        "kind",
-        "title",
-        "entries",
-        "flips",
-        "changes",
-        "machines",
-    ]
+    assert list(record) == ["schema", "memwall_version", "kind", "title", "entries", "flips", "changes", "machines"]
     assert record["kind"] == "gpus"
     assert record["entries"][0]["wall_shares"].keys() == {"compute", "bandwidth", "overhead"}
     assert compare_profile(make_profile(), [OLD, NEW]).to_json() == got.to_json()

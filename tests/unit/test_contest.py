@@ -173,17 +173,12 @@ def play(factor=1.0, spread=0.014, seed=0, launch_spread=0.005, usages=(), secon
     def launch():
         machine.now += 2.5
         shift = math.exp(chance.gauss(0.0, launch_spread))
-        started.append(
-            FakeSides(machine, factor * shift, spread, chance, waiting, round_s=rules.get("round_s", 0.12))
-        )
+        started.append(FakeSides(machine, factor * shift, spread, chance, waiting, round_s=rules.get("round_s", 0.12)))
         return started[-1]
 
     given = {name: value for name, value in rules.items() if name != "round_s"}
     contest = hold(
-        launch,
-        Rules(**{"allowed": 0.05, "seconds": seconds, **given}),
-        clock=machine.clock,
-        sleep=machine.sleep,
+        launch, Rules(**{"allowed": 0.05, "seconds": seconds, **given}), clock=machine.clock, sleep=machine.sleep
     )
     assert all(sides.stopped for sides in started)
     return contest, started
@@ -258,10 +253,7 @@ def test_a_disturbance_is_waited_out():
             return super().round(head_first)
 
     contest = hold(
-        lambda: Crowded(machine, 1.0, 0.01, random.Random(0)),
-        Rules(0.05),
-        clock=machine.clock,
-        sleep=machine.sleep,
+        lambda: Crowded(machine, 1.0, 0.01, random.Random(0)), Rules(0.05), clock=machine.clock, sleep=machine.sleep
     )
     assert (contest.verdict, contest.blocks) == ("pass", BLOCKS)
     assert 10 / 0.62 - 1 < contest.dropped < 10 / 0.62 + 1
@@ -352,9 +344,7 @@ def test_the_outcome_is_json():
 
 
 def test_the_sentence():
-    contest = Contest(
-        "fail", 0.05, "cpu", 1.1, 1.08, 1.12, 0.001, 0.018, 24, 2, 3, base_s=0.004, head_s=0.0044
-    )
+    contest = Contest("fail", 0.05, "cpu", 1.1, 1.08, 1.12, 0.001, 0.018, 24, 2, 3, base_s=0.004, head_s=0.0044)
     assert contest.sentence == (
         "fail: head +10.0 % in time (+8.0 % to +12.0 %) beside the base's 4.00 ms a step; +5.0 % is allowed;"
         " slow-downs from 1.8 % on would show; 24 rounds, 2 dropped"
@@ -476,11 +466,7 @@ def test_without_time_nothing_is_decided(tmp_path):
     [
         ("base", "raise ValueError('no such width')", r"^the base: .*no such width.*net\.py:1"),
         ("head", "import os; os._exit(7)", "^the head does not run: .*exit code 7"),
-        (
-            "head",
-            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-            "^the head does not run: .*SIGSEGV",
-        ),
+        ("head", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "^the head does not run: .*SIGSEGV"),
     ],
 )
 def test_a_side_that_fails_is_named(tmp_path, failing, line, message):

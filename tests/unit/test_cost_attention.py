@@ -96,13 +96,7 @@ def test_packed_sequences_count_as_equal_lengths():
     # 64 tokens in 4 sequences: 4 * 16*16 pairs * 2 heads * 4*8
     tokens = spec(64, 2, 8)
     lengths = spec(5, dtype="int32")
-    inputs = [
-        ("query", tokens),
-        ("key", tokens),
-        ("value", tokens),
-        ("cum_seq_q", lengths),
-        ("cum_seq_k", lengths),
-    ]
+    inputs = [("query", tokens), ("key", tokens), ("value", tokens), ("cum_seq_q", lengths), ("cum_seq_k", lengths)]
     assert cost("aten._flash_attention_forward", inputs, [tokens]).total_flops == 65_536
 
 
@@ -139,7 +133,5 @@ def test_the_random_state_is_touched_only_where_something_is_dropped():
     assert dropped.write_bytes == 8_728
     back = [("grad_out", inputs[0][1]), *inputs, ("out", outputs[0]), ("logsumexp", outputs[1]),
             ("rng_state", state[0]), ("unused", state[1])]  # fmt: skip
-    result = cost(
-        "aten._scaled_dot_product_flash_attention_backward", back, [inputs[0][1]] * 3, dropout_p=0.0
-    )
+    result = cost("aten._scaled_dot_product_flash_attention_backward", back, [inputs[0][1]] * 3, dropout_p=0.0)
     assert result.read_bytes == 41_472  # five of 8,192 and 512

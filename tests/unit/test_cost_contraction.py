@@ -99,16 +99,12 @@ def test_grouped_mm_of_rows_and_of_its_weight_gradient():
     # 64 rows shared out over 8 experts [32, 48]: 2 * 64 * 32 * 48; all experts' weights are read
     offsets = spec(8, dtype="int32")
     forward = cost(
-        "aten._grouped_mm",
-        [("self", spec(64, 32)), ("mat2", spec(8, 32, 48)), ("offs", offsets)],
-        spec(64, 48),
+        "aten._grouped_mm", [("self", spec(64, 32)), ("mat2", spec(8, 32, 48)), ("offs", offsets)], spec(64, 48)
     )
     assert forward.flops == {TENSOR_BF16: 196_608}
     assert forward.read_bytes == 28_704  # 64*32*2 + 8*32*48*2 + 8*4
     gradient = cost(
-        "aten._grouped_mm",
-        [("self", spec(32, 64)), ("mat2", spec(64, 48)), ("offs", offsets)],
-        spec(8, 32, 48),
+        "aten._grouped_mm", [("self", spec(32, 64)), ("mat2", spec(64, 48)), ("offs", offsets)], spec(8, 32, 48)
     )
     assert gradient.flops == {TENSOR_BF16: 196_608}  # the 64 rows are summed within their groups
 
@@ -176,9 +172,7 @@ def test_convolution_backward_counts_each_gradient_asked_for():
     weights_only = cost("aten.convolution_backward", inputs, [weight], output_mask=(False, True, False))
     assert weights_only.total_flops == 18_432
     assert weights_only.read_bytes == 512 + 256
-    with_bias = cost(
-        "aten.convolution_backward", inputs, [data, weight, spec(8)], output_mask=(True, True, True)
-    )
+    with_bias = cost("aten.convolution_backward", inputs, [data, weight, spec(8)], output_mask=(True, True, True))
     assert with_bias.total_flops == 36_864  # the bias gradient's adds are not counted
 
 

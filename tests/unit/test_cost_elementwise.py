@@ -19,9 +19,7 @@ def test_bf16_add_of_8192_squared():
 
 
 def test_broadcast_operand_is_read_once():
-    result = cost(
-        "aten.add.Tensor", [("self", spec(8, 512, 4096)), ("other", spec(4096))], spec(8, 512, 4096)
-    )
+    result = cost("aten.add.Tensor", [("self", spec(8, 512, 4096)), ("other", spec(4096))], spec(8, 512, 4096))
     assert result.total_flops == 16_777_216  # 8*512*4096
     assert result.read_bytes == 33_562_624  # 16,777,216*2 + 4096*2
     rows = expanded((1024, 1024), (0, 1))
@@ -64,9 +62,7 @@ def test_flops_per_element(name, attributes, per_element):
 
 
 def test_dropout_writes_a_mask_of_bytes():
-    result = cost(
-        "aten.native_dropout", [("input", spec(1000))], [spec(1000), spec(1000, dtype="bool")], p=0.1
-    )
+    result = cost("aten.native_dropout", [("input", spec(1000))], [spec(1000), spec(1000, dtype="bool")], p=0.1)
     assert (result.read_bytes, result.write_bytes, result.total_flops) == (2000, 3000, 1000)
 
 
@@ -87,9 +83,7 @@ def test_in_place_add_reads_two_and_writes_one():
     big = spec(8192, 8192)
     values = (Value(0, big, 0, 0), Value(1, big, 1, 0))
     storages = (Storage(0, big.nbytes, "activation"), Storage(1, big.nbytes, "activation"))
-    op = Op(
-        0, "aten.add_.Tensor", "elementwise", "forward", "", (0, 1), (0,), ("self", "other"), {"alpha": 1}
-    )
+    op = Op(0, "aten.add_.Tensor", "elementwise", "forward", "", (0, 1), (0,), ("self", "other"), {"alpha": 1})
     (result,) = graph_costs(Graph(values, storages, (op,)))
     assert result.read_bytes == 268_435_456  # 2 * 8192*8192*2
     assert result.write_bytes == 134_217_728
@@ -113,19 +107,11 @@ def test_random_fill_is_written_only():
     ("left", "right", "per_element"),
     [
         (spec(64, 32, 128), spec(64, 32, 128), 0),  # one run: whole vectors
-        (
-            expanded((64, 32, 128), (128, 8192, 1)),
-            expanded((64, 32, 128), (128, 8192, 1)),
-            0,
-        ),  # one run, permuted
+        (expanded((64, 32, 128), (128, 8192, 1)), expanded((64, 32, 128), (128, 8192, 1)), 0),  # one run, permuted
         (spec(64, 32, 128), spec(128), 36),  # a row of 128 again and again: two axes of 12, and 12 around
         (spec(64, 32, 128), expanded((64, 1, 128), (128, 128, 1)), 48),  # its middle axis stands still: three
         (spec(64, 32, 128), expanded((64, 32, 128), (128, 8192, 1)), 48),  # the other order of two axes
-        (
-            expanded((64, 32, 128), (8192, 256, 1)),
-            expanded((64, 32, 128), (8192, 256, 1)),
-            36,
-        ),  # gaps between rows
+        (expanded((64, 32, 128), (8192, 256, 1)), expanded((64, 32, 128), (8192, 256, 1)), 36),  # gaps between rows
         (spec(64, 32, 128), spec(64, 32, 128, dtype="float32"), 53),  # a cast
         (spec(64, 32, 128), spec(64, 32, 128, dtype="bool"), 0),  # a mask is none
         (spec(64, 32, 128), spec(), 0),  # a number

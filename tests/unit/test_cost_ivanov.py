@@ -28,9 +28,7 @@ def bmm(m, n, k):
 
 
 def bias(width):
-    return [
-        cost("aten.add.Tensor", [("self", half(TOKENS, width)), ("other", half(width))], half(TOKENS, width))
-    ]
+    return [cost("aten.add.Tensor", [("self", half(TOKENS, width)), ("other", half(width))], half(TOKENS, width))]
 
 
 def bias_gradient(width):
@@ -43,9 +41,7 @@ def residual():
 
 
 def dropout(*shape):
-    return [
-        cost("aten.native_dropout", [("input", half(*shape))], [half(*shape), spec(*shape, dtype="bool")])
-    ]
+    return [cost("aten.native_dropout", [("input", half(*shape))], [half(*shape), spec(*shape, dtype="bool")])]
 
 
 def dropout_gradient(*shape):
@@ -55,13 +51,7 @@ def dropout_gradient(*shape):
 
 def layer_norm():
     data = half(TOKENS, WIDTH)
-    return [
-        cost(
-            "aten.native_layer_norm",
-            [("input", data), ("weight", half(WIDTH)), ("bias", half(WIDTH))],
-            [data],
-        )
-    ]
+    return [cost("aten.native_layer_norm", [("input", data), ("weight", half(WIDTH)), ("bias", half(WIDTH))], [data])]
 
 
 def layer_norm_gradient(*mask):
@@ -146,9 +136,7 @@ def rows():
     if TABLE is None:
         pytest.skip(f"{NAME} is not here; set MEMWALL_SHARED to the folder that has it")
     with TABLE.open() as file:
-        return {
-            row["operator"]: row for row in csv.DictReader(line for line in file if not line.startswith("#"))
-        }
+        return {row["operator"]: row for row in csv.DictReader(line for line in file if not line.startswith("#"))}
 
 
 def test_the_table_and_the_calls_name_the_same_operators(rows):

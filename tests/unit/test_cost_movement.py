@@ -21,9 +21,7 @@ def test_embedding_reads_its_rows_and_not_the_table():
 
 
 def test_embedding_reads_at_most_the_table():
-    result = cost(
-        "aten.embedding", [("weight", spec(10, 64)), ("indices", spec(1000, dtype="int64"))], spec(1000, 64)
-    )
+    result = cost("aten.embedding", [("weight", spec(10, 64)), ("indices", spec(1000, dtype="int64"))], spec(1000, 64))
     assert result.read_bytes == 9_280  # 10*64*2 + 1000*8
 
 
@@ -51,9 +49,7 @@ def test_rows_are_fetched_element_by_element():
     picked, ids = spec(4096, 5120), spec(4096, dtype="int64")
     select = cost("aten.index_select", [("self", picked), ("index", ids)], picked, dim=0)
     assert predict_cost(select, h100).time_s == pytest.approx(136e-6, rel=0.1)
-    gather = cost(
-        "aten.gather", [("self", picked), ("index", spec(4096, 5120, dtype="int64"))], picked, dim=0
-    )
+    gather = cost("aten.gather", [("self", picked), ("index", spec(4096, 5120, dtype="int64"))], picked, dim=0)
     assert gather.works[0].instructions == 0
 
 
@@ -102,9 +98,7 @@ def test_gather_and_index():
     table, rows = spec(1000, 64), spec(10, dtype="int64")
     index = cost("aten.index.Tensor", [("self", table), ("indices", [rows])], spec(10, 64))
     assert index.read_bytes == 1_360  # 10*64*2 + 80
-    gather = cost(
-        "aten.gather", [("self", table), ("index", spec(1000, 1, dtype="int64"))], spec(1000, 1), dim=1
-    )
+    gather = cost("aten.gather", [("self", table), ("index", spec(1000, 1, dtype="int64"))], spec(1000, 1), dim=1)
     assert gather.read_bytes == 10_000  # 1000*2 + 1000*8
 
 
@@ -158,9 +152,7 @@ def test_fill_only_writes():
 def test_long_rows_are_sorted_in_radix_passes():
     outputs = [spec(4, 100), spec(4, 100, dtype="int64")]
     assert cost("aten.sort", [("self", spec(4, 100))], outputs, dim=-1).extra_bytes == 0
-    result = cost(
-        "aten.sort", [("self", spec(100_000))], [spec(100_000), spec(100_000, dtype="int64")], dim=-1
-    )
+    result = cost("aten.sort", [("self", spec(100_000))], [spec(100_000), spec(100_000, dtype="int64")], dim=-1)
     assert result.extra_bytes == 2_000_000  # one pass more than two: both ways, 100,000 * (2 + 8)
 
 
@@ -221,22 +213,16 @@ def test_mse_loss_stores_its_squares():
 def test_a_stride_longer_than_the_window_skips_what_lies_between():
     data, weight = spec(4, 16, 32, 32), spec(32, 16, 1, 1)
     attributes = {"stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
-    result = cost(
-        "aten.convolution", [("input", data), ("weight", weight)], spec(4, 32, 16, 16), **attributes
-    )
+    result = cost("aten.convolution", [("input", data), ("weight", weight)], spec(4, 32, 16, 16), **attributes)
     assert result.read_bytes == 33_792  # a quarter of 4*16*32*32*2, and 32*16*2
     inputs = [("grad_output", spec(4, 32, 16, 16)), ("input", data), ("weight", weight)]
-    back = cost(
-        "aten.convolution_backward", inputs, [data, weight], output_mask=(True, True, False), **attributes
-    )
+    back = cost("aten.convolution_backward", inputs, [data, weight], output_mask=(True, True, False), **attributes)
     assert back.read_bytes == 99_328  # 4*32*16*16*2 + 32*16*2 + a quarter of the input
     pooled = [spec(4, 16, 16, 16), spec(4, 16, 16, 16, dtype="int64")]
     gaps = cost("aten.max_pool2d_with_indices", [("self", data)], pooled, kernel_size=(1, 1), stride=(2, 2))
     assert gaps.read_bytes == 32_768
     dilated = {**attributes, "stride": (2, 1), "dilation": (2, 1)}  # rows 0, 2, ... 30 and every column
-    wide = cost(
-        "aten.convolution", [("input", data), ("weight", spec(32, 16, 3, 3))], spec(4, 32, 14, 30), **dilated
-    )
+    wide = cost("aten.convolution", [("input", data), ("weight", spec(32, 16, 3, 3))], spec(4, 32, 14, 30), **dilated)
     assert wide.read_bytes == 74_752  # half of 131,072, and 32*16*9*2
 
 
@@ -246,9 +232,7 @@ def test_a_stride_longer_than_the_window_skips_what_lies_between():
 def test_places_that_windows_meet_against_counting(length, stride, padding, dilation):
     for size in (11, 16):
         count = (size + 2 * padding - dilation * (length - 1) - 1) // stride + 1
-        met = {o * stride + k * dilation - padding for o in range(count) for k in range(length)} & set(
-            range(size)
-        )
+        met = {o * stride + k * dilation - padding for o in range(count) for k in range(length)} & set(range(size))
         touched = touched_bytes(spec(2, size), (length,), (count,), stride, padding, dilation)
         assert touched == 2 * 2 * len(met)
 
@@ -274,9 +258,7 @@ def test_index_put_writes_all_that_is_indexed_however_small_the_values():
         result = cost("aten.index_put_", inputs, table)
         assert (result.read_bytes, result.write_bytes) == (read, 2_560)  # 80 + values; 10*64*4
     wide, values = spec(8, 1000, dtype="float32"), spec(10, dtype="float32")
-    column = cost(
-        "aten.index_put_", [("indices", [rows]), ("values", values)], wide, indices_given=(False, True)
-    )
+    column = cost("aten.index_put_", [("indices", [rows]), ("values", values)], wide, indices_given=(False, True))
     assert (column.read_bytes, column.write_bytes) == (120, 320)  # 8*10*4
     pair = cost("aten.index_put_", [("indices", [spec(5, 1, dtype="int64"), rows]), ("values", spec())], wide)
     assert pair.write_bytes == 200  # 5*10 elements

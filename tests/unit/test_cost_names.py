@@ -64,9 +64,7 @@ def _record(function, *tensors):
     from memwall.graph import TensorSpec
 
     def spec(tensor):
-        return TensorSpec(
-            tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch.")
-        )
+        return TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."))
 
     costs = {}
 
@@ -79,11 +77,7 @@ def _record(function, *tensors):
                 given += list((kwargs or {}).items())
                 pairs = [(n, v) for n, v in given if isinstance(v, torch.Tensor)]
                 attributes = {n: v for n, v in given if v is not None and not isinstance(v, torch.Tensor)}
-                outs = [
-                    o
-                    for o in (out if isinstance(out, (tuple, list)) else [out])
-                    if isinstance(o, torch.Tensor)
-                ]
+                outs = [o for o in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(o, torch.Tensor)]
                 inputs = tuple(spec(v) for _, v in pairs)
                 outputs = tuple(map(spec, outs))
                 costs[name] = registry.cost_of(

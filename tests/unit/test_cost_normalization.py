@@ -58,10 +58,7 @@ def test_layer_norm():
     assert forward.write_bytes == 532_480  # 524,288 + 2 * 1024 * 4
     assert forward.extra_bytes == 0
     (work,) = forward.works
-    assert (work.again_bytes, work.rows_per_sm * work.columns * work.itemsize) == (
-        524_288,
-        8_192,
-    )  # 16 rows of 512 B
+    assert (work.again_bytes, work.rows_per_sm * work.columns * work.itemsize) == (524_288, 8_192)  # 16 rows of 512 B
 
 
 @pytest.mark.parametrize(
@@ -122,12 +119,8 @@ def test_one_block_of_32_threads_picks_the_losses(rows, reduction, turns):
     scores, target = spec(rows, 1000, dtype="float32"), spec(rows, dtype="int64")
     out = spec(rows, dtype="float32") if reduction == 0 else spec(dtype="float32")
     result = cost("aten.nll_loss_forward", [("self", scores), ("target", target)], [out], reduction=reduction)
-    assert (
-        predict_cost(result, load_gpu("h100-sxm")).time_s > turns * 0.3e-6
-    )  # a load each turn, all caches missed
-    assert (
-        result.works[0].round_trips == turns
-    )  # 4096 / 32 turns of a target and its score; 33 / 32: two turns
+    assert predict_cost(result, load_gpu("h100-sxm")).time_s > turns * 0.3e-6  # a load each turn, all caches missed
+    assert result.works[0].round_trips == turns  # 4096 / 32 turns of a target and its score; 33 / 32: two turns
 
 
 def test_nll_loss_backward_writes_the_whole_gradient():

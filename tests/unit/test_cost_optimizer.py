@@ -54,9 +54,7 @@ def test_foreach_add_of_two_lists():
 def test_foreach_out_of_place_walks_one_list_more():
     tensors = [spec(10, dtype="float32")] * 64
     assert cost("aten._foreach_mul_.Scalar", [("self", tensors)], tensors).kernels == 1  # 64 of 110
-    assert (
-        cost("aten._foreach_mul.List", [("self", tensors), ("other", tensors)], tensors).kernels == 2
-    )  # of 48
+    assert cost("aten._foreach_mul.List", [("self", tensors), ("other", tensors)], tensors).kernels == 2  # of 48
 
 
 def test_foreach_zero_and_copy_do_not_read_their_target():
@@ -83,13 +81,7 @@ def test_foreach_norm():
 def _adam(name, **more):
     state = [spec(1000, dtype="float32")] * 10
     steps = [spec(dtype="float32")] * 10
-    inputs = [
-        ("self", state),
-        ("grads", state),
-        ("exp_avgs", state),
-        ("exp_avg_sqs", state),
-        ("state_steps", steps),
-    ]
+    inputs = [("self", state), ("grads", state), ("exp_avgs", state), ("exp_avg_sqs", state), ("state_steps", steps)]
     outputs = state * 4  # the schema marks grads as written too
     extra = more.pop("extra", [])
     return cost(name, inputs + extra, outputs, **more)

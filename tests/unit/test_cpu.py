@@ -55,9 +55,7 @@ def test_a_first_read_comes_from_dram_a_second_from_the_cache():
     b.like("aten.relu.default", y)
     first, second = kernels(b)
     tensor = 4 * MIB
-    assert first.memory_s == pytest.approx(
-        tensor / 10e9 + tensor / 50e9
-    )  # 8 MiB in all: the write stays in L3
+    assert first.memory_s == pytest.approx(tensor / 10e9 + tensor / 50e9)  # 8 MiB in all: the write stays in L3
     assert second.memory_s == pytest.approx(2 * tensor / 50e9)
 
 

@@ -30,9 +30,7 @@ def test_a_kernel_by_its_number_with_its_numbers(profile):
     assert (told.kernel.id, told.count, told.module) == (0, 1, "blocks.0.proj")
     # 2 x 1024^3 FLOP, three tensors of 2 MiB: 21.47 us of arithmetic, 6.29 us of traffic, 1 us of launch
     assert "2.15 GFLOP at 100% of 100.00 TFLOP/s; 6.29 MB at 100% of 1.00 TB/s" in told.launches[0]
-    assert (
-        "21.47 us of arithmetic overlap with 6.29 us of traffic; 1 launch at 1.00 us; in all" in told.around
-    )
+    assert "21.47 us of arithmetic overlap with 6.29 us of traffic; 1 launch at 1.00 us; in all" in told.around
     assert "limited by compute; no run is faster than 21.47 us" in told.around
 
 
@@ -48,9 +46,7 @@ def test_every_simulation_is_told(profile):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("wanted", "says"), [("12", "there are 0 to 11"), ("nativ_layer_nom", "native_layer_norm")]
-)
+@pytest.mark.parametrize(("wanted", "says"), [("12", "there are 0 to 11"), ("nativ_layer_nom", "native_layer_norm")])
 def test_an_unknown_kernel_is_named_with_what_there_is(profile, wanted, says):
     with pytest.raises(UsageError, match=says):
         explanations(profile, profile.simulations[0], wanted)
@@ -58,9 +54,7 @@ def test_an_unknown_kernel_is_named_with_what_there_is(profile, wanted, says):
 
 def test_a_saved_record_tells_the_same(profile):
     saved = Profile.from_dict(json.loads(profile.to_json()))
-    assert explanations(saved, saved.simulations[0], "mm") == explanations(
-        profile, profile.simulations[0], "mm"
-    )
+    assert explanations(saved, saved.simulations[0], "mm") == explanations(profile, profile.simulations[0], "mm")
 
 
 def test_what_a_compiler_launched_is_not_in_a_record(profile):
@@ -124,11 +118,7 @@ def _with_works(gpu):
         ({}, {}, {"datasheet only"}),
         ({"gemm.float16.interval_high": 1.2}, {"gemm.float16": "old"}, {"yes", "datasheet only"}),
         ({"gemm.float16.interval_high": 1.2}, {"gemm.float16": "new"}, {"by architecture", "datasheet only"}),
-        (
-            {"gemm.bfloat16.interval_high": 1.2},
-            {"gemm.bfloat16": "old"},
-            {"by architecture", "datasheet only"},
-        ),
+        ({"gemm.bfloat16.interval_high": 1.2}, {"gemm.bfloat16": "old"}, {"by architecture", "datasheet only"}),
     ],
 )
 def test_the_time_says_on_what_its_constants_rest(utilization, fitted_on, expected):

@@ -67,9 +67,7 @@ def test_layer_norm():
 def test_softmax_and_its_backward():
     found = funnel(graph_of(lambda x: x.softmax(-1), meta(4, 8)))
     # exp(x - max) / sum
-    assert found.levels[2].ops == dict.fromkeys(
-        ("prims.amax", "prims.div", "prims.exp", "prims.sub", "prims.sum"), 1
-    )
+    assert found.levels[2].ops == dict.fromkeys(("prims.amax", "prims.div", "prims.exp", "prims.sub", "prims.sum"), 1)
     x = meta(4, 8).requires_grad_()
     both = funnel(graph_of(lambda x: x.softmax(-1), x, mode="training"))
     assert both.level("ATen").ops["aten._softmax_backward_data"] == 1
@@ -86,8 +84,7 @@ def test_each_kind_of_call_is_decomposed_once(monkeypatch):
     decomposed = []
     original = memwall.funnel._leaves
     monkeypatch.setattr(
-        "memwall.funnel._leaves",
-        lambda graph, op, table: decomposed.append(op.name) or original(graph, op, table),
+        "memwall.funnel._leaves", lambda graph, op, table: decomposed.append(op.name) or original(graph, op, table)
     )
     funnel(graph_of(nn.Sequential(*[nn.Linear(8, 8) for _ in range(50)]), meta(4, 8)))
     assert decomposed == ["aten.addmm"] * 2  # once for each table
@@ -131,9 +128,7 @@ def test_the_optimizer_is_left_out():
 
 def test_inductors_levels_follow_when_they_are_given():
     graph = graph_of(F.gelu, meta(4, 8))
-    found = funnel(
-        graph, loop_ops={"load": 1, "mul": 3, "store": 1}, kernels={"triton": 1}, fallbacks=("aten.sort",)
-    )
+    found = funnel(graph, loop_ops={"load": 1, "mul": 3, "store": 1}, kernels={"triton": 1}, fallbacks=("aten.sort",))
     assert [level.name for level in found.levels] == ["ATen", "core ATen", "prims", "loop IR", "kernels"]
     assert (found.level("loop IR").distinct, found.level("loop IR").calls) == (3, 5)
     assert found.fallbacks == ("aten.sort",)
@@ -162,11 +157,7 @@ def test_the_report_says_what_this_torch_does():
         pytest.skip(f"reports/funnel.md was written with torch {written}")
     workload = resolve(str(ROOT / "profiles/bert_layer/model.py"), mode="training")
     found = funnel(trace(workload, TraceOptions(mode="training"), classify).graph)
-    rows = [
-        [cell.strip() for cell in line.split("|")[2:5]]
-        for line in text.splitlines()
-        if "bert\\_layer" in line
-    ]
+    rows = [[cell.strip() for cell in line.split("|")[2:5]] for line in text.splitlines() if "bert\\_layer" in line]
     assert rows[0] == [f"{level.distinct:,}" for level in found.levels]
     assert rows[1] == [f"{level.calls:,}" for level in found.levels]
 

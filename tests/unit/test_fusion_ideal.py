@@ -14,11 +14,7 @@ def product(b, a, w, rows, cols):
 
 def mlp(b):
     """x → x·w1 → +bias → gelu → ·w2 → +x; returns what it reads, the hidden sum and the results."""
-    x, w1, w2 = (
-        b.given(TOKENS, WIDTH),
-        b.given(WIDTH, FFN, role="parameter"),
-        b.given(FFN, WIDTH, role="parameter"),
-    )
+    x, w1, w2 = (b.given(TOKENS, WIDTH), b.given(WIDTH, FFN, role="parameter"), b.given(FFN, WIDTH, role="parameter"))
     bias = b.given(FFN, role="parameter")
     hidden = b.like("aten.add.Tensor", ("self", product(b, x, w1, TOKENS, FFN)), ("other", bias))
     active = b.like("aten.gelu", ("self", hidden), approximate="none")
@@ -54,9 +50,7 @@ def test_backward_computes_again_what_it_needs():
     before = moved(plan("ideal", b.graph(y)))
     b.phase = "backward"
     grad = b.given(TOKENS, WIDTH)
-    turned = [
-        b.view(v, b.values[v].spec.shape[::-1], (1, b.values[v].spec.shape[1])) for v in (active, w2, x, w1)
-    ]
+    turned = [b.view(v, b.values[v].spec.shape[::-1], (1, b.values[v].spec.shape[1])) for v in (active, w2, x, w1)]
     dw2, dw1 = b.tensor(FFN, WIDTH, role="gradient"), b.tensor(WIDTH, FFN, role="gradient")
     b.op("aten.mm", [("self", turned[0]), ("mat2", grad)], [dw2])
     dactive = product(b, grad, turned[1], TOKENS, FFN)

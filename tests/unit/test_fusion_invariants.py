@@ -142,12 +142,7 @@ class Maker:
         """Two halves of the rows, or of the columns, joined the other way round."""
         x = self.any_of(self.full)
         if self.draw(st.booleans()):
-            shape, strides, step, dim = (
-                (self.rows // 2, self.cols),
-                (self.cols, 1),
-                self.rows // 2 * self.cols,
-                0,
-            )
+            shape, strides, step, dim = ((self.rows // 2, self.cols), (self.cols, 1), self.rows // 2 * self.cols, 0)
         else:
             shape, strides, step, dim = (self.rows, self.cols // 2), (self.cols, 1), self.cols // 2, 1
         parts = [self.b.view(x, shape, strides), self.b.view(x, shape, strides, step)]
@@ -203,16 +198,7 @@ class Maker:
 
 STEPS = (
     *("unary", "binary", "binary", "small", "cast", "cast", "reduce", "reduce", "softmax", "layer_norm"),
-    *(
-        "layer_norm_backward",
-        "batch_norm",
-        "dropout",
-        "product",
-        "product",
-        "custom",
-        "embedding",
-        "pick_rows",
-    ),
+    *("layer_norm_backward", "batch_norm", "dropout", "product", "product", "custom", "embedding", "pick_rows"),
     *("flip", "transposed", "halves", "fresh", "check", "in_place", "in_place", "half_in_place", "to_cache"),
     *("add_rows", "many"),
 )
@@ -431,9 +417,7 @@ def test_no_thread_overwrites_what_another_has_yet_to_read(case):
                 if not any(token[0] not in inside for token in truth.values()):
                     continue
                 for other in stored:
-                    if other.storage == loaded.storage and set(oracle.cells[value]) & set(
-                        oracle.cells[other.id]
-                    ):
+                    if other.storage == loaded.storage and set(oracle.cells[value]) & set(oracle.cells[other.id]):
                         assert (other.spec, other.offset) == (loaded.spec, loaded.offset)
                         assert not reads_elsewhere(graph.ops[op], value)
 

@@ -86,9 +86,7 @@ def rms_norm(b, x, weight, rows=ROWS, cols=COLS):
     mean = b.call("aten.mean.dim", [("self", square)], rows, 1, dim=[-1], keepdim=True)
     scale = b.like("aten.rsqrt", ("self", b.like("aten.add.Tensor", ("self", mean), other=1e-5)))
     return b.like(
-        "aten.mul.Tensor",
-        ("self", b.like("aten.mul.Tensor", ("self", x), ("other", scale))),
-        ("other", weight),
+        "aten.mul.Tensor", ("self", b.like("aten.mul.Tensor", ("self", x), ("other", scale))), ("other", weight)
     )
 
 
@@ -164,9 +162,7 @@ def test_a_batch_norm_reads_its_input_twice_and_takes_the_relu_along():
     y = b.like("aten.relu", ("self", out[0]))
     cost = only(b.graph(y, *out[1:])).cost
     assert cost.read_bytes == size + 4 * 64 * 4
-    assert (
-        cost.write_bytes == size + 2 * 64 * 4 + 2 * 64 * 4
-    )  # the running statistics too, which are updated unsaid
+    assert cost.write_bytes == size + 2 * 64 * 4 + 2 * 64 * 4  # the running statistics too, which are updated unsaid
     assert cost.extra_bytes == size
 
 
@@ -194,9 +190,7 @@ def test_an_embedding_fetches_its_rows_into_the_norm_that_follows():
     table, places = b.given(30000, COLS, role="parameter"), b.given(ROWS, dtype="int64")
     other, weight = full(b), b.given(COLS, role="parameter")
     rows = b.call("aten.embedding", [("weight", table), ("indices", places)], ROWS, COLS)
-    cost = only(
-        b.graph(rms_norm(b, b.like("aten.add.Tensor", ("self", rows), ("other", other)), weight))
-    ).cost
+    cost = only(b.graph(rms_norm(b, b.like("aten.add.Tensor", ("self", rows), ("other", other)), weight))).cost
     assert (cost.read_bytes, cost.write_bytes) == (2 * N + ROWS * 8 + COLS * 4, N)
 
 
@@ -221,8 +215,7 @@ def test_a_multi_tensor_optimizer_step_reads_each_state_once():
     shapes = ((1000, 1000), (1000,), (500, 300))
     size = sum(4 * a * (c[0] if c else 1) for a, *c in shapes)
     parameters, gradients, momenta = (
-        [b.given(*shape, role=role) for shape in shapes]
-        for role in ("parameter", "gradient", "optimizer_state")
+        [b.given(*shape, role=role) for shape in shapes] for role in ("parameter", "gradient", "optimizer_state")
     )
     own = [("self", m) for m in momenta]
     b.op("aten._foreach_mul_.Scalar", own, momenta, scalar=0.9)

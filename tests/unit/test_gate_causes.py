@@ -78,19 +78,10 @@ def assert_adds_up(before: Profile, after: Profile) -> None:
 
 
 def test_an_op_that_appeared_is_named_with_all_that_it_costs():
-    before, after = (
-        profile(Chain(a=torch.relu, b=torch.tanh)),
-        profile(Chain(a=torch.relu, n=double, b=torch.tanh)),
-    )
+    before, after = (profile(Chain(a=torch.relu, b=torch.tanh)), profile(Chain(a=torch.relu, n=double, b=torch.tanh)))
     (cause,) = causes(before, after)
     # mul reads one f32[64,32] and writes one; one FLOP an element
-    assert (cause.kind, cause.op, cause.module, cause.phase, cause.count) == (
-        "appeared",
-        "mul",
-        "n",
-        "forward",
-        1,
-    )
+    assert (cause.kind, cause.op, cause.module, cause.phase, cause.count) == ("appeared", "mul", "n", "forward", 1)
     assert (cause.kernels, cause.flops, cause.dram_bytes) == (1, ROWS * WIDTH, 2 * TENSOR)
     assert cause.time_s > 0
     assert cause.detail == "f32[64,32] -> f32[64,32]"
@@ -103,12 +94,7 @@ def test_an_op_that_appeared_is_named_with_all_that_it_costs():
 def test_a_cast_costs_its_narrow_and_its_wide_side():
     before, after = profile(Chain(a=torch.relu)), profile(Chain(a=torch.relu, c=lambda x: x.half()))
     (cause,) = causes(before, after)
-    assert (cause.kind, cause.op, cause.kernels, cause.dram_bytes) == (
-        "appeared",
-        "_to_copy",
-        1,
-        TENSOR + TENSOR // 2,
-    )
+    assert (cause.kind, cause.op, cause.kernels, cause.dram_bytes) == ("appeared", "_to_copy", 1, TENSOR + TENSOR // 2)
     assert cause.detail == "f32[64,32] -> f16[64,32]"
 
 
@@ -130,10 +116,7 @@ def test_one_product_for_another_is_the_same_op_that_changed():
 
 
 def test_a_larger_batch_lets_every_op_grow():
-    before, after = (
-        profile(Chain(a=torch.relu, b=torch.tanh)),
-        profile(Chain(a=torch.relu, b=torch.tanh), rows=80),
-    )
+    before, after = (profile(Chain(a=torch.relu, b=torch.tanh)), profile(Chain(a=torch.relu, b=torch.tanh), rows=80))
     found = causes(before, after)
     assert {(c.kind, c.op, c.dram_bytes, c.kernels) for c in found} == {
         ("grew", "relu", 2 * 16 * WIDTH * 4, 0), ("grew", "tanh", 2 * 16 * WIDTH * 4, 0),
@@ -170,9 +153,7 @@ def test_modules_in_another_order_are_no_change():
 
 
 def test_equal_profiles_have_no_cause():
-    made = profile(
-        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()), policy=("eager", "memwall"), mode="training"
-    )
+    made = profile(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()), policy=("eager", "memwall"), mode="training")
     for schedule in made.simulations:
         assert explain(Side(made, schedule), Side(made, schedule)) == ()
 
@@ -318,11 +299,7 @@ def timed(before: Profile, after: Profile) -> list[Cause]:
 
 def test_a_step_of_ten_thousand_ops_is_compared_within_a_second():
     def deep(extra: bool) -> Profile:
-        step = (
-            (lambda x: torch.neg(torch.tanh(torch.relu(x))))
-            if extra
-            else (lambda x: torch.tanh(torch.relu(x)))
-        )
+        step = (lambda x: torch.neg(torch.tanh(torch.relu(x)))) if extra else (lambda x: torch.tanh(torch.relu(x)))
         layers = [Chain(a=step, b=torch.sigmoid, c=lambda x: x @ x.t() @ x) for _ in range(2000)]
         return profile(nn.Sequential(*layers))
 

@@ -20,9 +20,7 @@ def read(tmp_path):
     return go
 
 
-def limits_of(
-    config: GateConfig, name: str = "net", gpu="h100-sxm", policy="eager", **options
-) -> dict[str, str]:
+def limits_of(config: GateConfig, name: str = "net", gpu="h100-sxm", policy="eager", **options) -> dict[str, str]:
     """``kernels`` or ``kernels@layers.*`` → the texts of its limits."""
     workload = next(w for w in config.workloads if w.name == name)
     found = config.limits(workload, gpu, policy, **{"compared": False, **options})
@@ -45,9 +43,7 @@ def limits_of(
 )
 def test_a_gate_stands_in_either_file(read, name, head):
     config = read(f"{head}\ntarget = 'net.py'\nkernels = 120\n", name)
-    assert [(w.name, w.target, w.policies) for w in config.workloads] == [
-        ("net", "net.py", ("eager", "memwall"))
-    ]
+    assert [(w.name, w.target, w.policies) for w in config.workloads] == [("net", "net.py", ("eager", "memwall"))]
     assert [gpu.name for gpu in config.workloads[0].gpus] == ["h100-sxm"]
     assert limits_of(config) == {"coverage": "100 %", "kernels": "120"}
     assert config.source == name
@@ -163,13 +159,9 @@ def test_defaults_hold_where_nothing_is_limited_and_there_is_a_baseline(read):
 def test_limits_name_what_runs(read):
     for kind, key in (("gpu", "gpus.a100-80gb-sxm"), ("policy", "policies.inductor")):
         for table in (f"[gate.{key}]", f"[gate.workloads.net.{key}]"):
-            with pytest.raises(
-                UsageError, match=f"limits {kind} .* which nothing runs on; add it to {kind} = "
-            ):
+            with pytest.raises(UsageError, match=f"limits {kind} .* which nothing runs on; add it to {kind} = "):
                 read(f"[gate.workloads.net]\ntarget = 'net.py'\n{table}\nkernels = 3")
-    config = read(
-        "[gate.workloads.net]\ntarget = 'net.py'\npolicy = 'inductor'\n[gate.policies.inductor]\nkernels = 3"
-    )
+    config = read("[gate.workloads.net]\ntarget = 'net.py'\npolicy = 'inductor'\n[gate.policies.inductor]\nkernels = 3")
     assert limits_of(config, policy="inductor")["kernels"] == "3"
 
 

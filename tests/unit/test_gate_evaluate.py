@@ -76,9 +76,7 @@ def test_budgets_hold_up_to_their_very_amount(two):
     ):  # fmt: skip
         (found,), problems = check(two, *texts)
         assert (found.verdict, problems) == (verdict, [])
-        assert found.value == (
-            found.allowed if verdict == "pass" and found.quantity != "mfu" else found.value
-        )
+        assert found.value == (found.allowed if verdict == "pass" and found.quantity != "mfu" else found.value)
     (failed,), _ = check(two, "kernels=1")
     assert [(c.kind, c.kernels) for c in failed.causes] == [("largest", 1)] * 2
 
@@ -135,10 +133,7 @@ def test_every_gpu_and_policy_is_checked(three):
         (s.gpu.name, s.policy) for s in head.simulations
     ]
     assert [(c.gpu, c.policy) for c in found if c.quantity == "coverage"] == [("", "")]  # once
-    assert {c.policy: c.verdict for c in found if c.quantity == "kernels"} == {
-        "eager": "fail",
-        "memwall": "pass",
-    }
+    assert {c.policy: c.verdict for c in found if c.quantity == "kernels"} == {"eager": "fail", "memwall": "pass"}
 
 
 def test_limits_that_differ_by_policy_are_all_checked():
@@ -149,9 +144,7 @@ def test_limits_that_differ_by_policy_are_all_checked():
 
 
 def test_the_base_is_of_the_same_board(two):
-    other = two.with_simulations(
-        tuple(replace(s, gpu=replace(s.gpu, dram_bytes_per_s=1e12)) for s in two.simulations)
-    )
+    other = two.with_simulations(tuple(replace(s, gpu=replace(s.gpu, dram_bytes_per_s=1e12)) for s in two.simulations))
     for base in (other, profile(torch.relu, torch.tanh, gpu="a100")):
         (found,), _ = check(two, "kernels=+0", base=base)
         assert found.verdict == "inconclusive"
@@ -296,9 +289,7 @@ def test_smaller_inputs_are_noted(tmp_path, two):
 
 def test_breaks_are_judged_by_default_where_either_side_knows_them(tmp_path, two):
     def breaks(head: Profile, base: Profile) -> list[str]:
-        return [
-            c.verdict for c in gated(tmp_path, head, base, Scope()).checks if c.quantity == "graph_breaks"
-        ]
+        return [c.verdict for c in gated(tmp_path, head, base, Scope()).checks if c.quantity == "graph_breaks"]
 
     assert breaks(captured(two, 1), captured(two, 1)) == ["pass"]
     assert breaks(captured(two, 2), captured(two, 1)) == ["fail"]

@@ -103,9 +103,7 @@ def test_boards_of_the_design_are_all_there() -> None:
 
 
 def test_names_are_ordered_by_vendor_then_release() -> None:
-    assert [(gpu.vendor, gpu.release) for gpu in all_gpus()] == sorted(
-        (g.vendor, g.release) for g in all_gpus()
-    )
+    assert [(gpu.vendor, gpu.release) for gpu in all_gpus()] == sorted((g.vendor, g.release) for g in all_gpus())
 
 
 # ---- the numbers, typed in from datasheets
@@ -142,9 +140,7 @@ DATASHEET = [
 
 
 @pytest.mark.parametrize(("name", "sms", "fp16", "fp32", "gb_per_s", "gb", "watt"), DATASHEET)
-def test_datasheet(
-    name: str, sms: int, fp16: float, fp32: float, gb_per_s: float, gb: int, watt: int
-) -> None:
+def test_datasheet(name: str, sms: int, fp16: float, fp32: float, gb_per_s: float, gb: int, watt: int) -> None:
     gpu = load_gpu(name)
     assert gpu.peak_flop_per_s.get(pipe("tensor.float16")) == (None if fp16 is None else pytest.approx(fp16))
     assert gpu.peak_flop_per_s[pipe("vector.float32")] == pytest.approx(fp32)
@@ -335,9 +331,7 @@ def test_forgiving_names(text: str, name: str) -> None:
 
 
 def test_unknown_name_lists_near_ones() -> None:
-    with pytest.raises(
-        UsageError, match=r"^no GPU named 'h10'; did you mean h100-sxm, h100-pcie, h100-nvl\? \("
-    ):
+    with pytest.raises(UsageError, match=r"^no GPU named 'h10'; did you mean h100-sxm, h100-pcie, h100-nvl\? \("):
         load_gpu("h10")
     with pytest.raises(UsageError, match=r"^no GPU named 'zzz' \(memwall gpus lists all"):
         load_gpu("zzz")
@@ -420,12 +414,7 @@ def test_minimal_file_and_its_defaults(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL)
     gpu = load_gpu(str(path))
     assert gpu == load_gpu(path) == read_spec(path) == Gpu.from_dict(gpu.to_dict())
-    assert (gpu.name, gpu.full_name, gpu.vendor, gpu.calibration) == (
-        "my-board",
-        "my-board",
-        "unknown",
-        "datasheet",
-    )
+    assert (gpu.name, gpu.full_name, gpu.vendor, gpu.calibration) == ("my-board", "my-board", "unknown", "datasheet")
     assert (gpu.sm_count, gpu.l2_bytes, gpu.l2_bytes_per_s) == (1, 0, 1000e9)
     assert (gpu.dispatch_s, gpu.launch_overhead_s, gpu.achievable) == (5e-6, 2.5e-6, {"dram": 0.85})
     assert gpu.peak(pipe("vector.float32")) == 100e12  # the only peak there is
@@ -447,11 +436,7 @@ def test_windows_text_is_read(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ('schema = "memwall.gpu/1"', "", " schema: is missing"),
-        (
-            "memwall.gpu/1",
-            "memwall.gpu/2",
-            "1: schema: 'memwall.gpu/2' was written by a newer memwall; upgrade",
-        ),
+        ("memwall.gpu/1", "memwall.gpu/2", "1: schema: 'memwall.gpu/2' was written by a newer memwall; upgrade"),
         ("memwall.gpu/1", "memwall.profile/1", "1: schema: 'memwall.profile/1' is not a memwall GPU file"),
         ('"memwall.gpu/1"', "1", "1: schema: 1 is not a memwall GPU file"),
         ('name = "my-board"', "", " name: is missing"),
@@ -460,50 +445,18 @@ def test_windows_text_is_read(tmp_path: Path) -> None:
         ("float16 = 100e12  # guess", "", " peak_flop_per_s: is missing: state a peak"),
         ("100e12", '"fast"', "5: peak_flop_per_s.tensor.float16: must be a positive number, not 'fast'"),
         ("100e12", "true", "5: peak_flop_per_s.tensor.float16: must be a positive number, not True"),
-        (
-            "100e12",
-            "-1.0",
-            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not -1.0",
-        ),
-        (
-            "100e12",
-            "0",
-            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not 0",
-        ),
-        (
-            "100e12",
-            "nan",
-            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not nan",
-        ),
-        (
-            "100e12",
-            "inf",
-            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not inf",
-        ),
-        (
-            "100e12",
-            "1e400",
-            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not inf",
-        ),
-        (
-            "100e12",
-            "1" + "0" * 400,
-            "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units",
-        ),
+        ("100e12", "-1.0", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not -1.0"),
+        ("100e12", "0", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not 0"),
+        ("100e12", "nan", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not nan"),
+        ("100e12", "inf", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not inf"),
+        ("100e12", "1e400", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not inf"),
+        ("100e12", "1" + "0" * 400, "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units"),
         ("100e12", "1" * 5000, " not TOML: "),
         ("float16 = 100e12", "flot16 = 1", "5: peak_flop_per_s.tensor.flot16: unknown key; did you mean "),
         ("dram_bytes_per_s = 1000e9", "", "7: memory.dram_bytes_per_s: is missing"),
-        (
-            "dram_bytes = 16_000_000_000",
-            "dram_bytes = 1.5",
-            "9: memory.dram_bytes: must be a positive whole number",
-        ),
+        ("dram_bytes = 16_000_000_000", "dram_bytes = 1.5", "9: memory.dram_bytes: must be a positive whole number"),
         ("dram_bytes =", "dram_byte =", "9: memory.dram_byte: unknown key; did you mean memory.dram_bytes?"),
-        (
-            "dram_bytes =",
-            "tdp_w = 3\ndram_bytes =",
-            "9: memory.tdp_w: unknown key; did you mean power.tdp_w?",
-        ),
+        ("dram_bytes =", "tdp_w = 3\ndram_bytes =", "9: memory.tdp_w: unknown key; did you mean power.tdp_w?"),
         ("[memory]", "[zzzzzzzz]\n[memory]", "7: zzzzzzzz: unknown key"),
         (
             "[memory]",
@@ -511,11 +464,7 @@ def test_windows_text_is_read(tmp_path: Path) -> None:
             "8: achievable.dram: must be a fraction above 0 and at most 1",
         ),
         ('name = "my-board"', 'name = "m"\npower = 3', "3: power: must be a table, not 3"),
-        (
-            'name = "my-board"',
-            'name = "m"\ncalibration = "best"',
-            "3: calibration: must be one of measured, archi",
-        ),
+        ('name = "my-board"', 'name = "m"\ncalibration = "best"', "3: calibration: must be one of measured, archi"),
         ('name = "my-board"', 'name = "m"\naliases = "m"', "3: aliases: must be a list of texts, not 'm'"),
         ("[memory]", "[memory", "7: not TOML: "),
         ("100e12", "100e", "5: not TOML: "),
@@ -578,9 +527,7 @@ def test_identity_violation_is_named(tmp_path: Path) -> None:
     assert identity_violations(write(tmp_path, MINIMAL + FULL)) == []
     path = write(tmp_path, MINIMAL + FULL.replace("1000", "1100"))
     (message,) = identity_violations(path)
-    assert message.startswith(
-        f"{path}:5: peak_flop_per_s.tensor.float16: is 1e+14, but 100 units x 1100 FLOP"
-    )
+    assert message.startswith(f"{path}:5: peak_flop_per_s.tensor.float16: is 1e+14, but 100 units x 1100 FLOP")
     assert "(+10.0%)" in message
 
 

@@ -14,18 +14,7 @@ import pytest
 from memwall.cli import main
 from memwall.errors import UsageError
 from memwall.gate.quantities import QUANTITIES
-from memwall.history import (
-    SCHEMA,
-    Row,
-    append,
-    commits,
-    committed,
-    entries_of,
-    entry_of,
-    read,
-    steps,
-    trends,
-)
+from memwall.history import SCHEMA, Row, append, commits, committed, entries_of, entry_of, read, steps, trends
 from memwall.report.history import CSV_COLUMNS, HISTORY_KINDS, render_history
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
@@ -51,16 +40,7 @@ def test_an_entry_has_every_quantity_of_every_simulation():
     assert first.date == "2026-11-22T05:24:55Z" and first.memwall_version == profile.memwall_version
     totals = profile.simulations[0].totals
     assert first.figures["time_s"] == totals.time_s and first.figures["kernels"] == totals.kernels
-    modeled = {
-        "flops",
-        "dram_bytes",
-        "bound_s",
-        "mfu",
-        "mbu",
-        "peak_memory",
-        "materialized_bytes",
-        "coverage",
-    }
+    modeled = {"flops", "dram_bytes", "bound_s", "mfu", "mbu", "peak_memory", "materialized_bytes", "coverage"}
     assert modeled < set(first.figures) < set(QUANTITIES)
     assert "graph_breaks" not in first.figures  # nothing was captured
 
@@ -243,11 +223,7 @@ def test_steps_are_changes_above_the_threshold_of_neighbouring_commits():
         row(D, 4, kernels=99, mfu=0.6, time_s=1.0),
     )
     found = [(s.row.commit, s.quantity, s.before, s.after, s.worse) for s in steps(rows)]
-    assert found == [
-        (C, "kernels", 100, 101, True),
-        (C, "mfu", 0.5, 0.6, False),
-        (D, "kernels", 101, 99, False),
-    ]
+    assert found == [(C, "kernels", 100, 101, True), (C, "mfu", 0.5, 0.6, False), (D, "kernels", 101, 99, False)]
     assert steps(rows)[0].change == pytest.approx(0.01)
     assert {s.quantity for s in steps(rows, ["mfu"])} == {"mfu"}
     assert len(steps(rows, ["time_s"], threshold=0.0005)) == 2
@@ -259,12 +235,7 @@ def test_versions_of_memwall_are_never_compared():
 
 
 def test_series_are_apart_and_a_figure_that_is_missing_is_no_step():
-    rows = (
-        row(A, 1, kernels=1),
-        row(A, 1, gpu="new", kernels=5),
-        row(B, 2, mfu=0.1),
-        row(B, 2, gpu="new", kernels=5),
-    )
+    rows = (row(A, 1, kernels=1), row(A, 1, gpu="new", kernels=5), row(B, 2, mfu=0.1), row(B, 2, gpu="new", kernels=5))
     assert steps(rows) == () and len(trends(rows)) == 2
 
 
@@ -339,10 +310,7 @@ def test_the_picture_marks_steps_breaks_lines_and_draws_versions(monkeypatch):
     monkeypatch.setattr(module, "picture", look)
     module.trend_figure(trend(), ["kernels", "time_s"], "svg")
     kernels, times = seen["axes"]
-    assert (
-        kernels.get_title(loc="center") == "kernels launched"
-        or kernels.get_title(loc="left") == "kernels launched"
-    )
+    assert kernels.get_title(loc="center") == "kernels launched" or kernels.get_title(loc="left") == "kernels launched"
     drawn = [(list(line.get_xdata()), line.get_marker()) for line in kernels.get_lines()]
     # equal on both GPUs: one line, in two parts; a triangle for each GPU's step; a dashed line before the third commit
     assert [x for x, mark in drawn if mark == "o"] == [[0, 1], [2, 3]]
@@ -429,14 +397,8 @@ def test_report_shows_the_quantities_that_are_named(history, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--history", "{h}", "--quantity", "kernel"],
-            "no quantity 'kernel'; did you mean kernels?",
-        ),
-        (
-            ["--history", "{h}", "--quantity", "mfu"],
-            "the history has no mfu; it has kernels, dram_bytes, time_s",
-        ),
+        (["--history", "{h}", "--quantity", "kernel"], "no quantity 'kernel'; did you mean kernels?"),
+        (["--history", "{h}", "--quantity", "mfu"], "the history has no mfu; it has kernels, dram_bytes, time_s"),
         (["--history", "{h}", "--json"], "--json has no use for a history"),
         (["--history", "{h}", "--top", "3"], "--top has no use for a history"),
         (["profile.json", "--history", "{h}"], "PROFILE has no use for a history"),

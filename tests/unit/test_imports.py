@@ -50,9 +50,7 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             names = [node.module or ""]
-        found.update(
-            name.removeprefix("memwall").lstrip(".") for name in names if name.partition(".")[0] == "memwall"
-        )
+        found.update(name.removeprefix("memwall").lstrip(".") for name in names if name.partition(".")[0] == "memwall")
     return found
 
 
@@ -72,9 +70,7 @@ def test_a_file_imports_only_from_above(path):
     own = part_of(path)
     for name in imports_of(path):
         target = name.partition(".")[0]
-        assert target or own in ("__init__", "__main__"), (
-            f"{path.name}: 'from memwall import ...' inside the package"
-        )
+        assert target or own in ("__init__", "__main__"), f"{path.name}: 'from memwall import ...' inside the package"
         if target and target != own:
             assert ORDER.index(target) < ORDER.index(own), f"{own} imports {target}, which stands below it"
             assert (own, target) not in STRANGERS, f"{own} must not know {target}"
@@ -90,10 +86,6 @@ def test_importing_it_imports_nothing_heavy(module):
 def test_the_packages_of_the_wheel_are_all_there_are():
     import tomllib
 
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
-        "packages"
-    ]
-    folders = {
-        str(p.parent.relative_to(ROOT)).replace("/", ".") for p in (ROOT / "memwall").rglob("__init__.py")
-    }
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    folders = {str(p.parent.relative_to(ROOT)).replace("/", ".") for p in (ROOT / "memwall").rglob("__init__.py")}
     assert set(listed) == folders | {"memwall.hardware_specs"}

@@ -49,9 +49,7 @@ class Block(nn.Module):
     def forward(self, x):
         batch, seq, width = x.shape
         y = self.norm(x)
-        q, k, v = (
-            p(y).view(batch, seq, self.heads, -1).transpose(1, 2) for p in (self.query, self.key, self.value)
-        )
+        q, k, v = (p(y).view(batch, seq, self.heads, -1).transpose(1, 2) for p in (self.query, self.key, self.value))
         mask = torch.full((seq, seq), -1e9, device=x.device).triu(1)
         scores = q @ k.transpose(-1, -2) * (width // self.heads) ** -0.5 + mask
         mixed = scores.softmax(-1) @ v
@@ -79,11 +77,7 @@ def squared(output):
 def traced(module, args, *, training=True, **options) -> Graph:
     options = {"optimizer": None, "gpu": "a100", **options}
     return memwall.profile(
-        module,
-        args,
-        mode="training" if training else "inference",
-        loss=squared if training else None,
-        **options,
+        module, args, mode="training" if training else "inference", loss=squared if training else None, **options
     ).graph
 
 
@@ -98,18 +92,7 @@ def lower():
 
 #: FX calls that look at data in another way and compute nothing
 _VIEWS = frozenset(
-    (
-        "view",
-        "permute",
-        "getitem",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "reshape",
-        "slice",
-        "select",
-        "transpose",
-    )
+    ("view", "permute", "getitem", "expand", "unsqueeze", "squeeze", "reshape", "slice", "select", "transpose")
 )
 
 
@@ -305,9 +288,7 @@ def test_what_is_read_from_memory_is_not_recomputed(lower):
 @needs_triton
 def test_what_two_kernels_compute_is_owned_by_one(lower):
     """The rows and the columns of 2x + 1 are summed up by kernels that both read x."""
-    graph = traced(
-        Call(lambda x: ((x * 2 + 1).sum(0), (x * 2 + 1).amax(1))), (torch.randn(512, 256),), training=False
-    )
+    graph = traced(Call(lambda x: ((x * 2 + 1).sum(0), (x * 2 + 1).amax(1))), (torch.randn(512, 256),), training=False)
     names = [op.name for op in graph.ops]
     assert names == ["aten.mul.Tensor", "aten.add.Tensor", "aten.sum.dim_IntList",
                      "aten.mul.Tensor", "aten.add.Tensor", "aten.amax"]  # fmt: skip
@@ -315,10 +296,7 @@ def test_what_two_kernels_compute_is_owned_by_one(lower):
     assert len(kernels) == 2
     for kernel in kernels:
         # 2x + 1 is one value to Inductor: the pair that the trace holds twice is one pair, owned or computed again
-        assert {0, 1} <= {*kernel.op_ids, *kernel.recomputes} or {3, 4} <= {
-            *kernel.op_ids,
-            *kernel.recomputes,
-        }
+        assert {0, 1} <= {*kernel.op_ids, *kernel.recomputes} or {3, 4} <= {*kernel.op_ids, *kernel.recomputes}
     # x is read by each, and the splits of the sum over rows pass through memory
     assert all(kernel.read_bytes >= 512 * 256 * 4 for kernel in kernels)
 
@@ -360,11 +338,7 @@ def test_nothing_is_fused_across_regions(lower):
     assert [k.op_ids for k in together.kernels] == [(0, 1, 2, 3)]
     assert [k.op_ids for k in lower(graph, regions=[0, 0, 1, 1]).kernels] == [(0, 1), (2, 3)]
     apart = lower(graph, regions=[0, 0, -1, 1])
-    assert [(k.op_ids, k.kind) for k in apart.kernels] == [
-        ((0, 1), "triton"),
-        ((2,), "extern"),
-        ((3,), "triton"),
-    ]
+    assert [(k.op_ids, k.kind) for k in apart.kernels] == [((0, 1), "triton"), ((2,), "extern"), ((3,), "triton")]
     # each half reads and writes [64, 64] of fp32
     assert [(k.read_bytes, k.write_bytes) for k in apart.kernels] == [(16384, 16384)] * 3
 
@@ -408,9 +382,7 @@ def triton(name, computes, hands_on=(), reads=(), writes=(), **more) -> Launch:
     sets = [frozenset(s) for s in (reads, writes)]
     computes = computes if isinstance(computes, dict) else dict.fromkeys(computes, 1)
     concerns = frozenset((*computes, *hands_on))
-    return Launch(
-        name, "triton", computes, frozenset(computes), dict.fromkeys(hands_on, 4), concerns, *sets, **more
-    )
+    return Launch(name, "triton", computes, frozenset(computes), dict.fromkeys(hands_on, 4), concerns, *sets, **more)
 
 
 def test_an_op_is_owned_where_its_result_is_written():
@@ -433,17 +405,12 @@ def test_an_op_is_owned_where_most_of_it_is_computed():
 def test_what_backward_computes_again_stays_the_forwards():
     forward, backward = [triton("forward", {0: 1}, {0})], [triton("backward", {0: 100, 1: 100}, {1})]
     kernels = own(chain(2), range(2), [forward, backward])
-    assert [(k.name, k.op_ids, k.recomputes) for k in kernels] == [
-        ("forward", (0,), ()),
-        ("backward", (1,), (0,)),
-    ]
+    assert [(k.name, k.op_ids, k.recomputes) for k in kernels] == [("forward", (0,), ()), ("backward", (1,), (0,))]
 
 
 def test_an_equal_op_that_the_kernel_has_no_use_for_is_not_recomputed():
     # op 0 is what a compiler takes for equal to the numbers that op 2 begins with
-    kernels = own(
-        chain(3), range(3), [[triton("a", {0}, {0}), triton("b", {1}, {1}), triton("c", {0, 2}, {2})]]
-    )
+    kernels = own(chain(3), range(3), [[triton("a", {0}, {0}), triton("b", {1}, {1}), triton("c", {0, 2}, {2})]])
     assert [(k.op_ids, k.recomputes) for k in kernels] == [((0,), ()), ((1,), ()), ((2,), ())]
 
 
@@ -476,11 +443,7 @@ def test_calls_and_kernels_are_counted_where_they_belong():
     ]
     fx_ops = {0: {"aten.exp": 1}, 1: {"aten.add.Tensor": 1, "aten.exp": 1}}
     kernels = own(chain(3), range(3), [launches], fx_ops)
-    assert [kernel.fx_ops for kernel in kernels] == [
-        {"aten.exp": 1},
-        {"aten.add.Tensor": 1, "aten.exp": 1},
-        {},
-    ]
+    assert [kernel.fx_ops for kernel in kernels] == [{"aten.exp": 1}, {"aten.add.Tensor": 1, "aten.exp": 1}, {}]
     # the second does other work under the same name
     lowered = Lowered(tuple(kernels), {}, ())
     assert lowered.launches == {"poi": 2, "poi (2)": 1}
@@ -527,9 +490,7 @@ def test_a_failure_inside_leaves_nothing_either(lower, monkeypatch):
     available = torch.cuda.is_available()
     monkeypatch.setattr(compile_fx, "compile_fx_inner", broken)
     graph = traced(Mlp(), (torch.randn(2, 4, 64),), training=False)
-    with pytest.raises(
-        MissingError, match=r"internals that torch .* does not have .*--policy memwall"
-    ) as raised:
+    with pytest.raises(MissingError, match=r"internals that torch .* does not have .*--policy memwall") as raised:
         lower(graph)
     assert raised.value.exit_code == 3
     assert torch.cuda.is_available() == available

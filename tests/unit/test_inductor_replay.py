@@ -86,9 +86,7 @@ def test_a_view_is_reached_without_as_strided(name, order):
     assert "as_strided" not in [step.name for step in steps]
 
 
-@pytest.mark.parametrize(
-    "view", [lambda x: x.unfold(0, 3, 1), lambda x: x.view(12, 12).diagonal(), lambda x: x[::5]]
-)
+@pytest.mark.parametrize("view", [lambda x: x.unfold(0, 3, 1), lambda x: x.view(12, 12).diagonal(), lambda x: x[::5]])
 def test_what_no_view_operator_says_is_still_right(view):
     base = torch.arange(144.0)
     wanted = view(base)

@@ -321,12 +321,7 @@ def test_what_no_call_owns_stands_alone_by_its_name(tmp_path: Path) -> None:
         kernel("stray", 30, 1.5, 99),
     ]
     step, stray = analysed(tmp_path, events).rows
-    assert (step.name, step.matched, step.shaped, step.wall) == (
-        "multi_tensor_apply_kernel",
-        True,
-        False,
-        UNKNOWN,
-    )
+    assert (step.name, step.matched, step.shaped, step.wall) == ("multi_tensor_apply_kernel", True, False, UNKNOWN)
     assert (stray.name, stray.matched, "no op" in stray.reason) == ("stray", False, True)
 
 
@@ -340,9 +335,7 @@ def test_copies_move_what_the_profiler_says(tmp_path: Path) -> None:
     (row,) = analysed(tmp_path, over).rows
     assert (row.link_bytes, row.bytes, row.wall) == (30_000_000, 0, LINK)
     assert row.bound_s == pytest.approx(30e6 / 300e9)  # half of 600 GB/s: one direction
-    (row,) = analysed(
-        tmp_path, copy("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 500_000_000, 2000.5)
-    ).rows
+    (row,) = analysed(tmp_path, copy("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 500_000_000, 2000.5)).rows
     assert (row.read_bytes, row.write_bytes, row.wall) == (500_000_000, 500_000_000, "bandwidth")
     assert row.bound_s == pytest.approx(1e9 / A100.dram_bytes_per_s)
     (row,) = analysed(tmp_path, copy("Memset (Device)", "gpu_memset", 1000, 2.5)).rows
@@ -350,12 +343,7 @@ def test_copies_move_what_the_profiler_says(tmp_path: Path) -> None:
 
 
 def test_a_collective_sends_its_share_over_the_link(tmp_path: Path) -> None:
-    args = {
-        "In__msg__nelems": 8_000_000,
-        "Out__msg__nelems": 8_000_000,
-        "dtype": "BFloat16",
-        "Group__size": 4,
-    }
+    args = {"In__msg__nelems": 8_000_000, "Out__msg__nelems": 8_000_000, "dtype": "BFloat16", "Group__size": 4}
     events = [
         op("record_param_comms", 0, 50, Collective__name="allreduce", **args),
         call("cudaLaunchKernelExC", 5, 1, 1),
@@ -451,9 +439,7 @@ def test_durations_in_whole_microseconds_may_have_lost_one(tmp_path: Path) -> No
 def test_float32_products_are_tf32_unless_a_kernel_says_otherwise(tmp_path: Path) -> None:
     dims, types = [[4096, 4096], [4096, 4096]], [F32, F32]
     work = 2 * 4096**3
-    tf32 = lone(
-        tmp_path, "aten::mm", dims, types, kernels=("cutlass_80_tensorop_s1688gemm_128x128",), dur=5000.5
-    )
+    tf32 = lone(tmp_path, "aten::mm", dims, types, kernels=("cutlass_80_tensorop_s1688gemm_128x128",), dur=5000.5)
     full = lone(tmp_path, "aten::mm", dims, types, kernels=("ampere_sgemm_128x128_nn",), dur=9000.5)
     assert tf32.bound_s == pytest.approx(work / 156e12)
     assert full.bound_s == pytest.approx(work / 19.5e12)
@@ -528,18 +514,14 @@ def test_hostile_shapes_are_refused_one_by_one(tmp_path: Path) -> None:
     conv = [[8, 4, 2**20, 32], [16, 4, 2**20, 3], [], [], [], [], [], [], []]
     types = [BF16, BF16, *["ScalarList"] * 3, *["Scalar"] * 4]
     for steps in ("[0, 0]", "['a']", "[2, 2]", "{}", "10000000000000000000000000"):
-        row = lone(
-            tmp_path, "aten::cudnn_convolution", conv, types, ["", "", "[0, 0]", steps, "[3, 3]", *["1"] * 4]
-        )
+        row = lone(tmp_path, "aten::cudnn_convolution", conv, types, ["", "", "[0, 0]", steps, "[3, 3]", *["1"] * 4])
         assert row.bound_s is None, steps
 
 
 def test_what_crosses_a_link_is_not_in_the_prediction(tmp_path: Path) -> None:
     """Of a copy to the host only the bandwidth is known, and of a collective not how long it waited."""
     events = [op("aten::mm", 20, 9, **MM), call("cudaLaunchKernel", 21, 1, 7), kernel("gemm", 2000, 20.5, 7)]
-    copied = analysed(
-        tmp_path, [*copy("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 10**6, 500.0), *events]
-    )
+    copied = analysed(tmp_path, [*copy("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 10**6, 500.0), *events])
     kept = next(row for row in copied.rows if row.wall != LINK)
     assert (copied.modeled_s, copied.modeled_of_s) == (kept.modeled_s, kept.measured_s)
     assert len(copied.rows) == 2
@@ -615,16 +597,10 @@ def test_results_are_those_of_torch(tmp_path: Path) -> None:
         (aten._fft_r2c.default, x, [1], 0, True), (aten.gelu.default, half), (aten.tril.default, x),
     ]  # fmt: skip
     expected = []
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
-    ) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
         for function, *arguments in calls:
             made = function(*arguments)
-            outputs = [
-                t
-                for t in (made if isinstance(made, (tuple, list)) else [made])
-                if isinstance(t, torch.Tensor)
-            ]
+            outputs = [t for t in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(t, torch.Tensor)]
             expected.append([(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in outputs])
     path = tmp_path / "real.json"
     profiler.export_chrome_trace(str(path))

@@ -32,12 +32,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 def _read(path: Path) -> tuple[str, float]:
     """What a fresh process printed, and its peak memory in MiB."""
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
+        [sys.executable, "-c", _CHILD, str(path)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
     )
     text, peak = done.stdout.strip().rsplit("\n", 1)
     return text, int(peak) / 1024
@@ -51,9 +46,7 @@ def _block(first: int, junk: int) -> str:
         kernel("gemm", 100 * first + 20, 50, first, grid=[1, 1, 1], block=[128, 1, 1]),
     ]
     for i in range(junk):
-        events.append(
-            frame(f"<built-in method view of Tensor object at 0x7f{first:06x}{i:03x}>", 100 * first, 1)
-        )
+        events.append(frame(f"<built-in method view of Tensor object at 0x7f{first:06x}{i:03x}>", 100 * first, 1))
     return "".join(json.dumps(event, indent=2) + ",\n" for event in events)
 
 
@@ -87,12 +80,7 @@ def test_a_kept_kernel_costs_some_kilobytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("begin", "repeated"),
-    [
-        ('{"traceEvents": [', "["),
-        ('{"traceEvents": [{"args": ', '{"a":'),
-        ('{"metadata": ', "["),
-        ("", "["),
-    ],
+    [('{"traceEvents": [', "["), ('{"traceEvents": [{"args": ', '{"a":'), ('{"metadata": ', "["), ("", "[")],
 )
 def test_a_nesting_bomb_is_refused_at_once(tmp_path: Path, begin: str, repeated: str) -> None:
     """Half a gigabyte of brackets in half a megabyte of gzip: refused at the first thousand of them."""

@@ -20,20 +20,7 @@ NAME = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillF
 
 
 def _row(number: int, kernel_name: str, *values: str, grid: str = "(160, 1, 1)") -> str:
-    cells = [
-        number,
-        4711,
-        "python3.11",
-        "127.0.0.1",
-        kernel_name,
-        1,
-        7,
-        "(128, 1, 1)",
-        grid,
-        0,
-        "9.0",
-        *values,
-    ]
+    cells = [number, 4711, "python3.11", "127.0.0.1", kernel_name, 1, 7, "(128, 1, 1)", grid, 0, "9.0", *values]
     return ",".join(f'"{cell}"' for cell in cells)
 
 
@@ -109,10 +96,7 @@ def test_a_locale_with_dots_between_thousands(tmp_path: Path) -> None:
         ([DETAILS, _row(0, "k", "", "dram__bytes.sum", "byte", "-7")], "value '-7'"),
         ([DETAILS, _row(0, "k", "", "dram__bytes.sum", "byte", "seven")], "value 'seven'"),
         ([DETAILS, _row(0, "k", "", "gpu__time_duration.sum", "byte", "7")], "unit 'byte'"),
-        (
-            [DETAILS, _row(0, "k", "", "dram__bytes.sum", "byte", "7").replace('"0"', '"zero"', 1)],
-            "is no number",
-        ),
+        ([DETAILS, _row(0, "k", "", "dram__bytes.sum", "byte", "7").replace('"0"', '"zero"', 1)], "is no number"),
         ([DETAILS, '"0","unclosed'], "is not CSV"),
     ],
 )
@@ -133,10 +117,7 @@ def test_no_such_file(tmp_path: Path) -> None:
     ("demangled", "bare"),
     [
         (NAME, "vectorized_elementwise_kernel"),
-        (
-            "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 1>(float*, x)",
-            "CatArrayBatchedCopy",
-        ),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 1>(float*, x)", "CatArrayBatchedCopy"),
         ("void at::native::<unnamed>::CatArrayBatchedCopy<float, (int)1>(T1 *, T2)", "CatArrayBatchedCopy"),
         ("void f<g(int)::{lambda()#2}::operator()() const::{lambda()#9}, h<char*, 3> >(int, h)", "f"),
         ("saxpy(int, float, float *)", "saxpy"),
@@ -180,9 +161,7 @@ def test_rows_join_in_order_of_launch(tmp_path: Path) -> None:
 
 def test_counts_that_do_not_fit_join_nothing_and_are_said(tmp_path: Path) -> None:
     trace = read_trace(_trace_of(tmp_path, ["gemm", "gemm", "gemm", "lonely"]))
-    rows = read_ncu_csv(
-        _csv(tmp_path, f'{LAUNCH},"dram__bytes.sum"', _row(0, "gemm", "100"), _row(1, "gemm", "200"))
-    )
+    rows = read_ncu_csv(_csv(tmp_path, f'{LAUNCH},"dram__bytes.sum"', _row(0, "gemm", "100"), _row(1, "gemm", "200")))
     joined = join_ncu(trace, rows)
     assert not joined.row_of
     assert joined.notes == (
@@ -193,7 +172,5 @@ def test_counts_that_do_not_fit_join_nothing_and_are_said(tmp_path: Path) -> Non
 
 def test_another_grid_is_another_kernel(tmp_path: Path) -> None:
     trace = read_trace(_trace_of(tmp_path, ["gemm"]))
-    rows = read_ncu_csv(
-        _csv(tmp_path, f'{LAUNCH},"dram__bytes.sum"', _row(0, "gemm", "100", grid="(8, 1, 1)"))
-    )
+    rows = read_ncu_csv(_csv(tmp_path, f'{LAUNCH},"dram__bytes.sum"', _row(0, "gemm", "100", grid="(8, 1, 1)")))
     assert not join_ncu(trace, rows).row_of

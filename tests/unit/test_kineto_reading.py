@@ -46,11 +46,7 @@ def test_links_by_correlation_and_thread(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path, SMALL, deviceProperties=[H100]))
     gemm, add = trace.kernels
     owner = trace.ops[gemm.op]  # type: ignore[index]
-    assert (owner.name, owner.dims, owner.types[0]) == (
-        "aten::addmm",
-        ((16,), (4, 8), (8, 16), (), ()),
-        "float",
-    )
+    assert (owner.name, owner.dims, owner.types[0]) == ("aten::addmm", ((16,), (4, 8), (8, 16), (), ()), "float")
     assert (owner.strides, owner.concrete) == (((1,), (8, 1), (1, 8), (), ()), ("", "", "", "1", "1"))
     assert (owner.module, owner.source, owner.phase) == ("Net_0/Linear_0", "net.py(7): forward", "forward")
     assert outer_op(trace, owner).name == "aten::linear"
@@ -89,24 +85,8 @@ def test_spellings_of_2021_and_of_torch_before_kineto(tmp_path: Path) -> None:
     assert [(step.name, step.start_us) for step in trace.steps] == [("ProfilerStep#3", -10.0)]
     legacy = [
         {"name": "aten::mul", "ph": "X", "ts": 1.5, "dur": 9, "tid": 3, "pid": "CPU functions", "args": {}},
-        {
-            "name": "aten::mul",
-            "ph": "s",
-            "ts": 1.5,
-            "tid": 3,
-            "pid": "CPU functions",
-            "id": 0,
-            "cat": "cpu_to_cuda",
-        },
-        {
-            "name": "aten::mul",
-            "ph": "f",
-            "ts": 20,
-            "tid": 0,
-            "pid": "CUDA functions",
-            "id": 0,
-            "cat": "cpu_to_cuda",
-        },
+        {"name": "aten::mul", "ph": "s", "ts": 1.5, "tid": 3, "pid": "CPU functions", "id": 0, "cat": "cpu_to_cuda"},
+        {"name": "aten::mul", "ph": "f", "ts": 20, "tid": 0, "pid": "CUDA functions", "id": 0, "cat": "cpu_to_cuda"},
         {"name": "mul_kernel", "ph": "X", "ts": 20, "dur": 4, "tid": 0, "pid": "CUDA functions", "args": {}},
     ]
     path.write_text(json.dumps(legacy))
@@ -120,11 +100,7 @@ def test_external_id_only_where_it_is_no_correlation(tmp_path: Path) -> None:
     assert read_trace(write(tmp_path, lone)).kernels[0].op == 0
     repeats = [op("aten::addmm", 0, 9, External__id=50), kernel("gemm", 20, 1, 50, External__id=50)]
     assert read_trace(write(tmp_path, repeats)).kernels[0].op is None
-    shared = [
-        op("a", 0, 1, External__id=2),
-        op("b", 2, 1, External__id=2),
-        kernel("gemm", 20, 1, 50, External__id=2),
-    ]
+    shared = [op("a", 0, 1, External__id=2), op("b", 2, 1, External__id=2), kernel("gemm", 20, 1, 50, External__id=2)]
     assert read_trace(write(tmp_path, shared)).kernels[0].op is None
     late = [op("a", 900, 1, External__id=2), kernel("gemm", 20, 1, 50, External__id=2)]
     assert read_trace(write(tmp_path, late)).kernels[0].op is None
@@ -228,13 +204,7 @@ def test_gpu_time_and_gaps(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path, events))
     assert trace.busy_us == {0: 10 + 30 + 10}
     assert trace.exposed_communication_us == {0: 20}
-    assert [k.category for k in trace.kernels] == [
-        "kernel",
-        "kernel",
-        "communication",
-        "kernel",
-        "communication",
-    ]
+    assert [k.category for k in trace.kernels] == ["kernel", "kernel", "communication", "kernel", "communication"]
     assert trace.kernels[2].attributes["Collective name"] == "allreduce"
     assert [(g.start_us, g.dur_us, g.cause) for g in trace.gaps] == [
         (20, 20, "host: aten::item, after cudaStreamSynchronize"),
@@ -318,9 +288,7 @@ def test_one_correlation_in_two_merged_processes(tmp_path: Path) -> None:
 
 
 def test_a_collective_by_its_arguments(tmp_path: Path) -> None:
-    trace = read_trace(
-        write(tmp_path, [kernel("home_made", 0, 1, 1, Collective__name="allreduce", Group__size=8)])
-    )
+    trace = read_trace(write(tmp_path, [kernel("home_made", 0, 1, 1, Collective__name="allreduce", Group__size=8)]))
     assert (trace.kernels[0].category, trace.kernels[0].attributes["Group size"]) == ("communication", 8)
 
 
@@ -348,14 +316,8 @@ def test_which_forward_op_made_the_node(tmp_path: Path) -> None:
         ("torch/nn/modules/module.py(1743): _call_impl", ""),
         ("<built-in method linear of type object at 0x7f>", ""),
         ("contextlib.py(80): inner", ""),
-        (
-            "transformers/models/bert/modeling_bert.py(250): f",
-            "transformers/models/bert/modeling_bert.py(250): f",
-        ),
-        (
-            "/opt/py/lib/python3.11/site-packages/timm/models/vit.py(3): forward",
-            "timm/models/vit.py(3): forward",
-        ),
+        ("transformers/models/bert/modeling_bert.py(250): f", "transformers/models/bert/modeling_bert.py(250): f"),
+        ("/opt/py/lib/python3.11/site-packages/timm/models/vit.py(3): forward", "timm/models/vit.py(3): forward"),
         ("/opt/py/lib/python3.11/functools.py(3): wrapper", ""),
         ("/home/u/torch/train.py(3): step", "/home/u/torch/train.py(3): step"),
         ("train.py(51): <module>", "train.py(51): <module>"),
@@ -411,10 +373,7 @@ def test_rocm_numbers_devices_among_all_agents(tmp_path: Path) -> None:
     events = [kernel("k", 0, 1, 1, device=2)]
     trace = read_trace(write(tmp_path, events, deviceProperties=[mi300]))
     assert board(trace) == "mi300x"
-    assert [(d.index, d.kernels, d.compute_capability) for d in trace.devices] == [
-        (0, 0, "9.4"),
-        (2, 1, "9.4"),
-    ]
+    assert [(d.index, d.kernels, d.compute_capability) for d in trace.devices] == [(0, 0, "9.4"), (2, 1, "9.4")]
     assert board(read_trace(write(tmp_path, events, deviceProperties=[mi300, {**H100, "id": 1}]))) is None
     assert board(read_trace(write(tmp_path, events))) is None
 
@@ -428,11 +387,7 @@ def _brute_force(path: Path, every: int) -> list[tuple[float, str, str | None]]:
         parsed = json.load(handle)
     events = [e for e in parsed["traceEvents"] if e.get("ph") == "X"]
     cat = [str(e.get("cat", "")).lower() for e in events]
-    calls = {
-        e["args"]["correlation"]: e
-        for e, c in zip(events, cat, strict=True)
-        if "runtime" in c or "driver" in c
-    }
+    calls = {e["args"]["correlation"]: e for e, c in zip(events, cat, strict=True) if "runtime" in c or "driver" in c}
     ops: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for e, c in zip(events, cat, strict=True):
         if c in ("cpu_op", "operator", "user_annotation") and not e["name"].startswith("ProfilerStep"):
@@ -444,11 +399,7 @@ def _brute_force(path: Path, every: int) -> list[tuple[float, str, str | None]]:
     for row in rows[::every]:
         launch = calls.get(row["args"]["correlation"])
         near = [] if launch is None else ops.get((str(launch["pid"]), str(launch["tid"])), [])
-        around = [
-            o
-            for o in near
-            if o["ts"] <= launch["ts"] and launch["ts"] + launch["dur"] <= o["ts"] + o["dur"] + 1
-        ]
+        around = [o for o in near if o["ts"] <= launch["ts"] and launch["ts"] + launch["dur"] <= o["ts"] + o["dur"] + 1]
         inner = max(around, key=lambda o: (o["ts"], -o["dur"], o["args"].get("External id", 0)), default=None)
         found.append((row["ts"] - zero, launch["name"] if launch else "", inner["name"] if inner else None))
     return found
@@ -460,9 +411,7 @@ def test_real_traces_link_as_by_brute_force(path: Path) -> None:
     trace = read_trace(path)
     expected = _brute_force(path, every=max(1, len(trace.kernels) // 150))
     zero = trace.kernels[0].start_us
-    ours = {
-        (k.start_us - zero, k.launch, None if k.op is None else trace.ops[k.op].name) for k in trace.kernels
-    }
+    ours = {(k.start_us - zero, k.launch, None if k.op is None else trace.ops[k.op].name) for k in trace.kernels}
     assert len(expected) >= min(len(trace.kernels), 150)
     assert set(expected) <= ours
 
@@ -471,11 +420,7 @@ def test_real_traces_link_as_by_brute_force(path: Path) -> None:
 REAL = {
     "v100_resnet50_tb_2021": (9096, 1.0, "v100-sxm2-32gb"),
     "2080ti_linear": (10356, 1.0, "rtx-2080-ti"),
-    "a100_inductor_train_rank0": (
-        7747,
-        0.867,
-        "a100-80gb-sxm",
-    ),  # 872 rows were launched before the recording
+    "a100_inductor_train_rank0": (7747, 0.867, "a100-80gb-sxm"),  # 872 rows were launched before the recording
     "a100_triton_one_kernel": (1, 1.0, "a100-40gb-sxm"),
     "h100_bert-small": (61, 1.0, "h100-sxm"),
     "mi300__gaunernst_bert-small-uncased__1016001": (61, 1.0, "mi300x"),
@@ -526,9 +471,7 @@ def test_a_trace_of_the_torch_that_is_installed(tmp_path: Path) -> None:
 
 
 def test_the_window_s_size_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(
-        tmp_path, SMALL, schemaVersion=123, deviceProperties=[H100], distributedInfo={"ranks": [0, 345]}
-    )
+    path = write(tmp_path, SMALL, schemaVersion=123, deviceProperties=[H100], distributedInfo={"ranks": [0, 345]})
     whole = read_trace(path)
     assert whole.schema == 123
     for size in (1, 7, 64):
@@ -545,9 +488,7 @@ def test_every_cut_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             read_trace(path)
         assert "\n" not in str(failure.value)
     path.write_text(text[: text.index(', "shared memory"')])
-    with pytest.raises(
-        UsageError, match=r"cut\.json is cut off at event 5, character \d+; copy or record it again"
-    ):
+    with pytest.raises(UsageError, match=r"cut\.json is cut off at event 5, character \d+; copy or record it again"):
         read_trace(path)
     packed = gzip.compress(text.encode())
     for end in (3, 15, len(packed) // 2, len(packed) - 1):
@@ -699,9 +640,7 @@ def test_rows_that_run_into_the_next_are_said(tmp_path: Path) -> None:
         kernel("long", 20, 40, 1), kernel("next", 30, 50, 2), kernel("beside", 25, 40, 2, stream=9),
     ]  # fmt: skip
     trace = read_trace(write(tmp_path, events, deviceProperties=[H100]))
-    assert trace.notes == (
-        "GPU rows run 30 us into the next row of their stream: their durations are too long",
-    )
+    assert trace.notes == ("GPU rows run 30 us into the next row of their stream: their durations are too long",)
     graph = [call("cudaGraphLaunch", 1, 2, 1), kernel("a", 20, 40, 1), kernel("b", 30, 50, 1)]
     notes = read_trace(write(tmp_path, graph, deviceProperties=[H100])).notes
     assert not any("durations are too long" in note for note in notes)

@@ -63,9 +63,7 @@ def test_every_public_class_says_what_it_is():
     for name in memwall.__all__:
         thing = getattr(memwall, name)
         if inspect.isclass(thing):
-            generated = dataclasses.is_dataclass(thing) and (thing.__doc__ or "").startswith(
-                f"{thing.__name__}("
-            )
+            generated = dataclasses.is_dataclass(thing) and (thing.__doc__ or "").startswith(f"{thing.__name__}(")
             assert thing.__doc__ and not generated, f"memwall.{name} has no docstring"
 
 
@@ -190,12 +188,7 @@ def test_sums_are_those_of_the_whole(profile, by):
 
 def test_every_module_has_its_row_however_many_there_are():
     profile = make_profile(gpus=(OLD,), blocks=2)
-    assert set(profile.to_pandas(by="module")["module"]) >= {
-        "blocks.*.proj",
-        "blocks.*.act",
-        "blocks.*.norm",
-        "attn",
-    }
+    assert set(profile.to_pandas(by="module")["module"]) >= {"blocks.*.proj", "blocks.*.act", "blocks.*.norm", "attn"}
 
 
 def test_a_wrong_grouping_says_which_there_are(profile):
@@ -350,9 +343,7 @@ def test_a_comparison_shows_the_bars_and_the_tables(profile):
     assert "compare: tiny" in page.text
     assert "187.48 us" in page.text and "2.96x" in page.text
     longest = [
-        float(re.search(r"width:([\d.]+)%", a["style"])[1])
-        for t, a in page.tags
-        if "width" in a.get("style", "")
+        float(re.search(r"width:([\d.]+)%", a["style"])[1]) for t, a in page.tags if "width" in a.get("style", "")
     ]
     assert sum(longest[:3]) == pytest.approx(100, abs=0.01)  # the bar of the slower one fills the page
 
@@ -367,9 +358,7 @@ def test_a_browser_leaves_the_page_around_it_alone(profile, tmp_path):
         "document.title='styles:'+s(document.querySelector('#p'))+s(document.querySelector('#td'))"
         "+s(document.querySelector('#s'))+' kernels:'+document.querySelectorAll('.memwall tbody tr').length</script>"
     )
-    around = (
-        "<!doctype html><p id=p>x<table><tr><td id=td class=n>y</table><details><summary id=s>z</summary>"
-    )
+    around = "<!doctype html><p id=p>x<table><tr><td id=td class=n>y</table><details><summary id=s>z</summary>"
     around += "</details>"
     titles = []
     for name, part in (("with", profile._repr_html_()), ("without", "")):

@@ -151,9 +151,7 @@ def test_the_whole_step_takes_about_what_its_ops_take_together(trained):
 
 
 def test_measuring_again_replaces_what_was_measured_before(trained):
-    again = measure(
-        trained, device="cpu", executors=["eager"], gpu=SPEC, samples=1, top=1, check=False, steps=False
-    )
+    again = measure(trained, device="cpu", executors=["eager"], gpu=SPEC, samples=1, top=1, check=False, steps=False)
     assert len(again.measurements) == 1
     assert [k.timing.samples for k in measurements(again)[0].kernels] == [1]
     assert {(s.gpu.name, s.policy) for s in again.simulations} == {(SPEC, "eager")}
@@ -255,9 +253,7 @@ class Attention(torch.nn.Module):
 
 def test_what_a_cpu_has_no_kernel_for_is_skipped_with_the_reason():
     inputs = (torch.zeros(2, 32, 16, requires_grad=True),)
-    profile = memwall.profile(
-        Attention(), inputs, gpu=SPEC, mode="training", optimizer="none", attention="flash"
-    )
+    profile = memwall.profile(Attention(), inputs, gpu=SPEC, mode="training", optimizer="none", attention="flash")
     found = measurements(measure(profile, device="cpu", executors=["eager"], gpu=SPEC, samples=3))[0]
     skipped = {kernel.name: kernel for kernel in found.kernels if "attention" in kernel.name}
     assert len(skipped) == 2
@@ -271,9 +267,7 @@ def test_what_a_cpu_has_no_kernel_for_is_skipped_with_the_reason():
 def test_a_cpu_kernel_of_another_precision_is_timed_unchecked():
     module = torch.nn.LayerNorm(64)
     profile = memwall.profile(module, (torch.zeros(8, 64),), gpu=SPEC, dtype="bf16")
-    found = measurements(
-        measure(profile, device="cpu", executors=["eager"], gpu=SPEC, samples=3, steps=False)
-    )[0]
+    found = measurements(measure(profile, device="cpu", executors=["eager"], gpu=SPEC, samples=3, steps=False))[0]
     (kernel,) = found.kernels
     assert (kernel.status, kernel.error) == ("ok", None)
     assert kernel.reason == "not checked: gives bfloat16 where a GPU gives float32"

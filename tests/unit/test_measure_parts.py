@@ -41,17 +41,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("count", "low", "high"),
     # ranks of the 95 % interval of a median, from the usual tables (Conover 1999, table of binomial order statistics)
-    [
-        (1, 1, 1),
-        (5, 1, 5),
-        (6, 1, 6),
-        (8, 1, 8),
-        (9, 2, 8),
-        (10, 2, 9),
-        (20, 6, 15),
-        (30, 10, 21),
-        (50, 18, 33),
-    ],
+    [(1, 1, 1), (5, 1, 5), (6, 1, 6), (8, 1, 8), (9, 2, 8), (10, 2, 9), (20, 6, 15), (30, 10, 21), (50, 18, 33)],
 )
 def test_the_ranks_of_the_interval_are_those_of_the_tables(count, low, high):
     assert tail_rank(count) + 1 == low
@@ -76,9 +66,7 @@ def test_no_samples_have_no_median():
         timing([])
 
 
-@pytest.mark.parametrize(
-    ("total", "sizes"), [(30, [10, 10, 10]), (7, [2, 2, 3]), (1, [0, 0, 1]), (2, [0, 1, 1])]
-)
+@pytest.mark.parametrize(("total", "sizes"), [(30, [10, 10, 10]), (7, [2, 2, 3]), (1, [0, 0, 1]), (2, [0, 1, 1])])
 def test_samples_are_shared_out_over_the_rounds(total, sizes):
     assert [share(total, part, ROUNDS) for part in range(ROUNDS)] == sizes
 
@@ -129,9 +117,7 @@ def test_numbers_of_jobs_are_unique_over_executors_and_top_keeps_the_weightiest(
     assert len({job.number for job in work.jobs}) == len(work.jobs)
     kept = plan_work(blocks, gpu, ["eager"], top=2)
     assert len(kept.jobs) == 2
-    assert {job.step_s for job in kept.jobs} == set(
-        sorted((j.step_s for j in work.of("eager")), reverse=True)[:2]
-    )
+    assert {job.step_s for job in kept.jobs} == set(sorted((j.step_s for j in work.of("eager")), reverse=True)[:2])
 
 
 def test_an_executor_that_is_none(blocks):
@@ -197,9 +183,7 @@ def test_flags_of_a_throttled_or_shared_board(reasons, pids, words):
 
 
 def test_readings_are_merged():
-    both = merged(
-        [Sensors(clock_hz=1e9, flags=("a",)), Sensors(clock_hz=2e9, power_w=100.0, flags=("a", "b"))]
-    )
+    both = merged([Sensors(clock_hz=1e9, flags=("a",)), Sensors(clock_hz=2e9, power_w=100.0, flags=("a", "b"))])
     assert both == Sensors(clock_hz=1.5e9, power_w=100.0, flags=("a", "b"))
     assert merged([]) == Sensors()
 
@@ -337,9 +321,7 @@ def test_choices_are_kept_by_source_gpu_and_driver(tmp_path, monkeypatch):
     assert f"{source_hash('source')} H200, 570, 3.6.0" in record["choices"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"schema": "other/1", "choices": {}}', '{"schema": "memwall.autotune/1"}']
-)
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": "other/1", "choices": {}}', '{"schema": "memwall.autotune/1"}'])
 def test_a_damaged_file_of_choices_is_as_none(text, tmp_path, monkeypatch):
     monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path))
     (tmp_path / "autotune.json").write_text(text)
@@ -383,11 +365,7 @@ def test_the_missing_compiler_is_named(monkeypatch, tmp_path):
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory", False),
         (MemoryError(), "out of memory", False),
-        (
-            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
-            "out of memory",
-            False,
-        ),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory", False),
         (RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), "failed", True),
         (RuntimeError("Triton Error [CUDA]: misaligned address"), "failed", True),
         (ValueError("odd"), "failed", False),
@@ -415,9 +393,7 @@ def test_a_kernel_whose_capture_failed_is_launched_plainly_from_then_on(blocks):
     """The worker that tried is given up after its answer; later blocks do not try again."""
     job = plan_work(blocks, blocks.simulations[0].gpu, ["eager"]).jobs[0]
     work = SimpleNamespace(jobs=(job,), graph=None, gpu=None)
-    campaign = Campaign(
-        work, ["eager"], "cuda", "", Limits(3, steps=False), SimpleNamespace(compile_ahead=nothing)
-    )
+    campaign = Campaign(work, ["eager"], "cuda", "", Limits(3, steps=False), SimpleNamespace(compile_ahead=nothing))
     asked = []
 
     def ask(question, limit_s):

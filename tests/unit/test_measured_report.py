@@ -31,11 +31,7 @@ def test_what_is_written_is_read_back(profile, tmp_path):
     report.write()
     place = tmp_path / "profiles" / "measured" / "h100-sxm"
     record = json.loads((place / "measured.json").read_text())
-    assert (record["schema"], record["gpu"], record["notes"]) == (
-        "memwall.measured/1",
-        "h100-sxm",
-        ["a note"],
-    )
+    assert (record["schema"], record["gpu"], record["notes"]) == ("memwall.measured/1", "h100-sxm", ["a note"])
     assert record["workloads"][0]["measurements"] == list(profile.measurements)
     with (place / "rows.csv").open() as handle:
         rows = list(csv.DictReader(handle))
@@ -58,9 +54,7 @@ def test_the_layer_stands_beside_the_paper(profile, tmp_path):
         if m["executor"] in steps
     ]
     layer = replace(
-        profile,
-        workload=replace(profile.workload, name="bert_layer", mode="training"),
-        measurements=tuple(found),
+        profile, workload=replace(profile.workload, name="bert_layer", mode="training"), measurements=tuple(found)
     )
     Report(GPU, tmp_path, [], [layer]).write()
     text = (tmp_path / "reports" / "measured_h100-sxm.md").read_text()
@@ -123,19 +117,13 @@ def test_the_time_is_shared_out_and_what_was_not_reached_is_named(alone, monkeyp
 
     monkeypatch.setattr(measured_report, "measure", measure)
     report = Report(GPU, tmp_path)
-    measure_all(
-        report, [("bert_layer", "training"), ("resnet50", "inference"), ("dlrm", "training")], 60.0, False
-    )
+    measure_all(report, [("bert_layer", "training"), ("resnet50", "inference"), ("dlrm", "training")], 60.0, False)
     assert limits == [20.0, 25.0]  # 60 / 3, then 50 / 2; nothing is left for the third
     assert report.notes[-1] == "not reached: dlrm training"
-    assert (
-        len(json.loads((tmp_path / "profiles/measured/h100-sxm/measured.json").read_text())["workloads"]) == 2
-    )
+    assert len(json.loads((tmp_path / "profiles/measured/h100-sxm/measured.json").read_text())["workloads"]) == 2
 
 
-def test_a_workload_that_fails_is_noted_and_an_interrupt_keeps_what_there_is(
-    alone, monkeypatch, profile, tmp_path
-):
+def test_a_workload_that_fails_is_noted_and_an_interrupt_keeps_what_there_is(alone, monkeypatch, profile, tmp_path):
     answers = iter([MissingError("no room"), RuntimeError("odd\nmore"), profile, Interrupted(profile)])
 
     def measure(traced, **options):

@@ -144,13 +144,7 @@ def test_targets_of_a_loss_are_classes_and_some_are_ignored():
     b = Builder()
     scores, target = b.given(64, 11), b.given(64, dtype="int64")
     outputs = [b.tensor(), b.tensor()]
-    b.op(
-        "aten.nll_loss_forward",
-        [("self", scores), ("target", target)],
-        outputs,
-        reduction=1,
-        ignore_index=-100,
-    )
+    b.op("aten.nll_loss_forward", [("self", scores), ("target", target)], outputs, reduction=1, ignore_index=-100)
     drawn = oracle_of(b).inputs(3)[target]
     assert int((drawn == -100).sum()) == 64 // 7
     rest = drawn[drawn != -100]
@@ -159,9 +153,7 @@ def test_targets_of_a_loss_are_classes_and_some_are_ignored():
 
 def test_saved_statistics_and_second_moments_are_positive():
     small = small_workloads.small("bert_large", "training")
-    roots = [
-        op for op in small.graph.ops if op.name in ("aten._foreach_sqrt", "aten.native_layer_norm_backward")
-    ]
+    roots = [op for op in small.graph.ops if op.name in ("aten._foreach_sqrt", "aten.native_layer_norm_backward")]
     assert len(roots) > 1
     for op in roots:
         group = next(g for g in small.groups if op.id in g.op_ids)
@@ -326,9 +318,7 @@ def test_a_right_kernel_passes():
 
 RUNS = itertools.count()
 FAULTS = {
-    "written out of bounds": lambda x, y, out: out.as_strided(
-        (1,), (1,), out.storage_offset() + out.numel()
-    ).zero_(),
+    "written out of bounds": lambda x, y, out: out.as_strided((1,), (1,), out.storage_offset() + out.numel()).zero_(),
     "differs from run to run": lambda x, y, out: out[36, 100:].add_(next(RUNS)),
     "overwritten, though the group only reads it": lambda x, y, out: y.add_(1),
     "elements are off": lambda x, y, out: out[3].mul_(1.01),
@@ -377,17 +367,13 @@ def test_running_statistics_are_compared_though_the_group_does_not_hand_them_on(
         return [made[outputs.index(v)] for v in oracle.group.writes]
 
     assert oracle.verify(kernel_of(oracle), lambda *t, **o: run(*t, **o, forget=False)).passed
-    assert (
-        f"value {mean}" in oracle.verify(kernel_of(oracle), lambda *t, **o: run(*t, **o, forget=True)).where
-    )
+    assert f"value {mean}" in oracle.verify(kernel_of(oracle), lambda *t, **o: run(*t, **o, forget=True)).where
 
 
 # -- the reference workloads -------------------------------------------------------------------------------------------
 
 #: what CPUs round more coarsely than GPUs: they keep the statistics of a norm in 16 bits, and add up tables in them
-COARSE_ON_CPU = frozenset(
-    ("aten.native_layer_norm", "aten.embedding_dense_backward", "aten._fused_rms_norm_backward")
-)
+COARSE_ON_CPU = frozenset(("aten.native_layer_norm", "aten.embedding_dense_backward", "aten._fused_rms_norm_backward"))
 
 
 @pytest.mark.parametrize("name", ["bert_layer", "llama3_8b", "mixtral_8x7b", "vit_l16"])

@@ -18,9 +18,7 @@ from memwall.work import Gemm, Plain, Stream
 from tests.unit.report_fixture import make_gpu, make_profile
 
 TENSOR = Pipe("tensor", "float16")
-COMPUTE = Plain(
-    read_bytes=10**6, write_bytes=0, flops={TENSOR: 10**9}
-)  # 10 us of arithmetic, 1 us of traffic
+COMPUTE = Plain(read_bytes=10**6, write_bytes=0, flops={TENSOR: 10**9})  # 10 us of arithmetic, 1 us of traffic
 TRAFFIC = Plain(read_bytes=10**7, write_bytes=10**7)  # 20 us of traffic
 
 
@@ -54,14 +52,7 @@ def test_a_later_launch_finds_in_l2_what_the_one_before_it_moved():
 # -- constants of other boards -----------------------------------------------------------------------------------------
 
 
-def board(
-    name: str,
-    capability: str,
-    architecture: str,
-    table: str = "gemm.float16",
-    scored: bool = True,
-    **constants,
-):
+def board(name: str, capability: str, architecture: str, table: str = "gemm.float16", scored: bool = True, **constants):
     fitted_on = {table: name} if scored else {}
     values = {f"{table}.{key}": value for key, value in constants.items()}
     return make_gpu(name, compute_capability=capability, architecture=architecture, utilization=values,
@@ -137,9 +128,7 @@ def test_a_group_of_known_ops_is_one_stream_and_of_unknown_ones_nothing():
 def test_where_other_kernels_run_a_launch_is_its_flops_and_bytes(name):
     gpu = load_gpu(name)
     terms = predict(gemm(), gpu)
-    assert terms.compute_s == pytest.approx(
-        2 * 4096**3 / (gpu.peak(TENSOR) * gpu.achievable_fraction(TENSOR))
-    )
+    assert terms.compute_s == pytest.approx(2 * 4096**3 / (gpu.peak(TENSOR) * gpu.achievable_fraction(TENSOR)))
     assert terms.latency_s == 0
 
 

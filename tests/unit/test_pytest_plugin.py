@@ -135,11 +135,7 @@ def test_net(memwall):
 """)
     result.assert_outcomes(failed=1)
     # two weights of 16,384 bytes; the first product's output is the one intermediate
-    says(
-        result,
-        "32.77 kB  parameters",
-        "materialized_bytes of Net on h100-sxm, eager: 2.05 kB, want at most 0 B",
-    )
+    says(result, "32.77 kB  parameters", "materialized_bytes of Net on h100-sxm, eager: 2.05 kB, want at most 0 B")
 
 
 def test_graph_breaks_are_looked_for_where_they_are_limited(run):
@@ -389,9 +385,7 @@ def test_assert_bound_counts_the_modules_below(walls):
 
 
 def test_assert_bound_fails_closed(walls):
-    with pytest.raises(
-        AssertionError, match=r"no kernel of tiny on old, eager is in block.\*; there is blocks.\*"
-    ):
+    with pytest.raises(AssertionError, match=r"no kernel of tiny on old, eager is in block.\*; there is blocks.\*"):
         assert_bound(walls, "compute", module="block.*")
     with pytest.raises(AssertionError, match="tiny was simulated on no GPU"):
         assert_bound(walls.with_simulations(()), "compute")

@@ -24,11 +24,7 @@ def profile(name, **options):
 def test_flops_equal_the_hand_counts(name):
     forward, training, attention = TABLE[name]
     hand = HAND_COUNTS[name]
-    assert (hand.forward_flop, hand.training_flop, hand.attention_forward_flop) == (
-        forward,
-        training,
-        attention,
-    )
+    assert (hand.forward_flop, hand.training_flop, hand.attention_forward_flop) == (forward, training, attention)
     inference = profile(name)
     assert inference.dense_model_flops == forward
     assert sum(c.dense_flops or 0 for c in inference.costs[0]) == attention
@@ -46,15 +42,9 @@ def test_the_others_do_too(name):
 @pytest.mark.parametrize("name", ["gpt2_xl", "llama3_8b", "mixtral_8x7b"])
 def test_causal_attention_counts_the_pairs_at_and_below_the_diagonal(name):
     record = profile(name)
-    (rows,) = {
-        record.graph.values[op.inputs[0]].spec.shape[2]
-        for op in record.graph.ops
-        if op.op_class == "attention"
-    }
+    (rows,) = {record.graph.values[op.inputs[0]].spec.shape[2] for op in record.graph.ops if op.op_class == "attention"}
     causal = sum(
-        c.total_flops
-        for op, c in zip(record.graph.ops, record.costs[0], strict=True)
-        if op.op_class == "attention"
+        c.total_flops for op, c in zip(record.graph.ops, record.costs[0], strict=True) if op.op_class == "attention"
     )
     # of rows * rows pairs, rows * (rows + 1) / 2
     assert causal * 2 * rows == HAND_COUNTS[name].attention_forward_flop * (rows + 1)
@@ -63,11 +53,7 @@ def test_causal_attention_counts_the_pairs_at_and_below_the_diagonal(name):
 def test_bert_layer_shares_of_flops_and_time():
     """Ivanov et al., Data Movement Is All You Need, table 1: 99.80/0.17/0.03 % of FLOPs, 61.0/25.5/13.5 % of time."""
     record = profile("bert_layer", gpu="v100", mode="training", optimizer=None)
-    kinds = {
-        "contraction": 0,
-        "normalization": 1,
-        "reduction": 1,
-    }  # their bias gradients stand under normalisation
+    kinds = {"contraction": 0, "normalization": 1, "reduction": 1}  # their bias gradients stand under normalisation
     flops, times = [0, 0, 0], [0.0, 0.0, 0.0]
     for kernel in record.simulations[0].kernels:
         op = record.graph.ops[kernel.op_ids[0]]

@@ -82,9 +82,7 @@ def assert_ordered(graph: Graph, groups: Sequence[tuple[Sequence[int], Sequence[
         for number in sorted((*owned, *again)):
             op = graph.ops[number]
             for i in op.inputs:
-                assert ran.get(storage[i]) == source[number, storage[i]], (
-                    f"op {number} {op.name} comes too early"
-                )
+                assert ran.get(storage[i]) == source[number, storage[i]], f"op {number} {op.name} comes too early"
             ran.update((storage[i], number) for i in op.outputs)
 
 
@@ -224,18 +222,14 @@ def remaking(graph: Graph) -> Groups:
             read = {graph.values[i].storage for number in wanted for i in graph.ops[number].inputs}
             wanted = {writer[s] for s in read if s in writer and writes[s] == 1}
             wanted = {
-                i
-                for i in wanted
-                if (op := graph.ops[i]).phase == "forward" and op.op_class in POINTWISE and op.inputs
+                i for i in wanted if (op := graph.ops[i]).phase == "forward" and op.op_class in POINTWISE and op.inputs
             }
             again |= wanted
         groups.append((owned, tuple(sorted(again))))
     return groups
 
 
-def as_set(
-    groups: Sequence[tuple[Sequence[int], Sequence[int]]],
-) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+def as_set(groups: Sequence[tuple[Sequence[int], Sequence[int]]]) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
     return {(tuple(owned), tuple(again)) for owned, again in groups}
 
 
@@ -256,9 +250,7 @@ def test_the_planners_of_these_tests_join_ops_across_layers():
         {whole.ops[i].module.split(".")[1] for i in owned if whole.ops[i].module.startswith("blocks")}
         for owned, _ in neighbours(whole)
     ]
-    assert (
-        sum(len(some) == 2 for some in layers) == 8
-    )  # the joints of 9 layers: a sum, then the next layer's norm
+    assert sum(len(some) == 2 for some in layers) == 8  # the joints of 9 layers: a sum, then the next layer's norm
     assert sum(len(again) > 1 for _, again in remaking(whole)) > 9
 
 
@@ -313,11 +305,7 @@ def small(model: nn.Module, mode: str = "training", **options: object) -> Graph:
 
 
 def layers_left(graph: Graph, phase: str = "forward", prefix: str = "layers") -> list[int]:
-    found = {
-        op.module.split(".")[1]
-        for op in graph.ops
-        if op.phase == phase and op.module.startswith(f"{prefix}.")
-    }
+    found = {op.module.split(".")[1] for op in graph.ops if op.phase == phase and op.module.startswith(f"{prefix}.")}
     return sorted(map(int, found))
 
 
@@ -382,12 +370,7 @@ def falls_back_on(graph: Graph) -> None:
 
 @pytest.mark.parametrize(
     ("walk", "mode"),
-    [
-        (with_skips, "training"),
-        (with_skips, "inference"),
-        (first_read_again, "inference"),
-        (one_state, "inference"),
-    ],
+    [(with_skips, "training"), (with_skips, "inference"), (first_read_again, "inference"), (one_state, "inference")],
 )
 def test_wiring_that_differs_keeps_layers(walk, mode):
     falls_back_on(small(Stack(12, walk), mode))
@@ -543,9 +526,7 @@ def stack_of_nine() -> Graph:
     return small(Stack(9))
 
 
-names = st.builds(
-    set, st.lists(st.deferred(lambda: st.sampled_from(sorted({op.name for op in stack_of_nine().ops}))))
-)
+names = st.builds(set, st.lists(st.deferred(lambda: st.sampled_from(sorted({op.name for op in stack_of_nine().ops})))))
 
 
 @settings(max_examples=40, deadline=None)
@@ -584,16 +565,7 @@ def by_hand(layers: int) -> Graph:
         for name, read in (("double", (x,)), ("negate", (x,)), ("add", (x + 1, x + 2))):
             number = len(ops)
             ops.append(
-                Op(
-                    number,
-                    name,
-                    "elementwise",
-                    "forward",
-                    f"h.{n}",
-                    read,
-                    (number + 1,),
-                    ("a", "b")[: len(read)],
-                )
+                Op(number, name, "elementwise", "forward", f"h.{n}", read, (number + 1,), ("a", "b")[: len(read)])
             )
     return Graph(values, storages, tuple(ops), inputs=(0,), outputs=(count - 1,))
 

@@ -27,9 +27,7 @@ from tests.unit.timeline_fixture import POLICIES, SLOW_CPU, several, with_source
 def events_of(profile, phase, **wanted):
     """The events of a kind whose keys have some values."""
     trace = json.loads(render(profile, "trace.json"))
-    return [
-        e for e in trace["traceEvents"] if e["ph"] == phase and all(e.get(k) == v for k, v in wanted.items())
-    ]
+    return [e for e in trace["traceEvents"] if e["ph"] == phase and all(e.get(k) == v for k, v in wanted.items())]
 
 
 def rows_of(profile):
@@ -37,9 +35,7 @@ def rows_of(profile):
     events = json.loads(render(profile, "trace.json"))["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     rows = {
-        (e["pid"], e["tid"]): (processes[e["pid"]], e["args"]["name"])
-        for e in events
-        if e["name"] == "thread_name"
+        (e["pid"], e["tid"]): (processes[e["pid"]], e["args"]["name"]) for e in events if e["name"] == "thread_name"
     }
     found = {name: [] for name in rows.values()}
     for e in events:
@@ -84,9 +80,7 @@ def faults(text):
     """What is wrong with a trace, by the rules of the format and of our rows; nothing if the list is empty."""
     trace = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     events = trace["traceEvents"]
-    found = [
-        f"{e['ph']} has no {key}" for e in events for key in REQUIRED.get(e["ph"], ("?",)) if key not in e
-    ]
+    found = [f"{e['ph']} has no {key}" for e in events for key in REQUIRED.get(e["ph"], ("?",)) if key not in e]
     rows, counters, arrows = {}, {}, {}
     for e in events:
         if e["ph"] == "X":
@@ -102,12 +96,8 @@ def faults(text):
     for key, points in counters.items():
         times = [ns(e["ts"]) for e in points]
         found += [f"counter {key} goes back" for a, b in pairwise(times) if b < a]
-        found += [
-            f"counter {key} changes its series" for e in points if set(e["args"]) != set(points[0]["args"])
-        ]
-        found += [
-            f"counter {key} is no count" for e in points for n in e["args"].values() if type(n) is not int
-        ]
+        found += [f"counter {key} changes its series" for e in points if set(e["args"]) != set(points[0]["args"])]
+        found += [f"counter {key} is no count" for e in points for n in e["args"].values() if type(n) is not int]
     for number, ends in arrows.items():
         if [e["ph"] for e in ends] != ["s", "f"]:
             found.append(f"arrow {number} has no two ends")
@@ -139,9 +129,7 @@ def test_the_rules_are_kept():
 )
 def test_the_rules_see_a_fault(phase, change, fault):
     trace = json.loads(render(several(), "trace.json"))
-    spoiled = [
-        e for e in trace["traceEvents"] if e["ph"] == phase and (phase != "M" or e["name"] == "thread_name")
-    ]
+    spoiled = [e for e in trace["traceEvents"] if e["ph"] == phase and (phase != "M" or e["name"] == "thread_name")]
     change(spoiled[-1 if phase == "f" else 0])
     assert any(fault in words for words in faults(json.dumps(trace)))
 
@@ -319,10 +307,7 @@ def test_the_last_phase_and_module_last_to_the_end():
     profile = three_ops(OLD)
     total_ns = round(profile.simulations[0].totals.time_s * 1e9)
     scopes = rows_of(profile)["old (modeled)", "eager: modules"]
-    assert [(e["name"], e["ts"], ns(e["dur"])) for e in scopes] == [
-        ("forward", 0, total_ns),
-        ("net", 0, total_ns),
-    ]
+    assert [(e["name"], e["ts"], ns(e["dur"])) for e in scopes] == [("forward", 0, total_ns), ("net", 0, total_ns)]
 
 
 @pytest.mark.parametrize("gpu", [OLD, SLOW_CPU])

@@ -69,9 +69,7 @@ def test_roofs_are_those_used_and_the_context(profile):
         ("tensor.float16", 100e12, True),
         ("vector.float32", 10e12, True),
     ]
-    assert [(roof.name, roof.rate) for roof in memory_roofs(schedule)] == [
-        ("DRAM", 1e12)
-    ]  # no L2 on this one
+    assert [(roof.name, roof.rate) for roof in memory_roofs(schedule)] == [("DRAM", 1e12)]  # no L2 on this one
 
 
 def test_labels_keep_off_each_other_points_lines_and_the_frame():

@@ -104,11 +104,7 @@ def test_the_picture_of_several_policies(fused):
 
 
 FALL = Waterfall(
-    100e-3,
-    (Step("a + b", "m.*", "elementwise", 3, 30e-3), Step("c", "", "reduction", 1, 5e-3)),
-    -2e-3,
-    67e-3,
-    50e-3,
+    100e-3, (Step("a + b", "m.*", "elementwise", 3, 30e-3), Step("c", "", "reduction", 1, 5e-3)), -2e-3, 67e-3, 50e-3
 )
 
 
@@ -126,9 +122,7 @@ def test_bars_begin_where_the_last_one_ended():
 
 
 def test_the_axis_begins_at_zero_where_much_is_saved():
-    assert axis_start_s(FALL) == pytest.approx(
-        0.050 - 0.12 * 0.050
-    )  # 44 of 100 ms lie below all that happens
+    assert axis_start_s(FALL) == pytest.approx(0.050 - 0.12 * 0.050)  # 44 of 100 ms lie below all that happens
     assert axis_start_s(replace(FALL, ideal_s=30e-3)) == 0.0  # 21.6 ms would: not worth a cut
 
 
@@ -139,19 +133,7 @@ def test_a_long_name_is_cut():
 
 
 def test_missed_fusions_name_their_rule():
-    rows = [
-        Missed(
-            "mm",
-            "gelu",
-            "layers.*",
-            "forward",
-            "contraction without epilogue",
-            "no epilogue",
-            24,
-            10**9,
-            1e-3,
-        )
-    ]
+    rows = [Missed("mm", "gelu", "layers.*", "forward", "contraction without epilogue", "no epilogue", 24, 10**9, 1e-3)]
     table = missed_table(rows)
     assert table.rows == (
         ("mm", "gelu", "x24", "layers.*", "1.000", "1.000", "contraction without epilogue", "no epilogue"),

@@ -79,9 +79,7 @@ def test_a_change_never_reads_as_none_or_as_the_limit(change, allowed, text):
 
 
 def test_sentences():
-    assert sentence(fixture.CHECK) == (
-        "dram_bytes of bert on h100-sxm, eager: 1.22 GB, limit +0.5% of 1.20 GB: +1.7 %"
-    )
+    assert sentence(fixture.CHECK) == ("dram_bytes of bert on h100-sxm, eager: 1.22 GB, limit +0.5% of 1.20 GB: +1.7 %")
     assert sentence(fixture.TIME) == (
         "time_s of bert on h100-sxm, eager: 3.2004 ms, limit 3.2 ms; baseline 3.1000 ms: +3.24 %"
     )
@@ -146,19 +144,10 @@ def test_the_place_is_where_the_head_has_the_cause():
 
 
 def test_a_fingerprint_knows_the_check_and_not_its_value():
-    checks = [
-        fixture.CHECK,
-        fixture.TIME,
-        fixture.MODULE,
-        fixture.CHECK,
-        replace(fixture.CHECK, measured=True),
-    ]
+    checks = [fixture.CHECK, fixture.TIME, fixture.MODULE, fixture.CHECK, replace(fixture.CHECK, measured=True)]
     first = fingerprints(checks)
     assert len(set(first)) == len(checks)
-    moved = [
-        replace(c, value=9e9, baseline=1.0, allowed=2.0, causes=(), message="m", verdict="pass")
-        for c in checks
-    ]
+    moved = [replace(c, value=9e9, baseline=1.0, allowed=2.0, causes=(), message="m", verdict="pass") for c in checks]
     assert fingerprints(moved) == first
     assert fingerprints([replace(fixture.CHECK, gpu="a100-sxm-80gb")])[0] not in first
     three, four = (Problem("bert", "b.py", "fail", f"{n} of 90 ops have no formula") for n in (3, 4))
@@ -239,15 +228,9 @@ def test_github_commands(golden):
     found = annotations(fixture.FAIL, folder="nets")
     assert [command for command, *_ in found] == ["error"] * 3 + ["warning", "notice"]
     _, properties, message = found[0]
-    assert properties == {
-        "file": "nets/models/bert.py",
-        "line": "42",
-        "title": "memwall gate: dram_bytes of bert",
-    }
+    assert properties == {"file": "nets/models/bert.py", "line": "42", "title": "memwall gate: dram_bytes of bert"}
     assert message.splitlines()[0] == sentence(fixture.CHECK)
-    assert message.splitlines()[3].startswith(
-        "vanished: addmm in pooler (forward), models/bert.py:90: -1 kernel, "
-    )
+    assert message.splitlines()[3].startswith("vanished: addmm in pooler (forward), models/bert.py:90: -1 kernel, ")
     assert found[-1][2] == (
         "8 checks: 3 fail, 1 inconclusive, 4 pass; compared with origin/main at 1a2b3c4d5e6f; memwall 0.6.0"
     )
@@ -298,14 +281,7 @@ def markdown(text: str) -> list:
 def text_of(inline) -> str:
     """What a reader sees of a line; the only tags in it are those that we write."""
     for child in inline.children:
-        assert child.type in (
-            "text",
-            "html_inline",
-            "strong_open",
-            "strong_close",
-            "text_special",
-            "softbreak",
-        ), child
+        assert child.type in ("text", "html_inline", "strong_open", "strong_close", "text_special", "softbreak"), child
         assert child.type != "html_inline" or child.content in ("<code>", "</code>"), child.content
     return "".join(child.content for child in inline.children if child.type != "html_inline")
 
@@ -368,9 +344,7 @@ def test_the_tables_have_their_columns_whatever_the_names(kind, result):
 def test_every_cell_says_what_was_checked():
     """The last cell is the limit and no cell is lost: no name ended a cell early."""
     hostile = fixture.hostile()
-    rows = [
-        row for table in tables(markdown(render_gate(hostile, "summary"))) for row in table if len(row) == 9
-    ]
+    rows = [row for table in tables(markdown(render_gate(hostile, "summary"))) for row in table if len(row) == 9]
     shown = {tuple(cell.strip() for cell in (*row[1:5], row[8])) for row in rows}
     for check in hostile.checks:
         names = (check.workload, subject(check), check.gpu, check.policy, check.limit)
@@ -404,9 +378,7 @@ def test_checks_moved_by_the_same_causes_share_one_list():
 
 
 def test_a_summary_is_below_one_mebibyte_at_the_longest_names():
-    wide = replace(
-        fixture.PEAK, **dict.fromkeys(("workload", "gpu", "policy", "module", "limit"), "漢" * 400)
-    )
+    wide = replace(fixture.PEAK, **dict.fromkeys(("workload", "gpu", "policy", "module", "limit"), "漢" * 400))
     good = tuple(replace(wide, module=f"{i}{wide.module}") for i in range(800))
     bad = tuple(replace(check, verdict="fail") for check in good)
     result = GateResult((*good, *bad), memwall_version="1")
@@ -490,9 +462,7 @@ def test_gitlab_severities_and_places():
 
 @pytest.fixture(scope="module", name="sarif_schema")
 def _sarif_schema():
-    return jsonschema.Draft4Validator(
-        json.loads((SCHEMAS / "sarif-schema-2.1.0.json").read_text(encoding="utf-8"))
-    )
+    return jsonschema.Draft4Validator(json.loads((SCHEMAS / "sarif-schema-2.1.0.json").read_text(encoding="utf-8")))
 
 
 def test_sarif_is_valid(result, sarif_schema):
@@ -504,9 +474,7 @@ def test_sarif_is_valid(result, sarif_schema):
     for row in run["results"]:
         assert rules[row["ruleIndex"]] == row["ruleId"]
         uri = row["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
-        assert (
-            re.fullmatch(r"[A-Za-z0-9_.~/%-]+", uri) and not uri.startswith("/") and ".." not in unquote(uri)
-        )
+        assert re.fullmatch(r"[A-Za-z0-9_.~/%-]+", uri) and not uri.startswith("/") and ".." not in unquote(uri)
         assert "](" not in row["message"]["text"]  # a link in a message
     assert bool(run["results"]) == (result.verdict != "pass")
     assert ("error" in {row["level"] for row in run["results"]}) == (result.verdict == "fail")
@@ -514,12 +482,7 @@ def test_sarif_is_valid(result, sarif_schema):
 
 def test_sarif_results():
     [run] = json.loads(render_gate(fixture.FAIL, "sarif"))["runs"]
-    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == [
-        "dram_bytes",
-        "time_s",
-        "flops",
-        "measured_s",
-    ]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["dram_bytes", "time_s", "flops", "measured_s"]
     assert [(row["ruleId"], row["level"]) for row in run["results"]] == [
         ("dram_bytes", "error"), ("time_s", "error"), ("flops", "error"), ("measured_s", "warning"),
     ]  # fmt: skip
@@ -562,12 +525,7 @@ def test_a_record_with_more_or_less_than_the_schema_is_refused():
 @pytest.mark.parametrize("kind", GATE_KINDS)
 def test_a_failure_is_never_silent(kind):
     """The word is in every kind, also where nothing was checked or there is a problem alone."""
-    word = {
-        "gitlab": '"(major|blocker)"',
-        "sarif": '"level": "error"',
-        "junit": "<failure",
-        "github": "(?m)^::error",
-    }
+    word = {"gitlab": '"(major|blocker)"', "sarif": '"level": "error"', "junit": "<failure", "github": "(?m)^::error"}
     for result in (fixture.FAIL, fixture.EMPTY, fixture.BROKEN):
         assert re.search(word.get(kind, "(?i)fail"), render_gate(result, kind))
         assert re.search(word.get(kind, "(?i)fail"), render_gate(replace(result, problems=()), kind)) or (
@@ -604,9 +562,7 @@ def test_the_suffixes():
 
 
 def test_a_wrong_kind_and_a_wrong_option():
-    with pytest.raises(
-        UsageError, match="a gate has no 'html' form; there is text, md, summary, github, junit"
-    ):
+    with pytest.raises(UsageError, match="a gate has no 'html' form; there is text, md, summary, github, junit"):
         render_gate(fixture.PASS, "html")
     with pytest.raises(TypeError, match="no option colour"):
         render_gate(fixture.PASS, "text", colour=True)
@@ -614,9 +570,7 @@ def test_a_wrong_kind_and_a_wrong_option():
 
 
 def test_a_check_without_a_figure_fails_loudly():
-    check = replace(
-        fixture.CHECK, value=None, baseline=None, allowed=None, causes=(), message="no such module"
-    )
+    check = replace(fixture.CHECK, value=None, baseline=None, allowed=None, causes=(), message="no such module")
     result = GateResult((check,), memwall_version="1")
     for kind in GATE_KINDS:
         assert "no such module" in render_gate(result, kind).replace("\n  ", " ")

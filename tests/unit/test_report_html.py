@@ -149,9 +149,7 @@ def test_the_address_sorts_filters_and_picks_the_gpu(browse):
     assert [row[0] for row in rows] == ["aten.native_layer_norm", "aten.gelu", "aten.mm"] or [
         row[0] for row in rows
     ] == ["aten.gelu", "aten.native_layer_norm", "aten.mm"]
-    assert (
-        rows[-1][9] == "8.29 us"
-    )  # two products at 3.15 us of traffic and 1 us of launch each, on the new GPU
+    assert rows[-1][9] == "8.29 us"  # two products at 3.15 us of traffic and 1 us of launch each, on the new GPU
 
 
 @pytest.mark.browser

@@ -71,12 +71,7 @@ def test_what_is_wrong_comes_first(profile):
     record = copy.deepcopy(profile.measurements[0])
     record["kernels"][0]["sensors"]["flags"] = ["thermal throttle"]
     text = render_measured(replace(profile, measurements=(record | {"complete": False},)))
-    said = (
-        "OUR ERROR: 1 kernel was",
-        "IN DOUBT, eager: thermal throttle (1 of 7",
-        "CUT SHORT, eager",
-        "Executors",
-    )
+    said = ("OUR ERROR: 1 kernel was", "IN DOUBT, eager: thermal throttle (1 of 7", "CUT SHORT, eager", "Executors")
     places = [text.index(words) for words in said]
     assert places == sorted(places)
 
@@ -88,15 +83,7 @@ def test_without_violations_nothing_is_said_of_them(profile):
 
 
 def test_what_was_lost_is_listed_with_its_reason(profile):
-    assert line_of(render_measured(profile), "failed")[1:] == [
-        "1",
-        "4.194",
-        "no",
-        "operator",
-        "of",
-        "that",
-        "name",
-    ]
+    assert line_of(render_measured(profile), "failed")[1:] == ["1", "4.194", "no", "operator", "of", "that", "name"]
 
 
 def test_a_step_that_was_not_timed_says_why(profile):
@@ -140,9 +127,7 @@ def test_whatever_is_loaded_can_be_rendered(profile, data, value):
     record = copy.deepcopy(profile.to_dict())
     measurement = data.draw(st.sampled_from(record["measurements"]))
     kernel = data.draw(st.sampled_from(measurement["kernels"]))
-    where = data.draw(
-        st.sampled_from([measurement, kernel, kernel.get("timing", kernel), measurement["step"]])
-    )
+    where = data.draw(st.sampled_from([measurement, kernel, kernel.get("timing", kernel), measurement["step"]]))
     where[data.draw(st.sampled_from(sorted(where)))] = value
     try:
         loaded = Profile.from_dict(record)

@@ -220,9 +220,7 @@ def test_two_graphs_are_told_apart(profile):
     dense = tuple(replace(c, flops={p: 2 * n for p, n in c.flops.items()}) for c in profile.costs[0])
     twin = replace(profile.graph, attention="efficient")
     new = replace(
-        profile.simulations[1],
-        graph=1,
-        totals=replace(profile.simulations[1].totals, flops=2 * profile.flops),
+        profile.simulations[1], graph=1, totals=replace(profile.simulations[1].totals, flops=2 * profile.flops)
     )
     graphs, costs = (profile.graph, twin), (profile.costs[0], dense)
     both = replace(profile, graphs=graphs, costs=costs, simulations=(profile.simulations[0], new))

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memwall.fusion import Group, Plan, Refusal, eager_plan
-from memwall.savings import (
-    group_name,
-    group_savings,
-    missed_fusions,
-    module_savings,
-    policy_sets,
-    waterfall,
-)
+from memwall.savings import group_name, group_savings, missed_fusions, module_savings, policy_sets, waterfall
 from tests.unit.fused_fixture import MIB, make_fused
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
@@ -35,10 +28,7 @@ def test_a_policy_is_held_against_eager_and_ideal(policies):
     saved_s = 2 * (GELU_S + NORM_S - FUSED_S)
     assert eager.time_s - fused.time_s == pytest.approx(saved_s, rel=1e-9)
     assert fused.speedup == pytest.approx(eager.time_s / (eager.time_s - saved_s))
-    assert (eager.kernels - fused.kernels, fused.saved_bytes) == (
-        2,
-        8 * MIB,
-    )  # of 8 MiB in each block 4 are left
+    assert (eager.kernels - fused.kernels, fused.saved_bytes) == (2, 8 * MIB)  # of 8 MiB in each block 4 are left
     # ideal drops GELUs and norms (16 MiB), the mystery op (4), the op with the hostile name (2 x 8 B), the optimizer
     # (reads and writes a state of 4 x 2^20 floats and two weights of 2 MiB: 2 x (16 + 4) MiB)
     assert ideal.saved_bytes == (16 + 4 + 40) * MIB + 16
@@ -82,9 +72,7 @@ def test_modules_add_up_to_the_totals(policies):
         assert sum(row.bytes for row in rows) == schedule.totals.dram_bytes
         assert sum(row.eager_kernels for row in rows) == policies.eager.totals.kernels
         assert sum(row.kernels for row in rows) == schedule.totals.kernels
-        assert sum(row.saved_s for row in rows) == pytest.approx(
-            policies.eager.totals.time_s - schedule.totals.time_s
-        )
+        assert sum(row.saved_s for row in rows) == pytest.approx(policies.eager.totals.time_s - schedule.totals.time_s)
 
 
 def test_modules_that_change_nothing_are_the_others(policies):
@@ -114,7 +102,7 @@ def test_missed_fusions_are_summed_and_ordered():
     profile = make_profile()
     singles = list(eager_plan(profile.graph, profile.costs[0]).groups)
     groups = [group for group in singles if group.op_ids[0] not in (4, 5)] + [
-        Group((4, 5), (), (), profile.costs[0][4]),
+        Group((4, 5), (), (), profile.costs[0][4])
     ]
     refusals = (
         refused("contraction", 0, 1, 10),  # mm -> GELU of block 0
@@ -130,10 +118,7 @@ def test_missed_fusions_are_summed_and_ordered():
     ]
     assert rows[0].saved_s == pytest.approx(30e-12)
     assert rows[1].reason == "because of 0"
-    assert (
-        len(missed_fusions(profile, profile.simulations[0], Plan("inductor", tuple(groups), refusals), top=1))
-        == 1
-    )
+    assert len(missed_fusions(profile, profile.simulations[0], Plan("inductor", tuple(groups), refusals), top=1)) == 1
 
 
 def test_what_is_computed_again_is_not_missed():

@@ -31,9 +31,7 @@ def chain(sizes, costs=None, op_class="elementwise", roles=None):
         Storage(i, n, (roles or {}).get(i, "input" if i == 0 else "activation")) for i, n in enumerate(sizes)
     )
     values = tuple(Value(i, contiguous((n,), "int8"), i, 0) for i, n in enumerate(sizes))
-    ops = tuple(
-        Op(i, f"test.op{i}", op_class, "forward", "", (i,), (i + 1,), ("x",)) for i in range(len(sizes) - 1)
-    )
+    ops = tuple(Op(i, f"test.op{i}", op_class, "forward", "", (i,), (i + 1,), ("x",)) for i in range(len(sizes) - 1))
     graph = Graph(values, storages, ops, inputs=(0,), outputs=(len(sizes) - 1,))
     costs = tuple(costs or (Cost({}, sizes[i], sizes[i + 1]) for i in range(len(sizes) - 1)))
     return graph, eager_plan(graph, costs)
@@ -48,9 +46,7 @@ def test_a_big_copy_takes_its_bytes_over_the_bandwidth():
     (kernel,) = run([500_000_000, 500_000_000]).kernels
     assert kernel.memory_s == pytest.approx(1e-3)  # 1 GB at 1 TB/s
     assert kernel.bound_s == pytest.approx(1e-3)
-    assert kernel.time_s == pytest.approx(
-        1e-3 + 2e-6 + 5e-6
-    )  # launch floor, and the first issue is waited for
+    assert kernel.time_s == pytest.approx(1e-3 + 2e-6 + 5e-6)  # launch floor, and the first issue is waited for
     assert kernel.limited_by == "bandwidth"
 
 
@@ -59,9 +55,7 @@ def test_a_matrix_product_is_limited_by_compute():
     (kernel,) = run([1_000_000, 1_000_000], [cost], op_class="contraction").kernels
     assert kernel.compute_s == pytest.approx(2e-3)  # 200 GFLOP at 100 TFLOP/s
     assert kernel.limited_by == "compute"
-    assert run([1_000_000, 1_000_000], [cost], op_class="contraction").totals.mfu == pytest.approx(
-        2e-3 / kernel.time_s
-    )
+    assert run([1_000_000, 1_000_000], [cost], op_class="contraction").totals.mfu == pytest.approx(2e-3 / kernel.time_s)
 
 
 def test_what_fits_l2_is_bound_by_the_l2s_bandwidth():
@@ -100,9 +94,7 @@ def test_an_input_just_written_is_read_from_l2():
     sizes = [1_000_000, 1_000_000, 1_000_000]
     first, second = run(sizes).kernels
     assert first.memory_s == pytest.approx(2e-6)  # 2 MB from and to DRAM
-    assert second.memory_s == pytest.approx(
-        1e-6 + 1e-7 / 0.45
-    )  # 1 MB written, 1 MB read at 45 % of L2's 10 TB/s
+    assert second.memory_s == pytest.approx(1e-6 + 1e-7 / 0.45)  # 1 MB written, 1 MB read at 45 % of L2's 10 TB/s
 
 
 def test_what_is_larger_than_l2_is_not():

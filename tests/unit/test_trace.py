@@ -30,9 +30,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
-        q, k, v = (
-            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)
-        )
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
 
@@ -113,11 +111,7 @@ def test_a_checkpointed_block_is_run_again_in_backward_under_its_own_name():
     [
         ("h100-sxm", torch.bfloat16, "aten._scaled_dot_product_flash_attention"),
         ("a100", torch.float16, "aten._scaled_dot_product_flash_attention"),
-        (
-            "h100-sxm",
-            torch.float32,
-            "aten._scaled_dot_product_efficient_attention",
-        ),  # flash is half precision only
+        ("h100-sxm", torch.float32, "aten._scaled_dot_product_efficient_attention"),  # flash is half precision only
         ("v100", torch.float16, "aten._scaled_dot_product_efficient_attention"),  # flash needs sm_80
         ("v100", torch.float32, "aten._scaled_dot_product_efficient_attention"),
         ("v100", torch.bfloat16, "aten._safe_softmax"),  # no fused kernel for bf16 below sm_80
@@ -143,9 +137,7 @@ def test_without_attention_one_graph_serves_all():
 
 def test_masked_attention_takes_the_efficient_kernel_and_math_can_be_chosen():
     def masked(q):
-        return F.scaled_dot_product_attention(
-            q, q, q, attn_mask=torch.ones(16, 16, dtype=torch.bool, device=q.device)
-        )
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(16, 16, dtype=torch.bool, device=q.device))
 
     class Net(nn.Module):
         def forward(self, q):
@@ -153,9 +145,7 @@ def test_masked_attention_takes_the_efficient_kernel_and_math_can_be_chosen():
 
     q = torch.randn(2, 4, 16, 16, dtype=torch.float16)
     assert "aten._scaled_dot_product_efficient_attention" in names(memwall.profile(Net(), (q,)))
-    assert "aten._scaled_dot_product_efficient_attention" not in names(
-        memwall.profile(Net(), (q,), attention="math")
-    )
+    assert "aten._scaled_dot_product_efficient_attention" not in names(memwall.profile(Net(), (q,), attention="math"))
 
 
 def test_multihead_attention_and_dropout_take_their_cuda_forms():
@@ -265,9 +255,7 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.reentrant = reentrant
         self.first = nn.Linear(16, 16)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)) for _ in range(2)
-        )
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)) for _ in range(2))
 
     def forward(self, x):
         x = self.first(x)
@@ -287,9 +275,7 @@ def test_a_checkpoint_runs_again_under_its_autocast(reentrant):
 
 
 def test_cpu_autocast_is_torchs_own_again_after_a_training_step():
-    blocks = nn.Sequential(
-        nn.Linear(16, 16), *(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3))
-    )
+    blocks = nn.Sequential(nn.Linear(16, 16), *(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3)))
     result = memwall.profile(blocks, (torch.randn(4, 16),), mode="training", autocast="fp16")
     assert result.capture["replayed_blocks"] > 0
     assert not torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
@@ -309,11 +295,7 @@ def test_views_and_in_place_ops_share_the_storage():
 
     graph = memwall.profile(Net(), (torch.randn(4, 8),)).graph
     add, mul, clone = graph.ops
-    written, scaled, read = (
-        graph.values[add.outputs[0]],
-        graph.values[mul.outputs[0]],
-        graph.values[clone.inputs[0]],
-    )
+    written, scaled, read = (graph.values[add.outputs[0]], graph.values[mul.outputs[0]], graph.values[clone.inputs[0]])
     assert written.storage == scaled.storage == read.storage
     assert mul.inputs == mul.outputs
     assert (scaled.spec.shape, scaled.offset) == ((8,), 0)
@@ -345,9 +327,7 @@ def test_a_model_that_asks_for_cuda_is_traced_all_the_same():
     class Net(nn.Module):
         def forward(self, x):
             x = x.cuda()
-            return (
-                x.to("cuda:0") + torch.arange(4, device="cuda") + torch.zeros(4, device=torch.device("cuda"))
-            )
+            return x.to("cuda:0") + torch.arange(4, device="cuda") + torch.zeros(4, device=torch.device("cuda"))
 
     assert names(memwall.profile(Net(), (torch.randn(4),)))[-1] == "aten.add.Tensor"
 
@@ -357,9 +337,7 @@ def test_sparse_gradients_are_traced_by_their_parts():
     result = memwall.profile(net, (torch.zeros(4, 8, dtype=torch.long),), mode="training",
                              optimizer=lambda p: torch.optim.SGD(p, lr=0.1))  # fmt: skip
     assert result.graph.role_bytes["gradient"] < 1000 * 16 * 4
-    (update,) = [
-        c for o, c in zip(result.graph.ops, result.costs[0], strict=True) if o.name == "sparse.add_.Tensor"
-    ]
+    (update,) = [c for o, c in zip(result.graph.ops, result.costs[0], strict=True) if o.name == "sparse.add_.Tensor"]
     # 32 ids: a row and a column number of 8 B each and 16 floats; those 32 rows of the table are read and written
     assert (update.read_bytes, update.write_bytes) == (32 * 8 + 2 * 32 * 16 * 4, 32 * 16 * 4)
 
@@ -598,9 +576,7 @@ def test_three_profiles_at_once_leave_torch_as_it_was():
     import threading
 
     before = nn.Module.__call__
-    workers = [
-        threading.Thread(target=memwall.profile, args=(Block(), (torch.randn(2, 16, 64),))) for _ in range(3)
-    ]
+    workers = [threading.Thread(target=memwall.profile, args=(Block(), (torch.randn(2, 16, 64),))) for _ in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -647,9 +623,7 @@ def test_an_optimizer_that_fails_is_an_error_and_not_skipped():
             raise RuntimeError("out of order")
 
     with pytest.raises(UsageError, match="out of order"):
-        memwall.profile(
-            nn.Linear(4, 4), (torch.randn(2, 4),), mode="training", optimizer=lambda p: Broken(p, lr=0.1)
-        )
+        memwall.profile(nn.Linear(4, 4), (torch.randn(2, 4),), mode="training", optimizer=lambda p: Broken(p, lr=0.1))
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SparseAdam, torch.optim.Adagrad])

@@ -42,7 +42,5 @@ def test_grouped_products_of_any_float(dtype):
         torch.empty(8, dtype=torch.int32, device="meta"),
     )
     profile = memwall.profile(Call(run), inputs, mode="training", optimizer=None)
-    products = [
-        c for op, c in zip(profile.graph.ops, profile.costs[0], strict=True) if op.name == "aten._grouped_mm"
-    ]
+    products = [c for op, c in zip(profile.graph.ops, profile.costs[0], strict=True) if op.name == "aten._grouped_mm"]
     assert [cost.total_flops for cost in products] == [2 * 256 * 64 * 32] * 3

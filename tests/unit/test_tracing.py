@@ -145,9 +145,7 @@ def test_the_hosts_step_count_is_no_kernel():
     found = t.profile().graph
     assert {op.phase for op in found.ops} == {"optimizer"}
     assert all(any(found.values[i].spec.shape for i in (*op.inputs, *op.outputs)) for op in found.ops)
-    assert (
-        sum(op.name.startswith("aten._foreach_addcdiv_") for op in found.ops) == 1
-    )  # one launch for both tensors
+    assert sum(op.name.startswith("aten._foreach_addcdiv_") for op in found.ops) == 1  # one launch for both tensors
 
 
 def test_meta_tensors_are_the_devices_and_the_cpus_are_its_hosts():
@@ -180,9 +178,7 @@ def test_what_is_still_alive_is_an_output_and_stays_in_memory():
                     kept.append(y)
         return t.profile().simulations[0].totals.peak_memory_bytes
 
-    assert (
-        run(keep=False) == 8000
-    )  # the ones and the sum; before the next round both are gone, but for the name y
+    assert run(keep=False) == 8000  # the ones and the sum; before the next round both are gone, but for the name y
     assert run(keep=True) == 4 * 4000 + 4000
 
 
@@ -275,10 +271,7 @@ def attention_bf16():
 
 
 def encoder():
-    layer, x = (
-        nn.TransformerEncoderLayer(32, 4, 64, batch_first=True),
-        torch.randn(2, 8, 32, requires_grad=True),
-    )
+    layer, x = (nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), torch.randn(2, 8, 32, requires_grad=True))
     out = layer(x)
     out.sum().backward()
     return [out, x.grad, *grads(*layer.parameters())]
@@ -309,12 +302,7 @@ def dropout_and_softmax():
     x = torch.randn(64, 64, requires_grad=True)
     out = F.softmax(F.dropout(x, 0.3), -1)
     (out * out).sum().backward()
-    return [
-        out,
-        x.grad,
-        F.softmax(x.detach().half(), -1, dtype=torch.float32),
-        F.one_hot(torch.arange(5) % 3),
-    ]
+    return [out, x.grad, F.softmax(x.detach().half(), -1, dtype=torch.float32), F.one_hot(torch.arange(5) % 3)]
 
 
 def convolution():
@@ -420,12 +408,7 @@ def test_data_is_not_kept_alive():
 def test_after_an_exception_nothing_is_patched_and_there_is_no_profile():
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters())
-    before = (
-        nn.Module.__call__,
-        torch.autograd.backward,
-        torch.autograd.grad,
-        torch.inference_mode.__enter__,
-    )
+    before = (nn.Module.__call__, torch.autograd.backward, torch.autograd.grad, torch.inference_mode.__enter__)
     t = memwall.trace()
 
     def raising():
@@ -438,12 +421,7 @@ def test_after_an_exception_nothing_is_patched_and_there_is_no_profile():
 
     with pytest.raises(ZeroDivisionError):
         raising()
-    assert (
-        nn.Module.__call__,
-        torch.autograd.backward,
-        torch.autograd.grad,
-        torch.inference_mode.__enter__,
-    ) == before
+    assert (nn.Module.__call__, torch.autograd.backward, torch.autograd.grad, torch.inference_mode.__enter__) == before
     assert optimizer.param_groups[0]["foreach"] is None
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
     base = importlib.import_module("torch.optim.optimizer")

@@ -50,9 +50,7 @@ def test_tiles_of_a_causal_call():
     tiles = predict(attention(2, 8, 256, 256, 64), H100).facts["tiles"]
     assert (tiles.rows, tiles.columns) == (128, 64)
     assert tiles.blocks == 32  # 2 batches x 8 heads x 2 tiles of 128 queries
-    assert tiles.steps == pytest.approx(
-        6, rel=0.01
-    )  # 2 tiles of 64 keys for the first 128 queries, 4 for the rest
+    assert tiles.steps == pytest.approx(6, rel=0.01)  # 2 tiles of 64 keys for the first 128 queries, 4 for the rest
     assert tiles.longest == 4
 
 
@@ -80,14 +78,7 @@ def test_a_short_sequence_pays_for_a_whole_tile():
         (1, 8, 1, 131072, 1, 264),  # two blocks for each of 132 multiprocessors
         (1, 8, 1, 4096, 1, 16),  # but none with fewer than 256 keys
         (64, 32, 8, 4096, 512, 1),  # enough sequences
-        (
-            1,
-            64,
-            1,
-            512,
-            64,
-            2,
-        ),  # a group of 64 is too wide: each query head has its own block, 512 / 256 parts
+        (1, 64, 1, 512, 64, 2),  # a group of 64 is too wide: each query head has its own block, 512 / 256 parts
     ],
 )
 def test_parts_of_sequences(batch, heads, kv_heads, keys, sequences, parts):
@@ -166,9 +157,7 @@ def test_nothing_to_meet():
     ],
 )
 def test_published_rates_of_pytorchs_kernels(kernel, backward, size, keys, causal, published):
-    work = attention(
-        16384 // keys, 2048 // size, keys, keys, size, causal=causal, kernel=kernel, backward=backward
-    )
+    work = attention(16384 // keys, 2048 // size, keys, keys, size, causal=causal, kernel=kernel, backward=backward)
     flops = (10 if backward else 4) * 16384 * 2048 * keys / (2 if causal else 1)
     assert seconds(work) == pytest.approx(flops / published, rel=0.15)
 
@@ -218,14 +207,8 @@ def test_measured_short_rows_are_latency(gpu):
 @pytest.mark.parametrize(
     ("work", "parts"),
     [
-        (
-            attention(8, 32, 4096, 4096, 128, kv_heads=8),
-            ["4096 queries", "128 x 64", "8192 blocks on 132 SMs", "ms"],
-        ),
-        (
-            attention(1, 32, 1, 32768, 128, kv_heads=8),
-            ["33 parts", "264 blocks", "132 SMs = 2.0 waves", "TB/s"],
-        ),
+        (attention(8, 32, 4096, 4096, 128, kv_heads=8), ["4096 queries", "128 x 64", "8192 blocks on 132 SMs", "ms"]),
+        (attention(1, 32, 1, 32768, 128, kv_heads=8), ["33 parts", "264 blocks", "132 SMs = 2.0 waves", "TB/s"]),
     ],
 )
 def test_one_sentence_with_the_numbers(work, parts):
@@ -249,25 +232,12 @@ def test_launches_of_a_forward_call():
 
 def test_launches_of_a_flash_backward_with_shared_keys():
     query, key, row = spec(2, 8, 128, 64), spec(2, 2, 128, 64), spec(2, 8, 128, dtype="float32")
-    inputs = [
-        ("grad_out", query),
-        ("query", query),
-        ("key", key),
-        ("value", key),
-        ("out", query),
-        ("logsumexp", row),
-    ]
+    inputs = [("grad_out", query), ("query", query), ("key", key), ("value", key), ("out", query), ("logsumexp", row)]
     before, kernel, converted, *summed = cost(
         "aten._scaled_dot_product_flash_attention_backward", inputs, [query, key, key], is_causal=True
     ).works
     q, k, r = 262_144, 65_536, 8_192  # bytes: bfloat16 queries, keys, float32 row
-    assert (before.read_bytes, before.write_bytes) == (
-        2 * q,
-        r + 2 * q,
-    )  # grad and out; sums of dQ in float32
-    assert (kernel.read_bytes, kernel.write_bytes) == (
-        2 * q + 2 * k + 2 * r,
-        2 * q + 8 * k,
-    )  # dK, dV of 8 heads
+    assert (before.read_bytes, before.write_bytes) == (2 * q, r + 2 * q)  # grad and out; sums of dQ in float32
+    assert (kernel.read_bytes, kernel.write_bytes) == (2 * q + 2 * k + 2 * r, 2 * q + 8 * k)  # dK, dV of 8 heads
     assert (converted.read_bytes, converted.write_bytes) == (2 * q, q)
     assert [(w.read_bytes, w.write_bytes) for w in summed] == [(4 * k, k)] * 2

@@ -46,9 +46,7 @@ def test_forward_is_one_launch_and_a_pass_for_the_bias():
 def test_backward_is_one_launch_for_each_gradient():
     grad, data, weight = spec(2, 8, 4, 4), spec(2, 4, 4, 4), spec(8, 4, 3, 3)
     inputs = [("grad_output", grad), ("input", data), ("weight", weight)]
-    result = cost(
-        "aten.convolution_backward", inputs, [data, weight, spec(8)], output_mask=(True, True, True)
-    )
+    result = cost("aten.convolution_backward", inputs, [data, weight, spec(8)], output_mask=(True, True, True))
     of_input, of_weight, of_bias = result.works
     assert (of_input.role, of_input.read_bytes, of_input.write_bytes) == ("input", 512 + 576, 256)
     assert (of_weight.role, of_weight.read_bytes, of_weight.write_bytes) == ("weight", 512 + 256, 576)
@@ -60,23 +58,17 @@ def test_backward_is_one_launch_for_each_gradient():
 def test_a_transposed_convolution_is_the_input_gradient_of_another():
     # weight [Cin 16, Cout 4, 2, 2]: the convolution that it transposes has 4 channels in and 16 out
     inputs = [("input", spec(1, 16, 8, 8)), ("weight", spec(16, 4, 2, 2))]
-    (work,) = cost(
-        "aten.convolution", inputs, spec(1, 4, 16, 16), transposed=True, groups=1, stride=[2, 2]
-    ).works
+    (work,) = cost("aten.convolution", inputs, spec(1, 4, 16, 16), transposed=True, groups=1, stride=[2, 2]).works
     assert (work.role, work.channels_in, work.channels_out) == ("input", 4, 16)
     assert (work.places_in, work.places_out) == ((16, 16), (8, 8))
 
 
 def test_groups_and_depthwise():
     data, out = spec(1, 32, 8, 8), spec(1, 64, 8, 8)
-    (grouped,) = cost(
-        "aten.convolution", [("input", data), ("weight", spec(64, 8, 3, 3))], out, groups=4
-    ).works
+    (grouped,) = cost("aten.convolution", [("input", data), ("weight", spec(64, 8, 3, 3))], out, groups=4).works
     assert (grouped.groups, grouped.channels_in, grouped.channels_out) == (4, 8, 16)
     assert not grouped.depthwise
-    (alone,) = cost(
-        "aten.convolution", [("input", data), ("weight", spec(32, 1, 3, 3))], data, groups=32
-    ).works
+    (alone,) = cost("aten.convolution", [("input", data), ("weight", spec(32, 1, 3, 3))], data, groups=32).works
     assert alone.depthwise
     assert predict(alone, load_gpu("h100-sxm")).facts["way"] == "depthwise"
 
@@ -209,8 +201,7 @@ def test_float32_of_five_boards():
 
 def test_forward_passes_in_both_precisions():
     errors = _errors(
-        "deepbench_conv.csv",
-        lambda sample: sample.op_class == "conv forward" and sample.dtype != "pseudo_fp16",
+        "deepbench_conv.csv", lambda sample: sample.op_class == "conv forward" and sample.dtype != "pseudo_fp16"
     )
     assert len(errors) == 5
     assert {cell: error for cell, error in errors.items() if error > 0.25} == {}

@@ -19,19 +19,9 @@ from tests.unit.truth_folder import truth
 
 H100, A100 = load_gpu("h100-sxm"), load_gpu("a100-80gb-sxm")
 GPUS = tuple(
-    map(
-        load_gpu,
-        ("h100-sxm", "a100-80gb-sxm", "l40s", "b200", "v100-sxm2-16gb", "l4", "mi300x", "p100-pcie-16gb"),
-    )
+    map(load_gpu, ("h100-sxm", "a100-80gb-sxm", "l40s", "b200", "v100-sxm2-16gb", "l4", "mi300x", "p100-pcie-16gb"))
 )
-SHAPES = (
-    (1, 4096, 4096),
-    (17, 32, 65536),
-    (128, 1024, 8192),
-    (512, 512, 512),
-    (4096, 4096, 64),
-    (8192, 8192, 8192),
-)
+SHAPES = ((1, 4096, 4096), (17, 32, 65536), (128, 1024, 8192), (512, 512, 512), (4096, 4096, 64), (8192, 8192, 8192))
 
 
 def gemm(m: int, n: int, k: int, batch: int = 1, dtype: str = "bfloat16", itemsize: int = 2) -> Gemm:
@@ -81,9 +71,7 @@ def test_a_batch_fills_the_multiprocessors_together():
 
 
 def test_rows_within_a_tile_cost_the_same():
-    seconds = [
-        predict(replace(gemm(m, 4096, 512), read_bytes=0, write_bytes=0), A100).time_s for m in (1, 9, 16)
-    ]
+    seconds = [predict(replace(gemm(m, 4096, 512), read_bytes=0, write_bytes=0), A100).time_s for m in (1, 9, 16)]
     assert seconds[0] == seconds[1] == seconds[2]
 
 
@@ -108,9 +96,7 @@ def test_more_to_read_or_to_multiply_never_takes_less(gpu):
 
 def test_a_product_of_nothing_takes_no_arithmetic():
     assert predict(gemm(0, 16, 16), H100).compute_s == 0.0
-    assert explain(gemm(0, 16, 16), H100, predict(gemm(0, 16, 16), H100)).startswith(
-        "there is nothing to compute"
-    )
+    assert explain(gemm(0, 16, 16), H100, predict(gemm(0, 16, 16), H100)).startswith("there is nothing to compute")
 
 
 def test_a_tpu_has_no_tiles_but_what_large_products_reach():
@@ -125,9 +111,7 @@ def test_the_sentence_names_tiles_waves_and_the_wall():
     assert "8192x8192x8192 in 128x256 tiles: 2048 blocks on 132 SMs = 15.5 waves" in text
     assert "power holds the chip at" in text and text.endswith(".")
     deep, known = gemm(8, 64, 512), GemmConstants(depth_clocks=20)
-    assert "waits 20 clocks for 2 bytes of each row" in explain_with(
-        deep, H100, known, predict_with(deep, H100, known)
-    )
+    assert "waits 20 clocks for 2 bytes of each row" in explain_with(deep, H100, known, predict_with(deep, H100, known))
     decode = gemm(1, 16384, 16384)
     assert "through DRAM at" in explain(decode, H100, predict(decode, H100))
 
@@ -191,15 +175,8 @@ def test_a_vector_is_a_product_of_one_column_and_a_scalar_product_streams():
 
 
 def test_a_recurrent_layer_multiplies_at_every_step():
-    weights = [
-        ("weight", spec(512, 64)),
-        ("weight", spec(512, 128)),
-        ("weight", spec(512)),
-        ("weight", spec(512)),
-    ]
-    result = cost(
-        "aten._cudnn_rnn", [("input", spec(10, 4, 64)), *weights], spec(10, 4, 128), weight_stride0=4
-    )
+    weights = [("weight", spec(512, 64)), ("weight", spec(512, 128)), ("weight", spec(512)), ("weight", spec(512))]
+    result = cost("aten._cudnn_rnn", [("input", spec(10, 4, 64)), *weights], spec(10, 4, 128), weight_stride0=4)
     first, *steps = result.works
     assert (first.m, first.n, first.k) == (40, 512, 64)  # 10 steps of 4 rows at once
     assert [(step.m, step.n, step.k) for step in steps] == 10 * [(4, 512, 128)]

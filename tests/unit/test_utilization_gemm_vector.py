@@ -21,17 +21,7 @@ from memwall.work import VectorGemm, VectorGemmConstants
 from tests.unit.truth_folder import truth
 
 PIPE = Pipe("tensor", "float32")
-BOARDS = (
-    "p100-pcie-16gb",
-    "p4",
-    "v100-pcie-32gb",
-    "t4",
-    "a100-40gb-pcie",
-    "l4",
-    "h100-sxm",
-    "mi100",
-    "mi210",
-)
+BOARDS = ("p100-pcie-16gb", "p4", "v100-pcie-32gb", "t4", "a100-40gb-pcie", "l4", "h100-sxm", "mi100", "mi210")
 
 
 def _work(m: int, n: int, k: int, batch: int = 1, bias: bool = False) -> VectorGemm:
@@ -171,11 +161,7 @@ def test_the_sentence_gives_the_numbers() -> None:
     gpu = load_gpu("l4")
     work = _work(512, 384, 64, batch=24)
     said = explain(work, gpu, predict(work, gpu))
-    for part in (
-        "24 times 512x384x64 in 128x128 tiles",
-        "288 blocks on 58 SMs = 4.97 each, run as 5",
-        "(72 W)",
-    ):
+    for part in ("24 times 512x384x64 in 128x128 tiles", "288 blocks on 58 SMs = 4.97 each, run as 5", "(72 W)"):
         assert part in said
 
 
@@ -197,10 +183,7 @@ def _held_out(file: str, label: str, op: str, gpu: Gpu) -> Iterator[tuple[float,
                 continue
             work = _work(m, n, k, b, bias=op == "linear")
             resident = work.read_bytes if work.bytes <= gpu.l2_bytes else 0
-            yield (
-                call_s(gpu, predict(work, gpu, resident).time_s, work),
-                float(row["latency_ms"]) * 1e-3,
-            )
+            yield (call_s(gpu, predict(work, gpu, resident).time_s, work), float(row["latency_ms"]) * 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +204,7 @@ def test_held_out_rows_are_met(file: str, label: str, board: str, op: str, most:
 
 @pytest.mark.parametrize("op", ["bmm", "linear"])
 @pytest.mark.parametrize(
-    ("label", "board"),
-    [("NVIDIA A100-PCIE-40GB", "a100-40gb-pcie"), ("Tesla V100-PCIE-32GB", "v100-pcie-32gb")],
+    ("label", "board"), [("NVIDIA A100-PCIE-40GB", "a100-40gb-pcie"), ("Tesla V100-PCIE-32GB", "v100-pcie-32gb")]
 )
 def test_rows_of_a_board_left_out_are_met(label: str, board: str, op: str) -> None:
     """With the constants of the most similar other board."""

@@ -23,9 +23,7 @@ def spec(*shape: int, dtype: str = "float32") -> TensorSpec:
     return contiguous(shape, dtype)
 
 
-def call(
-    name: str, inputs: dict[str, TensorSpec], outputs: tuple[TensorSpec, ...], **attributes: object
-) -> Call:
+def call(name: str, inputs: dict[str, TensorSpec], outputs: tuple[TensorSpec, ...], **attributes: object) -> Call:
     return Call(
         name, tuple(inputs.values()), tuple(inputs), outputs, attributes,
         sum(s.nbytes for s in inputs.values()), sum(s.nbytes for s in outputs),
@@ -83,10 +81,7 @@ def test_many_rows_do_not_wait():
 
 def test_more_rows_never_take_less():
     for gpu in EVERY:
-        times = [
-            predict(cost_of(layer_norm((n, 65536), 1)).works[0], gpu).time_s
-            for n in (1, 2, 16, 100, 133, 2000)
-        ]
+        times = [predict(cost_of(layer_norm((n, 65536), 1)).works[0], gpu).time_s for n in (1, 2, 16, 100, 133, 2000)]
         assert times == sorted(times)
 
 
@@ -144,13 +139,7 @@ def test_a_scan_of_one_axis_streams():
 
 def test_a_scan_is_never_faster_than_its_bytes():
     for gpu in EVERY:
-        for shape, dim in (
-            ((32768, 32768), 1),
-            ((32768, 32768), 0),
-            ((2, 64, 3, 5), 2),
-            ((1, 1), 0),
-            ((0, 4), 1),
-        ):
+        for shape, dim in (((32768, 32768), 1), ((32768, 32768), 0), ((2, 64, 3, 5), 2), ((1, 1), 0), ((0, 4), 1)):
             found = predict_cost(cost_of(scan(*shape, dim=dim)), gpu)
             assert found.time_s >= found.bound_s
 

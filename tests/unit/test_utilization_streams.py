@@ -94,9 +94,7 @@ def test_index_arithmetic_runs_on_64_lanes_of_each_multiprocessor():
 
 def test_few_programs_leave_multiprocessors_idle():
     work = stream(1 << 28, 1 << 28)
-    assert predict(replace(work, programs=27), A100).memory_s == pytest.approx(
-        4 * predict(work, A100).memory_s
-    )
+    assert predict(replace(work, programs=27), A100).memory_s == pytest.approx(4 * predict(work, A100).memory_s)
     assert predict(replace(work, programs=4000), A100).memory_s == predict(work, A100).memory_s
 
 
@@ -117,18 +115,14 @@ def test_loads_in_a_row_come_on_top_and_loops_of_other_blocks_hide_them():
     assert predict(replace(small, round_trips=1410), A100).latency_s == pytest.approx(0.7e-3, rel=1e-3)
     assert predict(replace(large, steps=1410, blocks=1), A100).time_s == plain_s
     assert predict(replace(small, steps=1410, blocks=1), A100).memory_s == pytest.approx(0.7e-3)
-    assert predict(replace(small, steps=1410, blocks=433), A100).memory_s == pytest.approx(1.4e-3), (
-        "2 waves of 432"
-    )
+    assert predict(replace(small, steps=1410, blocks=433), A100).memory_s == pytest.approx(1.4e-3), "2 waves of 432"
 
 
 @pytest.mark.parametrize(("gpu", "measured"), [("a100-80gb-sxm", 14), ("a40", 10), ("h100-sxm", 12)])
 def test_sixteen_indices_are_taken_one_after_another(gpu, measured):
     """16 rows of 5120 halves take so many us, 32 no more than 5 (Vidur, median)."""
     board = load_gpu(gpu)
-    few, more = (
-        predict(embedding(count, 5120).works[0], board).time_s + board.launch_overhead_s for count in (16, 32)
-    )
+    few, more = (predict(embedding(count, 5120).works[0], board).time_s + board.launch_overhead_s for count in (16, 32))
     assert few == pytest.approx(measured * 1e-6, rel=0.25)
     assert more < 0.6 * few
 

@@ -20,9 +20,7 @@ US = 1e-6
 
 
 def profile_of(builder: Builder, outputs) -> Profile:
-    graph = Graph(
-        tuple(builder.values), tuple(builder.storages), tuple(builder.ops), (0,), (), tuple(outputs)
-    )
+    graph = Graph(tuple(builder.values), tuple(builder.storages), tuple(builder.ops), (0,), (), tuple(outputs))
     workload = WorkloadInfo("made", "made.py", "training", "float16", (), 0)
     costs = tuple(builder.costs)
     plan = eager_plan(graph, costs)

@@ -69,9 +69,7 @@ def test_targets_are_taken_apart(target, parts):
     assert split_target(target) == parts
 
 
-@pytest.mark.parametrize(
-    "word", ["m.py", "m.py:Net", "p.mod:Net", "hf:x", "p.json", "a/b", ".memwall/last.json"]
-)
+@pytest.mark.parametrize("word", ["m.py", "m.py:Net", "p.mod:Net", "hf:x", "p.json", "a/b", ".memwall/last.json"])
 def test_what_reads_as_a_target(word):
     assert is_target(word)
 
@@ -83,12 +81,7 @@ def test_what_reads_as_a_gpu(word):
 
 def test_model_and_inputs_are_not_called_while_resolving(write):
     workload = resolve(write("net.py", FUNCTIONS))
-    assert (workload.name, workload.target, workload.optimizer, workload.loss) == (
-        "net",
-        "net.py",
-        "adamw",
-        None,
-    )
+    assert (workload.name, workload.target, workload.optimizer, workload.loss) == ("net", "net.py", "adamw", None)
     module = [m for n, m in sys.modules.items() if n.startswith("memwall_target_") and n.endswith("_net")][-1]
     assert module.called == []
     assert isinstance(workload.model(), torch.nn.Linear)
@@ -193,10 +186,7 @@ def test_a_name_in_a_file(write):
     assert isinstance(resolve(target + ":ready").model, torch.nn.Identity)
     workload = resolve(target + ":Net", input_specs=["x=f32[2]"])
     assert (workload.name, workload.target, list(workload.inputs())) == ("Net", "net.py:Net", ["x"])
-    assert (
-        refusal(target + ":Wide")
-        == "net.py: class Wide needs width; give them defaults or add get_init_inputs()"
-    )
+    assert refusal(target + ":Wide") == "net.py: class Wide needs width; give them defaults or add get_init_inputs()"
     assert refusal(target + ":Nett").endswith("has no 'Nett'; did you mean Net?")
     assert "is of type int" in refusal(target + ":number")
 

@@ -15,13 +15,7 @@ from memwall.workload import resolve
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 99,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    **TINY,
-}
+LLAMA = {"model_type": "llama", "vocab_size": 99, "num_key_value_heads": 1, "max_position_embeddings": 64, **TINY}
 BERT = {"model_type": "bert", "vocab_size": 99, "max_position_embeddings": 40, **TINY}
 
 
@@ -42,11 +36,7 @@ def run(target: str, **options):
         module.train(options.get("mode") == "training")
         inputs = workload.inputs()
         output = module(**inputs)
-    return (
-        module,
-        {name: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in inputs.items()},
-        output,
-    )
+    return (module, {name: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in inputs.items()}, output)
 
 
 @pytest.mark.parametrize(

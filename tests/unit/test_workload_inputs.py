@@ -66,11 +66,7 @@ def test_makes_a_tensor_of_every_kind(dtype, device):
     spec = parse_input(f"{dtype}[2,3]")
     with torch.device(device):
         tensor = make_tensor(spec)
-    assert (tuple(tensor.shape), str(tensor.dtype), tensor.device.type) == (
-        (2, 3),
-        f"torch.{spec.dtype}",
-        device,
-    )
+    assert (tuple(tensor.shape), str(tensor.dtype), tensor.device.type) == ((2, 3), f"torch.{spec.dtype}", device)
 
 
 def test_integers_index_small_tables():
@@ -80,10 +76,7 @@ def test_integers_index_small_tables():
 
 def test_positional_or_by_name():
     assert [t.shape for t in input_builder(["f32[2]", "i64[3]"])()] == [(2,), (3,)]
-    assert {k: v.shape for k, v in input_builder(["x=f32[2]", "y=i64[3]"])().items()} == {
-        "x": (2,),
-        "y": (3,),
-    }
+    assert {k: v.shape for k, v in input_builder(["x=f32[2]", "y=i64[3]"])().items()} == {"x": (2,), "y": (3,)}
     with pytest.raises(UsageError, match="all inputs or none"):
         input_builder(["x=f32[2]", "i64[3]"])
     with pytest.raises(UsageError, match="'x' is given twice"):

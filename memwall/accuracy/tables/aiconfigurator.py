@@ -90,11 +90,7 @@ def _attention(record: Record) -> Sample:
     if dtype not in ("bfloat16", "float16"):
         raise Skip(f"dtype {dtype[:40]!r} is not known")
     cost = calls.served_attention(batch, heads, kv_heads, queries, keys, width, dtype)
-    if (
-        phase == "decode"
-        and record.get("framework") == _ONE_CACHE
-        and 1 < heads // kv_heads <= _LARGEST_GROUP
-    ):
+    if phase == "decode" and record.get("framework") == _ONE_CACHE and 1 < heads // kv_heads <= _LARGEST_GROUP:
         cost = _keys_alone(cost)
     shape = f"b={batch},h={heads},kv={kv_heads},q={queries},k={keys},d={width}"
     warm = cost.read_bytes if cost.bytes <= gpu.l2_bytes else 0
@@ -111,13 +107,9 @@ def _keys_alone(cost: Cost) -> Cost:
     return replace(cost, read_bytes=cost.read_bytes - once, works=(work,))
 
 
-GEMM = Table(
-    "aiconfigurator_gemm", frozenset(["gpu", "framework", "dtype", "m", "n", "k", "latency_ms"]), _gemm
-)
+GEMM = Table("aiconfigurator_gemm", frozenset(["gpu", "framework", "dtype", "m", "n", "k", "latency_ms"]), _gemm)
 ATTENTION = Table(
     "aiconfigurator_attention",
-    frozenset(
-        ["gpu", "phase", "batch", "isl", "step", "heads", "kv_heads", "head_dim", "dtype", "latency_ms"]
-    ),
+    frozenset(["gpu", "phase", "batch", "isl", "step", "heads", "kv_heads", "head_dim", "dtype", "latency_ms"]),
     _attention,
 )

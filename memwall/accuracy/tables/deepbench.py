@@ -51,9 +51,7 @@ def _conv(record: Record) -> Iterator[Sample]:
                      warm_bytes(cost, gpu), seconds(record, column), _RESOLUTION_S)  # fmt: skip
 
 
-GEMM = Table(
-    "deepbench_gemm", frozenset(["gpu", "precision", "m", "n", "k", "transA", "transB", "latency_ms"]), _gemm
-)
+GEMM = Table("deepbench_gemm", frozenset(["gpu", "precision", "m", "n", "k", "transA", "transB", "latency_ms"]), _gemm)
 CONV = Table(
     "deepbench_conv",
     frozenset(("gpu precision W H C N K fw fh pad_w pad_h stride_w stride_h " + " ".join(_PASSES)).split()),

@@ -87,9 +87,7 @@ def _attention(heads: int, sequence: int) -> Iterator[Cost]:
 def _dropout(shape: tuple[int, ...]) -> Iterator[Cost]:
     data, mask = contiguous(shape, _DTYPE), contiguous(shape, "bool")
     yield calls.cost("aten.native_dropout.default", (("input", data),), [data, mask], p=0.1, train=True)
-    yield calls.cost(
-        "aten.native_dropout_backward.default", (("grad_output", data), ("mask", mask)), [data], scale=1.1
-    )
+    yield calls.cost("aten.native_dropout_backward.default", (("grad_output", data), ("mask", mask)), [data], scale=1.1)
 
 
 def _norm(tokens: int) -> Iterator[Cost]:

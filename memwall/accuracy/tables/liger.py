@@ -73,9 +73,7 @@ def _pair(record: Record) -> Sample:
 
 def _sample(dataset: str, record: Record, kernel: str, provider: str, mode: str, column: str) -> Sample:
     if mode != "forward" or (kernel, provider) not in _FORWARD:
-        raise Skip(
-            "a backward pass, a module or another kernel: benchmarks/liger_pairs.py traces what it can of them"
-        )
+        raise Skip("a backward pass, a module or another kernel: benchmarks/liger_pairs.py traces what it can of them")
     gpu = board(record["gpu_name"])
     x = size(record, "x_value")
     try:
@@ -87,9 +85,7 @@ def _sample(dataset: str, record: Record, kernel: str, provider: str, mode: str,
         raise Skip("its config states no shape that is known") from None
     op_class = f"{kernel} {'fused' if provider.startswith('liger') else 'eager'}"
     shape = f"{kernel} {provider} {record.get('x_name', 'x')}={record['x_value']} {record['config']}"
-    return Sample(
-        dataset, record["gpu_name"], gpu, op_class, dtype, shape, cost, "graph", 0, seconds(record, column)
-    )
+    return Sample(dataset, record["gpu_name"], gpu, op_class, dtype, shape, cost, "graph", 0, seconds(record, column))
 
 
 OPS = Table(

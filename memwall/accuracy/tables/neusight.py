@@ -80,15 +80,11 @@ def _cell(record: Record, name: str) -> str:
 
 def _conv(record: Record) -> Sample:
     gpu = board(record["gpu"])
-    n, cin, cout, window, hw, stride = (
-        size(record, name) for name in ("n", "cin", "cout", "ksize", "hw", "stride")
-    )
+    n, cin, cout, window, hw, stride = (size(record, name) for name in ("n", "cin", "cout", "ksize", "hw", "stride"))
     pad = count(record, "padding")
     if hw + 2 * pad < window:
         raise ValueError(f"ksize is {window}, more than the padded input has")
-    cost = calls.convolution(
-        (n, cin, hw, hw), (cout, cin, window, window), (stride, stride), (pad, pad), _DTYPE
-    )
+    cost = calls.convolution((n, cin, hw, hw), (cout, cin, window, window), (stride, stride), (pad, pad), _DTYPE)
     shape = f"{n}x{cin}x{hw}x{hw} * {cout}x{window}x{window} /{stride} +{pad}"
     return Sample(CONV.name, record["gpu"], gpu, "conv2d", _DTYPE, shape, cost, "call", warm_bytes(cost, gpu),
                   seconds(record, "latency_ms"))  # fmt: skip
@@ -96,7 +92,5 @@ def _conv(record: Record) -> Sample:
 
 OPS = Table("neusight_ops", frozenset(["op", "gpu", "b", "m", "k", "n", "h", "latency_ms"]), _op)
 CONV = Table(
-    "neusight_conv",
-    frozenset(["gpu", "n", "cin", "cout", "ksize", "hw", "stride", "padding", "latency_ms"]),
-    _conv,
+    "neusight_conv", frozenset(["gpu", "n", "cin", "cout", "ksize", "hw", "stride", "padding", "latency_ms"]), _conv
 )

@@ -55,9 +55,7 @@ def _product(record: Record) -> Sample:
     out = "bfloat16" if name == "fp8" else ""
     cost = calls.product(m, n, k, _OPERANDS[name], out=out)
     took_s = 2 * m * n * k / (positive(record, "measured_tflops") * 1e12)
-    return Sample(
-        PRODUCTS.name, record["gpu"], gpu, "gemm", name, f"m={m},n={n},k={k}", cost, "graph", 0, took_s
-    )
+    return Sample(PRODUCTS.name, record["gpu"], gpu, "gemm", name, f"m={m},n={n},k={k}", cost, "graph", 0, took_s)
 
 
 BANDWIDTH = Table("bandwidth_measured", frozenset(["gpu", "benchmark", "measured_GBps"]), _bandwidth)

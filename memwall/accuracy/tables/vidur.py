@@ -31,8 +31,7 @@ class _Layer:
 
     def __init__(self, record: Record) -> None:
         self.tokens, self.tp, self.heads, self.kv_heads, self.width, self.ffn, self.vocab = (
-            size(record, name)
-            for name in ("num_tokens", "tp", "n_head", "n_kv_head", "n_embd", "n_ffn", "vocab")
+            size(record, name) for name in ("num_tokens", "tp", "n_head", "n_kv_head", "n_embd", "n_ffn", "vocab")
         )
         self.gated = str(record["gated_mlp"]).strip().lower() in ("true", "1")
         self.head_size = self.width // self.heads
@@ -65,9 +64,7 @@ def _rope(layer: _Layer) -> Cost:
     elements = layer.tokens * (queries + keys) * layer.head_size
     steps = sum(math.ceil(heads * layer.head_size / 2 / _ROPE_THREADS) for heads in (queries, keys))
     read = elements + layer.tokens * (layer.head_size + 4)
-    return layer.moved(
-        read, elements, "rotary_embedding", steps, layer.tokens * _ROPE_THREADS / BLOCK_THREADS
-    )
+    return layer.moved(read, elements, "rotary_embedding", steps, layer.tokens * _ROPE_THREADS / BLOCK_THREADS)
 
 
 def _embedding(layer: _Layer) -> Cost:
@@ -82,10 +79,7 @@ def _norm(layer: _Layer) -> Cost:
 
 #: op of the table -> what it is scored as, and its cost
 _OPS: Mapping[str, tuple[str, Callable[[_Layer], Cost]]] = {
-    "attn_pre_proj": (
-        "gemm",
-        lambda s: s.product((s.heads + 2 * s.kv_heads) * s.head_size // s.tp, s.width),
-    ),
+    "attn_pre_proj": ("gemm", lambda s: s.product((s.heads + 2 * s.kv_heads) * s.head_size // s.tp, s.width)),
     "attn_post_proj": ("gemm", lambda s: s.product(s.width, s.width // s.tp)),
     "mlp_up_proj": ("gemm", lambda s: s.product((2 if s.gated else 1) * s.ffn // s.tp, s.width)),
     "mlp_down_proj": ("gemm", lambda s: s.product(s.width, s.ffn // s.tp)),
@@ -113,9 +107,7 @@ def _op(record: Record) -> Sample:
     warm = warm_bytes(cost, gpu)
     if op_class == "gemm":  # the other layers' weights run through L2 between two calls
         warm = cost.read_bytes - _weight_bytes(cost) if cost.bytes <= gpu.l2_bytes else 0
-    shape = (
-        f"{op} t={layer.tokens},tp={layer.tp},h={layer.heads}/{layer.kv_heads},w={layer.width},f={layer.ffn}"
-    )
+    shape = f"{op} t={layer.tokens},tp={layer.tp},h={layer.heads}/{layer.kv_heads},w={layer.width},f={layer.ffn}"
     work = works_of(cost)[0]
     split = f"{work.m}x{work.n}x{work.k}" if isinstance(work, Gemm) else ""
     return Sample(OPS.name, record["gpu"], gpu, op_class, _DTYPE, shape, cost, "kernel", warm,
@@ -134,24 +126,10 @@ def _all_reduce(record: Record) -> Row:
 OPS = Table(
     "vidur_mlp_ops",
     frozenset(
-        [
-            "gpu",
-            "op",
-            "num_tokens",
-            "tp",
-            "n_head",
-            "n_kv_head",
-            "n_embd",
-            "n_ffn",
-            "vocab",
-            "gated_mlp",
-            "median_ms",
-        ]
+        ["gpu", "op", "num_tokens", "tp", "n_head", "n_kv_head", "n_embd", "n_ffn", "vocab", "gated_mlp", "median_ms"]
     ),
     _op,
 )
 ALL_REDUCE = Table(
-    "vidur_allreduce",
-    frozenset(["network", "num_workers", "size", "median_ms", "devices_per_node"]),
-    _all_reduce,
+    "vidur_allreduce", frozenset(["network", "num_workers", "size", "median_ms", "devices_per_node"]), _all_reduce
 )

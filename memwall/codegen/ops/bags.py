@@ -4,33 +4,15 @@ from __future__ import annotations
 
 from memwall.codegen.index import Index
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.ops.base import (
-    Made,
-    OpView,
-    constant,
-    found_index,
-    promoted,
-    rules,
-)
-from memwall.codegen.tensors import (
-    Body,
-    Indices,
-    Tensor,
-    axes_of,
-    cast,
-)
+from memwall.codegen.ops.base import Made, OpView, constant, found_index, promoted, rules
+from memwall.codegen.tensors import Body, Indices, Tensor, axes_of, cast
 
 
 def _embedding_bag(view: OpView) -> Made:
     weight, indices, offsets = (view.tensor(name) for name in ("weight", "indices", "offsets"))
     mode = view.number("mode", 0)
     bags = view.outputs[0].shape[0]
-    if (
-        mode not in (0, 1)
-        or view.find("per_sample_weights")
-        or view.number("padding_idx", -1) >= 0
-        or bags < 2
-    ):
+    if mode not in (0, 1) or view.find("per_sample_weights") or view.number("padding_idx", -1) >= 0 or bags < 2:
         raise NotGenerated("bags of maxima, with weights or padding")
 
     def ends(body: Body, bag: Index) -> tuple[str, str]:
@@ -52,10 +34,7 @@ def _embedding_bag(view: OpView) -> Made:
         with inner.where(inside, axes_of(i)):
             row = found_index(inner, indices, (place,), weight.shape[0], False)
             value = inner.name(weight.at(inner, (row, i[1])))
-        body.lines += [
-            f"{count} = tl.zeros_like({start}).to(tl.float32)",
-            f"for {step} in range(0, {longest}):",
-        ]
+        body.lines += [f"{count} = tl.zeros_like({start}).to(tl.float32)", f"for {step} in range(0, {longest}):"]
         body.lines += [f"    {line}" for line in (*inner.lines, f"{count} += tl.where({inside}, {value}, 0)")]
         return count if mode == 0 else f"{count} / tl.maximum({stop} - {start}, 1).to(tl.float32)"
 

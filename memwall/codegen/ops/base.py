@@ -10,15 +10,7 @@ from typing import Any
 from memwall.codegen.expressions import literal
 from memwall.codegen.index import Index, ravel, unravel
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.tensors import (
-    Body,
-    Indices,
-    Reduction,
-    Tensor,
-    cast,
-    compute_dtype,
-    triton_dtype,
-)
+from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, cast, compute_dtype, triton_dtype
 from memwall.graph import Op, TensorSpec
 
 
@@ -126,11 +118,7 @@ def choose(body: Body, dtype: str, place: Index, parts: Sequence[Part]) -> str:
         condition = body.name(" & ".join(tests))
         with body.where(condition, place.axes):
             found = body.name(element(body, place + -start))
-        text = (
-            found
-            if number == 0 and len(live) > 1 and _covers(parts)
-            else f"tl.where({condition}, {found}, {text})"
-        )
+        text = found if number == 0 and len(live) > 1 and _covers(parts) else f"tl.where({condition}, {found}, {text})"
         text = body.name(text)
     return text
 
@@ -186,9 +174,7 @@ def reshaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The same elements in row-major order in another shape."""
     if tensor.shape == shape:
         return tensor
-    return Tensor(
-        shape, tensor.dtype, lambda body, i: tensor.at(body, unravel(ravel(i, shape), tensor.shape))
-    )
+    return Tensor(shape, tensor.dtype, lambda body, i: tensor.at(body, unravel(ravel(i, shape), tensor.shape)))
 
 
 def flat(tensor: Tensor | None) -> Tensor | None:

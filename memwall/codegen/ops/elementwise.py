@@ -7,23 +7,8 @@ from typing import Any
 from memwall.codegen.expressions import COMMON, NONE, UNCAST, casts, expression, literal
 from memwall.codegen.index import ravel
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.ops.base import (
-    Made,
-    OpRule,
-    OpView,
-    broadcast,
-    constant,
-    promoted,
-    rules,
-)
-from memwall.codegen.tensors import (
-    Body,
-    Indices,
-    Tensor,
-    cast,
-    compute_dtype,
-    triton_dtype,
-)
+from memwall.codegen.ops.base import Made, OpRule, OpView, broadcast, constant, promoted, rules
+from memwall.codegen.tensors import Body, Indices, Tensor, cast, compute_dtype, triton_dtype
 
 
 def point(view: OpView) -> Made:
@@ -101,9 +86,7 @@ def _dropout(view: OpView) -> Made:
 
     mask = Tensor(shape, "bool", keep)
     out = Tensor(
-        shape,
-        view.spec.dtype,
-        lambda body, i: f"{source.at(body, i)} * {mask.at(body, i)}.to(tl.float32) * {scale!r}",
+        shape, view.spec.dtype, lambda body, i: f"{source.at(body, i)} * {mask.at(body, i)}.to(tl.float32) * {scale!r}"
     )
     return [out, mask]
 

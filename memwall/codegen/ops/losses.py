@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from memwall.codegen.expressions import log1p
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.ops.base import (
-    Made,
-    OpRule,
-    OpView,
-    broadcast,
-    mapped,
-    reduction_result,
-    rules,
-)
+from memwall.codegen.ops.base import Made, OpRule, OpView, broadcast, mapped, reduction_result, rules
 from memwall.codegen.ops.reductions import share_of, summed
-from memwall.codegen.tensors import (
-    Body,
-    Indices,
-    Reduction,
-    Tensor,
-)
+from memwall.codegen.tensors import Body, Indices, Reduction, Tensor
 
 
 def _nll(view: OpView) -> Made:
@@ -32,11 +19,7 @@ def _nll(view: OpView) -> Made:
 
     def weighed(body: Body, i: Indices) -> str:
         t = target.at(body, i)
-        w = (
-            "1.0"
-            if weight is None
-            else weight.at(body, (body.variable(_safe(body, t, classes), classes, i[0].axes),))
-        )
+        w = "1.0" if weight is None else weight.at(body, (body.variable(_safe(body, t, classes), classes, i[0].axes),))
         return f"tl.where({t} == {ignored}, 0.0, {w})"
 
     weights = Tensor(target.shape, "float32", weighed)

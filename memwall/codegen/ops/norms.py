@@ -19,12 +19,7 @@ from memwall.codegen.ops.base import (
     reshaped,
     rules,
 )
-from memwall.codegen.tensors import (
-    Body,
-    Indices,
-    Reduction,
-    Tensor,
-)
+from memwall.codegen.tensors import Body, Indices, Reduction, Tensor
 
 
 def _matrix(tensor: Tensor, cols: int) -> Tensor:
@@ -259,9 +254,7 @@ def _batch_norm_backward(view: OpView) -> Made:
     else:
         mean = view.tensor("running_mean")
         rstd = mapped(view.tensor("running_var"), f"1.0 / tl.sqrt({{}} + {eps!r})")
-    centred = Tensor(
-        source.shape, "float32", lambda body, i: f"({source.at(body, i)} - {mean.at(body, i[1:2])})"
-    )
+    centred = Tensor(source.shape, "float32", lambda body, i: f"({source.at(body, i)} - {mean.at(body, i[1:2])})")
     channels = source.shape[1:2]
     dot = reduction_result(Reduction("sum", product(grad, centred), dims), 0, channels, "float32")
     total = reduction_result(Reduction("sum", as_dtype(grad, "float32"), dims), 0, channels, "float32")

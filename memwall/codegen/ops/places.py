@@ -9,22 +9,8 @@ from itertools import accumulate, pairwise
 from memwall.codegen.expressions import literal
 from memwall.codegen.index import Index
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.ops.base import (
-    Made,
-    OpRule,
-    OpView,
-    broadcast,
-    choose,
-    found_index,
-    rules,
-)
-from memwall.codegen.tensors import (
-    Body,
-    Indices,
-    Tensor,
-    cast,
-    compute_dtype,
-)
+from memwall.codegen.ops.base import Made, OpRule, OpView, broadcast, choose, found_index, rules
+from memwall.codegen.tensors import Body, Indices, Tensor, cast, compute_dtype
 
 
 def _cat(view: OpView) -> Made:
@@ -180,9 +166,7 @@ class Indexing:
 def _index(view: OpView) -> Made:
     source = view.tensor("self")
     indexing = Indexing.of(view, source.shape)
-    return [
-        Tensor(view.spec.shape, view.spec.dtype, lambda body, i: source.at(body, indexing.source(body, i)))
-    ]
+    return [Tensor(view.spec.shape, view.spec.dtype, lambda body, i: source.at(body, indexing.source(body, i)))]
 
 
 def _triangle(below: str) -> OpRule:

@@ -19,12 +19,7 @@ from memwall.codegen.ops.base import (
     without,
 )
 from memwall.codegen.ops.elementwise import point
-from memwall.codegen.tensors import (
-    Body,
-    Indices,
-    Reduction,
-    Tensor,
-)
+from memwall.codegen.tensors import Body, Indices, Reduction, Tensor
 
 
 def _dims(view: OpView, source: Tensor) -> tuple[int, ...]:

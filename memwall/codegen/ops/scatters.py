@@ -5,22 +5,9 @@ from __future__ import annotations
 from memwall.codegen.expressions import literal
 from memwall.codegen.index import Index, ravel
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.ops.base import (
-    Made,
-    OpRule,
-    OpView,
-    Scatter,
-    broadcast,
-    constant,
-    found_index,
-    rules,
-)
+from memwall.codegen.ops.base import Made, OpRule, OpView, Scatter, broadcast, constant, found_index, rules
 from memwall.codegen.ops.places import Indexing
-from memwall.codegen.tensors import (
-    Body,
-    Indices,
-    Tensor,
-)
+from memwall.codegen.tensors import Body, Indices, Tensor
 
 
 def _index_put(view: OpView) -> Made:
@@ -31,9 +18,7 @@ def _index_put(view: OpView) -> Made:
     def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
         return ravel(indexing.source(body, i), whole.shape), []
 
-    return [
-        Scatter(source, place, whole.shape, view.spec.dtype, whole, bool(view.number("accumulate", False)))
-    ]
+    return [Scatter(source, place, whole.shape, view.spec.dtype, whole, bool(view.number("accumulate", False)))]
 
 
 def _index_add(view: OpView) -> Made:
@@ -91,9 +76,7 @@ def _sparse_add(view: OpView) -> Made:
     if len(rows.shape) != 2 or numbers.shape != (1, rows.shape[0]):
         raise NotGenerated("a sparse tensor that is not one of whole rows")
     alpha = view.number("alpha", 1)
-    scaled = Tensor(
-        rows.shape, rows.dtype, lambda body, i: f"{literal(alpha, 'float32')} * {rows.at(body, i)}"
-    )
+    scaled = Tensor(rows.shape, rows.dtype, lambda body, i: f"{literal(alpha, 'float32')} * {rows.at(body, i)}")
 
     def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
         row = found_index(body, numbers, (Index(), i[0]), table.shape[0], False)

@@ -9,16 +9,8 @@ from typing import Any
 
 from memwall.codegen.index import Index
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.ops.base import (
-    Made,
-    OpView,
-    rules,
-)
-from memwall.codegen.tensors import (
-    Body,
-    Indices,
-    Tensor,
-)
+from memwall.codegen.ops.base import Made, OpView, rules
+from memwall.codegen.tensors import Body, Indices, Tensor
 
 #: elements of a window that are written out one by one
 MAX_WINDOW = 64
@@ -201,9 +193,7 @@ def _upsample_backward(view: OpView) -> Made:
 def _whole_factors(view: OpView, large: Sequence[int], small: Sequence[int]) -> list[int]:
     """How many pixels one becomes along each axis; places are found by the scales where they are given."""
     sizes = list(zip(large[2:], small[2:], strict=True))
-    scales = [
-        view.number(name, a / max(b, 1)) for name, (a, b) in zip(("scales_h", "scales_w"), sizes, strict=True)
-    ]
+    scales = [view.number(name, a / max(b, 1)) for name, (a, b) in zip(("scales_h", "scales_w"), sizes, strict=True)]
     if any(not b or a != scale * b or a % b for (a, b), scale in zip(sizes, scales, strict=True)):
         raise NotGenerated("a magnification that is no whole number")
     return [a // b for a, b in sizes]

@@ -54,9 +54,7 @@ def _writers(graph: Graph) -> dict[tuple[int, int], int]:
     return result
 
 
-def _behind(
-    graph: Graph, readers: list[int], vanished: set[int], writer: dict[tuple[int, int], int]
-) -> set[int]:
+def _behind(graph: Graph, readers: list[int], vanished: set[int], writer: dict[tuple[int, int], int]) -> set[int]:
     """The vanished ops that some ops' inputs come from, through vanished ops only."""
     found: set[int] = set()
     pending = list(readers)

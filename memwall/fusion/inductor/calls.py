@@ -179,11 +179,7 @@ def _memory_format(graph: Graph, op: Op) -> torch.memory_format | None:
         return None
     if made.is_contiguous:
         return torch.contiguous_format
-    return (
-        {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(made.shape))
-        if _channels_last(made)
-        else None
-    )
+    return {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(made.shape)) if _channels_last(made) else None
 
 
 def _channels_last(spec: TensorSpec) -> bool:

@@ -43,9 +43,7 @@ def _names(result: Any) -> Iterable[str]:
             yield value.get_name()
 
 
-def computed(
-    buffers: Iterable[Any], reads: frozenset[str], holding: Mapping[Node, frozenset[str]]
-) -> set[Node]:
+def computed(buffers: Iterable[Any], reads: frozenset[str], holding: Mapping[Node, frozenset[str]]) -> set[Node]:
     """The FX nodes of which a launch that writes ``buffers`` computes something, from their results back to ``reads``.
 
     A launch that only copies a tensor, into another layout say, or that only adds up the partial sums of another,
@@ -80,9 +78,7 @@ def _is_read(node: Node, reads: frozenset[str], holding: Mapping[Node, frozenset
     return True
 
 
-def _is_made(
-    node: Node, reads: frozenset[str], holding: Mapping[Node, frozenset[str]], made: set[Node]
-) -> bool:
+def _is_made(node: Node, reads: frozenset[str], holding: Mapping[Node, frozenset[str]], made: set[Node]) -> bool:
     """Whether all that the node takes is at hand. A row of numbers is: it is made anew rather than read."""
     return all(
         _is_read(one, reads, holding) or behind_views(one) in made or _is_numbers(behind_views(one))

@@ -51,9 +51,7 @@ def capability_of(gpu: Gpu) -> tuple[int, int]:
     """
     text = gpu.compute_capability or ""
     if gpu.vendor != "NVIDIA" or not text[:1].isdigit():
-        raise UsageError(
-            f"the inductor policy knows NVIDIA GPUs only, not {gpu.name}; --policy memwall works for any"
-        )
+        raise UsageError(f"the inductor policy knows NVIDIA GPUs only, not {gpu.name}; --policy memwall works for any")
     major, _, minor = text.partition(".")
     if int(major) < 7:
         raise UsageError(
@@ -115,9 +113,7 @@ def fake_gpu(gpu: Gpu) -> Iterator[SimpleNamespace]:
         yield known
 
 
-def _answers(
-    gpu: Gpu, known: SimpleNamespace, interfaces: Any
-) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
+def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
     """Who is asked, and what is answered under which name."""
     import torch._inductor.scheduler as scheduler
     from torch._subclasses import fake_tensor
@@ -182,9 +178,7 @@ def _triton_driver(known: SimpleNamespace) -> Iterator[None]:
         utils=SimpleNamespace(get_device_properties=lambda *args: described),
     )
     driver = triton.runtime.driver
-    before = {
-        name: value for name, value in vars(driver).items() if name in ("_active", "_default", "active")
-    }
+    before = {name: value for name, value in vars(driver).items() if name in ("_active", "_default", "active")}
     driver.set_active(stub)
     try:
         yield
@@ -201,9 +195,7 @@ def _device_guard() -> Iterator[None]:
         yield
         return
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    kinds = (ctypes.c_void_p * (_META_DEVICE + 1)).in_dll(
-        library, "_ZN3c104impl26device_guard_impl_registryE"
-    )
+    kinds = (ctypes.c_void_p * (_META_DEVICE + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     before = kinds[_CUDA_DEVICE]
     if not before:
         kinds[_CUDA_DEVICE] = kinds[_META_DEVICE]

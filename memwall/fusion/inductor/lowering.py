@@ -28,12 +28,7 @@ _LIBRARY_CLASSES = frozenset(("contraction", "convolution", "attention"))
 
 
 def lower(
-    graph: Graph,
-    gpu: Gpu,
-    *,
-    device: str = "cuda",
-    source: bool = False,
-    regions: Sequence[int] | None = None,
+    graph: Graph, gpu: Gpu, *, device: str = "cuda", source: bool = False, regions: Sequence[int] | None = None
 ) -> Lowered:
     """What Inductor would make of the graph's forward and backward ops.
 

@@ -46,8 +46,6 @@ class Opaque:
 
     def _results(self, inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
         return [
-            torch.empty_strided(
-                spec.shape, spec.strides, dtype=getattr(torch, spec.dtype), device=inputs[0].device
-            )
+            torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype), device=inputs[0].device)
             for spec in self._specs[number]
         ]

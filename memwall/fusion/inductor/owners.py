@@ -152,9 +152,7 @@ def _claim(launch: Launch, op_id: int) -> int:
     return 1 if op_id in launch.hands_on else 0
 
 
-def _merge_ownerless(
-    schedules: Sequence[Sequence[Launch]], kernels: list[_Kernel], owner: Mapping[int, int]
-) -> None:
+def _merge_ownerless(schedules: Sequence[Sequence[Launch]], kernels: list[_Kernel], owner: Mapping[int, int]) -> None:
     """Count launches that own nothing with the kernel that they work for, last ones first, so that chains end."""
     index = {id(kernel.main): i for i, kernel in enumerate(kernels)}
     into: dict[int, int] = {}
@@ -163,9 +161,7 @@ def _merge_ownerless(
             number = index.get(id(launch))
             if number is None or kernels[number].op_ids:
                 continue
-            readers = [
-                index[id(later)] for later in schedule if id(later) in index and later.reads & launch.writes
-            ]
+            readers = [index[id(later)] for later in schedule if id(later) in index and later.reads & launch.writes]
             readers = [into.get(r, r) for r in readers if r != number]
             handed = [owner[op] for op in launch.hands_on if op in owner]
             related = [r for r in readers if launch.concerns & kernels[r].main.concerns]
@@ -178,9 +174,7 @@ def _merge_ownerless(
                 kernels[target].others.append(launch)
 
 
-def _place_vanished(
-    graph: Graph, wanted: Sequence[int], kernels: list[_Kernel], owner: dict[int, int]
-) -> None:
+def _place_vanished(graph: Graph, wanted: Sequence[int], kernels: list[_Kernel], owner: dict[int, int]) -> None:
     """Ops that no launch computes (folded, equal to another, no-ops) go to where their result is used, at no cost."""
     readers: dict[int, list[int]] = {}
     writers: dict[int, list[int]] = {}

@@ -138,9 +138,7 @@ class _Player:
             result = self._call_by_name(op, inputs, into)
         self._take(op, result, into)
 
-    def _call_by_name(
-        self, op: Op, inputs: Sequence[torch.Tensor], into: Sequence[int]
-    ) -> list[torch.Tensor]:
+    def _call_by_name(self, op: Op, inputs: Sequence[torch.Tensor], into: Sequence[int]) -> list[torch.Tensor]:
         """Leave an op that torch cannot call here in the graph by its name, shapes and dtypes alone."""
         specs = [self.graph.values[i].spec for i in op.outputs]
         results = self.opaque.call(op.name, inputs, specs, self.device)
@@ -155,9 +153,7 @@ class _Player:
         made = [i for i in op.outputs if i not in into]
         fresh = [t for t in result if not any(storages.is_view(t, i) for i in into)]
         for value_id, tensor in zip(made, fresh, strict=False):
-            if not storages.holds(
-                values[value_id].storage
-            ):  # else a part of a sparse result that was there before
+            if not storages.holds(values[value_id].storage):  # else a part of a sparse result that was there before
                 storages.made(value_id, tensor)
         for value_id in into:  # what other views of it see is worked out now, as part of this op
             torch._sync(storages.whole(values[value_id].storage))  # type: ignore[attr-defined]
@@ -240,8 +236,6 @@ def _expand_source(module: GraphModule, flattened: Node) -> None:
     widened: Any = reader.args[0]
     if widened.target is not _ATEN.expand.default:
         with module.graph.inserting_before(reader):
-            expanded = module.graph.call_function(
-                _ATEN.expand.default, (widened, list(widened.meta["val"].shape))
-            )
+            expanded = module.graph.call_function(_ATEN.expand.default, (widened, list(widened.meta["val"].shape)))
         expanded.meta = {"val": widened.meta["val"]}
         reader.replace_input_with(widened, expanded)

@@ -53,9 +53,7 @@ def scope_of(graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], S
 
 
 class _Walk:
-    def __init__(
-        self, graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], Sequence[int]]
-    ) -> None:
+    def __init__(self, graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], Sequence[int]]) -> None:
         self.graph, self.inside, self.overwritten = graph, inside, overwritten
         self.values_of = values_by_storage(graph)
         self.held: set[int] = set()  # storages whose content the region knows

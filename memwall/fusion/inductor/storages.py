@@ -76,9 +76,7 @@ class Storages:
         tensor, spec, offset = self._bases[value.storage]
         one_element = value.spec.numel > 1 and not any(value.spec.strides)
         spread = (value.storage, value.offset, value.spec.numel)
-        if (
-            one_element and spread in self._spread
-        ):  # the gradient of a sum: autograd reshapes what it expanded
+        if one_element and spread in self._spread:  # the gradient of a sum: autograd reshapes what it expanded
             tensor, spec, offset = self._spread[spread].reshape(value.spec.shape), value.spec, value.offset
         if spec.dtype != value.spec.dtype:
             tensor, spec, offset = _in_dtype(tensor, spec, offset, value.spec)

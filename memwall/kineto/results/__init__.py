@@ -14,14 +14,7 @@ from memwall.graph import TensorSpec
 from memwall.kineto.calls import Recorded, UnknownCall, spec_of
 from memwall.kineto.results import movement, pointwise, products, rows, windows
 from memwall.kineto.results.common import Rule, Specs
-from memwall.kineto.results.windows import (
-    LONE_GRADIENTS,
-    WINDOWED,
-    gradient_mask,
-    inferred_window,
-    input_of,
-    weight_of,
-)
+from memwall.kineto.results.windows import LONE_GRADIENTS, WINDOWED, gradient_mask, inferred_window, input_of, weight_of
 
 #: op without namespace and overload → the rule for its results; a later family's rule stands for an op of two
 _RULES: Mapping[str, Rule] = {

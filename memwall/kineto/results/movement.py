@@ -48,9 +48,7 @@ def indexed(call: Recorded) -> Specs:
         return (contiguous((call.hints.slices, *data.shape[1:]), data.dtype),)
     if not call.hints.elements:
         raise UnknownCall("the indices were not recorded")
-    call.notes.append(
-        "the indices were not recorded: counted are the fewest elements that the launch can cover"
-    )
+    call.notes.append("the indices were not recorded: counted are the fewest elements that the launch can cover")
     return (contiguous((call.hints.elements,), data.dtype),)
 
 
@@ -74,9 +72,7 @@ def filled(call: Recorded) -> Specs:
 
 def counted(call: Recorded) -> Specs:
     """``arange``: as long as its end, start and step say."""
-    start, end, step = (
-        call.value(name, default) for name, default in (("start", 0), ("end", None), ("step", 1))
-    )
+    start, end, step = (call.value(name, default) for name, default in (("start", 0), ("end", None), ("step", 1)))
     if not all(isinstance(n, (int, float)) for n in (start, end, step)) or not step:
         raise UnknownCall("the ends of the range were not recorded")
     return (contiguous((max(math.ceil((end - start) / step), 0),), stated_dtype(call, "int64")),)

@@ -62,11 +62,7 @@ def norm_backward(call: Recorded) -> Specs:
     """The gradients of the input and, where there are any, of weight and bias."""
     data, weight = call.need("input"), call.tensor("weight")
     grad = dense(data.shape, data.dtype, [data])
-    mask = (
-        call.value("output_mask")
-        if "output_mask" in call.bound.places and call.is_recorded("output_mask")
-        else None
-    )
+    mask = call.value("output_mask") if "output_mask" in call.bound.places and call.is_recorded("output_mask") else None
     wanted = [bool(v) for v in mask] if isinstance(mask, (list, tuple)) else [True, weight is not None, False]
     parts = (grad, weight, None if "rms" in call.packet else weight)
     return tuple(s for s, w in zip(parts, wanted, strict=False) if w and s is not None)

@@ -20,13 +20,7 @@ _TRANSPOSED = frozenset(
     ("cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d",
      "slow_conv_transpose3d")
 )  # fmt: skip
-_POOLS = {
-    "max_pool2d_with_indices": 2,
-    "max_pool3d_with_indices": 3,
-    "avg_pool2d": 2,
-    "avg_pool3d": 3,
-    "max_pool2d": 2,
-}
+_POOLS = {"max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3, "avg_pool2d": 2, "avg_pool3d": 3, "max_pool2d": 2}
 WINDOWED = _CONVOLUTIONS | {"convolution_backward", "cudnn_convolution_backward", "miopen_convolution_backward",
                              *(f"{library}_convolution_backward_{part}" for library in ("cudnn", "miopen")
                                for part in ("input", "weight"))}  # fmt: skip
@@ -41,9 +35,7 @@ def per_axis(value: Sequence[int] | None, rank: int, default: int) -> tuple[int,
 _MOST_GAPPED = 2**22
 
 
-def _check_places(
-    places: Sequence[int], kernel: Sequence[int], steps: Sequence[int], gaps: Sequence[int]
-) -> None:
+def _check_places(places: Sequence[int], kernel: Sequence[int], steps: Sequence[int], gaps: Sequence[int]) -> None:
     axes = zip(places, kernel, steps, gaps, strict=True)
     if any(n <= 0 or (s > 1 and d > 1 and n * k > _MOST_GAPPED) for n, k, s, d in axes):
         raise UnknownCall("the recorded sizes give no output")
@@ -101,9 +93,7 @@ def _inferred_output(call: Recorded, batch: Sequence[int], channels: int, rank: 
     found = taken_elsewhere(call, fits)
     if found is None:
         raise UnknownCall("neither stride nor padding was recorded, and no other op tells the result's shape")
-    call.notes.append(
-        "stride and padding were not recorded: the result's shape is that which another op took"
-    )
+    call.notes.append("stride and padding were not recorded: the result's shape is that which another op took")
     return found
 
 
@@ -196,18 +186,13 @@ def pool(call: Recorded) -> Specs:
     kernel = call.sizes("kernel_size")
     if kernel is None:
         batch = data.shape[:-rank]
-        found = taken_elsewhere(
-            call, lambda spec: spec.shape[:-rank] == batch and len(spec.shape) == len(data.shape)
-        )
+        found = taken_elsewhere(call, lambda spec: spec.shape[:-rank] == batch and len(spec.shape) == len(data.shape))
         if found is None:
             raise UnknownCall("the window was not recorded")
         shape = found.shape
     else:
         sizes = per_axis(kernel, rank, 1)
-        steps, pads = (
-            per_axis(call.sizes("stride") or sizes, rank, 1),
-            per_axis(call.sizes("padding"), rank, 0),
-        )
+        steps, pads = (per_axis(call.sizes("stride") or sizes, rank, 1), per_axis(call.sizes("padding"), rank, 0))
         gaps = per_axis(call.sizes("dilation"), rank, 1)
         up = call.value("ceil_mode") is True
         places = []
@@ -217,9 +202,7 @@ def pool(call: Recorded) -> Specs:
         _check_places(places, sizes, steps, gaps)
         shape = (*data.shape[:-rank], *places)
     output = dense(shape, data.dtype, same_layout(data, shape))
-    return (
-        (output, TensorSpec(output.shape, output.strides, "int64")) if "indices" in call.packet else (output,)
-    )
+    return (output, TensorSpec(output.shape, output.strides, "int64")) if "indices" in call.packet else (output,)
 
 
 def resized(call: Recorded) -> Specs:

@@ -115,9 +115,7 @@ def _table(page: _Page, checks: Sequence[Check], share: float, rest: str) -> Non
 def _check_row(check: Check) -> str:
     shown = figures(check)
     names = (check.workload, subject(check), check.gpu, check.policy)
-    change = (
-        f"**{escape(shown.change)}**" if shown.change and check.verdict != "pass" else escape(shown.change)
-    )
+    change = f"**{escape(shown.change)}**" if shown.change and check.verdict != "pass" else escape(shown.change)
     numbers = (escape(shown.baseline), escape(shown.value), change, escape(name(check.limit)))
     return _row((_SIGN[check.verdict], *(_code(name(part)) for part in names), *numbers))
 

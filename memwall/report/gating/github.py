@@ -9,16 +9,7 @@ from __future__ import annotations
 from memwall.gate.result import Check, GateResult, Problem
 from memwall.report.gating.findings import findings_of, message_of
 from memwall.report.gating.places import place_of
-from memwall.report.gating.wording import (
-    NAME,
-    TOP,
-    baseline_notes,
-    cause_lines,
-    compared_with,
-    counts,
-    name,
-    title,
-)
+from memwall.report.gating.wording import NAME, TOP, baseline_notes, cause_lines, compared_with, counts, name, title
 
 #: Annotations of one level that GitHub shows for one step.
 SHOWN = 10
@@ -45,14 +36,9 @@ def _finding(level: str, finding: Check | Problem, top: int, folder: str) -> str
     place = place_of(finding, folder)
     at = {"file": place.path, "line": str(place.line)} if place else {}
     if isinstance(finding, Problem):
-        return command(
-            level, message_of(finding), **at, title=f"{NAME}: {name(finding.workload)}".rstrip(": ")
-        )
+        return command(level, message_of(finding), **at, title=f"{NAME}: {name(finding.workload)}".rstrip(": "))
     return command(
-        level,
-        "\n".join([message_of(finding), *cause_lines(finding, top)]),
-        **at,
-        title=f"{NAME}: {title(finding)}",
+        level, "\n".join([message_of(finding), *cause_lines(finding, top)]), **at, title=f"{NAME}: {title(finding)}"
     )
 
 

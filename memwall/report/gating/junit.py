@@ -74,9 +74,7 @@ def _count(element: ElementTree.Element, cases: Sequence[ElementTree.Element]) -
     element.set("time", "0")
 
 
-def _child(
-    parent: ElementTree.Element, tag: str, attributes: Mapping[str, str], text: str = ""
-) -> ElementTree.Element:
+def _child(parent: ElementTree.Element, tag: str, attributes: Mapping[str, str], text: str = "") -> ElementTree.Element:
     child = ElementTree.SubElement(parent, tag, dict(attributes))
     child.text = text or None
     return child

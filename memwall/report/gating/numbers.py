@@ -67,9 +67,7 @@ def _alike(values: Sequence[float], unit: str) -> dict[float, str]:
     texts: dict[float, str] = {}
     unequal = len({_rounded(v, unit) for v in values})
     for digits in range(_FIRST.get(unit, 2), _MOST_DIGITS + 1):
-        texts = {
-            v: f"{_fixed(v / scale, digits, whole=unit != 's' and scale == 1.0)}{behind}" for v in values
-        }
+        texts = {v: f"{_fixed(v / scale, digits, whole=unit != 's' and scale == 1.0)}{behind}" for v in values}
         if len(set(texts.values())) >= unequal:
             break
     return texts

@@ -88,12 +88,4 @@ def _identity(finding: Check | Problem) -> tuple[str, ...]:
     if isinstance(finding, Problem):
         return "problem", finding.workload, finding.target, _NUMBER.sub("#", finding.message)
     kind = "measured" if finding.measured else "modeled"
-    return (
-        kind,
-        finding.workload,
-        finding.gpu,
-        finding.policy,
-        finding.module,
-        finding.quantity,
-        finding.limit,
-    )
+    return (kind, finding.workload, finding.gpu, finding.policy, finding.module, finding.quantity, finding.limit)

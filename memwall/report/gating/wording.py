@@ -53,9 +53,7 @@ def figures(check: Check) -> Figures:
     """Value, baseline, allowed and change of a check."""
     unit = unit_of(check.quantity)
     value, baseline, allowed = apart((check.value, check.baseline, check.allowed), unit)
-    allowed_change = (
-        check.allowed / check.baseline - 1 if check.baseline and check.allowed is not None else None
-    )
+    allowed_change = check.allowed / check.baseline - 1 if check.baseline and check.allowed is not None else None
     return Figures(value, baseline, allowed, change_text(check.change, allowed_change, unit))
 
 
@@ -178,9 +176,7 @@ def compared_with(result: GateResult) -> str:
     at = f" at {name(base.commit)[:12]}" if base.commit else ""
     if not base.memwall_version or base.memwall_version == result.memwall_version:
         return f"compared with {name(base.name)}{at}; {ours}"
-    return (
-        f"compared with {name(base.name)}{at}; {ours}, the baseline by memwall {name(base.memwall_version)}"
-    )
+    return f"compared with {name(base.name)}{at}; {ours}, the baseline by memwall {name(base.memwall_version)}"
 
 
 def baseline_notes(result: GateResult) -> list[str]:

@@ -1,0 +1,95 @@
+"""Count lines per folder of the package and hold them against ``tools/lines.toml``; growth is a decision.
+
+    python tools/lines.py            print the counts and what exceeds its ceiling; exit code 1 where something does
+    python tools/lines.py --lower    lower each ceiling to what is there now
+
+A row of ``[folders]`` is the most lines of Python that a folder may have; ``[shape]`` limits modules and functions.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CEILINGS = Path(__file__).with_suffix(".toml")
+
+
+def line_counts() -> dict[str, int]:
+    """Lines of every module, by its path in the repository."""
+    files = sorted([*(ROOT / "memwall").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
+    return {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+
+
+def folder_of(path: str) -> str:
+    """Where the lines of a module count: a folder of the package, ``memwall`` for what lies at its top, ``tests``."""
+    parts = path.split("/")
+    return "tests" if parts[0] == "tests" else parts[1] if len(parts) > 2 else "memwall"
+
+
+def function_lengths(path: str) -> list[int]:
+    """Lines of each function of a module, from ``def`` to its end."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return [(node.end_lineno or 0) - node.lineno + 1 for node in ast.walk(tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]  # fmt: skip
+
+
+def measured() -> dict[str, dict[str, int]]:
+    """What is there now, in the form of the file of ceilings."""
+    counts = line_counts()
+    folders: Counter[str] = Counter()
+    for path, lines in counts.items():
+        folders[folder_of(path)] += lines
+    package = {path: lines for path, lines in counts.items() if path.startswith("memwall/")}
+    functions = sorted(length for path in package for length in function_lengths(path))
+    bodies = [lines for path, lines in package.items() if not path.endswith("__init__.py")]
+    return {
+        "folders": dict(sorted(folders.items())),
+        "shape": {
+            "package": sum(package.values()),
+            "longest_module": max(package.values()),
+            "longest_function": functions[-1],
+            "function_90th_percentile": functions[len(functions) * 9 // 10],
+        },
+        "at_least": {"median_module": int(statistics.median(bodies))},
+    }
+
+
+def lower(now: dict[str, dict[str, int]]) -> None:
+    """Write today's numbers where they are better than the ceilings; comments and order stay."""
+    text = CEILINGS.read_text(encoding="utf-8")
+    for table, better in (("folders", min), ("shape", min), ("at_least", max)):
+        for name, count in now[table].items():
+            pattern = re.compile(rf"^({name} = )(\d+)", re.MULTILINE)
+            if pattern.search(text):
+                text = pattern.sub(lambda m, n=count, b=better: f"{m[1]}{b(int(m[2]), n)}", text)
+    CEILINGS.write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    """Compare, and print what is over."""
+    now = measured()
+    if "--lower" in sys.argv:
+        lower(now)
+    ceilings = tomllib.loads(CEILINGS.read_text(encoding="utf-8"))
+    over = []
+    for table, rows in now.items():
+        for name, count in rows.items():
+            limit = ceilings[table].get(name)
+            print(f"{name:26s} {count:7,d} {'-' if limit is None else format(limit, ',d'):>8s}")
+            if limit is None:
+                over.append(f"{name} has no row in [{table}] of {CEILINGS.name}")
+            elif count < limit if table == "at_least" else count > limit:
+                over.append(f"{name}: {count:,}; {CEILINGS.name} says {limit:,}")
+    for line in over:
+        print(f"lines: {line}", file=sys.stderr)
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
