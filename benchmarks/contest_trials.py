@@ -29,9 +29,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from memwall import profile  # noqa: E402
-from memwall.contest import Contest, Side, run_contest  # noqa: E402
-from memwall.contest.machine import read_counters  # noqa: E402
-from memwall.contest.run import TIME_LIMIT_S  # noqa: E402
+from memwall.bench.ab import Contest, Side, run_contest  # noqa: E402
+from memwall.bench.ab.machine import read_counters  # noqa: E402
+from memwall.bench.ab.run import TIME_LIMIT_S  # noqa: E402
 
 MODEL = """\
 import torch

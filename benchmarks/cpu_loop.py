@@ -26,9 +26,9 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from memwall.calibrate import calibrate  # noqa: E402
-from memwall.calibrate.run import cpu_environment  # noqa: E402
-from memwall.hardware import load_gpu  # noqa: E402
+from memwall.bench.calibrate import calibrate  # noqa: E402
+from memwall.bench.calibrate.run import cpu_environment  # noqa: E402
+from memwall.hardware.lookup import load_gpu  # noqa: E402
 
 BERT_BASE = {"WIDTH": 768, "HEADS": 12, "FFN": 3072, "LAYERS": 12}
 #: label -> model file, constants that replace the file's, arguments of its inputs()
@@ -147,7 +147,7 @@ def model_classes(label: str, spec: Path) -> tuple[float, Counter]:
 
 def compare(label: str, spec: Path) -> tuple[float, float]:
     """Print modeled beside measured for one workload; both totals in seconds."""
-    from memwall.cost import classify
+    from memwall.ops import classify
 
     measured = in_child(label)
     total_s, modeled = model_classes(label, spec)

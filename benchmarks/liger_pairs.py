@@ -31,11 +31,11 @@ from torch.nn import functional as F  # noqa: E402
 
 import memwall  # noqa: E402
 from benchmarks.liger_layers import AddRmsNorm, FusedCrossEntropy, FusedEmbedding, GatedMlp, RmsNorm, Rope, Step  # noqa: E402
-from memwall.cost import Cost  # noqa: E402
+from memwall.core.graph import Graph, Op  # noqa: E402
 from memwall.fusion import plan_graph  # noqa: E402
-from memwall.graph import Graph, Op  # noqa: E402
-from memwall.hardware import load_gpu  # noqa: E402
-from memwall.simulate import simulate  # noqa: E402
+from memwall.hardware.lookup import load_gpu  # noqa: E402
+from memwall.ops import Cost  # noqa: E402
+from memwall.simulate.schedule import simulate  # noqa: E402
 
 # -- the pairs ---------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import memwall
-from memwall.workload import resolve
+from memwall.frontend.workload import resolve
 
 TARGET = Path(__file__).parent.parent / "profiles" / "resnet50" / "model.py"
 

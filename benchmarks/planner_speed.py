@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 import memwall
+from memwall.frontend.workload import resolve
 from memwall.fusion import plan_graph
-from memwall.simulate import simulate
-from memwall.workload import resolve
+from memwall.simulate.schedule import simulate
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (20, 40, 80)

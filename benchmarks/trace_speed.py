@@ -19,7 +19,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import memwall
-from memwall.workload import resolve
+from memwall.frontend.workload import resolve
 
 ROOT = Path(__file__).parent.parent
 #: workload folder → the ratio that we want to stay under

@@ -18,13 +18,13 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import memwall  # noqa: E402
-from memwall.funnel import PUBLISHED, PUBLISHED_SOURCE, Funnel, funnel, operator_sets  # noqa: E402
+from memwall.analysis.funnel import PUBLISHED, PUBLISHED_SOURCE, Funnel, funnel, operator_sets  # noqa: E402
 from memwall.fusion.compiled import kernels_of  # noqa: E402
+from memwall.record.schedules import graph_for  # noqa: E402
 from memwall.report.columns import plain_column  # noqa: E402
 from memwall.report.document import Document, Section, Sentence, Table, clean, table, text_column  # noqa: E402
 from memwall.report.funnel import funnel_figure  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
-from memwall.schedules import graph_for  # noqa: E402
 
 HERE = Path(__file__).parent
 GPU = "a100-80gb-sxm"

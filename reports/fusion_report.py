@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import torch
 
 import memwall
-from memwall.analysis import short_name
+from memwall.analysis.savings import PolicyRow, policy_sets
+from memwall.core.graph import Graph, Op
+from memwall.core.units import duration, size
 from memwall.fusion import Group, Plan, eager_plan, plan_graph
 from memwall.fusion.order import in_order
 from memwall.fusion.pricing import Pricer
-from memwall.graph import Graph, Op
+from memwall.record.kernels import short_name
 from memwall.report.columns import (
     CellColumn,
     percent_column,
@@ -32,9 +34,7 @@ from memwall.report.columns import (
 from memwall.report.document import Column, Document, Section, Sentence, Table, table, text_column
 from memwall.report.figures import waterfall_figure
 from memwall.report.markdown import to_markdown
-from memwall.savings import PolicyRow, policy_sets
-from memwall.simulate import simulate
-from memwall.units import duration, size
+from memwall.simulate.schedule import simulate
 
 ROOT = Path(__file__).parent.parent
 WORKLOADS = (
@@ -340,7 +340,7 @@ def _transformer(name: str, attention: str) -> Any:
     """transformers' model, fp32, without weights; ``attention`` is ``eager`` (written out) or ``sdpa``."""
     from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-    from memwall.workload.hf import _without_padding
+    from memwall.frontend.workload.hf import _without_padding
 
     bert = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
     gpt2 = {"n_embd": 1280, "n_layer": 36, "n_head": 20, "use_cache": False}

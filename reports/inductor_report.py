@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT)]
 import torch  # noqa: E402
 
 import memwall  # noqa: E402
-from memwall.agreement import Agreement, Difference, agreement  # noqa: E402
+from memwall.analysis.agreement import Agreement, Difference, agreement  # noqa: E402
 from memwall.fusion import plan_graph  # noqa: E402
 from memwall.fusion.compiled import inductor_plan  # noqa: E402
 

@@ -21,16 +21,16 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import memwall  # noqa: E402
-from memwall.analysis import short_name  # noqa: E402
 from memwall.codegen import Kernel, generate  # noqa: E402
 from memwall.codegen.compiling import Resources, compile_all  # noqa: E402
 from memwall.codegen.distinct import distinct_kernels  # noqa: E402
 from memwall.codegen.planned import CompiledPlan, compiled_plan  # noqa: E402
-from memwall.fusion.flow import Flow  # noqa: E402
+from memwall.core.flow import Flow  # noqa: E402
 from memwall.fusion.planner import memwall_plan  # noqa: E402
-from memwall.hardware import Gpu  # noqa: E402
-from memwall.profile import Profile  # noqa: E402
-from memwall.schedules import graph_for  # noqa: E402
+from memwall.hardware.lookup import Gpu  # noqa: E402
+from memwall.record.kernels import short_name  # noqa: E402
+from memwall.record.profile import Profile  # noqa: E402
+from memwall.record.schedules import graph_for  # noqa: E402
 
 #: architecture -> a board of it, which the kernels are planned for
 BOARDS = {

@@ -34,13 +34,13 @@ for _needed in ("torch", "rich"):
         sys.exit(3)
 
 from memwall import Profile  # noqa: E402
-from memwall._version import __version__  # noqa: E402
-from memwall.closing import COLUMNS, devices, rows, summary  # noqa: E402
-from memwall.errors import MemwallError, MissingError  # noqa: E402
-from memwall.files import write_whole  # noqa: E402
-from memwall.hardware import Gpu  # noqa: E402
-from memwall.measure import Crew, Interrupted, measure  # noqa: E402
-from memwall.measure.run import device_spec  # noqa: E402
+from memwall.analysis.validation import COLUMNS, devices, rows, summary  # noqa: E402
+from memwall.bench.kernels import Crew, Interrupted, measure  # noqa: E402
+from memwall.bench.kernels.run import device_spec  # noqa: E402
+from memwall.core.errors import MemwallError, MissingError  # noqa: E402
+from memwall.core.files import write_whole  # noqa: E402
+from memwall.core.version import __version__  # noqa: E402
+from memwall.hardware.lookup import Gpu  # noqa: E402
 from memwall.report.measured import measured_markdown  # noqa: E402
 
 SCHEMA = "memwall.measured/1"

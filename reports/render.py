@@ -20,7 +20,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import memwall  # noqa: E402
-from memwall.errors import UsageError  # noqa: E402
+from memwall.core.errors import UsageError  # noqa: E402
 from reports import fusion_report  # noqa: E402
 from reports.liger_pairs import liger_pairs  # noqa: E402
 from tests.handcounts import HAND_COUNTS  # noqa: E402

@@ -18,10 +18,10 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
 from memwall.cli.trace_input import analyse_file  # noqa: E402
-from memwall.errors import UsageError  # noqa: E402
-from memwall.files import write_whole  # noqa: E402
-from memwall.kineto.analysis import TraceAnalysis  # noqa: E402
-from memwall.units import duration, percent  # noqa: E402
+from memwall.core.errors import UsageError  # noqa: E402
+from memwall.core.files import write_whole  # noqa: E402
+from memwall.core.units import duration, percent  # noqa: E402
+from memwall.traces.analysis import TraceAnalysis  # noqa: E402
 
 HEAD = """# Real profiler traces
 

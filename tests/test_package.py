@@ -47,14 +47,14 @@ def test_the_public_names_resolve():
 
 def test_importing_memwall_imports_nothing_else():
     loaded = python("import sys, memwall; print(*sorted(m for m in sys.modules if m.startswith('memwall')))")
-    assert loaded == "memwall memwall._version"
+    assert loaded == "memwall memwall.core memwall.core.version"
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        "import memwall.profile, memwall.compare, memwall; print(callable(memwall.profile), callable(memwall.compare))",
-        "from memwall import profile, compare; import memwall.profile; print(callable(profile), callable(compare))",
+        "import memwall.pipeline, memwall; print(callable(memwall.profile), callable(memwall.compare))",
+        "from memwall import profile, compare; import memwall.pipeline; print(callable(profile), callable(compare))",
         "import memwall as m; m.Profile, m.Comparison; print(callable(m.profile), callable(m.compare))",
     ],
 )
@@ -132,7 +132,7 @@ def bare(tmp_path) -> Path:
 
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
 PROBE = (
-    "import memwall, memwall.hardware as h; from pathlib import Path; "
+    "import memwall, memwall.hardware.lookup as h; from pathlib import Path; "
     "print(Path(memwall.__file__).parent); print(len(h.gpu_names())); print(memwall.load_gpu('h100').dram_bytes_per_s)"
 )
 

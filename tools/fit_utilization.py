@@ -21,13 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from memwall.accuracy import Sample, read_measured  # noqa: E402
-from memwall.accuracy.boards import fit_board, tables_of  # noqa: E402
-from memwall.accuracy.fit import INTERVAL, Fit, Target  # noqa: E402
-from memwall.accuracy.spec_text import Constant, with_tables  # noqa: E402
-from memwall.errors import MemwallError, UsageError  # noqa: E402
-from memwall.files import write_whole  # noqa: E402
-from memwall.hardware import read_spec, spec_path  # noqa: E402
+from memwall.analysis.accuracy import Sample, read_measured  # noqa: E402
+from memwall.analysis.accuracy.boards import fit_board, tables_of  # noqa: E402
+from memwall.analysis.accuracy.fit import INTERVAL, Fit, Target  # noqa: E402
+from memwall.analysis.accuracy.spec_text import Constant, with_tables  # noqa: E402
+from memwall.core.errors import MemwallError, UsageError  # noqa: E402
+from memwall.core.files import write_whole  # noqa: E402
+from memwall.hardware.lookup import read_spec, spec_path  # noqa: E402
 from memwall.report.document import Document, Section  # noqa: E402
 from memwall.report.fits import fits_table, value_table  # noqa: E402
 from memwall.report.text import to_text  # noqa: E402

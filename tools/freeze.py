@@ -32,6 +32,7 @@ WORKLOADS = {
     "unet": "inference", "vit_l16": "training",
 }  # fmt: skip
 GPUS = "h100-sxm a100-80gb-sxm v100-sxm2-16gb"
+COMPILED_GPUS = "h100-sxm a100-80gb-sxm rtx-3090"
 KINDS = "txt md html csv parquet png svg trace.json"
 ALL_KINDS = ("bert_layer", "resnet50", "dlrm")
 
@@ -48,7 +49,10 @@ def commands() -> dict[str, tuple[str, tuple[str, ...]]]:
             f"fuse ../{workload}/{workload}.json --policy memwall --gpu h100-sxm --emit kernels -o fused.md",
             (workload,),
         )
-        rows[f"{workload}-inductor"] = (f"profile {target} --gpu {GPUS} --policy inductor -o inductor.json", ())
+        rows[f"{workload}-inductor"] = (
+            f"profile {target} --gpu {COMPILED_GPUS} --policy inductor -o inductor.json",
+            (),
+        )
     for workload in ALL_KINDS:
         saved = f"../{workload}/{workload}.json"
         for by in ("op", "module", "class", "phase"):
@@ -62,7 +66,7 @@ def commands() -> dict[str, tuple[str, tuple[str, ...]]]:
         )
         rows[f"{workload}-explain"] = (
             f"profile {saved} --gpu a100-80gb-sxm --explain 0 --explain 5 --explain mm "
-            "--what-if dram_bytes_per_s*=2 --what-if fuse:layers.* --cuda-graph -o explained.json",
+            "--what-if dram_bytes_per_s*=2 --what-if fuse:* --cuda-graph -o explained.json",
             (workload,),
         )
         rows[f"{workload}-fuse"] = (

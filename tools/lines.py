@@ -80,7 +80,7 @@ def main() -> int:
     over = []
     for table, rows in now.items():
         for name, count in rows.items():
-            limit = ceilings[table].get(name)
+            limit = ceilings.get(table, {}).get(name)
             print(f"{name:26s} {count:7,d} {'-' if limit is None else format(limit, ',d'):>8s}")
             if limit is None:
                 over.append(f"{name} has no row in [{table}] of {CEILINGS.name}")

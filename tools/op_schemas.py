@@ -3,7 +3,7 @@
     python tools/op_schemas.py > memwall/kineto/schemas.txt
 
 Left out are ``out=`` overloads, which take what the functional ones take and the result's tensors last, and overloads
-for scalars and named dimensions. Ops of older versions of torch stand in memwall/kineto/schemas.py.
+for scalars and named dimensions. Ops of older versions of torch stand in memwall/traces/schemas.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-from memwall.cost.registry import find_rule  # noqa: E402
+from memwall.ops.registry import find_rule  # noqa: E402
 
 
 def wanted(schema: torch.FunctionSchema) -> bool:

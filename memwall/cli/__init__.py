@@ -13,9 +13,9 @@ from types import FrameType
 
 import click
 
-from memwall._version import __version__
 from memwall.cli.parsing import CommandLineError, LazyGroup
-from memwall.errors import MemwallError, MissingError, UsageError
+from memwall.core.errors import MemwallError, MissingError, UsageError
+from memwall.core.version import __version__
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130

@@ -10,7 +10,7 @@ import click
 from memwall.cli import options
 from memwall.cli.output import Messages, plan_outputs, show, terminal, write_all
 from memwall.cli.parsing import Command
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
 
 #: Kinds of files that there are none of.
 WITHOUT = ("html", "parquet", "trace.json")
@@ -44,7 +44,7 @@ def command(
 
 
 def _score(files: Sequence[str], split: bool, outputs: Sequence[str], as_json: bool, messages: Messages) -> None:
-    from memwall.accuracy import score_files
+    from memwall.analysis.accuracy import score_files
     from memwall.report.accuracy import render_accuracy
 
     planned = plan_outputs(outputs, without=WITHOUT)
@@ -56,7 +56,7 @@ def _score(files: Sequence[str], split: bool, outputs: Sequence[str], as_json: b
 
 
 def _fit(rows: str, outputs: Sequence[str], messages: Messages) -> None:
-    from memwall.accuracy.refit import refit
+    from memwall.analysis.accuracy.refit import refit
     from memwall.report.fits import fits_text
 
     for name in outputs:
@@ -68,7 +68,7 @@ def _fit(rows: str, outputs: Sequence[str], messages: Messages) -> None:
 
 def _check_target(path: Path) -> None:
     """Raises UsageError where a fitted file must not stand."""
-    from memwall.hardware import gpu_names, spec_path
+    from memwall.hardware.lookup import gpu_names, spec_path
 
     if path.suffix != ".toml":
         raise UsageError(f"cannot write {path}: --fit writes the file of a GPU; end the name in .toml")

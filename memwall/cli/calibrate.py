@@ -28,10 +28,10 @@ def command(device: str, output: str | None, threads: int, rounds: int, accept_b
     The file is a hardware spec: give it to --gpu, as in memwall profile model.py --gpu ~/.cache/memwall/cpu.toml.
     memwall measure --device cpu finds it in its default place.
     """
-    from memwall.calibrate import calibrate, default_spec_path
-    from memwall.errors import UsageError
-    from memwall.files import write_whole
-    from memwall.gpu_spec import read_spec
+    from memwall.bench.calibrate import calibrate, default_spec_path
+    from memwall.core.errors import UsageError
+    from memwall.core.files import write_whole
+    from memwall.hardware.gpu_spec import read_spec
     from memwall.report.text import render_gpu
 
     path = Path(output) if output is not None else default_spec_path(device)

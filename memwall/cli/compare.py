@@ -10,11 +10,11 @@ from memwall.cli import options
 from memwall.cli.output import Messages, emit, plan_outputs
 from memwall.cli.parsing import Command
 from memwall.cli.profile import is_record, make_profile, remember, user_output_to_stderr
-from memwall.errors import UsageError
-from memwall.hardware import Gpu, load_gpu, load_gpus
+from memwall.core.errors import UsageError
+from memwall.hardware.lookup import Gpu, load_gpu, load_gpus
 
 if TYPE_CHECKING:
-    from memwall.compare import Comparison
+    from memwall.analysis.compare import Comparison
 
 
 @click.command("compare", cls=Command)
@@ -55,7 +55,7 @@ def command(
 
 def _or_last(targets: tuple[str, ...], messages: Messages) -> tuple[str, ...]:
     """The targets, else the last profile made in this folder, else none."""
-    from memwall.profile import default_record_path
+    from memwall.record.profile import default_record_path
 
     last = default_record_path()
     if targets or not last.is_file():
@@ -73,7 +73,7 @@ def _compare(
     messages: Messages,
 ) -> Comparison:
     from memwall.pipeline import compare
-    from memwall.profile import Profile
+    from memwall.record.profile import Profile
 
     models = [target for target in targets if not is_record(target)]
     if not models:

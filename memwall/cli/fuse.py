@@ -14,14 +14,14 @@ from memwall.cli.machine import chosen_gpus
 from memwall.cli.output import Messages, plan_outputs, show, terminal, write_all
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.cli.profile import is_record, make_profile, remember, user_output_to_stderr
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from memwall.capture import Capture
-    from memwall.fused import Fused
-    from memwall.hardware import Gpu
-    from memwall.profile import Profile
-    from memwall.workload import Workload
+    from memwall.analysis.fused import Fused
+    from memwall.frontend.dynamo.capture import Capture
+    from memwall.frontend.workload import Workload
+    from memwall.hardware.lookup import Gpu
+    from memwall.record.profile import Profile
 
 #: Kinds of files that there are none of.
 WITHOUT = ("html", "csv", "parquet", "trace.json")
@@ -94,8 +94,8 @@ def command(
     After --gpu, --policy and --compile any number of names may follow; put TARGET first, or see that it ends in .py or
     .json.
     """  # fmt: skip
+    from memwall.analysis.whatif import parse_change
     from memwall.report.fuse import render_fused
-    from memwall.whatif import parse_change
 
     planned = plan_outputs(outputs, without=WITHOUT)
     changes = [parse_change(text) for text in what_ifs]
@@ -107,7 +107,7 @@ def command(
     if seconds and no_capture:
         raise UsageError(f"--second-{next(iter(seconds))} captures again, and --no-capture captures nothing")
     profile, capture, boards, notes = _traced(target, gpus, workload, seconds, not no_capture, messages)
-    from memwall.fused import fuse
+    from memwall.analysis.fused import fuse
 
     with user_output_to_stderr():
         found = fuse(
@@ -115,7 +115,7 @@ def command(
             architectures=_architectures(boards, targets, wanted), say=messages.progress,
         )  # fmt: skip
         if alternatives:
-            from memwall.alternatives import alternatives as price
+            from memwall.analysis.rewrites import alternatives as price
 
             families = price(found.profile, boards, _retrace(target, boards, workload, messages))
             found = replace(found, alternatives=families)
@@ -141,7 +141,7 @@ def _traced(
     messages: Messages,
 ) -> tuple[Profile, Capture | None, list[Gpu], list[str]]:  # fmt: skip
     """The profile, what Dynamo made of it, the GPUs, and notes on what is missing."""
-    from memwall.fused import CAPTURE_KEY, MOST_UNASKED, capture_of, distinct_ops
+    from memwall.analysis.fused import CAPTURE_KEY, MOST_UNASKED, capture_of, distinct_ops
 
     if is_record(target):
         if seconds:
@@ -172,7 +172,7 @@ def _profile(workload: Workload, gpus: list[Gpu], keywords: dict[str, Any], mess
     try:
         return profile(workload, gpu=gpus, progress=messages.progress, **options.profile_options(keywords))
     except (SystemExit, GeneratorExit) as error:  # a model that leaves is no result, whatever its code
-        from memwall.workload.blame import blame
+        from memwall.frontend.workload.blame import blame
 
         raise blame(error, f"running {workload.target}") from error
     finally:
@@ -195,7 +195,7 @@ def _retrace(target: str, gpus: list[Gpu], given: dict[str, Any], messages: Mess
 
 def _workload(target: str, given: dict[str, Any]) -> tuple[Workload, dict[str, Any]]:
     """The workload that a target names, and the options that say how to trace it."""
-    from memwall.workload import resolve
+    from memwall.frontend.workload import resolve
 
     sizes = {key: given[key] for key in ("batch", "seq", "input_specs")}
     workload = resolve(target, **sizes, mode=given["mode"] or "inference")
@@ -212,9 +212,9 @@ def _second(target: str, given: dict[str, Any], seconds: dict[str, int]) -> list
 def _capture(
     profile: Profile, workload: Workload, given: dict[str, Any], others: list[Any], messages: Messages
 ) -> Capture:
-    from memwall.capture import capture
-    from memwall.cost import classify
-    from memwall.trace import TraceOptions
+    from memwall.frontend.dynamo.capture import capture
+    from memwall.frontend.torch import TraceOptions
+    from memwall.ops import classify
 
     traced = TraceOptions(
         mode=given["mode"] or "inference", dtype=given["dtype"], autocast=given["autocast"],
@@ -271,7 +271,7 @@ def _check_emit(folder: Path, policies: Sequence[str]) -> None:
     Raises:
         UsageError: the folder may not be written, or no policy that was named has kernels.
     """
-    from memwall.emit import EMITTED, check_folder
+    from memwall.codegen.emit import EMITTED, check_folder
 
     if policies and not set(policies).intersection(EMITTED):
         raise UsageError(f"--emit writes kernels of {' or '.join(EMITTED)}; name one with --policy")
@@ -279,7 +279,7 @@ def _check_emit(folder: Path, policies: Sequence[str]) -> None:
 
 
 def _emit(folder: Path, found: Fused, messages: Messages) -> None:
-    from memwall.emit import EMITTED, INDEX, kernel_files, write_folder
+    from memwall.codegen.emit import EMITTED, INDEX, kernel_files, write_folder
 
     files = kernel_files(found.profile, found.simulated(EMITTED))
     write_folder(folder, files)

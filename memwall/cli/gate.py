@@ -15,7 +15,7 @@ import click
 from memwall.cli import options
 from memwall.cli.output import Messages, plan_outputs, show, terminal, write_all
 from memwall.cli.parsing import Command, SeveralOption
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
 from memwall.report.gating import GATE_SUFFIXES, render_gate
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def command(
         chosen = _on_boards_of(place, chosen)
     kept = history if history is not None else whole.history and str(whole.root / whole.history)
     if kept:
-        from memwall.history import committed
+        from memwall.analysis.history import committed
 
         committed(whole.root, kept)  # refuses what no commit has, before the work
     run = run_gate(
@@ -138,9 +138,9 @@ def _chosen(
     config: GateConfig, targets: Sequence[str], gpus: Sequence[str], policies: tuple[str, ...], given: dict[str, Any]
 ) -> list[GatedWorkload]:
     """The workloads to gate: those named, else those configured, with what the command line says of them."""
+    from memwall.frontend.workload.target import is_target
     from memwall.gate.reading import expand, workload_name
-    from memwall.hardware import load_gpus
-    from memwall.workload.target import is_target
+    from memwall.hardware.lookup import load_gpus
 
     boards = tuple(load_gpus(gpus))
     configured = {workload.name: workload for workload in config.workloads}
@@ -178,7 +178,7 @@ def _chosen(
 
 def _on_boards_of(place: Path, workloads: list[GatedWorkload]) -> list[GatedWorkload]:
     """Where no board is named and the baseline is one profile: on the boards that it was made for."""
-    from memwall.profile import Profile
+    from memwall.record.profile import Profile
 
     boards = tuple({s.gpu.name: s.gpu for s in Profile.load(place).simulations}.values())
     return [replace(w, gpus=boards or w.gpus) for w in workloads]
@@ -264,7 +264,7 @@ def _device(named: str) -> str:
 
 
 def _remember(path: str, run: GateRun, folder: Path, messages: Messages) -> None:
-    from memwall.history import append, entries_of
+    from memwall.analysis.history import append, entries_of
 
     append(Path(path), entries_of(run.heads, folder, path))
     messages.say(f"added to {path}")

@@ -9,8 +9,8 @@ import click
 from memwall.cli import options
 from memwall.cli.output import show, terminal
 from memwall.cli.parsing import Command
-from memwall.errors import UsageError
-from memwall.hardware import all_gpus, identity_violations, load_gpu, read_spec
+from memwall.core.errors import UsageError
+from memwall.hardware.lookup import all_gpus, identity_violations, load_gpu, read_spec
 
 
 @click.command("gpus", cls=Command)

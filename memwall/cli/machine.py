@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from memwall.hardware import Gpu, load_gpu, load_gpus, match_device
+from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, match_device
 
 DEFAULT_GPU = "h100-sxm"
 

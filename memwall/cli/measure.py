@@ -12,10 +12,10 @@ from memwall.cli import options
 from memwall.cli.output import Messages, Output, plan_outputs, show, terminal, write_all
 from memwall.cli.parsing import Command
 from memwall.cli.profile import is_record, remember, user_output_to_stderr
-from memwall.measurement import EXECUTORS
+from memwall.record.measurement import EXECUTORS
 
 if TYPE_CHECKING:
-    from memwall.profile import Profile
+    from memwall.record.profile import Profile
 
 #: seconds between two writings of what was measured so far
 PARTIAL_EVERY_S = 5.0
@@ -75,7 +75,7 @@ def command(
 
     -o FILE.json is written while the measurement runs; Ctrl-C keeps what was measured (exit 130).
     """  # fmt: skip
-    from memwall.measure import Interrupted, measure
+    from memwall.bench.kernels import Interrupted, measure
 
     planned = plan_outputs(outputs)
     messages = Messages(quiet=quiet, no_progress=no_progress)
@@ -93,7 +93,7 @@ def command(
     except Interrupted as interrupted:
         profile, code = interrupted.profile, INTERRUPTED
     except (SystemExit, GeneratorExit) as error:  # a model that leaves is no result, whatever its code
-        from memwall.workload.blame import blame
+        from memwall.frontend.workload.blame import blame
 
         raise blame(error, f"running {target}") from error
     finally:
@@ -108,7 +108,7 @@ def command(
 
 def _source(target: str, workload: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """What to measure: a saved profile, or a target with the options that say how to trace it."""
-    from memwall.profile import Profile
+    from memwall.record.profile import Profile
 
     keywords = options.profile_options(workload)
     if not is_record(target):
@@ -136,9 +136,9 @@ class _Partial:
 
 def _report(profile: Profile, planned: Sequence[Output], as_json: bool, messages: Messages) -> None:
     """Write the files, then print the table or the record; what puts the result in doubt comes first, and loudly."""
-    from memwall.closing import measurements
-    from memwall.measure.campaign import flags
-    from memwall.measure.sensors import in_doubt
+    from memwall.analysis.validation import measurements
+    from memwall.bench.kernels.campaign import flags
+    from memwall.bench.kernels.sensors import in_doubt
     from memwall.report import render
     from memwall.report.measured import measured_markdown, render_measured
 

@@ -9,7 +9,7 @@ import click
 
 from memwall.cli.output import SUFFIXES
 from memwall.cli.parsing import SeveralOption
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
 
 #: What kernels can be ordered by: the keys of ``analysis.SORT_KEYS``, which this must not import (tested).
 SORT_KEYS = ("time", "flops", "bytes", "intensity", "bound", "count")

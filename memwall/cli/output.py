@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from memwall.errors import MissingError, UsageError
-from memwall.files import write_whole
+from memwall.core.errors import MissingError, UsageError
+from memwall.core.files import write_whole
 
 #: File suffix -> kind that ``report.render`` knows; the longest suffix wins.
 SUFFIXES = {

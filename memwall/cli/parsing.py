@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
 
 
 class CommandLineError(UsageError):
@@ -83,7 +83,7 @@ class Command(click.Command):
 
 def _filled(args: Sequence[str], alone: set[str]) -> list[str]:
     """Give a flag of ``alone`` an empty value where none follows it."""
-    from memwall.workload.target import is_target
+    from memwall.frontend.workload.target import is_target
 
     following = [*args[1:], "--"][: len(args)]
     return [
@@ -94,7 +94,7 @@ def _filled(args: Sequence[str], alone: set[str]) -> list[str]:
 
 def spread(args: Sequence[str], several: set[str]) -> list[str]:
     """Repeat a flag of ``several`` before each of the values that follow it."""
-    from memwall.workload.target import is_target
+    from memwall.frontend.workload.target import is_target
 
     result: list[str] = []
     flag, first = "", False

@@ -15,13 +15,13 @@ from memwall.cli import options
 from memwall.cli.machine import chosen_gpus
 from memwall.cli.output import Messages, emit, plan_outputs, show, terminal
 from memwall.cli.parsing import Command
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from memwall.hardware import Gpu
-    from memwall.profile import Profile
+    from memwall.analysis.whatif import Change, Outcome
+    from memwall.hardware.lookup import Gpu
+    from memwall.record.profile import Profile
     from memwall.report.explanation import Explained
-    from memwall.whatif import Change, Outcome
 
 
 def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -78,8 +78,8 @@ def command(
 
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
+    from memwall.analysis.whatif import parse_change
     from memwall.cli.trace_input import is_trace, profile_trace
-    from memwall.whatif import parse_change
 
     messages = Messages(quiet=quiet, no_progress=no_progress)
     if is_trace(target):
@@ -108,7 +108,7 @@ def _explained(profile: Profile, wanted: Sequence[str]) -> Explained:
     """The kernels named, on every simulation."""
     if not wanted:
         return ()
-    from memwall.explanation import kernels_named
+    from memwall.analysis.explanation import kernels_named
 
     return kernels_named(profile, wanted)
 
@@ -117,7 +117,7 @@ def _what_ifs(profile: Profile, changes: Sequence[Change], messages: Messages) -
     """The totals of all simulations again after each change."""
     if not changes:
         return ()
-    from memwall.whatif import what_if
+    from memwall.analysis.whatif import what_if
 
     gpus = {schedule.gpu.name: schedule.gpu for schedule in profile.simulations}
     policies = dict.fromkeys(schedule.policy for schedule in profile.simulations)
@@ -144,7 +144,7 @@ def make_profile(target: str, names: Sequence[str | Gpu], workload: dict[str, An
         try:
             return profile(target, gpu=gpus, progress=messages.progress, **keywords)
         except (SystemExit, GeneratorExit) as error:  # a model that leaves is no result, whatever its code
-            from memwall.workload.blame import blame
+            from memwall.frontend.workload.blame import blame
 
             raise blame(error, f"running {target}") from error
         finally:
@@ -165,9 +165,9 @@ def is_record(target: str) -> bool:
 
 def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], messages: Messages) -> Profile:
     """A saved profile on the GPUs given, else as it was saved. Needs neither torch nor the model."""
-    from memwall.hardware import load_gpus
+    from memwall.hardware.lookup import load_gpus
     from memwall.pipeline import resimulate
-    from memwall.profile import Profile
+    from memwall.record.profile import Profile
 
     policies = keywords.pop("policy", None)
     strict, cuda_graph = keywords.pop("strict", False), keywords.pop("cuda_graph", False)
@@ -218,7 +218,7 @@ def _descriptor_to_stderr() -> Iterator[None]:
 
 def remember(profile: Profile, messages: Messages) -> None:
     """Keep the record for ``memwall compare`` without a target; a folder that refuses it is no failure."""
-    from memwall.profile import default_record_path
+    from memwall.record.profile import default_record_path
 
     path = default_record_path()
     try:

@@ -10,7 +10,7 @@ import click
 from memwall.cli import options
 from memwall.cli.output import Messages, Output, emit, plan_outputs, show, terminal, write_all
 from memwall.cli.parsing import Command, SeveralOption
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
 
 #: Kinds that there are none of for a history.
 WITHOUT = ("trace.json", "json", "parquet")
@@ -56,7 +56,7 @@ def command(
     if quantities:
         raise UsageError("--quantity is of a --history; a profile has --sort")
     from memwall.cli.trace_input import refuse_trace
-    from memwall.profile import Profile
+    from memwall.record.profile import Profile
 
     refuse_trace(record)
     planned = plan_outputs(outputs)
@@ -70,7 +70,7 @@ def _refuse(given: dict[str, Any]) -> None:
 
 
 def _show_history(path: str, quantities: tuple[str, ...], planned: list[Output], messages: Messages) -> None:
-    from memwall.history import read
+    from memwall.analysis.history import read
     from memwall.report.history import render_history
 
     rows = read(Path(path))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.cli import options
 from memwall.cli.output import Messages, Output, plan_outputs, show, terminal, write_all
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from memwall.gpu import Gpu
-    from memwall.kineto import Trace
-    from memwall.kineto.analysis import TraceAnalysis
+    from memwall.hardware.gpu import Gpu
+    from memwall.traces import Trace
+    from memwall.traces.analysis import TraceAnalysis
 
 #: what is read of a file to tell a trace from a record
 _SNIFFED = 1 << 16
@@ -121,8 +121,8 @@ def analyse_file(
     Raises:
         UsageError: as :func:`profile_trace`.
     """
-    from memwall.kineto import read_trace
-    from memwall.kineto.analysis import analyse
+    from memwall.traces import read_trace
+    from memwall.traces.analysis import analyse
 
     trace = read_trace(path)
     if not trace.kernels:
@@ -132,7 +132,7 @@ def analyse_file(
     gpu, notes = _board(trace, path, names)
     dram_bytes: dict[int, int] = {}
     if ncu is not None:
-        from memwall.kineto.ncu import join_ncu, read_ncu_csv
+        from memwall.traces.ncu import join_ncu, read_ncu_csv
 
         joined = join_ncu(trace, read_ncu_csv(ncu))
         dram_bytes = {
@@ -150,8 +150,8 @@ def _board(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tu
     Raises:
         UsageError: several were given, or none and the trace's own is not known.
     """
-    from memwall.hardware import load_gpu, load_gpus
-    from memwall.kineto import board, used
+    from memwall.hardware.lookup import load_gpu, load_gpus
+    from memwall.traces import board, used
 
     own = board(trace)
     ran_on = ", ".join(dict.fromkeys(device.name for device in used(trace) if device.name))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from memwall.codegen.generate import generate_nests
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
-from memwall.fusion.flow import Flow
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph
 from memwall.fusion.plan import Group
-from memwall.graph import Graph
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
 
 __all__ = ["Kernel", "Launch", "NotGenerated", "generate"]
 

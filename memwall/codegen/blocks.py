@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memwall.codegen.writing import next_power_of_2
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
 
 #: 32-bit registers of a multiprocessor
 REGISTERS = 64 * 1024

@@ -30,9 +30,9 @@ from typing import Any
 from memwall.codegen.kernel import Kernel, Launch
 from memwall.codegen.load import source_hash
 from memwall.codegen.occupancy import CHIPS, architecture_of, occupancy
-from memwall.errors import MissingError, UsageError
-from memwall.files import read_json, write_whole
-from memwall.hardware import Gpu
+from memwall.core.errors import MissingError, UsageError
+from memwall.core.files import read_json, write_whole
+from memwall.hardware.lookup import Gpu
 
 #: seconds that the compiler may take for one launch; a kernel that spills much takes minutes
 LIMIT_S = 120.0

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memwall.codegen.kernel import Kernel, NotGenerated
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph, Value
 from memwall.fusion import Group, Plan
-from memwall.fusion.flow import Flow
 from memwall.fusion.rules import MATRIX_CLASSES, Spills, work_of
-from memwall.graph import Graph, Value
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
 
 Generate = Callable[[Graph, Flow, Group, Gpu], Kernel]
 

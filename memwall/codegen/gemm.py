@@ -16,12 +16,12 @@ from memwall.codegen.lowering import locate
 from memwall.codegen.product import PRODUCTS, Misplaced, Product, packet_of
 from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, compute_dtype, triton_dtype
 from memwall.codegen.writing import INT32_LIMIT, File, Function, Pointer
+from memwall.core.flow import Flow
+from memwall.core.graph import ITEMSIZE, Graph, Value
 from memwall.fusion import Group
-from memwall.fusion.flow import Flow
-from memwall.fusion.loops import is_random
 from memwall.fusion.rules import aligned
-from memwall.graph import ITEMSIZE, Graph, Value
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops.loops import is_random
 
 #: sizes that are whole multiples of these need no mask whatever tile is chosen
 _WHOLE_TILE, _WHOLE_DEPTH = 256, 64

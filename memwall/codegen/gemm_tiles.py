@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.occupancy import CHIPS, architecture_of
 from memwall.codegen.product import Space
-from memwall.errors import UsageError
-from memwall.hardware import Gpu
+from memwall.core.errors import UsageError
+from memwall.hardware.lookup import Gpu
 
 #: rows, columns, depth (of 2-byte elements), warps
 Shape = tuple[int, int, int, int]

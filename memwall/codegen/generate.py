@@ -20,11 +20,11 @@ from memwall.codegen.stripes import write_finish, write_split
 from memwall.codegen.tensors import Body, Reduction, Tensor
 from memwall.codegen.writer import Partial, Store, Writer, X
 from memwall.codegen.writing import INT32_LIMIT, File
-from memwall.fusion.flow import Flow
-from memwall.fusion.loops import loop_of
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph
 from memwall.fusion.plan import Group
-from memwall.graph import Graph
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops.loops import loop_of
 
 _PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
 #: Triton's atomic additions carry memory orders, which PTX has from here on

@@ -1,6 +1,6 @@
 """What may not happen where a kernel writes over memory that it reads: programs and warps run in any order.
 
-A write to a storage makes a new version of it (:mod:`memwall.fusion.flow`). Memory holds a version from the launch that
+A write to a storage makes a new version of it (:mod:`memwall.core.flow`). Memory holds a version from the launch that
 writes it until a later version is written over it.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.writing import Function, Touch
-from memwall.graph import Graph, Value
+from memwall.core.graph import Graph, Value
 
 
 def refuse_hazards(graph: Graph, functions: Sequence[Function], names: Mapping[int, str]) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from memwall.errors import MissingError
+from memwall.core.errors import MissingError
 
 
 def source_hash(source: str) -> str:

@@ -11,8 +11,8 @@ from memwall.codegen.ops import RULES
 from memwall.codegen.ops.base import OpView, Scatter, Waiting
 from memwall.codegen.ops.elementwise import point
 from memwall.codegen.tensors import Body, Indices, Tensor, compute_dtype
-from memwall.fusion.flow import Flow
-from memwall.graph import Graph, Op, TensorSpec
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph, Op, TensorSpec
 
 
 class Lowering:

@@ -14,10 +14,10 @@ from typing import Any
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
 from memwall.codegen.multi_rows import Column, Lists, Row, packet_of, refuse_races
 from memwall.codegen.multi_text import Operand, Variant, source_of
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph
 from memwall.fusion import Group
-from memwall.fusion.flow import Flow
-from memwall.graph import Graph
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
 
 #: elements that a thread handles in one pass: a load of 16 bytes where they are of 2 bytes
 _PER_THREAD = 8

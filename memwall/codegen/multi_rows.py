@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from memwall.codegen.expressions import expression
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.multi_fused import FUSED, NUMBERS
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph, Op, TensorSpec, Value
 from memwall.fusion import Group
-from memwall.fusion.flow import Flow
 from memwall.fusion.rules import aligned
-from memwall.graph import Graph, Op, TensorSpec, Value
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))

@@ -14,8 +14,8 @@ from memwall.codegen.blocks import pointwise_block
 from memwall.codegen.index import Index, Variable, unravel
 from memwall.codegen.tensors import Body
 from memwall.codegen.writer import Store, Writer, X
-from memwall.graph import ITEMSIZE
-from memwall.hardware import Gpu
+from memwall.core.graph import ITEMSIZE
+from memwall.hardware.lookup import Gpu
 
 
 def write_pointwise(writer: Writer, stores: Sequence[Store], gpu: Gpu) -> None:

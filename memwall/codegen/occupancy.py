@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memwall.errors import UsageError
-from memwall.hardware import Gpu, gpu_names, load_gpu
+from memwall.core.errors import UsageError
+from memwall.hardware.lookup import Gpu, gpu_names, load_gpu
 
 KIB = 1024
 

@@ -18,13 +18,13 @@ from memwall.codegen.compiling import Resources, Say, compile_all
 from memwall.codegen.distinct import Distinct, Generate, Left, distinct_kernels
 from memwall.codegen.kernel import Kernel, Launch
 from memwall.codegen.occupancy import architecture_of
-from memwall.cost import Cost
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph
 from memwall.fusion import Plan
-from memwall.fusion.flow import Flow
 from memwall.fusion.planner import memwall_plan
 from memwall.fusion.rules import Work, work_of
-from memwall.graph import Graph
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
 
 #: plans that are made before those that still spill are let stand, flagged
 MAX_ROUNDS = 8

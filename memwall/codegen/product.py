@@ -11,8 +11,8 @@ from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.lowering import Lowering
 from memwall.codegen.ops.base import broadcast
 from memwall.codegen.tensors import Body, Indices, Tensor
-from memwall.fusion.flow import Flow
-from memwall.graph import Graph, Op, TensorSpec
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph, Op, TensorSpec
 
 #: op → its left and right operand
 PRODUCTS: Mapping[str, tuple[str, str]] = {

@@ -13,8 +13,8 @@ from memwall.codegen.kinds import KINDS, RESULTS, filled
 from memwall.codegen.tensors import Body, Reduction, compute_dtype
 from memwall.codegen.writer import Partial, R, Store, Writer, X, indented
 from memwall.codegen.writing import next_power_of_2
-from memwall.graph import ITEMSIZE
-from memwall.hardware import Gpu
+from memwall.core.graph import ITEMSIZE
+from memwall.hardware.lookup import Gpu
 
 #: registers of a row kernel that hold elements beside those loaded
 SPARE_ELEMENTS = 2

@@ -11,7 +11,7 @@ from memwall.codegen.kinds import KINDS, RESULTS, filled
 from memwall.codegen.tensors import Body, Reduction, compute_dtype
 from memwall.codegen.writer import Partial, R, Store, Writer, X, indented
 from memwall.codegen.writing import next_power_of_2
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
 
 
 def write_split(writer: Writer, reductions: Sequence[Reduction], stores: Sequence[Store], gpu: Gpu) -> list[Partial]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memwall.codegen.kernel import TRITON_TYPES, Launch, NotGenerated
-from memwall.graph import Graph, TensorSpec, Value
+from memwall.core.graph import Graph, TensorSpec, Value
 
 #: offsets from here on need 64 bits; the last block of a kernel reaches beyond its last element
 INT32_LIMIT = 2**31 - 2**17

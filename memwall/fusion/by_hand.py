@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
 
-from memwall.cost import Cost
-from memwall.errors import UsageError
-from memwall.fusion.flow import Flow
+from memwall.core.errors import UsageError
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph
 from memwall.fusion.order import in_order
 from memwall.fusion.placement import Placement
 from memwall.fusion.plan import Group, Plan
 from memwall.fusion.pricing import Pricer
-from memwall.graph import Graph
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
 
 #: (path, phase)
 Unit = tuple[str, str]

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memwall.cost import Cost
+from memwall.core.graph import Graph
 from memwall.fusion.inductor import Lowered, LoweredKernel, lower
 from memwall.fusion.order import in_order
 from memwall.fusion.placement import Placement
@@ -20,8 +20,8 @@ from memwall.fusion.plan import Group, Plan
 from memwall.fusion.pricing import Pricer
 from memwall.fusion.repeats import shorten
 from memwall.fusion.works import with_works
-from memwall.graph import Graph
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
 
 
 def inductor_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:

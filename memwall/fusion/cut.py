@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
+from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.fusion.runs import LISTS, PERSISTENT, Run, Track, Twins, first_writers
-from memwall.graph import Graph, Op, Storage, TensorSpec, Value
 
 _NO_SWAP: Mapping[int, int] = {}
 

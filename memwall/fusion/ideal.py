@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from memwall.cost import Cost
-from memwall.fusion.flow import Flow
+from memwall.core.flow import Flow
+from memwall.core.graph import PHASES, Graph, Value, distinct_bytes
 from memwall.fusion.order import in_order
 from memwall.fusion.plan import Group, Plan
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.fusion.works import with_works
-from memwall.graph import PHASES, Graph, Value, distinct_bytes
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
 
 
 def ideal_plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from memwall.fusion.flow import Flow
+from memwall.core.flow import Flow
 from memwall.fusion.plan import Group
 
 

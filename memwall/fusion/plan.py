@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memwall.cost import Cost
-
-#: region of an op that runs eagerly, between two graphs of a compiler
-EAGER = -1
+from memwall.ops import Cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from memwall.cost import Cost, graph_costs
-from memwall.fusion.flow import Flow
-from memwall.fusion.loops import late_outputs, moves, reads_elsewhere
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph
 from memwall.fusion.order import in_order
 from memwall.fusion.placement import Placement
 from memwall.fusion.plan import Group, Plan, Refusal
@@ -35,8 +34,9 @@ from memwall.fusion.rules import (
     too_many_tensors,
     work_of,
 )
-from memwall.graph import Graph
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost, graph_costs
+from memwall.ops.loops import late_outputs, moves, reads_elsewhere
 
 #: groups that an op tries to join, largest saving first
 MAX_CANDIDATES = 8

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
-from memwall.cost import Cost
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
+from memwall.core.graph import Graph
 from memwall.fusion.plan import Group, Plan
-from memwall.graph import Graph
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
 
 Planner = Callable[[Graph, Sequence[Cost], Gpu, Sequence[int] | None], Plan]
 

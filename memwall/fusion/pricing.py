@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from memwall.cost import Cost
-from memwall.fusion.flow import Flow
-from memwall.fusion.loops import OPAQUE, Loop, loop_of
+from memwall.core.flow import Flow
+from memwall.core.graph import EAGER, Graph, Pipe, Value, distinct_bytes
 from memwall.fusion.placement import Placement
-from memwall.fusion.plan import EAGER, Group
+from memwall.fusion.plan import Group
 from memwall.fusion.works import with_works
-from memwall.graph import Graph, Pipe, Value, distinct_bytes
-from memwall.hardware import Gpu
-from memwall.roofline import predict_cost
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.ops.loops import OPAQUE, Loop, loop_of
+from memwall.perfmodel.roofline import predict_cost
 
 #: bytes of one row that a thread block holds between two passes: half of a multiprocessor's 256 KiB of registers, so
 #: that two blocks can run at once

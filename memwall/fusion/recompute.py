@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from memwall.fusion.loops import Loop, is_random
+from memwall.core.graph import PHASES
 from memwall.fusion.placement import Placement
 from memwall.fusion.plan import Refusal
 from memwall.fusion.pricing import Pricer
 from memwall.fusion.rules import MAX_OPS, MAX_TENSORS, REGISTER_SPILL, Spills, work_of
-from memwall.graph import PHASES
+from memwall.ops.loops import Loop, is_random
 
 _LATER = {phase: number for number, phase in enumerate(PHASES)}
 

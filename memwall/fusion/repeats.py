@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from memwall.core.graph import Graph
 from memwall.fusion.cut import Cut
 from memwall.fusion.runs import Run, find_runs, first_writers
-from memwall.graph import Graph
 
 
 class Expanded(NamedTuple):

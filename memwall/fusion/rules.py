@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from memwall.fusion.loops import Loop
-from memwall.fusion.plan import EAGER, Group
+from memwall.core.graph import EAGER, Graph, Op, TensorSpec, Value
+from memwall.fusion.plan import Group
 from memwall.fusion.pricing import ROW_BYTES_ON_CHIP
-from memwall.graph import Graph, Op, TensorSpec, Value
+from memwall.ops.loops import Loop
 
 #: ops in one generated kernel; beyond it compile times and register pressure grow and nothing is won
 MAX_OPS = 64

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from memwall.graph import Graph, Op
+from memwall.core.graph import Graph, Op
 
 #: Layers that may take turns (local and global attention, dense and expert MLPs): lists are tried in groups of as many.
 PERIODS = (1, 2, 3, 4, 6)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from memwall.cost import Cost
-from memwall.work import Attention, Convolution, Gemm, Stream, Work
+from memwall.ops import Cost
+from memwall.ops.launches import Attention, Convolution, Gemm, Stream, Work
 
 #: Kinds of work that stay what they are when others join them.
 MATRIX = (Gemm, Convolution, Attention)

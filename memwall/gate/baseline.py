@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from memwall._version import __version__
-from memwall.errors import UsageError
-from memwall.files import write_whole
-from memwall.profile import Profile
+from memwall.core.errors import UsageError
+from memwall.core.files import write_whole
+from memwall.core.version import __version__
+from memwall.record.profile import Profile
 
 #: suffixes of a saved profile, the one written first
 SUFFIXES = (".json.gz", ".json")

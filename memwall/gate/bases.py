@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
+from memwall.frontend.workload.target import split_target
 from memwall.gate.baseline import SUFFIXES, Checkout, baseline_path, checked_out, other_version, read_baseline
 from memwall.gate.config import GateConfig, GatedWorkload, is_saved
 from memwall.gate.reading import read_config
 from memwall.gate.result import Baseline, Problem
 from memwall.gate.sides import Traced
-from memwall.profile import Profile
-from memwall.workload.target import split_target
+from memwall.record.profile import Profile
 
 
 @dataclass

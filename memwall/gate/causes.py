@@ -12,15 +12,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memwall.analysis import collapse, common_module, shapes_text, short_name
-from memwall.capture import Break, Capture
+from memwall.core.graph import Graph, Op
+from memwall.frontend.dynamo.capture import Break, Capture
 from memwall.fusion import Refusal
 from memwall.gate.matching import match_ops
 from memwall.gate.result import Cause
-from memwall.graph import Graph, Op
-from memwall.profile import Profile
-from memwall.roofline import Estimate
-from memwall.simulate import Schedule
+from memwall.perfmodel.roofline import Estimate
+from memwall.record.kernels import collapse, common_module, shapes_text, short_name
+from memwall.record.profile import Profile
+from memwall.simulate.schedule import Schedule
 
 #: seconds below which a difference is rounding
 _LEAST_S = 1e-12

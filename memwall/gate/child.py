@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memwall.errors import MemwallError, NeedsData
+from memwall.core.errors import MemwallError, NeedsData
+from memwall.frontend.workload import Workload
 from memwall.gate.sides import Job, Traced
-from memwall.profile import Profile
-from memwall.workload import Workload
+from memwall.record.profile import Profile
 
 
 def main(task: str, answer: str) -> None:
@@ -54,8 +54,8 @@ def _top(folder: Path) -> Path:
 
 def trace_job(job: Job) -> Traced:
     """One workload profiled, with its graph breaks where they are asked for or where it reads its own data."""
-    from memwall.workload import resolve
-    from memwall.workload.blame import blame
+    from memwall.frontend.workload import resolve
+    from memwall.frontend.workload.blame import blame
 
     notes: list[str] = []
     options = dict(job.options)
@@ -90,8 +90,8 @@ def _profile(workload: Workload, job: Job, options: dict[str, Any], notes: list[
 
 
 def _small(workload: Workload) -> bool:
-    from memwall.capture import REAL_BYTES
-    from memwall.trace.build import build_module
+    from memwall.frontend.dynamo.capture import REAL_BYTES
+    from memwall.frontend.torch.build import build_module
 
     module = build_module(workload.model, "meta", lambda message: None)
     return sum(p.numel() * p.element_size() for p in module.parameters()) <= REAL_BYTES
@@ -101,10 +101,10 @@ def _with_capture(
     workload: Workload, profile: Profile, options: dict[str, Any], notes: list[str], *, asked: bool
 ) -> Profile:
     """The profile with what TorchDynamo makes of the workload."""
-    from memwall.capture import capture
-    from memwall.cost import classify
-    from memwall.fused import CAPTURE_KEY, MOST_UNASKED, distinct_ops
-    from memwall.trace import TraceOptions
+    from memwall.analysis.fused import CAPTURE_KEY, MOST_UNASKED, distinct_ops
+    from memwall.frontend.dynamo.capture import capture
+    from memwall.frontend.torch import TraceOptions
+    from memwall.ops import classify
 
     count = distinct_ops(profile.graph)
     if count > MOST_UNASKED and not asked:

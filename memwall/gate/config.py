@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memwall.errors import UsageError
+from memwall.analysis.quantities import QUANTITIES
+from memwall.core.errors import UsageError
 from memwall.gate.limits import Limit, find_quantity, parse_limit
-from memwall.gate.quantities import QUANTITIES
-from memwall.hardware import Gpu, load_gpu
+from memwall.hardware.lookup import Gpu, load_gpu
 
 #: limits where none are written and there is a baseline: what a change of the code may not do by accident
 DEFAULTS = {

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from memwall.analysis import kernel_module
-from memwall.fused import capture_of
+from memwall.analysis.fused import capture_of
+from memwall.analysis.quantities import QUANTITIES, Quantity, unmodeled
+from memwall.analysis.savings import CHEAP
+from memwall.core.units import size
 from memwall.gate.causes import Side, explain, largest, new_breaks, top
 from memwall.gate.limits import Limit
 from memwall.gate.matching import match_ops
-from memwall.gate.quantities import QUANTITIES, Quantity, unmodeled
 from memwall.gate.result import Cause, Check, Problem
-from memwall.profile import Profile
-from memwall.roofline import Estimate
-from memwall.savings import CHEAP
-from memwall.schedules import simulate_profile
-from memwall.simulate import MemoryPeak, Schedule
-from memwall.units import size
+from memwall.perfmodel.roofline import Estimate
+from memwall.record.kernels import kernel_module
+from memwall.record.profile import Profile
+from memwall.record.schedules import simulate_profile
+from memwall.simulate.schedule import MemoryPeak, Schedule
 
 #: causes that a check keeps
 MOST_CAUSES = 8

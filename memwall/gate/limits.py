@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memwall.errors import UsageError
-from memwall.gate.quantities import ALIASES, QUANTITIES, Quantity
+from memwall.analysis.quantities import ALIASES, QUANTITIES, Quantity
+from memwall.core.errors import UsageError
 
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memwall.graph import Graph, Op
+from memwall.core.graph import Graph, Op
 
 #: classes of which an op takes another's place: one product, one normalization for the other
 _REPLACED = frozenset(("contraction", "convolution", "attention", "normalization"))

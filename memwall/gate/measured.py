@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memwall.contest import Contest, Side, run_contest
-from memwall.errors import UsageError
+from memwall.bench.ab import Contest, Side, run_contest
+from memwall.core.errors import UsageError
 from memwall.gate.baseline import Checkout
 from memwall.gate.config import GateConfig, GatedWorkload
 from memwall.gate.limits import Limit, parse_limit

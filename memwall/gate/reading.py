@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memwall.errors import UsageError
+from memwall.analysis.quantities import ALIASES, QUANTITIES
+from memwall.core.errors import UsageError
+from memwall.frontend.workload.target import split_target
 from memwall.fusion import POLICIES
 from memwall.gate.config import GateConfig, GatedWorkload, Limits, Scope, limits_of
 from memwall.gate.limits import Limit, near
-from memwall.gate.quantities import ALIASES, QUANTITIES
-from memwall.hardware import Gpu, load_gpus
-from memwall.workload.target import split_target
+from memwall.hardware.lookup import Gpu, load_gpus
 
 #: the file that holds nothing but a gate
 OWN_FILE = "memwall.toml"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from memwall._version import __version__
+from memwall.core.version import __version__
 
 SCHEMA = "memwall.gate/1"
 
@@ -47,11 +47,11 @@ class Cause:
 class Check:
     """One limit held against one figure.
 
-    ``quantity`` is a key of :data:`memwall.gate.quantities.QUANTITIES`; ``value``, ``baseline`` and ``allowed`` (the
-    worst value that passes) are in its base unit: seconds, bytes, FLOPs, counts, fractions. ``module`` is the pattern
-    that the check sums over, empty for the whole workload; ``gpu`` and ``policy`` are empty where the quantity knows
-    none. ``limit`` is what was written: ``3.2 ms``, ``+2%``. ``message`` says what the figures do not: why there is no
-    verdict, which part of a peak grew. ``measured`` checks were timed; all others are modeled.
+    ``quantity`` is a key of :data:`memwall.analysis.quantities.QUANTITIES`; ``value``, ``baseline`` and ``allowed``
+    (the worst value that passes) are in its base unit: seconds, bytes, FLOPs, counts, fractions. ``module`` is the
+    pattern that the check sums over, empty for the whole workload; ``gpu`` and ``policy`` are empty where the quantity
+    knows none. ``limit`` is what was written: ``3.2 ms``, ``+2%``. ``message`` says what the figures do not: why there
+    is no verdict, which part of a peak grew. ``measured`` checks were timed; all others are modeled.
     """
 
     workload: str

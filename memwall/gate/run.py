@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memwall._version import __version__
-from memwall.errors import UsageError
-from memwall.fused import capture_of
+from memwall.analysis.fused import capture_of
+from memwall.core.errors import UsageError
+from memwall.core.version import __version__
 from memwall.gate.baseline import other_version
 from memwall.gate.bases import Bases, base_checkout, from_files, from_ref, left_out, noted, saved_profile, shown
 from memwall.gate.config import APART, GateConfig, GatedWorkload, is_saved
@@ -17,7 +17,7 @@ from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.measured import Measured, measure
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.sides import Job, Traced, profile_sides
-from memwall.profile import Profile
+from memwall.record.profile import Profile
 
 
 @dataclass(frozen=True)

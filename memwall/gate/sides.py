@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memwall.fused import capture_of
-from memwall.hardware import Gpu
-from memwall.profile import Profile
+from memwall.analysis.fused import capture_of
+from memwall.hardware.lookup import Gpu
+from memwall.record.profile import Profile
 
 #: the folder that holds this memwall
 _HOME = Path(__file__).parents[2]

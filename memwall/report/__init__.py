@@ -9,9 +9,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from memwall.compare import Comparison
-from memwall.errors import UsageError
-from memwall.profile import Profile
+from memwall.analysis.compare import Comparison
+from memwall.core.errors import UsageError
+from memwall.record.profile import Profile
 
 __all__ = ["KINDS", "render"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from memwall.accuracy import CLOSE, Cell, Scored, Split, score, score_all
-from memwall.errors import UsageError
+from memwall.analysis.accuracy import CLOSE, Cell, Scored, Split, score, score_all
+from memwall.core.errors import UsageError
 from memwall.report.closing import error_column
 from memwall.report.columns import CellColumn, percent_column, plain_column
 from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, table, text_column

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memwall.alternatives import Family
+from memwall.analysis.rewrites import Family
 from memwall.report.columns import plain_column, seconds_column, si_column
 from memwall.report.document import Document, Section, Sentence, Table, clean, table, text_column
 from memwall.report.markdown import to_markdown

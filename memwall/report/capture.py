@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memwall.breaks import Loss
-from memwall.capture import Break, Capture
-from memwall.fused import Fused
+from memwall.analysis.breaks import Loss
+from memwall.analysis.fused import Fused
+from memwall.core.units import duration, percent, size
+from memwall.frontend.dynamo.capture import Break, Capture
 from memwall.report.columns import plain_column, seconds_column, si_column
 from memwall.report.document import Facts, Section, Sentence, Table, clean, table, text_column
-from memwall.units import duration, percent, size
 
 Block = Table | Facts | Sentence
 

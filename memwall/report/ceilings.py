@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memwall.graph import Pipe
-from memwall.profile import Profile
-from memwall.simulate import Schedule
-from memwall.units import bandwidth, flop_rate
+from memwall.core.graph import Pipe
+from memwall.core.units import bandwidth, flop_rate
+from memwall.record.profile import Profile
+from memwall.simulate.schedule import Schedule
 
 #: drawn for context even where the workload does not use them
 CONTEXT = (Pipe("tensor", "float16"), Pipe("vector", "float32"))

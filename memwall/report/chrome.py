@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from memwall.analysis import kernel_module, kernel_phase, short_name
-from memwall.profile import Profile
+from memwall.perfmodel.roofline import Estimate
+from memwall.record.kernels import kernel_module, kernel_phase, short_name
+from memwall.record.profile import Profile
 from memwall.report.timeline import Span, Timeline, timeline
-from memwall.roofline import Estimate
-from memwall.simulate import MemoryPeak, Schedule
+from memwall.simulate.schedule import MemoryPeak, Schedule
 
 #: source lines that are named of a fused kernel
 _MOST_LINES = 3

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from memwall.closing import Device, Pair, Run, Share, devices
-from memwall.profile import Profile
+from memwall.analysis.validation import Device, Pair, Run, Share, devices
+from memwall.core.units import bandwidth, duration, size
+from memwall.record.profile import Profile
 from memwall.report.columns import (
     NOTHING,
     CellColumn,
@@ -23,7 +24,6 @@ from memwall.report.columns import (
 from memwall.report.contests import contest_table, group_table, name_columns
 from memwall.report.document import Column, Facts, Section, Sentence, Table, clean, optional, table, text_column
 from memwall.report.fusion import rows_left
-from memwall.units import bandwidth, duration, size
 
 Block = Table | Facts | Sentence
 

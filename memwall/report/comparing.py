@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from memwall.analysis import WALLS, short_name
-from memwall.compare import Change, Comparison, Entry, Flip
+from memwall.analysis.compare import Change, Comparison, Entry, Flip
+from memwall.core.units import duration, percent
+from memwall.record.kernels import WALLS, short_name
 from memwall.report.columns import (
     NOTHING,
     CellColumn,
@@ -17,7 +18,6 @@ from memwall.report.columns import (
 )
 from memwall.report.document import Document, Section, Sentence, Table, clean, optional, table, text_column
 from memwall.report.machines import machine_sections
-from memwall.units import duration, percent
 
 
 def comparison_document(comparison: Comparison) -> Document:

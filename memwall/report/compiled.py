@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memwall.analysis import short_name
 from memwall.codegen.compiling import Resources
 from memwall.codegen.distinct import Left
 from memwall.codegen.planned import Compiled, CompiledPlan
+from memwall.core.units import percent, size
+from memwall.record.kernels import short_name
 from memwall.report.columns import percent_column, plain_column, si_column
 from memwall.report.document import Facts, Section, Sentence, Table, clean, optional, table, text_column
 from memwall.report.fusion import rows_left
-from memwall.units import percent, size
 
 #: Ops of a group without a kernel that are named.
 MAX_NAMED = 6

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from memwall.analysis import (
+from memwall.analysis.savings import PolicySet, policy_sets
+from memwall.analysis.verdict import main_pipe, verdict
+from memwall.analysis.whatif import Outcome
+from memwall.core.errors import UsageError
+from memwall.core.graph import Pipe
+from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
+from memwall.record.kernels import (
     WALLS,
     KernelRow,
     ShareRow,
@@ -17,9 +23,7 @@ from memwall.analysis import (
     short_name,
     wall_shares,
 )
-from memwall.errors import UsageError
-from memwall.graph import Pipe
-from memwall.profile import Profile
+from memwall.record.profile import Profile
 from memwall.report.closing import measured_sections
 from memwall.report.columns import (
     intensity_column,
@@ -45,11 +49,7 @@ from memwall.report.document import (
 from memwall.report.explanation import trust_text
 from memwall.report.fusion import explained, fusion_section, is_several, policy_table, sentences
 from memwall.report.whatif import what_if_section
-from memwall.savings import PolicySet, policy_sets
-from memwall.simulate import Schedule
-from memwall.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
-from memwall.verdict import main_pipe, verdict
-from memwall.whatif import Outcome
+from memwall.simulate.schedule import Schedule
 
 MATRIX_NOTE = (
     "times fewer FLOP/s: than contraction, convolution and attention attain together; "

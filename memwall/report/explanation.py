@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memwall.analysis import schedule_label, short_name
-from memwall.explanation import Explanation, trust
-from memwall.profile import Profile
+from memwall.analysis.explanation import Explanation, trust
+from memwall.core.units import percent
+from memwall.record.kernels import schedule_label, short_name
+from memwall.record.profile import Profile
 from memwall.report.document import Document, Section, Sentence, clean
-from memwall.simulate import Schedule
-from memwall.units import percent
+from memwall.simulate.schedule import Schedule
 
 Explained = Sequence[tuple[Schedule, Explanation]]
 

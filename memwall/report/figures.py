@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from memwall.analysis import WALLS, class_rows, schedule_label
-from memwall.closing import measured_points
-from memwall.compare import Comparison, Machine, compare_gpus
-from memwall.errors import UsageError
-from memwall.hardware import Gpu
-from memwall.profile import Profile
+from memwall.analysis.compare import Comparison, Machine, compare_gpus
+from memwall.analysis.savings import PolicySet, by_gpu, policy_sets
+from memwall.analysis.validation import measured_points
+from memwall.core.errors import UsageError
+from memwall.core.units import duration, percent
+from memwall.hardware.lookup import Gpu
+from memwall.record.kernels import WALLS, class_rows, schedule_label
+from memwall.record.profile import Profile
 from memwall.report.columns import times
 from memwall.report.document import clean
 from memwall.report.fusion import explained, is_several
 from memwall.report.palette import WALL_COLORS, class_color
 from memwall.report.roofline import draw_roofline
 from memwall.report.waterfall import draw_waterfall, fall_and_bars, height
-from memwall.savings import PolicySet, by_gpu, policy_sets
-from memwall.simulate import Schedule
-from memwall.units import duration, percent
+from memwall.simulate.schedule import Schedule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

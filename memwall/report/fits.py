@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memwall.accuracy.fit import Fit
+from memwall.analysis.accuracy.fit import Fit
 from memwall.report.columns import percent_column, plain_column
 from memwall.report.document import Document, Facts, Section, Table, table, text_column
 from memwall.report.text import to_text

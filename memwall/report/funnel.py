@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memwall.errors import UsageError
-from memwall.funnel import PUBLISHED, PUBLISHED_SOURCE, Funnel
+from memwall.analysis.funnel import PUBLISHED, PUBLISHED_SOURCE, Funnel
+from memwall.core.errors import UsageError
 from memwall.report.columns import plain_column
 from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, table, text_column
 from memwall.report.figures import picture
@@ -22,7 +22,8 @@ _MARKS = {"ATen": 2000, "prims": 250, "loop IR": 50}
 
 
 def funnel_text(name: str, funnel: Funnel, sets: Mapping[str, int] | None = None, *, width: int | None = None) -> str:
-    """The funnel of one workload for a terminal; ``sets`` is what :func:`memwall.funnel.operator_sets` gives."""
+    """The funnel of one workload for a terminal; ``sets`` is what :func:`memwall.analysis.funnel.operator_sets`
+    gives."""
     return to_text(funnel_document(name, funnel, sets), width=width)
 
 

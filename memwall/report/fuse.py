@@ -6,10 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memwall.agreement import Agreement
-from memwall.analysis import collapse, short_name
-from memwall.errors import UsageError
-from memwall.fused import Fused, Refused, refused_by_rule
+from memwall.analysis.agreement import Agreement
+from memwall.analysis.fused import Fused, Refused, refused_by_rule
+from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
+from memwall.core.errors import UsageError
+from memwall.core.units import size
+from memwall.record.kernels import collapse, short_name
 from memwall.report.alternatives import alternatives_document
 from memwall.report.capture import capture_section
 from memwall.report.columns import plain_column, seconds_column, si_column
@@ -28,9 +30,7 @@ from memwall.report.fusion import (
 from memwall.report.markdown import to_markdown
 from memwall.report.text import to_text
 from memwall.report.whatif import what_if_section
-from memwall.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
-from memwall.simulate import Schedule
-from memwall.units import size
+from memwall.simulate.schedule import Schedule
 
 Block = Table | Facts | Sentence
 
@@ -224,7 +224,7 @@ MAX_DIFFERENCES = 8
 
 
 def _funnel_section(found: Fused) -> Section:
-    from memwall.funnel import PUBLISHED, PUBLISHED_SOURCE
+    from memwall.analysis.funnel import PUBLISHED, PUBLISHED_SOURCE
 
     assert found.funnel is not None
     levels = found.funnel.levels

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memwall.analysis import OTHERS
-from memwall.profile import Profile
+from memwall.analysis.savings import (
+    Missed,
+    PolicyRow,
+    PolicySet,
+    Saving,
+    group_savings,
+    missed_fusions,
+    module_savings,
+    policy_sets,
+)
+from memwall.core.units import duration, percent, size
+from memwall.record.kernels import OTHERS
+from memwall.record.profile import Profile
 from memwall.report.columns import (
     CellColumn,
     before_after_columns,
@@ -17,18 +28,7 @@ from memwall.report.columns import (
     times_column,
 )
 from memwall.report.document import Section, Sentence, Table, clean, optional, table, text_column
-from memwall.savings import (
-    Missed,
-    PolicyRow,
-    PolicySet,
-    Saving,
-    group_savings,
-    missed_fusions,
-    module_savings,
-    policy_sets,
-)
-from memwall.simulate import Schedule
-from memwall.units import duration, percent, size
+from memwall.simulate.schedule import Schedule
 
 #: rows of the tables of groups, modules and missed fusions
 MAX_GROUPS, MAX_MODULES, MAX_MISSED = 10, 10, 10

@@ -8,19 +8,19 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 
-from memwall.errors import UsageError
+from memwall.analysis.history import THRESHOLD, Row, Step, commits, steps, trends
+from memwall.analysis.numbers import apart, change_text
+from memwall.analysis.quantities import QUANTITIES
+from memwall.core.errors import UsageError
+from memwall.core.units import percent
 from memwall.gate.limits import find_quantity
-from memwall.gate.quantities import QUANTITIES
-from memwall.history import THRESHOLD, Row, Step, commits, steps, trends
 from memwall.report.columns import CellColumn
 from memwall.report.document import Column, Document, Facts, Section, Sentence, Table, clean, table, text_column
-from memwall.report.gating.numbers import apart, change_text
 from memwall.report.html import environment
 from memwall.report.markdown import to_markdown
 from memwall.report.tables import csv_text
 from memwall.report.text import to_text
 from memwall.report.trend import trend_figure
-from memwall.units import percent
 
 #: what is drawn and listed unless quantities are named
 SHOWN = ("time_s", "dram_bytes", "kernels", "peak_memory")

@@ -13,10 +13,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from memwall.analysis import WALLS, KernelRow, class_rows, kernel_rows, phase_rows, schedule_label, wall_shares
-from memwall.closing import Point, measured_points
-from memwall.compare import Comparison
-from memwall.profile import Profile
+from memwall.analysis.compare import Comparison
+from memwall.analysis.savings import PolicySet, by_gpu, policy_sets
+from memwall.analysis.validation import Point, measured_points
+from memwall.analysis.verdict import verdict
+from memwall.analysis.whatif import Outcome
+from memwall.core.units import duration, percent, size
+from memwall.record.kernels import WALLS, KernelRow, class_rows, kernel_rows, phase_rows, schedule_label, wall_shares
+from memwall.record.profile import Profile
 from memwall.report.ceilings import Roof, compute_roofs, memory_roofs
 from memwall.report.closing import measured_sections
 from memwall.report.comparing import comparison_document
@@ -26,11 +30,7 @@ from memwall.report.fusion import explained, fusion_tables, is_several, policy_t
 from memwall.report.palette import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color
 from memwall.report.waterfall import axis_start_s, fall_and_bars, label, time_unit
 from memwall.report.whatif import what_if_section
-from memwall.savings import PolicySet, by_gpu, policy_sets
-from memwall.simulate import Schedule
-from memwall.units import duration, percent, size
-from memwall.verdict import verdict
-from memwall.whatif import Outcome
+from memwall.simulate.schedule import Schedule
 
 #: rows of kernels in a page, the slowest on any GPU first
 MAX_ROWS = 2000

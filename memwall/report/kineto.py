@@ -10,14 +10,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memwall.errors import UsageError
-from memwall.graph import Pipe
-from memwall.kineto.analysis import RowGroup, TraceAnalysis, TraceRow
-from memwall.kineto.costs import LINK
+from memwall.core.errors import UsageError
+from memwall.core.graph import Pipe
+from memwall.core.units import bandwidth, duration, flop_rate, percent
 from memwall.report.columns import NOTHING, percent_column, plain_column, seconds_column, si_column, times_column
 from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, optional, table, text_column
 from memwall.report.kineto_names import short_name
-from memwall.units import bandwidth, duration, flop_rate, percent
+from memwall.traces.analysis import RowGroup, TraceAnalysis, TraceRow
+from memwall.traces.costs import LINK
 
 #: rows of the tables of gaps, of ops farthest from the model, of ops without figures and of what is over the roof
 _GAPS, _FARTHEST, _UNKNOWN, _OVER = 8, 8, 12, 20

@@ -9,14 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from memwall.errors import UsageError
-from memwall.graph import Pipe
-from memwall.kineto.analysis import RowGroup, TraceAnalysis
+from memwall.core.errors import UsageError
+from memwall.core.graph import Pipe
+from memwall.core.units import bandwidth, flop_rate
 from memwall.report.document import clean
 from memwall.report.figures import picture
 from memwall.report.kineto_names import short_name
 from memwall.report.palette import class_color
-from memwall.units import bandwidth, flop_rate
+from memwall.traces.analysis import RowGroup, TraceAnalysis
 
 #: kinds of op that are named, and the share of the time from which on
 _NAMED, _NOTABLE = 8, 0.01

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memwall.compare import DTYPES, Machine, best_peak, compare_gpus
-from memwall.graph import Pipe
-from memwall.hardware import Gpu, load_gpu
+from memwall.analysis.compare import DTYPES, Machine, best_peak, compare_gpus
+from memwall.core.graph import Pipe
+from memwall.core.units import bandwidth, duration, flop_rate, percent, si, size
+from memwall.hardware.lookup import Gpu, load_gpu
 from memwall.report.columns import NOTHING, CellColumn, number, plain_column, si_column, times_column
 from memwall.report.document import (
     Column,
@@ -21,7 +22,6 @@ from memwall.report.document import (
     table,
     text_column,
 )
-from memwall.units import bandwidth, duration, flop_rate, percent, si, size
 
 #: rows of the growth table: key of ``Machine.growth`` -> what a reader sees
 GROWTH = {

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memwall.compare import Comparison
-from memwall.profile import Profile
+from memwall.analysis.compare import Comparison
+from memwall.analysis.whatif import Outcome
+from memwall.record.profile import Profile
 from memwall.report.comparing import comparison_document
 from memwall.report.content import profile_document
 from memwall.report.document import Column, Document, Facts, Sentence, Table, clean
 from memwall.report.explanation import Explained, explanation_sections
-from memwall.whatif import Outcome
 
 #: characters that start Markdown or HTML anywhere in a line; ``_`` and ``*`` within names among them
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memwall.profile import Profile
+from memwall.record.profile import Profile
 from memwall.report.closing import DEFAULT_TOP, measured_sections
 from memwall.report.document import Document, Section, Sentence, clean
 from memwall.report.markdown import to_markdown

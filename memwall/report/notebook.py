@@ -14,12 +14,24 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memwall.analysis import WALLS, KernelRow, ShareRow, class_rows, kernel_rows, module_rows, phase_rows, wall_shares
-from memwall.compare import Comparison
-from memwall.errors import UsageError
-from memwall.files import write_whole
-from memwall.hardware import load_gpu
-from memwall.profile import Profile
+from memwall.analysis.compare import Comparison
+from memwall.analysis.savings import by_gpu
+from memwall.analysis.verdict import verdict
+from memwall.core.errors import UsageError
+from memwall.core.files import write_whole
+from memwall.core.units import duration
+from memwall.hardware.lookup import load_gpu
+from memwall.record.kernels import (
+    WALLS,
+    KernelRow,
+    ShareRow,
+    class_rows,
+    kernel_rows,
+    module_rows,
+    phase_rows,
+    wall_shares,
+)
+from memwall.record.profile import Profile
 from memwall.report.comparing import comparison_document
 from memwall.report.content import full_title, header_facts, kernel_table, totals_table
 from memwall.report.document import clean
@@ -27,10 +39,7 @@ from memwall.report.figures import DPI, STYLE, roofline_panel
 from memwall.report.html import environment, share_part
 from memwall.report.palette import WALL_COLORS
 from memwall.report.tables import KERNEL_COLUMNS, profile_rows
-from memwall.savings import by_gpu
-from memwall.simulate import Schedule
-from memwall.units import duration
-from memwall.verdict import verdict
+from memwall.simulate.schedule import Schedule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

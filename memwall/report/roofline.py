@@ -9,14 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from memwall.analysis import KernelRow, kernel_rows, short_name
-from memwall.closing import Point, measured_points
-from memwall.profile import Profile
+from memwall.analysis.validation import Point, measured_points
+from memwall.record.kernels import KernelRow, kernel_rows, short_name
+from memwall.record.profile import Profile
 from memwall.report.ceilings import Roof, compute_roofs, memory_roofs
 from memwall.report.document import clean
 from memwall.report.labels import Box, Line, Placer
 from memwall.report.palette import class_color
-from memwall.simulate import Schedule
+from memwall.simulate.schedule import Schedule
 
 MAX_LABELS, LONGEST_LABEL, FONT = 12, 30, 7.5
 #: a kernel of less than this share of the time does not stretch the axes

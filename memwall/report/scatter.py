@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from memwall.accuracy import CLOSE, Row
-from memwall.errors import UsageError
+from memwall.analysis.accuracy import CLOSE, Row
+from memwall.core.errors import UsageError
 from memwall.report.document import clean
 from memwall.report.figures import picture
 

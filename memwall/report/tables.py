@@ -1,6 +1,6 @@
 """Machine-readable forms: the JSON record, CSV and Parquet, one row per kernel (not grouped) or per entry.
 
-Of a profile that was measured the rows are the measured kernels: ``memwall.closing.COLUMNS``.
+Of a profile that was measured the rows are the measured kernels: ``memwall.analysis.validation.COLUMNS``.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from memwall.analysis import kernel_module, kernel_phase, shapes_text
-from memwall.closing import COLUMNS as MEASURED_COLUMNS
-from memwall.closing import rows as measured_rows
-from memwall.closing import summary
-from memwall.compare import Comparison
-from memwall.errors import need
-from memwall.profile import Profile
+from memwall.analysis.compare import Comparison
+from memwall.analysis.savings import PolicySet, policy_sets
+from memwall.analysis.validation import COLUMNS as MEASURED_COLUMNS
+from memwall.analysis.validation import rows as measured_rows
+from memwall.analysis.validation import summary
+from memwall.analysis.whatif import Outcome
+from memwall.core.errors import need
+from memwall.perfmodel.roofline import Estimate
+from memwall.record.kernels import kernel_module, kernel_phase, shapes_text
+from memwall.record.profile import Profile
 from memwall.report.explanation import Explained, explanation_dict
 from memwall.report.fusion import is_several
-from memwall.roofline import Estimate
-from memwall.savings import PolicySet, policy_sets
-from memwall.simulate import Schedule
-from memwall.whatif import Outcome
+from memwall.simulate.schedule import Schedule
 
 #: columns of a kernel's row; seconds and bytes in base units
 KERNEL_COLUMNS = (

@@ -1,8 +1,8 @@
 """The modeled step on a clock, in whole nanoseconds: what the CPU issues, what the device runs, and what is alive.
 
-The launch queue of :mod:`memwall.simulate` is run again over the estimates, so a saved schedule has a timeline too. The
-time that a kernel waited for the CPU, which its ``overhead_s`` holds, is a gap in front of it here. Only what is alive
-needs the plan: a saved schedule of a compiler, whose plan cannot be made again, has no memory.
+The launch queue of :mod:`memwall.simulate.schedule` is run again over the estimates, so a saved schedule has a timeline
+too. The time that a kernel waited for the CPU, which its ``overhead_s`` holds, is a gap in front of it here. Only what
+is alive needs the plan: a saved schedule of a compiler, whose plan cannot be made again, has no memory.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from memwall.analysis import kernel_module, kernel_phase
-from memwall.explanation import with_plan
+from memwall.analysis.explanation import with_plan
+from memwall.core.graph import Graph
 from memwall.fusion import Plan
-from memwall.graph import Graph
-from memwall.profile import Profile
-from memwall.roofline import Estimate
-from memwall.simulate import MemoryPeak, Schedule, memory_levels
+from memwall.perfmodel.roofline import Estimate
+from memwall.record.kernels import kernel_module, kernel_phase
+from memwall.record.profile import Profile
+from memwall.simulate.schedule import MemoryPeak, Schedule, memory_levels
 
 #: a module and the numbers behind it: ``layers.0.attn`` is ``layers.0`` and ``attn``
 _STEP = re.compile(r"[^.]+(?:\.\d+(?![^.]))*")

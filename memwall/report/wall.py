@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memwall.compare import Machine
+from memwall.analysis.compare import Machine
 from memwall.report.columns import times
 from memwall.report.document import clean
 

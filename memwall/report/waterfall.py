@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from memwall.analysis.savings import LEAST_STEP, PolicySet, Waterfall, waterfall
 from memwall.report.columns import number
 from memwall.report.document import clean
 from memwall.report.palette import class_color
-from memwall.savings import LEAST_STEP, PolicySet, Waterfall, waterfall
-from memwall.simulate import Schedule
+from memwall.simulate.schedule import Schedule
 
 #: savings that have a bar of their own
 MAX_STEPS = 9

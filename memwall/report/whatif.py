@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memwall.analysis.whatif import Outcome
 from memwall.report.columns import plain_column, seconds_column, si_column, times_column
 from memwall.report.document import Section, Sentence, Table, clean, optional, table, text_column
-from memwall.whatif import Outcome
 
 NOTE = "change, ±: after less before; fuse: a module as one kernel that keeps all that lies between its ops on chip"
 #: Notes that are listed before the rest is counted.

@@ -36,7 +36,9 @@ class Interaction(nn.Module):
 class DLRM(nn.Module):
     def __init__(self):
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, WIDTH, mode="sum", sparse=True) for rows in TABLE_ROWS)
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(rows, WIDTH, mode="sum", sparse=True) for rows in TABLE_ROWS
+        )
         self.bottom = mlp(BOTTOM_MLP, last=nn.ReLU())
         self.interaction = Interaction()
         self.top = mlp(TOP_MLP, last=nn.Identity())

@@ -129,7 +129,7 @@ def test_constants_of_ones_own(run, folder):
 
 
 def test_a_fit_never_writes_over_our_files(run, folder):
-    from memwall.hardware import spec_path
+    from memwall.hardware.lookup import spec_path
 
     (folder / "t.csv").write_text(TABLE)
     result = run("accuracy", "--fit", "t.csv", "-o", str(spec_path("p4")))

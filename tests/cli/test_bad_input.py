@@ -193,7 +193,7 @@ def test_a_renderer_that_fails_leaves_no_file(run, folder, record, monkeypatch):
     render = memwall.report.render
 
     def fails_on_csv(thing, kind, **options):
-        from memwall.errors import MissingError
+        from memwall.core.errors import MissingError
 
         if kind == "csv":
             raise MissingError("no csv today")

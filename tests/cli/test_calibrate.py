@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.calibrate import run as calibration
-from memwall.graph import Pipe
-from memwall.hardware import load_gpu
+from memwall.bench.calibrate import run as calibration
+from memwall.core.graph import Pipe
+from memwall.hardware.lookup import load_gpu
 from tests.unit.test_calibrate import ANSWER, quantities
 
 

@@ -10,7 +10,7 @@ import pytest
 from memwall import __version__
 from memwall.cli import COMMANDS
 from memwall.cli.machine import DEFAULT_GPU
-from memwall.hardware import gpu_names
+from memwall.hardware.lookup import gpu_names
 
 
 def test_version_and_help(run):
@@ -139,7 +139,7 @@ def test_gpus(run, folder):
 
 
 def test_check_a_file_of_the_user(run, folder):
-    from memwall.hardware import spec_path
+    from memwall.hardware.lookup import spec_path
 
     text = spec_path("t4").read_text(encoding="utf-8")
     (folder / "mine.toml").write_text(text, encoding="utf-8")

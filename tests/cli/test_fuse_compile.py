@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from memwall.errors import MissingError
+from memwall.core.errors import MissingError
 
 FLAGS = ("--policy", "memwall", "--no-capture", "-q")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")

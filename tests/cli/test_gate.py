@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from memwall.hardware import load_gpu
-from memwall.profile import Profile
+from memwall.hardware.lookup import load_gpu
+from memwall.record.profile import Profile
 from tests.cli.conftest import ROOT, Result
 from tests.unit import gate_repo
 from tests.unit.gate_repo import REGRESSIONS, git

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import memwall
+from memwall.analysis.validation import measurements
 from memwall.cli import main
-from memwall.closing import measurements
 
 ROOT = Path(__file__).parents[2]
 MODEL = """

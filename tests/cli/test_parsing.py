@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.analysis import SORT_KEYS
 from memwall.cli import COMMANDS, group, options
 from memwall.cli.options import parse_prices, profile_options
 from memwall.cli.output import SUFFIXES, plan_outputs
 from memwall.cli.parsing import spread
-from memwall.errors import MissingError, UsageError
+from memwall.core.errors import MissingError, UsageError
+from memwall.record.kernels import SORT_KEYS
 from memwall.report import KINDS
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from memwall.profile import Profile
+from memwall.record.profile import Profile
 
 PLAIN = ("--policy", "eager", "memwall", "ideal")
 

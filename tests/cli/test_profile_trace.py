@@ -17,7 +17,7 @@ import pytest
 
 from memwall.cli.output import Messages
 from memwall.cli.trace_input import analyse_file, is_trace, profile_trace, refuse_trace
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
 from memwall.report.kineto_names import short_name
 from tests.unit.kineto_traces import Event, call, kernel, op, real_traces, write
 
@@ -277,5 +277,5 @@ def test_a_real_trace_in_a_process_of_its_own(shell: Any) -> None:
     assert result.code == 0
     assert "NVIDIA H100 80GB HBM3" in result.out
     imported = {line.rpartition("|")[2].strip() for line in result.err.splitlines() if "|" in line}
-    assert "memwall.kineto.analysis" in imported
+    assert "memwall.traces.analysis" in imported
     assert not imported & {"torch", "pandas", "matplotlib", "triton", "numpy"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memwall
-from memwall.hardware import match_device
+from memwall.hardware.lookup import match_device
 from tests.unit.test_inductor import Convolutions, Mlp, groups, squared
 
 pytestmark = [

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import memwall
-from memwall.closing import measurements
-from memwall.hardware import match_device
-from memwall.measure import measure
+from memwall.analysis.validation import measurements
+from memwall.bench.kernels import measure
+from memwall.hardware.lookup import match_device
 
 pytestmark = [
     pytest.mark.gpu,

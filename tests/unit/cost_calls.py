@@ -1,8 +1,8 @@
 """Builds calls for the cost tests without torch: every tensor lies in a storage of its own."""
 
-from memwall.cost.base import Call, Cost
-from memwall.cost.registry import cost_of
-from memwall.graph import Pipe, TensorSpec, contiguous
+from memwall.core.graph import Pipe, TensorSpec, contiguous
+from memwall.ops.base import Call, Cost
+from memwall.ops.registry import cost_of
 
 TENSOR_BF16 = Pipe("tensor", "bfloat16")
 TENSOR_FP16 = Pipe("tensor", "float16")

@@ -18,11 +18,11 @@ from torch import nn
 from torch.nn import functional
 
 import memwall
+from memwall.codegen.emit import kernel_files
 from memwall.codegen.load import load_source
-from memwall.emit import kernel_files
 from memwall.fusion import plan_graph
-from memwall.hardware import load_gpu
-from memwall.simulate import simulate
+from memwall.hardware.lookup import load_gpu
+from memwall.simulate.schedule import simulate
 
 GPU = load_gpu("h100-sxm")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memwall.cost import Cost
 from memwall.fusion import Group, Plan, eager_plan
-from memwall.profile import Profile
-from memwall.simulate import simulate
+from memwall.ops import Cost
+from memwall.record.profile import Profile
+from memwall.simulate.schedule import simulate
 from tests.unit.report_fixture import OLD, VECTOR, make_profile
 
 MIB = 1024 * 1024

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from memwall.cost import classify, graph_costs
+from memwall.core.graph import Graph, Op, Pipe, Storage, TensorSpec, Value, contiguous
 from memwall.fusion import Plan, plan_graph
-from memwall.graph import Graph, Op, Pipe, Storage, TensorSpec, Value, contiguous
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops import classify, graph_costs
 
 
 class Builder:

@@ -24,17 +24,17 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
+from memwall.bench.kernels.arena import Arena
+from memwall.bench.kernels.evaluate import NotRun
+from memwall.bench.kernels.oracle import Check, Oracle
 from memwall.codegen import Kernel, NotGenerated, generate
 from memwall.codegen.generate import generate_nests
 from memwall.codegen.load import load_source
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph
 from memwall.fusion import Group
-from memwall.fusion.flow import Flow
 from memwall.fusion.inductor.calls import Operators
-from memwall.graph import Graph
-from memwall.hardware import Gpu
-from memwall.measure.arena import Arena
-from memwall.measure.evaluate import NotRun
-from memwall.measure.oracle import Check, Oracle
+from memwall.hardware.lookup import Gpu
 from tests.unit import mutants, odd_cases, small_workloads
 
 #: of each guard band: more than a block of any kernel here

@@ -18,9 +18,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memwall.fusion import Plan, eager_plan
-from memwall.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors, Timing
-from memwall.profile import Profile
-from memwall.simulate import Schedule, simulate
+from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors, Timing
+from memwall.record.profile import Profile
+from memwall.simulate.schedule import Schedule, simulate
 from tests.unit.fused_fixture import fused_plan
 from tests.unit.report_fixture import OLD, make_profile
 

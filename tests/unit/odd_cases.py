@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import memwall
-from memwall.cost import graph_costs
+from memwall.core.flow import Flow
+from memwall.core.graph import PHASES, Graph
 from memwall.fusion import Group, plan_graph
-from memwall.fusion.flow import Flow
 from memwall.fusion.pricing import Pricer
-from memwall.graph import PHASES, Graph
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops import graph_costs
 from tests.unit.small_workloads import GPU, traced
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

@@ -1,6 +1,6 @@
 """Executes a plan symbolically: what would each op read if the kernels of the plan ran one after another?
 
-Written without :mod:`memwall.fusion.flow`. A storage is a set of cells, one for each set of elements that all views
+Written without :mod:`memwall.core.flow`. A storage is a set of cells, one for each set of elements that all views
 treat alike. In call order every op writes a token of its own to the cells of its outputs; what it reads then is the
 truth. A plan must hand every op the same tokens: from the registers of the kernel where the op that wrote last is
 computed in it, else from memory, through a value that the kernel lists among its reads, after a kernel that lists it
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from memwall.core.graph import Graph, Value
 from memwall.fusion import Group, Plan
-from memwall.graph import Graph, Value
 
 #: (storage, element)
 Cell = tuple[int, int]

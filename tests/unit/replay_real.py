@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 import memwall
-from memwall.graph import Graph
+from memwall.core.graph import Graph
 
 
 def joint_of(graph: Graph, device: str = "cpu"):

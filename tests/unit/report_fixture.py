@@ -6,12 +6,12 @@ and an op with a hostile name; one backward product per block; one fused optimiz
 
 from __future__ import annotations
 
-from memwall.cost import Cost
+from memwall.core.graph import Graph, Op, Pipe, Storage, Value, contiguous
 from memwall.fusion import eager_plan
-from memwall.graph import Graph, Op, Pipe, Storage, Value, contiguous
-from memwall.hardware import Gpu
-from memwall.profile import Profile, WorkloadInfo
-from memwall.simulate import simulate
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.record.profile import Profile, WorkloadInfo
+from memwall.simulate.schedule import simulate
 
 TENSOR, VECTOR = Pipe("tensor", "float16"), Pipe("vector", "float32")
 

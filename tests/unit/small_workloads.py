@@ -16,12 +16,12 @@ from types import ModuleType
 from typing import Any
 
 import memwall
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph, TensorSpec
 from memwall.fusion import Group, Plan, plan_graph
-from memwall.fusion.flow import Flow
 from memwall.fusion.placement import Placement
 from memwall.fusion.pricing import Pricer
-from memwall.graph import Graph, TensorSpec
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 GPU = "h100-sxm"
@@ -188,7 +188,7 @@ def traced(module: Any, inputs: Sequence[Any], mode: str = "inference", **option
 
 
 def _costs(graph: Graph) -> list[Any]:
-    from memwall.cost import graph_costs
+    from memwall.ops import graph_costs
 
     return list(graph_costs(graph))
 

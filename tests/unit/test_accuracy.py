@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.accuracy import (
+from memwall.analysis.accuracy import (  # fmt: skip
     TABLES,
     Row,
     Scored,
@@ -22,9 +22,9 @@ from memwall.accuracy import (
     score_all,
     score_files,
     spearman,
-)  # fmt: skip
-from memwall.accuracy.scores import regime
-from memwall.errors import UsageError
+)
+from memwall.analysis.accuracy.scores import regime
+from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.accuracy import render_accuracy
 from tests.unit.measured_fixture import make_measured

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from memwall.accuracy import Sample, calls
-from memwall.accuracy.boards import fit_board
-from memwall.accuracy.fit import Target, by_target, fit, with_interval
-from memwall.accuracy.predict import predicted
-from memwall.accuracy.refit import refit
-from memwall.accuracy.spec_text import Constant, number, renamed, with_tables
-from memwall.accuracy.split import halves, in_fit_half, stranger
-from memwall.errors import UsageError
-from memwall.hardware import load_gpu, read_spec, spec_path
-from memwall.work import StreamConstants
+from memwall.analysis.accuracy import Sample
+from memwall.analysis.accuracy.boards import fit_board
+from memwall.analysis.accuracy.fit import Target, by_target, fit, with_interval
+from memwall.analysis.accuracy.predict import predicted
+from memwall.analysis.accuracy.refit import refit
+from memwall.analysis.accuracy.spec_text import Constant, number, renamed, with_tables
+from memwall.analysis.accuracy.split import halves, in_fit_half, stranger
+from memwall.core.errors import UsageError
+from memwall.hardware.constants import StreamConstants
+from memwall.hardware.lookup import load_gpu, read_spec, spec_path
+from memwall.ops import table_calls as calls
 from tests.unit.measured_fixture import make_measured
 
 ROOT = Path(__file__).parents[2]

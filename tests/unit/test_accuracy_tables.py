@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.accuracy import read_measured, read_rows, read_samples, score
-from memwall.accuracy.tables.encoder import layer_costs
-from memwall.errors import UsageError
-from memwall.graph import Pipe
+from memwall.analysis.accuracy import read_measured, read_rows, read_samples, score
+from memwall.analysis.accuracy.tables.encoder import layer_costs
+from memwall.core.errors import UsageError
+from memwall.core.graph import Pipe
 from tests.unit.truth_folder import truth
 
 NEUSIGHT = "op,gpu,b,m,k,n,h,latency_ms\n"

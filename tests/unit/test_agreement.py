@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import memwall
-from memwall.agreement import agreement
-from memwall.cost import graph_costs
+from memwall.analysis.agreement import agreement
 from memwall.fusion import Plan, plan_graph
 from memwall.fusion.pricing import Pricer
+from memwall.ops import graph_costs
 from tests.unit.fusion_graphs import Builder, board
 
 PROFILES = Path(__file__).parents[2] / "profiles"

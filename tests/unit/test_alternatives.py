@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import memwall
-from memwall.alternatives import (
+from memwall.analysis.rewrites import (
     alternatives,
     attention_form,
     default_rows,
@@ -22,11 +22,11 @@ from memwall.alternatives import (
     with_chunked_loss,
     with_fused_norms,
 )
+from memwall.core.graph import Pipe
 from memwall.fusion import eager_plan
-from memwall.graph import Pipe
-from memwall.hardware import load_gpu
+from memwall.hardware.lookup import load_gpu
 from memwall.report.alternatives import alternatives_markdown, alternatives_text
-from memwall.simulate import simulate
+from memwall.simulate.schedule import simulate
 from tests.unit.truth_folder import truth
 
 ROWS, WIDTH, CLASSES = 256, 128, 1000

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from memwall import analysis
-from memwall.errors import UsageError
+from memwall.analysis.verdict import levers, replay_s, verdict
+from memwall.core.errors import UsageError
 from memwall.fusion import eager_plan
-from memwall.simulate import simulate
-from memwall.verdict import levers, replay_s, verdict
+from memwall.record import kernels as analysis
+from memwall.simulate.schedule import simulate
 from tests.unit.report_fixture import HOSTILE, NEW, OLD, VECTOR, make_gpu, make_profile
 
 US = 1e-6

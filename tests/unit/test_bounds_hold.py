@@ -7,11 +7,11 @@ import csv
 
 import pytest
 
-from memwall.cost import Call, cost_of
-from memwall.errors import UsageError
-from memwall.graph import contiguous
-from memwall.hardware import load_gpu
-from memwall.roofline import bound_s
+from memwall.core.errors import UsageError
+from memwall.core.graph import contiguous
+from memwall.hardware.lookup import load_gpu
+from memwall.ops import Call, cost_of
+from memwall.perfmodel.roofline import bound_s
 from tests.unit.truth_folder import truth
 
 

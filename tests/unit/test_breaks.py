@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from memwall.breaks import MAX_PRICED, Cut, Loss, healed, is_broken, planned, price_breaks, whole
+from memwall.analysis.breaks import MAX_PRICED, Cut, Loss, healed, is_broken, planned, price_breaks, whole
+from memwall.core.graph import Graph
 from memwall.fusion import plan_graph
-from memwall.graph import Graph
 from tests.unit.report_fixture import Builder, make_gpu
 
 GPU = make_gpu()

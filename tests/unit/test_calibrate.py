@@ -7,18 +7,18 @@ import math
 
 import pytest
 
-from memwall.accuracy import calls
-from memwall.calibrate import default_spec_path
-from memwall.calibrate.cpu_spec import cpu_spec
-from memwall.calibrate.cuda_spec import cuda_spec
-from memwall.calibrate.machine import cache_bytes, cpu_name, vendor_name
-from memwall.calibrate.run import cpu_environment
-from memwall.calibrate.sampling import Benchmark, Busy, Clocks, Quantity, machine_busy_s, measure
-from memwall.cpu_rates import KERNELS, PRODUCTS, Cpu
-from memwall.gpu import Gpu
-from memwall.graph import Pipe, contiguous
-from memwall.hardware import identity_violations, load_gpu
-from memwall.roofline import predict_cost
+from memwall.bench.calibrate import default_spec_path
+from memwall.bench.calibrate.cpu_spec import cpu_spec
+from memwall.bench.calibrate.cuda_spec import cuda_spec
+from memwall.bench.calibrate.machine import cache_bytes, cpu_name, vendor_name
+from memwall.bench.calibrate.run import cpu_environment
+from memwall.bench.calibrate.sampling import Benchmark, Busy, Clocks, Quantity, machine_busy_s, measure
+from memwall.core.graph import Pipe, contiguous
+from memwall.hardware.cpu_rates import KERNELS, PRODUCTS, Cpu
+from memwall.hardware.gpu import Gpu
+from memwall.hardware.lookup import identity_violations, load_gpu
+from memwall.ops import table_calls as calls
+from memwall.perfmodel.roofline import predict_cost
 
 # ---- sampling
 
@@ -272,7 +272,8 @@ def test_a_known_board_keeps_its_datasheet_and_gets_fractions(as_measured):
 
 
 def predicted_s(gpu, name, work):
-    """What is modeled for a benchmark of :mod:`memwall.calibrate.cuda`, as traced there: aten ops on whole tensors."""
+    """What is modeled for a benchmark of :mod:`memwall.bench.calibrate.cuda`, as traced there: aten ops on whole
+    tensors."""
     kind, _, what = name.partition(".")
     if kind == "product":
         side = contiguous((SIDE, SIDE), "float32" if what == "tf32" else what)
@@ -345,7 +346,7 @@ def test_of_an_unknown_board_the_measured_rates_are_the_peaks(as_measured):
 
 def test_there_is_a_benchmark_for_every_rate():
     torch = pytest.importorskip("torch")
-    from memwall.calibrate import benchmarks
+    from memwall.bench.calibrate import benchmarks
 
     with torch.no_grad():
         kernels = {bench.name: bench for bench in benchmarks.kernels(torch)}
@@ -364,7 +365,7 @@ def test_the_work_of_products_is_what_torch_counts():
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    from memwall.calibrate import benchmarks
+    from memwall.bench.calibrate import benchmarks
 
     small = {"l2": 1 << 18, "l3": 1 << 20}
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # torch does not count the CPU's fused attention
@@ -383,7 +384,7 @@ def test_the_work_of_products_is_what_torch_counts():
 
 def test_cold_weights_do_not_fit_the_last_cache():
     torch = pytest.importorskip("torch")
-    from memwall.calibrate import benchmarks
+    from memwall.bench.calibrate import benchmarks
 
     seen = []
     kept = torch.nn.functional.linear

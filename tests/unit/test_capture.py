@@ -14,12 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from memwall.capture import align, capture, carry, recompiles
-from memwall.cost import classify
-from memwall.fusion import EAGER
-from memwall.graph import Op
-from memwall.trace import TraceOptions, trace
-from memwall.workload import Workload, resolve
+from memwall.core.graph import EAGER, Op
+from memwall.frontend.dynamo.capture import align, capture, carry, recompiles
+from memwall.frontend.torch import TraceOptions, trace
+from memwall.frontend.workload import Workload, resolve
+from memwall.ops import classify
 
 TRAINING = TraceOptions(mode="training")
 
@@ -357,7 +356,7 @@ def test_a_failure_of_dynamos_own_is_reported(monkeypatch):
     def fail(*_):
         raise ValueError("no backend today")
 
-    monkeypatch.setattr("memwall.trace.dynamo.DynamoRun._backend", fail)
+    monkeypatch.setattr("memwall.frontend.dynamo.record.DynamoRun._backend", fail)
     graph, found = captured(Clean)
     assert found.failure is not None and "no backend today" in found.failure
     assert found.regions == (EAGER,) * len(graph.ops)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwall.closing import COLUMNS, devices, geomean, measured_points, rows, summary
-from memwall.closing.devices import ORDER, main_dtype
-from memwall.closing.pairs import Pair, Run
-from memwall.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors
-from memwall.record import BadRecord
+from memwall.analysis.validation import COLUMNS, devices, geomean, measured_points, rows, summary
+from memwall.analysis.validation.devices import ORDER, main_dtype
+from memwall.analysis.validation.pairs import Pair, Run
+from memwall.record.format import BadRecord
+from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors
 from memwall.report.roofline import MARKS
 from tests.unit.fused_fixture import MIB
 from tests.unit.measured_fixture import COPY_BYTES_PER_S, DEVICE, US, make_measured, timing

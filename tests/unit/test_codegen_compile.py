@@ -15,12 +15,12 @@ from memwall.codegen.compiling import Resources, compile_all, compile_kernel, de
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
 from memwall.codegen.occupancy import CHIPS, architecture_of, find_target, occupancy
 from memwall.codegen.planned import compiled_plan, with_config
-from memwall.cost import graph_costs
-from memwall.errors import MissingError, UsageError
+from memwall.core.errors import MissingError, UsageError
 from memwall.fusion.planner import memwall_plan
 from memwall.fusion.repeats import shorten
 from memwall.fusion.rules import work_of
-from memwall.hardware import load_gpu
+from memwall.hardware.lookup import load_gpu
+from memwall.ops import graph_costs
 from memwall.report.compiled import compiled_section
 from memwall.report.document import Document
 from memwall.report.text import to_text

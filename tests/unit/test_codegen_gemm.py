@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from memwall.codegen.compiling import compile_all
 from memwall.codegen.gemm import gemm_kernel
 from memwall.codegen.kernel import Kernel, NotGenerated
-from memwall.cost import graph_costs
 from memwall.fusion.pricing import Pricer
+from memwall.ops import graph_costs
 from tests.unit.fusion_graphs import Builder, board
 
 pytest.importorskip("triton")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memwall.codegen.index import Index, Variable, offset, ravel, unravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.lowering import locate
-from memwall.graph import TensorSpec, contiguous
+from memwall.core.graph import TensorSpec, contiguous
 
 SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=4).map(tuple)
 

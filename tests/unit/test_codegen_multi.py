@@ -14,8 +14,8 @@ import torch
 from memwall.codegen.compiling import compile_all
 from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.multi import multi_kernel
-from memwall.cost import graph_costs
 from memwall.fusion.pricing import Pricer
+from memwall.ops import graph_costs
 from tests.unit.fusion_graphs import Builder, board
 
 pytest.importorskip("triton")

@@ -9,9 +9,9 @@ from torch.nn import functional
 
 import memwall
 from memwall.codegen import NotGenerated, generate
+from memwall.core.flow import Flow
 from memwall.fusion import plan_graph
-from memwall.fusion.flow import Flow
-from memwall.hardware import load_gpu
+from memwall.hardware.lookup import load_gpu
 
 H100 = load_gpu("h100-sxm")
 

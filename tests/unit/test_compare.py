@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from memwall.compare import compare_gpus, compare_profile, compare_profiles
-from memwall.errors import UsageError
-from memwall.hardware import load_gpu
+from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles
+from memwall.core.errors import UsageError
+from memwall.hardware.lookup import load_gpu
+from memwall.record.schedules import graph_for, simulate_profile
 from memwall.report import render
-from memwall.schedules import graph_for, simulate_profile
 from tests.unit.report_fixture import NEW, OLD, make_gpu, make_profile
 
 
@@ -123,7 +123,7 @@ def test_ten_gpus_on_ten_thousand_kernels():
 
 
 def test_most_of_many_gpus_are_the_others():
-    from memwall.compare import Flip
+    from memwall.analysis.compare import Flip
     from memwall.report.comparing import _listed
 
     labels = ["a", "b", "c", "d", "e"]

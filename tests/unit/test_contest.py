@@ -17,17 +17,17 @@ from types import ModuleType
 
 import pytest
 
-from memwall.contest import Contest, Side, clocks, run_contest
-from memwall.contest import worker as contest_worker
-from memwall.contest.launch import Launch, Round
-from memwall.contest.machine import Counters, Usage, read_counters
-from memwall.contest.run import BLOCKS, Rules, hold
-from memwall.contest.side import Block
-from memwall.contest.statistics import Estimate, estimate, sign_test
-from memwall.errors import UsageError
-from memwall.measure.devices import Ready
-from memwall.measure.statistics import timing
-from memwall.measurement import Sensors
+from memwall.bench.ab import Contest, Side, clocks, run_contest
+from memwall.bench.ab import worker as contest_worker
+from memwall.bench.ab.launch import Launch, Round
+from memwall.bench.ab.machine import Counters, Usage, read_counters
+from memwall.bench.ab.run import BLOCKS, Rules, hold
+from memwall.bench.ab.side import Block
+from memwall.bench.ab.statistics import Estimate, estimate, sign_test
+from memwall.bench.kernels.devices import Ready
+from memwall.bench.kernels.statistics import timing
+from memwall.core.errors import UsageError
+from memwall.record.measurement import Sensors
 
 ROOT = Path(__file__).parents[2]
 QUIET = Usage(wall_s=0.06, capacity_s=0.12)
@@ -561,7 +561,7 @@ def inputs():
 PARENT = """\
 import sys
 from pathlib import Path
-from memwall.contest import Side, run_contest
+from memwall.bench.ab import Side, run_contest
 run_contest(Side(Path(sys.argv[1]), "models/net.py"), Side(Path(sys.argv[2]), "models/net.py"), allowed=0.05)
 """
 

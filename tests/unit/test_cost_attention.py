@@ -2,7 +2,7 @@
 
 import pytest
 
-from memwall.cost.attention import pairs_up_to
+from memwall.ops.attention import pairs_up_to
 from tests.unit.cost_calls import TENSOR_BF16, TF32, cost, expanded, spec
 
 FLASH = "aten._scaled_dot_product_flash_attention"

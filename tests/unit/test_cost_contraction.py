@@ -2,7 +2,7 @@
 
 import pytest
 
-from memwall.graph import Pipe
+from memwall.core.graph import Pipe
 from tests.unit.cost_calls import TENSOR_BF16, TENSOR_FP32, TF32, VECTOR, cost, expanded, spec
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.cost.registry import classify, graph_costs
-from memwall.graph import Graph, Op, Pipe, Storage, Value
-from memwall.hardware import load_gpu
-from memwall.roofline import predict_cost
+from memwall.core.graph import Graph, Op, Pipe, Storage, Value
+from memwall.hardware.lookup import load_gpu
+from memwall.ops.registry import classify, graph_costs
+from memwall.perfmodel.roofline import predict_cost
 from tests.unit.cost_calls import VECTOR, cost, expanded, spec
 
 

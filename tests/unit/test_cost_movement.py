@@ -2,11 +2,11 @@
 
 import pytest
 
-from memwall.cost.base import touched_bytes
-from memwall.cost.registry import classify, graph_costs
-from memwall.graph import Graph, Op, Storage, Value, contiguous
-from memwall.hardware import load_gpu
-from memwall.roofline import predict_cost
+from memwall.core.graph import Graph, Op, Storage, Value, contiguous
+from memwall.hardware.lookup import load_gpu
+from memwall.ops.base import touched_bytes
+from memwall.ops.registry import classify, graph_costs
+from memwall.perfmodel.roofline import predict_cost
 from tests.unit.cost_calls import VECTOR, cost, expanded, spec
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memwall.cost import registry
+from memwall.ops import registry
 
 torch = pytest.importorskip("torch", reason="needs torch: compares names with its operators")
 
@@ -60,8 +60,8 @@ def _record(function, *tensors):
     """The calls that a function dispatches, costed."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from memwall.cost.base import Call
-    from memwall.graph import TensorSpec
+    from memwall.core.graph import TensorSpec
+    from memwall.ops.base import Call
 
     def spec(tensor):
         return TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from memwall.hardware import load_gpu
-from memwall.roofline import predict_cost
+from memwall.hardware.lookup import load_gpu
+from memwall.perfmodel.roofline import predict_cost
 from tests.unit.cost_calls import VECTOR, cost, spec
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memwall.cost.optimizer import launches
+from memwall.ops.optimizer import launches
 from tests.unit.cost_calls import VECTOR, cost, spec
 
 CHUNK = 65536

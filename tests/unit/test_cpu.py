@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.cost import classify, graph_costs
-from memwall.cpu import KERNEL_OPS, kernel_name, kernel_time_s, product_name
-from memwall.cpu_rates import KERNELS, Cpu
+from memwall.core.graph import Pipe
 from memwall.fusion import plan_graph
-from memwall.graph import Pipe
-from memwall.simulate import simulate
+from memwall.hardware.cpu_rates import KERNELS, Cpu
+from memwall.ops import classify, graph_costs
+from memwall.perfmodel.cpu import KERNEL_OPS, kernel_name, kernel_time_s, product_name
+from memwall.simulate.schedule import simulate
 from tests.unit.fusion_graphs import Builder, board
 
 MIB = 1 << 20
@@ -182,4 +182,4 @@ def test_a_gpu_has_no_such_times():
     graph = b.graph()
     (group,) = plan_graph("eager", graph, graph_costs(graph), board()).groups
     with pytest.raises(ValueError, match="no CPU"):
-        kernel_time_s(graph, group, board(), ())
+        kernel_time_s(graph, group.op_ids, group.cost, board(), ())

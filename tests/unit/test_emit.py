@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import memwall
-from memwall.emit import check_folder, write_folder
-from memwall.errors import UsageError
+from memwall.codegen.emit import check_folder, write_folder
+from memwall.core.errors import UsageError
 from tests.unit.emitted_child import CASES, GPU, Tokens, written_out
 from tests.unit.report_fixture import HOSTILE_MODULE, make_profile
 

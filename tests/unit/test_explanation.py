@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.cost import Cost
-from memwall.errors import UsageError
-from memwall.explanation import explanations, kernels_named, trust
+from memwall.analysis.explanation import explanations, kernels_named, trust
+from memwall.core.errors import UsageError
+from memwall.core.graph import Pipe
 from memwall.fusion import eager_plan
-from memwall.graph import Pipe
-from memwall.profile import Profile
+from memwall.ops import Cost
+from memwall.ops.launches import Gemm
+from memwall.perfmodel.roofline import predict_cost
+from memwall.record.profile import Profile
 from memwall.report import render
-from memwall.roofline import predict_cost
-from memwall.simulate import simulate
-from memwall.work import Gemm
+from memwall.simulate.schedule import simulate
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 

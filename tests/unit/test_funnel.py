@@ -14,14 +14,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import memwall
-import memwall.funnel
-from memwall.cost import classify
-from memwall.errors import UsageError
-from memwall.funnel import PUBLISHED, Funnel, Level, funnel, operator_sets
-from memwall.fused import fuse
+import memwall.analysis.funnel
+from memwall.analysis.funnel import PUBLISHED, Funnel, Level, funnel, operator_sets
+from memwall.analysis.fused import fuse
+from memwall.core.errors import UsageError
+from memwall.frontend.torch import TraceOptions, trace
+from memwall.frontend.workload import Workload, resolve
+from memwall.ops import classify
 from memwall.report.funnel import funnel_figure, funnel_markdown, funnel_text
-from memwall.trace import TraceOptions, trace
-from memwall.workload import Workload, resolve
 from tests.unit.one_call import Call, meta
 
 ROOT = Path(__file__).parents[2]
@@ -82,9 +82,10 @@ def test_calls_are_counted_and_distinct_ops_once():
 
 def test_each_kind_of_call_is_decomposed_once(monkeypatch):
     decomposed = []
-    original = memwall.funnel._leaves
+    original = memwall.analysis.funnel._leaves
     monkeypatch.setattr(
-        "memwall.funnel._leaves", lambda graph, op, table: decomposed.append(op.name) or original(graph, op, table)
+        "memwall.analysis.funnel._leaves",
+        lambda graph, op, table: decomposed.append(op.name) or original(graph, op, table),
     )
     funnel(graph_of(nn.Sequential(*[nn.Linear(8, 8) for _ in range(50)]), meta(4, 8)))
     assert decomposed == ["aten.addmm"] * 2  # once for each table

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from memwall.cost import graph_costs
+from memwall.core.graph import Graph, distinct_bytes
 from memwall.fusion import Plan, plan_graph
-from memwall.graph import Graph, distinct_bytes
-from memwall.hardware import Gpu, load_gpu
-from memwall.simulate import memory_peak, simulate
+from memwall.hardware.lookup import Gpu, load_gpu
+from memwall.ops import graph_costs
+from memwall.simulate.schedule import memory_peak, simulate
 from tests.unit.fusion_graphs import Builder, moved, plan, without_cache
 from tests.unit.plan_oracle import Oracle, written_twice
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from memwall.cost import Cost
-from memwall.fusion import EAGER
+from memwall.core.graph import EAGER
 from memwall.fusion.planner import memwall_plan
 from memwall.fusion.rules import MAX_OPS, RULES
+from memwall.ops import Cost
 from tests.unit.fusion_graphs import Builder, board, groups_of, moved, plan
 
 ROWS, COLS = 4096, 1024

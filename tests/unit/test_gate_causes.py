@@ -17,7 +17,7 @@ import memwall
 from memwall.gate.causes import Side, explain, largest, top
 from memwall.gate.matching import _in_order, match_ops
 from memwall.gate.result import Cause
-from memwall.profile import Profile
+from memwall.record.profile import Profile
 
 ROWS, WIDTH = 64, 32
 #: bytes of one f32[64, 32]

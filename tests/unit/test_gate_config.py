@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
 from memwall.gate.config import DEFAULTS, GateConfig, parse_scope
 from memwall.gate.reading import expand, find_config, read_config, workload_name
-from memwall.hardware import load_gpu, spec_path
+from memwall.hardware.lookup import load_gpu, spec_path
 
 
 @pytest.fixture

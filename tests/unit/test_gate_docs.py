@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from memwall.gate.quantities import QUANTITIES
+from memwall.analysis.quantities import QUANTITIES
 from memwall.gate.reading import OPTIONS
 from memwall.report.gating import GATE_SUFFIXES
 

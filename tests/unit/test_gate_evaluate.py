@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import memwall
-from memwall.fused import CAPTURE_KEY
+from memwall.analysis.fused import CAPTURE_KEY
+from memwall.analysis.quantities import QUANTITIES
 from memwall.gate.config import GateConfig, GatedWorkload, Scope, parse_scope
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.limits import Limit, parse_limit
-from memwall.gate.quantities import QUANTITIES
 from memwall.gate.run import run_gate
-from memwall.profile import Profile
+from memwall.record.profile import Profile
 
 ROWS, WIDTH = 64, 32
 #: bytes of one f32[64, 32]
@@ -198,7 +198,7 @@ def test_where_the_memory_went_is_said(two):
 
 def captured(head: Profile, breaks: int | None, failure: str | None = None) -> Profile:
     """A profile with so many graph breaks."""
-    from memwall.capture import Break, Capture
+    from memwall.frontend.dynamo.capture import Break, Capture
 
     rows = tuple(
         Break(**{

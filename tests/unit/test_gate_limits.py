@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.errors import UsageError
+from memwall.analysis.quantities import ALIASES, QUANTITIES
+from memwall.core.errors import UsageError
 from memwall.gate.limits import find_quantity, near, parse_limit
-from memwall.gate.quantities import ALIASES, QUANTITIES
 
 BUDGETS = [
     ("time_s", "3.2 ms", 3.2e-3),

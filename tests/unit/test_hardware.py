@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwall import hardware
-from memwall.errors import UsageError
-from memwall.graph import Pipe
-from memwall.hardware import Gpu, all_gpus, gpu_names, identity_violations, load_gpu, match_device, read_spec
+from memwall.core.errors import UsageError
+from memwall.core.graph import Pipe
+from memwall.hardware import lookup as hardware
+from memwall.hardware.lookup import Gpu, all_gpus, gpu_names, identity_violations, load_gpu, match_device, read_spec
 
 NAMES = gpu_names()
 
@@ -346,11 +346,11 @@ def test_ambiguous_name_lists_its_candidates() -> None:
 
 def test_exact_name_reads_one_file_only() -> None:
     script = (
-        "import sys; from memwall import hardware as h; h.load_gpu('h100-sxm');"
+        "import sys; from memwall.hardware import lookup as h; h.load_gpu('h100-sxm');"
         "assert h._packaged.cache_info().currsize == 1;"
         "assert not {'torch', 'numpy', 'pandas', 'matplotlib', 'triton'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(hardware.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(hardware.__file__).parents[2])
 
 
 def test_specs_inside_the_package_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ def test_specs_inside_the_package_come_first(tmp_path: Path, monkeypatch: pytest
     for folder, stem in (("memwall/hardware_specs", "inside"), ("hardware_specs", "beside")):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / f"{stem}.toml").write_text(MINIMAL)
-    monkeypatch.setattr(hardware, "__file__", str(tmp_path / "memwall" / "hardware.py"))
+    monkeypatch.setattr(hardware, "__file__", str(tmp_path / "memwall" / "hardware" / "lookup.py"))
     assert list(hardware._files.__wrapped__()) == ["inside"]
     (tmp_path / "memwall/hardware_specs/inside.toml").unlink()
     assert list(hardware._files.__wrapped__()) == ["beside"]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from memwall.analysis.history import SCHEMA, Row, append, commits, committed, entries_of, entry_of, read, steps, trends
+from memwall.analysis.quantities import QUANTITIES
 from memwall.cli import main
-from memwall.errors import UsageError
-from memwall.gate.quantities import QUANTITIES
-from memwall.history import SCHEMA, Row, append, commits, committed, entries_of, entry_of, read, steps, trends
+from memwall.core.errors import UsageError
 from memwall.report.history import CSV_COLUMNS, HISTORY_KINDS, render_history
 from tests.unit.report_fixture import NEW, OLD, make_profile
 

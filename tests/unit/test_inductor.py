@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import memwall
-from memwall.errors import MissingError, UsageError
+from memwall.core.errors import MissingError, UsageError
+from memwall.core.graph import Graph, Op, Storage, Value, contiguous
 from memwall.fusion.compiled import kernels_of
 from memwall.fusion.inductor import Lowered
 from memwall.fusion.inductor.owners import Launch, own
-from memwall.graph import Graph, Op, Storage, Value, contiguous
 
 ROOT = Path(__file__).parents[2]
 

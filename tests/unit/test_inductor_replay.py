@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from memwall.core.graph import TensorSpec, contiguous
+from memwall.frontend.workload import resolve
 from memwall.fusion.inductor.views import Step, row_major_order, view_steps
-from memwall.graph import TensorSpec, contiguous
-from memwall.workload import resolve
 from tests.unit.replay_real import compare
 
 ROOT = Path(__file__).parents[2]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from memwall.hardware import load_gpu
-from memwall.kineto import board, read_trace
-from memwall.kineto.analysis import UNKNOWN, TraceAnalysis, TraceRow, analyse
-from memwall.kineto.calls import Hints, UnknownCall, list_dtype, read_call
-from memwall.kineto.costs import LINK
-from memwall.kineto.records import TracedOp
-from memwall.kineto.schemas import parse_value
-from memwall.kineto.triton import flops_per_element
+from memwall.hardware.lookup import load_gpu
+from memwall.traces import board, read_trace
+from memwall.traces.analysis import UNKNOWN, TraceAnalysis, TraceRow, analyse
+from memwall.traces.calls import Hints, UnknownCall, list_dtype, read_call
+from memwall.traces.costs import LINK
+from memwall.traces.records import TracedOp
+from memwall.traces.schemas import parse_value
+from memwall.traces.triton import flops_per_element
 from tests.unit.kineto_traces import Event, annotation, call, kernel, op, real_traces, write
 
 A100 = load_gpu("a100-80gb-sxm")  # 312 TFLOP/s float16, 2.039 TB/s, 40 MiB of L2 at 7.22 TB/s
@@ -627,7 +627,7 @@ def recorded(event: dict[str, Any]) -> TracedOp:
 
 
 def as_specs(shapes: list[tuple[tuple[int, ...], str]]) -> list[Any]:
-    from memwall.graph import contiguous
+    from memwall.core.graph import contiguous
 
     return [contiguous(shape, dtype) for shape, dtype in shapes]
 

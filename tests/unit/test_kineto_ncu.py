@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from memwall.errors import UsageError
-from memwall.kineto import join_ncu, read_ncu_csv, read_trace
-from memwall.kineto.ncu import function_name
+from memwall.core.errors import UsageError
+from memwall.traces import join_ncu, read_ncu_csv, read_trace
+from memwall.traces.ncu import function_name
 from tests.unit.kineto_traces import call, kernel, op, write
 
 LAUNCH = (

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from memwall.errors import UsageError
-from memwall.kineto import board, outer_op, read_trace, stream
-from memwall.kineto.fields import is_communication
-from memwall.kineto.frames import user_frame
+from memwall.core.errors import UsageError
+from memwall.traces import board, outer_op, read_trace, stream
+from memwall.traces.fields import is_communication
+from memwall.traces.frames import user_frame
 from tests.unit.kineto_traces import annotation, call, frame, kernel, op, real_traces, write
 
 TRACES = real_traces()

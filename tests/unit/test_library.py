@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import memwall
-from memwall.compare import compare_gpus, compare_profile
-from memwall.errors import UsageError
+from memwall.analysis.compare import compare_gpus, compare_profile
+from memwall.core.errors import UsageError
 from memwall.report.tables import KERNEL_COLUMNS, comparison_csv, profile_csv
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
@@ -39,7 +39,7 @@ def test_nothing_else_is_public():
 
 def public_functions():
     """(name, function): the public functions, and the public methods and properties of the public classes."""
-    from memwall import tracing
+    from memwall import pipeline as tracing
 
     yield "trace", tracing.trace
     for name in memwall.__all__:
@@ -133,9 +133,10 @@ def test_a_users_script_is_checked_through_the_lazy_names(tmp_path):
     )  # fmt: skip
     revealed = re.findall(r'Revealed type is "(?:builtins\.)?([\w.]+)', done.stdout)
     assert revealed[:4] == [
-        "memwall.profile.Profile", "memwall.profile.Profile", "memwall.compare.Comparison", "memwall.gpu.Gpu",
+        "memwall.record.profile.Profile", "memwall.record.profile.Profile", "memwall.analysis.compare.Comparison",
+        "memwall.hardware.gpu.Gpu",
     ], done.stdout + done.stderr  # fmt: skip
-    assert revealed[-1] == "memwall.profile.Profile"
+    assert revealed[-1] == "memwall.record.profile.Profile"
     errors = re.findall(r"^script\.py:(\d+): error: .*\[([\w-]+)\]", done.stdout, re.MULTILINE)
     assert [kind for _, kind in errors] == ["call-arg", "attr-defined", "arg-type", "assignment"], done.stdout
 

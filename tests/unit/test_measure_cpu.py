@@ -15,19 +15,19 @@ import pytest
 import torch
 
 import memwall
-from memwall.closing import measurements
-from memwall.errors import MissingError, UsageError
+from memwall.analysis.validation import measurements
+from memwall.bench.kernels import Crew, measure
+from memwall.bench.kernels.campaign import Campaign, Limits
+from memwall.bench.kernels.cpu import Cpu
+from memwall.bench.kernels.executors import Builder, Built
+from memwall.bench.kernels.jobs import plan_work
+from memwall.bench.kernels.oracle import Oracle
+from memwall.bench.kernels.proof import prove
+from memwall.bench.kernels.run import device_spec
+from memwall.core.errors import MissingError, UsageError
+from memwall.core.flow import Flow
 from memwall.fusion import Group, plan_graph
-from memwall.fusion.flow import Flow
-from memwall.measure import Crew, measure
-from memwall.measure.campaign import Campaign, Limits
-from memwall.measure.cpu import Cpu
-from memwall.measure.executors import Builder, Built
-from memwall.measure.jobs import plan_work
-from memwall.measure.oracle import Oracle
-from memwall.measure.proof import prove
-from memwall.measure.run import device_spec
-from memwall.measurement import Sensors
+from memwall.record.measurement import Sensors
 
 ROOT = Path(__file__).parents[2]
 PLANTED = str(Path(__file__).with_name("planted.py"))

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from memwall.measure.cuda import QUEUED, SETTLING, WARM_UP, Cuda
-from memwall.measure.devices import Ready
-from memwall.measure.uploads import Uploads, _captures, capturing, put_off
-from memwall.measurement import Sensors
+from memwall.bench.kernels.cuda import QUEUED, SETTLING, WARM_UP, Cuda
+from memwall.bench.kernels.devices import Ready
+from memwall.bench.kernels.uploads import Uploads, _captures, capturing, put_off
+from memwall.record.measurement import Sensors
 
 
 class FakeTorch:
@@ -106,7 +106,7 @@ def test_a_block_holds_no_more_slow_calls_than_its_budget(monkeypatch, budget_s,
     """Calls of 2 s: the two that settle take 4 s of the budget."""
     fake = FakeTorch()
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("memwall.measure.cuda.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("memwall.bench.kernels.cuda.time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def slow():
         fake.call()

@@ -18,11 +18,11 @@ CHILD = '''
 import dataclasses, json, sys
 from pathlib import Path
 import torch, memwall
-import memwall.measure.session as sessions
-from memwall.measure.executors import Builder
-from memwall.measure.jobs import plan_work
-from memwall.measure.messages import Run, Setup
-from memwall.measure.session import Session
+import memwall.bench.kernels.session as sessions
+from memwall.bench.kernels.executors import Builder
+from memwall.bench.kernels.jobs import plan_work
+from memwall.bench.kernels.messages import Run, Setup
+from memwall.bench.kernels.session import Session
 
 class Norm(torch.nn.Module):
     def __init__(self):

@@ -14,24 +14,24 @@ import pytest
 import torch
 
 import memwall
+from memwall.bench.kernels.autotune import Choices, cache_folder, choose
+from memwall.bench.kernels.campaign import ROUNDS, Campaign, Limits, Result, share
+from memwall.bench.kernels.compiler import need_compiler
+from memwall.bench.kernels.cpu import Cpu, cache_bytes
+from memwall.bench.kernels.devices import Ready
+from memwall.bench.kernels.executors import Built
+from memwall.bench.kernels.jobs import plan_work
+from memwall.bench.kernels.messages import Ran, Run
+from memwall.bench.kernels.sensors import Nvml, in_doubt, merged, open_nvml
+from memwall.bench.kernels.statistics import tail_rank, timing
+from memwall.bench.kernels.worker import _answer, failure
+from memwall.bench.kernels.workers import Worker, WorkerFailed, worker_environment
 from memwall.codegen import NotGenerated
 from memwall.codegen.load import source_hash
-from memwall.errors import MissingError, UsageError
-from memwall.measure.autotune import Choices, cache_folder, choose
-from memwall.measure.campaign import ROUNDS, Campaign, Limits, Result, share
-from memwall.measure.compiler import need_compiler
-from memwall.measure.cpu import Cpu, cache_bytes
-from memwall.measure.devices import Ready
-from memwall.measure.executors import Built
-from memwall.measure.jobs import plan_work
-from memwall.measure.messages import Ran, Run
-from memwall.measure.sensors import Nvml, in_doubt, merged, open_nvml
-from memwall.measure.statistics import tail_rank, timing
-from memwall.measure.worker import _answer, failure
-from memwall.measure.workers import Worker, WorkerFailed, worker_environment
-from memwall.measurement import Sensors
-from memwall.utilization import constants
-from memwall.work import StreamConstants
+from memwall.core.errors import MissingError, UsageError
+from memwall.hardware.constants import StreamConstants
+from memwall.perfmodel.families import constants
+from memwall.record.measurement import Sensors
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,7 +196,7 @@ def test_a_board_that_nobody_can_ask_says_so_and_is_not_in_doubt():
 
 
 def test_the_workers_of_one_parent_are_a_family():
-    code = "from memwall.measure.sensors import family; import os; print(os.getpid(), *family()); input()"
+    code = "from memwall.bench.kernels.sensors import family; import os; print(os.getpid(), *family()); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     first, second = (subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2))
     own, *known = map(int, second.stdout.readline().split())

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from memwall.accuracy import read_rows
-from memwall.closing import COLUMNS
-from memwall.errors import MissingError
-from memwall.hardware import load_gpu
-from memwall.measure import Interrupted
+from memwall.analysis.accuracy import read_rows
+from memwall.analysis.validation import COLUMNS
+from memwall.bench.kernels import Interrupted
+from memwall.core.errors import MissingError
+from memwall.hardware.lookup import load_gpu
 from reports import measured_report
 from reports.measured_report import Report, main, measure_all
 from tests.unit.measured_fixture import make_measured

@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from memwall.bench.kernels.arena import Arena
+from memwall.bench.kernels.evaluate import NotRun
+from memwall.bench.kernels.oracle import Oracle
+from memwall.bench.kernels.philox import philox, uniform
 from memwall.codegen import Kernel
 from memwall.fusion import Group
 from memwall.fusion.pricing import Pricer
-from memwall.hardware import load_gpu
-from memwall.measure.arena import Arena
-from memwall.measure.evaluate import NotRun
-from memwall.measure.oracle import Oracle
-from memwall.measure.philox import philox, uniform
+from memwall.hardware.lookup import load_gpu
 from tests.unit import interpreted, small_workloads
 from tests.unit.fusion_graphs import Builder
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.accuracy import calls
-from memwall.cost import Cost
+from memwall.core.graph import Pipe
 from memwall.fusion.works import with_works
-from memwall.graph import Pipe
-from memwall.hardware import inherit, load_gpu
+from memwall.hardware.lookup import inherit, load_gpu
+from memwall.ops import Cost
+from memwall.ops import table_calls as calls
+from memwall.ops.launches import Gemm, Plain, Stream
+from memwall.perfmodel.families import explain, predict
+from memwall.perfmodel.roofline import launches_of, predict_cost
 from memwall.pipeline import resimulate
-from memwall.roofline import launches_of, predict_cost
-from memwall.utilization import explain, predict
-from memwall.work import Gemm, Plain, Stream
 from tests.unit.report_fixture import make_gpu, make_profile
 
 TENSOR = Pipe("tensor", "float16")

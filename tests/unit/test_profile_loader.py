@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from memwall.errors import UsageError
-from memwall.profile import Profile
+from memwall.core.errors import UsageError
+from memwall.record.profile import Profile
 from tests.unit.report_fixture import make_profile
 
 RECORD = make_profile().to_dict()

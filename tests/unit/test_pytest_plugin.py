@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from memwall.errors import UsageError
-from memwall.pytest_plugin import assert_bound
+from memwall.core.errors import UsageError
+from memwall.gate.pytest_plugin import assert_bound
 from tests.unit.report_fixture import OLD, make_profile
 
 pytest_plugins = "pytester"
@@ -45,11 +45,11 @@ def warm():
     """Everything is imported before a session that forgets what it imported: torch can be imported but once."""
     import torch
 
-    import memwall.expectations
+    import memwall.gate.expectations
 
     linear, inputs = torch.nn.Linear(4, 4), (torch.zeros(2, 4),)
     made = memwall.profile(linear, inputs, policy=["eager", "ideal"])
-    assert memwall.expectations.with_capture(made, linear, inputs, {}).simulations
+    assert memwall.gate.expectations.with_capture(made, linear, inputs, {}).simulations
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_broken(memwall):
 
 
 def test_a_quantity_that_is_not_known_fails(run, monkeypatch):
-    from memwall.gate import quantities
+    from memwall.analysis import quantities
 
     known = quantities.QUANTITIES["mbu"]
     monkeypatch.setitem(
@@ -338,11 +338,13 @@ def test_a_session_that_does_not_use_it_imports_nothing_for_it(entry_point):
     code = (
         "import sys, pytest\n"
         "before = set(sys.modules)\n"
-        "import memwall.pytest_plugin\n"
+        "import memwall.gate.pytest_plugin\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["memwall", "memwall._version", "memwall.pytest_plugin"]
+    assert done.stdout.split() == [
+        "memwall", "memwall.core", "memwall.core.version", "memwall.gate", "memwall.gate.pytest_plugin",
+    ]  # fmt: skip
 
 
 # -- assert_bound ------------------------------------------------------------------------------------------------------

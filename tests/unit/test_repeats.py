@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import memwall
-from memwall.cost import graph_costs
+from memwall.core.graph import Graph, Op, Storage, Value, contiguous
 from memwall.fusion.repeats import shorten
-from memwall.graph import Graph, Op, Storage, Value, contiguous
+from memwall.ops import graph_costs
 
 ROOT = Path(__file__).parents[2]
 POINTWISE = ("elementwise", "normalization", "reduction", "movement")

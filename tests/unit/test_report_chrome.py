@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from memwall.cpu_rates import Cpu
+from memwall.core.graph import Graph
 from memwall.fusion import plan_graph
-from memwall.graph import Graph
-from memwall.profile import Profile
+from memwall.hardware.cpu_rates import Cpu
+from memwall.record.profile import Profile
 from memwall.report import render
 from memwall.report.timeline import timeline
-from memwall.simulate import MemoryPeak, memory_levels, memory_peak, simulate
+from memwall.simulate.schedule import MemoryPeak, memory_levels, memory_peak, simulate
 from tests.unit.report_fixture import HOSTILE, HOSTILE_MODULE, NEW, OLD, Builder, make_gpu, make_profile
 from tests.unit.timeline_fixture import POLICIES, SLOW_CPU, several, with_source
 

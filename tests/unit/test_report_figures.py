@@ -7,9 +7,9 @@ from itertools import combinations
 
 import pytest
 
-from memwall.compare import compare_gpus, compare_profile
-from memwall.errors import UsageError
-from memwall.hardware import load_gpu
+from memwall.analysis.compare import compare_gpus, compare_profile
+from memwall.core.errors import UsageError
+from memwall.hardware.lookup import load_gpu
 from memwall.report import render
 from memwall.report.ceilings import compute_roofs, memory_roofs
 from memwall.report.figures import FLAGSHIPS, class_shares_figure, memory_wall_figure, roofline_figure

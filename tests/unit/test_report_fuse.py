@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from memwall.capture import Break, Capture, Guard, PartialGraph, Recompile
-from memwall.errors import UsageError
-from memwall.fused import CAPTURE_KEY, capture_of, fuse, refused_by_rule
+from memwall.analysis.fused import CAPTURE_KEY, capture_of, fuse, refused_by_rule
+from memwall.analysis.whatif import parse_change
+from memwall.core.errors import UsageError
+from memwall.frontend.dynamo.capture import Break, Capture, Guard, PartialGraph, Recompile
 from memwall.fusion import Plan, Refusal
 from memwall.report.fuse import render_fused
-from memwall.whatif import parse_change
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 POLICIES = ("eager", "memwall", "ideal")

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.errors import UsageError
+from memwall.analysis.savings import Missed, Step, Waterfall
+from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.document import Document
 from memwall.report.figures import waterfall_figure
 from memwall.report.fusion import cut_name, fusion_sections, missed_table
 from memwall.report.text import to_text
 from memwall.report.waterfall import axis_start_s, bars, label, time_unit
-from memwall.savings import Missed, Step, Waterfall
 from tests.unit.fused_fixture import MIB, make_fused
 from tests.unit.report_fixture import NEW, OLD, make_profile
 

@@ -18,10 +18,10 @@ import pytest
 import xmlschema
 from markdown_it import MarkdownIt
 
-from memwall.errors import UsageError
+from memwall.analysis.numbers import apart, change_text
+from memwall.core.errors import UsageError
 from memwall.gate.result import Cause, GateResult, Problem
 from memwall.report.gating import GATE_KINDS, GATE_SUFFIXES, render_gate
-from memwall.report.gating.numbers import apart, change_text
 from memwall.report.gating.places import fingerprints, place_of, source_place, target_place
 from memwall.report.gating.wording import counts, name, sentence, subject
 from tests.unit import gate_fixture as fixture

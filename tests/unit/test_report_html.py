@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from memwall.compare import compare_gpus, compare_profile
+from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.report import render
 from memwall.report.html import MAX_ROWS, embed
 from tests.unit.report_fixture import NEW, OLD, make_profile

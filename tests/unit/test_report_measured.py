@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memwall.closing import COLUMNS
-from memwall.errors import UsageError
-from memwall.profile import Profile
+from memwall.analysis.validation import COLUMNS
+from memwall.core.errors import UsageError
+from memwall.record.profile import Profile
 from memwall.report import render
 from memwall.report.figures import roofline_figure
 from memwall.report.measured import measured_markdown, render_measured

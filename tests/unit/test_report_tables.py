@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from memwall.compare import compare_gpus, compare_profile
-from memwall.errors import MissingError
-from memwall.profile import Profile
+from memwall.analysis.compare import compare_gpus, compare_profile
+from memwall.core.errors import MissingError
+from memwall.record.profile import Profile
 from memwall.report import KINDS, render
 from memwall.report.tables import KERNEL_COLUMNS
 from tests.unit.report_fixture import HOSTILE, NEW, OLD, make_profile

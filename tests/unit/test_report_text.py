@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from memwall.compare import compare_gpus, compare_profile, compare_profiles
-from memwall.errors import UsageError
-from memwall.hardware import all_gpus, load_gpu
+from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles
+from memwall.core.errors import UsageError
+from memwall.hardware.lookup import all_gpus, load_gpu
 from memwall.report import render
 from memwall.report.columns import number, seconds_column, si_column, times
 from memwall.report.document import Column, Table, clean

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from memwall.analysis.savings import group_name, group_savings, missed_fusions, module_savings, policy_sets, waterfall
 from memwall.fusion import Group, Plan, Refusal, eager_plan
-from memwall.savings import group_name, group_savings, missed_fusions, module_savings, policy_sets, waterfall
 from tests.unit.fused_fixture import MIB, make_fused
 from tests.unit.report_fixture import NEW, OLD, make_profile
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from memwall.cost import Cost
+from memwall.core.graph import Graph, Op, Pipe, Storage, Value, contiguous
 from memwall.fusion import eager_plan
-from memwall.graph import Graph, Op, Pipe, Storage, Value, contiguous
-from memwall.hardware import Gpu
-from memwall.simulate import memory_peak, reuse_distances, simulate
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.simulate.schedule import memory_peak, reuse_distances, simulate
 
 FP16 = Pipe("tensor", "float16")
 

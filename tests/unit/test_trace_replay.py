@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from memwall.cost import classify
-from memwall.trace import TraceOptions, trace
-from memwall.workload import Workload, resolve
+from memwall.frontend.torch import TraceOptions, trace
+from memwall.frontend.workload import Workload, resolve
+from memwall.ops import classify
 
 
 def both(workload, mode="training", **options):

@@ -6,12 +6,13 @@ from statistics import median
 
 import pytest
 
-from memwall.graph import Pipe
-from memwall.hardware import load_gpu
-from memwall.roofline import launch_floor_s
-from memwall.utilization import constants, explain, predict
-from memwall.utilization.attention import predict as terms_of
-from memwall.work import Attention, AttentionConstants
+from memwall.core.graph import Pipe
+from memwall.hardware.constants import AttentionConstants
+from memwall.hardware.lookup import load_gpu
+from memwall.ops.launches import Attention
+from memwall.perfmodel.attention import predict as terms_of
+from memwall.perfmodel.families import constants, explain, predict
+from memwall.perfmodel.roofline import launch_floor_s
 from tests.unit.cost_calls import cost, spec
 from tests.unit.truth_folder import truth
 

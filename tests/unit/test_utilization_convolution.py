@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.accuracy.predict import model_rows
-from memwall.accuracy.reading import read_samples
-from memwall.accuracy.split import in_fit_half
-from memwall.graph import Pipe
-from memwall.hardware import load_gpu
-from memwall.utilization import explain, predict
-from memwall.work import Convolution, Stream
+from memwall.analysis.accuracy.predict import model_rows
+from memwall.analysis.accuracy.reading import read_samples
+from memwall.analysis.accuracy.split import in_fit_half
+from memwall.core.graph import Pipe
+from memwall.hardware.lookup import load_gpu
+from memwall.ops.launches import Convolution, Stream
+from memwall.perfmodel.families import explain, predict
 from tests.unit.cost_calls import cost, spec
 from tests.unit.truth_folder import truth
 

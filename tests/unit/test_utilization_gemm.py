@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.graph import Pipe
-from memwall.hardware import load_gpu
-from memwall.utilization import constants, explain, predict
-from memwall.utilization.gemm import explain as explain_with
-from memwall.utilization.gemm import predict as predict_with
-from memwall.work import Gemm, GemmConstants, Stream, VectorGemm
+from memwall.core.graph import Pipe
+from memwall.hardware.constants import GemmConstants
+from memwall.hardware.lookup import load_gpu
+from memwall.ops.launches import Gemm, Stream, VectorGemm
+from memwall.perfmodel.families import constants, explain, predict
+from memwall.perfmodel.gemm import explain as explain_with
+from memwall.perfmodel.gemm import predict as predict_with
 from tests.unit.cost_calls import cost, spec
 from tests.unit.truth_folder import truth
 

@@ -11,13 +11,14 @@ from statistics import fmean
 
 import pytest
 
-from memwall.accuracy.split import stranger
-from memwall.graph import Pipe
-from memwall.hardware import Gpu, load_gpu
-from memwall.utilization import Terms, constants, explain, predict
-from memwall.utilization.gemm_vector import sustained
-from memwall.utilization.launch import call_s
-from memwall.work import VectorGemm, VectorGemmConstants
+from memwall.analysis.accuracy.split import stranger
+from memwall.core.graph import Pipe
+from memwall.hardware.constants import VectorGemmConstants
+from memwall.hardware.lookup import Gpu, load_gpu
+from memwall.ops.launches import VectorGemm
+from memwall.perfmodel.families import Terms, constants, explain, predict
+from memwall.perfmodel.gemm_vector import sustained
+from memwall.perfmodel.launch import call_s
 from tests.unit.truth_folder import truth
 
 PIPE = Pipe("tensor", "float32")

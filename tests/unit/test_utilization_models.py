@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from memwall.cost import Call
-from memwall.cost.registry import cost_of
-from memwall.graph import TensorSpec, contiguous
-from memwall.hardware import load_gpu
-from memwall.roofline import launches_of, predict_cost
-from memwall.utilization import explain, predict
-from memwall.utilization.stream import round_trip_s, steps_s
-from memwall.work import Rows, Stream
+from memwall.core.graph import TensorSpec, contiguous
+from memwall.hardware.lookup import load_gpu
+from memwall.ops import Call
+from memwall.ops.launches import Rows, Stream
+from memwall.ops.registry import cost_of
+from memwall.perfmodel.families import explain, predict
+from memwall.perfmodel.roofline import launches_of, predict_cost
+from memwall.perfmodel.stream import round_trip_s, steps_s
 
 H100, L40S, A100 = load_gpu("h100-sxm"), load_gpu("l40s"), load_gpu("a100-80gb-sxm")
 EVERY = [H100, L40S, A100, *map(load_gpu, ("v100-sxm2-32gb", "t4", "b200", "mi300x", "rtx-4090", "p4"))]

@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.accuracy import calls
-from memwall.graph import contiguous
-from memwall.hardware import load_gpu
-from memwall.utilization import explain, predict
-from memwall.utilization.launch import call_s, way_of
-from memwall.utilization.memory import L2_REACHED, kept_share, traffic_s
-from memwall.utilization.rows import missed_share
-from memwall.utilization.rows import predict as predict_rows
-from memwall.utilization.stream import fraction, triad_fraction
-from memwall.work import LaunchConstants, Rows, RowsConstants, Stream, StreamConstants
+from memwall.core.graph import contiguous
+from memwall.hardware.constants import LaunchConstants, RowsConstants, StreamConstants
+from memwall.hardware.lookup import load_gpu
+from memwall.ops import table_calls as calls
+from memwall.ops.launches import Rows, Stream
+from memwall.perfmodel.families import explain, predict
+from memwall.perfmodel.launch import call_s, way_of
+from memwall.perfmodel.memory import L2_REACHED, kept_share, traffic_s
+from memwall.perfmodel.rows import missed_share
+from memwall.perfmodel.rows import predict as predict_rows
+from memwall.perfmodel.stream import fraction, triad_fraction
 from tests.unit.truth_folder import truth
 
 A100 = load_gpu("a100-40gb-pcie")

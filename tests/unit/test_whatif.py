@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.errors import UsageError
+from memwall.analysis.whatif import FuseChange, GpuChange, parse_change, what_if
+from memwall.core.errors import UsageError
+from memwall.core.graph import Graph
 from memwall.fusion import eager_plan, plan_graph
 from memwall.fusion.by_hand import fuse_by_hand, modules_of
-from memwall.graph import Graph
-from memwall.profile import Profile, WorkloadInfo
-from memwall.simulate import simulate
-from memwall.whatif import FuseChange, GpuChange, parse_change, what_if
+from memwall.record.profile import Profile, WorkloadInfo
+from memwall.simulate.schedule import simulate
 from tests.unit.report_fixture import TENSOR, VECTOR, Builder, make_gpu
 
 GPU = make_gpu()

@@ -10,9 +10,9 @@ from textwrap import dedent
 import pytest
 import torch
 
-from memwall.errors import UsageError
-from memwall.workload import Workload, is_target, resolve
-from memwall.workload.target import Parts, split_target
+from memwall.core.errors import UsageError
+from memwall.frontend.workload import Workload, is_target, resolve
+from memwall.frontend.workload.target import Parts, split_target
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +50,7 @@ FUNCTIONS = """
 
 
 def test_importing_workload_imports_no_torch():
-    code = "import sys, memwall.workload; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, memwall.frontend.workload; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -316,7 +316,7 @@ def test_the_reference_workloads_resolve(path):
 
 
 def test_a_message_whose_first_line_promises_a_second():
-    from memwall.workload.blame import first_line
+    from memwall.frontend.workload.blame import first_line
 
     assert first_line(ValueError("\nnot valid for 'x':\n  ValueError: 255 is odd\nmore")) == (
         "not valid for 'x': ValueError: 255 is odd"

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from memwall.errors import MissingError, UsageError
-from memwall.workload import resolve
+from memwall.core.errors import MissingError, UsageError
+from memwall.frontend.workload import resolve
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 

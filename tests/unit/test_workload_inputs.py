@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwall.errors import UsageError
-from memwall.workload.inputs import InputSpec, input_builder, make_tensor, parse_input
+from memwall.core.errors import UsageError
+from memwall.frontend.workload.inputs import InputSpec, input_builder, make_tensor, parse_input
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memwall.fusion import plan_graph
-from memwall.simulate import simulate
+from memwall.simulate.schedule import simulate
 from tests.unit.report_fixture import NEW, make_gpu, make_profile
 
 #: its CPU needs 30 us to issue an op of the forward pass

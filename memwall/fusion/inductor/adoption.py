@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from torch.fx import GraphModule, Node
 
+from memwall.core.graph import Graph
 from memwall.fusion.inductor.tags import ALSO, OP, RESULT, op_of, ops_of, users_behind_views
-from memwall.graph import Graph
 
 
 def adopt(graph: Graph, module: GraphModule, op_ids: Iterable[int]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from memwall.graph import Graph, Op, TensorSpec
-from memwall.trace.signatures import Signature, signature_of
+from memwall.core.graph import Graph, Op, TensorSpec
+from memwall.ops.signatures import Signature, signature_of
 
 #: Ops as traced -> the form that a compiler sees: running statistics are written, and the schema says so.
 _LEGIT_BATCH_NORM = "aten._native_batch_norm_legit"

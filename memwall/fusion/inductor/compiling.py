@@ -26,8 +26,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
+from memwall.frontend.torch.cuda_forms import _ATTENTION, choose_attention
 from memwall.fusion.inductor.replay import Joint
-from memwall.trace.cuda_forms import _ATTENTION, choose_attention
 
 Read = TypeVar("Read")
 

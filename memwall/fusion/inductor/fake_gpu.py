@@ -16,9 +16,9 @@ from unittest.mock import patch
 
 import torch
 
-from memwall.errors import UsageError
-from memwall.graph import Pipe
-from memwall.hardware import Gpu, match_device
+from memwall.core.errors import UsageError
+from memwall.core.graph import Pipe
+from memwall.hardware.lookup import Gpu, match_device
 
 
 class _Limits(NamedTuple):

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memwall.cost import classify
-from memwall.errors import MemwallError, MissingError, UsageError, need
+from memwall.core.errors import MemwallError, MissingError, UsageError, need
+from memwall.core.graph import Graph, Op
 from memwall.fusion.inductor.owners import Launch, own
 from memwall.fusion.inductor.scope import scope_of
 from memwall.fusion.inductor.types import Lowered, LoweredKernel
 from memwall.fusion.inductor.written_out import note_on
-from memwall.graph import Graph, Op
-from memwall.hardware import Gpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops import classify
 
 #: Region number of an op that runs eagerly, between compiled regions.
 EAGER = -1

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memwall.graph import TensorSpec
+from memwall.core.graph import TensorSpec
 
 
 class Opaque:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from memwall.core.graph import Graph
 from memwall.fusion.inductor.types import LoweredKernel, total
-from memwall.graph import Graph
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from torch.fx import GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from memwall.core.graph import Graph, Op
 from memwall.fusion.inductor.calls import NoOperator, Operators, arguments_of
 from memwall.fusion.inductor.opaque import Opaque
 from memwall.fusion.inductor.scope import Feed, Scope
 from memwall.fusion.inductor.storages import Storages, empty
 from memwall.fusion.inductor.tags import OP, mark_results, op_of
-from memwall.graph import Graph, Op
 
 _ATEN: Any = torch.ops.aten
 

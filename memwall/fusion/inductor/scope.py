@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from memwall.core.graph import Graph, Op, TensorSpec, Value, contiguous
 from memwall.fusion.inductor.views import row_major_order
-from memwall.graph import Graph, Op, TensorSpec, Value, contiguous
 
 #: Roles of storages that exist before the step.
 PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))

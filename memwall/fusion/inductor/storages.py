@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from memwall.core.graph import Graph, TensorSpec
 from memwall.fusion.inductor.calls import dtype_of
 from memwall.fusion.inductor.views import Step, view_steps
-from memwall.graph import Graph, TensorSpec
 
 
 class Storages:

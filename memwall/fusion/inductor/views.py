@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from memwall.graph import TensorSpec
+from memwall.core.graph import TensorSpec
 
 
 class Step(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from memwall.graph import Graph, Op
+from memwall.core.graph import Graph, Op
 
 #: Classes of what may stand between a product and the softmax: a scale, a mask, a dropout, a copy.
 _BETWEEN = frozenset(("elementwise", "dropout", "movement"))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from memwall.errors import UsageError
+from memwall.core.errors import UsageError
 from memwall.gate.result import GateResult
 
 __all__ = ["GATE_KINDS", "GATE_SUFFIXES", "render_gate"]

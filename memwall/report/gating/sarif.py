@@ -10,7 +10,7 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from memwall.gate.quantities import QUANTITIES
+from memwall.analysis.quantities import QUANTITIES
 from memwall.gate.result import Check, GateResult, Problem
 from memwall.report.gating.findings import findings_of, message_of, rule_of
 from memwall.report.gating.gitlab import CONFIG

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memwall.analysis.numbers import NO_CHANGE, apart, change_text, signed, unit_of
 from memwall.gate.result import Baseline, Cause, Check, GateResult, Problem
 from memwall.report.document import clean
-from memwall.report.gating.numbers import NO_CHANGE, apart, change_text, signed, unit_of
 
 NAME = "memwall gate"
 

@@ -1,0 +1,304 @@
+"""Constants of a family on one GPU, fitted to the samples whose time they decide.
+
+What is made small is the mean of ``|log(modeled / measured)|`` over at most :data:`MOST` samples of the fit half, by
+Nelder-Mead from the present values, within the range that each constant states. The rest of a sample's time (other
+launches, floors) stays as it is. The other half is looked at for the scores alone.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple, cast
+
+from memwall.analysis.accuracy.samples import Sample
+from memwall.analysis.accuracy.scores import percentile
+from memwall.analysis.accuracy.split import halves
+from memwall.core.errors import need
+from memwall.hardware.constants import CONSTANTS, Constants, LaunchConstants
+from memwall.hardware.lookup import Gpu
+from memwall.ops.launches import Work
+from memwall.perfmodel.families import MODELS, as_run, constants
+from memwall.perfmodel.launch import call_s
+from memwall.perfmodel.memory import kept_share
+from memwall.perfmodel.roofline import bound_s, launch_floor_s, works_of
+
+#: samples that one fit looks at, and times that it may compute them all for each constant
+MOST, TRIES = 600, 40
+#: fewer samples in a half are no fit
+LEAST = 8
+SEED = 20200701
+#: a data set's shortest time is a floor if it is no more than so many launches back to back; a call takes up to 40
+_LONGEST_FLOOR = 50
+#: kept out of the search: they follow from the residuals
+INTERVAL = ("interval_low", "interval_high")
+
+
+class Target(NamedTuple):
+    """A table of constants on a board."""
+
+    gpu: str
+    family: str
+    variant: str
+
+    @property
+    def table(self) -> str:
+        """As its GPU's file calls it."""
+        return f"utilization.{self.family}.{self.variant}"
+
+
+class Score(NamedTuple):
+    """Mean and median of ``|modeled / measured - 1|``, and its mean with its sign."""
+
+    mape: float
+    median: float
+    bias: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a fit found; scores are on the half that it did not see."""
+
+    target: Target
+    values: Mapping[str, float]
+    #: what the constants were before
+    start: Mapping[str, float]
+    before: Score
+    after: Score
+    fitted: int
+    held_out: int
+    #: share of the held-out samples inside the interval
+    coverage: float
+    datasets: tuple[str, ...]
+
+
+class _Part(NamedTuple):
+    """One sample as a function of the constants: the launches that depend on them, and the rest."""
+
+    sample: Sample
+    works: tuple[tuple[Work, int], ...]
+    rest_s: float
+    bound_s: float
+
+
+class _Board(NamedTuple):
+    """What the launch formulas ask of a GPU: constants that are being tried."""
+
+    name: str
+    utilization: Mapping[str, float]
+    fitted_on: Mapping[str, str]
+    launch_overhead_s: float
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+# -- which samples belong to which table -------------------------------------------------------------------------------
+
+
+def by_target(samples: Iterable[Sample]) -> dict[Target, list[Sample]]:
+    """Samples by the table that decides their time: that of their longest launch."""
+    found: dict[Target, list[Sample]] = {}
+    for sample in samples:
+        work = _longest(sample)
+        found.setdefault(Target(sample.gpu.name, work.FAMILY, work.variant), []).append(sample)
+    return found
+
+
+def by_launch(samples: Iterable[Sample]) -> dict[Target, list[Sample]]:
+    """Samples by the way of timing, those at the floor only: within three times the shortest of their data set, where
+    that is short enough to be one."""
+    shortest: dict[tuple[str, str], float] = {}
+    given = list(samples)
+    for sample in given:
+        at = sample.gpu.name, sample.dataset
+        shortest[at] = min(shortest.get(at, sample.measured_s), sample.measured_s)
+    found: dict[Target, list[Sample]] = {}
+    for sample in given:
+        least_s = shortest[sample.gpu.name, sample.dataset]
+        if sample.launch not in LaunchConstants.VARIANTS:
+            continue  # kernels back to back: the file states their floor among its host's numbers
+        if sample.measured_s <= 3 * least_s and least_s <= _LONGEST_FLOOR * sample.gpu.launch_overhead_s:
+            found.setdefault(Target(sample.gpu.name, "launch", sample.launch), []).append(sample)
+    return found
+
+
+def _longest(sample: Sample) -> Work:
+    works = [as_run(work, sample.gpu) for work in works_of(sample.cost)]
+    if len(works) == 1:
+        return works[0]
+    return max(works, key=lambda work: (work.FAMILY != "stream", _time_s(work, sample.gpu, 0)))
+
+
+# -- the objective -----------------------------------------------------------------------------------------------------
+
+
+def _time_s(work: Work, gpu: Gpu, resident: int, known: Any = None) -> float:
+    known = known or constants(CONSTANTS[work.FAMILY], gpu, work.variant)
+    return MODELS[work.FAMILY].predict(work, gpu, known, resident).time_s
+
+
+def parts_of(target: Target, samples: Sequence[Sample]) -> list[_Part]:
+    """Samples as functions of the constants of one table."""
+    parts = []
+    for sample in samples:
+        mine, rest_s, resident = [], 0.0, sample.resident_bytes
+        for work in (as_run(work, sample.gpu) for work in works_of(sample.cost)):
+            if (work.FAMILY, work.variant) == (target.family, target.variant):
+                mine.append((work, resident))
+            else:
+                rest_s += _time_s(work, sample.gpu, resident)
+            resident = int(work.bytes * kept_share(sample.gpu, work.bytes))
+        parts.append(_Part(sample, tuple(mine), rest_s, bound_s(sample.cost, sample.gpu)))
+    return parts
+
+
+def _ratios(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
+    """Modeled over measured."""
+    board = _with_launch(gpu, known, parts[0].sample.launch) if known.FAMILY == "launch" else gpu
+    floor_s = {name: launch_floor_s(board, name) for name in ("graph", "kernel")}
+    ratios = []
+    for sample, works, rest_s, bound in parts:
+        kernels_s = rest_s + sum(_time_s(work, gpu, resident, known) for work, resident in works)
+        if sample.launch == "call":
+            time_s = call_s(board, kernels_s + (sample.cost.kernels - 1) * floor_s["graph"], works_of(sample.cost)[0])
+        else:
+            time_s = kernels_s + sample.cost.kernels * floor_s[sample.launch]
+        ratios.append(max(time_s, bound) / sample.measured_s)
+    return ratios
+
+
+def residuals(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
+    """Measured over modeled, of the kernels alone: without the host's way around an eager call, and only where the
+    kernels take at least half of the time. Of a way of launching, of the host alone, where it takes more than half."""
+    host_alone = known.FAMILY == "launch"
+    found = []
+    for part, ratio in zip(parts, _ratios(gpu, parts, known), strict=True):
+        time_s = ratio * part.sample.measured_s
+        own_s = part.rest_s + sum(_time_s(work, gpu, resident, known) for work, resident in part.works)
+        host_s = time_s - own_s if part.sample.launch == "call" else 0.0
+        if host_alone and host_s > own_s:
+            found.append((part.sample.measured_s - own_s) / host_s)
+        elif not host_alone and host_s <= own_s:
+            found.append((part.sample.measured_s - host_s) / (time_s - host_s))
+    return found
+
+
+def _with_launch(gpu: Gpu, known: Constants, launch: str) -> Gpu:
+    table = f"launch.{launch}"
+    values = {f"{table}.{name}": value for name, value in asdict(known).items()}
+    board = _Board(gpu.name, {**gpu.utilization, **values}, {**gpu.fitted_on, table: gpu.name}, gpu.launch_overhead_s)
+    return cast(Gpu, board)
+
+
+def _score(ratios: Sequence[float]) -> Score:
+    errors = sorted(abs(ratio - 1) for ratio in ratios)
+    return Score(sum(errors) / len(errors), percentile(errors, 0.5), sum(ratios) / len(ratios) - 1)
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
+def fit(target: Target, samples: Sequence[Sample], *, search: bool = True, seed: int = SEED) -> Fit | None:
+    """The constants of one table from the samples of one board, None where there are too few.
+
+    ``search`` False keeps the present values and finds the interval only.
+
+    Raises:
+        MissingError: scipy is not installed.
+    """
+    to_fit, to_score = (parts_of(target, half) for half in halves(samples))
+    if min(len(to_fit), len(to_score)) < LEAST:
+        return None
+    gpu, kind = samples[0].gpu, CONSTANTS[target.family]
+    start = _present(kind, gpu, target)
+    found = _searched(kind, gpu, start, _some(to_fit, seed)) if search else start
+    if _score(_ratios(gpu, to_fit, found)).mape >= _score(_ratios(gpu, to_fit, start)).mape:
+        found = start
+    before, after = (_score(_ratios(gpu, to_score, known)) for known in (start, found))
+    own = residuals(gpu, to_fit, found)
+    if not search and len(own) < LEAST:
+        return None
+    found = with_interval(found, own)
+    others = residuals(gpu, to_score, found)
+    inside = [found.interval_low <= residual <= found.interval_high for residual in others]
+    return Fit(
+        target, asdict(found), asdict(start), before, after, len(to_fit), len(to_score),
+        sum(inside) / max(len(inside), 1), tuple(sorted({sample.dataset for sample in samples})),
+    )  # fmt: skip
+
+
+def _present(kind: type[Constants], gpu: Gpu, target: Target) -> Constants:
+    if target.family == "launch" and f"launch.{target.variant}.floor_s" not in gpu.utilization:
+        return LaunchConstants(floor_s=gpu.launch_overhead_s)
+    return constants(kind, gpu, target.variant)
+
+
+def _some(parts: list[_Part], seed: int) -> list[_Part]:
+    return parts if len(parts) <= MOST else random.Random(seed).sample(parts, MOST)
+
+
+def _searched(kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence[_Part]) -> Constants:
+    optimize: Any = need("scipy.optimize", "fit")
+    free = [f for f in fields(kind) if f.name not in INTERVAL and "low" in f.metadata]
+    if not free:
+        return start
+    # Each constant is searched in units of its present value; one that is 0 in twentieths of its range.
+    units = [getattr(start, f.name) or (f.metadata["high"] - f.metadata["low"]) / 20 for f in free]
+    first = [getattr(start, f.name) / unit for f, unit in zip(free, units, strict=True)]
+    bounds = [(f.metadata["low"] / unit, f.metadata["high"] / unit) for f, unit in zip(free, units, strict=True)]
+
+    def at(point: Sequence[float]) -> Constants:
+        values = zip(free, point, units, bounds, strict=True)
+        return replace(start, **{f.name: float(min(max(x, low), high) * unit) for f, x, unit, (low, high) in values})
+
+    def loss(point: Sequence[float]) -> float:
+        ratios = _ratios(gpu, parts, at(point))
+        return sum(abs(math.log(max(ratio, 1e-9))) for ratio in ratios) / len(ratios)
+
+    best = list(first)
+    for step in (0.2, -0.1):  # begun again from where it ended, with a simplex to the other side
+        best = _descend(optimize, loss, best, bounds, step)
+    # A constant on which no sample depends keeps its value.
+    least = loss(best)
+    for i, x in enumerate(first):
+        kept = [*best[:i], x, *best[i + 1 :]]
+        if loss(kept) <= least:
+            best = kept
+    return at(best) if least < loss(first) else start
+
+
+def _descend(
+    optimize: Any, loss: Callable[[Sequence[float]], float], first: Sequence[float],
+    bounds: Sequence[tuple[float, float]], step: float,
+) -> list[float]:  # fmt: skip
+    simplex = [list(first)]
+    for i, x in enumerate(first):
+        moved = x * (1 + step) if x else abs(step)
+        low, high = bounds[i]
+        corner = [*first[:i], min(max(moved, low), high), *first[i + 1 :]]
+        if corner[i] == x:
+            corner[i] = x * (1 - step)
+        simplex.append(corner)
+    found = optimize.minimize(
+        loss, first, method="Nelder-Mead", bounds=bounds,
+        options={"initial_simplex": simplex, "maxfev": TRIES * len(first), "xatol": 1e-3, "fatol": 1e-5},
+    )  # fmt: skip
+    return [float(x) for x in found.x]
+
+
+def with_interval(known: Constants, residuals: Sequence[float]) -> Constants:
+    """The constants with the interval of 8 in 10 residuals; it holds 1, the prediction itself. Too few leave it."""
+    if len(residuals) < LEAST:
+        return known
+    low, high = (f.metadata for f in fields(known) if f.name in INTERVAL)
+    return replace(
+        known,
+        interval_low=min(max(percentile(residuals, 0.1), low["low"]), low["high"]),
+        interval_high=min(max(percentile(residuals, 0.9), high["low"]), high["high"]),
+    )

@@ -1,0 +1,151 @@
+"""Files of measured times → samples and rows: a saved profile by its suffix, a table by its columns.
+
+Lines that begin with ``#`` before the header are comments. A row that cannot be scored is counted by its reason.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from memwall.analysis.accuracy.samples import Sample
+from memwall.analysis.accuracy.scores import Row
+from memwall.analysis.accuracy.tables import TABLES, Skip, Table
+from memwall.analysis.accuracy.tables.own import own_row
+from memwall.analysis.validation import rows
+from memwall.core.errors import UsageError
+from memwall.record.profile import Profile
+
+
+@dataclass
+class Measured:
+    """What a file holds: samples that are to be modeled, rows that are modeled already, and what was left out."""
+
+    samples: list[Sample] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    #: reason -> rows
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, item: Sample | Row) -> None:
+        """Take one."""
+        if isinstance(item, Row):
+            self.rows.append(item)
+        else:
+            self.samples.append(item)
+
+
+def read_measured(path: str | Path) -> Measured:
+    """All of a saved profile with measurements (.json), or of a table (.csv).
+
+    Raises:
+        UsageError: the file cannot be read, holds nothing to score, or is of no kind that is known; names the place.
+    """
+    source = Path(path)
+    read = _READERS.get(source.suffix.lower())
+    if read is None:
+        raise UsageError(f"cannot score {source}: want a saved profile (.json) or a table (.csv)")
+    found = read(source)
+    if not found.samples and not found.rows:
+        reason = f": {found.skipped.most_common(1)[0][0]}" if found.skipped else ""
+        raise UsageError(f"{source} holds no measured kernel that was timed{reason}")
+    return found
+
+
+def read_samples(path: str | Path) -> list[Sample]:
+    """The samples of a table.
+
+    Raises:
+        UsageError: as :func:`read_measured`.
+    """
+    return read_measured(path).samples
+
+
+def _profile(source: Path) -> Measured:
+    profile = Profile.load(source)
+    if not profile.measurements:
+        raise UsageError(f"{source} has no measurements; memwall measure makes them")
+    return _collect(source, own_row, ((0, record) for record in rows(profile)))
+
+
+def _table(source: Path) -> Measured:
+    records = _records(source)
+    first = next(records, None)
+    if first is None:
+        return Measured()
+    kind = _recognise(source, first[1])
+    return _collect(source, kind.read, _chain(first, records))
+
+
+def _chain(
+    first: tuple[int, Mapping[str, str]], others: Iterator[tuple[int, Mapping[str, str]]]
+) -> Iterator[tuple[int, Mapping[str, str]]]:
+    yield first
+    yield from others
+
+
+def _collect(
+    source: Path,
+    read: Callable[[Mapping[str, str]], Sample | Row | Iterable[Sample]],
+    records: Iterable[tuple[int, Mapping[str, str]]],
+) -> Measured:
+    found = Measured()
+    for line, record in records:
+        try:
+            item = read(record)
+            for part in (item,) if isinstance(item, (Sample, Row)) else item:
+                found.add(part)
+        except Skip as reason:
+            found.skipped[str(reason)] += 1
+        except ValueError as error:
+            raise UsageError(f"{source}:{line}: {error}") from None
+    return found
+
+
+def _recognise(source: Path, record: Mapping[str, str]) -> Table:
+    for kind in TABLES:
+        if kind.columns <= record.keys():
+            return kind
+    nearest = min(TABLES, key=lambda kind: len(kind.columns - record.keys()) / len(kind.columns))
+    missing = ", ".join(sorted(nearest.columns - record.keys()))
+    raise UsageError(f"{source} is no table that can be scored: {nearest.name} also have {missing}")
+
+
+def _records(source: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """The rows of a CSV file with the number of their line.
+
+    Raises:
+        UsageError: it cannot be read, or a row has more or fewer cells than the header.
+    """
+    try:
+        with source.open(encoding="utf-8-sig", newline="") as file:
+            comments, at = 0, file.tell()
+            while (line := file.readline()).startswith("#"):
+                comments, at = comments + 1, file.tell()
+            if not line:
+                raise UsageError(f"{source} is empty")
+            file.seek(at)
+            reader = csv.reader(file, strict=True)
+            header = next(reader, None)
+            if not header:
+                raise UsageError(f"{source} is empty")
+            for cells in reader:
+                if not cells:
+                    continue
+                number = comments + reader.line_num
+                if len(cells) != len(header):
+                    raise UsageError(f"{source}:{number}: {len(cells)} cells where the header has {len(header)}")
+                yield number, dict(zip(header, cells, strict=True))
+    except FileNotFoundError:
+        raise UsageError(f"no such file: {source}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {source}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source} is not UTF-8 text (byte {error.start})") from None
+    except csv.Error as error:
+        raise UsageError(f"{source} is not CSV: {error}") from None
+
+
+_READERS: Mapping[str, Callable[[Path], Measured]] = {".json": _profile, ".csv": _table}

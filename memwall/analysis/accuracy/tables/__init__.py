@@ -1,0 +1,28 @@
+"""Tables of measured times, told apart by their columns whatever their rows.
+
+A table of one's own needs the columns of one of these kinds; more columns do no harm. Times are milliseconds.
+
+- ``memwall measure -o rows.csv``: gpu, executor, class, dtype, modeled_s, measured_s, bound_s, status (seconds)
+- products: gpu, framework, dtype (bfloat16, float16, fp8), m, n, k, latency_ms; kernels in a CUDA graph, weights cold
+- fused attention: gpu, phase (prefill, decode), batch, isl, step, heads, kv_heads, head_dim, dtype, latency_ms
+- float32 ops in eager calls: op (linear, bmm, add, mul, relu, gelu, softmax, ln, ...), gpu, b, m, k, n, h, latency_ms
+- float32 convolutions in eager calls: gpu, n, cin, cout, ksize, hw, stride, padding, latency_ms
+- layers of an LLM: gpu, op, num_tokens, tp, n_head, n_kv_head, n_embd, n_ffn, vocab, gated_mlp, median_ms
+- all-reduce: network, num_workers, size (bytes), median_ms, devices_per_node
+- cuBLAS and cuDNN loops: DeepBench's columns (:mod:`memwall.analysis.accuracy.tables.deepbench`)
+- encoder layers of BERT-large: what, config ("... b8 s512"), implementation (PyTorch), ms
+- rates: gpu, benchmark, measured_GBps; gpu, dtype, measured_tflops, shape_mnk
+- Triton layers: Liger-Kernel's columns (:mod:`memwall.analysis.accuracy.tables.liger`)
+"""
+
+from memwall.analysis.accuracy.tables import aiconfigurator, deepbench, encoder, liger, neusight, own, peaks, vidur
+from memwall.analysis.accuracy.tables.base import Skip, Table
+
+__all__ = ["TABLES", "Skip", "Table"]
+
+#: Kinds of tables; the first whose columns are all there is taken.
+TABLES: tuple[Table, ...] = (
+    own.OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, neusight.CONV, neusight.OPS, vidur.OPS,
+    vidur.ALL_REDUCE, deepbench.CONV, deepbench.GEMM, liger.OPS, liger.PAIRS, peaks.BANDWIDTH, peaks.PRODUCTS,
+    encoder.ENCODER,
+)  # fmt: skip

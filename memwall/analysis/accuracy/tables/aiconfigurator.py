@@ -1,0 +1,115 @@
+"""aiconfigurator's tables (ai-dynamo/aiconfigurator): TensorRT-LLM kernels replayed in a CUDA graph.
+
+The linear layers go round several copies of their weights, at most five: these are cold unless all copies fit in L2,
+the activations warm. Rows of fp8 hold the quantisation of the activations in three launches (a scale is cleared, the
+largest value found, the values converted): the shortest rows take 9.5 to 12 us more than those of bf16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memwall.analysis.accuracy.samples import Sample
+from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, count, seconds, size
+from memwall.core.graph import ITEMSIZE
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.ops import table_calls as calls
+from memwall.ops.launches import Attention
+from memwall.perfmodel.roofline import launch_floor_s, works_of
+from memwall.perfmodel.stream import round_trip_s
+
+#: dtype of the table -> dtype of the operands
+_OPERANDS = {"bfloat16": "bfloat16", "float16": "float16", "fp8": "float8_e4m3fn"}
+
+#: copies of the weights that take turns, at most (aiconfigurator's collect_gemm.py)
+_COPIES = 5
+#: architecture -> seconds of the three launches of the quantisation at least, from the shortest rows: none of them can
+#: start before the last block of the one before has stored
+_QUANTISE_S = {"hopper": 9.6e-6, "ada": 10.2e-6, "blackwell": 11.2e-6}
+#: integer instructions of its kernels for each element, from the longest rows of H100, H200 and B200
+_INSTRUCTIONS = 16
+
+
+#: the version whose collector makes a cache of kind SELFKONLY (collect_attn.py). Of its grouped decode rows 66 would
+#: move up to 1.8 times what DRAM can, were keys and values two tensors, and none does where they are one: an inference
+_ONE_CACHE, _LARGEST_GROUP = "trtllm_1.0.0", 32
+
+
+def _gemm(record: Record) -> Sample:
+    gpu, dtype = board(record["gpu"]), record["dtype"]
+    if dtype not in _OPERANDS:
+        raise Skip(f"dtype {dtype[:40]!r} is not known")
+    m, n, k = (size(record, name) for name in "mnk")
+    operands = _OPERANDS[dtype]
+    cost = calls.product(m, n, k, operands, out="bfloat16")
+    weights = n * k * ITEMSIZE[operands]
+    warm = _warm_bytes(cost, gpu, weights)
+    if dtype == "fp8":
+        cost = _quantised(cost, m * k, gpu)
+    return Sample(GEMM.name, record["gpu"], gpu, "gemm", dtype, f"m={m},n={n},k={k}", cost, "graph", warm,
+                  seconds(record, "latency_ms"), split=f"{m}x{n}x{k}")  # fmt: skip
+
+
+def _warm_bytes(cost: Cost, gpu: Gpu, weights: int) -> int:
+    """Bytes that a product finds in L2: its activations if all it touches fits, its weights if all copies do."""
+    if cost.bytes > gpu.l2_bytes:
+        return 0
+    copies = min(_COPIES, -(-gpu.l2_bytes // weights))
+    held = (1.1 if gpu.architecture == "ada" else 0.9) * gpu.l2_bytes
+    return cost.read_bytes - (0 if cost.bytes + (copies - 1) * weights <= held else weights)
+
+
+def _quantised(product: Cost, elements: int, gpu: Gpu) -> Cost:
+    """The product after its left operand of so many elements was converted from bfloat16 to one byte each."""
+    least_s = _QUANTISE_S.get(gpu.architecture, min(_QUANTISE_S.values()))
+    waits = max(round((least_s - 3 * launch_floor_s(gpu)) / round_trip_s(gpu)), 0)
+    largest = calls.stream(2 * elements, 0, elements, instructions=_INSTRUCTIONS, round_trips=waits)
+    converted = calls.stream(2 * elements, elements, elements, instructions=_INSTRUCTIONS)
+    # The product stands first: what it finds in L2 is known, and what the others find is what all of them touch.
+    works = (work for cost in (product, largest, converted) for work in works_of(cost))
+    return replace(
+        product, read_bytes=product.read_bytes + elements, extra_bytes=product.extra_bytes + 4 * elements,
+        kernels=product.kernels + 3, works=tuple(works),
+    )  # fmt: skip
+
+
+def _attention(record: Record) -> Sample:
+    gpu, phase = board(record["gpu"]), record["phase"]
+    batch, heads, kv_heads = (size(record, name) for name in ("batch", "heads", "kv_heads"))
+    if heads % kv_heads:
+        raise ValueError(f"heads is {heads}, which {kv_heads} kv_heads cannot share")
+    if phase == "decode":
+        queries, keys = 1, count(record, "step") + 1
+    elif phase == "prefill":
+        queries = size(record, "isl")
+        keys = queries + count(record, "step")
+    else:
+        raise Skip(f"phase {phase[:40]!r} is not known")
+    width, dtype = size(record, "head_dim"), record["dtype"]
+    if dtype not in ("bfloat16", "float16"):
+        raise Skip(f"dtype {dtype[:40]!r} is not known")
+    cost = calls.served_attention(batch, heads, kv_heads, queries, keys, width, dtype)
+    if phase == "decode" and record.get("framework") == _ONE_CACHE and 1 < heads // kv_heads <= _LARGEST_GROUP:
+        cost = _keys_alone(cost)
+    shape = f"b={batch},h={heads},kv={kv_heads},q={queries},k={keys},d={width}"
+    warm = cost.read_bytes if cost.bytes <= gpu.l2_bytes else 0
+    return Sample(ATTENTION.name, record["gpu"], gpu, phase, dtype, f"{phase} {shape}", cost, "graph",
+                  warm, seconds(record, "latency_ms"))  # fmt: skip
+
+
+def _keys_alone(cost: Cost) -> Cost:
+    """The same where keys and values share one place."""
+    work = works_of(cost)[0]
+    assert isinstance(work, Attention)
+    once = (work.read_bytes - work.query_bytes) // 2
+    work = replace(work, read_bytes=work.read_bytes - once)
+    return replace(cost, read_bytes=cost.read_bytes - once, works=(work,))
+
+
+GEMM = Table("aiconfigurator_gemm", frozenset(["gpu", "framework", "dtype", "m", "n", "k", "latency_ms"]), _gemm)
+ATTENTION = Table(
+    "aiconfigurator_attention",
+    frozenset(["gpu", "phase", "batch", "isl", "step", "heads", "kv_heads", "head_dim", "dtype", "latency_ms"]),
+    _attention,
+)

@@ -1,0 +1,137 @@
+"""What a kind of table is, and how the cells of its rows are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from memwall.analysis.accuracy.samples import Sample
+from memwall.analysis.accuracy.scores import Row
+from memwall.core.errors import UsageError
+from memwall.hardware.lookup import Gpu, load_gpu, match_device
+from memwall.ops import Cost
+from memwall.perfmodel.memory import kept_share
+
+#: no kernel is measured in less, none modeled to take more
+SHORTEST_S, LONGEST_S = 1e-12, 1e12
+#: the largest size of an axis that is taken for one
+_LARGEST = 1 << 40
+
+Record = Mapping[str, Any]
+
+
+class Skip(Exception):
+    """A row that cannot be scored; says why. Rows are counted by this reason."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A kind of table: the columns that tell it, and how a row of it is read.
+
+    ``read`` gives a sample or a row that is modeled already, or several; it raises ValueError where a cell is wrong,
+    and :class:`Skip` where the row holds nothing to score.
+    """
+
+    name: str
+    columns: frozenset[str]
+    read: Callable[[Record], Sample | Row | Iterable[Sample]]
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def size(record: Record, name: str) -> int:
+    """A whole number of at least 1.
+
+    Raises:
+        ValueError: it is not.
+    """
+    number = _number(record, name)
+    if not 1 <= number <= _LARGEST or number != int(number):
+        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a size")
+    return int(number)
+
+
+def count(record: Record, name: str) -> int:
+    """A whole number of at least 0.
+
+    Raises:
+        ValueError: it is not.
+    """
+    number = _number(record, name)
+    if not 0 <= number <= _LARGEST or number != int(number):
+        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a count")
+    return int(number)
+
+
+def seconds(record: Record, name: str, unit_s: float = 1e-3, *, least: float = SHORTEST_S) -> float:
+    """A time in seconds; the cell is in ``unit_s``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = _number(record, name) * unit_s
+    if not least <= number <= LONGEST_S:
+        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a time")
+    return number
+
+
+def positive(record: Record, name: str) -> float:
+    """A number above 0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = _number(record, name)
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a number above 0")
+    return number
+
+
+def _number(record: Record, name: str) -> float:
+    try:
+        return float(record[name])
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a number") from None
+
+
+#: How data sets call a board where neither drivers nor our specs do.
+_LABELS: Mapping[str, str] = {
+    "a100": "a100-80gb-sxm",  # Vidur: 80 GB
+    "h100": "h100-sxm",  # Vidur: SXM or NVL, not stated
+    "P100-PCIe(?)": "p100-pcie-16gb",
+    "V100-SXM2-16GB(DGX-1)": "v100-sxm2-16gb",
+    "AMD Instinct MI250": "mi250x",  # a process sees one die
+    "V100 (PCIe/SXM2 16GB not stated)": "v100-sxm2-16gb",
+    "A100 40GB": "a100-40gb-pcie",
+    "A100 80GB (PCIe 1935 / SXM 2039 not stated)": "a100-80gb-pcie",
+    "H200 (SXM/GH200 not stated)": "h200",
+    "A100 SXM4 40GB (MIG 7g)": "a100-40gb-sxm",
+    "GH200 96GB HBM3 (120GB LPDDR)": "gh200",
+    "MI250X one GCD": "mi250x",
+    "V100": "v100-sxm2-16gb",
+    "P100": "p100-pcie-16gb",
+    "A100 SXM": "a100-80gb-sxm",
+    "A100 PCIe": "a100-80gb-pcie",
+    "GH200 SXM": "gh200",
+}
+
+
+@lru_cache(maxsize=256)
+def board(label: str) -> Gpu:
+    """The board that a data set means.
+
+    Raises:
+        Skip: there is no spec of it.
+    """
+    try:
+        return load_gpu(_LABELS[label]) if label in _LABELS else match_device(label) or load_gpu(label)
+    except UsageError:
+        raise Skip(f"there is no spec of the GPU {label[:60]!r}") from None
+
+
+def warm_bytes(cost: Cost, gpu: Gpu) -> int:
+    """Bytes that a repeated call finds in L2 of what it reads."""
+    return int(cost.read_bytes * kept_share(gpu, cost.bytes))

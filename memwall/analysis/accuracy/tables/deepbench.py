@@ -1,0 +1,59 @@
+"""DeepBench's tables (baidu-research/DeepBench): loops of cuBLAS and cuDNN calls on warm operands, 1 us resolution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memwall.analysis.accuracy.samples import Sample
+from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, count, seconds, size, warm_bytes
+from memwall.ops import table_calls as calls
+
+#: precision of the table -> dtype of the operands
+_OPERANDS = {"fp32": "float32", "fp16_tensorcore": "float16", "pseudo_fp16": "float16"}
+_RESOLUTION_S = 1e-6
+#: column of a time -> which result the pass makes
+_PASSES = {"fwd_ms": "forward", "bwd_input_ms": "input", "bwd_weight_ms": "weight"}
+
+
+def _precision(record: Record) -> tuple[str, str]:
+    name = str(record["precision"]).partition("(")[0].strip()
+    if name not in _OPERANDS:
+        raise Skip(f"precision {name[:40]!r} is not known")
+    return name, _OPERANDS[name]
+
+
+def _gemm(record: Record) -> Sample:
+    gpu, (precision, dtype) = board(record["gpu"]), _precision(record)
+    m, n, k = (size(record, name) for name in "mnk")
+    cost = calls.product(m, n, k, dtype)
+    if precision == "pseudo_fp16":  # half precision in memory, float32 arithmetic
+        cost = calls.in_float32(cost)
+    shape = f"m={m},n={n},k={k},{record['transA']}{record['transB']}"
+    return Sample(GEMM.name, record["gpu"], gpu, "gemm", precision, shape, cost, "graph", warm_bytes(cost, gpu),
+                  seconds(record, "latency_ms"), _RESOLUTION_S, f"{m}x{n}x{k}")  # fmt: skip
+
+
+def _conv(record: Record) -> Iterator[Sample]:
+    gpu, (precision, dtype) = board(record["gpu"]), _precision(record)
+    n, c, h, w, k, fh, fw = (size(record, name) for name in ("N", "C", "H", "W", "K", "fh", "fw"))
+    stride = size(record, "stride_h"), size(record, "stride_w")
+    padding = count(record, "pad_h"), count(record, "pad_w")
+    if h + 2 * padding[0] < fh or w + 2 * padding[1] < fw:
+        raise ValueError(f"the filter {fh}x{fw} is larger than the padded input")
+    shape = f"{n}x{c}x{h}x{w} * {k}x{fh}x{fw} /{stride} +{padding}"
+    for column, role in _PASSES.items():
+        if str(record[column]).startswith("N/A"):
+            continue
+        # Of pseudo_fp16 seven rows of a P100 reach 11 to 16 TFLOP/s, more than its float32 units have: convolutions
+        # compute in half precision.
+        cost = calls.convolution((n, c, h, w), (k, c, fh, fw), stride, padding, dtype, role)
+        yield Sample(CONV.name, record["gpu"], gpu, f"conv {role}", precision, f"{role} {shape}", cost, "graph",
+                     warm_bytes(cost, gpu), seconds(record, column), _RESOLUTION_S)  # fmt: skip
+
+
+GEMM = Table("deepbench_gemm", frozenset(["gpu", "precision", "m", "n", "k", "transA", "transB", "latency_ms"]), _gemm)
+CONV = Table(
+    "deepbench_conv",
+    frozenset(("gpu precision W H C N K fw fh pad_w pad_h stride_w stride_h " + " ".join(_PASSES)).split()),
+    _conv,
+)

@@ -1,0 +1,111 @@
+"""Whole encoder layers (spcl/substation): BERT-large, fp16, forward and backward, on a V100-SXM2.
+
+The layer is added up from its ops as Ivanov et al. list them, one PyTorch op for each, biases apart from products; a
+trace of the same layer (``profiles/bert_layer``) comes to the same kernels. Views move nothing; launches stand in a
+full queue, and nothing is taken to be in L2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from memwall.analysis.accuracy.samples import Sample
+from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, seconds
+from memwall.core.graph import contiguous
+from memwall.ops import Cost
+from memwall.ops import table_calls as calls
+
+_BOARD, _DTYPE = "v100-sxm2-16gb", "float16"
+_WIDTH, _HEADS, _FFN = 1024, 16, 4096
+_MASK = [True, True, True]
+
+
+def _encoder(record: Record) -> Sample:
+    sizes = re.search(r"\bb(\d{1,6}) s(\d{1,6})\b", str(record["config"]))
+    if not sizes:
+        raise Skip("its config states no batch and sequence")
+    if record["implementation"] != "PyTorch":
+        raise Skip("the kernels of another framework")
+    batch, sequence = map(int, sizes.groups())
+    cost = sum(layer_costs(batch, sequence), start=Cost(kernels=0))
+    return Sample(ENCODER.name, "V100-SXM2-16GB", board(_BOARD), "encoder layer", _DTYPE, str(record["config"]), cost,
+                  "graph", 0, seconds(record, "ms"))  # fmt: skip
+
+
+def layer_costs(batch: int, sequence: int) -> Iterator[Cost]:
+    """The kernels of one layer, forward, then backward."""
+    tokens, heads = batch * sequence, batch * _HEADS
+    scores = (heads * sequence, sequence)
+    yield from _linear(tokens, 3 * _WIDTH, _WIDTH)
+    yield from _attention(heads, sequence)
+    yield _map("clone", (tokens, _WIDTH))  # the heads side by side again
+    yield calls.softmax(scores, _DTYPE)
+    yield calls.cost("aten._softmax_backward_data.default", (("grad_output", spec := contiguous(scores, _DTYPE)),
+                     ("output", spec)), [spec], dim=-1, input_dtype=_DTYPE)  # fmt: skip
+    yield from _dropout(scores)
+    yield calls.cost("aten.stack.default", [("tensors", contiguous((tokens, _WIDTH), _DTYPE))] * 3,
+                     [contiguous((tokens, 3 * _WIDTH), _DTYPE)])  # fmt: skip  # the gradients of q, k and v
+    for wide, narrow in ((_WIDTH, _WIDTH), (_WIDTH, _FFN)):
+        yield from _linear(tokens, wide, narrow)
+        yield from _dropout((tokens, _WIDTH))
+        yield _map("add.Tensor", (tokens, _WIDTH), 2)  # the residual, and the sum of two gradients
+        yield _map("add.Tensor", (tokens, _WIDTH), 2)
+        yield from _norm(tokens)
+    yield from _linear(tokens, _FFN, _WIDTH)
+    yield _map("relu.default", (tokens, _FFN))
+    hidden = contiguous((tokens, _FFN), _DTYPE)
+    yield calls.cost(
+        "aten.threshold_backward.default", (("grad_output", hidden), ("self", hidden)), [hidden], threshold=0
+    )
+    yield from _dropout((tokens, _FFN))
+
+
+def _map(name: str, shape: tuple[int, ...], operands: int = 1) -> Cost:
+    return calls.elementwise(f"aten.{name}", shape, _DTYPE, operands)
+
+
+def _linear(tokens: int, columns: int, depth: int) -> Iterator[Cost]:
+    """A product and its bias; the gradients of its input, its weight and its bias."""
+    yield calls.product(tokens, columns, depth, _DTYPE)
+    yield _map("add.Tensor", (tokens, columns))
+    yield calls.product(tokens, depth, columns, _DTYPE)
+    yield calls.product(depth, columns, tokens, _DTYPE)
+    data = contiguous((tokens, columns), _DTYPE)
+    yield calls.cost("aten.sum.dim_IntList", (("self", data),), [contiguous((1, columns), _DTYPE)], dim=[0])
+
+
+def _attention(heads: int, sequence: int) -> Iterator[Cost]:
+    """Scores and their product with the values; two gradients each."""
+    size = _WIDTH // _HEADS
+    for columns, depth in ((sequence, size), (size, sequence)):
+        yield calls.batched_product(heads, sequence, columns, depth, _DTYPE)
+        yield calls.batched_product(heads, sequence, depth, columns, _DTYPE)
+        yield calls.batched_product(heads, depth, columns, sequence, _DTYPE)
+
+
+def _dropout(shape: tuple[int, ...]) -> Iterator[Cost]:
+    data, mask = contiguous(shape, _DTYPE), contiguous(shape, "bool")
+    yield calls.cost("aten.native_dropout.default", (("input", data),), [data, mask], p=0.1, train=True)
+    yield calls.cost("aten.native_dropout_backward.default", (("grad_output", data), ("mask", mask)), [data], scale=1.1)
+
+
+def _norm(tokens: int) -> Iterator[Cost]:
+    yield calls.layer_norm((tokens, _WIDTH), _DTYPE)
+    data, weight, moment = (
+        contiguous(shape, dtype)
+        for shape, dtype in (((tokens, _WIDTH), _DTYPE), ((_WIDTH,), _DTYPE), ((tokens, 1), "float32"))
+    )
+    inputs = (
+        ("grad_out", data),
+        ("input", data),
+        ("mean", moment),
+        ("rstd", moment),
+        ("weight", weight),
+        ("bias", weight),
+    )
+    yield calls.cost("aten.native_layer_norm_backward.default", inputs, [data, weight, weight],
+                     normalized_shape=[_WIDTH], output_mask=_MASK)  # fmt: skip
+
+
+ENCODER = Table("ivanov_encoder_e2e", frozenset(["what", "config", "implementation", "ms"]), _encoder)

@@ -1,0 +1,121 @@
+"""Liger-Kernel's tables: layers as one Triton kernel each, timed with L2 cleared (triton.testing.do_bench).
+
+Scored are forward passes that are one kernel of Liger's or one or two ops of PyTorch, whose bytes follow from the table
+alone. The others are modules to be traced: benchmarks/liger_pairs.py holds them against the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memwall.analysis.accuracy.samples import Sample
+from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, seconds, size
+from memwall.core.graph import ITEMSIZE
+from memwall.ops import Cost
+from memwall.ops import table_calls as calls
+
+_DTYPES = {"torch.bfloat16": "bfloat16", "torch.float16": "float16", "torch.float32": "float32"}
+_Config = Mapping[str, Any]
+
+
+def _streamed(read: int, written: int) -> Callable[[_Config, int, str], Cost]:
+    """A Triton kernel that keeps its row on chip: so many tensors of ``[M, x]`` are read and written once."""
+
+    def build(config: _Config, x: int, dtype: str) -> Cost:
+        elements = int(config["M"]) * x
+        return calls.stream(read * elements * ITEMSIZE[dtype], written * elements * ITEMSIZE[dtype], elements)
+
+    return build
+
+
+def _fused_cross_entropy(config: _Config, x: int, dtype: str) -> Cost:
+    """Logits are read for their sum, and again for the gradient that overwrites them."""
+    return calls.rows("softmax_block", (int(config["B"]) * int(config["T"]), x), dtype, 1, 1)
+
+
+def _cross_entropy(config: _Config, x: int, dtype: str) -> Cost:
+    return calls.cross_entropy(int(config["B"]) * int(config["T"]), x, dtype)
+
+
+def _relu_squared(config: _Config, x: int, dtype: str) -> Cost:
+    shape = int(config["M"]), x
+    squared = calls.elementwise("aten.pow.Tensor_Scalar", shape, dtype, 1)
+    return calls.elementwise("aten.relu.default", shape, dtype, 1) + squared
+
+
+#: (kernel, provider) -> the cost of its forward pass from (config, x, dtype)
+_FORWARD: Mapping[tuple[str, str], Callable[[_Config, int, str], Cost]] = {
+    ("rms_norm", "liger"): _streamed(1, 1),
+    ("layer_norm", "liger"): _streamed(1, 1),
+    ("fused_add_rms_norm", "liger_fused_add_rms_norm"): _streamed(2, 2),
+    ("softmax", "liger"): _streamed(1, 1),
+    ("cross_entropy", "liger"): _fused_cross_entropy,
+    ("layer_norm", "huggingface"): lambda config, x, dtype: calls.layer_norm((int(config["M"]), x), dtype),
+    ("softmax", "torch"): lambda config, x, dtype: calls.softmax((int(config["M"]), x), dtype),
+    ("cross_entropy", "huggingface"): _cross_entropy,
+    ("relu_squared", "torch"): _relu_squared,
+}
+
+
+def _op(record: Record) -> Sample:
+    if record["metric_name"] != "speed":
+        raise Skip("it is a size in memory, not a time")
+    kernel, provider = record["kernel_name"], record["kernel_provider"]
+    return _sample(OPS.name, record, kernel, provider, record["kernel_operation_mode"], "median")
+
+
+def _pair(record: Record) -> Sample:
+    kernel, provider = record["kernel_name"], record["kernel_provider_fused"]
+    return _sample(PAIRS.name, record, kernel, provider, record["kernel_operation_mode"], "median_fused")
+
+
+def _sample(dataset: str, record: Record, kernel: str, provider: str, mode: str, column: str) -> Sample:
+    if mode != "forward" or (kernel, provider) not in _FORWARD:
+        raise Skip("a backward pass, a module or another kernel: benchmarks/liger_pairs.py traces what it can of them")
+    gpu = board(record["gpu_name"])
+    x = size(record, "x_value")
+    try:
+        config = json.loads(record["config"])
+        sizes = {name: size(config, name) for name in ("B", "M", "T") if name in config}
+        dtype = _DTYPES[config.get("dtype", "torch.float32")]
+        cost = _FORWARD[kernel, provider](config | sizes, x, dtype)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        raise Skip("its config states no shape that is known") from None
+    op_class = f"{kernel} {'fused' if provider.startswith('liger') else 'eager'}"
+    shape = f"{kernel} {provider} {record.get('x_name', 'x')}={record['x_value']} {record['config']}"
+    return Sample(dataset, record["gpu_name"], gpu, op_class, dtype, shape, cost, "graph", 0, seconds(record, column))
+
+
+OPS = Table(
+    "liger_fused_vs_unfused",
+    frozenset(
+        [
+            "kernel_name",
+            "kernel_provider",
+            "kernel_operation_mode",
+            "metric_name",
+            "x_value",
+            "median",
+            "config",
+            "gpu_name",
+        ]
+    ),
+    _op,
+)
+PAIRS = Table(
+    "liger_pairs",
+    frozenset(
+        [
+            "kernel_name",
+            "kernel_operation_mode",
+            "gpu_name",
+            "x_value",
+            "config",
+            "kernel_provider_fused",
+            "median_fused",
+        ]
+    ),
+    _pair,
+)

@@ -1,0 +1,70 @@
+"""All-reduce over the links of a node: a ring, its bytes and its steps.
+
+Each of n GPUs sends and receives 2 (n - 1) / n of the buffer in 2 (n - 1) steps (Patarasu and Yuan, 2009). A link
+carries half of its datasheet figure each way. Two GPUs of a pair share a bridge of a part of the links; several pairs,
+or nodes, meet over PCIe or the network, which then sets the pace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memwall.analysis.accuracy.scores import Row
+from memwall.analysis.accuracy.tables.base import Skip
+from memwall.hardware.lookup import Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How NCCL uses what joins the GPUs of a network."""
+
+    #: one way, bytes per second; None: half of the board's own figure
+    bytes_per_s: float | None
+    #: fraction of it that large buffers reach
+    reached: float
+    #: launch and first contact, and each step of the ring
+    start_s: float
+    step_s: float
+
+
+#: (network's kind, whether all GPUs lie behind one switch or bridge, architecture) -> the link that sets the pace.
+#: Nominal rates: NVLink as the board has it, an NVLink bridge of a pair 300e9, PCIe 4 and 5 x16, a 200 Gbit/s adapter.
+#: Fractions and latencies are fitted to Vidur's all-reduce rows; there are none over a network on Hopper.
+_LINKS = {
+    ("dgx", True, "ampere"): Link(None, 0.571, 42e-6, 1.0e-6),
+    ("dgx", True, "hopper"): Link(None, 0.787, 26e-6, 0.35e-6),
+    ("dgx", False, "ampere"): Link(25e9, 0.322, 108e-6, 0.0),
+    ("pairwise_nvlink", True, "ampere"): Link(300e9, 0.652, 37e-6, 1.9e-6),
+    ("pairwise_nvlink", True, "hopper"): Link(300e9, 0.659, 11.7e-6, 2.3e-6),
+    ("pairwise_nvlink", False, "ampere"): Link(32e9, 0.739, 53e-6, 0.84e-6),
+    ("pairwise_nvlink", False, "hopper"): Link(64e9, 0.776, 2.6e-6, 2.6e-6),
+}
+
+
+def all_reduce_s(gpu: Gpu, link: Link, nbytes: int, workers: int) -> tuple[float, float]:
+    """Seconds of an all-reduce, and of its bytes alone at the nominal rate of the link."""
+    rate = link.bytes_per_s or gpu.link_bytes_per_s / 2
+    steps = 2 * (workers - 1)
+    wire_s = steps / workers * nbytes / rate
+    return wire_s / link.reached + link.start_s + steps * link.step_s, wire_s
+
+
+def _link(kind: str, close: bool, architecture: str) -> Link:
+    """The link of a network; of an architecture without data that of another."""
+    known = [link for (name, near, _), link in _LINKS.items() if (name, near) == (kind, close)]
+    if not known:
+        raise Skip(f"how a network {kind[:40]!r} joins its GPUs is not known")
+    return _LINKS.get((kind, close, architecture), known[-1])
+
+
+def all_reduce_row(
+    dataset: str, network: str, gpu: Gpu, nbytes: int, workers: int, per_node: int, measured_s: float
+) -> Row:
+    """One measured all-reduce; ``network`` is a GPU's label and what joins the GPUs, as in ``a100_dgx``."""
+    kind = network.partition("_")[2]
+    close = workers <= per_node and (kind == "dgx" or workers <= 2)
+    link = _link(kind, close, gpu.architecture)
+    modeled_s, wire_s = all_reduce_s(gpu, link, nbytes, workers)
+    shape = f"{nbytes} bytes, {workers} GPUs, {per_node} in a node"
+    return Row(dataset, network, "all_reduce", "float16", modeled_s, measured_s, shape=shape,
+               r0_s=wire_s, r1_s=wire_s / 0.85 + 3e-6)  # fmt: skip

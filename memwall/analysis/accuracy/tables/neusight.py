@@ -1,0 +1,96 @@
+"""NeuSight's tables (sitar-lab/NeuSight): float32 ops without TF32, events around one eager call on warm inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from memwall.analysis.accuracy.samples import Sample
+from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, count, seconds, size, warm_bytes
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.ops import table_calls as calls
+
+_DTYPE = "float32"
+
+
+def _linear(record: Record) -> Cost:
+    rows = size(record, "b") * size(record, "m")
+    return calls.product(rows, size(record, "n"), size(record, "k"), _DTYPE, bias=True)
+
+
+def _bmm(record: Record) -> Cost:
+    return calls.batched_product(*(size(record, name) for name in "bmnk"), _DTYPE)
+
+
+def _vector(record: Record) -> tuple[int, int]:
+    return size(record, "b"), size(record, "h")
+
+
+def _elementwise(name: str, operands: int) -> Callable[[Record], Cost]:
+    return lambda record: calls.elementwise(name, _vector(record), _DTYPE, operands)
+
+
+#: op of the table -> what it is scored as, and its cost
+_OPS: Mapping[str, tuple[str, Callable[[Record], Cost]]] = {
+    "linear": ("linear", _linear),
+    "bmm": ("bmm", _bmm),
+    "add": ("elementwise", _elementwise("aten.add.Tensor", 2)),
+    "mul": ("elementwise", _elementwise("aten.mul.Tensor", 2)),
+    "sub": ("elementwise", _elementwise("aten.sub.Tensor", 2)),
+    "div": ("elementwise", _elementwise("aten.div.Tensor", 2)),
+    "elementwise_binary": ("elementwise", _elementwise("aten.add.Tensor", 2)),
+    "relu": ("elementwise", _elementwise("aten.relu.default", 1)),
+    "gelu": ("elementwise", _elementwise("aten.gelu.default", 1)),
+    "tanh": ("elementwise", _elementwise("aten.tanh.default", 1)),
+    "elementwise_unary": ("elementwise", _elementwise("aten.relu.default", 1)),
+    "softmax": ("softmax", lambda record: calls.softmax(_vector(record), _DTYPE)),
+    "ln": ("layernorm", lambda record: calls.layer_norm(_vector(record), _DTYPE)),
+    "layernorm": ("layernorm", lambda record: calls.layer_norm(_vector(record), _DTYPE)),
+}
+
+
+def _op(record: Record) -> Sample:
+    op = str(record["op"]).strip().lower()
+    if op not in _OPS:
+        raise Skip(f"op {op[:40]!r} is not known")
+    op_class, build = _OPS[op]
+    gpu = board(record["gpu"])
+    cost = build(record)
+    shape = ",".join(f"{name}={_cell(record, name)}" for name in "bmknh" if _cell(record, name))
+    split = _split(record, op, op_class, gpu)
+    return Sample(OPS.name, record["gpu"], gpu, op_class, _DTYPE, f"{op} {shape}", cost, "call",
+                  warm_bytes(cost, gpu), seconds(record, "latency_ms"), split=split)  # fmt: skip
+
+
+def _split(record: Record, op: str, op_class: str, gpu: Gpu) -> str:
+    """The half that a row was in when the constants were fitted: by the product, or by rows and columns; those of
+    softmax and layer norm of NVIDIA's boards by the whole shape."""
+    if op_class in ("linear", "bmm"):
+        b, m, n, k = (size(record, name) for name in "bmnk")
+        b, m = (1, b * m) if op == "linear" else (b, m)
+        return f"{op}:{b}x{m}x{n}x{k}"
+    if op_class == "elementwise" or gpu.vendor == "AMD":
+        return "{}x{}".format(*_vector(record))
+    return ""
+
+
+def _cell(record: Record, name: str) -> str:
+    return str(record.get(name, "")).strip().removesuffix(".0")
+
+
+def _conv(record: Record) -> Sample:
+    gpu = board(record["gpu"])
+    n, cin, cout, window, hw, stride = (size(record, name) for name in ("n", "cin", "cout", "ksize", "hw", "stride"))
+    pad = count(record, "padding")
+    if hw + 2 * pad < window:
+        raise ValueError(f"ksize is {window}, more than the padded input has")
+    cost = calls.convolution((n, cin, hw, hw), (cout, cin, window, window), (stride, stride), (pad, pad), _DTYPE)
+    shape = f"{n}x{cin}x{hw}x{hw} * {cout}x{window}x{window} /{stride} +{pad}"
+    return Sample(CONV.name, record["gpu"], gpu, "conv2d", _DTYPE, shape, cost, "call", warm_bytes(cost, gpu),
+                  seconds(record, "latency_ms"))  # fmt: skip
+
+
+OPS = Table("neusight_ops", frozenset(["op", "gpu", "b", "m", "k", "n", "h", "latency_ms"]), _op)
+CONV = Table(
+    "neusight_conv", frozenset(["gpu", "n", "cin", "cout", "ksize", "hw", "stride", "padding", "latency_ms"]), _conv
+)

@@ -1,0 +1,135 @@
+"""Vidur's tables (microsoft/vidur): the layers of an LLM as vLLM runs them in float16, and NCCL's all-reduce."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from memwall.analysis.accuracy.samples import Sample
+from memwall.analysis.accuracy.scores import Row
+from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, seconds, size, warm_bytes
+from memwall.analysis.accuracy.tables.links import all_reduce_row
+from memwall.ops import Cost
+from memwall.ops import table_calls as calls
+from memwall.ops.launches import Gemm, Stream
+from memwall.ops.movement import select_steps
+from memwall.perfmodel.roofline import works_of
+from memwall.perfmodel.stream import BLOCK_THREADS
+
+_DTYPE, _ITEMSIZE = "float16", 2
+_RESOLUTION_S = 1e-6
+
+#: kernel -> integer instructions for each result. These kernels take a scalar at a time; the counts are fitted to the
+#: rows of all three boards together
+_INSTRUCTIONS = {"silu_and_mul": 52, "rotary_embedding": 40, "embedding": 116}
+#: threads of the block that goes over a token: vLLM's activation_kernels.cu and pos_encoding_kernels.cu
+_SILU_THREADS, _ROPE_THREADS = 1024, 512
+
+
+class _Layer:
+    """The sizes of one row's layer on one of ``tp`` GPUs."""
+
+    def __init__(self, record: Record) -> None:
+        self.tokens, self.tp, self.heads, self.kv_heads, self.width, self.ffn, self.vocab = (
+            size(record, name) for name in ("num_tokens", "tp", "n_head", "n_kv_head", "n_embd", "n_ffn", "vocab")
+        )
+        self.gated = str(record["gated_mlp"]).strip().lower() in ("true", "1")
+        self.head_size = self.width // self.heads
+
+    def product(self, n: int, k: int) -> Cost:
+        """``[tokens, k] x [k, n]``."""
+        return calls.product(self.tokens, max(n, 1), max(k, 1), _DTYPE)
+
+    def moved(self, read: int, written: int, kernel: str, steps: int, blocks: float) -> Cost:
+        """A kernel that reads and writes so many elements, in blocks of 512 threads whose loop has ``steps``."""
+        read_bytes, write_bytes = _ITEMSIZE * read, _ITEMSIZE * written
+        work = Stream(read_bytes=read_bytes, write_bytes=write_bytes, elements=written, steps=steps,
+                      instructions=_INSTRUCTIONS[kernel] * written,
+                      blocks=math.ceil(blocks))  # fmt: skip
+        return Cost({}, read_bytes, write_bytes, works=(work,))
+
+
+def _activation(layer: _Layer) -> Cost:
+    width = layer.ffn // layer.tp
+    if not layer.gated:
+        return calls.elementwise("aten.gelu.default", (layer.tokens, width), _DTYPE, 1)
+    steps = math.ceil(width / _SILU_THREADS)
+    blocks = layer.tokens * _SILU_THREADS / BLOCK_THREADS
+    return layer.moved(2 * layer.tokens * width, layer.tokens * width, "silu_and_mul", steps, blocks)
+
+
+def _rope(layer: _Layer) -> Cost:
+    """Queries and keys are rotated in place; a token's cosines and sines are a head's size, its position 8 bytes."""
+    queries, keys = layer.heads // layer.tp, max(layer.kv_heads // layer.tp, 1)
+    elements = layer.tokens * (queries + keys) * layer.head_size
+    steps = sum(math.ceil(heads * layer.head_size / 2 / _ROPE_THREADS) for heads in (queries, keys))
+    read = elements + layer.tokens * (layer.head_size + 4)
+    return layer.moved(read, elements, "rotary_embedding", steps, layer.tokens * _ROPE_THREADS / BLOCK_THREADS)
+
+
+def _embedding(layer: _Layer) -> Cost:
+    """The table's rows are read by 8-byte index; with tensor parallelism a GPU holds a share of them."""
+    elements = layer.tokens * layer.width
+    return layer.moved(elements + 4 * layer.tokens, elements, "embedding", select_steps(layer.tokens), 1)
+
+
+def _norm(layer: _Layer) -> Cost:
+    return calls.rows("block_norm", (layer.tokens, layer.width), _DTYPE, 1, 1)
+
+
+#: op of the table -> what it is scored as, and its cost
+_OPS: Mapping[str, tuple[str, Callable[[_Layer], Cost]]] = {
+    "attn_pre_proj": ("gemm", lambda s: s.product((s.heads + 2 * s.kv_heads) * s.head_size // s.tp, s.width)),
+    "attn_post_proj": ("gemm", lambda s: s.product(s.width, s.width // s.tp)),
+    "mlp_up_proj": ("gemm", lambda s: s.product((2 if s.gated else 1) * s.ffn // s.tp, s.width)),
+    "mlp_down_proj": ("gemm", lambda s: s.product(s.width, s.ffn // s.tp)),
+    "mlp_act": ("activation", _activation),
+    "add": ("add", lambda s: calls.elementwise("aten.add.Tensor", (s.tokens, s.width), _DTYPE, 2)),
+    "input_layernorm": ("norm", _norm),
+    "post_attention_layernorm": ("norm", _norm),
+    "attn_rope": ("rope", _rope),
+    "emb": ("embedding", _embedding),
+}
+
+
+def _weight_bytes(cost: Cost) -> int:
+    """Bytes of the right operand of a product."""
+    return sum(work.k * work.n * work.itemsize for work in works_of(cost) if isinstance(work, Gemm))
+
+
+def _op(record: Record) -> Sample:
+    op = record["op"]
+    if op not in _OPS:
+        raise Skip(f"op {op[:40]!r} is not known")
+    op_class, build = _OPS[op]
+    gpu, layer = board(record["gpu"]), _Layer(record)
+    cost = build(layer)
+    warm = warm_bytes(cost, gpu)
+    if op_class == "gemm":  # the other layers' weights run through L2 between two calls
+        warm = cost.read_bytes - _weight_bytes(cost) if cost.bytes <= gpu.l2_bytes else 0
+    shape = f"{op} t={layer.tokens},tp={layer.tp},h={layer.heads}/{layer.kv_heads},w={layer.width},f={layer.ffn}"
+    work = works_of(cost)[0]
+    split = f"{work.m}x{work.n}x{work.k}" if isinstance(work, Gemm) else ""
+    return Sample(OPS.name, record["gpu"], gpu, op_class, _DTYPE, shape, cost, "kernel", warm,
+                  seconds(record, "median_ms"), _RESOLUTION_S, split)  # fmt: skip
+
+
+def _all_reduce(record: Record) -> Row:
+    network = record["network"]
+    gpu = board(network.partition("_")[0])
+    return all_reduce_row(
+        ALL_REDUCE.name, network, gpu, size(record, "size"), size(record, "num_workers"),
+        size(record, "devices_per_node"), seconds(record, "median_ms"),
+    )  # fmt: skip
+
+
+OPS = Table(
+    "vidur_mlp_ops",
+    frozenset(
+        ["gpu", "op", "num_tokens", "tp", "n_head", "n_kv_head", "n_embd", "n_ffn", "vocab", "gated_mlp", "median_ms"]
+    ),
+    _op,
+)
+ALL_REDUCE = Table(
+    "vidur_allreduce", frozenset(["network", "num_workers", "size", "median_ms", "devices_per_node"]), _all_reduce
+)

@@ -1,0 +1,182 @@
+"""Where two plans of one graph differ, and what the difference costs.
+
+Two ops are *together* when some kernel computes both, *apart* when none does. Pairs that could meet are counted: one
+reads what the other wrote, or both read the same version of a tensor. Pairs with a matrix kernel are left out, as no
+policy fuses across one, so counting them would flatter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph
+from memwall.fusion import Group, Plan
+from memwall.fusion.rules import MATRIX_CLASSES
+from memwall.hardware.lookup import Gpu
+from memwall.perfmodel.roofline import predict_cost
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+#: readers of one tensor that are paired with each other: each with the next so many
+_SIBLINGS = 4
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Kernels of two plans that run the same ops in other groups; repeated layers are one row.
+
+    Bytes and seconds are those of the second plan minus those of the first, over all ``count`` places.
+    """
+
+    module: str
+    phase: str
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    count: int
+    bytes: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two plans agree. ``pairs`` could meet; ``same`` of them are together in both or apart in both.
+
+    ``all_pairs`` are all pairs of ops of one phase, matrix kernels aside, ``all_same`` those on which the groups that
+    own them agree.
+    """
+
+    pairs: int
+    same: int
+    only_first: int
+    only_second: int
+    all_pairs: int
+    all_same: int
+    kernels: tuple[int, int]
+    dram_bytes: tuple[int, int]
+    differences: tuple[Difference, ...]
+
+    @property
+    def all_share(self) -> float:
+        """Fraction of all pairs on which they agree (the Rand index); 1 where there are none."""
+        return self.all_same / self.all_pairs if self.all_pairs else 1.0
+
+    @property
+    def share(self) -> float:
+        """Fraction of the pairs on which they agree; 1 where there are none."""
+        return self.same / self.pairs if self.pairs else 1.0
+
+
+def agreement(
+    graph: Graph, first: Plan, second: Plan, gpu: Gpu, phases: Sequence[str] = ("forward", "backward")
+) -> Agreement:
+    """Compare two plans over the ops of some phases."""
+    places = [_places(plan) for plan in (first, second)]
+    counts = [0, 0, 0, 0]
+    for a, b in _pairs(graph, frozenset(phases)):
+        one, two = (not place[a].isdisjoint(place[b]) for place in places)
+        counts[2 * one + two] += 1
+    groups = [[g for g in plan.groups if graph.ops[g.op_ids[0]].phase in phases] for plan in (first, second)]
+    return Agreement(
+        sum(counts), counts[0] + counts[3], counts[2], counts[1], *_rand(graph, first, second, phases),
+        (_launches(groups[0]), _launches(groups[1])),
+        (_bytes(groups[0]), _bytes(groups[1])),
+        tuple(_differences(graph, groups[0], groups[1], gpu)),
+    )  # fmt: skip
+
+
+def _rand(graph: Graph, first: Plan, second: Plan, phases: Sequence[str]) -> tuple[int, int]:
+    """All pairs of ops of a phase, and those that are in one group of both plans or of neither."""
+    owners = [{op: n for n, group in enumerate(plan.groups) for op in group.op_ids} for plan in (first, second)]
+    pairs = same = 0
+    for phase in phases:
+        ops = [op.id for op in graph.ops if op.phase == phase and op.op_class not in MATRIX_CLASSES]
+        every = _choose(len(ops))
+        one, two, both = (
+            sum(map(_choose, Counter(map(key, ops)).values()))
+            for key in (owners[0].__getitem__, owners[1].__getitem__, lambda op: (owners[0][op], owners[1][op]))
+        )
+        pairs += every
+        same += every - one - two + 2 * both
+    return pairs, same
+
+
+def _choose(count: int) -> int:
+    return count * (count - 1) // 2
+
+
+def _launches(groups: Sequence[Group]) -> int:
+    return sum(group.cost.kernels for group in groups)
+
+
+def _bytes(groups: Sequence[Group]) -> int:
+    return sum(group.cost.bytes for group in groups)
+
+
+def _places(plan: Plan) -> Mapping[int, set[int]]:
+    places: dict[int, set[int]] = {}
+    for index, group in enumerate(plan.groups):
+        for op in (*group.op_ids, *group.recomputes):
+            places.setdefault(op, set()).add(index)
+    return places
+
+
+def _pairs(graph: Graph, phases: frozenset[str]) -> set[tuple[int, int]]:
+    flow = Flow.of(graph)
+    counted = {op.id for op in graph.ops if op.phase in phases and op.op_class not in MATRIX_CLASSES}
+    pairs: set[tuple[int, int]] = set()
+    for version, readers in enumerate(flow.readers):
+        chain = [op for op in readers if op in counted]
+        writer = flow.writer[version]
+        if writer in counted:
+            pairs.update((writer, reader) for reader in chain if reader != writer)
+        for i, reader in enumerate(chain):
+            pairs.update((reader, other) for other in chain[i + 1 : i + 1 + _SIBLINGS])
+    return {(a, b) for a, b in pairs if graph.ops[a].phase == graph.ops[b].phase}
+
+
+def _differences(graph: Graph, ours: Sequence[Group], theirs: Sequence[Group], gpu: Gpu) -> list[Difference]:
+    root: dict[int, int] = {}
+
+    def find(op: int) -> int:
+        while root.setdefault(op, op) != op:
+            root[op] = root[root[op]]
+            op = root[op]
+        return op
+
+    for group in (*ours, *theirs):
+        for op in group.op_ids[1:]:
+            root[find(op)] = find(group.op_ids[0])
+    sides: dict[int, tuple[list[Group], list[Group]]] = {}
+    for side, groups in enumerate((ours, theirs)):
+        for group in groups:
+            sides.setdefault(find(group.op_ids[0]), ([], []))[side].append(group)
+    rows: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], list[float]] = {}
+    for mine, other in sides.values():
+        if _parts(mine) == _parts(other):
+            continue
+        module = _NUMBER.sub("*", graph.ops[mine[0].op_ids[0]].module)
+        phase = graph.ops[mine[0].op_ids[0]].phase
+        row = rows.setdefault((module, phase, _names(graph, mine), _names(graph, other)), [0, 0, 0.0])
+        row[0] += 1
+        row[1] += _bytes(other) - _bytes(mine)
+        row[2] += _time_s(other, gpu) - _time_s(mine, gpu)
+    found = [Difference(key[0], key[1], key[2], key[3], int(n), int(b), t) for key, (n, b, t) in rows.items()]
+    return sorted(found, key=lambda d: (-abs(d.bytes), d.module, d.ours))
+
+
+def _parts(groups: Sequence[Group]) -> set[tuple]:
+    return {(group.op_ids, group.cost.bytes) for group in groups}
+
+
+def _names(graph: Graph, groups: Sequence[Group]) -> tuple[str, ...]:
+    def name(op_id: int) -> str:
+        return graph.ops[op_id].name.removeprefix("aten.").partition(".")[0]
+
+    return tuple("+".join(map(name, g.op_ids)) + ("".join(f" (again {name(i)})" for i in g.recomputes)) for g in groups)
+
+
+def _time_s(groups: Sequence[Group], gpu: Gpu) -> float:
+    return sum(predict_cost(g.cost, gpu).time_s for g in groups)

@@ -1,0 +1,174 @@
+"""What graph breaks cost: the fusion that is lost across them, in DRAM bytes and modeled time on a GPU.
+
+A plan with the partial graphs of a capture is held against plans in which breaks are healed: the graphs on both sides
+become one, with the ops between that no graph held, and, where then all of forward is one graph, with their backward
+ops. What the breaks do not cause stays as it is in both: gradients are added up and the optimizer steps outside all
+graphs. Only fusion is priced, not the time that Python takes between two graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from memwall.core.graph import EAGER, Graph, Op
+from memwall.fusion import plan_graph
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.simulate.schedule import Totals, simulate
+
+#: Breaks that are priced one by one; each takes a plan of its own.
+MAX_PRICED = 32
+
+#: How backward makes the gradient of the loss by itself.
+SEED = "aten.ones_like"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What is lost against a run without the breaks: DRAM bytes, modeled seconds, kernels."""
+
+    dram_bytes: int
+    time_s: float
+    kernels: int
+
+    @classmethod
+    def between(cls, broken: Totals, healed: Totals) -> Loss:
+        """Totals with the breaks less those without."""
+        return cls(
+            broken.dram_bytes - healed.dram_bytes, broken.time_s - healed.time_s, broken.kernels - healed.kernels
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BreakPrices:
+    """The price of all breaks together, and of each alone; None for those that part nothing by themselves, and for
+    those beyond ``MAX_PRICED``.
+
+    Single prices need not add up: healing two neighbours may let more fuse than healing each.
+    """
+
+    together: Loss
+    each: tuple[Loss | None, ...]
+
+
+class Cut(NamedTuple):
+    """Where a break parts graphs: after which ops, and from which op on it left the model's own function to Python."""
+
+    places: Sequence[int]
+    lost_from: int | None = None
+
+
+def price_breaks(
+    graph: Graph,
+    costs: Sequence[Cost],
+    gpu: Gpu,
+    regions: Sequence[int],
+    cuts: Sequence[Cut],
+    behind: int | None = None,
+    policy: str = "memwall",
+) -> BreakPrices:
+    """The price of each break on a GPU, under our own planner unless another policy is named.
+
+    Args:
+        regions: for each op the number of the partial graph that holds it, or ``EAGER``.
+        cuts: one for each break.
+        behind: the first op behind the model; None where nothing is.
+    """
+    one = whole(graph, regions, behind)
+
+    @cache
+    def totals(of: tuple[int, ...]) -> Totals:
+        return simulate(graph, plan_graph(policy, graph, costs, gpu, planned(graph, of)), gpu).totals
+
+    broken = totals(tuple(regions))
+    each: list[Loss | None] = [None] * len(cuts)
+    for number, cut in enumerate(cuts[:MAX_PRICED]):
+        if cut.lost_from is not None:
+            others = {i for n, other in enumerate(cuts) if n != number for i in other.places}
+            each[number] = Loss.between(broken, totals(recaptured(graph, regions, one, cut.lost_from, others)))
+        elif cut.places:
+            each[number] = Loss.between(broken, totals(healed(graph, regions, one, cut.places)))
+    return BreakPrices(Loss.between(broken, totals(one)), tuple(each))
+
+
+def planned(graph: Graph, regions: Sequence[int]) -> list[int]:
+    """Regions as our planner takes them: the optimizer's ops are one of their own."""
+    optimizer = max(regions, default=0) + 1
+    return [optimizer if op.phase == "optimizer" else region for op, region in zip(graph.ops, regions, strict=True)]
+
+
+def is_broken(graph: Graph, regions: Sequence[int], behind: int | None = None) -> bool:
+    """Whether some fusion of forward or backward ops is lost: not all of them belong to one graph."""
+    return tuple(regions) != whole(graph, regions, behind)
+
+
+def healed(graph: Graph, regions: Sequence[int], one: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
+    """The regions when the graphs on both sides of each place (the op before it) are one, as is what lies between.
+
+    Args:
+        one: the regions without any break, as :func:`whole` has them.
+    """
+    forward = [op.id for op in graph.ops if op.phase == "forward"]
+    same = {region: region for region in regions}
+    joined: set[int] = set()
+    for place in places:
+        left = next((i for i in reversed(forward) if i <= place and regions[i] != EAGER), None)
+        right = next((i for i in forward if i > place and regions[i] != EAGER), None)
+        if left is None or right is None:
+            continue
+        old, new = same[regions[right]], same[regions[left]]
+        same = {region: new if name == old else name for region, name in same.items()}
+        joined.update(i for i in forward if left < i < right)
+    result = [same[region] for region in regions]
+    for op_id in joined:
+        result[op_id] = _nearest(result, op_id)
+    return _backward_too(graph, one, result)
+
+
+def recaptured(
+    graph: Graph, regions: Sequence[int], one: Sequence[int], start: int, cuts: Collection[int]
+) -> tuple[int, ...]:
+    """The regions if all forward ops from ``start`` on were captured together, but for the cuts of other breaks."""
+    number = max(regions, default=EAGER) + 1
+    result, became = list(regions), {}
+    for op in graph.ops[start:]:
+        if op.phase == "forward" and one[op.id] != EAGER:
+            became[regions[op.id]] = result[op.id] = number
+            number += op.id in cuts
+        elif regions[op.id] != EAGER:
+            result[op.id] = became.get(regions[op.id], regions[op.id])
+    return _backward_too(graph, one, result)
+
+
+def _backward_too(graph: Graph, one: Sequence[int], result: Sequence[int]) -> tuple[int, ...]:
+    """The regions, with the backward of what no graph had held in the one graph, where there is but one."""
+    forward = {result[op.id] for op in graph.ops if op.phase == "forward" and one[op.id] != EAGER}
+    return tuple(one) if len(forward) == 1 and EAGER not in forward else tuple(result)
+
+
+def _nearest(regions: Sequence[int], op_id: int) -> int:
+    """The region of the last op before this one that is in any."""
+    return next((regions[i] for i in range(op_id, -1, -1) if regions[i] != EAGER), EAGER)
+
+
+def whole(graph: Graph, regions: Sequence[int], behind: int | None = None) -> tuple[int, ...]:
+    """The regions without any break: forward and backward are one graph.
+
+    Outside stays what no break put there: the optimizer, gradients that are added up, what stands for a loss behind the
+    model, and the one that backward begins with.
+    """
+    roles = [graph.storages[value.storage].role for value in graph.values]
+    end = len(graph.ops) if behind is None else behind
+    first = next((op.id for op in graph.ops if op.phase == "backward"), None)
+
+    def outside(op: Op) -> bool:
+        if op.phase == "optimizer" or (op.phase == "forward" and op.id >= end):
+            return True
+        adds_up = op.phase == "backward" and all(roles[i] == "gradient" for i in op.outputs)
+        begins = op.id == first and op.name == SEED
+        return (adds_up or begins) and regions[op.id] == EAGER
+
+    return tuple([EAGER if outside(op) else 0 for op in graph.ops])

@@ -1,0 +1,389 @@
+"""One workload on N GPUs, N profiles side by side, or the machines themselves: ``memwall.comparison/1``.
+
+The first entry is the baseline of every speed-up and growth factor. Energy is the board's TDP over the step, an upper
+bound on what the board draws; cost is the price of that many seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from memwall.analysis.savings import CHEAP
+from memwall.core.errors import UsageError
+from memwall.core.graph import Pipe
+from memwall.core.version import __version__
+from memwall.core.views import view
+from memwall.fusion import UNIVERSAL
+from memwall.hardware.lookup import Gpu
+from memwall.record.kernels import WALLS, class_rows, kernel_groups, rates, schedule_label, wall_shares
+from memwall.record.profile import Profile
+from memwall.record.schedules import simulate_profile
+from memwall.simulate.schedule import Schedule
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SCHEMA = "memwall.comparison/1"
+KINDS = ("gpus", "profiles", "machines")
+
+#: rows of flips and of changes that a comparison keeps, the longest time first
+MAX_ROWS = 20
+
+#: a flip counts where the kernels take this share of the time on some GPU
+NOTABLE = 1e-3
+
+#: GPU name -> USD per hour
+Prices = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One workload on one GPU under one policy. None where the workload or the board does not say."""
+
+    label: str
+    workload: str
+    gpu: str
+    policy: str
+    time_s: float
+    bound_s: float
+    #: how many times faster than the entry that it is compared with (the first, or the baseline's on the same GPU)
+    speedup: float
+    kernels: int
+    flops: int
+    dram_bytes: int
+    mfu: float
+    mbu: float
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    wall_shares: Mapping[str, float]
+    peak_memory_bytes: int
+    gpu_bytes: int
+    fits: bool
+    energy_j: float | None
+    usd_per_step: float | None
+    usd_per_million_samples: float | None
+    usd_per_million_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Equal kernels that hit another wall on another GPU. ``walls`` and ``times_s`` follow the entries."""
+
+    name: str
+    module: str
+    phase: str
+    count: int
+    walls: tuple[str, ...]
+    times_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one profile does more or less of than the baseline: a class or a kernel."""
+
+    label: str
+    kind: str
+    name: str
+    before_s: float
+    after_s: float
+    before_flops: int
+    after_flops: int
+    before_bytes: int
+    after_bytes: int
+
+    @property
+    def delta_s(self) -> float:
+        """Seconds more than the baseline."""
+        return self.after_s - self.before_s
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A GPU's datasheet, and each number over that of the first (``growth``; None where either lacks it)."""
+
+    name: str
+    full_name: str
+    release: str
+    peak_flop_per_s: Mapping[str, float]
+    ridge_points: Mapping[str, float]
+    dram_bytes_per_s: float
+    dram_bytes: int
+    l2_bytes: int
+    link_bytes_per_s: float
+    tdp_w: float
+    growth: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared (one of ``KINDS``) and the rows: entries for workloads, machines for GPUs alone."""
+
+    kind: str
+    title: str
+    entries: tuple[Entry, ...] = ()
+    flips: tuple[Flip, ...] = ()
+    changes: tuple[Change, ...] = ()
+    machines: tuple[Machine, ...] = ()
+    memwall_version: str = __version__
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON types, in a stable order."""
+        record: dict[str, Any] = {
+            "schema": SCHEMA, "memwall_version": self.memwall_version, "kind": self.kind, "title": self.title,
+        }  # fmt: skip
+        for key in ("entries", "flips", "changes", "machines"):
+            record[key] = [_plain(asdict(row)) for row in getattr(self, key)]
+        return record
+
+    def to_json(self) -> str:
+        """The record as text, byte-identical for equal comparisons."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+    def to_pandas(self) -> DataFrame:
+        """One row per entry (or per machine), the columns those of the CSV; seconds and bytes in base units.
+
+        An entry's columns are the fields of :class:`Entry`; the shares of the walls are ``wall_shares.compute``,
+        ``wall_shares.bandwidth`` and ``wall_shares.overhead``.
+        """
+        frame: DataFrame = view("comparison_frame", self)
+        return frame
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a comparison."""
+        text: str = view("comparison_fragment", self)
+        return text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# -- one workload, N GPUs ----------------------------------------------------------------------------------------------
+
+
+def compare_profile(
+    profile: Profile, gpus: Sequence[Gpu], *, price: Prices | None = None, policies: Sequence[str] = ()
+) -> Comparison:
+    """The workload of a profile on N GPUs: its own simulations, and where it lacks one, its graph simulated.
+
+    Args:
+        policies: those of the profile where none is named, eager if it has none.
+
+    Raises:
+        UsageError: no GPU, a price for a GPU that is not compared, or no such policy.
+    """
+    if not gpus:
+        raise UsageError("nothing to compare: name at least one GPU")
+    _check_prices(price, [gpu.name for gpu in gpus])
+    named = policies or tuple(dict.fromkeys(s.policy for s in profile.simulations)) or ("eager",)
+    schedules = _simulated(profile, gpus, named)
+    first_s = schedules[0].totals.time_s
+    entries = [_entry(profile, s, schedule_label(profile, s), first_s, price) for s in schedules]
+    flipped = flips(profile, schedules) if len(named) == 1 else ()
+    return Comparison("gpus", profile.workload.name, tuple(entries), flipped)
+
+
+def _simulated(profile: Profile, gpus: Sequence[Gpu], policies: Sequence[str]) -> list[Schedule]:
+    """The simulations, policy by policy: those made in this run or by a compiler as they are, the others anew."""
+    known = {(s.gpu, s.policy): s for s in profile.simulations if s.plan is not None or s.policy not in CHEAP}
+    for policy in policies:
+        missing = [gpu for gpu in gpus if (gpu, policy) not in known]
+        known |= {(s.gpu, s.policy): s for s in simulate_profile(profile, missing, [policy])}
+    return [known[gpu, policy] for policy in policies for gpu in gpus]
+
+
+def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
+    """Groups of equal kernels whose wall is not the same on all GPUs, if notable, the longest time first.
+
+    Schedules of different graphs (another attention kernel) are joined where they run equal kernels.
+    """
+    known: dict[tuple, list[tuple]] = {}
+    groups = []
+    for schedule in schedules:
+        same = schedule.graph, schedule.policy, schedule.policy in UNIVERSAL or schedule.gpu.name
+        if same not in known:
+            known[same] = kernel_groups(profile, schedule.graph, schedule.kernels)
+        groups.append(known[same])
+    columns = [_walls(schedule, keys) for schedule, keys in zip(schedules, groups, strict=True)]
+    counts: dict[tuple, int] = {}
+    for key in groups[0]:
+        counts[key] = counts.get(key, 0) + 1
+    found = []
+    for key, count in counts.items():
+        cells = [column.get(key, ("", 0.0)) for column in columns]
+        flipped = len({wall for wall, _ in cells if wall}) > 1
+        if flipped and any(cell[1] >= NOTABLE * s.totals.time_s for cell, s in zip(cells, schedules, strict=True)):
+            walls, times = zip(*cells, strict=True)
+            found.append(Flip(key[0], key[3], key[2], count, walls, times))
+    found.sort(key=lambda flip: (-max(flip.times_s), flip.name, flip.module, flip.phase))
+    return tuple(found[:MAX_ROWS])
+
+
+def _walls(schedule: Schedule, keys: Sequence[tuple]) -> dict[tuple, tuple[str, float]]:
+    """Per group of equal kernels: the wall under which most of its time stands, and its time."""
+    number: dict[tuple, int] = {}
+    member = [number.setdefault(key, len(number)) for key in keys]
+    sums = {wall: [0.0] * len(number) for wall in WALLS}
+    for group, kernel in zip(member, schedule.kernels, strict=True):
+        sums[kernel.limited_by][group] += kernel.time_s
+    rows = zip(*(sums[wall] for wall in WALLS), strict=True)
+    result = {}
+    for key, row in zip(number, rows, strict=True):
+        result[key] = WALLS[row.index(max(row))], sum(row)
+    return result
+
+
+def _entry(profile: Profile, schedule: Schedule, label: str, base_s: float, price: Prices | None) -> Entry:
+    totals, gpu, workload = schedule.totals, schedule.gpu, profile.workload
+    speed = rates(profile, schedule)
+    usd = price[gpu.name] * totals.time_s / 3600 if price and gpu.name in price else None
+    return Entry(
+        label=label, workload=workload.name, gpu=gpu.name, policy=schedule.policy, time_s=totals.time_s,
+        bound_s=totals.bound_s, speedup=base_s / totals.time_s if totals.time_s else 0.0, kernels=totals.kernels,
+        flops=totals.flops, dram_bytes=totals.dram_bytes, mfu=totals.mfu, mbu=schedule.mbu,
+        samples_per_s=speed.samples_per_s, tokens_per_s=speed.tokens_per_s, wall_shares=wall_shares(schedule),
+        peak_memory_bytes=totals.peak_memory_bytes, gpu_bytes=gpu.dram_bytes, fits=schedule.fits,
+        energy_j=gpu.tdp_w * totals.time_s if gpu.tdp_w else None, usd_per_step=usd,
+        usd_per_million_samples=_per_million(usd, workload.samples),
+        usd_per_million_tokens=_per_million(usd, workload.tokens),
+    )  # fmt: skip
+
+
+def _per_million(usd: float | None, count: int | None) -> float | None:
+    return usd / count * 1e6 if usd is not None and count else None
+
+
+def _check_prices(price: Prices | None, names: Sequence[str]) -> None:
+    for name in price or {}:
+        if name not in names:
+            raise UsageError(f"there is a price for {name}, which is not compared; compared are {', '.join(names)}")
+
+
+# -- N profiles --------------------------------------------------------------------------------------------------------
+
+
+def compare_profiles(profiles: Sequence[Profile], *, price: Prices | None = None) -> Comparison:
+    """N profiles side by side, the first the baseline; each entry is compared with the baseline on the same GPU.
+
+    Raises:
+        UsageError: fewer than two profiles, one without a simulation, or a price for a GPU that is not compared.
+    """
+    if len(profiles) < 2:
+        raise UsageError("nothing to compare: name at least two profiles, or one profile and GPUs")
+    for profile in profiles:
+        if not profile.simulations:
+            raise UsageError(f"{profile.workload.name} has no simulation to compare; profile it on a GPU")
+    _check_prices(price, [s.gpu.name for p in profiles for s in p.simulations])
+    names = _unique([profile.workload.name for profile in profiles])
+    entries, changes = [], []
+    for profile, name in zip(profiles, names, strict=True):
+        for schedule in profile.simulations:
+            base = _counterpart(profiles[0], schedule)
+            label = f"{name} on {schedule_label(profile, schedule)}"
+            entries.append(_entry(profile, schedule, label, base.totals.time_s, price))
+        if profile is not profiles[0]:
+            changes += _changes(profiles[0], profile, name)
+    return Comparison("profiles", " and ".join(names), tuple(entries), (), tuple(changes))
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+    return result
+
+
+def _counterpart(profile: Profile, schedule: Schedule) -> Schedule:
+    """The simulation of a profile nearest to a schedule: same GPU and policy, else same GPU, else the first."""
+
+    def distance(other: Schedule) -> tuple[bool, bool]:
+        return other.gpu.name != schedule.gpu.name, other.policy != schedule.policy
+
+    return min(profile.simulations, key=distance)
+
+
+def _changes(base: Profile, other: Profile, name: str) -> list[Change]:
+    """Classes and kernels that changed, on the first GPU that both have, most time first."""
+    after = min(other.simulations, key=lambda s: _counterpart(base, s).gpu.name != s.gpu.name)
+    before = _counterpart(base, after)
+    pairs = (("class", _class_sums(base, before), _class_sums(other, after)),
+             ("kernel", _kernel_sums(base, before), _kernel_sums(other, after)))  # fmt: skip
+    rows = []
+    for kind, old, new in pairs:
+        found = []
+        for key in dict.fromkeys((*old, *new)):
+            a, b = old.get(key, (0.0, 0, 0)), new.get(key, (0.0, 0, 0))
+            if a != b:
+                found.append(Change(name, kind, key, a[0], b[0], a[1], b[1], a[2], b[2]))
+        found.sort(key=lambda row: (-abs(row.delta_s), row.name))
+        rows += found[:MAX_ROWS]
+    return rows
+
+
+def _class_sums(profile: Profile, schedule: Schedule) -> dict[str, tuple[float, int, int]]:
+    return {row.key: (row.time_s, row.flops, row.bytes) for row in class_rows(profile, schedule)}
+
+
+def _kernel_sums(profile: Profile, schedule: Schedule) -> dict[str, tuple[float, int, int]]:
+    total: dict[str, tuple[float, int, int]] = {}
+    keys = kernel_groups(profile, schedule.graph, schedule.kernels)
+    for key, kernel in zip(keys, schedule.kernels, strict=True):
+        name = " ".join(part for part in (key[0], key[3], f"({key[2]})") if part)
+        time_s, flops, moved = total.get(name, (0.0, 0, 0))
+        total[name] = time_s + kernel.time_s, flops + kernel.flops, moved + kernel.bytes
+    return total
+
+
+# -- the machines themselves -------------------------------------------------------------------------------------------
+
+#: rows of the growth table: what grows -> how to read it off a GPU (None where the board has none)
+DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "int8")
+
+
+def best_peak(gpu: Gpu, dtype: str) -> float | None:
+    """The faster of a GPU's two engines for a dtype; None where neither does it natively."""
+    return max(gpu.peak_flop_per_s.get(Pipe(engine, dtype), 0.0) for engine in ("tensor", "vector")) or None
+
+
+def growth_numbers(gpu: Gpu) -> dict[str, float | None]:
+    """What the growth factors are of: peaks per dtype, bandwidth, capacity, ridge points and power."""
+    numbers: dict[str, float | None] = {dtype: best_peak(gpu, dtype) for dtype in DTYPES}
+    numbers |= {
+        "bandwidth": gpu.dram_bytes_per_s, "capacity": float(gpu.dram_bytes), "l2": float(gpu.l2_bytes) or None,
+        "link": gpu.link_bytes_per_s or None, "tdp": gpu.tdp_w or None,
+    }  # fmt: skip
+    fp16 = numbers["float16"]
+    numbers["ridge_float16"] = fp16 / gpu.dram_bytes_per_s if fp16 else None
+    return numbers
+
+
+def compare_gpus(gpus: Sequence[Gpu]) -> Comparison:
+    """The machines themselves; growth is relative to the first.
+
+    Raises:
+        UsageError: no GPU.
+    """
+    if not gpus:
+        raise UsageError("nothing to compare: name at least one GPU")
+    base = growth_numbers(gpus[0])
+    return Comparison("machines", "machines", machines=tuple(_machine(gpu, base) for gpu in gpus))
+
+
+def _machine(gpu: Gpu, base: Mapping[str, float | None]) -> Machine:
+    peaks = {str(pipe): gpu.peak_flop_per_s[pipe] for pipe in sorted(gpu.peak_flop_per_s)}
+    growth: dict[str, float | None] = {}
+    for key, value in growth_numbers(gpu).items():
+        old = base[key]
+        growth[key] = value / old if value and old else None
+    return Machine(
+        gpu.name, gpu.full_name, gpu.release, peaks,
+        {pipe: rate / gpu.dram_bytes_per_s for pipe, rate in peaks.items()},
+        gpu.dram_bytes_per_s, gpu.dram_bytes, gpu.l2_bytes, gpu.link_bytes_per_s, gpu.tdp_w, growth,
+    )  # fmt: skip

@@ -1,0 +1,168 @@
+"""Why a kernel takes its time: its launches in words, what stands around them, and how well the model is known here."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from memwall.analysis.savings import CHEAP
+from memwall.core.errors import UsageError
+from memwall.core.units import duration
+from memwall.fusion import Plan, plan_graph
+from memwall.hardware.constants import CONSTANTS
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.perfmodel.families import CALIBRATED, as_run, calibrated, explain
+from memwall.perfmodel.roofline import Estimate, launch_floor_s, launches_of, works_of
+from memwall.record.kernels import kernel_module, short_name
+from memwall.record.profile import Profile
+from memwall.simulate.schedule import Schedule, reuse_distances
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One kernel, or ``count`` equal ones: a sentence for each of its launches, and one about the rest."""
+
+    kernel: Estimate
+    module: str
+    count: int
+    launches: tuple[str, ...]
+    around: str
+    calibrated: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """The seconds of a schedule that rest on constants known in one way (:data:`CALIBRATED`), and from which boards."""
+
+    calibrated: str
+    time_s: float
+    boards: tuple[str, ...]
+
+
+def with_plan(profile: Profile, schedule: Schedule) -> Schedule:
+    """The schedule with what was simulated: a saved one has it only where the plan can be made again without a
+    compiler."""
+    if schedule.plan is not None or schedule.policy not in CHEAP:
+        return schedule
+    graph, costs = profile.graphs[schedule.graph], profile.costs[schedule.graph]
+    plan = plan_graph(schedule.policy, graph, costs, schedule.gpu)
+    fits = [group.op_ids for group in plan.groups] == [kernel.op_ids for kernel in schedule.kernels]
+    return replace(schedule, plan=plan) if fits else schedule
+
+
+def trust(profile: Profile, schedule: Schedule) -> tuple[Trust, ...]:
+    """How the constants behind the modeled time are known, the best first; none on a CPU."""
+    if schedule.gpu.cpu is not None:
+        return ()
+    plan = with_plan(profile, schedule).plan
+    sums: dict[str, float] = {}
+    boards: dict[str, dict[str, None]] = {}
+    for kernel in schedule.kernels:
+        status, taken = _status(_cost(profile, schedule, plan, kernel), schedule.gpu)
+        sums[status] = sums.get(status, 0.0) + kernel.time_s
+        boards.setdefault(status, {}).update(dict.fromkeys(taken))
+    return tuple(Trust(status, sums[status], tuple(boards[status])) for status in CALIBRATED if status in sums)
+
+
+def _cost(profile: Profile, schedule: Schedule, plan: Plan | None, kernel: Estimate) -> Cost:
+    """What a kernel was priced by; without a plan that of its weightiest op."""
+    if plan is not None:
+        return plan.groups[kernel.id].cost
+    return max((profile.costs[schedule.graph][i] for i in kernel.op_ids), key=lambda cost: cost.total_flops)
+
+
+def _status(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...]]:
+    """The least known of a cost's launches, and the boards that the constants come from."""
+    works = (as_run(work, gpu) for work in works_of(cost))
+    return _status_of(tuple((work.FAMILY, work.variant) for work in works), gpu)
+
+
+@lru_cache(maxsize=4096)
+def _status_of(tables: tuple[tuple[str, str], ...], gpu: Gpu) -> tuple[str, tuple[str, ...]]:
+    known = [calibrated(CONSTANTS[family], gpu, variant) for family, variant in tables]
+    boards = (gpu.fitted_on.get(f"{family}.{variant}") for family, variant in tables)
+    taken = dict.fromkeys(board for board in boards if board and board != gpu.name)
+    return max(known, key=CALIBRATED.index), tuple(taken)
+
+
+def explanations(profile: Profile, schedule: Schedule, wanted: str) -> tuple[Explanation, ...]:
+    """The kernels of a schedule that ``wanted`` names: a number, a name or part of one, or a pattern of names or of
+    modules with ``*``. Equal ones (name, FLOPs, bytes and times) are told once.
+
+    Raises:
+        UsageError: no kernel is named so, or the plan is not in the record; names the nearest.
+    """
+    planned = with_plan(profile, schedule)
+    if schedule.kernels and all(kernel.low_s == kernel.high_s for kernel in schedule.kernels):
+        raise UsageError(
+            f"the times on {schedule.gpu.name} are an older memwall's: simulate again with --gpu {schedule.gpu.name}"
+        )
+    if planned.plan is None:
+        raise UsageError(
+            f"the record does not hold what {schedule.policy} launched on {schedule.gpu.name}: profile the model again"
+        )
+    found: dict[tuple, list[Estimate]] = {}
+    for kernel in _named(profile, planned, wanted):
+        key = (kernel.name, kernel.flops, kernel.bytes, kernel.compute_s, kernel.memory_s, kernel.overhead_s)
+        found.setdefault(key, []).append(kernel)
+    return tuple(_explanation(profile, planned, same[0], len(same)) for same in found.values())
+
+
+def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
+    kernels = schedule.kernels
+    if not wanted.strip():
+        raise UsageError("no kernel is named; give a number, a name or a part of one")
+    if wanted.isdecimal():
+        if len(wanted) > 9 or int(wanted) >= len(kernels):
+            raise UsageError(f"no kernel {wanted[:20]} on {schedule.gpu.name}: there are 0 to {len(kernels) - 1}")
+        return [kernels[int(wanted)]]
+    pattern = wanted if "*" in wanted else f"*{wanted}*"
+    chosen = [k for k in kernels if short_name(k.name) == wanted or k.name == wanted] or [
+        k for k in kernels
+        if fnmatch.fnmatchcase(k.name, pattern) or fnmatch.fnmatchcase(kernel_module(profile, schedule, k), pattern)
+    ]  # fmt: skip
+    if not chosen:
+        names = dict.fromkeys(short_name(k.name) for k in kernels)
+        near = difflib.get_close_matches(wanted, names, 3, 0.5) or list(names)[:3]
+        raise UsageError(f"no kernel named {wanted[:60]!r} on {schedule.gpu.name}; there are {', '.join(near)}, ...")
+    return chosen
+
+
+def _explanation(profile: Profile, schedule: Schedule, kernel: Estimate, count: int) -> Explanation:
+    assert schedule.plan is not None
+    cost, gpu = schedule.plan.groups[kernel.id].cost, schedule.gpu
+    module = kernel_module(profile, schedule, kernel)
+    if gpu.cpu is not None:
+        return Explanation(kernel, module, count, (), _around(kernel, "and", "", 0.0, 0.0), "")
+    reuse = reuse_distances(profile.graphs[schedule.graph], schedule.plan)[kernel.id]
+    resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
+    launches = launches_of(cost, gpu, resident)
+    sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches)
+    floor_s, latency_s = launch_floor_s(gpu), sum(terms.latency_s for _, terms in launches)
+    counted = f"{kernel.launches} launch{'es' if kernel.launches > 1 else ''} at {duration(floor_s)}"
+    waited_s = kernel.overhead_s - cost.kernels * floor_s - latency_s
+    around = _around(kernel, "overlap with", counted, latency_s, waited_s)
+    return Explanation(kernel, module, count, tuple(sentences), around, _status(cost, gpu)[0])
+
+
+def _around(kernel: Estimate, joined: str, launches: str, latency_s: float, waited_s: float) -> str:
+    """The terms of the time, the launches, and the interval."""
+    parts = [f"{duration(kernel.compute_s)} of arithmetic {joined} {duration(kernel.memory_s)} of traffic", launches]
+    if latency_s > 1e-9:
+        parts.append(f"{duration(latency_s)} of latency")
+    if waited_s > 1e-9:
+        parts.append(f"{duration(waited_s)} of waiting for the CPU")
+    return (
+        f"{'; '.join(part for part in parts if part)}; in all {duration(kernel.time_s)}, {duration(kernel.low_s)} to"
+        f" {duration(kernel.high_s)} in 8 cases of 10, limited by {kernel.limited_by}; no run is faster than"
+        f" {duration(kernel.bound_s)}."
+    )
+
+
+def kernels_named(profile: Profile, wanted: Sequence[str]) -> tuple[tuple[Schedule, Explanation], ...]:
+    """The explanations of all names on all simulations, in their order."""
+    return tuple((s, e) for s in profile.simulations for name in wanted for e in explanations(profile, s, name))

@@ -1,0 +1,352 @@
+"""What ``memwall fuse`` finds: policies side by side, what each fuses and refuses, what breaks and what-ifs cost.
+
+Everything here needs the graph alone, but for the ``inductor`` policy and the lowering funnel, which need torch, and
+the capture, which needs the model and is made by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from memwall.analysis.agreement import Agreement, agreement
+from memwall.analysis.breaks import BreakPrices, Cut, is_broken, planned, price_breaks
+from memwall.analysis.rewrites import Family
+from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, policy_sets
+from memwall.analysis.whatif import Change, Outcome, what_if
+from memwall.core.errors import MemwallError, UsageError
+from memwall.core.graph import Graph
+from memwall.core.version import __version__
+from memwall.frontend.dynamo.capture import Break, Capture, Guard, PartialGraph, Recompile, carry, place_before
+from memwall.fusion import Plan, plan_graph
+from memwall.fusion.repeats import shorten
+from memwall.hardware.lookup import Gpu
+from memwall.record.profile import Profile
+from memwall.record.schedules import graph_for
+from memwall.simulate.schedule import Schedule, simulate
+
+if TYPE_CHECKING:
+    from memwall.analysis.funnel import Funnel
+    from memwall.codegen.planned import CompiledPlan
+    from memwall.fusion.inductor import Lowered
+
+SCHEMA = "memwall.fusion/1"
+
+#: What is planned when no policy is named. ``inductor`` where there is a torch and a Triton that memwall knows.
+DEFAULT_POLICIES = ("eager", "inductor", "memwall", "ideal")
+
+#: Ops, equal layers counted once, that are compiled and captured unasked: beyond, either takes many minutes.
+MOST_UNASKED = 20_000
+
+#: Where a profile's ``capture`` holds what Dynamo made of the model.
+CAPTURE_KEY = "dynamo"
+
+#: Ops beyond which the regions of a saved capture are damage.
+MAX_OPS = 10_000_000
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """All refusals by one rule; what each alone would save, summed. Savings overlap where two share a tensor.
+
+    ``reason`` is that of the refusal that would save most.
+    """
+
+    rule: str
+    count: int
+    saved_bytes: int
+    saved_s: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A profile whose simulations are those of every policy on every GPU, and all that fusion has to say about it.
+
+    ``prices`` of the breaks, ``lowered``, ``agreements`` (ours with Inductor) and ``compiled`` (our kernels) are by
+    GPU. ``notes`` say what is missing and why.
+    """
+
+    profile: Profile
+    capture: Capture | None = None
+    prices: Mapping[str, BreakPrices] = field(default_factory=dict)
+    lowered: Mapping[str, Lowered] = field(default_factory=dict)
+    agreements: Mapping[str, Agreement] = field(default_factory=dict)
+    compiled: Mapping[str, CompiledPlan] = field(default_factory=dict)
+    alternatives: tuple[Family, ...] = ()
+    funnel: Funnel | None = None
+    what_ifs: tuple[Outcome, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def plan(self, schedule: Schedule) -> Plan:
+        """The plan of a simulation."""
+        assert schedule.plan is not None  # every one is simulated here
+        return schedule.plan
+
+    def simulated(self, policies: Sequence[str]) -> list[tuple[Plan, Schedule]]:
+        """The plans of some policies with their simulations."""
+        return [(self.plan(s), s) for s in self.profile.simulations if s.policy in policies]
+
+    def to_dict(self) -> dict[str, Any]:
+        """``memwall.fusion/1``: plain JSON types, base SI units."""
+        return {
+            "schema": SCHEMA,
+            "memwall_version": __version__,
+            "workload": {"name": self.profile.workload.name, "mode": self.profile.workload.mode},
+            "gpus": [_gpu_dict(self, policies) for policies in policy_sets(self.profile)],
+            "agreement": {name: asdict(found) for name, found in self.agreements.items()},
+            **({"compiled": [made.to_dict() for made in self.compiled.values()]} if self.compiled else {}),
+            "alternatives": [asdict(family) for family in self.alternatives],
+            "capture": self.capture.to_dict() if self.capture else None,
+            "funnel": self.funnel.to_dict() if self.funnel else None,
+            "what_if": [outcome.to_dict() for outcome in self.what_ifs],
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def refused_by_rule(plan: Plan) -> tuple[Refused, ...]:
+    """The refusals of a plan by rule, what would save most first."""
+    sums: dict[str, Refused] = {}
+    for refusal in sorted(plan.refusals, key=lambda r: -r.count * r.saved_s):
+        old = sums.get(refusal.rule, Refused(refusal.rule, 0, 0, 0.0, refusal.reason))
+        sums[refusal.rule] = replace(
+            old,
+            count=old.count + refusal.count,
+            saved_bytes=old.saved_bytes + refusal.count * refusal.saved_bytes,
+            saved_s=old.saved_s + refusal.count * refusal.saved_s,
+        )
+    return tuple(sorted(sums.values(), key=lambda row: (-row.saved_s, row.rule)))
+
+
+def fuse(
+    profile: Profile,
+    gpus: Sequence[Gpu],
+    policies: Sequence[str] = (),
+    *,
+    changes: Sequence[Change] = (),
+    capture: Capture | None = None,
+    source: bool = False,
+    funnel: bool = True,
+    architectures: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    say: Say = lambda message: None,
+) -> Fused:
+    """Plan and simulate every policy on every GPU.
+
+    Args:
+        policies: beside eager; None named means ``DEFAULT_POLICIES``; ``inductor`` is then left out, with a note, where
+            it cannot be.
+        changes: what-ifs.
+        capture: what Dynamo made of the model: fusion does not cross its breaks, and they are priced.
+        source: keep the source of Inductor's kernels.
+        funnel: count ops at each level of lowering.
+        architectures: by the name of a GPU, what its kernels under ``memwall`` are compiled for (``sm_90``).
+        say: called with one-line messages.
+
+    Raises:
+        UsageError: no such policy, or a what-if fits neither GPU nor model.
+        MissingError: ``inductor`` was named and cannot be, or there is no Triton to compile with.
+    """
+    maker = _Maker(profile, capture, source, architectures, say)
+    for gpu in gpus:
+        for policy in dict.fromkeys(("eager", *(policies or DEFAULT_POLICIES))):  # eager is what is saved from
+            maker.add(gpu, policy, optional=not policies)
+    made = profile.with_simulations(tuple(maker.schedules))
+    named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
+    outcomes = what_if(made, changes, gpus, named, maker.planned)
+    found = Fused(
+        made, capture, maker.prices(gpus), maker.lowered, maker.agreements(), maker.compiled,
+        funnel=None, what_ifs=tuple(outcomes), notes=maker.notes,
+    )  # fmt: skip
+    return _with_funnel(found, say) if funnel else found
+
+
+def distinct_ops(graph: Graph) -> int:
+    """How many ops a compiler is given: of layers that repeat, a few stand for all."""
+    short = shorten(graph)
+    return len(graph.ops if short is None else short.graph.ops)
+
+
+def capture_of(record: Mapping[str, Any]) -> Capture | None:
+    """The capture that a saved profile holds, if it holds one.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    saved = record.get(CAPTURE_KEY)
+    if saved is None:
+        return None
+    rows = {"graphs": PartialGraph, "breaks": Break, "guards": Guard, "recompiles": Recompile}
+    try:
+        saved = {"behind": None, **saved}
+        values = {f.name: saved[f.name] for f in fields(Capture)}
+        for name, row in rows.items():
+            values[name] = tuple(
+                row(**{key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}) for item in values[name]
+            )
+        places = [values["behind"]]
+        for item in values["breaks"]:
+            places += [item.after_op, item.lost_from, *item.cuts]
+        runs = [(int(region), int(count)) for region, count in saved["regions"]]
+        if any(p is not None and (type(p) is not int or p < 0) for p in places):
+            raise ValueError("an op's number is none")
+        if sum(count for _, count in runs) > MAX_OPS:
+            raise ValueError("regions of more ops than a profile can have")
+        values["regions"] = tuple([region for region, count in runs for _ in range(count)])
+        values["notes"] = tuple(values["notes"])
+        return Capture(**values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"the profile's capture is damaged ({type(error).__name__}: {error})") from None
+
+
+class _Maker:
+    """Makes plans and simulates them."""
+
+    def __init__(
+        self, profile: Profile, capture: Capture | None, source: bool,
+        architectures: Mapping[str, Sequence[str]], say: Say,
+    ) -> None:  # fmt: skip
+        self.profile, self.capture, self.source, self.say = profile, capture, source, say
+        self.architectures = architectures
+        self.compiled: dict[str, CompiledPlan] = {}
+        self.schedules: list[Schedule] = []
+        self.lowered: dict[str, Lowered] = {}
+        #: why there is no inductor policy -> the GPUs that it is missing on
+        self.missing: dict[str, list[str]] = {}
+
+    def add(self, gpu: Gpu, policy: str, *, optional: bool) -> None:
+        number = graph_for(self.profile, gpu)
+        graph = self.profile.graphs[number]
+        self.say(f"simulating {len(graph.ops):,} ops under {policy} on {gpu.name}")
+        try:
+            if policy == "inductor" and optional and (count := distinct_ops(graph)) > MOST_UNASKED:
+                raise UsageError(f"it would compile {count:,} ops; --policy inductor does so, in its time")
+            plan = self._plan(policy, number, gpu)
+        except (MemwallError, ImportError) as error:
+            if policy != "inductor" or not optional:
+                raise
+            self.missing.setdefault(str(error), []).append(gpu.name)
+            return
+        self.schedules.append(simulate(graph, plan, gpu, graph_index=number))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is missing and why, and where Inductor may decide otherwise."""
+        missing = [f"no inductor policy on {', '.join(names)}: {why}" for why, names in self.missing.items()]
+        doubts = [f"inductor: {note}" for lowered in self.lowered.values() for note in lowered.notes]
+        return tuple(dict.fromkeys((*missing, *doubts)))
+
+    def _plan(self, policy: str, number: int, gpu: Gpu) -> Plan:
+        graph, costs = self.profile.graphs[number], self.profile.costs[number]
+        if policy == "inductor":
+            from memwall.fusion.compiled import kernels_of, plan_of
+
+            lowered = kernels_of(graph, gpu, self.regions.get(number), source=self.source)
+            self.lowered[gpu.name] = lowered
+            return plan_of(graph, costs, gpu, lowered.kernels)
+        if policy == "memwall" and gpu.name in self.architectures:
+            from memwall.codegen.planned import compiled_plan
+
+            names = self.architectures[gpu.name]
+            made = compiled_plan(graph, costs, gpu, names, regions=self.planned.get(number), say=self.say)
+            self.compiled[gpu.name] = made
+            return made.plan
+        return plan_graph(policy, graph, costs, gpu, self.planned.get(number))
+
+    def agreements(self) -> dict[str, Agreement]:
+        """Our planner beside Inductor, on the GPUs on which both have planned."""
+        made = {(s.gpu.name, s.policy): s for s in self.schedules}
+        found = {}
+        for (name, policy), theirs in made.items():
+            ours = made.get((name, "memwall"))
+            if policy == "inductor" and ours is not None and ours.plan and theirs.plan:
+                graph = self.profile.graphs[ours.graph]
+                found[name] = agreement(graph, ours.plan, theirs.plan, ours.gpu)
+        return found
+
+    @cached_property
+    def _captured(self) -> dict[int, tuple[tuple[int, ...], list[Cut], int | None]]:
+        """The broken graphs: the partial graph of each op, where each break cuts, and what lies behind the model.
+
+        The first graph was captured; one with other attention kernels is cut in the same places.
+        """
+        capture, given = self.capture, self.profile.graph.ops
+        if capture is None or capture.failure is not None or len(capture.regions) != len(given):
+            return {}
+        found = {}
+        for number, graph in enumerate(self.profile.graphs):
+            regions, places, _ = carry(capture.regions, given, graph.ops)
+            behind = _moved(capture.behind, places)
+            if is_broken(graph, regions, behind):
+                found[number] = regions, [_cut(item, places) for item in capture.breaks], behind
+        return found
+
+    @cached_property
+    def regions(self) -> dict[int, tuple[int, ...]]:
+        """The partial graph of each op, by the number of the graph; graphs that are whole are left out."""
+        return {number: regions for number, (regions, _, _) in self._captured.items()}
+
+    @cached_property
+    def planned(self) -> dict[int, list[int]]:
+        """The same as our planner takes it."""
+        return {number: planned(self.profile.graphs[number], of) for number, of in self.regions.items()}
+
+    def prices(self, gpus: Sequence[Gpu]) -> dict[str, BreakPrices]:
+        """What the breaks cost on each GPU whose graph is broken."""
+        found = {}
+        for gpu in gpus:
+            number = graph_for(self.profile, gpu)
+            if number in self._captured:
+                self.say(f"simulating {gpu.name} without graph breaks")
+                graph, costs = self.profile.graphs[number], self.profile.costs[number]
+                found[gpu.name] = price_breaks(graph, costs, gpu, *self._captured[number])
+        return found
+
+
+def _cut(item: Break, places: Sequence[int | None]) -> Cut:
+    """Where a break parts another trace of the same step."""
+    moved = {place_before(places, cut + 1) for cut in item.cuts}
+    return Cut(sorted(place for place in moved if place is not None), _moved(item.lost_from, places))
+
+
+def _moved(first: int | None, places: Sequence[int | None]) -> int | None:
+    """The op with which a stretch of another trace begins."""
+    if first is None:
+        return None
+    before = place_before(places, first)
+    return 0 if before is None else before + 1
+
+
+def _with_funnel(found: Fused, say: Say) -> Fused:
+    """The funnel of the first graph, with Inductor's levels where it was lowered."""
+    try:
+        from memwall.analysis.funnel import funnel
+
+        say("tracing the levels of lowering")
+        lowered = next(iter(found.lowered.values()), None)
+        levels: dict[str, Any] = {}
+        if lowered is not None:
+            levels = {"inductor_ops": lowered.fx_ops, "loop_ops": lowered.loop_ops,
+                      "kernels": lowered.launches, "fallbacks": lowered.fallbacks}  # fmt: skip
+        return replace(found, funnel=funnel(found.profile.graph, **levels))
+    except ImportError as error:
+        return replace(found, notes=(*found.notes, f"no lowering funnel: {error}"))
+
+
+def _gpu_dict(found: Fused, policies: PolicySet) -> dict[str, Any]:
+    prices = found.prices.get(policies.gpu.name)
+    return {
+        "gpu": policies.gpu.name,
+        "policies": [asdict(row) for row in policies.rows()],
+        "groups": {s.policy: [asdict(row) for row in group_savings(policies, s)] for s in policies.schedules},
+        "refused": {s.policy: [asdict(row) for row in refused_by_rule(found.plan(s))] for s in policies.schedules},
+        "missed": {
+            s.policy: [asdict(row) for row in missed_fusions(found.profile, s, found.plan(s))]
+            for s in policies.schedules
+        },
+        "breaks": None if prices is None else asdict(prices),
+    }

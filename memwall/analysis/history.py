@@ -1,0 +1,305 @@
+"""A workload's figures commit by commit: ``memwall.history/1``, JSON lines that two branches can both add to.
+
+One line is one commit, workload, mode, GPU and policy, with every quantity that a gate knows. Lines stand in the order
+of the commits' dates, keys in that of the format, and nothing in them depends on when or where they were written, so a
+file has one form; ``*.jsonl merge=union`` in ``.gitattributes`` lets git merge two. Readers take lines in any order.
+
+Figures of two versions of memwall are not comparable: the model of the hardware may differ. :func:`steps` never
+compares them.
+
+History of the format: 1 is the first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memwall.analysis.quantities import QUANTITIES
+from memwall.core.errors import UsageError
+from memwall.core.files import write_whole
+from memwall.record.format import check_schema
+from memwall.record.profile import Profile
+
+SCHEMA = "memwall.history/1"
+_FAMILY, _VERSION = "memwall.history", 1
+
+#: a modeled figure has no noise: a change by more than this fraction is a step
+THRESHOLD = 1e-3
+
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+#: how a line begins that a merge left for a person
+_CONFLICT = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
+
+
+class Series(NamedTuple):
+    """What a line of a trend shows: one workload on one GPU under one policy."""
+
+    workload: str
+    mode: str
+    gpu: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The figures of one series at one commit.
+
+    ``date`` is the commit's own, ``2026-11-22T05:24:55Z``. ``figures`` are quantity → value in base units; a quantity
+    that is not known there (graph breaks without a capture) is absent.
+    """
+
+    commit: str
+    date: str
+    memwall_version: str
+    workload: str
+    mode: str
+    gpu: str
+    policy: str
+    figures: Mapping[str, float]
+
+    @property
+    def series(self) -> Series:
+        """The series that it belongs to."""
+        return Series(self.workload, self.mode, self.gpu, self.policy)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What a file has once."""
+        return (self.commit, *self.series)
+
+    def to_line(self) -> str:
+        """The row as a line of the file."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, ensure_ascii=True, allow_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A figure that changed from one commit to the next under one version of memwall."""
+
+    row: Row
+    quantity: str
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float | None:
+        """After over before, less 1; None where it was 0."""
+        return self.after / self.before - 1 if self.before else None
+
+    @property
+    def worse(self) -> bool:
+        """Whether it moved away from what is better."""
+        return (self.after > self.before) == QUANTITIES[self.quantity].lower
+
+
+# -- making ------------------------------------------------------------------------------------------------------------
+
+
+def entry_of(profiles: Mapping[str, Profile], commit: str, date: str) -> tuple[Row, ...]:
+    """What a commit adds to a history: a row for each simulation of each profile.
+
+    Args:
+        profiles: by the name under which a workload is followed.
+        commit: the full hash.
+        date: when it was committed, ISO 8601 with an offset: ``git show -s --format=%cI``.
+
+    Raises:
+        UsageError: no such hash or date, or there is nothing to add.
+    """
+    if not _COMMIT.fullmatch(commit):
+        raise UsageError(f"{commit[:60]!r} is no commit's hash")
+    when = _utc(date)
+    rows = [
+        Row(
+            commit, when, profile.memwall_version, name, profile.workload.mode, schedule.gpu.name, schedule.policy,
+            _figures(profile, schedule),
+        )
+        for name, profile in profiles.items()
+        for schedule in profile.simulations
+    ]  # fmt: skip
+    if not rows:
+        raise UsageError(f"no workload was simulated at {commit[:12]}; there is nothing to add to the history")
+    return tuple(rows)
+
+
+def entries_of(
+    profiles: Mapping[str, Profile], folder: str | os.PathLike[str], history: str | os.PathLike[str] = ""
+) -> tuple[Row, ...]:
+    """:func:`entry_of` for the commit that a folder is at; as :func:`committed` for ``history`` and errors."""
+    return entry_of(profiles, *committed(folder, history))
+
+
+def _figures(profile: Profile, schedule: Any) -> dict[str, float]:
+    read = {name: quantity.read(profile, schedule) for name, quantity in QUANTITIES.items()}
+    return {name: value for name, value in read.items() if value is not None}
+
+
+def _utc(date: str) -> str:
+    try:
+        when = datetime.fromisoformat(date)
+    except ValueError:
+        when = None
+    if when is None or when.tzinfo is None:
+        raise UsageError(f"{date[:60]!r} is no date with an offset, such as 2026-11-22T05:24:55+00:00")
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def committed(folder: str | os.PathLike[str], history: str | os.PathLike[str] = "") -> tuple[str, str]:
+    """Hash and date of the commit that a folder's tracked files are; the history file itself may have changed.
+
+    Raises:
+        UsageError: no repository, no commit yet, or changes that are not committed: figures of those are no commit's.
+    """
+    found = _git(folder, "log", "-1", "--format=%H%n%cI")
+    but = [":/", f":(exclude,top){_inside(folder, history)}"] if history else [":/"]
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", *but).splitlines()
+    if changed:
+        raise UsageError(f"{changed[0][3:]} has changes that are not committed; commit first: a history is of commits")
+    commit, date = found.split()
+    return commit, _utc(date)
+
+
+def _inside(folder: str | os.PathLike[str], history: str | os.PathLike[str]) -> str:
+    """The history file as git names it in a pattern from the top of the repository."""
+    top = Path(_git(folder, "rev-parse", "--show-toplevel").strip()).resolve()
+    return Path(os.path.relpath(Path(history).resolve(), top)).as_posix()
+
+
+def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", os.fspath(folder), *arguments], capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise UsageError("a history needs git, which is not installed") from None
+    except subprocess.CalledProcessError as error:
+        reason = next(iter(error.stderr.splitlines()), "it failed").removeprefix("fatal: ")
+        raise UsageError(f"git {arguments[0]} in {folder}: {reason}") from None
+    return done.stdout
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def append(path: str | os.PathLike[str], entry: Iterable[Row]) -> None:
+    """Add rows to a history, which need not exist; a row of the same commit and series is replaced.
+
+    Raises:
+        UsageError: the file is no history, or it cannot be written.
+    """
+    known = {row.key: row for row in (read(path) if Path(path).exists() else ())}
+    known.update((row.key, row) for row in entry)
+    write_whole(path, "".join(f"{row.to_line()}\n" for row in sorted(known.values(), key=_order)))
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Row, ...]:
+    """The rows of a history in the order of their commits' dates.
+
+    Raises:
+        UsageError: no such file, or a line is damaged, of a newer memwall, or there twice with other figures; names it.
+    """
+    rows: dict[tuple[str, ...], Row] = {}
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        row = _row(line, where)
+        if rows.setdefault(row.key, row) != row:
+            raise UsageError(f"{where}: {row.workload} on {row.gpu} at {row.commit[:12]} stands there twice, with other"
+                             " figures; take one of the lines out")  # fmt: skip
+    return tuple(sorted(rows.values(), key=_order))
+
+
+def _order(row: Row) -> tuple[str, ...]:
+    return (row.date, *row.key)
+
+
+def _lines(path: str | os.PathLike[str]) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise UsageError(f"no such file: {path}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _row(line: str, where: str) -> Row:
+    if line.startswith(_CONFLICT):
+        raise UsageError(f"{where} is left from a merge; keep the lines of both sides and take the marks out")
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UsageError(
+            f"{where} is not JSON; name a file that memwall gate --history wrote, or take the line out"
+        ) from None
+    check_schema(record, _FAMILY, _VERSION, where)
+    texts = {name: record.get(name) for name in ("commit", "date", "memwall_version", *Series._fields)}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise UsageError(f"{where}: {name} is missing or no text")
+    if not _COMMIT.fullmatch(texts["commit"]) or texts["date"] != _date(texts["date"]):
+        raise UsageError(f"{where}: commit or date is none")
+    figures = record.get("figures")
+    if not isinstance(figures, dict) or not all(_is_figure(value) for value in figures.values()):
+        raise UsageError(f"{where}: figures is missing, or one of them is no finite number")
+    return Row(**texts, figures=figures)
+
+
+def _date(text: str) -> str:
+    try:
+        return _utc(text)
+    except UsageError:
+        return ""
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# -- reading a trend ---------------------------------------------------------------------------------------------------
+
+
+def commits(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The commits in the order of their dates."""
+    return tuple(dict.fromkeys(row.commit for row in rows))
+
+
+def trends(rows: Sequence[Row]) -> dict[Series, tuple[Row, ...]]:
+    """The rows of each series, in the order of the commits."""
+    found: dict[Series, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.series, []).append(row)
+    return {series: tuple(found[series]) for series in sorted(found)}
+
+
+def steps(rows: Sequence[Row], quantities: Iterable[str] = (), threshold: float = THRESHOLD) -> tuple[Step, ...]:
+    """Changes by more than a fraction between neighbouring commits of a series, oldest first.
+
+    None is found where the version of memwall changed, or where a quantity is missing at one of the two.
+    """
+    names = tuple(quantities) or tuple(QUANTITIES)
+    found = []
+    for trend in trends(rows).values():
+        for before, after in pairwise(trend):
+            if before.memwall_version == after.memwall_version:
+                found += [s for name in names if (s := _step(before, after, name, threshold))]
+    place = {commit: i for i, commit in enumerate(commits(rows))}
+    order = list(QUANTITIES)
+    return tuple(sorted(found, key=lambda s: (place[s.row.commit], s.row.series, order.index(s.quantity))))
+
+
+def _step(before: Row, after: Row, name: str, threshold: float) -> Step | None:
+    old, new = before.figures.get(name), after.figures.get(name)
+    if old is None or new is None or abs(new - old) <= threshold * abs(old):
+        return None
+    return Step(after, name, old, new)

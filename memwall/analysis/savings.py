@@ -1,0 +1,312 @@
+"""What fusion saves: policies side by side, group by group, module by module, and what was left apart.
+
+Conventions. Every policy is held against eager on the same GPU and against ``ideal``, the most that any fusion could
+win; both are simulated where the profile lacks them. A group saves the eager kernels of its ops less itself; since a
+plan holds every op once, the savings of all groups add up to the difference of the totals. A kernel stands under the
+module that all its ops share, and so do the eager kernels that it replaces. Repeated groups (the same ops in the same
+place of a repeated block, moving the same bytes) form one row with a count. A missed fusion is a refusal of the plan
+whose two ops did not come together by another way; what it would win is counted for each alone, so wins overlap where
+two of them share a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from memwall.fusion import Plan, plan_graph
+from memwall.hardware.lookup import Gpu
+from memwall.perfmodel.roofline import Estimate
+from memwall.record.kernels import OTHERS, collapse, common_module, kernel_module, short_name
+from memwall.record.profile import Profile
+from memwall.record.schedules import simulate_profile
+from memwall.simulate.schedule import Schedule
+
+#: policies whose plan can be made again from a saved record at once: no compiler, no torch
+CHEAP = ("eager", "memwall", "ideal")
+#: refusals of this rule are no miss: the fusion was modeled to lose
+DECLINED = "slower when fused"
+#: the share of the eager time that a step of a waterfall saves at least
+LEAST_STEP = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """One policy on one GPU. Scores are what it saves over what ``ideal`` saves; None where ideal saves nothing."""
+
+    policy: str
+    time_s: float
+    speedup: float
+    kernels: int
+    dram_bytes: int
+    saved_bytes: int
+    byte_score: float | None
+    time_score: float | None
+    mfu: float
+    peak_memory_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Kernels of a policy and the eager kernels that they replace. Bytes are compulsory DRAM bytes.
+
+    ``count`` equal groups of ``ops`` ops each; for a module the number of its kernels and the ops in all of them.
+    """
+
+    name: str
+    module: str
+    phase: str
+    op_class: str
+    count: int
+    ops: int
+    eager_kernels: int
+    kernels: int
+    eager_bytes: int
+    bytes: int
+    eager_s: float
+    time_s: float
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds less than eager."""
+        return self.eager_s - self.time_s
+
+    @property
+    def saved_bytes(self) -> int:
+        """DRAM bytes less than eager."""
+        return self.eager_bytes - self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Equal pairs of ops that stayed in two kernels: why, and what each alone would save, summed over ``count``."""
+
+    producer: str
+    consumer: str
+    module: str
+    phase: str
+    rule: str
+    reason: str
+    count: int
+    saved_bytes: int
+    saved_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One bar of a waterfall: what it saves; negative where it costs time."""
+
+    name: str
+    module: str
+    op_class: str
+    count: int
+    saved_s: float
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """From the eager time down to the policy's: the largest savings, then all the others together."""
+
+    eager_s: float
+    steps: tuple[Step, ...]
+    others_s: float
+    time_s: float
+    ideal_s: float
+
+
+@dataclass(frozen=True)
+class PolicySet:
+    """The policies of a profile on one GPU, in the profile's order, with the two that they are held against."""
+
+    profile: Profile
+    gpu: Gpu
+    schedules: tuple[Schedule, ...]
+    eager: Schedule
+    ideal: Schedule
+
+    @cached_property
+    def _eager_of(self) -> dict[int, Estimate]:
+        return {kernel.op_ids[0]: kernel for kernel in self.eager.kernels}
+
+    def replaced(self, kernel: Estimate) -> list[Estimate]:
+        """The eager kernels whose work a kernel does."""
+        return [self._eager_of[i] for i in kernel.op_ids]
+
+    def module(self, schedule: Schedule, kernel: Estimate) -> str:
+        """The module that all ops of a kernel share, its numbers as stars."""
+        return collapse(kernel_module(self.profile, schedule, kernel))
+
+    def rows(self) -> tuple[PolicyRow, ...]:
+        """One row per policy."""
+        return tuple(self.row(schedule) for schedule in self.schedules)
+
+    def row(self, schedule: Schedule) -> PolicyRow:
+        """The totals of one policy beside eager and ideal."""
+        own, eager, ideal = schedule.totals, self.eager.totals, self.ideal.totals
+        saved = eager.dram_bytes - own.dram_bytes
+        return PolicyRow(
+            schedule.policy, own.time_s, eager.time_s / own.time_s if own.time_s else 1.0, own.kernels, own.dram_bytes,
+            saved, _score(saved, eager.dram_bytes - ideal.dram_bytes),
+            _score(eager.time_s - own.time_s, eager.time_s - ideal.time_s),
+            own.mfu, own.peak_memory_bytes, schedule.fits,
+        )  # fmt: skip
+
+
+def _score(saved: float, ideal_saved: float) -> float | None:
+    return saved / ideal_saved if ideal_saved > 0 else None
+
+
+def by_gpu(profile: Profile) -> tuple[Schedule, ...]:
+    """The simulations of a profile, those of one GPU together; GPUs and policies in the order of their first."""
+    first = {name: i for i, name in enumerate(dict.fromkeys(s.gpu.name for s in profile.simulations))}
+    return tuple(sorted(profile.simulations, key=lambda schedule: first[schedule.gpu.name]))
+
+
+def policy_sets(profile: Profile) -> tuple[PolicySet, ...]:
+    """The simulations of a profile, GPU by GPU."""
+    return tuple(
+        policy_set(profile, tuple(schedules))
+        for _, schedules in groupby(by_gpu(profile), key=lambda schedule: schedule.gpu.name)
+    )
+
+
+def policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
+    """The schedules of one GPU with eager and ideal beside them."""
+    gpu, graph = schedules[0].gpu, schedules[0].graph
+    found = {schedule.policy: schedule for schedule in schedules}
+    wanted = [policy for policy in ("eager", "ideal") if policy not in found]
+    found |= {s.policy: s for s in simulate_profile(profile, [gpu], wanted, [graph])}
+    return PolicySet(profile, gpu, tuple(schedules), found["eager"], found["ideal"])
+
+
+# -- groups and modules ------------------------------------------------------------------------------------------------
+
+
+class _Sum:
+    """Adds up kernels of a policy and what they replace."""
+
+    def __init__(self) -> None:
+        self.count = self.ops = self.eager_kernels = self.kernels = self.eager_bytes = self.bytes = 0
+        self.eager_s = self.time_s = 0.0
+
+    def add(self, kernel: Estimate, replaced: Iterable[Estimate]) -> None:
+        self.count += 1
+        self.ops += len(kernel.op_ids)
+        self.kernels += kernel.launches
+        self.bytes += kernel.bytes
+        self.time_s += kernel.time_s
+        for eager in replaced:
+            self.eager_kernels += eager.launches
+            self.eager_bytes += eager.bytes
+            self.eager_s += eager.time_s
+
+    def saving(self, name: str, module: str, phase: str, op_class: str, ops: int) -> Saving:
+        return Saving(
+            name, module, phase, op_class, self.count, ops, self.eager_kernels, self.kernels, self.eager_bytes,
+            self.bytes, self.eager_s, self.time_s,
+        )  # fmt: skip
+
+
+def group_savings(policies: PolicySet, schedule: Schedule) -> tuple[Saving, ...]:
+    """The groups that differ from eager (several ops, or other work), repeats as one, largest saving first."""
+    ops = policies.profile.graphs[schedule.graph].ops
+    sums: dict[tuple, _Sum] = {}
+    for kernel in schedule.kernels:
+        replaced = policies.replaced(kernel)
+        if len(replaced) == 1 and _work(kernel) == _work(replaced[0]):
+            continue
+        members = [ops[i] for i in kernel.op_ids]
+        names = tuple([op.name for op in members])
+        key = (
+            names, policies.module(schedule, kernel), members[0].phase, kernel.op_class, kernel.read_bytes,
+            kernel.write_bytes,
+        )  # fmt: skip
+        sums.setdefault(key, _Sum()).add(kernel, replaced)
+    rows = [total.saving(group_name(k[0]), k[1], k[2], k[3], len(k[0])) for k, total in sums.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.name, row.module, row.bytes)))
+
+
+def _work(kernel: Estimate) -> tuple:
+    return kernel.read_bytes, kernel.write_bytes, kernel.launches, kernel.compute_s
+
+
+def group_name(names: Sequence[str]) -> str:
+    """``add + layer_norm + mul x3``: the ops of a group, each once, in order of first appearance."""
+    counts: dict[str, int] = {}
+    for name in names:
+        short = short_name(name)
+        counts[short] = counts.get(short, 0) + 1
+    return " + ".join(f"{name} x{count}" if count > 1 else name for name, count in counts.items())
+
+
+def module_savings(policies: PolicySet, schedule: Schedule, *, top: int = 15) -> tuple[Saving, ...]:
+    """What each module saves, repeated blocks as one, largest saving first; the rest as ``(others)``."""
+    rows = _by_module(policies, schedule, {})
+    changed = [row for row in rows if row.saved_bytes or row.kernels != row.eager_kernels]
+    if len(rows) <= min(top, len(changed)):
+        return rows
+    kept = {row.module: row.module for row in changed[: top - 1]}
+    cut = _by_module(policies, schedule, {row.module: kept.get(row.module, OTHERS) for row in rows})
+    return tuple(sorted(cut, key=lambda row: row.module == OTHERS))
+
+
+def _by_module(policies: PolicySet, schedule: Schedule, renamed: dict[str, str]) -> tuple[Saving, ...]:
+    sums: dict[str, _Sum] = {}
+    for kernel in schedule.kernels:
+        module = policies.module(schedule, kernel) or "(top)"
+        total = sums.setdefault(renamed.get(module, module), _Sum())
+        total.add(kernel, policies.replaced(kernel))
+    rows = [total.saving(module, module, "", "", total.ops) for module, total in sums.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.module)))
+
+
+def waterfall(policies: PolicySet, schedule: Schedule, *, top: int = 10) -> Waterfall:
+    """The ``top`` largest savings as steps from the eager time down to that of the policy; the least are no step."""
+    eager_s, time_s = policies.eager.totals.time_s, schedule.totals.time_s
+    rows = [row for row in group_savings(policies, schedule) if row.saved_s > LEAST_STEP * eager_s][:top]
+    steps = tuple(Step(row.name, row.module, row.op_class, row.count, row.saved_s) for row in rows)
+    others_s = eager_s - time_s - sum(step.saved_s for step in steps)
+    return Waterfall(eager_s, steps, others_s, time_s, policies.ideal.totals.time_s)
+
+
+# -- what was not fused ------------------------------------------------------------------------------------------------
+
+
+def missed_fusions(
+    profile: Profile, schedule: Schedule, plan: Plan | None = None, *, top: int | None = 10
+) -> tuple[Missed, ...]:
+    """The refusals of a policy that would win most, equal ones summed.
+
+    Args:
+        plan: the plan that was simulated; None takes the schedule's own. That of a saved record is made again for the
+            policies of ``CHEAP``; others have none.
+    """
+    plan = plan or schedule.plan
+    if plan is None:
+        if schedule.policy not in CHEAP:
+            return ()
+        graph, costs = profile.graphs[schedule.graph], profile.costs[schedule.graph]
+        plan = plan_graph(schedule.policy, graph, costs, schedule.gpu)
+    ops = profile.graphs[schedule.graph].ops
+    group_of = {op: i for i, group in enumerate(plan.groups) for op in group.op_ids}
+    sums: dict[tuple[str, ...], Missed] = {}
+    for refusal in plan.refusals:
+        where = group_of[refusal.consumer]
+        again = refusal.producer in plan.groups[where].recomputes
+        if refusal.rule == DECLINED or again or group_of[refusal.producer] == where:
+            continue
+        producer, consumer = ops[refusal.producer], ops[refusal.consumer]
+        module = collapse(common_module([producer.module, consumer.module]))
+        key = (producer.name, consumer.name, module, consumer.phase, refusal.rule)
+        old = sums.get(key)
+        known = (old.reason, old.count, old.saved_bytes, old.saved_s) if old else (refusal.reason, 0, 0, 0.0)
+        sums[key] = Missed(
+            short_name(producer.name), short_name(consumer.name), module, consumer.phase, refusal.rule, known[0],
+            known[1] + refusal.count, known[2] + refusal.count * refusal.saved_bytes,
+            known[3] + refusal.count * refusal.saved_s,
+        )  # fmt: skip
+    rows = sorted(sums.values(), key=lambda row: (-row.saved_s, row.producer, row.consumer, row.module))
+    return tuple(rows[:top])

@@ -1,0 +1,173 @@
+"""One plain sentence per schedule: which wall it hits and what would move it, each figure computed by a replay.
+
+A replay runs the kernels again through the launch queue of :mod:`memwall.simulate.schedule` with one term changed:
+half the memory seconds (twice the bandwidth), half the compute seconds (twice the FLOP/s), no wait for the CPU (CUDA
+graphs), or without some kernels (fused away, at best).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+from memwall.core.graph import Pipe
+from memwall.core.units import duration, flop_rate, flops, percent, size
+from memwall.perfmodel.roofline import Estimate
+from memwall.record.kernels import WALLS, wall_shares
+from memwall.record.profile import Profile
+from memwall.simulate.schedule import MODEL_CLASSES, Schedule
+
+
+def replay_s(
+    schedule: Schedule, *, compute: float = 1.0, memory: float = 1.0, queue: bool = True, without: Container[int] = ()
+) -> float:
+    """Seconds of the schedule with its compute and memory seconds scaled.
+
+    ``queue=False`` issues every kernel in time (CUDA graphs); ``without`` leaves out kernels by id.
+    """
+    issued_s = before_s = new_issued_s = after_s = 0.0
+    for kernel in schedule.kernels:
+        issued_s += kernel.issue_s
+        wait_s = min(max(0.0, issued_s - before_s), kernel.overhead_s)
+        before_s += kernel.time_s
+        if kernel.id in without:
+            continue
+        new_issued_s += kernel.issue_s
+        new_wait_s = max(0.0, new_issued_s - after_s) if queue else 0.0
+        work_s = max(kernel.compute_s * compute, kernel.memory_s * memory)
+        after_s += work_s + kernel.overhead_s - wait_s + new_wait_s
+    return after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Levers:
+    """Seconds that each change would save."""
+
+    bandwidth_s: float
+    flop_rate_s: float
+    #: CUDA graphs: no kernel waits for the CPU
+    graphs_s: float
+    #: at most: the kernels outside the matrix classes that wait for memory cost nothing
+    fusion_s: float
+
+
+def levers(schedule: Schedule) -> Levers:
+    """What twice the bandwidth, twice the FLOP/s, CUDA graphs and fusion would save."""
+    now_s = schedule.totals.time_s
+    fusible = {k.id for k in schedule.kernels if k.limited_by == "bandwidth" and k.op_class not in MODEL_CLASSES}
+    changed = (
+        replay_s(schedule, memory=0.5),
+        replay_s(schedule, compute=0.5),
+        replay_s(schedule, queue=False),
+        replay_s(schedule, without=fusible),
+    )
+    return Levers(*(max(0.0, now_s - then_s) for then_s in changed))
+
+
+def verdict(profile: Profile, schedule: Schedule) -> str:
+    """One sentence: the wall, and what would move it."""
+    if not schedule.kernels or not schedule.totals.time_s:
+        return "Nothing runs on the device, so there is no wall."
+    shares = wall_shares(schedule)
+    wall = max(WALLS, key=shares.__getitem__)
+    text = _SENTENCES[wall](profile, schedule, shares[wall], levers(schedule)) + "."
+    return text if schedule.fits else _misfit(schedule) + text[0].lower() + text[1:]
+
+
+def _misfit(schedule: Schedule) -> str:
+    need, have = schedule.totals.peak_memory_bytes, schedule.gpu.dram_bytes
+    return f"It does not fit ({size(need)} at the peak, {size(have)} on the board); if it did: "
+
+
+def _opening(wall: str, share: float, schedule: Schedule) -> str:
+    rank = "the wall" if share >= 0.5 else "the largest wall"
+    return f"{wall} is {rank}: {percent(share, 0)} of the {duration(schedule.totals.time_s)}"
+
+
+def _doubling(levers: Levers) -> str:
+    return (
+        f"twice the bandwidth would save {_saving(levers.bandwidth_s)}, twice the FLOP/s {_saving(levers.flop_rate_s)}"
+    )
+
+
+def _saving(seconds: float) -> str:
+    text = duration(seconds)
+    return "nothing" if text in ("0 s", "0.0 ns") else text  # a difference of two sums is seldom exactly 0
+
+
+def _bandwidth(profile: Profile, schedule: Schedule, share: float, levers: Levers) -> str:
+    waiting = [k for k in schedule.kernels if k.limited_by == "bandwidth"]
+    flop_share = sum(k.flops for k in waiting) / schedule.totals.flops if schedule.totals.flops else 0.0
+    text = (
+        f"{_opening('Bandwidth', share, schedule)} goes to kernels that wait for memory, "
+        f"which do {percent(flop_share)} of the FLOPs; "
+    )
+    matrix_s = sum(k.time_s for k in waiting if k.op_class in MODEL_CLASSES)
+    if matrix_s > 0.5 * sum(k.time_s for k in waiting):
+        text += _low_reuse(profile, schedule, waiting)
+    else:
+        text += f"fusing the ones outside contractions could save at most {_saving(levers.fusion_s)}"
+    return f"{text}; {_doubling(levers)}"
+
+
+def _low_reuse(profile: Profile, schedule: Schedule, waiting: list[Estimate]) -> str:
+    matrix = [k for k in waiting if k.op_class in MODEL_CLASSES]
+    moved = sum(k.bytes for k in matrix)
+    intensity = sum(k.flops for k in matrix) / moved if moved else 0.0
+    pipe = main_pipe(profile, schedule)
+    ridge = f" where {schedule.gpu.name} needs {schedule.gpu.ridge_point(pipe):.0f}" if pipe else ""
+    return (
+        f"most of them are contractions that do {intensity:.1f} FLOP per byte{ridge}, "
+        "so a larger batch or weights of fewer bytes would pay"
+    )
+
+
+def _compute(profile: Profile, schedule: Schedule, share: float, levers: Levers) -> str:
+    text = (
+        f"{_opening('Compute', share, schedule)} goes to kernels that are busy multiplying "
+        f"({flops(schedule.totals.flops)}, MFU {percent(schedule.totals.mfu, 0)}); {_doubling(levers)}"
+    )
+    return text + _faster_pipe(profile, schedule)
+
+
+def _overhead(profile: Profile, schedule: Schedule, share: float, levers: Levers) -> str:
+    work_s = sum(max(k.compute_s, k.memory_s) for k in schedule.kernels)
+    return (
+        f"{_opening('Overhead', share, schedule)} goes to kernels too small to hide their launch "
+        f"({schedule.totals.kernels:,} launch{'es' if schedule.totals.kernels != 1 else ''} "
+        f"for {duration(work_s)} of work); "
+        f"CUDA graphs would save {_saving(levers.graphs_s)} and a larger batch would fill the gaps; {_doubling(levers)}"
+    )
+
+
+_SENTENCES: dict[str, Callable[[Profile, Schedule, float, Levers], str]] = {
+    "bandwidth": _bandwidth,
+    "compute": _compute,
+    "overhead": _overhead,
+}
+
+
+def main_pipe(profile: Profile, schedule: Schedule) -> Pipe | None:
+    """The pipe that does most of the matrix FLOPs."""
+    total: dict[Pipe, int] = {}
+    graph, costs = profile.graphs[schedule.graph], profile.costs[schedule.graph]
+    for op, cost in zip(graph.ops, costs, strict=True):
+        if op.op_class in MODEL_CLASSES:
+            for pipe, count in cost.flops.items():
+                total[pipe] = total.get(pipe, 0) + count
+    return max(sorted(total), key=total.__getitem__) if total else None
+
+
+def _faster_pipe(profile: Profile, schedule: Schedule) -> str:
+    """The way out for fp32 matrix work on a GPU with tensor cores."""
+    gpu, pipe = schedule.gpu, main_pipe(profile, schedule)
+    if pipe is None or pipe.dtype != "float32":
+        return ""
+    now = gpu.peak(pipe)
+    choices = [Pipe("tensor", dtype) for dtype in ("tf32", "bfloat16", "float16")]
+    faster = [p for p in choices if gpu.peak_flop_per_s.get(p, 0.0) > 1.2 * now]
+    if not faster:
+        return ""
+    best = faster[0]
+    ratio = gpu.peak(best) / now
+    return f"; the matrix work runs on {pipe} at {flop_rate(now)}, {best} has {ratio:.1f} times that peak"

@@ -1,0 +1,271 @@
+"""What-ifs: the totals again on a GPU with other numbers, or with modules written as one kernel each by hand.
+
+``dram_bytes_per_s*=2`` changes one number of the GPU and leaves all others as they are: more multiprocessors alone
+raise no peak. ``fuse:layers.*.mlp`` puts all ops of each module that the pattern finds, phase by phase, into one
+kernel, contractions included and whatever our planner's rules say, as if all that lies between them stayed on chip. Our
+planner plans the rest anew around it; Inductor's groups stay as they are but for the ops taken out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import Graph, Pipe
+from memwall.fusion import plan_graph
+from memwall.fusion.by_hand import fuse_by_hand, modules_of
+from memwall.hardware.gpu import FIELDS, PIPE_NAMES, WrongValue, fraction, positive, shown
+from memwall.hardware.lookup import Gpu
+from memwall.record.profile import Profile
+from memwall.record.schedules import graph_for
+from memwall.simulate.schedule import Schedule, Totals, simulate
+
+#: Policies that decide anew on a GPU with other numbers, and around modules written by hand. The others keep their
+#: groups: eager has none, and Inductor hardly looks at the numbers.
+REPLANNED = frozenset(("memwall",))
+#: Policies that no hand-written kernel changes: a floor.
+FLOORS = frozenset(("ideal",))
+
+_OPERATORS: Mapping[str, Callable[[float, float], float]] = {
+    "*=": lambda old, new: old * new,
+    "/=": lambda old, new: old / new,
+    "=": lambda old, new: new,
+}
+_NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d]*)")
+_PREFIX: Mapping[str, float] = {
+    "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "m": 1e-3, "u": 1e-6, "n": 1e-9,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,
+}  # fmt: skip
+#: the end of a field's name -> its unit; the longest end wins
+_UNITS: Mapping[str, str] = {
+    "flop_per_s": "FLOP/s", "bytes_per_s": "B/s", "bytes": "B", "_s": "s", "_hz": "Hz", "_w": "W", "": "",
+}  # fmt: skip
+
+#: The numbers of a GPU that stand alone, and those that come in tables with their keys.
+SCALARS = tuple(name for name, row in FIELDS.items() if name.endswith(("_s", "_bytes", "_hz", "_w", "_count")))
+TABLES: Mapping[str, tuple[Callable[[Any], float], tuple[str, ...]]] = {
+    "peak_flop_per_s": (positive, PIPE_NAMES),
+    "achievable": (fraction, ("dram", *PIPE_NAMES)),
+}
+
+
+@dataclass(frozen=True)
+class GpuChange:
+    """One number of the GPU changed: ``field``, its ``key`` in a table (empty: all), operator, operand in base SI."""
+
+    text: str
+    field: str
+    key: str
+    operator: str
+    operand: float
+
+    def on(self, gpu: Gpu) -> Gpu:
+        """The GPU with that number changed.
+
+        Raises:
+            UsageError: it has no such pipe, or the number would be impossible.
+        """
+        try:
+            changed: dict[str, Any] = {self.field: self._table(gpu) if self.field in TABLES else self._scalar(gpu)}
+        except WrongValue as error:
+            raise UsageError(f"--what-if {self.text}: on {gpu.name}, {self.field} {error}") from None
+        return replace(gpu, **changed)
+
+    def _scalar(self, gpu: Gpu) -> Any:
+        _, check, _ = FIELDS[self.field]
+        old = getattr(gpu, self.field)
+        new = self._new(old)
+        return check(round(new) if isinstance(old, int) and math.isfinite(new) else new)
+
+    def _table(self, gpu: Gpu) -> dict[Any, float]:
+        table = getattr(gpu, self.field)
+        check, _ = TABLES[self.field]
+        found = {key: rate for key, rate in table.items() if not self.key or str(key) == self.key}
+        if not found and self.operator != "=":
+            there = ", ".join(map(str, table))
+            raise UsageError(f"--what-if {self.text}: {gpu.name} has no {self.key}; it has {there}")
+        if not found:
+            found = {Pipe.parse(self.key) if self.field == "peak_flop_per_s" else self.key: 0.0}
+        return {**table, **{key: check(self._new(old)) for key, old in found.items()}}
+
+    def _new(self, old: float) -> float:
+        try:
+            return _OPERATORS[self.operator](old, self.operand)
+        except ZeroDivisionError:
+            raise UsageError(f"--what-if {self.text} divides by zero") from None
+
+
+@dataclass(frozen=True)
+class FuseChange:
+    """All ops of each module that ``pattern`` finds, of one phase, in one kernel. ``*`` stands for any text."""
+
+    text: str
+    pattern: str
+
+
+Change = GpuChange | FuseChange
+
+
+def parse_change(text: str) -> Change:
+    """A what-if as it is written on the command line.
+
+    Raises:
+        UsageError: it is none; names the nearest field, or shows how one is written.
+    """
+    text = text.strip()
+    if text.startswith("fuse:"):
+        pattern = text.removeprefix("fuse:").strip()
+        if not pattern:
+            raise UsageError("--what-if fuse: names no module; want a pattern, as in 'fuse:layers.*.mlp'")
+        return FuseChange(text, pattern)
+    operator = next((sign for sign in _OPERATORS if sign in text), None)
+    if operator is None:
+        raise UsageError(
+            f"cannot read the what-if {shown(text)}; want FIELD=VALUE, FIELD*=FACTOR or fuse:MODULES,"
+            " as in 'dram_bytes_per_s*=2', 'l2_bytes=100MB', 'fuse:layers.*.mlp'"
+        )
+    name, _, operand = (part.strip() for part in text.partition(operator))
+    field, key = _field(name)
+    unit = _unit(field) if operator == "=" else ""
+    return GpuChange(text, field, key, operator, _value(text, operand, unit))
+
+
+def _field(name: str) -> tuple[str, str]:
+    table, _, key = name.partition(".")
+    if table in TABLES and (not key or key in TABLES[table][1]):
+        return table, key
+    if name in SCALARS:
+        return name, ""
+    known = [*SCALARS, *TABLES, *(f"{table}.{key}" for table, (_, keys) in TABLES.items() for key in keys)]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {near[0]}?" if near else f"; there is {', '.join((*SCALARS, *TABLES))}"
+    raise UsageError(f"--what-if: a GPU has no number named {shown(name)}{hint}")
+
+
+def _unit(field: str) -> str:
+    return next(unit for end, unit in _UNITS.items() if field.endswith(end))
+
+
+def _value(text: str, operand: str, unit: str) -> float:
+    """A number with or without its unit, in base SI."""
+    found = _NUMBER.fullmatch(operand)
+    suffix = found[2] if found else ""
+    prefix = suffix.removesuffix(unit)
+    if found is None or (suffix and not (unit and suffix.endswith(unit))) or prefix not in _PREFIX:
+        wanted = f"a number, or one in {unit} such as {_EXAMPLES[unit]}" if unit else "a number"
+        raise UsageError(f"--what-if {text}: {shown(operand)} is not {wanted}")
+    if not math.isfinite(float(found[1])):
+        raise UsageError(f"--what-if {text}: {shown(operand)} is not a number that a GPU can have")
+    if prefix.endswith("i") and unit != "B":
+        raise UsageError(f"--what-if {text}: rates are decimal; {shown(operand)} is not")
+    return float(found[1]) * _PREFIX[prefix]
+
+
+_EXAMPLES = {"FLOP/s": "200TFLOP/s", "B/s": "2TB/s", "B": "100MB", "s": "3us", "Hz": "1.7GHz", "W": "400W"}
+
+
+# -- totals before and after -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a what-if changes for one policy on one GPU. ``specs`` are applied together."""
+
+    specs: tuple[str, ...]
+    gpu: str
+    policy: str
+    before: Totals
+    after: Totals
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The what-ifs as one line."""
+        return " and ".join(self.specs)
+
+    @property
+    def speedup(self) -> float:
+        """Time before over time after."""
+        return self.before.time_s / self.after.time_s if self.after.time_s else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, base SI units."""
+        return {
+            "what_if": list(self.specs), "gpu": self.gpu, "policy": self.policy, "before": asdict(self.before),
+            "after": asdict(self.after), "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def what_if(
+    profile: Profile,
+    changes: Sequence[Change],
+    gpus: Sequence[Gpu],
+    policies: Sequence[str],
+    regions: Mapping[int, Sequence[int]] | None = None,
+) -> list[Outcome]:
+    """Totals before and after each change, and after all of them together where there are several.
+
+    Plans are those of the profile's own simulations; what it lacks, or was read from a record, is planned here.
+
+    Args:
+        regions: number of a graph -> for each of its ops the region that the profile was planned with; our planner
+            fuses within one only.
+
+    Raises:
+        UsageError: a change fits neither the GPU nor the model.
+    """
+    before = [_planned(profile, gpu, policy) for gpu in gpus for policy in policies]
+    sets = [(change,) for change in changes] + ([tuple(changes)] if len(changes) > 1 else [])
+    return [
+        _outcome(profile, schedule, some, (regions or {}).get(schedule.graph)) for some in sets for schedule in before
+    ]
+
+
+def _planned(profile: Profile, gpu: Gpu, policy: str) -> Schedule:
+    """The simulation of a policy on a GPU, with its plan."""
+    for schedule in profile.simulations:
+        if schedule.plan is not None and (schedule.gpu, schedule.policy) == (gpu, policy):
+            return schedule
+    number = graph_for(profile, gpu)
+    graph = profile.graphs[number]
+    return simulate(graph, plan_graph(policy, graph, profile.costs[number], gpu), gpu, graph_index=number)
+
+
+def _outcome(profile: Profile, before: Schedule, changes: Sequence[Change], regions: Sequence[int] | None) -> Outcome:
+    graph, costs = profile.graphs[before.graph], profile.costs[before.graph]
+    plan = before.plan
+    assert plan is not None
+    changed = before.gpu
+    for change in changes:
+        if isinstance(change, GpuChange):
+            changed = change.on(changed)
+    patterns = [change.pattern for change in changes if isinstance(change, FuseChange)]
+    notes: tuple[str, ...] = ()
+    if patterns:
+        regions = _regions(graph, patterns, regions)
+    if plan.policy in REPLANNED and (changed != before.gpu or patterns):
+        plan = plan_graph(plan.policy, graph, costs, changed, regions)
+    if patterns and plan.policy in FLOORS:
+        notes = (f"{plan.policy} is a floor: a kernel written by hand leaves it as it is",)
+    elif patterns:
+        written = fuse_by_hand(graph, costs, changed, plan, patterns)
+        plan, notes = written.plan, written.refused
+    after = simulate(graph, plan, changed).totals
+    return Outcome(tuple(change.text for change in changes), before.gpu.name, plan.policy, before.totals, after, notes)
+
+
+def _regions(graph: Graph, patterns: Sequence[str], apart: Sequence[int] | None) -> list[int]:
+    """A region for each module that a pattern finds: no kernel of the planner's reaches across its border."""
+    regions = [0] * len(graph.ops) if apart is None else [*apart]
+    free = max(regions, default=0) + 1
+    numbers: dict[tuple[str, str], int] = {}
+    for pattern in patterns:
+        for unit, ops in modules_of(graph, pattern).items():
+            for op in ops:
+                regions[op] = numbers.setdefault(unit, free + len(numbers))
+    return regions

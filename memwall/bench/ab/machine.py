@@ -1,0 +1,184 @@
+"""Whether a machine was quiet while a block of steps ran: who else used its cores, and whether it was slowed down.
+
+Linux tells it: ``/proc/stat`` the time that all processes had and that the hypervisor took away,
+``/proc/self/schedstat`` how long our thread stood ready without a core (other containers on the same machine show
+there), the cgroup how long a quota held us, and the cores how often they grew too hot. A GPU's sensors come as flags.
+Neighbours behind a hypervisor that reports no steal time are seen by nothing but the spread of the samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from memwall.bench.kernels.sensors import LEAST_SHARE, in_doubt
+from memwall.core.units import percent
+
+#: share of a round that our thread may stand ready without a core
+MOST_WAITED = 1.0 - LEAST_SHARE
+#: share of the machine's time that other processes may take in one round: its clock ticks only every 10 ms
+MOST_OTHERS_IN_ROUND = 0.25
+#: the same over all rounds together, where ticks average out
+MOST_OTHERS = 0.05
+#: share of the machine's time that the hypervisor may take away, over all rounds together
+MOST_STOLEN = 0.02
+
+#: how a flag of what cannot be known begins
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a span of time was used for; spans add up."""
+
+    #: seconds that passed
+    wall_s: float = 0.0
+    #: seconds of all cores that passed
+    capacity_s: float = 0.0
+    #: CPU seconds of processes that are not ours
+    others_s: float = 0.0
+    #: CPU seconds that the hypervisor gave to other machines
+    stolen_s: float = 0.0
+    #: seconds that our thread was ready and had no core
+    waited_s: float = 0.0
+    #: times that a core was slowed down because of its temperature
+    throttles: int = 0
+    #: what the device says against the samples, or that it says nothing
+    flags: tuple[str, ...] = ()
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.wall_s + other.wall_s,
+            self.capacity_s + other.capacity_s,
+            self.others_s + other.others_s,
+            self.stolen_s + other.stolen_s,
+            self.waited_s + other.waited_s,
+            self.throttles + other.throttles,
+            tuple(dict.fromkeys((*self.flags, *other.flags))),
+        )
+
+    def disturbances(self, kind: str) -> tuple[str, ...]:
+        """Why one round does not count; empty where it does. ``kind`` is the device that was timed."""
+        return (
+            *_over(self.waited_s, self.wall_s, MOST_WAITED, "no core was free for {} of the time"),
+            *self._others(kind, MOST_OTHERS_IN_ROUND),
+            *("the CPU was throttled by its temperature",) * bool(self.throttles),
+            *in_doubt(self.flags),
+        )
+
+    def doubts(self, kind: str) -> tuple[str, ...]:
+        """Why all rounds that count together are no ground for a verdict; empty where they are."""
+        return (
+            *self._others(kind, MOST_OTHERS),
+            *_over(self.stolen_s, self.capacity_s, MOST_STOLEN, "the hypervisor took {} of the machine's time"),
+            *(flag for flag in self.flags if flag.startswith(UNKNOWN)),
+        )
+
+    def _others(self, kind: str, most: float) -> Iterable[str]:
+        """A GPU's steps share its host with other work as a rule; waiting for a core would still show."""
+        if kind != "cpu":
+            return ()
+        return _over(self.others_s, self.capacity_s, most, "other processes took {} of the machine's time")
+
+
+def _over(part_s: float, whole_s: float, most: float, text: str) -> Iterable[str]:
+    share = part_s / whole_s if whole_s > 0 else 0.0
+    return (text.format(percent(share, 0)),) if share > most else ()
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What the system counts, read at one moment; None where it does not say."""
+
+    wall_s: float
+    own_s: float
+    cores: int
+    #: CPU seconds of all processes, and those taken by the hypervisor
+    busy_s: float | None
+    stolen_s: float | None
+    #: seconds that our main thread has run, and has waited for a core
+    ran_s: float | None
+    queued_s: float | None
+    #: seconds that a quota has held our cgroup
+    held_s: float
+    throttles: int
+
+    def usage(self, end: Counters, flags: tuple[str, ...] = ()) -> Usage:
+        """What happened between this moment and a later one."""
+        wall_s, own_s = end.wall_s - self.wall_s, end.own_s - self.own_s
+        if self.busy_s is None or end.busy_s is None:
+            others_s = 0.0
+            flags = (*flags, f"{UNKNOWN}: this system does not say what other processes use (no /proc/stat)")
+        else:
+            others_s = end.busy_s - self.busy_s - own_s
+        return Usage(
+            wall_s=wall_s,
+            capacity_s=wall_s * end.cores,
+            others_s=others_s,
+            stolen_s=(end.stolen_s or 0.0) - (self.stolen_s or 0.0),
+            waited_s=self._waited_s(end) + end.held_s - self.held_s,
+            throttles=end.throttles - self.throttles,
+            flags=flags,
+        )
+
+    def _waited_s(self, end: Counters) -> float:
+        """As the scheduler counts it; where it does not, what our one thread did not run."""
+        if not end.ran_s or end.queued_s is None or self.queued_s is None:
+            return max(end.wall_s - self.wall_s - (end.own_s - self.own_s), 0.0)
+        return end.queued_s - self.queued_s
+
+
+def read_counters(root: Path = Path("/"), clock: Callable[[], float] = time.perf_counter) -> Counters:
+    """The counters of this machine and this process now. ``root`` holds ``proc`` and ``sys``."""
+    busy_s, stolen_s = _machine_time(root / "proc/stat")
+    ran_s, queued_s = _thread_time(root / "proc/self/schedstat")
+    return Counters(
+        wall_s=clock(),
+        own_s=time.process_time(),
+        cores=os.cpu_count() or 1,
+        busy_s=busy_s,
+        stolen_s=stolen_s,
+        ran_s=ran_s,
+        queued_s=queued_s,
+        held_s=_held_s(root / "sys/fs/cgroup/cpu.stat"),
+        throttles=_throttles(root / "sys/devices/system/cpu"),
+    )
+
+
+def _machine_time(path: Path) -> tuple[float | None, float | None]:
+    """``cpu user nice system idle iowait irq softirq steal ...`` in clock ticks."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with path.open(encoding="ascii") as file:
+            ticks = [int(field) for field in file.readline().split()[1:9]]
+        tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+        user, nice, system, _, _, irq, softirq, steal = ticks
+        return (user + nice + system + irq + softirq) * tick_s, steal * tick_s
+    return None, None
+
+
+def _thread_time(path: Path) -> tuple[float | None, float | None]:
+    """Nanoseconds that the main thread ran, and waited."""
+    with contextlib.suppress(OSError, ValueError):
+        ran, queued, _ = path.read_text(encoding="ascii").split()
+        return int(ran) / 1e9, int(queued) / 1e9
+    return None, None
+
+
+def _held_s(path: Path) -> float:
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text(encoding="ascii").splitlines():
+            if line.startswith("throttled_usec "):
+                return int(line.split()[1]) / 1e6
+    return 0.0
+
+
+def _throttles(folder: Path) -> int:
+    count = 0
+    for path in folder.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"):
+        with contextlib.suppress(OSError, ValueError):
+            count += int(path.read_text(encoding="ascii"))
+    return count

@@ -1,0 +1,260 @@
+"""``run_contest``: both sides are launched again and again, timed in turns, until the samples decide.
+
+Why at least three launches and, by default, 24 rounds before the first look: a round's ratio scatters by 1 to 5 % on
+shared machines, so the median of 24 is known to some 1 to 3 %; and no single pair of processes decides, whatever the
+luck of its memory layout. An undecided contest goes on, launch by launch, to the last look or the time limit.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from memwall.bench.ab.clocks import CLOCKS
+from memwall.bench.ab.launch import Launch, Round
+from memwall.bench.ab.machine import Usage
+from memwall.bench.ab.record import Contest
+from memwall.bench.ab.side import Side
+from memwall.bench.ab.statistics import CONFIDENCE, INCONCLUSIVE, LEAST_LAUNCHES, LOOKS, Estimate, estimate
+from memwall.core.errors import UsageError
+from memwall.core.units import percent
+
+#: rounds before the first look, and the fewest that a caller or the time limit may make of them
+BLOCKS, LEAST_BLOCKS = 24, 6
+#: seconds after which no round begins
+TIME_LIMIT_S = 60.0
+#: seconds to wait after a disturbed round: what disturbs is often over soon
+PAUSE_S = 0.5
+
+
+class Launched(Protocol):
+    """Both sides, started and warm."""
+
+    environment: Mapping[str, Any]
+
+    @property
+    def round_s(self) -> float:
+        """Seconds that a round should take."""
+        ...
+
+    def round(self, head_first: bool) -> Round:
+        """Time a block of each side."""
+        ...
+
+    def stop(self) -> None:
+        """End both."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a contest goes by."""
+
+    allowed: float
+    device: str = "cpu"
+    blocks: int = BLOCKS
+    seconds: float = TIME_LIMIT_S
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks = (
+            (self.device in CLOCKS, f"no device {self.device!r}; there is {', '.join(CLOCKS)}"),
+            (0 < self.allowed < math.inf, "the allowed slow-down of a measured gate must be above 0 %, such as 5 %:"
+             " no measurement can show that two versions are equally fast"),
+            (self.blocks >= LEAST_BLOCKS, f"a contest needs at least {LEAST_BLOCKS} blocks, not {self.blocks}"),
+            (0 < self.seconds < math.inf, f"a contest needs a time limit above 0 s, not {self.seconds} s"),
+        )  # fmt: skip
+        for holds, message in checks:
+            if not holds:
+                raise UsageError(message)
+
+
+def run_contest(
+    base: Side,
+    head: Side,
+    *,
+    allowed: float,
+    device: str = "cpu",
+    blocks: int = BLOCKS,
+    seconds: float = TIME_LIMIT_S,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Contest:
+    """Time two versions of a model against each other.
+
+    Each side runs in processes of its own, with this process's Python and this memwall, on real tensors from the same
+    seed; one side runs while the other waits. On the CPU torch has one thread.
+
+    Args:
+        base, head: the checkouts and their target.
+        allowed: the slow-down that passes, as a share: 0.05 is 5 %. Above 0.
+        device: ``cpu`` or ``cuda``; both models are in its memory at once.
+        blocks: rounds (a block of each side) before the first look at them; 6 at least.
+        seconds: no round begins later than this.
+        seed: of the models' tensors, and of the order of the sides in each round. Models that draw differently get
+            inputs of other values, never of other shapes.
+        progress: called with one-line messages.
+
+    Returns:
+        The outcome; ``inconclusive`` where the samples do not decide or the machine was not quiet.
+
+    Raises:
+        UsageError: a rule is wrong, or a side's code fails; says which side.
+        MissingError: the device or a package is missing.
+    """
+    rules = Rules(allowed, device, blocks, seconds, seed)
+    base, head = _checked(base), _checked(head)
+    return hold(lambda: Launch(base, head, device, seed), rules, progress=progress)
+
+
+def hold(
+    launch: Callable[[], Launched],
+    rules: Rules,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    progress: Callable[[str], None] | None = None,
+) -> Contest:
+    """A contest between the sides that ``launch`` starts."""
+    course = _Course(rules, clock, sleep, clock())
+    while not course.stopped and len(course.launches) < LOOKS[-1]:
+        started = clock()
+        sides = launch()
+        try:
+            course.run(sides, clock() - started)
+        finally:
+            sides.stop()
+        if progress is not None:
+            progress(course.state)
+        if course.is_decided:
+            break
+    return course.outcome()
+
+
+@dataclass
+class _Course:
+    """How a contest goes."""
+
+    rules: Rules
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    began: float
+    launches: list[list[Round]] = field(default_factory=list)
+    #: why each dropped round was dropped
+    dropped: list[str] = field(default_factory=list)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    #: why it goes no further, where that is not because it is decided
+    stopped: str = ""
+    #: rounds of each launch: as many in all, so that each launch weighs the same
+    rounds: int = 0
+
+    def run(self, sides: Launched, start_s: float) -> None:
+        """All rounds of one launch. One that the machine disturbed is repeated; a launch that is cut short is lost."""
+        self.environment = sides.environment
+        self.rounds = self.rounds or self._rounds(sides.round_s, start_s)
+        orders = self._orders()
+        kept: list[Round] = []
+        while len(kept) < self.rounds and not self.stopped:
+            found = sides.round(head_first=orders[len(kept)])
+            disturbed = found.usage.disturbances(self.rules.device)
+            if disturbed:
+                self.dropped.append(disturbed[0])
+                self.sleep(PAUSE_S)
+            else:
+                kept.append(found)
+            self.stopped = self._stop()
+        if len(kept) == self.rounds:
+            self.launches.append(kept)
+
+    def _orders(self) -> list[bool]:
+        """Whether the head begins, for each round: it does in one of two, chance says which."""
+        chance = random.Random(1000 * self.rules.seed + len(self.launches))
+        return [first for _ in range(self.rounds // 2) for first in chance.sample([False, True], 2)]
+
+    def _rounds(self, round_s: float, start_s: float) -> int:
+        """As many as the rules ask for, or as fit into the time limit beside the starts; an even number."""
+        wanted = math.ceil(self.rules.blocks / LEAST_LAUNCHES)
+        fitting = int((self.rules.seconds / LEAST_LAUNCHES - start_s) / round_s)
+        return 2 * math.ceil(max(LEAST_BLOCKS // LEAST_LAUNCHES, min(wanted, fitting)) / 2)
+
+    def _stop(self) -> str:
+        if len(self.dropped) > self.rules.blocks:
+            return "too many rounds were disturbed"
+        return "the time was over" if self.clock() - self.began > self.rules.seconds else ""
+
+    @property
+    def state(self) -> str:
+        """How far it is, in a line."""
+        found = self._estimate()
+        so_far = f", head / base {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})" if found else ""
+        return f"{len(self.launches)} launches done, {len(self.dropped)} rounds dropped{so_far}"
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the samples decide at this look; a launch more would change nothing."""
+        found = self._estimate() if len(self.launches) in LOOKS else None
+        return found is not None and found.verdict(self.rules.allowed) != INCONCLUSIVE
+
+    def _estimate(self) -> Estimate | None:
+        if len(self.launches) < LEAST_LAUNCHES:
+            return None
+        return estimate([[r.log_ratio for r in rounds] for rounds in self.launches])
+
+    def outcome(self) -> Contest:
+        """What is known by now."""
+        rules, found = self.rules, self._estimate()
+        kept = [r for rounds in self.launches for r in rounds]
+        reasons = self._reasons(kept, found)
+        base_s, head_s = ([b.step_s for b in blocks] for blocks in ([r.base for r in kept], [r.head for r in kept]))
+        facts: dict[str, Any] = {
+            "blocks": len(kept), "dropped": len(self.dropped), "launches": len(self.launches),
+            "base_samples_s": tuple(base_s), "head_samples_s": tuple(head_s), "reasons": reasons,
+            "environment": {**self.environment, "confidence": CONFIDENCE},
+        }  # fmt: skip
+        if found is None:
+            return Contest(INCONCLUSIVE, rules.allowed, rules.device, **facts)
+        verdict = INCONCLUSIVE if reasons else found.verdict(rules.allowed)
+        return Contest(
+            verdict, rules.allowed, rules.device, found.ratio, found.low, found.high, found.p_value,
+            found.smallest_detectable, base_s=statistics.median(base_s), head_s=statistics.median(head_s), **facts,
+        )  # fmt: skip
+
+    def _reasons(self, kept: Sequence[Round], found: Estimate | None) -> tuple[str, ...]:
+        """Why there is no verdict; empty where there is one."""
+        reasons = list(sum((r.usage for r in kept), Usage()).doubts(self.rules.device))
+        if len(self.dropped) > len(kept):
+            what, _ = Counter(self.dropped).most_common(1)[0]
+            reasons.append(f"the machine was not quiet ({len(self.dropped)} disturbed rounds): {what}")
+        elif found is None:
+            reasons.append(f"{self.stopped or 'too early'}: {len(self.launches)} of {LEAST_LAUNCHES} launches done")
+        elif found.verdict(self.rules.allowed) == INCONCLUSIVE:
+            reasons.append(_undecided(found, self.rules.allowed))
+        return tuple(reasons)
+
+
+def _undecided(found: Estimate, allowed: float) -> str:
+    """Why an interval decides nothing."""
+    if found.smallest_detectable > allowed:
+        return (
+            f"no slow-down below {percent(found.smallest_detectable)} shows here now, and {percent(allowed)} is what is"
+            " allowed: it takes more blocks or a quieter machine"
+        )
+    return "what is allowed lies within the interval: it takes more blocks"
+
+
+def _checked(side: Side) -> Side:
+    """A side that a worker can find from wherever it is."""
+    if not side.folder.is_dir():
+        raise UsageError(f"no such folder: {side.folder}")
+    if Path(side.target.removeprefix("hf:")).is_absolute():
+        raise UsageError(
+            f"{side.target} is the same file for both sides; name it as it is seen from the root of its checkout"
+        )
+    return replace(side, folder=side.folder.resolve(), options=dict(side.options))

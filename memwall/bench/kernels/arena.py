@@ -1,0 +1,126 @@
+"""Memory for the values of a graph: one guarded allocation for each storage, values as views of it.
+
+Around each allocation lie guard bands. In one arena they are NaN, so that what is read out of bounds shows in the
+results; in another small numbers, as NaN that is read and written out of bounds again leaves the bands as they were.
+Those of integers are -1, which is no place of anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memwall.core.graph import Graph
+from memwall.fusion.inductor.calls import dtype_of
+
+#: bytes of the guard bands of floats, and of all else
+GUARDS, GUARD_OF_INTEGERS = (0xFF, 0x3C), 0xFF
+#: bytes to which the start and the end of an allocation are aligned
+ALIGNMENT = 512
+#: bytes of a guard band
+GUARD_BYTES = 64 * 1024
+#: the two fillings of memory that a kernel is given to write: NaN, and numbers that are far from right
+POISONS = 0xFF, 0x5A
+
+
+@dataclass(frozen=True)
+class _Block:
+    """An allocation: ``nbytes`` between two guard bands."""
+
+    label: str
+    dtype: torch.dtype
+    memory: Tensor
+    guard: int
+    guard_bytes: int
+    nbytes: int
+
+    @property
+    def inside(self) -> Tensor:
+        return self.memory[self.guard_bytes : self.guard_bytes + self.nbytes]
+
+    def is_whole(self) -> bool:
+        """Whether the guard bands are as they were."""
+        before = self.memory[: self.guard_bytes]
+        behind = self.memory[self.guard_bytes + self.nbytes :]
+        return bool((before == self.guard).all()) and bool((behind == self.guard).all())
+
+
+class Arena(Mapping[int, Tensor]):
+    """Value id → tensor. A storage is allocated, and filled with poison, when a value of it is first asked for.
+
+    ``number`` picks one of the poisons and one of the guards.
+    """
+
+    def __init__(self, graph: Graph, device: str = "cpu", guard_bytes: int = GUARD_BYTES, number: int = 0) -> None:
+        self.graph, self.device, self.guard_bytes, self.number = graph, device, guard_bytes, number
+        self._blocks: dict[int, _Block] = {}
+        self._scratch: list[_Block] = []
+
+    def __getitem__(self, value_id: int) -> Tensor:
+        value = self.graph.values[value_id]
+        dtype, spec = dtype_of(value.spec.dtype), value.spec
+        block = self._block(value.storage, dtype)
+        flat = block.memory.view(dtype)
+        offset = block.guard_bytes // spec.itemsize + value.offset
+        return flat.as_strided(spec.shape, spec.strides, offset)
+
+    def __iter__(self) -> Iterator[int]:
+        return (value.id for value in self.graph.values if value.storage in self._blocks)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def storages(self) -> tuple[int, ...]:
+        """The storages that are allocated."""
+        return tuple(self._blocks)
+
+    def flat(self, storage: int, dtype: torch.dtype) -> Tensor:
+        """The whole of a storage as elements of a dtype; a rest that holds no element is left out."""
+        inside = self._block(storage, dtype).inside
+        size = torch.empty((), dtype=dtype).element_size()
+        return inside[: inside.numel() // size * size].view(dtype)
+
+    def empty(self, shape: Sequence[int], strides: Sequence[int], **options: Any) -> Tensor:
+        """``torch.empty_strided`` with guards and poison: what a kernel takes memory from."""
+        dtype = options.get("dtype") or torch.get_default_dtype()
+        size = torch.empty((), dtype=dtype).element_size()
+        count = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        block = self._allocate(f"its {len(self._scratch)}th allocation", count * size, dtype)
+        self._scratch.append(block)
+        return block.memory.view(dtype).as_strided(shape, strides, block.guard_bytes // size)
+
+    def copy(self, number: int = 0) -> Arena:
+        """Another arena with the same contents in the same storages."""
+        made = Arena(self.graph, self.device, self.guard_bytes, number)
+        for storage, block in self._blocks.items():
+            made._block(storage, block.dtype).inside.copy_(block.inside)
+        return made
+
+    def broken(self) -> list[str]:
+        """The allocations that were written past their ends."""
+        return [b.label for b in (*self._blocks.values(), *self._scratch) if not b.is_whole()]
+
+    @property
+    def blocks(self) -> list[Tensor]:
+        """All bytes that a kernel could reach, guard bands included."""
+        return [block.memory for block in (*self._blocks.values(), *self._scratch)]
+
+    def _block(self, storage: int, dtype: torch.dtype) -> _Block:
+        if storage not in self._blocks:
+            known = self.graph.storages[storage]
+            label = f"storage {storage}" + (f" ({known.name})" if known.name else "")
+            self._blocks[storage] = self._allocate(label, known.nbytes, dtype)
+        return self._blocks[storage]
+
+    def _allocate(self, label: str, nbytes: int, dtype: torch.dtype) -> _Block:
+        guard = GUARDS[self.number] if dtype.is_floating_point or dtype.is_complex else GUARD_OF_INTEGERS
+        room = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        total = 2 * self.guard_bytes + room
+        memory = torch.full((total,), guard, dtype=torch.uint8, device=self.device)
+        memory[self.guard_bytes : self.guard_bytes + nbytes].fill_(POISONS[self.number])
+        return _Block(label, dtype, memory, guard, self.guard_bytes, nbytes)

@@ -1,0 +1,257 @@
+"""All kernels of all executors timed in rounds, so that a device that drifts drifts under each of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memwall.bench.kernels.jobs import Job, Work
+from memwall.bench.kernels.messages import Copied, Copy, Ran, Rest, Run, Setup, Step, Whole
+from memwall.bench.kernels.sensors import merged
+from memwall.bench.kernels.statistics import timing
+from memwall.bench.kernels.workers import START_LIMIT_S, Crew, Worker
+from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors, Timing
+
+if TYPE_CHECKING:
+    from memwall.bench.kernels.modules import ModuleOptions
+
+#: how the model itself is run
+WHOLES = ("eager", "torch.compile")
+#: rounds over all kernels; the samples of a kernel are taken in as many blocks
+ROUNDS = 3
+#: seconds that a kernel may take to be built, checked and tuned, beside what its samples may take
+BUILD_LIMIT_S = 180.0
+#: seconds of samples in one block where nothing else limits them, and the least
+BLOCK_S, LEAST_BLOCK_S = 20.0, 0.05
+#: a block may overrun its budget by one sample, which is at most this long
+SAMPLE_LIMIT_S = 120.0
+
+#: executors whose kernels take a compiler's time
+COMPILED = ("generated", "inductor")
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Result:
+    """What is known of one job so far."""
+
+    job: Job
+    answer: Ran | None = None
+    samples_s: list[float] = field(default_factory=list)
+    readings: list[Sensors] = field(default_factory=list)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it makes no sense to ask again."""
+        return self.answer is not None and self.answer.status != "ok"
+
+    def add(self, answer: Ran) -> None:
+        """One more block. A kernel that fails in a later block is lost: its earlier samples are in doubt."""
+        self.answer = answer
+        self.samples_s += answer.samples_s
+        self.readings.append(answer.sensors)
+
+    def kernel(self) -> MeasuredKernel:
+        """The job as the record has it."""
+        job, estimate = self.job, self.job.estimate
+        answer = self.answer or Ran("skipped", "the time was over")
+        done = answer.status == "ok" and bool(self.samples_s)
+        status = "skipped" if answer.status == "ok" and not done else answer.status
+        return MeasuredKernel(
+            estimate.id, estimate.name, estimate.op_ids, estimate.op_class, job.repeats, estimate.flops,
+            estimate.bytes, job.modeled_s, estimate.bound_s, status, answer.reason,
+            timing(self.samples_s) if done else None, answer.error, answer.schedule, answer.config,
+            merged(self.readings),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is timed: ``samples`` of each kernel, until ``deadline`` (of :func:`time.monotonic`)."""
+
+    samples: int = 30
+    deadline: float = float("inf")
+    check: bool = True
+    steps: bool = True
+    build_limit_s: float = BUILD_LIMIT_S
+
+    @property
+    def half_time(self) -> float:
+        """When half of the time that is left now will be over: the rest is for timing."""
+        now = time.monotonic()
+        return now + (self.deadline - now) / 2
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self.deadline
+
+    def block_s(self, blocks: int) -> float:
+        """Seconds for one of so many blocks that are left."""
+        left = (self.deadline - time.monotonic()) / max(blocks, 1)
+        return min(BLOCK_S, max(2 * left, LEAST_BLOCK_S))
+
+
+class Campaign:
+    """One measurement: what a crew is asked, and what it found."""
+
+    def __init__(
+        self, work: Work, executors: Sequence[str], kind: str, target: str, limits: Limits, crew: Crew,
+        module: ModuleOptions | None = None,
+    ) -> None:  # fmt: skip
+        self.work, self.limits, self.kind, self.crew = work, limits, kind, crew
+        self.executors = tuple(executors)
+        self.setup = Setup(kind, work.graph, work.gpu, target)
+        self.module = module
+        self.workers: dict[str, Worker] = {}
+        self.wholes: dict[str, Ran] = {}
+        self.results = {job.number: Result(job) for job in work.jobs}
+        self.steps: dict[str, Ran] = {}
+        self.copied: Copied | None = None
+        self.is_complete = False
+
+    def start(self) -> None:
+        """Start the workers, and time what the machine itself reaches.
+
+        Raises:
+            MissingError: there is no such device.
+        """
+        self.workers = self.crew.begin(self.executors, self.setup)
+        first = next(iter(self.workers.values()))
+        answer = first.ask(Copy(0, self.limits.samples), BUILD_LIMIT_S)
+        self.copied = answer if isinstance(answer, Copied) else None
+
+    def run(self, say: Say, updated: Callable[[], None] = lambda: None) -> None:
+        """Time all kernels and then the steps. ``updated`` is called after each block."""
+        jobs = sorted(self.work.jobs, key=lambda job: (-job.step_s, job.number))
+        self._compile_ahead(jobs)
+        blocks = ROUNDS * len(jobs)
+        for round_number in range(ROUNDS):
+            for position, job in enumerate(jobs):
+                result = self.results[job.number]
+                blocks -= 1
+                if self.limits.is_over:
+                    return
+                if not result.is_lost:
+                    say(_progress(round_number, position, len(jobs), job, result))
+                    self._block(result, round_number, blocks + 1)
+                    updated()
+        if self.limits.steps:
+            self._time_steps(say, updated)
+            self._time_module(say, updated)
+        self.is_complete = True
+
+    def _compile_ahead(self, jobs: Sequence[Job]) -> None:
+        questions = [Run(job.number, job.executor, job.group, 0, 0.0) for job in jobs if job.executor in COMPILED]
+        self.crew.compile_ahead(self.setup, questions, self.limits.build_limit_s, self.limits.half_time)
+
+    def _block(self, result: Result, round_number: int, blocks: int) -> None:
+        wanted = share(self.limits.samples, round_number, ROUNDS)
+        if not wanted:
+            return
+        budget_s = self.limits.block_s(blocks)
+        job = result.job
+        graphed = result.answer is None or result.answer.graphed
+        question = Run(job.number, job.executor, job.group, wanted, budget_s, self.limits.check, graphed)
+        limit_s = self.limits.build_limit_s + budget_s
+        result.add(self.workers[job.executor].ask(question, limit_s))
+
+    def _time_steps(self, say: Say, updated: Callable[[], None]) -> None:
+        for name, worker in self.workers.items():
+            if self.limits.is_over:
+                self.steps[name] = Ran("skipped", "the time was over")
+                continue
+            say(f"measuring the whole step, {name}")
+            self._rest()
+            groups = self.work.plans[EXECUTORS[name]].groups
+            budget_s = self.limits.block_s(len(self.workers))
+            limit_s = self.limits.build_limit_s + budget_s + SAMPLE_LIMIT_S
+            self.steps[name] = worker.ask(Step(name, groups, self.limits.samples, budget_s), limit_s)
+            updated()
+
+    def _rest(self) -> None:
+        """All workers give back their memory: whatever comes next may need it."""
+        for worker in self.workers.values():
+            worker.ask(Rest(), START_LIMIT_S)
+
+    def _time_module(self, say: Say, updated: Callable[[], None]) -> None:
+        """The model as its user runs it, where there is one: what no policy models, to put the rest beside."""
+        worker = next(iter(self.workers.values()))
+        for name in WHOLES if self.module else ():
+            if self.limits.is_over or (name != "eager" and "inductor" not in self.executors):
+                continue
+            say(f"measuring the model itself, {name}")
+            self._rest()
+            budget_s = self.limits.block_s(2)
+            question = Whole(self.module, name != "eager", self.limits.samples, budget_s)
+            self.wholes[name] = worker.ask(question, self.limits.build_limit_s + budget_s + SAMPLE_LIMIT_S)
+            updated()
+
+    # -- what was found ----------------------------------------------------------------------------------------------
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        """One for each executor, with what is known by now."""
+        return tuple(self._measurement(name) for name in self.executors)
+
+    def _measurement(self, name: str) -> Measurement:
+        policy = EXECUTORS[name]
+        about = self.workers[name].environment if name in self.workers else {}
+        kernels = [self.results[job.number].kernel() for job in self.work.of(name)]
+        step = self.steps.get(name, Ran("skipped", "" if self.limits.steps else "not asked for"))
+        environment = {key: value for key, value in about.items() if key != "device"}
+        if name == self.executors[0] and self.wholes:
+            environment["module_step"] = {how: _whole(answer) for how, answer in self.wholes.items()}
+        copy_s = 0.0
+        if self.copied is not None:
+            copy_s = self.copied.bytes / timing(self.copied.samples_s).median_s
+            environment["floor_s"] = timing(self.copied.floor_s).median_s
+        return Measurement(
+            device=str(about.get("device", self.kind)),
+            kind=self.kind,
+            gpu=self.work.gpu.name,
+            executor=name,
+            policy=policy,
+            kernels=tuple(sorted(kernels, key=lambda kernel: kernel.id)),
+            step=_step_timing(step),
+            step_modeled_s=self.work.schedules[policy].totals.time_s,
+            step_reason=step.reason,
+            copy_bytes_per_s=copy_s,
+            environment=environment,
+            complete=self.is_complete,
+        )
+
+
+def share(total: int, part: int, parts: int) -> int:
+    """The size of one of nearly equal parts of a whole."""
+    return total * (part + 1) // parts - total * part // parts
+
+
+def _step_timing(step: Ran) -> Timing | None:
+    return timing(step.samples_s) if step.samples_s else None
+
+
+def _whole(answer: Ran) -> dict[str, Any]:
+    """The model's own step as the record has it."""
+    found = _step_timing(answer)
+    return {"status": answer.status, "reason": answer.reason, "timing": None if found is None else asdict(found)}
+
+
+def _progress(round_number: int, position: int, count: int, job: Job, result: Result) -> str:
+    known = f", {timing(result.samples_s).median_s * 1e6:,.1f} us so far" if result.samples_s else ""
+    return (
+        f"measuring {round_number + 1}/{ROUNDS}, {position + 1}/{count}: {job.executor} {job.estimate.name[:40]}"
+        f" (modeled {job.modeled_s * 1e6:,.1f} us{known})"
+    )
+
+
+def flags(measurements: Iterable[Measurement]) -> Mapping[str, int]:
+    """Flag → how many kernels carry it."""
+    found: dict[str, int] = {}
+    for measurement in measurements:
+        for kernel in measurement.kernels:
+            for flag in kernel.sensors.flags:
+                found[flag] = found.get(flag, 0) + 1
+    return found

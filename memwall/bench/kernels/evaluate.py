@@ -1,0 +1,296 @@
+"""A group of ops run one by one by PyTorch, on memory that is addressed by value: as eager would, or in float64.
+
+In float64 every floating value is kept that wide from op to op, casts between floats included; casts to integers and
+booleans are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memwall.bench.kernels.arena import Arena
+from memwall.core.graph import Graph, Op, TensorSpec
+from memwall.fusion import Group
+from memwall.fusion.inductor.calls import NoOperator, Operators, arguments_of, dtype_of
+
+#: what numbers of a dtype lose at most when they are rounded to it, as a fraction of themselves
+UNIT_FLOAT32 = 2.0**-24
+
+
+class NotRun(LookupError):
+    """PyTorch does not run an op of the group here."""
+
+
+class WideMemory:
+    """Value id → float64 (or the integer that it is) tensor; values of one storage are views of one."""
+
+    def __init__(self, graph: Graph, arena: Arena) -> None:
+        self.graph, self.arena = graph, arena
+        self._flat: dict[int, tuple[str, Tensor]] = {}
+
+    def __getitem__(self, value_id: int) -> Tensor:
+        value = self.graph.values[value_id]
+        if value.storage not in self._flat:
+            self._flat[value.storage] = value.spec.dtype, self._widened(value.storage, value.spec.dtype)
+        dtype, flat = self._flat[value.storage]
+        if dtype != value.spec.dtype:
+            raise NotRun(f"one memory is read as {dtype} and as {value.spec.dtype}")
+        return flat.as_strided(value.spec.shape, value.spec.strides, value.offset)
+
+    def _widened(self, storage: int, dtype: str) -> Tensor:
+        wide = widened(dtype_of(dtype))
+        if storage in self.arena.storages:
+            return self.arena.flat(storage, dtype_of(dtype)).to(wide, copy=True)
+        count = self.graph.storages[storage].nbytes // TensorSpec((), (), dtype).itemsize
+        fill = math.nan if wide.is_floating_point else 0
+        return torch.full((count,), fill, dtype=wide, device=self.arena.device)
+
+
+class Noise:
+    """What rounding does to a value, drawn at random: each element times 1 + u · amplitude, u uniform in ±1."""
+
+    def __init__(self, seed: int, device: str) -> None:
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def on(self, tensor: Tensor, amplitude: float) -> Tensor:
+        """A copy with noise; zeros, infinities and NaN stay what they are."""
+        drawn = torch.rand(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=self.generator)
+        return tensor * drawn.mul_(2).sub_(1).mul_(amplitude).add_(1)
+
+
+def run_group(
+    graph: Graph,
+    group: Group,
+    memory: Arena | WideMemory,
+    operators: Operators,
+    kept: Mapping[int, Tensor] | None = None,
+    noise: Noise | None = None,
+) -> None:
+    """Run the ops of a group on ``memory``, in place.
+
+    Args:
+        kept: values that are not drawn at random but taken as given, by id: the masks of dropouts.
+        noise: in float64 only: rounds what an op reads as the dtypes of the graph would.
+
+    Raises:
+        NotRun: an op is no operator of torch's, or has no kernel on this device.
+    """
+    _Run(graph, group, memory, operators, dict(kept or {}), noise).run()
+
+
+class _Run:
+    def __init__(
+        self, graph: Graph, group: Group, memory: Arena | WideMemory, operators: Operators,
+        kept: dict[int, Tensor], noise: Noise | None,
+    ) -> None:  # fmt: skip
+        self.graph, self.group, self.memory, self.operators = graph, group, memory, operators
+        self.kept, self.noise = kept, noise
+        self.wide = isinstance(memory, WideMemory)
+        self.device = memory.arena.device if isinstance(memory, WideMemory) else memory.device
+        #: storages that the group has written
+        self.made: set[int] = set()
+
+    def run(self) -> None:
+        with torch.no_grad(), _default_dtype(torch.float64 if self.wide else torch.float32):
+            for op_id in sorted((*self.group.op_ids, *self.group.recomputes)):
+                self._op(self.graph.ops[op_id])
+
+    def _op(self, op: Op) -> None:
+        targets = self.operators.overwritten(op)
+        terms = terms_of(self.graph, op)
+
+        def tensor(value_id: int) -> Tensor:
+            return self._tensor(value_id, value_id in targets, terms)
+
+        formula = _FORMULAS.get(op.name)
+        results = formula(self, op, tensor) if formula else self._call(op, tensor)
+        made = [i for i in op.outputs if i not in targets]
+        for value_id, result in zip(made, results, strict=False):
+            self._store(op, value_id, result)
+        self.made.update(self.graph.values[i].storage for i in op.outputs)
+
+    def _tensor(self, value_id: int, is_target: bool, terms: int) -> Tensor:
+        found = self.memory[value_id]
+        if self.noise is None or not found.is_floating_point():
+            return found
+        value = self.graph.values[value_id]
+        amplitude = UNIT_FLOAT32 * math.sqrt(terms)
+        if value.storage in self.made:
+            amplitude += unit(value.spec.dtype)
+        noisy = self.noise.on(found, amplitude)
+        return found.copy_(noisy) if is_target else noisy
+
+    def _call(self, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+        """What the operator gives, in order, results that it overwrites left out."""
+        target = self.operators.find(op)
+        if target is None:
+            raise NotRun(f"torch has no operator {op.name} here")
+        try:
+            positional, keywords = arguments_of(self.graph, op, target, tensor, self.device)
+            if self.wide:
+                positional = [_wide_argument(a) for a in positional]
+                keywords = {name: _wide_argument(a) for name, a in keywords.items()}
+            result = target.function(*positional, **keywords)
+        except (NoOperator, RuntimeError, IndexError, TypeError, ValueError) as error:
+            said = next(iter(str(error).splitlines()), type(error).__name__)
+            raise NotRun(f"{op.name}: {said}") from error
+        returns = target.function._schema.returns
+        if not returns:  # _foreach_add_ and its kin
+            return []
+        listed = result if isinstance(result, (tuple, list)) and len(returns) > 1 else [result]
+        declared = [r.alias_info and r.alias_info.is_write for r in returns]
+        return list(_tensors([r for r, written in zip(listed, declared, strict=True) if not written]))
+
+    def _store(self, op: Op, value_id: int, result: Tensor) -> None:
+        destination = self.memory[value_id]
+        if destination.shape == result.shape:
+            destination.copy_(result)
+        elif value_id in self.group.writes:  # else nobody reads it: statistics of a batch norm in inference
+            raise NotRun(f"{op.name} gives {[*result.shape]} here, not {[*destination.shape]}")
+
+
+def terms_of(graph: Graph, op: Op) -> int:
+    """How many numbers an op adds up for one element of a result, or more."""
+    if op.op_class not in _ADDING_CLASSES and _packet(op.name) not in _ADDING:
+        return 1
+    read = [spec for spec in graph.specs(op.inputs) if spec.dtype in FLOATS]
+    largest = max(read, key=lambda spec: spec.numel, default=None)
+    if largest is None:
+        return 1
+    smallest = min((spec.numel for spec in graph.specs(op.outputs)), default=1)
+    return max(largest.numel // max(smallest, 1), *largest.shape, 1)
+
+
+#: floating dtype → the largest relative error of rounding to it
+FLOATS: Mapping[str, float] = {
+    "float64": 2.0**-53, "float32": UNIT_FLOAT32, "float16": 2.0**-11, "bfloat16": 2.0**-8,
+}  # fmt: skip
+
+_ADDING_CLASSES = frozenset(("reduction", "normalization", "contraction", "convolution"))
+_ADDING = frozenset(("embedding_dense_backward", "index_put", "index_put_", "index_add", "_embedding_bag"))
+
+
+def unit(dtype: str) -> float:
+    """Largest relative error of rounding to a dtype; 0 for integers."""
+    return FLOATS.get(dtype, 0.0)
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """float64 for floats, complex128 for complex numbers, others as they are."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+def _wide_argument(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return widened(value)
+    if isinstance(value, Tensor) and value.dtype != widened(value.dtype):  # a stand-in that no value gave
+        return value.to(widened(value.dtype))
+    return value
+
+
+def _tensors(results: Sequence[Any]) -> Iterator[Tensor]:
+    """The tensors of some results, lists opened, a sparse one as its indices and values."""
+    for result in results:
+        if isinstance(result, (list, tuple)):
+            yield from _tensors(result)
+        elif isinstance(result, Tensor) and result.is_sparse:
+            yield from (result._indices(), result._values())
+        elif result is not None:
+            yield result
+
+
+def _packet(name: str) -> str:
+    return name.split(".")[1] if "." in name else name
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Integers divided give this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+# -- ops that torch has no call for here -------------------------------------------------------------------------------
+
+
+def _arguments(op: Op, tensor: Callable[[int], Tensor]) -> dict[str, Tensor]:
+    return {name: tensor(i) for name, i in zip(op.arguments, op.inputs, strict=True)}
+
+
+def _dropout(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+    """By the mask that was kept; drawn anew where there is none."""
+    mask = run.kept.get(op.outputs[1]) if len(op.outputs) > 1 else None
+    if mask is None:
+        if run.wide:
+            raise NotRun("the mask of a dropout is not known")
+        return run._call(op, tensor)
+    kept = 1.0 - op.attributes["p"]
+    scale = 1.0 / kept if kept else 0.0
+    return [tensor(op.inputs[0]) * mask * scale, mask]
+
+
+def _rms_norm(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+    """y = x · rstd · w; without an epsilon it is that of float32, whatever the dtype that it is computed in here."""
+    given = _arguments(op, tensor)
+    dims = tuple(range(-len(op.attributes["normalized_shape"]), 0))
+    eps = op.attributes.get("eps")
+    x = given["input"].to(torch.promote_types(given["input"].dtype, torch.float32))
+    rstd = (x.pow(2).mean(dims, keepdim=True) + (2.0**-23 if eps is None else eps)).rsqrt()
+    return [x * rstd * given.get("weight", 1.0), rstd]
+
+
+def _rms_norm_backward(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+    """Gradients of y = x · rstd · w: CPUs have no kernel for it."""
+    given = _arguments(op, tensor)
+    dims = tuple(range(-len(op.attributes["normalized_shape"]), 0))
+    rstd = given["rstd"]
+    gradient, x = (given[name].to(torch.promote_types(rstd.dtype, torch.float32)) for name in ("grad_out", "input"))
+    normalized = x * rstd
+    weighted = gradient * given["weight"] if "weight" in given else gradient
+    inner = (weighted * normalized).mean(dims, keepdim=True)
+    results = [rstd * (weighted - normalized * inner)]
+    if "weight" in given:
+        rows = tuple(range(gradient.dim() - len(dims)))
+        results.append((gradient * normalized).sum(rows) if rows else gradient * normalized)
+    return results
+
+
+def _sparse_add(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+    """Rows added to a table in place: other is given as its indices and its rows."""
+    table, (indices, rows) = tensor(op.inputs[0]), [tensor(i) for i in op.inputs[1:]]
+    table.index_add_(0, indices.reshape(-1), rows.to(table.dtype), alpha=op.attributes.get("alpha", 1))
+    return []
+
+
+def _embedding_bag(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+    """Sums of rows, and the bookkeeping as GPUs write it: each index's bag, the size of each bag, nothing."""
+    given = _arguments(op, tensor)
+    if op.attributes.get("mode") or "per_sample_weights" in given:
+        return run._call(op, tensor)
+    table, indices, starts = given["weight"], given["indices"], given["offsets"]
+    places = torch.arange(indices.numel(), device=indices.device)
+    bags = torch.searchsorted(starts, places, right=True) - 1
+    sums = table.new_zeros(starts.numel(), table.shape[1]).index_add_(0, bags, table[indices])
+    sizes = torch.bincount(bags, minlength=starts.numel())
+    return [sums, bags.to(indices.dtype), sizes.to(indices.dtype), indices.new_empty(0)]
+
+
+_FORMULAS: Mapping[str, Callable[[_Run, Op, Callable[[int], Tensor]], list[Tensor]]] = {
+    "aten.native_dropout": _dropout,
+    "aten._embedding_bag": _embedding_bag,
+    "aten._fused_rms_norm": _rms_norm,
+    "aten._fused_rms_norm_backward": _rms_norm_backward,
+    "sparse.add_.Tensor": _sparse_add,
+}

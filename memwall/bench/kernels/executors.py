@@ -1,0 +1,144 @@
+"""A group as something that can be called, by each executor: eager torch, our own Triton kernel, torch.compile."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memwall.bench.kernels.uploads import put_off
+from memwall.codegen.reference import Reference, reference
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph
+from memwall.fusion import Group
+from memwall.fusion.inductor.calls import Operators
+from memwall.hardware.lookup import Gpu
+
+Empty = Callable[..., torch.Tensor]
+
+#: more than the distinct groups of any model
+MOST_COMPILED = 1 << 20
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel that can be run: takes the tensors of ``inputs`` (value ids) and returns those of ``outputs``.
+
+    ``configs`` are settings to choose from by :attr:`configure`; ``is_ours``: a generated kernel, which takes
+    ``seed`` and ``empty``, and gives the same bits whenever it runs.
+    """
+
+    run: Callable[..., Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    schedule: str = ""
+    source: str = ""
+    configs: tuple[Mapping[str, int], ...] = ()
+    configure: Callable[[Mapping[str, int]], None] = field(default=lambda config: None)
+    is_ours: bool = False
+
+
+@dataclass
+class Builder:
+    """Builds the groups of one graph for one executor."""
+
+    graph: Graph
+    gpu: Gpu
+    device: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.flow = Flow.of(self.graph)
+        self.operators = Operators()
+        #: text → its function, made once
+        self._functions: dict[str, Callable[..., Any]] = {}
+        #: text and the tensors that it takes → compiled
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def eager(self, group: Group) -> Built:
+        """The ops of a group as calls of torch's operators, one after another.
+
+        Raises:
+            NoReference: an op is no operator of torch's.
+        """
+        text = reference(self.graph, self.flow, group, self.operators)
+        return Built(self._function(text), text.inputs, text.outputs, source=text.source)
+
+    def inductor(self, group: Group) -> Built:
+        """The same function compiled by torch.compile.
+
+        Raises:
+            NoReference: an op is no operator of torch's.
+        """
+        text = reference(self.graph, self.flow, group, self.operators)
+        key = text.source, tuple(self.graph.values[i].spec for i in text.inputs)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            # a function of its own for each group: dynamo takes another shape for the same function's code, and after a
+            # few of them would leave it to eager
+            torch._dynamo.config.recompile_limit = MOST_COMPILED
+            torch._dynamo.config.accumulated_recompile_limit = MOST_COMPILED
+            compiled = torch.compile(self._executed(text), dynamic=False, fullgraph=True)
+            self._compiled[key] = compiled
+        return Built(compiled, text.inputs, text.outputs, source=text.source)
+
+    def generated(self, group: Group) -> Built:
+        """Our own kernel.
+
+        Raises:
+            NotGenerated: there is none for such a group.
+            MissingError: there is no Triton.
+        """
+        from memwall.codegen import generate
+        from memwall.codegen.load import load_source
+
+        kernel = generate(self.graph, self.flow, group, self.gpu)
+        module = load_source(kernel.source, self.folder)
+
+        def configure(config: Mapping[str, int]) -> None:
+            for name, value in config.items():
+                setattr(module, name, value)
+
+        return Built(
+            put_off(module.run), kernel.inputs, kernel.outputs, kernel.schedule, kernel.source,
+            kernel.configs or ((kernel.config,) if kernel.config else ()), configure, True,
+        )  # fmt: skip
+
+    def _function(self, text: Reference) -> Callable[..., Any]:
+        """The ``run`` of a reference; a number on the host, which no graph holds, is 1."""
+        if text.source not in self._functions:
+            self._functions[text.source] = self._executed(text)
+        return self._functions[text.source]
+
+    def _executed(self, text: Reference) -> Callable[..., Any]:
+        namespace: dict[str, Any] = {}
+        # a place in a folder: what comes from "<...>" dynamo takes for its own, and wraps in one function for all
+        exec(compile(text.source, str(self.folder / "reference.py"), "exec"), namespace)
+        run = namespace["run"]
+        parameters = inspect.signature(run).parameters.values()
+        if any(p.kind is p.KEYWORD_ONLY for p in parameters):
+            run = partial(run, device=self.device)
+        hosts = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters) - len(text.inputs)
+        if not hosts:
+            return run
+        numbers = [torch.ones(()) for _ in range(hosts)]
+        return lambda *tensors: run(*tensors, *numbers)
+
+
+#: executor -> how it builds a group
+BUILDERS: Mapping[str, Callable[[Builder, Group], Built]] = {
+    "eager": Builder.eager,
+    "generated": Builder.generated,
+    "inductor": Builder.inductor,
+}
+
+
+def overwritten(graph: Graph, group: Group, built: Built, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of a kernel's inputs that it writes over."""
+    written = {graph.values[i].storage for i in (*group.writes, *built.outputs)}
+    return [t for i, t in zip(built.inputs, tensors, strict=True) if graph.values[i].storage in written]

@@ -1,0 +1,128 @@
+"""Schedules → what is to be timed: each distinct kernel once, with the number of equal ones that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import Graph, Value
+from memwall.fusion import Group, Plan, plan_graph
+from memwall.hardware.lookup import Gpu
+from memwall.perfmodel.roofline import Estimate
+from memwall.record.measurement import EXECUTORS
+from memwall.record.profile import Profile
+from memwall.record.schedules import graph_for
+from memwall.simulate.schedule import PlanContext, Schedule, simulate
+
+
+@dataclass(frozen=True)
+class Job:
+    """One distinct kernel of one executor: ``repeats`` equal kernels of a step, the first of which is ``estimate``.
+
+    ``estimate`` is the kernel run alone: nothing in L2 from before, no wait for the CPU. ``modeled_s`` is its time.
+    """
+
+    number: int
+    executor: str
+    group: Group
+    estimate: Estimate
+    repeats: int
+
+    @property
+    def modeled_s(self) -> float:
+        """Modeled time of one launch, seconds."""
+        return self.estimate.time_s
+
+    @property
+    def step_s(self) -> float:
+        """Modeled time of all equal kernels of a step: what the job matters."""
+        return self.estimate.time_s * self.repeats
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a measurement of one graph on one GPU's spec is about: ``plans`` and ``schedules`` by policy."""
+
+    graph: Graph
+    gpu: Gpu
+    plans: Mapping[str, Plan]
+    schedules: Mapping[str, Schedule]
+    jobs: tuple[Job, ...]
+
+    def of(self, executor: str) -> tuple[Job, ...]:
+        """The jobs of one executor."""
+        return tuple(job for job in self.jobs if job.executor == executor)
+
+
+def plan_work(profile: Profile, gpu: Gpu, executors: Sequence[str], top: int | None = None) -> Work:
+    """The kernels of a profile for some executors.
+
+    Args:
+        top: keep this many kernels of each executor, those that take most of the step's modeled time.
+
+    Raises:
+        UsageError: there is no such executor.
+    """
+    for name in executors:
+        if name not in EXECUTORS:
+            raise UsageError(f"no executor named {name!r}; there is {', '.join(EXECUTORS)}")
+    number = graph_for(profile, gpu)
+    graph, costs = profile.graphs[number], profile.costs[number]
+    plans, schedules, alone = {}, {}, {}
+    for policy in dict.fromkeys(EXECUTORS[name] for name in executors):
+        plan = plan_graph(policy, graph, costs, gpu)
+        context = PlanContext.of(graph, plan)
+        plans[policy] = plan
+        schedules[policy] = simulate(graph, plan, gpu, context=context, graph_index=number)
+        cold = replace(context, reuse=[()] * len(plan.groups))
+        alone[policy] = simulate(graph, plan, replace(gpu, dispatch_s=0.0), context=cold)
+    jobs: list[Job] = []
+    for name in executors:
+        policy = EXECUTORS[name]
+        found = distinct_jobs(graph, name, plans[policy], alone[policy], len(jobs))
+        found.sort(key=lambda job: -job.step_s)
+        jobs += found[:top]
+    return Work(graph, gpu, plans, schedules, tuple(jobs))
+
+
+def distinct_jobs(graph: Graph, executor: str, plan: Plan, schedule: Schedule, first: int = 0) -> list[Job]:
+    """The distinct kernels of a plan in order of their first launch, numbered from ``first``."""
+    found: dict[Any, Job] = {}
+    for group, estimate in zip(plan.groups, schedule.kernels, strict=True):
+        key = (structure(graph, group), estimate.time_s, estimate.bound_s)
+        old = found.get(key)
+        if old is None:
+            found[key] = Job(first + len(found), executor, group, estimate, 1)
+        else:
+            found[key] = replace(old, repeats=old.repeats + 1)
+    return list(found.values())
+
+
+def structure(graph: Graph, group: Group) -> tuple[Any, ...]:
+    """What a group does, its tensors numbered in the order of use: equal for groups that do the same to others."""
+    storages: dict[int, int] = {}
+
+    def tensor(value: Value) -> tuple[Any, ...]:
+        storage = graph.storages[value.storage]
+        local = storages.setdefault(value.storage, len(storages))
+        return local, value.offset, value.spec, storage.nbytes
+
+    def tensors(ids: Iterable[int]) -> tuple[Any, ...]:
+        return tuple(tensor(graph.values[i]) for i in ids)
+
+    ops = []
+    for op_id in sorted((*group.op_ids, *group.recomputes)):
+        op = graph.ops[op_id]
+        ops.append((op.name, op.arguments, _frozen(op.attributes), tensors(op.inputs), tensors(op.outputs)))
+    return tuple(ops), tensors(group.reads), tensors(group.writes)
+
+
+def _frozen(value: Any) -> Any:
+    """Something hashable that is equal for equal arguments; ``1``, ``1.0`` and ``True`` stay apart."""
+    if isinstance(value, Mapping):
+        return tuple((key, _frozen(value[key])) for key in sorted(value))
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    return type(value).__name__, repr(value)

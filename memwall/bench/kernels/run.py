@@ -1,0 +1,230 @@
+"""``measure``: profile → kernels → a campaign on this machine → the same profile with its measurements."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memwall.bench.kernels.campaign import BUILD_LIMIT_S, Campaign, Limits, flags
+from memwall.bench.kernels.compiler import need_compiler
+from memwall.bench.kernels.jobs import Work, plan_work
+from memwall.bench.kernels.sensors import in_doubt
+from memwall.bench.kernels.workers import Crew
+from memwall.core.errors import MissingError, UsageError
+from memwall.hardware.lookup import Gpu, load_gpu, match_device
+from memwall.record.measurement import EXECUTORS, Measurement
+from memwall.record.profile import Profile
+
+if TYPE_CHECKING:
+    from memwall.bench.kernels.modules import ModuleOptions
+
+#: what runs where no executor is named
+DEFAULT_EXECUTORS = {"cuda": ("eager", "generated", "inductor"), "cpu": ("eager", "inductor")}
+#: samples of each kernel and of each step
+SAMPLES = 30
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while kernels were timed; ``profile`` holds what was measured until then."""
+
+    def __init__(self, profile: Profile) -> None:
+        super().__init__("interrupted")
+        self.profile = profile
+
+
+def measure(
+    profile_or_target: Any,
+    inputs: Any = None,
+    *,
+    device: str | None = None,
+    executors: Sequence[str] = (),
+    gpu: str | Path | Gpu | None = None,
+    samples: int = SAMPLES,
+    top: int | None = None,
+    time_limit_s: float | None = None,
+    build_limit_s: float | None = None,
+    check: bool = True,
+    steps: bool = True,
+    strict_device: bool = False,
+    progress: Callable[[str], None] | None = None,
+    updated: Callable[[Profile], None] | None = None,
+    crew: Crew | None = None,
+    model: tuple[str, Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> Profile:
+    """Time every kernel of a model on this machine, by several executors, and the whole step.
+
+    Args:
+        profile_or_target: a profile (its model is not needed), or as for :func:`memwall.profile`.
+        inputs: as for :func:`memwall.profile`.
+        device: ``cuda`` or ``cpu``; None takes CUDA where there is a device.
+        executors: ``eager`` (each op alone), ``generated`` (our kernels, CUDA alone), ``inductor`` (each of our
+            groups compiled alone by torch.compile); none named means all that the device has.
+        gpu: the spec that models this device; None looks it up by the device's name, for a CPU what ``memwall
+            calibrate`` wrote.
+        samples: timings of each kernel, in three blocks, and of each step.
+        top: only this many kernels of each executor, those that take most of the modeled step.
+        time_limit_s: begin no new block after so many seconds; what was not reached is ``skipped``.
+        build_limit_s: a kernel that takes longer to be built, checked and tuned is lost.
+        check: compare what kernels compute with eager and float64; a wrong one gets no time.
+        steps: time whole steps too.
+        strict_device: refuse a device that is throttled or shared, before the first kernel where it shows by then.
+        progress: called with one-line messages.
+        updated: called after each block with the profile as it is by then, marked incomplete.
+        model: the target of a profile and the options that it was traced with, where the model itself is to be timed
+            beside the step; a target given as such is timed anyway.
+        crew: workers that outlive this measurement; None starts some and stops them.
+        options: as for :func:`memwall.profile`.
+
+    Returns:
+        The profile with simulations of the device's spec and one measurement for each executor.
+
+    Raises:
+        UsageError: the target or an option is wrong.
+        MissingError: the device, a compiler or a dependency is missing; or, with ``strict_device``, the device is
+            throttled or shared.
+        Interrupted: Ctrl-C; has what was measured.
+    """
+    say = progress or (lambda message: None)
+    began = time.monotonic()
+    kind = device or ("cuda" if _has_cuda() else "cpu")
+    names = _checked(kind, executors)
+    spec = device_spec(kind, gpu)
+    profile = _profiled(profile_or_target, inputs, spec, say, options)
+    if (spec.architecture == "cpu") != (kind == "cpu"):
+        say(f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing")
+    work = plan_work(profile, spec, names, top)
+    profile = _simulated(profile, work)
+    limits = Limits(
+        samples, math.inf if time_limit_s is None else began + time_limit_s, check, steps,
+        BUILD_LIMIT_S if build_limit_s is None else build_limit_s,
+    )  # fmt: skip
+    source, said = model or (profile_or_target, options)
+    module = _module_options(source, said, inputs) if steps else None
+    with contextlib.ExitStack() as stack:
+        campaign = Campaign(
+            work, names, kind, _importable(profile.workload.target), limits,
+            crew or stack.enter_context(Crew()), module,
+        )  # fmt: skip
+        report = _reporter(profile, campaign, updated)
+        try:
+            campaign.start()
+            if strict_device and campaign.copied is not None:
+                _refuse(in_doubt(campaign.copied.sensors.flags))
+            campaign.run(say, report)
+        except KeyboardInterrupt:
+            raise Interrupted(measured(profile, campaign.measurements())) from None
+        found = campaign.measurements()
+    if strict_device:
+        _refuse(in_doubt(flags(found)))
+    return measured(profile, found)
+
+
+def measured(profile: Profile, found: Sequence[Measurement]) -> Profile:
+    """A profile with measurements added; one of the same device, spec and executor is replaced."""
+    fresh = {(m.device, m.gpu, m.executor) for m in found}
+    kept = [m for m in profile.measurements if (m["device"], m["gpu"], m["executor"]) not in fresh]
+    return replace(profile, measurements=(*kept, *(m.to_dict() for m in found)))
+
+
+def device_spec(kind: str, gpu: str | Path | Gpu | None = None) -> Gpu:
+    """The spec of this machine's device: the one named, else found by its name or, for a CPU, where ``memwall
+    calibrate`` left it.
+
+    Raises:
+        UsageError: the spec named is wrong.
+        MissingError: there is no such device, or no spec of it.
+    """
+    if gpu is not None:
+        return load_gpu(gpu)
+    if kind == "cpu":
+        from memwall.bench.calibrate import default_spec_path
+
+        path = default_spec_path()
+        if not path.is_file():
+            raise MissingError(f"no spec of this CPU ({path}): run memwall calibrate first, or name one with --gpu")
+        return load_gpu(path)
+    import torch
+
+    name = torch.cuda.get_device_name()
+    found = match_device(name)
+    if found is None:
+        raise MissingError(f"memwall has no spec of {name}; name one with --gpu (a name or a TOML file)")
+    return found
+
+
+def _refuse(doubts: Sequence[str]) -> None:
+    if doubts:
+        raise MissingError(f"--strict-device: {'; '.join(doubts)}")
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _checked(kind: str, executors: Sequence[str]) -> tuple[str, ...]:
+    """The executors, each once; whatever is missing is said before anything is run."""
+    if kind not in DEFAULT_EXECUTORS:
+        raise UsageError(f"no device {kind!r}; there is {', '.join(DEFAULT_EXECUTORS)}")
+    names = tuple(dict.fromkeys(executors)) or DEFAULT_EXECUTORS[kind]
+    for name in names:
+        if name not in EXECUTORS:
+            raise UsageError(f"no executor named {name!r}; there is {', '.join(EXECUTORS)}")
+    if kind == "cuda" and not _has_cuda():
+        raise MissingError("no CUDA device here; --device cpu measures this machine's CPU")
+    if kind == "cpu" and "generated" in names:
+        raise MissingError("generated kernels are Triton and need a CUDA device; the CPU has eager and inductor")
+    if "inductor" in names:
+        need_compiler(kind)
+    return names
+
+
+def _profiled(target: Any, inputs: Any, spec: Gpu, say: Callable[[str], None], options: dict[str, Any]) -> Profile:
+    from memwall.pipeline import profile
+
+    if isinstance(target, Profile):
+        if options:
+            raise UsageError(f"{', '.join(options)}: says how to trace a model, and a profile is already traced")
+        return target
+    return profile(target, inputs, gpu=spec, progress=say, **options)
+
+
+def _simulated(profile: Profile, work: Work) -> Profile:
+    """The profile with the schedules that are measured, in place of older ones of the same GPU and policy."""
+    fresh = tuple(work.schedules.values())
+    keys = {(s.gpu.name, s.policy) for s in fresh}
+    kept = tuple(s for s in profile.simulations if (s.gpu.name, s.policy) not in keys)
+    return profile.with_simulations((*kept, *fresh))
+
+
+def _module_options(target: Any, options: Mapping[str, Any], inputs: Any) -> ModuleOptions | None:
+    """How to run the model itself; None where a worker cannot build it: of a saved profile, of a caller's own module or
+    with a caller's own tensors and functions."""
+    if not isinstance(target, (str, Path)) or inputs is not None or callable(options.get("loss")):
+        return None
+    from memwall.bench.kernels.modules import ModuleOptions
+
+    known = {field.name for field in fields(ModuleOptions)}
+    given = {name: value for name, value in options.items() if name in known}
+    if "input_specs" in given:
+        given["input_specs"] = tuple(given["input_specs"])
+    own = given.get("optimizer")
+    return None if callable(own) else ModuleOptions(str(target), **given)
+
+
+def _importable(target: str) -> str:
+    """The target where importing it registers custom ops; configurations and records hold no code."""
+    return "" if target.startswith("hf:") or target.lower().endswith(".json") else target
+
+
+def _reporter(profile: Profile, campaign: Campaign, updated: Callable[[Profile], None] | None) -> Callable[[], None]:
+    if updated is None:
+        return lambda: None
+    return lambda: updated(measured(profile, campaign.measurements()))

@@ -1,0 +1,242 @@
+"""What a worker knows between two questions: its device, the kernels that it has built, their tensors."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memwall.bench.kernels.autotune import Choices, choose
+from memwall.bench.kernels.copies import copy_and_floor
+from memwall.bench.kernels.cpu_forms import CpuForms
+from memwall.bench.kernels.devices import Ready, open_device
+from memwall.bench.kernels.evaluate import NotRun
+from memwall.bench.kernels.executors import BUILDERS, Builder, Built, overwritten
+from memwall.bench.kernels.messages import Copied, Copy, Ran, Rest, Run, Setup, Step, Whole
+from memwall.bench.kernels.modules import module_step
+from memwall.bench.kernels.oracle import Oracle
+from memwall.bench.kernels.proof import Verdict, prove
+from memwall.bench.kernels.steps import StepRunner
+from memwall.fusion import Group
+from memwall.record.measurement import Sensors
+
+#: share of the free memory that built kernels may keep between their turns
+KEPT_SHARE = 0.3
+#: a kernel needs about this many times the bytes of its tensors: inputs, copies to put back, outputs, checks
+NEEDED = 3
+
+
+@dataclass
+class Prepared:
+    """A kernel at hand. ``ready`` is None where it failed its check."""
+
+    verdict: Verdict
+    built: Built
+    config: Mapping[str, int]
+    ready: Ready | None
+    nbytes: int
+
+
+class Session:
+    """Answers the questions of :mod:`.messages`."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.device = open_device(setup.kind)
+        self.device.clear()  # what the graph before this one has left is for all workers
+        if setup.kind == "cpu":
+            self._forms = CpuForms()
+        if setup.target:
+            _register(setup.target)
+        self._folder = Path(tempfile.mkdtemp(prefix="memwall-kernels-"))
+        self._builder = Builder(setup.graph, setup.gpu, self.device.torch_device, self._folder)
+        self._kept: OrderedDict[int, Prepared] = OrderedDict()
+        self._verdicts: dict[int, Verdict] = {}
+        self._most_bytes = int(KEPT_SHARE * self.device.free_bytes())
+
+    def describe(self) -> dict[str, Any]:
+        """The device and the versions."""
+        return self.device.describe()
+
+    def recover(self) -> None:
+        """After a failure: let go of everything.
+
+        Raises:
+            RuntimeError: the device is of no more use to this process.
+        """
+        self._kept.clear()
+        self.device.clear()
+        self.device.wait()
+
+    def rest(self, question: Rest) -> Ran:
+        """Give back all memory."""
+        self.recover()
+        return Ran("ok")
+
+    # -- one kernel --------------------------------------------------------------------------------------------------
+
+    def run(self, question: Run) -> Ran:
+        """Build, check and time a kernel."""
+        if not question.samples:
+            return self._compile(question)
+        prepared = self._kept.pop(question.number, None) or self._prepare(question)
+        self._kept[question.number] = prepared
+        verdict, built = prepared.verdict, prepared.built
+        facts: dict[str, Any] = {
+            "error": verdict.error, "schedule": built.schedule, "config": dict(prepared.config),
+        }  # fmt: skip
+        if not verdict.passed or prepared.ready is None:
+            return Ran("wrong", verdict.message, **facts)
+        samples, sensors = self.device.samples(prepared.ready, question.samples, question.budget_s)
+        self._make_room(0)
+        answer = _timed(prepared.ready, verdict.message, samples, sensors, **facts)
+        return replace(answer, graphed=answer.graphed and question.graphed)
+
+    def _prepare(self, question: Run) -> Prepared:
+        group = question.group
+        nbytes, built, oracle = self._built(question)
+        config = self._tuned(built, oracle, question)
+        verdict = self._verdicts.get(question.number)
+        if verdict is None:
+            verdict = self._proved(oracle, built, question)
+            self._verdicts[question.number] = verdict
+        ready = self._ready(built, oracle, group, question.graphed) if verdict.passed else None
+        return Prepared(verdict, built, config, ready, nbytes)
+
+    def _built(self, question: Run) -> tuple[int, Built, Oracle]:
+        """The bytes of a kernel's tensors, the kernel, and what knows its inputs and results.
+
+        Raises:
+            MemoryError: it would not fit.
+        """
+        nbytes = self._nbytes(question.group)
+        self._make_room(NEEDED * nbytes)
+        free = self.device.free_bytes()
+        if NEEDED * nbytes > free:
+            raise MemoryError(f"needs about {NEEDED * nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+        built = BUILDERS[question.executor](self._builder, question.group)
+        return nbytes, built, Oracle(self.setup.graph, self._builder.flow, question.group)
+
+    def _compile(self, question: Run) -> Ran:
+        """Run a kernel once in each setting, so that its code is in the caches on disk."""
+        _, built, oracle = self._built(question)
+        values = oracle.inputs(self.setup.seed, self.device.torch_device)
+        for config in built.configs or ({},):
+            built.configure(config)
+            built.run(*(values[i] for i in built.inputs))
+            self.device.wait()
+        self.device.clear()
+        return Ran("ok")
+
+    def _proved(self, oracle: Oracle, built: Built, question: Run) -> Verdict:
+        if not question.check:
+            return Verdict(True)
+        with_eager = question.executor != "eager"
+        return prove(oracle, built, self.setup.seed, self.device, with_eager=with_eager)
+
+    def _ready(self, built: Built, oracle: Oracle, group: Group, graphed: bool) -> Ready:
+        """The call on inputs of its own, with what it writes over put back before each sample."""
+        values = oracle.inputs(self.setup.seed, self.device.torch_device)
+        inputs = [values[i] for i in built.inputs]
+        targets = overwritten(self.setup.graph, group, built, inputs)
+        saved = [t.clone() for t in targets]
+
+        def restore() -> None:
+            for target, old in zip(targets, saved, strict=True):
+                target.copy_(old)
+
+        return self.device.ready(lambda: built.run(*inputs), restore, graphed=graphed)
+
+    def _tuned(self, built: Built, oracle: Oracle, question: Run) -> Mapping[str, int]:
+        """The setting that is fastest here, set; the only one where there is no choice."""
+        if not built.configs:
+            return {}
+        choices = Choices.here(self.device.describe())
+        config = choices.get(built.source) if len(built.configs) > 1 else built.configs[0]
+        if config is None:
+            group, graphed = question.group, question.graphed
+            config = choose(built, lambda: self._ready(built, oracle, group, graphed), self.device)
+            choices.put(built.source, config)
+        built.configure(config)
+        return config
+
+    def _settle(self, built: Built) -> None:
+        """Give a kernel the setting that was chosen for it on this device; its own where none was."""
+        if len(built.configs) > 1:
+            built.configure(Choices.here(self.device.describe()).get(built.source) or built.configs[0])
+
+    def _nbytes(self, group: Group) -> int:
+        graph = self.setup.graph
+        storages = {graph.values[i].storage for i in (*group.reads, *group.writes)}
+        return sum(graph.storages[i].nbytes for i in storages)
+
+    def lacking(self, groups: Iterable[Group]) -> str | None:
+        """What a CPU has no kernel for, of some groups of a GPU's ops; None where the fault lies elsewhere."""
+        if self.device.kind != "cpu":
+            return None
+        for group in groups:
+            oracle = Oracle(self.setup.graph, self._builder.flow, group)
+            try:
+                oracle.eager(oracle.inputs(self.setup.seed))
+            except NotRun as error:
+                if str(error).startswith("aten."):
+                    return f"the CPU has no such kernel; {error}"
+        return None
+
+    def _make_room(self, nbytes: int) -> None:
+        """Let go of the kernels that waited longest, until the others and ``nbytes`` fit."""
+        dropped = False
+        while self._kept and nbytes + sum(NEEDED * p.nbytes for p in self._kept.values()) > self._most_bytes:
+            self._kept.popitem(last=False)
+            dropped = True
+        if dropped:
+            self.device.clear()
+
+    # -- the step and the machine --------------------------------------------------------------------------------------
+
+    def step(self, question: Step) -> Ran:
+        """Time the groups of a step one after another."""
+        self.recover()
+        runner = StepRunner(self.setup.graph, self._builder, question.executor, question.groups, self._settle)
+        need, free = runner.peak_bytes, self.device.free_bytes()
+        if need > free:
+            return Ran("skipped", f"needs {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+        runner.prepare(self.setup.seed, self.device.torch_device)
+        ready = self.device.ready(runner.run, lambda: None)
+        samples, sensors = self.device.samples(ready, question.samples, question.budget_s)
+        return _timed(ready, runner.note, samples, sensors)
+
+    def whole(self, question: Whole) -> Ran:
+        """Time the model itself; its launches are those that Python makes."""
+        self.recover()
+        run = module_step(question.options, self.device.torch_device, question.compiled)
+        ready = self.device.ready(run, lambda: None, graphed=False)
+        samples, sensors = self.device.samples(ready, question.samples, question.budget_s)
+        return _timed(ready, "", samples, sensors)
+
+    def copy(self, question: Copy) -> Copied:
+        """Time a copy and an empty kernel."""
+        self.recover()
+        return copy_and_floor(self.device, question.nbytes, question.samples)
+
+
+def _timed(ready: Ready, note: str, samples: Sequence[float], sensors: Sensors, **facts: Any) -> Ran:
+    """The answer about a call that was timed. A capture that failed leaves torch's allocator and its random numbers in
+    the middle of it: the next kernel gets another process."""
+    reason = "; ".join(filter(None, (note, ready.note)))
+    return Ran("ok", reason, tuple(samples), sensors=sensors, fatal=ready.refused, graphed=not ready.refused, **facts)
+
+
+def _register(target: str) -> None:
+    """Import what the workload was made from, as that registers custom ops."""
+    from memwall.frontend.workload.loading import load_file, load_module
+    from memwall.frontend.workload.target import split_target
+
+    kind, place, _ = split_target(target)
+    if kind == "file" and Path(place).is_file():
+        load_file(Path(place))
+    elif kind == "module":
+        load_module(place)

@@ -1,0 +1,144 @@
+"""A whole step as its kernels run it, one after another, each on what the ones before it made.
+
+Tensors that exist before the step (parameters, inputs, optimizer state) are made once; all others live from the kernel
+that makes them to the last one that reads them, so the step takes the memory that the model takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from memwall.bench.kernels.executors import BUILDERS, Builder, Built
+from memwall.bench.kernels.oracle import Oracle
+from memwall.codegen import NotGenerated
+from memwall.core.graph import Graph, TensorSpec, Value
+from memwall.fusion import Group, Plan
+from memwall.fusion.inductor.calls import dtype_of
+from memwall.simulate.schedule import memory_peak
+
+#: standard deviation of parameters and inputs that are made up
+SCALE = 0.02
+#: the step's own memory is held twice: by the calls that warm it up and by the captured graph
+COPIES = 2
+
+
+class NoView(RuntimeError):
+    """A kernel made a tensor of another layout than was traced, and something else reads a part of it."""
+
+
+class StepRunner:
+    """The kernels of a step, ready to run; ``settle`` gives each the setting that was found for it."""
+
+    def __init__(
+        self, graph: Graph, builder: Builder, executor: str, groups: Sequence[Group],
+        settle: Callable[[Built], None] = lambda built: None,
+    ) -> None:  # fmt: skip
+        self.graph = graph
+        self.builder = builder
+        self.executor = executor
+        self.groups = groups
+        self._settle = settle
+        self._eager = 0
+        self.peak_bytes = COPIES * memory_peak(graph, Plan(executor, tuple(groups))).total
+        self._steps: list[tuple[Built, tuple[int, ...]]] = []
+        self._made: dict[int, tuple[torch.Tensor, Value]] = {}
+        self._filled: set[int] = set()
+
+    def prepare(self, seed: int, device: str) -> None:
+        """Build every kernel and make what exists before the step."""
+        built = [self._build(group) for group in self.groups]
+        last: dict[int, int] = {}
+        for index, kernel in enumerate(built):
+            for value_id in (*kernel.inputs, *kernel.outputs):
+                last[self.graph.values[value_id].storage] = index
+        kept = {self.graph.values[i].storage for i in self.graph.outputs}
+        dies: dict[int, list[int]] = {}
+        for storage, index in last.items():
+            if storage not in kept:
+                dies.setdefault(index, []).append(storage)
+        self._steps = [(kernel, tuple(dies.get(index, ()))) for index, kernel in enumerate(built)]
+        self._make_first(built, seed, device)
+
+    def _build(self, group: Group) -> Built:
+        try:
+            built = BUILDERS[self.executor](self.builder, group)
+            self._settle(built)
+            return built
+        except NotGenerated:
+            self._eager += 1
+            return self.builder.eager(group)
+
+    def _make_first(self, built: Sequence[Built], seed: int, device: str) -> None:
+        """The tensors that are read before any kernel has made them."""
+        generator = torch.Generator(device).manual_seed(seed)
+        made: set[int] = set()
+        for group, kernel in zip(self.groups, built, strict=True):
+            for value_id in kernel.inputs:
+                value = self.graph.values[value_id]
+                if value.storage in made:
+                    continue
+                if value.spec.dtype.startswith(("float", "bfloat")):
+                    if value.storage not in self._made:
+                        self._made[value.storage] = self._floats(value, device, generator)
+                else:
+                    self._integers(group, value, seed, device)
+            made.update({self.graph.values[i].storage for i in kernel.outputs} - self._made.keys())
+
+    def _floats(self, value: Value, device: str, generator: torch.Generator) -> tuple[torch.Tensor, Value]:
+        """A storage of random numbers at the scale of weights."""
+        storage = self.graph.storages[value.storage]
+        whole = TensorSpec((storage.nbytes // value.spec.itemsize,), (1,), value.spec.dtype)
+        tensor = torch.empty(whole.shape, dtype=dtype_of(whole.dtype), device=device)
+        tensor.normal_(0.0, SCALE, generator=generator)
+        if storage.role in ("optimizer_state", "buffer"):
+            tensor.abs_()  # second moments and variances
+        return tensor, Value(value.id, whole, value.storage, 0)
+
+    def _integers(self, group: Group, value: Value, seed: int, device: str) -> None:
+        """What the group that reads them needs: indices within their table, masks of both kinds. Each part of a storage
+        is filled by the first group that reads it."""
+        given = Oracle(self.graph, self.builder.flow, group).inputs(seed, device)
+        if value.storage not in self._made:
+            self._made[value.storage] = given[value.id], value
+        elif value.id not in self._filled:
+            self._view(self._made, value).copy_(given[value.id])
+        self._filled.add(value.id)
+
+    @property
+    def note(self) -> str:
+        """Which kernels run in another way than the executor's."""
+        if not self._eager:
+            return ""
+        return f"{self._eager} of {len(self.groups)} groups run eagerly: no kernel is generated for them"
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run the step once."""
+        tensors = dict(self._made)
+        for kernel, dies in self._steps:
+            given = [self._view(tensors, self.graph.values[i]) for i in kernel.inputs]
+            for value_id, result in zip(kernel.outputs, kernel.run(*given), strict=True):
+                value = self.graph.values[value_id]
+                tensors.setdefault(value.storage, (result, value))
+            for storage in dies:
+                tensors.pop(storage, None)
+
+    def _view(self, tensors: dict[int, tuple[torch.Tensor, Value]], value: Value) -> torch.Tensor:
+        """A value as a view of what lies in its storage."""
+        tensor, made = tensors[value.storage]
+        if (made.spec, made.offset) == (value.spec, value.offset):
+            return tensor
+        spec = value.spec
+        if spec.dtype != made.spec.dtype or not _as_traced(tensor, made.spec):
+            raise NoView(f"value {value.id} cannot be read from the tensor that was made in its place")
+        start = tensor.storage_offset() + value.offset - made.offset
+        return tensor.as_strided(spec.shape, spec.strides, start)
+
+
+def _as_traced(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    """Whether a tensor has the strides of its spec, axes of one element aside."""
+    pairs = zip(tensor.shape, tensor.stride(), spec.strides, strict=True)
+    return all(size == 1 or own == traced for size, own, traced in pairs)

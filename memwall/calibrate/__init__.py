@@ -1,9 +1,0 @@
-"""``memwall calibrate``: measure what this machine reaches, and write it down as a hardware spec.
-
-Importing this imports no torch; measuring happens in a child process.
-"""
-
-from memwall.calibrate.run import Calibration, calibrate, default_spec_path
-from memwall.calibrate.sampling import Quantity
-
-__all__ = ["Calibration", "Quantity", "calibrate", "default_spec_path"]

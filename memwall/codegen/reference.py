@@ -1,0 +1,285 @@
+"""Group → Python: the ops of a kernel as calls of ``torch.ops``, one after another, in a function that can be run.
+
+It takes the tensors that the kernel reads or writes over and returns those that it hands on. Views between ops are
+written out. Two groups that do the same to other tensors give the same text, which tells repeated kernels apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph, Op, TensorSpec, Value
+from memwall.fusion import Group
+from memwall.fusion.inductor.calls import NoOperator, Operators, Target, arguments_of
+from memwall.fusion.inductor.views import Step, view_steps
+from memwall.ops.signatures import SHAPE_ONLY
+
+#: Results of one call that get a name each; more are taken from a list.
+MAX_NAMED = 16
+
+#: Stands for the device in what :func:`arguments_of` gives.
+_DEVICE = "meta"
+
+_TENSORS = '''
+def tensors(result):
+    """The tensors of a result, None left out."""
+    return [t for item in result for t in (item if isinstance(item, (list, tuple)) else [item]) if t is not None]
+
+'''
+
+
+class NoReference(LookupError):
+    """A group holds an op that no call of torch's stands for."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A function ``run`` as text, and the values that it takes and returns, in order."""
+
+    source: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """An expression in the source."""
+
+    text: str
+
+
+def reference(graph: Graph, flow: Flow, group: Group, operators: Operators) -> Reference:
+    """A group as a function of its tensors.
+
+    Raises:
+        NoReference: one of its ops is no operator of torch's.
+    """
+    return _Writer(graph, flow, group, operators).write()
+
+
+@dataclass
+class _Writer:
+    graph: Graph
+    flow: Flow
+    group: Group
+    operators: Operators
+    #: storage -> the variables that lie in it, with the value that each holds
+    pieces: dict[int, list[tuple[str, Value]]] = field(default_factory=dict)
+    #: value id -> its parameter
+    parameters: dict[int, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=lambda: {"torch", "tensors", "run", "device"})
+    #: of the op at hand: the values that it writes into, and whether it takes a tensor for its shape alone
+    targets: tuple[int, ...] = ()
+    shape_only: bool = False
+    hosts: list[str] = field(default_factory=list)
+
+    def write(self) -> Reference:
+        op_ids = sorted((*self.group.op_ids, *self.group.recomputes))
+        inside = frozenset(op_ids)
+        for op_id in op_ids:
+            self._op(self.graph.ops[op_id], inside)
+        outputs = [self._read(i) for i in self.group.writes]
+        body = [*self.lines, f"return ({', '.join(outputs)}{',' * (len(outputs) == 1)})"]
+        text = "\n".join(f"    {line}" for line in body)
+        helper = _TENSORS if "tensors(" in text else ""
+        source = f"import torch\n\n{helper}\ndef run(\n{self._signature(text)}):\n{text}\n"
+        return Reference(source, tuple(self.parameters), self.group.writes)
+
+    def _signature(self, body: str) -> str:
+        lines = []
+        for value_id, name in self.parameters.items():
+            value = self.graph.values[value_id]
+            lines.append(f"    {name},  # {_spec(value.spec)} {self.graph.storages[value.storage].role}\n")
+        lines += [f"    {name},  # a number on the host, which is not in the trace\n" for name in self.hosts]
+        if re.search(r"\bdevice\b", body):
+            lines += ["    *,\n", '    device="cuda",\n']
+        return "".join(lines)
+
+    # -- one op ------------------------------------------------------------------------------------------------------
+
+    def _op(self, op: Op, inside: frozenset[int]) -> None:
+        if len(op.arguments) != len(op.inputs):
+            raise NoReference(f"the record does not name the arguments of {op.name}")
+        writer = self.flow.writer
+        for value_id, version in self.flow.reads[op.id]:
+            if writer[version] not in inside and value_id not in self.parameters:
+                self._take(value_id)
+        self.targets = self.operators.overwritten(op)
+        self.shape_only = ".".join(op.name.split(".")[:2]) in SHAPE_ONLY
+        for value_id in self.targets:
+            self._open(op, value_id)
+        target = self.operators.find(op)
+        if target is None:
+            raise NoReference(f"torch has no operator {op.name} here")
+        try:
+            positional, keywords = arguments_of(self.graph, op, target, self._tensor, _DEVICE)
+        except NoOperator as error:
+            raise NoReference(str(error)) from None
+        given = [*map(self._text, positional), *self._keywords(keywords)]
+        self._assign(op, target, f"torch.ops.{target.function}({', '.join(given)})")
+        self.targets = ()
+
+    def _keywords(self, keywords: dict[str, Any]) -> list[str]:
+        return [f"{name}={self._text(value)}" for name, value in keywords.items() if value is not None]
+
+    def _assign(self, op: Op, target: Target, call: str) -> None:
+        """The line of a call, its fresh results named."""
+        made = [i for i in op.outputs if i not in self.targets]
+        returns = target.function._schema.returns
+        fresh = [n for n, item in enumerate(returns) if not (item.alias_info and item.alias_info.is_write)]
+        if not made:
+            self.lines.append(call)
+            return
+        if len(returns) == 1 and "List" not in str(returns[0].real_type):
+            if len(made) > 1:
+                raise NoReference(f"{op.name} makes a sparse tensor")
+            names = [self._name(op.name)]
+            self.lines.append(f"{names[0]} = {call}")
+        elif len(made) <= MAX_NAMED and len(fresh) == len(returns):
+            names = [self._name(op.name) for _ in made]
+            more = "" if len(made) == len(returns) else ", *_"
+            self.lines.append(f"{', '.join(names)}{more or ',' * (len(names) == 1)} = tensors({call})")
+        else:
+            result = self._name("results")
+            mixed = len(fresh) < len(returns)
+            self.lines.append(f"{result} = {call}" if mixed else f"{result} = tensors({call})")
+            names = [f"{result}[{fresh[n] if mixed else n}]" for n in range(len(made))]
+        for name, value_id in zip(names, made, strict=True):
+            value = self.graph.values[value_id]
+            self.pieces.setdefault(value.storage, []).append((name, value))
+
+    # -- tensors -----------------------------------------------------------------------------------------------------
+
+    def _take(self, value_id: int) -> None:
+        """Make a value a parameter."""
+        value = self.graph.values[value_id]
+        storage = self.graph.storages[value.storage]
+        name = self._name(storage.name.rpartition(".")[2] or "x")
+        self.parameters[value_id] = name
+        self.pieces.setdefault(value.storage, []).append((name, value))
+
+    def _open(self, op: Op, value_id: int) -> None:
+        """See that there is something to write into: a parameter, or new memory where the op is the first to write."""
+        value = self.graph.values[value_id]
+        if value.storage in self.pieces:
+            return
+        version = next(n for v, n in self.flow.writes[op.id] if v == value_id)
+        storage = self.graph.storages[value.storage]
+        before = self.flow.storage.index(value.storage)
+        if before < version or storage.role in ("parameter", "buffer", "input", "optimizer_state"):
+            self._take(value_id)
+            return
+        count = storage.nbytes // value.spec.itemsize
+        spec = TensorSpec((count,), (1,), value.spec.dtype)
+        name = self._name("new")
+        self.lines.append(f"{name} = {_empty(spec)}")
+        self.pieces[value.storage] = [(name, Value(value_id, spec, value.storage, 0))]
+
+    def _tensor(self, value_id: int) -> Any:
+        return _Text(self._read(value_id))
+
+    def _read(self, value_id: int) -> str:
+        """The expression of a value: a variable, or a view of one."""
+        value = self.graph.values[value_id]
+        pieces = self.pieces.get(value.storage, [])
+        for name, piece in reversed(pieces):
+            if (piece.spec, piece.offset) == (value.spec, value.offset):
+                return name
+        for name, piece in reversed(pieces):
+            if _covers(piece, value):
+                return self._view(name, piece, value)
+        self._take(value_id)
+        return self.parameters[value_id]
+
+    def _view(self, name: str, piece: Value, value: Value) -> str:
+        spec, offset = piece.spec, piece.offset
+        if spec.dtype != value.spec.dtype:
+            name, spec, offset = _in_dtype(name, spec, offset, value.spec.dtype)
+        reshape = "view" if value.id in self.targets else "reshape"
+        for step in view_steps(spec, offset, value.spec, value.offset):
+            name += _step(step, name, value.offset - offset, reshape)
+        return name
+
+    def _name(self, wanted: str) -> str:
+        parts = wanted.split(".")
+        base = parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]
+        base = re.sub(r"\W", "_", base).strip("_") or "x"
+        if base[0].isdigit() or keyword.iskeyword(base):
+            base = f"x_{base}"
+        names = itertools.chain((base,), (f"{base}_{i}" for i in itertools.count(2)))
+        name = next(n for n in names if n not in self.names)
+        self.names.add(name)
+        return name
+
+    # -- arguments as text -------------------------------------------------------------------------------------------
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, _Text):
+            return value.text
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(self._text, value))}]"
+        if isinstance(value, torch.device):
+            return "device"
+        if isinstance(value, torch.Tensor):
+            return self._stand_in(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
+        return str(value) if type(value).__module__ == "torch" else repr(value)
+
+    def _stand_in(self, tensor: torch.Tensor) -> str:
+        """A tensor that is in no graph: one whose shape alone counts, or a number on the host."""
+        if not tensor.dim() and not self.shape_only:
+            self.hosts.append(self._name("number"))
+            return self.hosts[-1]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return _empty(TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), dtype))
+
+
+def _covers(piece: Value, value: Value) -> bool:
+    (low, high), (start, stop) = piece.byte_range, value.byte_range
+    return low <= start and stop <= high
+
+
+def _empty(spec: TensorSpec) -> str:
+    return f"torch.empty_strided({[*spec.shape]}, {[*spec.strides]}, dtype=torch.{spec.dtype}, device=device)"
+
+
+def _spec(spec: TensorSpec) -> str:
+    strides = "" if spec.is_contiguous else f" strides {[*spec.strides]}"
+    return f"{spec.dtype}{[*spec.shape]}{strides}"
+
+
+def _step(step: Step, name: str, distance: int, reshape: str) -> str:
+    """A view operator as a method call."""
+    if step.name == "as_strided":
+        shape, strides, _ = step.arguments
+        return f".as_strided({[*shape]}, {[*strides]}, {name}.storage_offset() + {distance})"
+    if step.name == "slice":
+        axis, start, stop = step.arguments
+        return f".narrow({axis}, {start}, {stop - start})"
+    given = ", ".join(str([*a]) if isinstance(a, Sequence) else str(a) for a in step.arguments)
+    return f".{reshape if step.name == 'view' else step.name}({given})"
+
+
+def _in_dtype(name: str, spec: TensorSpec, offset: int, dtype: str) -> tuple[str, TensorSpec, int]:
+    """A variable as elements of another dtype; real and imaginary parts are a last axis of two."""
+    if spec.dtype.startswith("complex") and not dtype.startswith("complex"):
+        strides = (*(2 * s for s in spec.strides), 1)
+        return f"torch.view_as_real({name})", TensorSpec((*spec.shape, 2), strides, dtype), 2 * offset
+    if dtype.startswith("complex"):
+        flat = TensorSpec((spec.numel // 2,), (1,), dtype)
+        return f"torch.view_as_complex({name}.reshape(-1, 2))", flat, offset // 2
+    count = spec.numel * spec.itemsize
+    flat = TensorSpec((1,), (1,), dtype)
+    flat = TensorSpec((count // flat.itemsize,), (1,), dtype)
+    return f"{name}.reshape(-1).view(torch.{dtype})", flat, offset * spec.itemsize // flat.itemsize

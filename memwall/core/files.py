@@ -1,0 +1,96 @@
+"""Reading and writing files so that bad input gets one line and output is whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+from memwall.core.errors import UsageError
+
+#: A saved record of a 126-layer training step on ten GPUs is about 60 MB; beyond this a file is not ours.
+MAX_JSON_BYTES = 1 << 30
+
+
+def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
+    """Write a file completely or not at all: to a temporary beside it, then renamed over it.
+
+    Raises:
+        UsageError: the folder is missing or not writable, or the disk is full.
+    """
+    target = Path(path)
+    payload = data.encode("utf-8") if isinstance(data, str) else data
+    temporary = None
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(payload)  # a device such as /dev/stdout cannot be renamed over
+            return
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as handle:
+            temporary = Path(handle.name)
+            handle.write(payload)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(target)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror or error}; nothing was written") from None
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Parse a JSON file, or one packed by gzip (``.gz``); NaN and Infinity are refused.
+
+    Raises:
+        UsageError: missing, unreadable, too large, not UTF-8, not JSON, nested too deep.
+    """
+    source = Path(path)
+    try:
+        if source.stat().st_size > MAX_JSON_BYTES:
+            raise UsageError(f"{source} is larger than 1 GiB; not a memwall record")
+        text = _unpacked(source) if source.name.endswith(".gz") else source.read_text(encoding="utf-8")
+        return json.loads(text, parse_constant=_refuse_constant)
+    except FileNotFoundError:
+        raise UsageError(f"no such file: {source}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {source}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source} is not UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        cut = " (truncated?)" if error.pos >= len(text.rstrip()) else ""
+        raise UsageError(
+            f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}{cut}"
+        ) from None
+    except RecursionError:
+        raise UsageError(f"{source} is nested too deep to be a memwall record") from None
+    except MemoryError:
+        raise UsageError(f"{source} does not fit in memory") from None
+    except ValueError as error:
+        raise UsageError(f"{source} is not a memwall record: {error}") from None
+
+
+def _unpacked(source: Path) -> str:
+    """The text in a gzip file, which may be no longer than an unpacked one."""
+    try:
+        with gzip.open(source) as handle:
+            data = handle.read(MAX_JSON_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"{source} is not a gzip file, or is cut off: {error}") from None
+    if len(data) > MAX_JSON_BYTES:
+        raise UsageError(f"{source} holds more than 1 GiB; not a memwall record")
+    return data.decode("utf-8")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number that JSON allows")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

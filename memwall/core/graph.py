@@ -1,0 +1,217 @@
+"""What a model computes: values that live in storages, and ops that read and write them. Knows no torch.
+
+A :class:`Value` is one view of one storage: two values that share a storage alias each other, so the data flow through
+views and in-place ops is exact. Ops stand in the order in which they were called. View ops move nothing and are not
+in the list; :attr:`Graph.free_calls` counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+#: dtype name -> bytes per element. ``bool`` is one byte.
+ITEMSIZE: Mapping[str, int] = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1,
+    "complex32": 4, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+PHASES = ("forward", "backward", "optimizer")
+ROLES = ("parameter", "buffer", "input", "gradient", "optimizer_state", "activation")
+
+
+class Pipe(NamedTuple):
+    """One compute ceiling: an engine (``tensor`` or ``vector``) and the dtype that it multiplies."""
+
+    engine: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.engine}.{self.dtype}"
+
+    @classmethod
+    def parse(cls, text: str) -> Pipe:
+        """The pipe that ``str(pipe)`` writes: ``tensor.float16``.
+
+        Raises:
+            ValueError: it is none.
+        """
+        engine, _, dtype = text.partition(".")
+        if engine not in ("tensor", "vector") or not dtype:
+            raise ValueError(f"not a pipe: {text!r} (want tensor.DTYPE or vector.DTYPE)")
+        return cls(engine, dtype)
+
+
+#: region of an op that runs eagerly, between two graphs of a compiler
+EAGER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape, strides (both in elements) and dtype name of a tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements, broadcast axes included."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def distinct_elements(self) -> int:
+        """Elements at different addresses: a stride-0 axis counts once, overlapping windows their union."""
+        count, span = 1, 1
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            if size == 0:
+                return 0
+            if stride:
+                count *= size
+                span += (size - 1) * abs(stride)
+        return min(count, span)
+
+    @property
+    def nbytes(self) -> int:
+        """Distinct bytes: what a kernel must move to read or write this tensor once."""
+        return self.distinct_elements * self.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """True when the elements lie in row-major order without gaps."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1:
+                if stride != expected:
+                    return False
+                expected *= size
+        return True
+
+
+def contiguous(shape: Sequence[int], dtype: str) -> TensorSpec:
+    """The row-major spec of a shape."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return TensorSpec(tuple(shape), tuple(reversed(strides)), dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor that an op reads or writes: ``spec`` at ``offset`` elements into storage number ``storage``."""
+
+    id: int
+    spec: TensorSpec
+    storage: int
+    offset: int
+
+    @property
+    def byte_range(self) -> tuple[int, int]:
+        """First and one-past-last byte touched within the storage."""
+        spec = self.spec
+        if spec.distinct_elements == 0:
+            return 0, 0
+        last = sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True))
+        return self.offset * spec.itemsize, (self.offset + last + 1) * spec.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A block of device memory: its size in bytes and what it holds for the model (one of ``ROLES``)."""
+
+    id: int
+    nbytes: int
+    role: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One traced call that does work on the device.
+
+    ``inputs`` are ids of the values read, ``outputs`` of those written; an in-place op has its target in both, an op
+    that overwrites its target without reading it (``copy_``, ``zero_``, ``out=``) only in ``outputs``.
+    ``arguments`` names, for each input, the schema argument that it was passed as; ``attributes`` holds the
+    arguments that are no tensors, by name. ``source`` is the line of the user's code that made the call, or whose
+    forward op it is the backward of, as ``path:line``; empty where there is none, such as the optimizer's own step.
+    """
+
+    id: int
+    name: str
+    op_class: str
+    phase: str
+    module: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    arguments: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    source: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced workload: values, storages and ops in call order.
+
+    ``inputs``, ``parameters`` and ``outputs`` are value ids. ``free_calls`` counts, by name, the calls that launch
+    nothing (views, allocations, queries). ``attention`` is the SDPA backend that was traced.
+    """
+
+    values: Sequence[Value]
+    storages: Sequence[Storage]
+    ops: Sequence[Op]
+    inputs: tuple[int, ...] = ()
+    parameters: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    free_calls: Mapping[str, int] = field(default_factory=dict)
+    attention: str = "flash"
+
+    def specs(self, ids: Iterable[int]) -> tuple[TensorSpec, ...]:
+        """The specs of some values."""
+        return tuple(self.values[i].spec for i in ids)
+
+    @cached_property
+    def role_bytes(self) -> dict[str, int]:
+        """Bytes held per role, over all storages."""
+        total = dict.fromkeys(ROLES, 0)
+        for storage in self.storages:
+            total[storage.role] += storage.nbytes
+        return total
+
+
+def distinct_bytes(values: Sequence[Value]) -> int:
+    """Bytes at different addresses that the values cover together.
+
+    Values of one storage are united: exactly where each is one dense run, else by the sum of their distinct bytes,
+    never more than the span that they cover.
+    """
+    by_storage: dict[int, dict[int, Value]] = {}
+    for value in values:
+        by_storage.setdefault(value.storage, {})[value.id] = value
+    return sum(_union_bytes(list(group.values())) for group in by_storage.values())
+
+
+def _union_bytes(values: list[Value]) -> int:
+    if len(values) == 1:
+        return values[0].spec.nbytes
+    total, reach, in_run = 0, 0, 0
+    start = 0
+    for low, high, nbytes in sorted((*v.byte_range, v.spec.nbytes) for v in values):
+        if low >= reach:  # a new run of overlapping spans begins
+            total += min(in_run, reach - start)
+            start, reach, in_run = low, high, 0
+        reach = max(reach, high)
+        in_run += nbytes
+    return total + min(in_run, reach - start)

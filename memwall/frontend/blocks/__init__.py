@@ -1,0 +1,1 @@
+"""Repeated blocks, traced once."""

@@ -1,0 +1,105 @@
+"""What a replay keeps of a block that was traced: its ops by place, what it hands out, and what stands in for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec
+
+from memwall.core.graph import Value
+
+
+class ReplayMismatch(Exception):
+    """A replay would not equal the full trace."""
+
+
+class Place(NamedTuple):
+    """A storage as a block sees it.
+
+    ``kind`` is ``argument``, ``own`` (a parameter or buffer), ``made`` (inside the segment), and in backward also
+    ``forward`` (made by the block's forward) or ``gradient`` (that came in).
+    """
+
+    kind: str
+    number: int
+
+
+class Handed(NamedTuple):
+    """A tensor that a block hands out.
+
+    Either argument number ``passed`` itself, or a tensor that looks like ``value`` in the storage at ``place``, or
+    something plain that is no tensor.
+    """
+
+    place: Place | None = None
+    value: Value | None = None
+    requires_grad: bool = False
+    passed: int | None = None
+    plain: Any = None
+    is_view: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Recorded ops ``start`` to ``stop``, and the place of every storage that they touch.
+
+    ``bases`` is the offset in elements at which a place's tensor begins. ``prefix`` is the module path to replace.
+    """
+
+    start: int
+    stop: int
+    prefix: str
+    places: dict[int, Place]
+    bases: dict[Place, int]
+    free_calls: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardTemplate:
+    """How a block runs backward: its ops, and the gradients of its arguments and of its parameters."""
+
+    segment: Segment
+    arguments: tuple[Handed | None, ...]
+    parameters: tuple[Handed | None, ...]
+
+
+@dataclass
+class Template:
+    """How a block runs forward, and backward for each kind of incoming gradients."""
+
+    forward: Segment
+    outputs: tuple[Handed, ...]
+    tree: TreeSpec
+    backward: dict[Any, BackwardTemplate | None] = field(default_factory=dict)
+
+
+#: place → (storage that stands there in this block, offset at which its tensor begins)
+StandIns = dict[Place, tuple[int, int]]
+
+
+@dataclass
+class Instance:
+    """One replayed call: its module, its arguments, the storages that stand in for the template's, and its ops."""
+
+    module: nn.Module
+    path: str
+    template: Template
+    tensors: list[torch.Tensor]
+    leaves: list[Any]
+    tree: TreeSpec
+    autocast: torch.dtype | None
+    stand_ins: StandIns
+    start: int
+    stop: int
+
+
+class Watch(NamedTuple):
+    """Where the recorder stood when a segment began."""
+
+    ops: int
+    storages: int
+    free_calls: Counter[str]

@@ -1,0 +1,1 @@
+"""What TorchDynamo captures of a program."""

@@ -1,0 +1,141 @@
+"""Dynamo as in a fresh process, silent, and put back afterwards: caches, counters, configuration, log handlers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memwall.frontend.dynamo.text import limit_reached
+from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch.recorder import Recorder
+
+
+@contextlib.contextmanager
+def alone(notes: list[str]) -> Iterator[None]:
+    """Dynamo as in a fresh process, silent, and put back afterwards; ``notes`` gets limits that it ran into."""
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    counted = copy.deepcopy(dict(counters))
+    torch._dynamo.reset()
+    with (
+        torch._dynamo.config.patch(suppress_errors=False, disable=False, error_on_recompile=False),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),  # the model's own prints: the plain trace has shown them
+        _quiet_logs(notes),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            with _own_code_skipped():
+                yield
+        finally:
+            torch._dynamo.reset()
+            counters.clear()
+            counters.update(counted)
+
+
+@contextlib.contextmanager
+def no_function_modes() -> Iterator[None]:
+    """Close the open function modes, the traced device's among them, which Dynamo would trace as user code."""
+    from torch.overrides import _pop_mode, _push_mode
+
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
+
+
+def pause_while_compiling(recorder: Recorder) -> None:
+    """Ops that record themselves run with Dynamo's fake tensors too; the next reset forgets these callbacks."""
+    from torch._dynamo.callback import callback_handler
+
+    before: list[bool] = []
+
+    def start(_: Any) -> None:
+        before.append(recorder.paused)
+        recorder.paused = True
+
+    def end(_: Any) -> None:
+        recorder.paused = before.pop()
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+
+
+@contextlib.contextmanager
+def _own_code_skipped() -> Iterator[None]:
+    """Dynamo leaves alone what the tracer itself runs between two graphs, and all that it calls; of what stands around
+    the user's functions, only that itself."""
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    deep = frames._FrameExecStrategy(skip, skip)
+    shallow = frames._FrameExecStrategy(skip, frames._FrameAction.DEFAULT)
+    around = {TracedDevice.__torch_function__.__code__, *_code_of("memwall.frontend.workload")}
+    strategies = {**dict.fromkeys(_code_of("memwall.frontend"), deep), **dict.fromkeys(around, shallow)}
+    for code, strategy in strategies.items():
+        frames.set_code_exec_strategy(code, strategy)
+    try:
+        yield
+    finally:
+        for code in strategies:
+            frames.reset_code(code)
+
+
+def _code_of(package: str) -> Iterator[types.CodeType]:
+    """The code of all functions of a package's modules, but of the one that holds the step."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{package}.") and name != "memwall.frontend.torch.run":
+            held = [v for v in vars(module).values() if getattr(v, "__module__", None) == name]
+            for item in held:
+                for function in vars(item).values() if isinstance(item, type) else (item,):
+                    function = getattr(function, "__func__", function)
+                    if isinstance(function, types.FunctionType):
+                        yield from _nested(function.__code__)
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
+
+
+class _Notes(logging.Handler):
+    """Keeps the warnings that a function was captured too often."""
+
+    def __init__(self, notes: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self.notes = notes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note = limit_reached(record.getMessage())
+        if note is not None and note not in self.notes:
+            self.notes.append(note)
+
+
+@contextlib.contextmanager
+def _quiet_logs(notes: list[str]) -> Iterator[None]:
+    """Torch's loggers write nowhere; ``notes`` gets what matters here."""
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
+    loggers = [logging.getLogger(name) for name in dict.fromkeys(["torch", *names])]
+    saved = [(logger, logger.handlers, logger.propagate) for logger in loggers]
+    keeper = _Notes(notes)
+    for logger in loggers:
+        logger.handlers = [keeper] if logger.name == "torch" else []
+        logger.propagate = logger.name != "torch"
+    try:
+        yield
+    finally:
+        for logger, handlers, propagate in saved:
+            logger.handlers, logger.propagate = handlers, propagate

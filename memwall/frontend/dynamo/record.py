@@ -1,0 +1,296 @@
+"""TorchDynamo under the recorder: each recorded op is known to belong to a run of a partial graph, or to none.
+
+The backend hands Dynamo a function that runs the captured graph as it is, op for op, and tells the recorder so. Breaks
+are read where Dynamo logs them, guards and their failures through its hooks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from traceback import FrameSummary
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten
+
+from memwall.frontend.dynamo.alone import alone, no_function_modes, pause_while_compiling
+from memwall.frontend.dynamo.text import (
+    checks,
+    explanation,
+    failed_check,
+    first_kind,
+    gives_up_function,
+    plain_function,
+    plain_name,
+    resumed_at,
+    shown,
+    user_place,
+)
+from memwall.frontend.torch.build import build_inputs, cast
+from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch.recorder import Recorder
+from memwall.frontend.torch.tensors import dtype_name
+from memwall.frontend.workload.blame import first_line
+
+
+class Line(NamedTuple):
+    """A line of a function."""
+
+    file: str
+    function: str
+    line: int
+
+
+class SeenBreak(NamedTuple):
+    """A place where Dynamo gave up capturing.
+
+    ``cause`` is the kind of the break behind this one, where Dynamo names one. ``own`` says that the line is in the
+    function that Dynamo was compiling, not in one that it called; ``call`` is then the line that called it. ``ops``
+    counts the ops recorded before that function ran on; where it ``gives_up``, it ran on without Dynamo.
+    """
+
+    kind: str
+    cause: str
+    detail: str
+    file: str
+    line: int
+    source_line: str
+    function: str
+    own: bool
+    ops: int
+    call: Line | None
+    gives_up: bool
+
+
+class SeenGraph(NamedTuple):
+    """A captured graph: the number of the break that ended it, the call behind which its function went on, and the
+    dimensions that it takes in any size."""
+
+    broken_by: int | None
+    behind: Line | None
+    dynamic: tuple[str, ...]
+
+
+class SeenRun(NamedTuple):
+    """One execution of captured graph number ``graph``: of the recorded ops those from ``start`` up to ``stop``."""
+
+    graph: int
+    start: int
+    stop: int
+
+
+class SeenGuard(NamedTuple):
+    """What must hold for a capture to be used again."""
+
+    name: str
+    kind: str
+    check: str
+
+
+class SeenCall(NamedTuple):
+    """A further call with other inputs: their shapes, the guards that failed, and the graphs captured for it."""
+
+    inputs: tuple[str, ...]
+    failures: tuple[str, ...]
+    graphs: tuple[int, ...]
+
+
+class RegionRecorder(Recorder):
+    """A recorder that Dynamo compiles under, and that names the running partial graph instead of the module."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Dynamo compiles while the recorder is open, and the recorder is closed while Dynamo compiles."""
+        return True
+
+    def own(self, tensor: torch.Tensor, path: str) -> None:
+        """Gradients are added up outside all graphs, so parameters belong to none."""
+
+
+class DynamoRun:
+    """An execution of a traced step through Dynamo (:class:`memwall.frontend.torch.run.Execution`); keeps what it saw.
+
+    Args:
+        others: inputs of further calls, in whichever form a workload holds them.
+        dtype: what floating inputs are cast to.
+        on_device: let Dynamo trace the mode that puts tensors on the traced device. It breaks where plain code would
+            not (``Tensor.unflatten``), so this is for models that name ``cuda`` or no device in their forward.
+    """
+
+    recorder = RegionRecorder
+
+    def __init__(self, others: Sequence[Any] = (), dtype: torch.dtype | None = None, on_device: bool = False) -> None:
+        self.others = tuple(others)
+        self.dtype = dtype
+        self.on_device = on_device
+        self.breaks: list[SeenBreak] = []
+        self.graphs: list[SeenGraph] = []
+        self.runs: list[SeenRun] = []
+        self.guards: list[SeenGuard] = []
+        self.calls: list[SeenCall] = []
+        self.notes: list[str] = []
+        #: ops recorded when the step was done; those behind it are of a loss that memwall stands in with, and backward
+        self.stop = 0
+        #: what Dynamo itself, rather than the model, died of
+        self.failure: str | None = None
+        self._failed_guards: list[str] = []
+        self._again = False
+        self._broken_at: tuple[str, int | None] | None = None
+        self._broken_in: FrameSummary | None = None
+
+    def __call__(
+        self, step: Callable[..., Any], recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the step through Dynamo; the result of the first inputs."""
+        modes = contextlib.nullcontext() if self.on_device else no_function_modes()
+        with alone(self.notes), _break_log(lambda error: self._see_break(recorder, error)), modes:
+            pause_while_compiling(recorder)
+            compiled: Any = torch._dynamo.optimize(
+                lambda graph, examples: self._backend(recorder, graph),
+                guard_export_fn=self._see_guards,
+                guard_fail_fn=lambda failure: self._failed_guards.append(failure.reason),
+            )(step)
+            try:
+                output = compiled(*args, **kwargs)
+                self.stop = len(recorder.ops)
+                recorder.paused = self._again = True
+                for inputs in self.others:
+                    self._call_again(compiled, recorder, inputs)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                self.failure = f"{type(error).__name__}: {first_line(error)}"
+                raise
+            finally:
+                recorder.paused = False
+            return output
+
+    def _call_again(self, compiled: Callable[..., Any], recorder: Recorder, inputs: Any) -> None:
+        args, kwargs = build_inputs(inputs, recorder.device, self.notes.append)
+        if self.dtype is not None:
+            _, args, kwargs = cast(nn.Module(), args, kwargs, self.dtype)
+        self._failed_guards.clear()
+        graphs = len(self.graphs)
+        failed = ""
+        try:
+            compiled(*args, **kwargs)
+        except Exception as error:  # the model may not take this size; what it made of the first one stands
+            failed = f"the call failed: {first_line(error)}"
+        shapes = [_looks(t) for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+        failures = dict.fromkeys(filter(None, [*map(failed_check, self._failed_guards), failed]))
+        self.calls.append(SeenCall(tuple(shapes), tuple(failures), tuple(range(graphs, len(self.graphs)))))
+
+    def _backend(self, recorder: Recorder, graph: torch.fx.GraphModule) -> Callable[..., Any]:
+        """What Dynamo calls with each captured graph: a function that runs it and says so."""
+        number = len(self.graphs)
+        reason: Any = getattr(graph, "compile_subgraph_reason", None)
+        broken = reason is not None and reason.graph_break
+        same = broken and self._broken_at is not None and _last(reason.user_stack) == self._broken_at
+        broken_by = len(self.breaks) - 1 if same else None
+        frame = self._broken_in if same else next(iter(getattr(reason, "user_stack", None) or ()), None)
+        self.graphs.append(SeenGraph(broken_by, _behind(frame), tuple(dict.fromkeys(_dynamic_dimensions(graph)))))
+
+        def run(*inputs: Any) -> Any:
+            previous = recorder.modules.enter(str(len(self.runs)) if not recorder.paused else "")
+            device = contextlib.nullcontext() if self.on_device else TracedDevice(recorder.device)
+            start = len(recorder.ops)
+            try:
+                with device:
+                    return graph.forward(*inputs)
+            finally:
+                recorder.modules.leave(previous)
+                if not recorder.paused:
+                    self.runs.append(SeenRun(number, start, len(recorder.ops)))
+
+        return run
+
+    def _see_guards(self, guards: Iterable[Any]) -> None:
+        if not self._again:
+            self.guards.extend(map(_guard, guards))
+
+    def _see_break(self, recorder: Recorder, error: Any) -> None:
+        if self._again:
+            return
+        stack: Sequence[FrameSummary] = getattr(error, "real_stack", None) or ()
+        message = getattr(error, "msg", None) or str(error)
+        self._broken_at = _last(stack)
+        self._broken_in = next(iter(stack), None)
+        file, line, function = user_place(stack)
+        self.breaks.append(
+            SeenBreak(
+                kind=getattr(error, "gb_type", None) or type(error).__name__,
+                cause=first_kind(message),
+                detail=explanation(message),
+                file=shown(file),
+                line=line,
+                source_line=linecache.getline(file, line).strip(),
+                function=function,
+                own=len(stack) == 1,
+                ops=len(recorder.ops),
+                call=_line(stack[0]) if len(stack) > 1 else None,
+                gives_up=gives_up_function(message),
+            )
+        )
+
+
+def _last(stack: Any) -> tuple[str, int | None] | None:
+    """File and line of the innermost frame."""
+    return (stack[-1].filename, stack[-1].lineno) if stack else None
+
+
+def _line(frame: FrameSummary) -> Line:
+    return Line(frame.filename, plain_function(frame.name), frame.lineno or 0)
+
+
+def _behind(frame: FrameSummary | None) -> Line | None:
+    """The line behind which Dynamo resumed the function of a frame; None where it began with the function."""
+    resumed = resumed_at(frame.name) if frame else None
+    return Line(frame.filename, *resumed) if frame and resumed else None
+
+
+def _guard(guard: Any) -> SeenGuard:
+    """A guard of Dynamo's as text; of a tensor, what it looked like."""
+    kind = guard.create_fn_name()
+    found = guard.obj_weakref() if callable(guard.obj_weakref) else None
+    if isinstance(found, torch.Tensor) and kind == "TENSOR_MATCH":
+        check = _looks(found) + (", requires grad" if found.requires_grad else "")
+    else:
+        check = checks(guard.code_list or ())
+    return SeenGuard(plain_name(guard.name), kind, check)
+
+
+def _looks(tensor: torch.Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+
+
+def _dynamic_dimensions(graph: torch.fx.GraphModule) -> Iterator[str]:
+    """The dimensions of its inputs that a captured graph takes in any size."""
+    for node in graph.graph.find_nodes(op="placeholder"):
+        example, argument = node.meta.get("example_value"), node.meta.get("grapharg")
+        if isinstance(example, torch.Tensor) and argument is not None:
+            name = argument.source.name
+            shown_name = plain_name(name() if callable(name) else name)
+            sizes: Iterable[Any] = example.shape
+            for dimension, size in enumerate(sizes):
+                if isinstance(size, torch.SymInt):
+                    yield f"dimension {dimension} of {shown_name} ({size})"
+
+
+@contextlib.contextmanager
+def _break_log(see: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``see`` with the exception behind each break."""
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    original = InstructionTranslatorBase.log_graph_break
+
+    def log_graph_break(self: Any, code_options: Any, reason: str, exc: Any) -> None:
+        if not exc.logged:
+            see(exc)
+        original(self, code_options, reason, exc)
+
+    InstructionTranslatorBase.log_graph_break = log_graph_break  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        InstructionTranslatorBase.log_graph_break = original  # type: ignore[method-assign]

@@ -1,0 +1,1 @@
+"""Any block of code, traced as it runs."""

@@ -1,0 +1,161 @@
+"""Workload → a module and its inputs as tensors without data (or, with ``--real``, small real ones).
+
+Nothing of the caller's module or tensors is changed: a module that exists already is copied without its data.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from memwall.core.errors import UsageError
+from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.workload.blame import blame
+
+
+def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None]) -> nn.Module:
+    """The module on ``device``, sharing nothing with the caller's.
+
+    Raises:
+        UsageError: the caller's function raised, or returned no module.
+    """
+    if isinstance(source, nn.Module):
+        return _copy_module(source, device)
+    module = _construct(source, device, "building the model", warn)
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"the model function returned {type(module).__name__}, not a torch.nn.Module")
+    # what the function returned may be kept by the user's file, a module-level singleton perhaps
+    return _copy_module(module, device)
+
+
+def build_inputs(source: Any, device: str, warn: Callable[[str], None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the forward call, their tensors on ``device``.
+
+    Raises:
+        UsageError: the caller's function raised, or returned neither tensors, a tuple, a list nor a dict.
+    """
+    inputs = _construct(source, device, "making the inputs", warn) if callable(source) else source
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    if not isinstance(inputs, (tuple, list, dict)):
+        raise UsageError(f"inputs are a {type(inputs).__name__}; want a tuple, a list or a dict of tensors")
+    moved = tree_map(lambda item: _place(item, device) if isinstance(item, torch.Tensor) else item, inputs)
+    return ((), dict(moved)) if isinstance(moved, dict) else (tuple(moved), {})
+
+
+def cast(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[nn.Module, Any, Any]:
+    """Module and inputs with their floating tensors in ``dtype``."""
+
+    def change(item: Any) -> Any:
+        if isinstance(item, torch.Tensor) and item.is_floating_point():
+            return item.detach().to(dtype).requires_grad_(item.requires_grad)
+        return item
+
+    return module.to(dtype), tree_map(change, args), tree_map(change, kwargs)
+
+
+def _construct(make: Callable[[], Any], device: str, doing: str, warn: Callable[[str], None]) -> Any:
+    """Call the user's function with tensors on ``device``; where it needs data, build on the host after all."""
+    try:
+        with TracedDevice(device, building=True):
+            return make()
+    except Exception as error:
+        if device == "cpu" or not needs_data(error):
+            raise blame(error, doing) from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    try:
+        warn(f"{doing} needs data ({reason[:80]}): building on the host, weights in memory")
+        return make()
+    except Exception as error:
+        raise blame(error, doing) from error
+
+
+def needs_data(error: BaseException) -> bool:
+    """Whether an error may come from tensors that have no data, rather than from a mistake."""
+    return isinstance(error, (RuntimeError, NotImplementedError, TypeError)) and "meta" in str(error)
+
+
+def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    if device == "cpu":
+        return tensor.detach().to("cpu", copy=True).requires_grad_(tensor.requires_grad)
+    if tensor.layout is not torch.strided:
+        raise UsageError(f"an input is a {tensor.layout} tensor; memwall traces strided tensors only")
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return empty.requires_grad_(tensor.requires_grad)
+
+
+def _copy_module(module: nn.Module, device: str) -> nn.Module:
+    """A deep copy whose tensors are on ``device``: on ``meta`` no data is copied, ties between weights are kept."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError("a TorchScript module hides its ops; give memwall the nn.Module that it was made from")
+    module = getattr(module, "_orig_mod", module)  # torch.compile(m): eager execution is what is traced
+    memo: dict[int, Any] = {}
+    try:
+        for part in module.modules():
+            for holder in (part._parameters, part._buffers, part.__dict__):
+                for tensor in _tensors_among(holder.values()):
+                    if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+                        raise UsageError(
+                            f"{type(part).__name__} has lazy parameters: call the module once before it is profiled"
+                        )
+                    if id(tensor) not in memo:
+                        memo[id(tensor)] = _placed_like(tensor, device)
+        copied = _copy_part(module, memo)
+    except Exception as error:
+        raise blame(error, "copying the module") from error
+    for part in copied.modules():
+        part._compiled_call_impl = None
+    return copied
+
+
+def _placed_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    placed = _place(tensor, device)
+    return nn.Parameter(placed.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else placed
+
+
+def _tensors_among(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among some values and in the lists, tuples and dicts among them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif type(value) in (list, tuple):
+            yield from _tensors_among(value)
+        elif type(value) is dict:
+            yield from _tensors_among(value.values())
+
+
+_PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
+_CONTAINERS = frozenset((dict, set, list, collections.OrderedDict))
+_HELD = frozenset(("_parameters", "_buffers"))
+
+
+def _copy_part(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """What ``copy.deepcopy`` does for a module, faster: most of its fields are plain or empty."""
+    if id(module) in memo:
+        known: nn.Module = memo[id(module)]
+        return known
+    kind = type(module)
+    if hasattr(kind, "__deepcopy__") or kind.__reduce_ex__ is not object.__reduce_ex__:
+        return copy.deepcopy(module, memo)
+    result = memo[id(module)] = kind.__new__(kind)
+    fields = result.__dict__
+    for name, value in module.__dict__.items():
+        if type(value) in _PLAIN:
+            fields[name] = value
+        elif name in _HELD:
+            fields[name] = type(value)((key, memo.get(id(tensor))) for key, tensor in value.items())
+        elif name == "_modules":
+            fields[name] = type(value)(
+                (key, None if part is None else _copy_part(part, memo)) for key, part in value.items()
+            )
+        elif type(value) in _CONTAINERS and not value:
+            fields[name] = type(value)()
+        else:
+            fields[name] = copy.deepcopy(value, memo)
+    return result

@@ -1,0 +1,367 @@
+"""What a CUDA device would run where the CPU or ``meta`` would run something else.
+
+PyTorch picks some kernels by device: attention backends, dropout, RMS norm, softmax, cuDNN's recurrent layers. These
+overrides are registered at the dispatcher, so they also catch C++ callers such as ``nn.MultiheadAttention``. They hold
+for the whole process while :class:`CudaForms` is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from memwall.frontend.torch.recorder import Recorder
+
+ATTENTION_BACKENDS = ("flash", "efficient", "math")
+
+_KEYS = {"meta": ("AutogradMeta", "Meta"), "cpu": ("AutogradCPU", "CPU")}
+
+
+class CudaForms:
+    """Context manager: while open, calls on ``recorder.device`` take their CUDA form.
+
+    Args:
+        recorder: opaque ops (those that torch has no shape function for) are recorded here.
+        attention: the fused SDPA backend that the GPU prefers: ``flash``, ``efficient`` or ``math``.
+    """
+
+    def __init__(self, recorder: Recorder, attention: str) -> None:
+        self.recorder = recorder
+        self.attention = attention
+        self._library: torch.library.Library | None = None
+        self._fastpath = True
+
+    def __enter__(self) -> CudaForms:
+        library: Any = torch.library.Library("aten", "IMPL")
+        table: dict[str, Callable[..., Any]] = {
+            "scaled_dot_product_attention": self._attention,
+            "dropout": _dropout,
+            "rms_norm": self._rms_norm,
+            **{name: self._recurrent(mode) for mode, name in _RECURRENT.items()},
+            "softmax.int": self._softmax("_softmax"),
+            "log_softmax.int": self._softmax("_log_softmax"),
+            "one_hot": _one_hot,
+        }
+        for name, kernel in table.items():
+            for key in _KEYS[self.recorder.device]:
+                # Library.impl refuses Meta kernels for composite ops; here that is the point.
+                library.m.impl(name, key, kernel, False)
+        if self.recorder.device == "meta" and hasattr(torch.ops.aten, "_grouped_mm"):
+            library.m.impl("_grouped_mm", "Meta", _grouped_mm, False)
+        self._library = library
+        # The inference fast path of nn.TransformerEncoderLayer hides its ops from the trace.
+        self._fastpath = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        torch.backends.mha.set_fastpath_enabled(self._fastpath)
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    # -- attention -------------------------------------------------------------------------------------------------
+
+    def _attention(
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        backend = choose_attention(self.attention, query, key, value, masked=attn_mask is not None, gqa=enable_gqa)
+        if self.recorder.device == "cpu" and backend != "math":
+            options = {"scale": scale, "enable_gqa": enable_gqa}
+            return self._opaque_attention(backend, query, key, value, attn_mask, dropout_p, is_causal, options)
+        return _ATTENTION[backend](query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    def _opaque_attention(
+        self, backend: str, query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool,
+        options: dict[str, Any],
+    ) -> torch.Tensor:  # fmt: skip
+        """With real tensors: the CUDA kernel by name. The CPU has none, and random weights make any values as good."""
+        batch, heads, rows, _ = query.shape
+        return self._opaque(
+            lambda run, q, k, v, m: run(q, k, v, m, dropout_p, is_causal, **options),
+            "scaled_dot_product_attention",
+            f"aten._scaled_dot_product_{backend}_attention",
+            (("dropout_p", dropout_p), ("is_causal", is_causal)),
+            ("query", "key", "value", "attn_bias"),
+            (query, key, value, mask),
+            (([batch, heads, rows, value.shape[-1]], query.dtype), ([batch, heads, rows], torch.float32)),
+            saved=(0, 1, 2, 3),
+            saved_outputs=((0, "out"), (1, "logsumexp")),
+            gradient="grad_out" if backend == "flash" else "grad_out_",
+        )[0]
+
+    def _softmax(self, name: str) -> Callable[..., torch.Tensor]:
+        """Half to float goes through one kernel on CUDA (SoftMax.cpp), through a cast of its own elsewhere."""
+        kernel = getattr(torch.ops.aten, name)
+        on_meta = self.recorder.device == "meta"
+
+        def run(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+            widens = on_meta and x.dtype is torch.float16 and dtype is torch.float32
+            result: torch.Tensor = kernel(x if dtype is None or widens else x.to(dtype), dim, widens)
+            return result
+
+        return run
+
+    # -- opaque ops ------------------------------------------------------------------------------------------------
+
+    def _opaque(self, call: Callable[..., Any], op: str, *description: Any, **options: Any) -> tuple[torch.Tensor, ...]:
+        """An op that is recorded by name, as :meth:`Opaque.run` has it.
+
+        Args:
+            call: ``call(run, *inputs)`` calls torch's own kernel of ``op``, ``run``; of no use where values are not.
+        """
+        return Opaque.run(self.recorder, *description, **options)
+
+    def _rms_norm(
+        self, x: torch.Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None
+    ) -> torch.Tensor:
+        if weight is not None and weight.dtype != x.dtype:
+            return _rms_norm_composite(x, shape, weight, eps)
+        given = () if eps is None else (("eps", float(eps)),)
+        attributes = (("normalized_shape", tuple(map(int, shape))), *given)
+        rows = [*x.shape[: x.dim() - len(shape)], *([1] * len(shape))]
+        outputs = (_like(x), (rows, torch.float32))
+        names = ("input", "weight")
+        return self._opaque(
+            lambda run, x, weight: run(x, shape, weight, eps),
+            "rms_norm",
+            "aten._fused_rms_norm",
+            attributes,
+            names,
+            (x, weight),
+            outputs,
+            saved=(0, 1),
+            saved_outputs=((1, "rstd"),),
+            gradient="grad_out",
+        )[0]
+
+    def _recurrent(self, mode: int) -> Callable[..., Any]:
+        def run(
+            x: torch.Tensor, hx: Any, params: Sequence[torch.Tensor], has_biases: bool, num_layers: int,
+            dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+        ) -> Any:  # fmt: skip
+            states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
+            hidden = int(params[0].shape[0]) // _GATES[mode]
+            directions = 2 if bidirectional else 1
+            attributes = (
+                ("mode", mode), ("hidden_size", hidden), ("num_layers", num_layers), ("batch_first", batch_first),
+                ("bidirectional", bidirectional), ("has_biases", has_biases), ("dropout", dropout if train else 0.0),
+            )  # fmt: skip
+            output = ([*x.shape[:-1], int(states[0].shape[-1]) * directions], x.dtype)
+            names = ("input", *(("hx", "cx")[: len(states)]), *(["weight"] * len(params)))
+            inputs = (x, *states, *params)
+            reserve = ([_reserve_elements(x, hidden, num_layers, directions, _GATES[mode])], x.dtype)
+            reserve_name = ((len(states) + 1, "reserve"),)
+            keep_reserve = train and any(t.requires_grad for t in inputs) and torch.is_grad_enabled()
+            outputs = (output, *(_like(s) for s in states), *((reserve,) if keep_reserve else ()))
+
+            def call(run: Callable[..., Any], x: torch.Tensor, *others: torch.Tensor) -> Any:
+                """The call of torch's own kernel; an LSTM takes a list of states, the others one tensor."""
+                given, weights = others[: len(states)], others[len(states) :]
+                state = given if mode == 2 else given[0]
+                return run(x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+
+            result = self._opaque(
+                call, _RECURRENT[mode], "aten._cudnn_rnn", attributes, names, inputs, outputs,
+                saved=tuple(range(len(inputs))), saved_outputs=((0, "output"), *(reserve_name if keep_reserve else ())),
+            )  # fmt: skip
+            return tuple(result[: 1 + len(states)])
+
+        return run
+
+
+#: cuDNN's number of a recurrent layer -> ATen's name, and gates
+_RECURRENT = {2: "lstm.input", 3: "gru.input", 1: "rnn_tanh.input", 0: "rnn_relu.input"}
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+
+
+def _reserve_elements(x: torch.Tensor, hidden: int, layers: int, directions: int, gates: int) -> int:
+    """Elements of cuDNN's reserve space: the gates and states of every step, which backward reads again."""
+    steps_times_batch = x.numel() // int(x.shape[-1]) if x.numel() else 0
+    return steps_times_batch * hidden * directions * layers * (gates + 1)
+
+
+def _like(tensor: torch.Tensor) -> tuple[list[int], torch.dtype]:
+    return list(tensor.shape), tensor.dtype
+
+
+class Opaque(torch.autograd.Function):
+    """An op recorded by name without being dispatched, and its backward ``NAME_backward`` likewise."""
+
+    @staticmethod
+    def run(
+        recorder: Recorder, name: str, attributes: tuple, names: Sequence[str], inputs: Sequence[Any],
+        outputs: Sequence[tuple], saved: tuple[int, ...], saved_outputs: tuple[tuple[int, str], ...],
+        gradient: str = "grad_output",
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        """Record the call; returns tensors of the given (shape, dtype) ``outputs``.
+
+        Backward reads the gradients that arrive, as argument ``gradient``, the inputs numbered by ``saved`` and the
+        outputs numbered and named by ``saved_outputs``.
+        """
+        call = OpaqueCall(name, attributes, tuple(names), saved, saved_outputs, gradient)
+        result: tuple[torch.Tensor, ...] = Opaque.apply(recorder, call, tuple(outputs), *inputs)
+        return result
+
+    @staticmethod
+    def forward(
+        ctx: Any, recorder: Recorder, call: OpaqueCall, outputs: tuple, *inputs: Any
+    ) -> tuple[torch.Tensor, ...]:
+        given = [(n, t) for n, t in zip(call.names, inputs, strict=True) if t is not None]
+        device = given[0][1].device
+        results = tuple(_fresh(shape, dtype, device) for shape, dtype in outputs)
+        if not recorder.paused:
+            recorder.emit(call.name, [n for n, _ in given], [t for _, t in given], results, call.attributes)
+        ctx.recorder, ctx.call = recorder, call
+        kept = [(call.names[i], inputs[i]) for i in call.saved if inputs[i] is not None]
+        kept += [(name, results[i]) for i, name in call.saved_outputs]
+        ctx.kept_names = [name for name, _ in kept]
+        ctx.save_for_backward(*[tensor for _, tensor in kept])
+        ctx.shapes = [(t.shape, t.dtype) if isinstance(t, torch.Tensor) else None for t in inputs]
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        kept, call = ctx.saved_tensors, ctx.call
+        results = [
+            _fresh(like[0], like[1], kept[0].device) if like and wanted else None
+            for like, wanted in zip(ctx.shapes, ctx.needs_input_grad[3:], strict=True)
+        ]
+        given = [g for g in gradients if g is not None]
+        if not ctx.recorder.paused:
+            ctx.recorder.emit(
+                f"{call.name}_backward", [call.gradient] * len(given) + ctx.kept_names, [*given, *kept],
+                [r for r in results if r is not None], call.attributes,
+            )  # fmt: skip
+        return (None, None, None, *results)
+
+
+class OpaqueCall(NamedTuple):
+    """What an opaque op is and what its backward reads; see :meth:`Opaque.run`."""
+
+    name: str
+    attributes: tuple
+    names: tuple[str, ...]
+    saved: tuple[int, ...]
+    saved_outputs: tuple[tuple[int, str], ...]
+    gradient: str
+
+
+def _fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A result: without data on ``meta`` and for a compiler's fake tensors, with small random data on the CPU; not
+    recorded either way."""
+    if device.type == "meta" or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    generator = torch.Generator().manual_seed(0)
+    with torch._C._DisableTorchDispatch():
+        return torch.randn(shape, dtype=dtype, generator=generator).mul_(0.1)
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    return torch.ops.aten.native_dropout(x, p, train)[0] if train and p > 0 else x
+
+
+def _one_hot(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Zeros and a scatter; ``meta`` would compare with a range instead."""
+    if num_classes == -1:
+        num_classes = int(index.max().item()) + 1
+    return index.new_zeros((*index.shape, num_classes)).scatter_(-1, index.unsqueeze(-1), 1)
+
+
+def _grouped_mm(
+    mat_a: torch.Tensor, mat_b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> torch.Tensor:
+    """The shape of a grouped product: torch's own shape function refuses all but bfloat16, CUDA takes float16 and
+    float32 too (GroupedBlas.cpp, there one product per group)."""
+    if mat_a.dtype is torch.bfloat16 and mat_b.dtype is torch.bfloat16:
+        from torch._meta_registrations import meta_grouped_mm
+
+        known: torch.Tensor = meta_grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
+        return known
+    if mat_a.dtype is not mat_b.dtype or mat_a.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise RuntimeError(f"_grouped_mm: operands of {mat_a.dtype} and {mat_b.dtype} do not go together")
+    if mat_a.shape[-1] != mat_b.shape[-2]:
+        raise RuntimeError(f"_grouped_mm: contraction of {tuple(mat_a.shape)} and {tuple(mat_b.shape)}")
+    shape = [mat_a.shape[-2], mat_b.shape[-1]]
+    if mat_a.dim() == mat_b.dim():
+        shape.insert(0, mat_a.shape[0] if mat_a.dim() == 3 else offs.shape[0])
+    return torch.empty(shape, dtype=out_dtype or mat_a.dtype, device=mat_a.device)
+
+
+def _rms_norm_composite(x: torch.Tensor, shape: Sequence[int], weight: Any, eps: float | None) -> torch.Tensor:
+    """RMS norm as torch decomposes it when the weight has another dtype than the input."""
+    axes = list(range(x.dim() - len(shape), x.dim()))
+    upcast = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    epsilon = torch.finfo(upcast.dtype).eps if eps is None else eps
+    result = upcast * upcast.pow(2).mean(axes, keepdim=True).add_(epsilon).rsqrt()
+    return (result * weight).type_as(x)
+
+
+# -- attention backends ------------------------------------------------------------------------------------------------
+
+
+def choose_attention(preferred: str, query: Any, key: Any, value: Any, *, masked: bool, gqa: bool) -> str:
+    """The SDPA backend that a CUDA build would take, as in ATen/native/transformers/cuda/sdp_utils.cpp.
+
+    Flash takes no mask and only half precision up to head dimension 256; memory-efficient attention takes a mask, not
+    grouped queries, and bf16 only where flash exists (sm_80 on); math takes anything.
+    """
+    if preferred == "math" or query.dim() != 4 or query.dtype is torch.float64:
+        return "math"
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    head = max(int(query.shape[-1]), int(value.shape[-1]))
+    if preferred == "flash" and half and not masked and head <= 256 and query.shape[-1] == value.shape[-1]:
+        return "flash"
+    if gqa and query.shape[-3] != key.shape[-3]:
+        return "math"
+    if preferred == "efficient" and query.dtype is torch.bfloat16:
+        return "math"
+    return "efficient"
+
+
+def _flash(
+    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
+) -> torch.Tensor:
+    head = int(q.shape[-1])
+    if head % 8:  # the kernel takes head dimensions in steps of 8
+        scale = head**-0.5 if scale is None else scale
+        q, k, v = (torch.nn.functional.pad(t, (0, 8 - head % 8)) for t in (q, k, v))
+        padded: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, v, dropout, causal, False, scale=scale
+        )[0]
+        return padded[..., :head]
+    result: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+        q, k, v, dropout, causal, False, scale=scale
+    )[0]
+    return result
+
+
+def _efficient(
+    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
+) -> torch.Tensor:
+    if mask is not None:
+        if mask.dtype is torch.bool:
+            zero = torch.zeros((), dtype=q.dtype, device=q.device)
+            mask = torch.where(mask, zero, float("-inf")).to(q.dtype)
+        mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    needs_logsumexp = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    result: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, mask, needs_logsumexp, dropout, causal, scale=scale
+    )[0]
+    return result
+
+
+def _math(
+    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
+) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa
+    )[0]
+    return result
+
+
+_ATTENTION = {"flash": _flash, "efficient": _efficient, "math": _math}

@@ -1,0 +1,372 @@
+"""The recorder: a dispatch mode that writes down every call that does work, as values in storages.
+
+Device tensors are ``meta`` tensors (or, with ``--real``, CPU tensors): shapes without data. Calls on host tensors while
+tracing on meta are what the CPU does beside the GPU, and are not recorded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
+from memwall.frontend.torch.lines import SourceLines
+from memwall.frontend.torch.tensors import (
+    adds_sparse,
+    check_product,
+    dtype_name,
+    flat_tensors,
+    freeze,
+    same_view,
+    sparse_parts,
+    stolen_gradient,
+    tf32_allowed,
+)
+from memwall.ops.signatures import DROPPED_ATTRIBUTES, PRODUCTS, TF32_SWITCH, Signature, signature_of
+
+
+class ModuleTimeline:
+    """Which module was running when: by autograd sequence number, so that backward ops find their module.
+
+    Every autograd node carries the sequence number at which forward made it; the module that was active at that number
+    owns the node and what it runs in backward.
+    """
+
+    def __init__(self) -> None:
+        self.path = ""
+        self._numbers = [-1]
+        self._paths = [""]
+
+    def enter(self, path: str) -> str:
+        """Switch to a module; returns the path to give back to :meth:`leave`."""
+        previous, self.path = self.path, path
+        self._mark()
+        return previous
+
+    def leave(self, previous: str) -> None:
+        """Switch back."""
+        self.path = previous
+        self._mark()
+
+    def at(self, number: int) -> str:
+        """The module that was active when forward had made ``number`` nodes."""
+        return self._paths[bisect_right(self._numbers, number) - 1]
+
+    def _mark(self) -> None:
+        self._numbers.append(torch._C._autograd._get_sequence_nr())
+        self._paths.append(self.path)
+
+
+class UnexpectedCall(Exception):
+    """The autograd engine added up gradients in a node that was to have made all its calls itself."""
+
+
+class Recorder(TorchDispatchMode):
+    """Records ops as they are dispatched; :meth:`graph` is the result.
+
+    Args:
+        classify: op name → op class.
+        device: type of the tensors that stand for the GPU's: ``meta``, or ``cpu`` with real data.
+        max_ops: stop with an error beyond this many recorded ops.
+        warn: called once with a message when the trace grows suspiciously long.
+    """
+
+    def __init__(
+        self,
+        classify: Callable[[str], str],
+        *,
+        device: str = "meta",
+        max_ops: int = 200_000,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.classify = classify
+        self.device = device
+        self.max_ops = max_ops
+        self.warn = warn
+        self.phase = "forward"
+        self.paused = False
+        self.rebinding: Iterator[Op] | None = None
+        self.closed_nodes: frozenset[str] = frozenset()
+        self.guarded: set[int] = set()
+        self.modules = ModuleTimeline()
+        self.lines = SourceLines()
+        self.ops: list[Op] = []
+        self.values: list[Value] = []
+        self.storages: list[Storage] = []
+        self.free_calls: Counter[str] = Counter()
+        self._kept: list[Any] = []
+        self._storage_ids: dict[int, int] = {}
+        self._value_ids: dict[tuple, int] = {}
+        self._specs: dict[tuple, TensorSpec] = {}
+        self._signatures: dict[Any, Signature] = {}
+        self._classes: dict[str, str] = {}
+        self._attributes: dict[tuple, Mapping[str, Any]] = {}
+        self._parameter_modules: dict[int, str] = {}
+
+    # -- tensors ---------------------------------------------------------------------------------------------------
+
+    def value(self, tensor: torch.Tensor, role: str = "activation", name: str = "") -> int:
+        """The id of the value that a tensor is; new storages get ``role``."""
+        storage = self.storage(tensor, role, name)
+        return self.value_at(storage, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype)
+
+    def value_at(self, storage: int, offset: int, shape: Any, strides: Any, dtype: torch.dtype | str) -> int:
+        """The id of a value given by its parts."""
+        key = (storage, offset, shape, strides, dtype)
+        known = self._value_ids.get(key)
+        if known is not None:
+            return known
+        spec_key = (shape, strides, dtype)
+        spec = self._specs.get(spec_key)
+        if spec is None:
+            spec = TensorSpec(tuple(map(int, shape)), tuple(map(int, strides)), dtype_name(dtype))
+            spec = self._specs.setdefault((spec.shape, spec.strides, spec.dtype), spec)
+            self._specs[spec_key] = spec
+        return self.value_of_spec(storage, offset, spec, key)
+
+    def value_of_spec(self, storage: int, offset: int, spec: TensorSpec, key: tuple | None = None) -> int:
+        """The id of the value with an interned spec; ``key`` is an equal key to remember it by."""
+        identity = (storage, offset, spec)
+        number = self._value_ids.get(identity)
+        if number is None:
+            number = len(self.values)
+            self.values.append(Value(number, spec, storage, offset))
+            self._value_ids[identity] = number
+        if key is not None:
+            self._value_ids[key] = number
+        return number
+
+    def storage(self, tensor: torch.Tensor, role: str = "activation", name: str = "") -> int:
+        """The id of a tensor's storage. The storage is kept alive, so that its address stays its own."""
+        raw = tensor.untyped_storage()
+        known = self._storage_ids.get(raw._cdata)
+        if known is None:
+            known = self.new_storage(raw.nbytes(), role, name)
+            self.bind(tensor, known)
+        return known
+
+    def new_storage(self, nbytes: int, role: str = "activation", name: str = "") -> int:
+        """Number a new storage."""
+        self.storages.append(Storage(len(self.storages), nbytes, role, name))
+        return len(self.storages) - 1
+
+    def bind(self, tensor: torch.Tensor, storage: int) -> None:
+        """Let a tensor stand for a storage that is numbered already."""
+        raw = tensor.untyped_storage()
+        self._kept.append(raw)
+        self._storage_ids[raw._cdata] = storage
+
+    def knows(self, tensor: torch.Tensor) -> int | None:
+        """The storage id of a tensor, or None when it has not been seen."""
+        return self._storage_ids.get(tensor.untyped_storage()._cdata)
+
+    def set_role(self, tensor: torch.Tensor, role: str, name: str = "") -> None:
+        """Say what a storage that was recorded holds for the model."""
+        known = self.storage(tensor, role, name)
+        self.storages[known] = Storage(known, self.storages[known].nbytes, role, name)
+
+    def own(self, tensor: torch.Tensor, path: str) -> None:
+        """Remember which module a parameter belongs to, for the accumulation of its gradient."""
+        self._parameter_modules[id(tensor)] = path
+
+    def look(self, tensor: torch.Tensor, storage: int) -> Value:
+        """How a tensor looks in its storage, without numbering it."""
+        spec = TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), dtype_name(tensor.dtype))
+        return Value(
+            -1,
+            self._specs.setdefault((spec.shape, spec.strides, spec.dtype), spec),
+            storage,
+            int(tensor.storage_offset()),
+        )
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        signature = self._signatures.get(func)
+        if signature is None:
+            signature = self._signatures[func] = signature_of(func)
+        kwargs = kwargs or {}
+        if signature.skipped:
+            return func(*args, **kwargs)
+        if signature.name == "aten.clone" and args[0].layout is torch.sparse_coo and args[0].is_meta:
+            return stolen_gradient(args[0])
+        if signature.updates and self.device == "meta" and args[0] and args[0][0].is_meta:
+            out = None
+        elif signature.arguments and signature.arguments[0].written and adds_sparse(args):
+            out = args[0]
+        else:
+            out = func(*args, **kwargs)
+        if self.paused:
+            return out
+        if signature.free:
+            if self.rebinding is None:
+                self.free_calls[signature.name] += 1
+            if self.phase == "forward" or self.rebinding is not None:
+                self._mark_line()
+            return out
+        self._record(signature, args, kwargs, out)
+        return out
+
+    def _record(self, signature: Signature, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        tensors: list[torch.Tensor] = []
+        names: list[str] = []
+        written: list[torch.Tensor] = []
+        scalars: list[tuple[str, Any]] = []
+        sparse = False
+        count = len(args)
+        for i, (name, default, writes, unread) in enumerate(signature.arguments):
+            value = args[i] if i < count else kwargs.get(name, default)
+            found: Iterable[torch.Tensor] = ()
+            if isinstance(value, torch.Tensor):
+                found = (value,) if value.layout is torch.strided else sparse_parts(value)
+                sparse = sparse or value.layout is not torch.strided
+            elif isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
+                found = [v for v in value if isinstance(v, torch.Tensor)]
+                if len(found) < len(value):  # x[:, index]: which axes are indexed
+                    scalars.append((f"{name}_given", tuple([v is not None for v in value])))
+            elif name not in DROPPED_ATTRIBUTES:
+                scalars.append((name, freeze(value)))
+            for tensor in found:
+                if writes:
+                    written.append(tensor)
+                if not unread:
+                    tensors.append(tensor)
+                    names.append(name)
+        outputs = [*flat_tensors(out), *written]
+        if self._is_host_call(tensors, outputs):
+            return
+        if outputs and not any(t.numel() for t in outputs):
+            return
+        if signature.name == "aten.copy_" and same_view(args[0], args[1]):
+            return  # x[:4] += 1 ends so: ATen sees that it would copy a view onto itself and returns
+        if signature.name in PRODUCTS:
+            check_product(PRODUCTS[signature.name], names, tensors)
+        name = f"sparse.{signature.name.removeprefix('aten.')}" if sparse else signature.name
+        self.emit(name, names, tensors, outputs, scalars)
+
+    def _is_host_call(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+        device = self.device
+        return all(t.device.type != device for t in outputs) and all(t.device.type != device for t in inputs)
+
+    def emit(
+        self,
+        name: str,
+        names: Iterable[str],
+        inputs: Iterable[torch.Tensor],
+        outputs: Iterable[torch.Tensor],
+        attributes: Iterable[tuple[str, Any]] = (),
+    ) -> None:
+        """Record one call. Host tensors among the inputs are left out (a copy from the host reads no device memory)."""
+        pairs = [(n, t) for n, t in zip(names, inputs, strict=True) if t.device.type == self.device]
+        if self.rebinding is not None:
+            self._mark_line()
+            self._rebind(name, [t for _, t in pairs], outputs)
+            return
+        scalars = tuple(attributes)
+        switch = TF32_SWITCH.get(name)
+        if switch is not None and pairs and pairs[0][1].dtype is torch.float32:
+            scalars += (("allow_tf32", tf32_allowed(switch)),)
+        key = (name, scalars)
+        mapping = self._attributes.get(key)
+        if mapping is None:
+            mapping = self._attributes[key] = {n: v for n, v in scalars if v is not None}
+        read = tuple([self.value(t) for _, t in pairs])
+        written = tuple(dict.fromkeys(self.value(t) for t in outputs if t.device.type == self.device))
+        if self.guarded and not self.guarded.isdisjoint([self.values[i].storage for i in written]):
+            raise UnexpectedCall(f"{name} writes into a view that a replayed block handed out")
+        node = torch._C._current_autograd_node()
+        phase, module = self._where(node)
+        line = self._line(node)
+        self.append(name, phase, module, read, written, tuple([n for n, _ in pairs]), mapping, line)
+
+    def _rebind(self, name: str, inputs: list[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
+        """Take the call for the next op of ``rebinding`` and let its new storages stand for that op's."""
+        op = next(self.rebinding or iter(()), None)
+        if op is None or op.name != name:
+            raise LookupError(f"{name} where {op.name if op else 'nothing'} was recorded")
+        for tensor, number in zip(inputs, op.inputs, strict=False):
+            if self.knows(tensor) is None:  # made by a call that is not recorded, such as empty()
+                self._stand_for(tensor, [number])
+        if tuple([self.value(t) for t in inputs]) != op.inputs:
+            raise LookupError(f"{name} reads other tensors than were recorded")
+        seen: list[int] = []
+        for tensor in outputs:
+            if tensor.device.type != self.device:
+                continue
+            if self.knows(tensor) is None:
+                self._stand_for(tensor, [i for i in op.outputs if i not in seen])
+            seen.append(self.value(tensor))
+
+    def _stand_for(self, tensor: torch.Tensor, candidates: list[int]) -> None:
+        """Let a new tensor stand for the first value of its shape."""
+        shape = tuple(tensor.shape)
+        number = next((i for i in candidates if self.values[i].spec.shape == shape), None)
+        if number is None:
+            raise LookupError(f"a tensor of shape {shape} that was not recorded")
+        self.bind(tensor, self.values[number].storage)
+
+    def append(
+        self, name: str, phase: str, module: str, inputs: tuple[int, ...], outputs: tuple[int, ...],
+        arguments: tuple[str, ...], attributes: Mapping[str, Any], source: str,
+    ) -> None:  # fmt: skip
+        """Add an op to the list."""
+        op_class = self._classes.get(name)
+        if op_class is None:
+            op_class = self._classes[name] = self.classify(name)
+        number = len(self.ops)
+        self.ops.append(Op(number, name, op_class, phase, module, inputs, outputs, arguments, attributes, source))
+        if number + 1 >= self.max_ops // 4:
+            self._watch_length(number + 1)
+
+    def _watch_length(self, count: int) -> None:
+        if count > self.max_ops:
+            raise UsageError(
+                f"the trace passed {self.max_ops:,} ops in {self.modules.path or 'the model'}: a Python loop, over "
+                "time steps perhaps; shorten the sequence, use a fused op (nn.LSTM, a scan), or raise max_ops"
+                " (--max-ops)"
+            )
+        if count == max(self.max_ops // 4, 1) and self.warn:
+            self.warn(
+                f"{count:,} ops so far, now in {self.modules.path or 'the model'}: this looks like a Python loop; "
+                f"the trace stops at --max-ops {self.max_ops:,}"
+            )
+
+    def _mark_line(self) -> str:
+        """The user's line of the call that is being recorded, which the newest autograd node remembers."""
+        line = self.lines.here()
+        self.lines.mark(torch._C._autograd._get_sequence_nr() - 1, line)
+        return line
+
+    def _line(self, node: Any) -> str:
+        """The user's line of the call that is being recorded, for backward that of its forward call."""
+        line = self._mark_line() if node is None and self.phase == "forward" else self.lines.here()
+        if line or node is None or self.phase == "optimizer" or node.name() == "torch::autograd::AccumulateGrad":
+            return line
+        return self.lines.of_node(node._sequence_nr())
+
+    def _where(self, node: Any) -> tuple[str, str]:
+        """Phase and module of the call that is being recorded, from the autograd node that makes it."""
+        if node is None or self.phase == "optimizer":
+            return self.phase, self.modules.path
+        if self.modules.path:  # a checkpoint that runs its modules again
+            return "backward", self.modules.path
+        name = node.name()
+        if name == "torch::autograd::AccumulateGrad":
+            return "backward", self._parameter_modules.get(id(node.variable), "")
+        if name in self.closed_nodes:
+            raise UnexpectedCall(self.modules.at(node._sequence_nr()))
+        return "backward", self.modules.at(node._sequence_nr())
+
+    def graph(self, inputs: Iterable[int], parameters: Iterable[int], outputs: Iterable[int], attention: str) -> Graph:
+        """What was recorded."""
+        return Graph(
+            tuple(self.values), tuple(self.storages), tuple(self.ops), tuple(inputs), tuple(parameters),
+            tuple(outputs), dict(self.free_calls), attention,
+        )  # fmt: skip

@@ -1,0 +1,100 @@
+"""Small questions about tensors, and plain values for what a graph keeps of them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+
+from memwall.core.errors import UsageError
+
+
+def flat_tensors(tree: Any) -> list[torch.Tensor]:
+    """All tensors in nested lists and tuples, in order."""
+    if isinstance(tree, torch.Tensor):
+        return [tree] if tree.layout is torch.strided else sparse_parts(tree)
+    if isinstance(tree, (list, tuple)):
+        return [t for item in tree for t in flat_tensors(item)]
+    return []
+
+
+def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of the same storage."""
+    return (
+        a.untyped_storage()._cdata == b.untyped_storage()._cdata
+        and a.storage_offset() == b.storage_offset()
+        and (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+    )
+
+
+def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a sparse one is made of: what a kernel really touches."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    raise UsageError(f"the model makes a {tensor.layout} tensor, which memwall cannot trace")
+
+
+def adds_sparse(args: tuple) -> bool:
+    """Whether a sparse tensor goes into a dense one on ``meta``, which has no kernel to coalesce it first."""
+    sparse = any(isinstance(t, torch.Tensor) and t.layout is torch.sparse_coo for t in args[1:])
+    return sparse and args[0].is_meta
+
+
+def stolen_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient as ``.grad`` gets it: the same parts. A dispatch mode makes autograd clone it instead, and a
+    clone on ``meta`` forgets how many elements there are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.11 says that it does not check invariants
+        return torch.sparse_coo_tensor(tensor._indices(), tensor._values(), tensor.shape, check_invariants=False)
+
+
+def check_product(operands: tuple[str, str], names: list[str], tensors: list[torch.Tensor]) -> None:
+    """Refuse a product that no CUDA kernel takes, as a run on a device would.
+
+    Raises:
+        RuntimeError: the operands differ in dtype, or are neither floating nor complex.
+    """
+    left, right = (next((t for n, t in zip(names, tensors, strict=True) if n == wanted), None) for wanted in operands)
+    if left is None or right is None:
+        return
+    a, b = dtype_name(left.dtype), dtype_name(right.dtype)
+    if a != b:
+        raise RuntimeError(  # a TypeError would vanish inside the @ operator
+            f"{operands[0]} is {a} and {operands[1]} is {b}: the operands of a product must have one dtype"
+        )
+    if not (left.is_floating_point() or left.is_complex()) or a.startswith("float8"):
+        raise RuntimeError(f"CUDA has no matrix product or convolution of {a} tensors")
+
+
+def dtype_name(dtype: torch.dtype | str) -> str:
+    """``float16`` for ``torch.float16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def tf32_allowed(switch: str) -> bool:
+    """Whether fp32 products may run in TF32, by torch's own switches (off for matmul, on for cuDNN by default)."""
+    if switch == "matmul":
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    return bool(torch.backends.cudnn.allow_tf32)
+
+
+def freeze(value: Any) -> Any:
+    """An attribute as JSON can hold it: numbers, strings, tuples of them; what is not finite becomes text."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, (int, torch.SymInt)):
+        return int(value)
+    if isinstance(value, (float, torch.SymFloat)):
+        number = float(value)
+        return number if math.isfinite(number) else str(number)
+    if isinstance(value, (list, tuple)):
+        return tuple([freeze(v) for v in value])
+    return str(value)

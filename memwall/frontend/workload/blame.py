@@ -1,0 +1,111 @@
+"""An exception from the user's code, said in one line that points at the user's own line."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from memwall.core.errors import MemwallError, UsageError
+
+_MESSAGE_CHARS = 300
+_LINE_CHARS = 100
+
+
+def blame(error: BaseException, doing: str) -> MemwallError:
+    """Turn an exception into one line: type, message, and the last frame of the user's own code.
+
+    ``doing`` says what was being done, as in ``"loading model.py"``. An error that is ours already comes back as it is.
+    """
+    if isinstance(error, MemwallError):
+        return error
+    if isinstance(error, SyntaxError) and error.filename:
+        text = f" in {_clip(error.text.strip(), _LINE_CHARS)!r}" if error.text else ""
+        return UsageError(f"{doing}: {_shown(error.filename)}:{error.lineno}: {error.msg}{text}")
+    message = first_line(error)
+    what = type(error).__name__ + (f": {message}" if message else "")
+    where = user_frame(error)
+    return UsageError(f"{doing}: {what}" + (f" (at {where})" if where else ""))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message that says something, cut to a readable length.
+
+    A line that ends in a colon promises the next one, so that is taken too.
+    """
+    try:
+        text = str(error)
+    except Exception:
+        return "(its message cannot be shown)"
+    said = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        said = f"{said} {line}" if said else line
+        if not said.endswith(":"):
+            break
+    return _clip(said, _MESSAGE_CHARS)
+
+
+def user_frame(error: BaseException) -> str:
+    """``file:line in function: source`` of the last frame outside torch, memwall, installed packages and the library.
+
+    Where the whole model is an installed package, the last frame of that package; empty when there is neither.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    candidates = (
+        [(frame, line) for frame, line in frames if is_user_file(frame.f_code.co_filename)],
+        [(frame, line) for frame, line in frames if not is_machinery(frame.f_code.co_filename)],
+    )
+    for found in candidates:
+        if found:
+            frame, line = found[-1]
+            code = frame.f_code
+            source = linecache.getline(code.co_filename, line, frame.f_globals).strip()
+            at = f"{_shown(code.co_filename)}:{line} in {code.co_name}"
+            return f"{at}: {_clip(source, _LINE_CHARS)}" if source else at
+    return ""
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a source file is the user's own: not torch, memwall, an installed package or the standard library."""
+    return not is_machinery(filename) and not _is_installed(filename)
+
+
+def _is_installed(filename: str) -> bool:
+    return any(part in ("site-packages", "dist-packages") for part in Path(filename).parts)
+
+
+def is_machinery(filename: str) -> bool:
+    """Whether a source file is torch's, memwall's, click's or the standard library's, or no file at all."""
+    if filename.startswith("<"):
+        return True
+    if _is_installed(filename):
+        return any(f"-packages/{name}/" in Path(filename).as_posix() for name in ("torch", "click", "memwall"))
+    return any(Path(filename).is_relative_to(folder) for folder in _machinery_folders())
+
+
+@cache
+def _machinery_folders() -> tuple[Path, ...]:
+    return tuple(_folders())
+
+
+def _folders() -> Iterator[Path]:
+    yield Path(__file__).parents[2]
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.__file__:  # a build from source lies outside site-packages
+        yield Path(torch.__file__).parent
+    for key in ("stdlib", "platstdlib"):
+        yield Path(sysconfig.get_path(key))
+        yield Path(sysconfig.get_path(key)).resolve()
+
+
+def _shown(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,238 @@
+"""The file contract: which names of a Python file make a workload. First match wins.
+
+1. ``workload()`` returning :class:`memwall.Workload`
+2. ``model()`` with ``inputs()``
+3. class ``Model`` with ``get_inputs()`` and optionally ``get_init_inputs()``
+
+Each may have ``loss(output)`` and ``optimizer(parameters)`` beside it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from memwall.core.errors import UsageError
+from memwall.frontend.workload.base import Workload
+from memwall.frontend.workload.blame import blame
+from memwall.frontend.workload.inputs import input_builder
+from memwall.frontend.workload.loading import at_home, home_of
+
+SMALLEST = """\
+import torch
+
+def model():
+    return torch.nn.Linear(1024, 1024)
+
+def inputs(batch=8):
+    return (torch.randn(batch, 1024),)
+"""
+
+_INPUT_NAMES = ("inputs", "get_inputs")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A loaded file or module with what the user asked of it."""
+
+    module: ModuleType
+    shown: str
+    target: str
+    name: str
+    sizes: Mapping[str, int]
+    input_specs: Sequence[str] = ()
+
+    @property
+    def folder(self) -> Path:
+        return home_of(self.module)
+
+    def get(self, name: str) -> Any:
+        return getattr(self.module, name, None)
+
+    def optional(self, name: str) -> Any:
+        """A module-level function of the contract, or None; a name bound to something else is refused."""
+        found = self.get(name)
+        if found is None or inspect.ismodule(found):
+            return None
+        if not callable(found):
+            raise UsageError(f"{self.shown}: {name} is {_kind(found)}, not a function")
+        return at_home(found, self.folder)
+
+
+def by_contract(source: Source) -> Workload:
+    """The workload of a file or module, by the names in it.
+
+    Raises:
+        UsageError: it has none of them; shows the smallest file that would work.
+    """
+    module_class = source.get("Model")
+    if callable(source.get("workload")):
+        return _from_workload(source, source.get("workload"))
+    if callable(source.get("model")):
+        return _assemble(source, source.get("model"))
+    if inspect.isclass(module_class):
+        return _assemble(source, module_class)
+    raise UsageError(
+        f"{source.shown} has neither workload(), nor model() with inputs(), nor a class Model with get_inputs(); "
+        f"name one as {source.shown}:NAME with --input 'f32[8,1024]', or write, at least:\n\n" + SMALLEST
+    )
+
+
+def by_name(source: Source, name: str) -> Workload:
+    """The workload made of one class, function, module or Workload of a file.
+
+    Raises:
+        UsageError: there is no such name, or it is no model.
+    """
+    found: Any = source.module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, Workload):
+        return _override(source, found)
+    if _returns_workload(found, name):
+        return _from_workload(source, found)
+    if callable(found):
+        return _assemble(replace(source, name=name), found)
+    if found is not None:
+        raise UsageError(
+            f"{source.shown}:{name} is {_kind(found)}; want a class, a function that builds a module, or a module"
+        )
+    raise UsageError(f"{source.shown} has no {name!r}{_offer(source.module, name)}")
+
+
+def _assemble(source: Source, maker: Any) -> Workload:
+    """A workload of a model maker and the inputs, loss and optimizer that stand beside it."""
+    takers: dict[str, set[str]] = {}
+    model = maker if _is_module(maker) else _model_builder(source, maker, takers)
+    if source.input_specs:
+        inputs: Any = input_builder(source.input_specs)
+    else:
+        function = next((source.get(n) for n in _INPUT_NAMES if callable(source.get(n))), None)
+        if function is None:
+            raise UsageError(
+                f"{source.shown} has {maker_name(maker)} but no inputs(); add one, as in "
+                "'def inputs(batch=8): return (torch.randn(batch, 1024),)', or give --input 'f32[8,1024]'"
+            )
+        inputs = at_home(_with_sizes(function, source.sizes, takers), source.folder)
+    _refuse_untaken(source, takers)
+    loss, optimizer = source.optional("loss"), source.optional("optimizer") or "adamw"
+    return Workload(model, inputs, loss, optimizer, source.name, source.target)
+
+
+def _model_builder(source: Source, maker: Any, takers: dict[str, set[str]]) -> Callable[[], Any]:
+    init_inputs = source.get("get_init_inputs") if inspect.isclass(maker) else None
+    if callable(init_inputs) and (maker is source.get("Model") or _required(maker)):
+
+        def build() -> Any:
+            arguments = init_inputs()
+            return maker(**arguments) if isinstance(arguments, dict) else maker(*arguments)
+
+        return at_home(build, source.folder)
+    missing = _required(maker)
+    if missing:
+        way_out = "give them defaults" + (" or add get_init_inputs()" if inspect.isclass(maker) else "")
+        raise UsageError(f"{source.shown}: {maker_name(maker)} needs {', '.join(missing)}; {way_out}")
+    return at_home(_with_sizes(maker, source.sizes, takers), source.folder)
+
+
+def _from_workload(source: Source, function: Callable[..., Any]) -> Workload:
+    """Call ``workload()``, the one function of the contract that runs while resolving."""
+    takers: dict[str, set[str]] = {}
+    call = at_home(_with_sizes(function, source.sizes, takers), source.folder)
+    _refuse_untaken(source, takers)
+    try:
+        made = call()
+    except (Exception, SystemExit) as error:
+        raise blame(error, f"calling {maker_name(function)} of {source.shown}") from error
+    if not isinstance(made, Workload):
+        raise UsageError(f"{source.shown}: {maker_name(function)} returned {_kind(made)}, not a memwall.Workload")
+    return _override(source, made)
+
+
+def _override(source: Source, workload: Workload) -> Workload:
+    name = source.name if workload.name == "model" else workload.name
+    inputs = input_builder(source.input_specs) if source.input_specs else workload.inputs
+    return replace(workload, name=name, target=source.target, inputs=inputs)
+
+
+def _with_sizes(function: Any, sizes: Mapping[str, int], takers: dict[str, set[str]]) -> Callable[[], Any]:
+    """The function with those of batch and seq bound that it takes; notes in ``takers`` who takes what."""
+    takes = takers.setdefault(maker_name(function), set())
+    takes.update(name for name in sizes if _takes(function, name))
+    bound = {name: sizes[name] for name in sizes if name in takes}
+
+    def call() -> Any:
+        return function(**bound)
+
+    call.__name__ = getattr(function, "__name__", "call")
+    return call
+
+
+def _refuse_untaken(source: Source, takers: Mapping[str, set[str]]) -> None:
+    for size, value in source.sizes.items():
+        if any(size in taken for taken in takers.values()):
+            continue
+        if source.input_specs:
+            raise UsageError(f"--{size} has no effect beside --input: write the size into the input's shape")
+        function = list(takers)[-1]
+        raise UsageError(
+            f"--{size} {value} was given, but {function} of {source.shown} takes no {size!r}; "
+            f"add it, as in 'def {function.removesuffix('()')}({size}={value})'"
+        )
+
+
+def _takes(function: Any, name: str) -> bool:
+    parameters = _parameters(function)
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _required(function: Any) -> list[str]:
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [n for n, p in _parameters(function).items() if p.default is p.empty and p.kind not in optional]
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return {}
+
+
+def _is_module(thing: Any) -> bool:
+    from torch import nn
+
+    return isinstance(thing, nn.Module)
+
+
+def _returns_workload(thing: Any, name: str) -> bool:
+    if not inspect.isfunction(thing):
+        return False
+    hint = thing.__annotations__.get("return")
+    return hint is Workload or (isinstance(hint, str) and hint.rpartition(".")[2] == "Workload") or name == "workload"
+
+
+def maker_name(maker: Any) -> str:
+    """How a message names a maker: ``class Model`` or ``inputs()``."""
+    name = getattr(maker, "__name__", type(maker).__name__)
+    return f"class {name}" if inspect.isclass(maker) else f"{name}()"
+
+
+def _kind(thing: Any) -> str:
+    return "None" if thing is None else f"of type {type(thing).__name__}"
+
+
+def _offer(module: ModuleType, name: str) -> str:
+    own = [n for n, thing in vars(module).items() if not n.startswith("_") and _defined_in(thing, module)]
+    near = difflib.get_close_matches(name, own, 3, 0.5)
+    if near:
+        return f"; did you mean {', '.join(near)}?"
+    return f"; it has {', '.join(own[:8])}" if own else ""
+
+
+def _defined_in(thing: Any, module: ModuleType) -> bool:
+    return callable(thing) and getattr(thing, "__module__", None) == module.__name__

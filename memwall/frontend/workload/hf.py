@@ -1,0 +1,253 @@
+"""``hf:FOLDER_OR_CONFIG_JSON``: any transformers model from its configuration; no weights, no network, no remote code.
+
+The class is the configuration's ``architectures[0]``, else the first of transformers' auto classes that knows the model
+type. A vision-language model is run on text alone: how many image tokens a picture takes is the processor's to say.
+
+No input is padded and none holds several packed sequences. transformers asks the mask's values for that, which a tensor
+without data cannot answer; the answer is put in its place, and the few tiny kernels that would compute it are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from memwall.core.errors import UsageError, need
+from memwall.core.files import read_json
+from memwall.frontend.workload.base import Workload
+from memwall.frontend.workload.blame import blame
+from memwall.frontend.workload.inputs import InputSpec, input_builder, make_tensor
+
+_DEFAULT_SEQ, _DEFAULT_IMAGE, _DEFAULT_AUDIO = 512, 224, 16_000
+
+#: transformers' tables of head classes by model type, an encoder-decoder whole before its halves.
+_AUTO_MAPPINGS = (
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES", "MODEL_MAPPING_NAMES",
+)  # fmt: skip
+
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
+
+#: End of the class name -> the label arguments of its forward and whether each has a sequence axis.
+_LABELS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
+    ("ForCausalLM", ("labels",), True),
+    ("LMHeadModel", ("labels",), True),
+    ("ForMaskedLM", ("labels",), True),
+    ("ForConditionalGeneration", ("labels",), True),
+    ("ForTokenClassification", ("labels",), True),
+    ("ForSequenceClassification", ("labels",), False),
+    ("ForImageClassification", ("labels",), False),
+    ("ForVideoClassification", ("labels",), False),
+    ("ForAudioClassification", ("labels",), False),
+    ("ForQuestionAnswering", ("start_positions", "end_positions"), False),
+)
+
+
+def from_config(
+    path: Path,
+    target: str,
+    *,
+    mode: str = "inference",
+    sizes: Mapping[str, int] | None = None,
+    input_specs: Sequence[str] = (),
+) -> Workload:
+    """The workload of a configuration file or of the folder that holds one.
+
+    Raises:
+        UsageError: no such file, not a transformers configuration, or a model type that transformers does not know.
+        MissingError: transformers is not installed.
+    """
+    source = path / "config.json" if path.is_dir() else path
+    raw = read_json(source)
+    transformers: Any = need("transformers", "hf")
+    config = _config(transformers, raw, source)
+    model_class = _model_class(transformers, config, source)
+    if input_specs:
+        if sizes:
+            raise UsageError(
+                f"--{next(iter(sizes))} has no effect beside --input: write the size into the input's shape"
+            )
+        inputs: Callable[[], Any] = input_builder(input_specs)
+    else:
+        specs = _input_specs(config, model_class, dict(sizes or {}), target)
+        labels = _label_specs(config, model_class, specs) if mode == "training" else ()
+        inputs = _builder((*specs, *labels), _vocabulary(config))
+    name = source.parent.name if source.name == "config.json" and source.parent.name else model_class.__name__
+
+    def model() -> Any:
+        return _build(model_class, config)
+
+    return Workload(model, inputs, None, "adamw", name, target)
+
+
+def _config(transformers: Any, raw: Any, source: Path) -> Any:
+    model_type = raw.get("model_type") if isinstance(raw, dict) else None
+    if not isinstance(model_type, str):
+        raise UsageError(f'{source} is not a transformers configuration: it has no "model_type"')
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        custom = " (its own code is not run)" if "auto_map" in raw else ""
+        raise UsageError(
+            f"{source}: transformers {transformers.__version__} has no model type {model_type[:40]!r}{custom}"
+        )
+    try:
+        config = CONFIG_MAPPING[model_type].from_dict(raw)
+    except Exception as error:
+        raise blame(error, f"reading {source}") from error
+    config.use_cache = False
+    if hasattr(config, "apply_spec_augment"):
+        config.apply_spec_augment = False  # draws its mask on the CPU, from the data
+    return config
+
+
+def _model_class(transformers: Any, config: Any, source: Path) -> Any:
+    for name in config.architectures or ():
+        found = getattr(transformers, str(name), None)
+        if inspect.isclass(found):
+            return found
+    from transformers.models.auto import modeling_auto
+
+    for mapping in _AUTO_MAPPINGS:
+        name = getattr(modeling_auto, mapping, {}).get(config.model_type)
+        name = name[0] if isinstance(name, (list, tuple)) else name
+        if name and hasattr(transformers, name):
+            return getattr(transformers, name)
+    wanted = f" (architectures: {', '.join(map(str, config.architectures))[:80]})" if config.architectures else ""
+    raise UsageError(f"{source}: transformers has no model class for {config.model_type!r}{wanted}")
+
+
+def _build(model_class: Any, config: Any) -> Any:
+    """The module, with SDPA where the model supports it, told that nothing is padded."""
+    body = {"forward": _without_padding(model_class.forward), "__module__": model_class.__module__}
+    unpadded: Any = type(model_class.__name__, (model_class,), body)
+    try:
+        return unpadded._from_config(config, attn_implementation="sdpa")
+    except (ValueError, ImportError) as error:
+        if "attention" not in str(error) and "sdpa" not in str(error):
+            raise
+        return unpadded._from_config(config, attn_implementation="eager")
+
+
+#: Questions of transformers.masking_utils about the values of a mask, and the answer when nothing is padded or packed.
+_MASK_ANSWERS: Mapping[str, Any] = {"find_packed_sequence_indices": None, "fast_all": True}
+
+
+def _without_padding(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from transformers import masking_utils
+
+        with ExitStack() as stack:
+            for name, answer in _MASK_ANSWERS.items():
+                if hasattr(masking_utils, name):
+                    replaced = mock.patch.object(masking_utils, name, lambda *_, answer=answer, **__: answer)
+                    stack.enter_context(replaced)
+            return forward(*args, **kwargs)
+
+    return call
+
+
+def _input_specs(config: Any, model_class: Any, sizes: dict[str, int], target: str) -> tuple[InputSpec, ...]:
+    """What the model is fed, by the name of its main input."""
+    main = getattr(model_class, "main_input_name", "input_ids")
+    maker = _MODALITIES.get(main)
+    if maker is None:
+        raise UsageError(
+            f"{target}: memwall does not know the input {main!r} of {model_class.__name__}; "
+            f"give it by --input '{main}=f32[...]'"
+        )
+    batch = sizes.get("batch", 1)
+    seq = sizes.get("seq") or min(_DEFAULT_SEQ, _positions(config))
+    specs = [maker(config, batch, seq)]
+    if config.is_encoder_decoder:
+        specs.append(InputSpec("int64", (batch, seq), "decoder_input_ids"))
+    elif main == "input_ids" and _is_two_tower(config, model_class):
+        specs.append(_pixels(config.vision_config, batch, seq, config))
+    if "seq" in sizes and not any(spec.dtype == "int64" for spec in specs):
+        raise UsageError(f"--seq {seq} was given, but {model_class.__name__} takes no token ids")
+    return tuple(specs)
+
+
+def _tokens(config: Any, batch: int, seq: int) -> InputSpec:
+    return InputSpec("int64", (batch, seq), "input_ids")
+
+
+def _pixels(config: Any, batch: int, seq: int, parent: Any = None) -> InputSpec:
+    size = getattr(config, "image_size", None) or _DEFAULT_IMAGE
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    frames = getattr(config, "num_frames", None)
+    lead = (batch, frames) if isinstance(frames, int) else (batch,)
+    shape = (*lead, getattr(config, "num_channels", 3), height, width)
+    return InputSpec(_dtype(parent or config), shape, "pixel_values")
+
+
+def _mel(config: Any, batch: int, seq: int) -> InputSpec:
+    frames = 2 * getattr(config, "max_source_positions", 1500)  # the encoder's second convolution has stride 2
+    return InputSpec(_dtype(config), (batch, getattr(config, "num_mel_bins", 80), frames), "input_features")
+
+
+def _waveform(config: Any, batch: int, seq: int) -> InputSpec:
+    return InputSpec(_dtype(config), (batch, _DEFAULT_AUDIO), "input_values")
+
+
+_MODALITIES: Mapping[str, Callable[[Any, int, int], InputSpec]] = {
+    "input_ids": _tokens, "pixel_values": _pixels, "input_features": _mel, "input_values": _waveform,
+}  # fmt: skip
+
+
+def _label_specs(config: Any, model_class: Any, specs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
+    """Labels for a head that computes its own loss; none for any other."""
+    for ending, names, has_seq in _LABELS:
+        if model_class.__name__.endswith(ending):
+            ids = [spec.shape for spec in specs if spec.dtype == "int64"]
+            if has_seq and not ids:
+                return ()
+            shape = ids[-1] if has_seq else specs[0].shape[:1]
+            return tuple(InputSpec("int64", shape, name) for name in names)
+    return ()
+
+
+def _builder(specs: Sequence[InputSpec], vocabulary: int) -> Callable[[], dict[str, Any]]:
+    def inputs() -> dict[str, Any]:
+        import torch
+
+        made = {}
+        for spec in specs:
+            if spec.dtype != "int64":
+                made[str(spec.name)] = make_tensor(spec)
+            elif str(spec.name).endswith("input_ids"):
+                made[str(spec.name)] = torch.randint(0, vocabulary, spec.shape)
+            else:  # labels: class 0 exists whatever the number of classes
+                made[str(spec.name)] = torch.zeros(spec.shape, dtype=torch.int64)
+        return made
+
+    return inputs
+
+
+def _is_two_tower(config: Any, model_class: Any) -> bool:
+    towers = hasattr(config, "text_config") and hasattr(config, "vision_config")
+    parameters = inspect.signature(model_class.forward).parameters
+    return towers and model_class.__name__.endswith("Model") and "pixel_values" in parameters
+
+
+def _positions(config: Any) -> int:
+    text = config.get_text_config(decoder=True)
+    found = [getattr(text, key, None) for key in _POSITION_KEYS]
+    return min((n for n in found if isinstance(n, int) and n > 0), default=_DEFAULT_SEQ)
+
+
+def _vocabulary(config: Any) -> int:
+    found = getattr(config.get_text_config(decoder=True), "vocab_size", None)
+    return found if isinstance(found, int) and found > 0 else 2
+
+
+def _dtype(config: Any) -> str:
+    dtype = getattr(config, "dtype", None)
+    return str(dtype).removeprefix("torch.") if dtype is not None else "float32"

@@ -1,0 +1,130 @@
+"""TARGET, as a user writes it: ``model.py``, ``model.py:name``, ``package.module:name`` or ``hf:FOLDER``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from memwall.core.errors import UsageError
+from memwall.frontend.workload.base import Workload
+from memwall.frontend.workload.contract import Source, by_contract, by_name
+from memwall.frontend.workload.loading import importable, load_file, load_module
+
+KINDS = "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON or a saved profile (.json)"
+
+
+class Parts(NamedTuple):
+    """A target taken apart: ``kind`` is ``file``, ``module`` or ``hf``; ``name`` is empty for the whole contract."""
+
+    kind: str
+    place: str
+    name: str
+
+
+def is_target(text: str) -> bool:
+    """Whether a word on the command line reads as a target and not as the name of a GPU."""
+    return (
+        ":" in text
+        or text.endswith((".py", ".json", ".json.gz"))
+        or (("/" in text or "\\" in text) and not text.endswith(".toml"))
+    )
+
+
+def split_target(target: str) -> Parts:
+    """Take a target apart without touching the disk."""
+    if target.startswith("hf:"):
+        return Parts("hf", target.removeprefix("hf:"), "")
+    if target.endswith(".py"):
+        return Parts("file", target, "")
+    place, colon, name = target.rpartition(":")
+    if colon and place.endswith(".py"):
+        return Parts("file", place, name)
+    return Parts("module", place, name) if colon else Parts("module", target, "")
+
+
+def resolve(
+    target: str,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    input_specs: Sequence[str] = (),
+    mode: str = "inference",
+) -> Workload:
+    """The workload that a target names. Runs the user's file, but calls none of its functions except ``workload()``.
+
+    ``batch`` and ``seq`` are handed to those of the file's functions that take them; ``input_specs`` are strings such
+    as ``f32[8,3,224,224]`` and replace the file's inputs. ``mode`` matters to ``hf:`` alone: training passes labels.
+
+    Raises:
+        UsageError: there is no such target, it breaks the contract, or running it raised.
+        MissingError: ``hf:`` without transformers.
+    """
+    kind, place, name = split_target(target)
+    if not place:
+        raise UsageError(f"{target!r} names nothing; want {KINDS}")
+    sizes = {key: value for key, value in (("batch", batch), ("seq", seq)) if value is not None}
+    for key, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(f"--{key} must be a whole number above 0, not {value!r}")
+    if kind == "hf":
+        from memwall.frontend.workload.hf import from_config
+
+        return from_config(Path(place), target, mode=mode, sizes=sizes, input_specs=input_specs)
+    if kind == "file":
+        module, title = load_file(_existing(Path(place))), _title(Path(place))
+    else:
+        _check_module(place, name)
+        module, title = load_module(place), place.rpartition(".")[2]
+    source = Source(module, place, target, title, sizes, input_specs)
+    return by_name(source, name) if name else by_contract(source)
+
+
+def _title(path: Path) -> str:
+    """``profiles/bert_large/model.py`` is bert_large; any other file goes by its own name."""
+    return path.parent.name if path.stem == "model" and path.parent.name else path.stem
+
+
+def _existing(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; want {KINDS}")
+    if path.is_symlink() or path.exists():
+        what = "is not a regular file" if path.exists() else "is a link that leads nowhere"
+        raise UsageError(f"{path} {what}; want {KINDS}")
+    raise UsageError(f"no such file: {path}{_near(path)}")
+
+
+def _near(path: Path) -> str:
+    try:
+        names = sorted(item.name for item in path.parent.glob("*.py"))
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, 1, 0.6)
+    return f"; did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def _check_module(place: str, name: str) -> None:
+    """Say early, and better than an import could, what is wrong with a target that is no file."""
+    path = Path(place)
+    if not name and path.is_dir():
+        inside = path / "model.py"
+        hint = f"; did you mean {inside}?" if inside.is_file() else f"; want {KINDS}"
+        raise UsageError(f"{place} is a folder{hint}")
+    if not name and path.is_file():
+        raise UsageError(f"{place} is not a Python file (.py); want {KINDS}")
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise UsageError(f"no such file: {place}; want {KINDS}")
+    if not name and not _is_importable(place):
+        raise UsageError(f"no such file or module: {place}; want {KINDS}")
+
+
+def _is_importable(name: str) -> bool:
+    with importable(Path.cwd()):
+        try:
+            return importlib.util.find_spec(name.partition(".")[0]) is not None
+        except (ImportError, ValueError):
+            return False

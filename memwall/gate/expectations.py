@@ -1,0 +1,219 @@
+"""What a test expects of a profile: limits of its quantities, and the wall that it stands at.
+
+What does not hold is told with the places that make most of it: ops, modules and lines of the user's code.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from memwall.analysis.fused import CAPTURE_KEY, capture_of
+from memwall.analysis.numbers import apart
+from memwall.analysis.quantities import ALIASES, QUANTITIES, Quantity
+from memwall.core.errors import UsageError
+from memwall.core.units import percent, size
+from memwall.frontend.dynamo.capture import capture
+from memwall.frontend.workload import Workload, resolve
+from memwall.gate.limits import Limit, near, parse_limit
+from memwall.ops import classify
+from memwall.perfmodel.roofline import Estimate
+from memwall.pipeline import profile as make_profile
+from memwall.record.kernels import WALLS, collapse, kernel_module, short_name
+from memwall.record.profile import Profile
+from memwall.simulate.schedule import Schedule
+
+#: rows that a failure lists
+LARGEST = 5
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def read_keywords(given: Mapping[str, Any]) -> tuple[dict[str, Limit], dict[str, Any]]:
+    """Limits by what was written, and keywords of :func:`memwall.profile`; of two limits of a quantity the last counts.
+
+    Raises:
+        UsageError: no such keyword, or its value is no absolute limit of that quantity.
+    """
+    parameters = inspect.signature(make_profile).parameters.values()
+    options = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    wanted = {key: value for key, value in given.items() if key not in options}
+    limits = {f"{key}={value!r}": _limit(key, value, options) for key, value in wanted.items()}
+    # max_time is max_time_s too
+    closest = {limit.quantity.name: written for written, limit in limits.items()}
+    return (
+        {written: limits[written] for written in closest.values()},
+        {key: value for key, value in given.items() if key in options},
+    )
+
+
+def _limit(keyword: str, value: Any, options: Iterable[str]) -> Limit:
+    side, _, name = keyword.partition("_")
+    quantity = QUANTITIES.get(ALIASES.get(name, name))
+    if side not in ("max", "min") or quantity is None or quantity.per == "machine":
+        known = [f"{_side(q)}_{q.name}" for q in QUANTITIES.values() if q.per != "machine"]
+        raise UsageError(f"no keyword {keyword!r}; {near(keyword, [*known, *sorted(options)])}")
+    if side != _side(quantity):
+        better = "lower" if quantity.lower else "higher"
+        raise UsageError(f"{keyword}: {better} is better; write {_side(quantity)}_{quantity.name}")
+    limit = parse_limit(quantity, value)
+    if limit.relative:
+        raise UsageError(f"{keyword}={value!r} is a change, and a marker has no baseline; write an absolute limit")
+    return limit
+
+
+def _side(quantity: Quantity) -> str:
+    return "max" if quantity.lower else "min"
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def with_capture(made: Profile, target: Any, inputs: Any, options: Mapping[str, Any]) -> Profile:
+    """A profile with what TorchDynamo makes of its model: where the graph breaks."""
+    from memwall.frontend.torch import TraceOptions  # imports torch
+
+    names = ("mode", "dtype", "autocast", "real", "max_ops")
+    traced = TraceOptions(attention=made.graph.attention, **{name: options[name] for name in names if name in options})
+    found = capture(_workload(target, inputs, options), traced, classify, made.graph)
+    return replace(made, capture={**made.capture, CAPTURE_KEY: found.to_dict()})
+
+
+def _workload(target: Any, inputs: Any, options: Mapping[str, Any]) -> Workload:
+    if isinstance(target, (str, Path)):
+        sizes = {name: options[name] for name in ("batch", "seq", "input_specs", "mode") if name in options}
+        target = resolve(str(target), **sizes)
+    elif not isinstance(target, Workload):
+        target = Workload(target, inputs)
+    return replace(target, loss=options["loss"]) if options.get("loss") else target
+
+
+def exceeded(profile: Profile, limits: Mapping[str, Limit]) -> Iterator[str]:
+    """Each limit that does not hold, with the places that make most of the quantity."""
+    if limits and not profile.simulations:
+        yield f"{profile.workload.name} was simulated on no GPU"
+    for schedule in profile.simulations:
+        for written, limit in limits.items():
+            quantity = limit.quantity
+            value = quantity.read(profile, schedule)
+            if value is None:
+                yield f"{quantity.name} of {_where(profile, schedule)} is not known; want {written}"
+            elif not limit.holds(value):
+                found, allowed = apart([value, limit.allowed(None)], quantity.unit)
+                bound = "at most" if quantity.lower else "at least"
+                yield f"{quantity.name} of {_where(profile, schedule)}: {found}, want {bound} {allowed} ({written})"
+                yield from _largest(profile, schedule, quantity)
+
+
+def not_bound(profile: Profile, wall: str, module: str, share: float) -> str:
+    """Why a profile does not stand at a wall on each of its GPUs under each of its policies; empty if it does.
+
+    Raises:
+        UsageError: there is no such wall, or no such share.
+    """
+    __tracebackhide__ = True
+    if wall not in WALLS:
+        raise UsageError(f"no wall {wall!r}; {near(wall, WALLS)}")
+    if not 0 < share <= 1:
+        raise UsageError(f"share is {share!r}; want a fraction above 0, at most 1")
+    if not profile.simulations:
+        return f"{profile.workload.name} was simulated on no GPU"
+    failed = (_not_bound(profile, schedule, wall, module, share) for schedule in profile.simulations)
+    return "\n".join(filter(None, failed))
+
+
+def _not_bound(profile: Profile, schedule: Schedule, wall: str, pattern: str, share: float) -> str:
+    """Why a schedule does not stand at a wall; empty if it does."""
+    modules = [kernel_module(profile, schedule, kernel) for kernel in schedule.kernels]
+    chosen = [k for k, module in zip(schedule.kernels, modules, strict=True) if _belongs(module, pattern)]
+    if not chosen:
+        return f"no kernel of {_where(profile, schedule)} is in {pattern}; {_some(modules)}"
+    times: dict[str, float] = {}
+    for kernel in chosen:
+        times[kernel.limited_by] = times.get(kernel.limited_by, 0.0) + kernel.time_s
+    total_s = sum(times.values())
+    if times.get(wall, 0.0) >= share * total_s:
+        return ""
+    part = "" if pattern == "*" else f" of {pattern}"
+    shares = ", ".join(f"{name} {percent(time_s / total_s)}" for name, time_s in sorted(times.items()))
+    others = [kernel for kernel in chosen if kernel.limited_by != wall]
+    rows = _rows(profile, schedule, others, lambda kernel: kernel.time_s, "s")
+    first = f"{_where(profile, schedule)}: want {percent(share)} of the time{part} {wall}-bound; it is {shares}"
+    return "\n".join([first, *rows])
+
+
+def _belongs(module: str, pattern: str) -> bool:
+    """Whether a pattern matches a module or one that it stands in; ``*`` matches what is in no module too."""
+    parts = module.split(".")
+    return any(fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1))
+
+
+def _some(modules: Iterable[str]) -> str:
+    names = list(dict.fromkeys(collapse(module) for module in modules if module))
+    if not names:
+        return "it has no modules"
+    return f"there is {', '.join(names[:LARGEST])}{', ...' * (len(names) > LARGEST)}"
+
+
+# -- what a failure says -----------------------------------------------------------------------------------------------
+
+
+def _where(profile: Profile, schedule: Schedule) -> str:
+    return f"{profile.workload.name} on {schedule.gpu.name}, {schedule.policy}"
+
+
+def _largest(profile: Profile, schedule: Schedule, quantity: Quantity) -> Iterator[str]:
+    """The places that make most of a quantity; where no kernel has a part of it, the heaviest or the slowest."""
+    if quantity.name in _PLACES:
+        yield from (f"    {line}" for line in _PLACES[quantity.name](profile, schedule)[:LARGEST])
+    elif quantity.of_kernel is not None:
+        yield from _rows(profile, schedule, schedule.kernels, quantity.of_kernel, quantity.unit)
+    elif quantity.unit == "B":
+        yield from _rows(profile, schedule, schedule.kernels, lambda kernel: kernel.write_bytes, "B")
+    else:
+        yield from _rows(profile, schedule, schedule.kernels, lambda kernel: kernel.time_s, "s")
+
+
+def _rows(
+    profile: Profile, schedule: Schedule, kernels: Iterable[Estimate], weight: Callable[[Estimate], float], unit: str
+) -> Iterator[str]:
+    """Kernels by place, equal places of repeated blocks as one, the heaviest first."""
+    ops = profile.graphs[schedule.graph].ops
+    sums: dict[tuple[str, str, str, str], list[float]] = {}
+    for kernel in kernels:
+        source = next((ops[i].source for i in kernel.op_ids if ops[i].source), "")
+        place = (collapse(kernel_module(profile, schedule, kernel)), short_name(kernel.name), source, kernel.limited_by)
+        found = sums.setdefault(place, [0.0, 0])
+        found[0] += weight(kernel)
+        found[1] += 1
+    total = sum(amount for amount, _ in sums.values())
+    heaviest = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))[:LARGEST]
+    for (module, name, source, wall), (amount, count) in heaviest:
+        share = f" ({percent(amount / total)})" if total else ""
+        times = f" x{count}" if count > 1 else ""
+        where = "".join(f", {part}" for part in (module, source) if part)
+        yield f"    {apart([amount], unit)[0]}{share}  {name}{times}, {wall}-bound{where}"
+
+
+def _memory(profile: Profile, schedule: Schedule) -> list[str]:
+    parts = sorted(asdict(schedule.memory).items(), key=lambda part: -part[1])
+    return [f"{size(count)}  {name.replace('_', ' ')}" for name, count in parts if count]
+
+
+def _breaks(profile: Profile, schedule: Schedule) -> list[str]:
+    found = capture_of(profile.capture)
+    breaks = sorted(found.breaks, key=lambda item: -item.count) if found else []
+    return [f"x{item.count}  {item.file}:{item.line}, {item.reason}: {item.source_line}" for item in breaks]
+
+
+#: quantities that kernels do not add up to -> what stands behind the figure
+_PLACES: Mapping[str, Callable[[Profile, Schedule], list[str]]] = {
+    "peak_memory": _memory,
+    "graph_breaks": _breaks,
+    "coverage": lambda profile, schedule: [f"no formula: {name}" for name in profile.coverage.unmodeled],
+}

@@ -1,0 +1,159 @@
+"""The pytest plugin: the ``memwall`` marker limits what a model costs, the ``memwall`` fixture profiles it.
+
+    @pytest.mark.memwall(gpu="h100", mode="training", max_dram_bytes="2 GB", max_kernels=120, min_mfu=0.3)
+    def test_step(memwall):
+        memwall.profile(Net(), (torch.zeros(8, 512),))
+
+``max_`` or ``min_`` and the name of any quantity that a gate knows is a limit; every other keyword is a default for
+:func:`memwall.profile`. Each profile that the fixture's ``profile`` makes is held against each limit, on each of its
+GPUs under each of its policies. Markers of the module and the class count too; the closest wins. A test that has limits
+and profiles nothing so fails. In a test that takes the fixture, ``memwall`` has all public names of the package
+besides.
+
+pytest loads this file in every session of an environment that has memwall: it imports nothing that pytest has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from memwall.gate.limits import Limit
+    from memwall.record.profile import Profile
+
+__all__ = ["Profiler", "assert_bound"]
+
+_MARKER = (
+    "memwall(gpu=..., policy=..., mode=..., max_dram_bytes='2 GB', max_kernels=120, min_mfu=0.3, ...): limits for every"
+    " profile that the test makes with the memwall fixture; other keywords are defaults of its profile()."
+)
+
+
+@dataclass
+class Expected:
+    """What the markers of a test say, and whether it has profiled anything. ``limits`` are by what was written."""
+
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    profiled: bool = False
+
+
+_EXPECTED = pytest.StashKey[Expected]()
+
+
+# -- what pytest calls -------------------------------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", _MARKER)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Read the markers; what is wrong in them is an error of the test."""
+    markers = list(item.iter_markers("memwall"))
+    if markers:
+        item.stash[_EXPECTED] = _read(reversed(markers))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that passed without a profile to hold its limits against."""
+    result = yield
+    expected = item.stash.get(_EXPECTED, None)
+    if expected is not None and expected.limits and not expected.profiled:
+        pytest.fail(
+            f"the memwall marker wants {', '.join(expected.limits)}, but the test profiled nothing with the"
+            " memwall fixture: take it and call its profile()",
+            pytrace=False,
+        )
+    return result
+
+
+@pytest.fixture(name="memwall")
+def _memwall(request: pytest.FixtureRequest) -> Profiler:
+    """Profiles a model with the marker's options, and holds it against the marker's limits."""
+    return Profiler(request.node.stash.get(_EXPECTED, None) or Expected())
+
+
+class Profiler:
+    """The ``memwall`` fixture."""
+
+    def __init__(self, expected: Expected) -> None:
+        self._expected = expected
+
+    def profile(self, module_or_target: Any, inputs: Any = None, **options: Any) -> Profile:
+        """:func:`memwall.profile` with the marker's keywords as defaults.
+
+        Raises:
+            AssertionError: a limit of the marker does not hold; names value, limit and the largest places.
+        """
+        __tracebackhide__ = True
+        from memwall.gate.expectations import exceeded, with_capture
+        from memwall.pipeline import profile
+
+        options = {**self._expected.options, **options}
+        made = profile(module_or_target, inputs, **options)
+        if any(limit.quantity.name == "graph_breaks" for limit in self._expected.limits.values()):
+            made = with_capture(made, module_or_target, inputs, options)
+        self._expected.profiled = True
+        if failed := list(exceeded(made, self._expected.limits)):
+            raise AssertionError("\n".join(failed))
+        return made
+
+    def assert_bound(self, profile: Profile, wall: str, *, module: str = "*", share: float = 0.5) -> None:
+        """:func:`memwall.gate.pytest_plugin.assert_bound`."""
+        __tracebackhide__ = True
+        assert_bound(profile, wall, module=module, share=share)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(import_module("memwall"), name)
+
+
+def assert_bound(profile: Profile, wall: str, *, module: str = "*", share: float = 0.5) -> None:
+    """Hold the wall that a model, or part of it, stands at.
+
+    Args:
+        profile: checked on each of its GPUs under each of its policies.
+        wall: ``compute``, ``bandwidth`` or ``overhead``.
+        module: a pattern of module paths, such as ``layers.*.attn``; the modules below count too.
+        share: the least fraction of the time that is to stand under the wall.
+
+    Raises:
+        AssertionError: less stands under it, or no kernel belongs to the pattern.
+        UsageError: there is no such wall, or no such share.
+    """
+    __tracebackhide__ = True
+    from memwall.gate.expectations import not_bound
+
+    if failed := not_bound(profile, wall, module, share):
+        raise AssertionError(failed)
+
+
+def _read(markers: Iterable[pytest.Mark]) -> Expected:
+    """The keywords of some markers, the later before the earlier."""
+    from memwall.core.errors import MemwallError
+    from memwall.gate.expectations import read_keywords
+
+    given: dict[str, Any] = {}
+    for marker in markers:
+        if marker.args:
+            pytest.fail(f"the memwall marker takes keywords only, not {marker.args[0]!r:.60}", pytrace=False)
+        for key, value in marker.kwargs.items():
+            given.pop(key, None)  # what is closer stands later
+            given[key] = value
+    wrong = ""
+    try:
+        limits, options = read_keywords(given)
+    except MemwallError as error:
+        wrong = str(error)
+    if wrong:  # here, so that pytest shows no second exception
+        pytest.fail(f"the memwall marker: {wrong}", pytrace=False)
+    return Expected(limits, options)

@@ -1,0 +1,280 @@
+"""A GPU's TOML file: read, each value checked, and its numbers held against each other.
+
+A file has a source in the comment beside each number. It may state how a peak comes about (units x FLOP per
+clock x clock) and how its bandwidth does (bus width / 8 x pin rate); :func:`broken_identities` checks both, and
+a number that breaks one says why in ``[identity]``.
+
+A file of a user's own needs ``schema``, ``name``, one number under ``[peak_flop_per_s.tensor]`` or
+``.vector``, and ``dram_bytes_per_s`` and ``dram_bytes`` under ``[memory]``. :data:`memwall.hardware.gpu.FIELDS` and
+``_KEYS`` list every other key with its default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import Pipe
+from memwall.hardware.constants import CONSTANTS
+from memwall.hardware.gpu import (
+    CPU_KEYS,
+    DEFAULT_DRAM_FRACTION,
+    FIELDS,
+    PIPE_NAMES,
+    REQUIRED,
+    Gpu,
+    WrongValue,
+    count,
+    cpu_of,
+    fraction,
+    one_line,
+    positive,
+    shown,
+    text,
+    within,
+)
+
+SCHEMA = "memwall.gpu/1"
+
+#: A number that breaks an identity by more than this relative difference needs an explanation.
+IDENTITY_TOLERANCE = 0.015
+
+_MAX_BYTES = 1 << 20  # a spec is about 4 kB; anything near this is another kind of file
+_MAX_LINE = 10_000  # tomllib is quadratic in the length of a dotted key
+
+_EXPLAINABLE = (*(f"peak_flop_per_s.{pipe}" for pipe in PIPE_NAMES), "memory.dram_bytes_per_s")
+
+#: Every key that a file may have: how its value is checked, and what stands in where it is missing.
+_KEYS: Mapping[str, tuple[Callable[[Any], Any], Any]] = {
+    "schema": (text, REQUIRED),
+    **{key: (check, default) for key, check, default in FIELDS.values()},
+    "compute.tensor_clock_hz": (positive, None),
+    **{f"compute.flop_per_clock_per_sm.{pipe}": (positive, None) for pipe in PIPE_NAMES},
+    **{f"peak_flop_per_s.{pipe}": (positive, None) for pipe in PIPE_NAMES},
+    "memory.bus_width_bits": (count, None),
+    "memory.pin_rate_bit_per_s": (positive, None),
+    "achievable.dram": (fraction, None),
+    **{f"achievable.{pipe}": (fraction, None) for pipe in PIPE_NAMES},
+    **{f"identity.{key}": (text, None) for key in _EXPLAINABLE},
+    **{f"cpu.{key}": (check, None) for key, check in CPU_KEYS.items()},
+    **{
+        f"utilization.{family}.{variant}.{item.name}": (within(item.metadata["low"], item.metadata["high"]), None)
+        for family, kind in CONSTANTS.items()
+        for variant in kind.VARIANTS
+        for item in fields(kind)
+    },
+}
+
+
+def read_spec(path: str | Path) -> Gpu:
+    """The GPU that a TOML file describes.
+
+    Raises:
+        UsageError: the file cannot be read or is wrong; names the file, the line and the key.
+    """
+    return _gpu(_Spec.read(Path(path)))
+
+
+def broken_identities(path: Path) -> list[str]:
+    """What in a file does not add up, one line each; empty when all does or is explained in ``[identity]``.
+
+    Raises:
+        UsageError: as :func:`read_spec`.
+    """
+    spec = _Spec.read(path)
+    _gpu(spec)
+    found = []
+    for key, stated, derived, how in _identities(spec):
+        off, explained = derived / stated - 1, f"identity.{key}" in spec.values
+        if abs(off) > IDENTITY_TOLERANCE and not explained:
+            sums = f"is {stated:.5g}, but {how} = {derived:.5g} ({off:+.1%})"
+            found.append(f"{spec.at(key)}: {sums}; correct it or explain it in [identity]")
+        if abs(off) <= IDENTITY_TOLERANCE and explained:
+            found.append(f"{spec.at(f'identity.{key}')}: explains what is not there ({off:+.1%})")
+    return found
+
+
+def _identities(spec: _Spec) -> Iterator[tuple[str, float, float, str]]:
+    """(key, value stated, value derived, how derived) of each number that the file says enough about."""
+    values, units = spec.values, spec.values.get("compute.sm_count", 1)
+    for pipe in PIPE_NAMES:
+        stated = values.get(f"peak_flop_per_s.{pipe}")
+        rate = values.get(f"compute.flop_per_clock_per_sm.{pipe}")
+        clock = values.get("compute.boost_clock_hz")
+        if pipe.startswith("tensor"):
+            clock = values.get("compute.tensor_clock_hz", clock)
+        if stated and rate and clock:
+            how = f"{units} units x {rate:g} FLOP per clock x {clock / 1e6:g} MHz"
+            yield f"peak_flop_per_s.{pipe}", stated, units * rate * clock, how
+    width, pin = values.get("memory.bus_width_bits"), values.get("memory.pin_rate_bit_per_s")
+    if width and pin:
+        how = f"{width} bit / 8 x {pin / 1e9:g} Gbit/s"
+        yield "memory.dram_bytes_per_s", values["memory.dram_bytes_per_s"], width / 8 * pin, how
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """A file's checked values by dotted key, and where each stands."""
+
+    path: Path
+    values: Mapping[str, Any]
+    places: Mapping[str, tuple[int, str]]  # dotted key -> line, comment at its end
+
+    @classmethod
+    def read(cls, path: Path) -> _Spec:
+        content = _read_text(path)
+        document = _parse(path, content)
+        places = _places(content)
+        raw = cls(path, dict(_flat(document)), places)
+        raw._check_schema()
+        return cls(path, {key: raw._checked(key, value) for key, value in raw.values.items()}, places)
+
+    def at(self, key: str) -> str:
+        """``file:line: key``; the line of the nearest table where the key itself is missing."""
+        line, parent = self.places.get(key, (0, ""))[0], key
+        while not line and "." in parent:
+            parent = parent.rpartition(".")[0]
+            line = self.places.get(parent, (0, ""))[0]
+        return f"{one_line(self.path)}:{f'{line}:' if line else ''} {one_line(key)}"
+
+    def get(self, key: str) -> Any:
+        """The value of a key, or its default.
+
+        Raises:
+            UsageError: the key is missing and has no default.
+        """
+        if key in self.values:
+            return self.values[key]
+        default = _KEYS[key][1]
+        if default is REQUIRED:
+            raise UsageError(f"{self.at(key)}: is missing")
+        return default
+
+    def _check_schema(self) -> None:
+        schema = self.get("schema")
+        if schema == SCHEMA:
+            return
+        newer = re.fullmatch(r"memwall\.gpu/([1-9][0-9]{0,6})", schema) if isinstance(schema, str) else None
+        reason = "was written by a newer memwall; upgrade" if newer else "is not a memwall GPU file"
+        raise UsageError(f"{self.at('schema')}: {shown(schema)} {reason} (this version reads {SCHEMA!r})")
+
+    def _checked(self, key: str, value: Any) -> Any:
+        if key not in _KEYS:
+            raise UsageError(f"{self.at(key)}: {_unknown(key, value)}")
+        try:
+            return _KEYS[key][0](value)
+        except WrongValue as error:
+            raise UsageError(f"{self.at(key)}: {error}") from None
+
+
+def _gpu(spec: _Spec) -> Gpu:
+    values = {name: spec.get(key) for name, (key, _, _) in FIELDS.items()}
+    peaks = {pipe: spec.values.get(f"peak_flop_per_s.{pipe}") for pipe in PIPE_NAMES}
+    values["peak_flop_per_s"] = {Pipe.parse(pipe): rate for pipe, rate in peaks.items() if rate is not None}
+    if not values["peak_flop_per_s"]:
+        raise UsageError(f"{spec.at('peak_flop_per_s')}: is missing: state a peak, such as tensor.float16 = 312e12")
+    values["full_name"] = values["full_name"] or values["name"]
+    values["l2_bytes_per_s"] = values["l2_bytes_per_s"] or values["dram_bytes_per_s"]
+    fractions = {pipe: spec.values.get(f"achievable.{pipe}") for pipe in ("dram", *PIPE_NAMES)}
+    known = {pipe: reached for pipe, reached in fractions.items() if reached is not None}
+    values["achievable"] = {"dram": DEFAULT_DRAM_FRACTION} | known
+    values["sources"] = {key: note for key, (_, note) in spec.places.items() if note and key in spec.values}
+    start = "utilization."
+    values["utilization"] = {key.removeprefix(start): n for key, n in spec.values.items() if key.startswith(start)}
+    scored = (key.rpartition(".") for key in values["utilization"])
+    values["fitted_on"] = {table: values["name"] for table, _, name in scored if name == "interval_low"}
+    cpu = {key: spec.values.get(f"cpu.{key}") for key in CPU_KEYS}
+    values["cpu"] = cpu_of({key: value for key, value in cpu.items() if value is not None})
+    return Gpu(**values)
+
+
+def _read_text(path: Path) -> str:
+    label = one_line(path)
+    try:
+        if path.is_dir():
+            raise UsageError(f"{label}: is a folder, not a TOML file")
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UsageError(f"{label}: no such file") from None
+    except OSError as error:
+        raise UsageError(f"{label}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"{label}: is not a file name") from None
+    if len(data) > _MAX_BYTES:
+        raise UsageError(f"{label}: is larger than 1 MiB: not a GPU file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{label}:{line}: is not UTF-8 text") from None
+
+
+def _parse(path: Path, content: str) -> dict[str, Any]:
+    label = one_line(path)
+    for number, line in enumerate(content.split("\n"), 1):
+        if len(line) > _MAX_LINE:
+            raise UsageError(f"{label}:{number}: line is longer than {_MAX_LINE} characters: not a GPU file")
+    try:
+        return tomllib.loads(content)
+    except RecursionError:
+        raise UsageError(f"{label}: is nested too deeply: not a GPU file") from None
+    except ValueError as error:  # TOMLDecodeError, and an integer of thousands of digits
+        message, _, place = str(error).partition(" (at line ")
+        line = f"{place.partition(',')[0]}: " if place else " "
+        raise UsageError(f"{label}:{line.rstrip()} not TOML: {one_line(message)}") from None
+
+
+def _flat(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Leaves of nested tables by dotted key; an empty table is a leaf. No recursion: depth is the user's."""
+    stack: list[tuple[str, Any]] = [("", document)]
+    while stack:
+        prefix, value = stack.pop()
+        if isinstance(value, dict) and (value or not prefix):
+            start = f"{prefix}." if prefix else ""
+            stack.extend((start + key, child) for key, child in reversed(value.items()))
+        elif value != {} or not any(key.startswith(f"{prefix}.") for key in _KEYS):
+            yield prefix, value
+
+
+_BARE_KEY = re.compile(r"[\w.\"'\- ]+")
+_COMMENT = re.compile(r"""(?:[^"'#]|"(?:[^"\\]|\\.)*"|'[^']*')*#\s*(.*)""")
+
+
+def _places(content: str) -> dict[str, tuple[int, str]]:
+    """Dotted key -> its line and the comment at the line's end. For messages; tomllib does the reading."""
+    places: dict[str, tuple[int, str]] = {}
+    table = ""
+    for number, line in enumerate(content.split("\n"), 1):
+        start, assigned, _ = line.strip().partition("=")
+        if start.startswith("["):
+            table = _bare(start.strip("[").partition("]")[0])
+            places.setdefault(table, (number, ""))
+        elif assigned and _BARE_KEY.fullmatch(start):
+            key = f"{table}.{_bare(start)}" if table else _bare(start)
+            comment = _COMMENT.match(line) if "#" in line else None
+            places.setdefault(key, (number, one_line(comment[1].strip()) if comment else ""))
+    return places
+
+
+def _bare(key: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in key.split("."))
+
+
+def _unknown(key: str, value: Any) -> str:
+    """What is wrong with a key that no file may have."""
+    if any(known.startswith(f"{key}.") for known in _KEYS):
+        return f"must be a table, not {shown(value)}"
+    near = difflib.get_close_matches(key[:100], _KEYS, n=1, cutoff=0.6) or _same_ending(key)
+    return f"unknown key{f'; did you mean {near[0]}?' if near else ''}"
+
+
+def _same_ending(key: str) -> list[str]:
+    """A key of the same last word in another table: the usual slip is a number under the wrong heading."""
+    return [known for known in _KEYS if known.rpartition(".")[2] == key.rpartition(".")[2]]

@@ -1,0 +1,240 @@
+"""Finding a board by its name: ``hardware_specs`` holds one TOML file per board, named for it.
+
+What a board is stands in :mod:`memwall.hardware.gpu`, what its file may say in :mod:`memwall.hardware.gpu_spec`;
+callers find here all that they need of both. Standard library only, here and there: these modules must import fast.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from memwall.core.errors import MissingError, UsageError
+from memwall.hardware.gpu import DTYPES, ENGINES, Gpu, shown
+from memwall.hardware.gpu_spec import SCHEMA, broken_identities, read_spec
+
+__all__ = [
+    "DTYPES",
+    "ENGINES",
+    "SCHEMA",
+    "Gpu",
+    "all_gpus",
+    "gpu_names",
+    "identity_violations",
+    "inherit",
+    "load_gpu",
+    "load_gpus",
+    "match_device",
+    "read_spec",
+    "spec_path",
+    "stated",
+]
+
+
+def load_gpu(name_or_path: str | Path | Gpu) -> Gpu:
+    """The GPU of that name, or of that TOML file.
+
+    Names are forgiving: case and punctuation do not matter, and any words that fit one board only will do.
+
+    Args:
+        name_or_path: a name, the path of a TOML file, or a GPU, which comes back as it is.
+
+    Raises:
+        UsageError: no board or several boards have that name, or the file is wrong; says which are near.
+    """
+    if isinstance(name_or_path, Gpu):
+        return name_or_path
+    if isinstance(name_or_path, Path) or name_or_path.lower().endswith(".toml"):
+        return _inherited(read_spec(name_or_path))
+    if name_or_path in _files():
+        return _packaged(name_or_path)
+    found = match_device(name_or_path)
+    if found is not None:
+        return found
+    if "/" in name_or_path or "\\" in name_or_path:
+        return _inherited(read_spec(name_or_path))
+    return _packaged(_only(name_or_path, _fitting(name_or_path)))
+
+
+def load_gpus(names: Iterable[str | Path | Gpu]) -> list[Gpu]:
+    """Several of them, each once.
+
+    Raises:
+        UsageError: as :func:`load_gpu`, or two different boards go by one name.
+    """
+    found: dict[str, Gpu] = {}
+    for gpu in map(load_gpu, names):
+        if found.setdefault(gpu.name, gpu) != gpu:
+            raise UsageError(f"two different GPUs are named {gpu.name!r}: change the name in your TOML file")
+    return list(found.values())
+
+
+def match_device(name: str) -> Gpu | None:
+    """The board that a driver reports under this name, or None: a MIG slice is not its board."""
+    found = _exact().get(_squeezed(name))
+    return _packaged(found) if found else None
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Canonical names of all boards, by vendor, then release."""
+    return tuple(gpu.name for gpu in all_gpus())
+
+
+@cache
+def all_gpus() -> tuple[Gpu, ...]:
+    """All boards, by vendor, then release."""
+    return tuple(sorted(map(_packaged, _files()), key=lambda gpu: (gpu.vendor, gpu.release, gpu.name)))
+
+
+def spec_path(name: str) -> Path:
+    """The file of a board, by canonical name."""
+    return _files()[name]
+
+
+def identity_violations(name_or_path: str | Path) -> list[str]:
+    """What in a spec does not add up, one line each; empty when all does or is explained in ``[identity]``.
+
+    Raises:
+        UsageError: as :func:`read_spec`.
+    """
+    is_name = isinstance(name_or_path, str) and name_or_path in _files()
+    return broken_identities(_files()[str(name_or_path)] if is_name else Path(name_or_path))
+
+
+@cache
+def _files() -> Mapping[str, Path]:
+    """Canonical name -> file. In a wheel the folder lies inside the package, in a checkout beside it."""
+    here = Path(__file__).resolve().parents[1]
+    for folder in (here / "hardware_specs", here.parent / "hardware_specs"):
+        files = {path.stem: path for path in sorted(folder.glob("*.toml"))}
+        if files:
+            return files
+    raise MissingError(f"no hardware_specs beside {here}: the installation is incomplete; install it again")
+
+
+@cache
+def _packaged(name: str) -> Gpu:
+    return _inherited(_own(name))
+
+
+@cache
+def _own(name: str) -> Gpu:
+    return read_spec(_files()[name])
+
+
+#: generations from which a board without data takes constants, its own first, then the nearest
+_GENERATIONS = ("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
+#: a relation as distant as this is none: other makers' boards
+_UNRELATED = len(_GENERATIONS)
+#: generations that a table further counts that was not scored on rows (derived, of another dtype, from published
+#: figures): of the same architecture, and of another
+_UNSCORED = (0.5, 1.5)
+
+
+def _inherited(gpu: Gpu) -> Gpu:
+    return gpu if gpu.cpu is not None else inherit(gpu, stated())
+
+
+def stated() -> list[Gpu]:
+    """All boards with the constants that their own files state."""
+    return [_own(name) for name in _files()]
+
+
+def inherit(gpu: Gpu, boards: Iterable[Gpu]) -> Gpu:
+    """The GPU with each constant that it lacks from the most similar of the boards that state it: one of the same
+    compute capability, else of the same architecture, else of the nearest generation of the same maker; among these of
+    the nearest peak. A table that was not scored on rows counts as further away (:data:`_UNSCORED`). ``fitted_on``
+    names the board on whose rows a table was scored."""
+    tables: list[tuple[tuple[float, float, str], str, Gpu]] = []
+    for board in boards:
+        generations, peaks, name = _distance(gpu, board)
+        if generations < _UNRELATED:
+            for table in _tables(board):
+                away = generations + (0.0 if table in board.fitted_on else _UNSCORED[generations > 0])
+                tables.append(((away, peaks, name), table, board))
+    values, fitted_on = dict(gpu.utilization), dict(gpu.fitted_on)
+    own = {key.rpartition(".")[0] for key in values}
+    for _, table, board in sorted(tables, key=lambda item: item[:2]):
+        if table in board.fitted_on and table not in own:
+            fitted_on.setdefault(table, board.name)
+        for key, number in _tables(board)[table].items():
+            values.setdefault(key, number)
+    return replace(gpu, utilization=dict(sorted(values.items())), fitted_on=dict(sorted(fitted_on.items())))
+
+
+@cache
+def _tables(board: Gpu) -> Mapping[str, Mapping[str, float]]:
+    """The constants of a board by table."""
+    tables: dict[str, dict[str, float]] = {}
+    for key, number in board.utilization.items():
+        tables.setdefault(key.rpartition(".")[0], {})[key] = number
+    return tables
+
+
+def _distance(gpu: Gpu, board: Gpu) -> tuple[float, float, str]:
+    """Smaller is more similar: generations apart, then peaks and bandwidths."""
+    if gpu.compute_capability == board.compute_capability is not None:
+        generations: float = -1
+    elif gpu.architecture == board.architecture:
+        generations = 0
+    elif {gpu.architecture, board.architecture} <= set(_GENERATIONS):
+        generations = abs(_GENERATIONS.index(gpu.architecture) - _GENERATIONS.index(board.architecture))
+    elif gpu.architecture.rstrip("23") == board.architecture.rstrip("23"):  # cdna, cdna2, cdna3
+        generations = 1
+    else:
+        generations = _UNRELATED
+    peak = max(gpu.peak_flop_per_s.values()) / max(board.peak_flop_per_s.values())
+    bandwidth = gpu.dram_bytes_per_s / board.dram_bytes_per_s
+    return generations, abs(math.log(peak)) + abs(math.log(bandwidth)), board.name
+
+
+#: Words that name a maker or a product line and tell no board from another.
+_NOISE = frozenset(("nvidia", "amd", "google", "tesla", "geforce", "quadro", "instinct", "gpu", "r", "tm"))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in re.findall(r"[a-z0-9]+", text.lower()) if word not in _NOISE)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(_words(text))
+
+
+def _labels(gpu: Gpu) -> tuple[str, ...]:
+    return (gpu.name, gpu.full_name, *gpu.aliases)
+
+
+@cache
+def _exact() -> Mapping[str, str]:
+    """Squeezed label -> canonical name. Two boards never share one (tested)."""
+    return {_squeezed(label): gpu.name for gpu in all_gpus() for label in _labels(gpu)}
+
+
+def _fitting(query: str) -> list[str]:
+    """Boards among whose words are all words of the query."""
+    words = set(_words(query))
+    known = {gpu.name: {word for label in _labels(gpu) for word in _words(label)} for gpu in all_gpus()}
+    return [name for name, vocabulary in known.items() if words and words <= vocabulary]
+
+
+def _only(query: str, names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    asked = shown(query)
+    if names:
+        raise UsageError(f"GPU name {asked} fits several: {', '.join(names)}; name one (see memwall gpus)")
+    near = _near(_squeezed(query), _exact())
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    raise UsageError(f"no GPU named {asked}{hint} (memwall gpus lists all, a path to a TOML file works too)")
+
+
+def _near(query: str, labels: Mapping[str, str], most: int = 5) -> list[str]:
+    """Names whose label starts with the query, else those whose label resembles it, the best first."""
+    starts = [label for label in labels if query and label.startswith(query)]
+    close = starts or difflib.get_close_matches(query, labels, n=most, cutoff=0.6)
+    return list(dict.fromkeys(labels[label] for label in close))[:most]

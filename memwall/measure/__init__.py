@@ -1,6 +1,0 @@
-"""Run on this machine what was modeled, and time it: eager ops, our own kernels, torch.compile's."""
-
-from memwall.measure.run import Interrupted, measure
-from memwall.measure.workers import Crew
-
-__all__ = ["Crew", "Interrupted", "measure"]

@@ -1,0 +1,171 @@
+"""The two types that every formula uses: the :class:`Call` it is given and the :class:`Cost` it returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memwall.core.graph import Pipe, TensorSpec
+from memwall.ops.launches import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a call must do. Costs add up with ``+``.
+
+    The first three fields are the model's work and bound any kernel from below; the ``extra_`` fields are what the
+    eager kernel does beyond it (second passes, recomputation) and enter ``time_s`` only.
+    """
+
+    #: multiply and add count one FLOP each, by the pipe that executes them
+    flops: Mapping[Pipe, int] = field(default_factory=dict)
+    #: distinct bytes read from and written to device memory, each once
+    read_bytes: int = 0
+    write_bytes: int = 0
+    #: False: no formula knows this op; its bytes are charged, its FLOPs are unknown
+    modeled: bool = True
+    #: attention only: FLOPs as other tools count them, without the causal mask
+    dense_flops: int | None = None
+    #: DRAM traffic of the eager kernel beyond the compulsory bytes
+    extra_bytes: int = 0
+    #: FLOPs of the eager kernel beyond the model's (recomputation)
+    extra_flops: int = 0
+    #: kernels that the eager call launches
+    kernels: int = 1
+    #: FLOPs of the fastest algorithm known, where it needs fewer (Winograd); bounds what runs on vector engines
+    least_flops: int | None = None
+    #: thread blocks that the kernel's work falls into at most (a row each); None: as many as the GPU can use
+    programs: int | None = None
+    #: the launches, one after another; none given: one that streams the bytes, compulsory and extra
+    works: tuple[Work, ...] = ()
+
+    @property
+    def total_flops(self) -> int:
+        """FLOPs over all pipes."""
+        return sum(self.flops.values())
+
+    @property
+    def bytes(self) -> int:
+        """Compulsory DRAM bytes, read and written."""
+        return self.read_bytes + self.write_bytes
+
+    def __add__(self, other: Cost) -> Cost:
+        flops = dict(self.flops)
+        for pipe, count in other.flops.items():
+            flops[pipe] = flops.get(pipe, 0) + count
+        return Cost(
+            flops,
+            self.read_bytes + other.read_bytes,
+            self.write_bytes + other.write_bytes,
+            self.modeled and other.modeled,
+            _sum_known(self, other, "dense_flops"),
+            self.extra_bytes + other.extra_bytes,
+            self.extra_flops + other.extra_flops,
+            self.kernels + other.kernels,
+            _sum_known(self, other, "least_flops"),
+            works=_joined(self, other),
+        )
+
+
+def _joined(a: Cost, b: Cost) -> tuple[Work, ...]:
+    """The launches of both; none where those of one that does something are not known."""
+    known = all(cost.works or not (cost.flops or cost.bytes) for cost in (a, b))
+    return a.works + b.works if known else ()
+
+
+def _sum_known(a: Cost, b: Cost, field_name: str) -> int | None:
+    """The sum of a field that stands for ``total_flops`` where it is None; None where it is in both."""
+    known = [getattr(cost, field_name) for cost in (a, b)]
+    if known == [None, None]:
+        return None
+    return sum(cost.total_flops if value is None else value for cost, value in zip((a, b), known, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op as a formula sees it: specs instead of tensors.
+
+    ``inputs`` are flattened in schema order; ``arguments[i]`` names the schema argument of ``inputs[i]`` (the items of
+    a list argument share its name). ``read_bytes`` and ``write_bytes`` are the distinct bytes of all inputs and of all
+    outputs: what an op moves unless its formula knows better.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    arguments: tuple[str, ...]
+    outputs: tuple[TensorSpec, ...]
+    attributes: Mapping[str, Any]
+    read_bytes: int
+    write_bytes: int
+
+    def arg(self, name: str) -> TensorSpec | None:
+        """The tensor passed as schema argument ``name``, or None when it was not given."""
+        for argument, spec in zip(self.arguments, self.inputs, strict=True):
+            if argument == name:
+                return spec
+        return None
+
+    def need(self, name: str) -> TensorSpec:
+        """Like :meth:`arg`; raises ``KeyError`` when it is missing."""
+        spec = self.arg(name)
+        if spec is None:
+            raise KeyError(f"{self.name} has no tensor argument {name!r}; it has {self.arguments}")
+        return spec
+
+    def args(self, name: str) -> tuple[TensorSpec, ...]:
+        """All tensors passed as list argument ``name``."""
+        return tuple(s for a, s in zip(self.arguments, self.inputs, strict=True) if a == name)
+
+    def cost(
+        self,
+        flops: Mapping[Pipe, int] | None = None,
+        *,
+        read_bytes: int | None = None,
+        write_bytes: int | None = None,
+        **extra: Any,
+    ) -> Cost:
+        """A :class:`Cost` with this call's compulsory bytes unless they are given."""
+        return Cost(
+            {pipe: int(n) for pipe, n in (flops or {}).items() if n},
+            self.read_bytes if read_bytes is None else int(read_bytes),
+            self.write_bytes if write_bytes is None else int(write_bytes),
+            **extra,
+        )
+
+
+def touched_bytes(
+    data: TensorSpec,
+    window: Sequence[int],
+    positions: Sequence[int],
+    stride: Sequence[int] | int,
+    padding: Sequence[int] | int = 0,
+    dilation: Sequence[int] | int = 1,
+) -> int:
+    """Bytes of ``data`` that windows over its last axes meet: a stride longer than the window skips places.
+
+    Args:
+        window, positions: the window's size and the number of windows, per axis.
+        stride, padding, dilation: per axis, or one number for all of them.
+    """
+    rank = len(window)
+    sizes = data.shape[len(data.shape) - rank :]
+    axes = (window, positions, *(_per_axis(value, rank) for value in (stride, padding, dilation)), sizes)
+    met = math.prod(_met(*axis) for axis in zip(*axes, strict=True))
+    whole = math.prod(sizes)
+    return data.nbytes * met // whole if whole else 0
+
+
+def _per_axis(value: Sequence[int] | int, rank: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values if len(values) == rank else values[:1] * rank
+
+
+def _met(length: int, count: int, stride: int, padding: int, dilation: int, size: int) -> int:
+    """How many of the ``size`` places of one axis some of ``count`` windows meet."""
+    if (dilation == 1 and stride <= length) or (stride == 1 and dilation <= count):
+        last = (count - 1) * stride + (length - 1) * dilation - padding
+        return max(min(last, size - 1) - max(-padding, 0) + 1, 0)
+    places = {o * stride + k * dilation - padding for o in range(count) for k in range(length)}
+    return sum(0 <= place < size for place in places)

@@ -1,0 +1,308 @@
+"""Matrix products, and the recurrent layers that cuDNN runs as one call.
+
+Conventions:
+
+- A product of ``[m, k]`` with ``[k, n]`` is ``2 * m * n * k`` FLOP, whatever is added to it: the adds of a
+  bias and the multiplies by ``alpha`` and ``beta`` are not counted, the bytes of the bias are. A complex
+  multiply-add is 8 FLOP.
+- The pipe follows the dtype of the left operand: half, bfloat16, float8 and int8 use the tensor engine,
+  float64 its double-precision mode. float32 is ``tensor.tf32`` where the call's ``allow_tf32`` says so, else
+  ``tensor.float32``, which only AMD's matrix cores have: elsewhere its ceiling is that of the vector engine.
+  All float8 formats share the pipe ``tensor.fp8``.
+- A grouped product reads every group's weights once, also those of groups that get no rows (an upper bound).
+- A recurrent layer multiplies each weight matrix with each time step; its pointwise gates are not counted.
+
+A product is one launch, a :class:`memwall.ops.launches.Gemm`, of full precision a
+:class:`memwall.ops.launches.VectorGemm`; scalar and outer products, which use no matrix kernel, stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from memwall.core.graph import Pipe, TensorSpec
+from memwall.ops.base import Call, Cost
+from memwall.ops.launches import Gemm, Stream, VectorGemm, Work
+from memwall.ops.registry import register_cost
+
+_TENSOR_PIPES = {
+    "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "float64": "float64",
+    "int8": "int8", "uint8": "int8",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+    "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8",
+}  # fmt: skip
+_COMPLEX_PIPES = {"complex32": "float32", "complex64": "float32", "complex128": "float64"}
+#: pipes whose products are not made in the tiles of tensor cores
+_FULL_PRECISION = frozenset(("float32", "float64"))
+
+
+def product_pipe(dtype: str, attributes: Mapping[str, Any], allow_tf32: bool = False) -> Pipe:
+    """The ceiling of a product of ``dtype`` operands; ``allow_tf32`` is torch's default for the op."""
+    if dtype == "float32" and attributes.get("allow_tf32", allow_tf32):
+        return Pipe("tensor", "tf32")
+    if dtype in _TENSOR_PIPES:
+        return Pipe("tensor", _TENSOR_PIPES[dtype])
+    return Pipe("vector", _COMPLEX_PIPES.get(dtype, "float32"))
+
+
+def product_flops(multiply_adds: int, dtype: str) -> int:
+    """FLOPs of that many multiply-adds: 2 each, 8 where the operands are complex."""
+    return multiply_adds * (8 if dtype in _COMPLEX_PIPES else 2)
+
+
+def _flops(left: TensorSpec, multiply_adds: int, attributes: Mapping[str, Any]) -> dict[Pipe, int]:
+    return {product_pipe(left.dtype, attributes): product_flops(multiply_adds, left.dtype)}
+
+
+def launch(
+    left: TensorSpec,
+    attributes: Mapping[str, Any],
+    sizes: tuple[int, int, int, int],
+    read_bytes: int,
+    write_bytes: int,
+    bias: bool = False,
+) -> Gemm:
+    """The launch of ``sizes``, (batch, m, n, k), in the dtype of ``left``; a complex multiply-add is four real ones.
+
+    ``bias``: a vector is added in the same launch.
+    """
+    pipe = product_pipe(left.dtype, attributes)
+    parts = product_flops(1, left.dtype) // 2
+    batch, m, n, k = sizes
+    gemm = Gemm(
+        pipe=pipe, batch=batch, m=m, n=n, k=parts * k, itemsize=max(left.itemsize // parts, 1),
+        read_bytes=read_bytes, write_bytes=write_bytes,
+    )  # fmt: skip
+    if pipe.dtype not in _FULL_PRECISION:
+        return gemm
+    return VectorGemm(**{field.name: getattr(gemm, field.name) for field in fields(gemm)}, bias=bias)
+
+
+#: op -> its left and right operand. The output is [..., m, n], the left operand [..., m, k].
+_PRODUCTS = {
+    "mm": ("self", "mat2"), "bmm": ("self", "mat2"), "_int_mm": ("self", "mat2"),
+    "_scaled_mm": ("self", "mat2"), "_scaled_mm_v2": ("self", "mat2"),
+    "_weight_int8pack_mm": ("self", "mat2"), "_weight_int4pack_mm": ("self", "mat2"),
+    "matmul": ("self", "other"), "mv": ("self", "vec"), "linear": ("input", "weight"),
+    "dot": ("self", "tensor"), "vdot": ("self", "other"),
+}  # fmt: skip
+#: the same with an addend ``self``, which is not read where ``beta`` is 0
+_PRODUCTS_WITH_ADDEND = {
+    "addmm": ("mat1", "mat2"), "addmm_": ("mat1", "mat2"), "_addmm_activation": ("mat1", "mat2"),
+    "baddbmm": ("batch1", "batch2"), "baddbmm_": ("batch1", "batch2"),
+    "addmv": ("mat", "vec"), "addmv_": ("mat", "vec"),
+}  # fmt: skip
+
+
+def _names(table: Mapping[str, Any]) -> list[str]:
+    return [f"aten.{name}" for name in table]
+
+
+def _operands(call: Call, table: Mapping[str, tuple[str, str]]) -> tuple[TensorSpec, TensorSpec]:
+    left, right = table[call.name.split(".")[1]]
+    return call.need(left), call.need(right)
+
+
+def _depth(left: TensorSpec) -> int:
+    return left.shape[-1] if left.shape else 1
+
+
+def _sizes(call: Call, left: TensorSpec, right: TensorSpec) -> tuple[int, int, int, int]:
+    """(batch, m, n, k): a matrix on the right meets all rows of a batch at once, as does one row each a vector."""
+    out = call.outputs[0]
+    matrices = len(right.shape) > 2 and len(out.shape) > 2
+    n = out.shape[-1] if len(right.shape) > 1 and out.shape else 1
+    batch = math.prod(out.shape[:-2]) if matrices else 1
+    return batch, out.numel // max(batch * n, 1), n, _depth(left)
+
+
+@register_cost(*_names(_PRODUCTS), op_class="contraction")
+def product(call: Call) -> Cost:
+    """``[..., m, k] x [..., k, n]``: 2mnk per matrix."""
+    left, right = _operands(call, _PRODUCTS)
+    flops = _flops(left, call.outputs[0].numel * _depth(left), call.attributes)
+    if call.outputs[0].shape:
+        sizes, bias = _sizes(call, left, right), call.arg("bias") is not None
+        work: Work = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias)
+    else:
+        work = Stream(read_bytes=call.read_bytes, write_bytes=call.write_bytes, elements=_depth(left))
+    return call.cost(flops, works=(work,))
+
+
+@register_cost(*_names(_PRODUCTS_WITH_ADDEND), op_class="contraction")
+def product_with_addend(call: Call) -> Cost:
+    """``beta * self + alpha * (left x right)``.
+
+    A matrix as addend is first copied into the output (Blas.cpp, ``addmm_out_cuda_impl``); a bias vector is
+    not.
+    """
+    left, right = _operands(call, _PRODUCTS_WITH_ADDEND)
+    flops = _flops(left, call.outputs[0].numel * _depth(left), call.attributes)
+    sizes = _sizes(call, left, right)
+    if call.attributes.get("beta", 1) == 0:
+        read_bytes = min(call.read_bytes, left.nbytes + right.nbytes)
+        lone = launch(left, call.attributes, sizes, read_bytes, call.write_bytes)
+        return call.cost(flops, read_bytes=read_bytes, works=(lone,))
+    addend, output = call.need("self"), call.outputs[0]
+    in_place = call.name.split(".")[1].endswith("_")
+    bias = len(addend.shape) < len(output.shape)
+    whole = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias)
+    if not in_place and addend.shape == output.shape and addend.nbytes == output.nbytes:
+        copy = Stream(read_bytes=addend.nbytes, write_bytes=output.nbytes, elements=output.numel)
+        return call.cost(flops, extra_bytes=2 * output.nbytes, kernels=2, works=(copy, whole))
+    return call.cost(flops, works=(whole,))
+
+
+@register_cost("aten.addbmm", "aten.addbmm_", op_class="contraction")
+def addbmm(call: Call) -> Cost:
+    """``[b, m, k] x [b, k, n]`` summed over b."""
+    left, right = call.need("batch1"), call.need("batch2")
+    sizes = (1, left.shape[1], right.shape[2], left.shape[0] * left.shape[2])
+    return call.cost(
+        _flops(left, left.numel * right.shape[-1], call.attributes),
+        works=(launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes),),
+    )
+
+
+@register_cost("aten.addr", "aten.addr_", op_class="contraction")
+def addr(call: Call) -> Cost:
+    """Outer product: k = 1, 2mn."""
+    vector, results = call.need("vec1"), call.outputs[0].numel
+    return call.cost(
+        _flops(vector, vector.numel * call.need("vec2").numel, call.attributes),
+        works=(Stream(read_bytes=call.read_bytes, write_bytes=call.write_bytes, elements=results),),
+    )
+
+
+@register_cost("aten.linear_backward", op_class="contraction")
+def linear_backward(call: Call) -> Cost:
+    """One product each for the gradients of input and weight; the bias sum is not counted."""
+    grad, weight = call.need("grad_output"), call.need("weight")
+    wanted = tuple(map(bool, call.attributes.get("output_mask", (True, True))[:2]))
+    n, k = weight.shape
+    rows = grad.numel // n
+    input_bytes = rows * k * grad.itemsize
+    launches = (
+        launch(grad, call.attributes, (1, rows, k, n), grad.nbytes + weight.nbytes, input_bytes),
+        launch(grad, call.attributes, (1, n, k, rows), grad.nbytes + input_bytes, weight.nbytes),
+    )
+    return call.cost(
+        _flops(grad, sum(wanted) * grad.numel * k, call.attributes), kernels=max(sum(wanted), 1),
+        works=tuple(one for one, asked in zip(launches, wanted, strict=True) if asked),
+    )  # fmt: skip
+
+
+@register_cost("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2", op_class="contraction")
+def grouped_product(call: Call) -> Cost:
+    """Groups of rows (2D x 3D), of columns (3D x 2D) or of the summed axis (2D x 2D, a weight gradient)."""
+    left, right, out = call.need("self"), call.need("mat2"), call.outputs[0]
+    if len(left.shape) == len(right.shape):  # [m, K] x [K, n] with K split over the groups, or a plain batch
+        multiply_adds = left.numel * right.shape[-1]
+    else:
+        multiply_adds = out.numel * left.shape[-1]
+    groups = max((spec.shape[0] for spec in (left, right, out) if len(spec.shape) == 3), default=1)
+    n = out.shape[-1] if len(right.shape) == 3 or len(out.shape) == 3 else math.ceil(out.shape[-1] / groups)
+    m = math.ceil(out.numel / max(groups * n, 1))
+    k = math.ceil(multiply_adds / max(groups * m * n, 1))
+    sizes = (groups, m, n, k)
+    return call.cost(
+        _flops(left, multiply_adds, call.attributes),
+        works=(launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes),),
+    )
+
+
+@register_cost("aten._foreach_mm", op_class="contraction")
+def foreach_product(call: Call) -> Cost:
+    """A list of independent products, one launch each."""
+    lefts, rights = call.args("self"), call.args("mat2")
+    pairs = tuple(zip(lefts, rights, strict=True))
+    multiply_adds = sum(left.numel * right.shape[-1] for left, right in pairs)
+    works = tuple(
+        launch(left, call.attributes, (1, left.shape[0], right.shape[1], left.shape[1]),
+               left.nbytes + right.nbytes, left.shape[0] * right.shape[1] * left.itemsize)
+        for left, right in pairs
+    )  # fmt: skip
+    return call.cost(_flops(lefts[0], multiply_adds, call.attributes), kernels=len(lefts), works=works)
+
+
+# Recurrent layers. ``weight`` lists, per layer and direction, w_ih [gates*H, in], w_hh [gates*H, H], then
+# biases and a projection; ``weight_stride0`` is how many each has. Every matrix multiplies every one of the
+# T*B rows of the input, so LSTM (4 gates), GRU (3) and plain RNN (1) need no cases of their own.
+
+
+def _rnn_rows(call: Call) -> int:
+    return math.prod(call.need("input").shape[:-1])
+
+
+def _rnn_steps(call: Call) -> int:
+    packed = call.attributes.get("batch_sizes")
+    if packed:
+        return len(packed)
+    shape = call.need("input").shape
+    return shape[1] if call.attributes.get("batch_first") and len(shape) > 2 else shape[0]
+
+
+def _rnn_stride(call: Call) -> int:
+    """Tensors per layer and direction."""
+    return call.attributes.get("weight_stride0") or (4 if call.attributes.get("has_biases", True) else 2)
+
+
+def _rnn_cost(call: Call, weights: tuple[TensorSpec, ...], stride: int, passes: int) -> Cost:
+    # A persistent kernel keeps the recurrent weights on chip; the general one reads them again at each step.
+    rows, steps = _rnn_rows(call), _rnn_steps(call)
+    matrices = sum(weight.numel for weight in weights if len(weight.shape) == 2)
+    recurrent = sum(weight.nbytes for weight in weights[1::stride])
+    layers = max(len(weights) // stride, 1)
+    return call.cost(
+        _flops(call.need("input"), passes * rows * matrices, call.attributes),
+        extra_bytes=max(steps - 1, 0) * recurrent,
+        kernels=passes * layers * (steps + 1),
+        works=passes * _rnn_launches(call, weights, stride, rows, steps),
+    )
+
+
+def _rnn_launches(call: Call, weights: tuple[TensorSpec, ...], stride: int, rows: int, steps: int) -> tuple[Work, ...]:
+    """Per layer and direction: the input's product for all steps at once, then a product for each step."""
+
+    def one(weight: TensorSpec, some_rows: int) -> Gemm:
+        n, k = weight.shape
+        row_bytes = some_rows * weight.itemsize
+        return launch(weight, call.attributes, (1, some_rows, n, k), weight.nbytes + k * row_bytes, n * row_bytes)
+
+    works: list[Work] = []
+    for first in range(0, len(weights), max(stride, 1)):
+        matrices = [weight for weight in weights[first : first + stride] if len(weight.shape) == 2]
+        works += [one(weight, rows) for weight in matrices[:1]]
+        step = [one(weight, math.ceil(rows / max(steps, 1))) for weight in matrices[1:]]
+        works += steps * step
+    return tuple(works)
+
+
+@register_cost("aten._cudnn_rnn", "aten.miopen_rnn", op_class="contraction")
+def recurrent(call: Call) -> Cost:
+    """All layers, directions and steps of an RNN, LSTM or GRU."""
+    return _rnn_cost(call, call.args("weight"), _rnn_stride(call), 1)
+
+
+@register_cost("aten._cudnn_rnn_backward", "aten.miopen_rnn_backward", op_class="contraction")
+def recurrent_backward(call: Call) -> Cost:
+    """Two products per weight matrix: the gradients of its input and, where the call returns it, of itself."""
+    weights = call.args("weight")
+    return _rnn_cost(call, weights, _rnn_stride(call), 2 if len(call.outputs) >= len(weights) else 1)
+
+
+@register_cost("aten.mkldnn_rnn_layer", op_class="contraction")
+def recurrent_layer(call: Call) -> Cost:
+    """One layer and direction, as torch calls it on a CPU."""
+    weights = tuple(spec for name in ("weight0", "weight1") for spec in call.args(name))
+    return _rnn_cost(call, weights, 2, 1)
+
+
+@register_cost("aten.mkldnn_rnn_layer_backward", op_class="contraction")
+def recurrent_layer_backward(call: Call) -> Cost:
+    """Two products per weight matrix of one layer and direction."""
+    weights = tuple(spec for name in ("weight1", "weight2") for spec in call.args(name))
+    return _rnn_cost(call, weights, 2, 2)

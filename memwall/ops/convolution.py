@@ -1,0 +1,174 @@
+"""Convolutions.
+
+Conventions:
+
+- Forward: ``2 * output elements * (Cin / groups) * kernel size``; transposed, the same on its input. Both are
+  the "wide" side times the weights that each of its elements meets, so padding is counted as if it were data.
+- Backward: each gradient asked for, of input and of weight, costs as much as the forward pass. Neither the
+  bias add nor the bias gradient's sum is counted; the bytes of both are.
+- Bytes of the input: the positions that some window touches; a stride longer than the window skips the rest.
+- float32 uses TF32 unless the call says ``allow_tf32=False`` (torch's default for cuDNN). A depthwise
+  convolution (one input channel per group) runs on the vector engine (DepthwiseConv2d.cu accumulates in
+  float32).
+- Launches: one for each result, and a pass over the output where cuDNN gets the bias apart.
+"""
+
+from __future__ import annotations
+
+import math
+
+from memwall.core.graph import Pipe, TensorSpec
+from memwall.ops.base import Call, Cost, touched_bytes
+from memwall.ops.contraction import product_flops, product_pipe
+from memwall.ops.launches import Convolution, Stream, Work
+from memwall.ops.registry import register_cost
+
+_FORWARD = (
+    "aten.convolution", "aten._convolution", "aten.convolution_overrideable",
+    "aten.cudnn_convolution", "aten.cudnn_convolution_relu", "aten.cudnn_convolution_add_relu",
+    "aten.miopen_convolution", "aten.miopen_convolution_relu", "aten.miopen_convolution_add_relu",
+    "aten.miopen_depthwise_convolution", "aten.mkldnn_convolution",
+    "aten._conv_depthwise2d", "aten.conv_depthwise3d", "aten._slow_conv2d_forward",
+    "aten.slow_conv3d_forward", "aten.slow_conv_dilated2d", "aten.slow_conv_dilated3d",
+)  # fmt: skip
+_TRANSPOSED = (
+    "aten.cudnn_convolution_transpose", "aten.miopen_convolution_transpose",
+    "aten.slow_conv_transpose2d", "aten.slow_conv_transpose3d",
+)  # fmt: skip
+_BACKWARD = ("aten.convolution_backward", "aten.convolution_backward_overrideable")
+#: names under which cuDNN gets its bias as a second kernel that passes over the output (Convolution.cpp)
+_SEPARATE_BIAS = frozenset({"aten.convolution", "aten._convolution"})
+
+
+def _input(call: Call) -> TensorSpec:
+    return call.arg("input") or call.need("self")
+
+
+def _is_transposed(call: Call) -> bool:
+    return call.name in _TRANSPOSED or bool(call.attributes.get("transposed"))
+
+
+def _strides(call: Call, rank: int) -> tuple[int, ...]:
+    """One stride for each axis, where the call gives one for all or none."""
+    given = call.attributes.get("stride", 1)
+    strides = (given,) if isinstance(given, int) else tuple(given)
+    return strides if len(strides) == rank else strides[:1] * rank
+
+
+def _is_depthwise(call: Call, weight: TensorSpec) -> bool:
+    groups = call.attributes.get("groups", 1)
+    return "depthwise" in call.name or (groups > 1 and weight.shape[1] == 1)
+
+
+def _work(call: Call, wide: TensorSpec, weight: TensorSpec, passes: int = 1) -> dict[Pipe, int]:
+    # weight is [Cout, Cin/groups, *kernel]; of a transposed convolution [Cin, Cout/groups, *kernel]
+    flops = passes * product_flops(wide.numel * math.prod(weight.shape[1:]), weight.dtype)
+    if _is_depthwise(call, weight):
+        return {Pipe("vector", "float64" if weight.dtype == "float64" else "float32"): flops}
+    return {product_pipe(weight.dtype, call.attributes, allow_tf32=True): flops}
+
+
+@register_cost(*_FORWARD, *_TRANSPOSED, op_class="convolution")
+def convolution(call: Call) -> Cost:
+    """``input`` [b, Cin, *size], ``weight``, optional ``bias`` -> [b, Cout, *size]."""
+    data, weight, output, bias = _input(call), call.need("weight"), call.outputs[0], call.arg("bias")
+    flops = _work(call, data if _is_transposed(call) else output, weight)
+    read = call.read_bytes - _skipped_bytes(call, data, weight, output)
+    least = _least_flops(call, weight, flops)
+    if call.name in _SEPARATE_BIAS and bias is not None and not _is_depthwise(call, weight):
+        product = _launch(call, "forward", data, output, read - bias.nbytes, output.nbytes)
+        added = Stream(read_bytes=output.nbytes + bias.nbytes, write_bytes=output.nbytes, elements=output.numel)
+        return call.cost(
+            flops, read_bytes=read, extra_bytes=2 * output.nbytes, kernels=2, least_flops=least,
+            works=(product, added),
+        )  # fmt: skip
+    product = _launch(call, "forward", data, output, read, call.write_bytes)
+    return call.cost(flops, read_bytes=read, least_flops=least, works=(product,))
+
+
+#: role of a convolution -> that of the one which it transposes
+_TRANSPOSED_ROLE = {"forward": "input", "input": "forward", "weight": "weight"}
+
+
+def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_bytes: int, write_bytes: int) -> Work:
+    """The launch that makes the output or, of one of that shape, the gradient of the data or the weight."""
+    weight = call.need("weight")
+    if _is_transposed(call):
+        role, data, output = _TRANSPOSED_ROLE[role], output, data
+    kernel = weight.shape[2:]
+    groups = max(data.shape[-len(kernel) - 1] // max(weight.shape[1], 1), 1)
+    (pipe,) = _work(call, output, weight)
+    return Convolution(
+        read_bytes=read_bytes, write_bytes=write_bytes, pipe=pipe, role=role,
+        images=math.prod(output.shape[: -len(kernel) - 1]), groups=groups,
+        channels_in=weight.shape[1], channels_out=weight.shape[0] // groups,
+        places_in=data.shape[-len(kernel) :], places_out=output.shape[-len(kernel) :], kernel=kernel,
+        stride=_strides(call, len(kernel)), itemsize=weight.itemsize,
+        channels_last=not data.is_contiguous and data.strides[-len(kernel) - 1] == 1,
+    )  # fmt: skip
+
+
+def _least_flops(call: Call, weight: TensorSpec, flops: dict[Pipe, int]) -> int | None:
+    """A quarter for unit-stride windows of 3 and more, None elsewhere.
+
+    Winograd F(4x4, 3x3) needs a quarter (36 multiplies for 16 outputs of 9; Lavin and Gray 2015). For larger windows
+    larger tiles or an FFT may need still fewer: there a quarter is what measured rows bear out, not a proof.
+    """
+    if (
+        any(step != 1 for step in _strides(call, len(weight.shape) - 2))
+        or call.attributes.get("groups", 1) != 1
+        or len(weight.shape) < 4
+        or min(weight.shape[2:]) < 3
+    ):
+        return None
+    return sum(flops.values()) // 4
+
+
+def _skipped_bytes(call: Call, data: TensorSpec, weight: TensorSpec, output: TensorSpec) -> int:
+    """Bytes of the input that lie between the windows and are met by none."""
+    if _is_transposed(call) or "stride" not in call.attributes:
+        return 0
+    rank = len(weight.shape) - 2
+    touched = touched_bytes(
+        data, weight.shape[2:], output.shape[-rank:], call.attributes["stride"],
+        call.attributes.get("padding", 0), call.attributes.get("dilation", 1),
+    )  # fmt: skip
+    return data.nbytes - touched
+
+
+@register_cost(*_BACKWARD, op_class="convolution")
+def convolution_backward(call: Call) -> Cost:
+    """One kernel per gradient in ``output_mask`` (input, weight, bias); each reads ``grad_output`` again."""
+    grad, weight, data = call.need("grad_output"), call.need("weight"), call.need("input")
+    mask = [bool(wanted) for wanted in call.attributes.get("output_mask", (True, True, False))]
+    flops = _work(call, data if _is_transposed(call) else grad, weight, passes=sum(mask[:2]))
+    touched = data.nbytes - _skipped_bytes(call, data, weight, grad)
+    return call.cost(
+        flops,
+        read_bytes=grad.nbytes + weight.nbytes * mask[0] + touched * mask[1],
+        extra_bytes=max(sum(mask) - 1, 0) * grad.nbytes,
+        kernels=max(sum(mask), 1),
+        least_flops=_least_flops(call, weight, flops),
+        works=_gradients(call, mask, touched),
+    )
+
+
+def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Work, ...]:
+    """One launch for each gradient asked for; ``touched_bytes`` of the input are met by some window."""
+    grad, weight, data = call.need("grad_output"), call.need("weight"), _input(call)
+    launches = (
+        _launch(call, "input", data, grad, grad.nbytes + weight.nbytes, data.nbytes),
+        _launch(call, "weight", data, grad, grad.nbytes + touched_bytes, weight.nbytes),
+        Stream(read_bytes=grad.nbytes, write_bytes=grad.shape[1] * grad.itemsize, elements=grad.numel),
+    )
+    return tuple(launch for launch, wanted in zip(launches, [*mask, False, False], strict=False) if wanted)
+
+
+@register_cost("aten._slow_conv2d_backward.output_mask", op_class="convolution")
+def slow_convolution_backward(call: Call) -> Cost:
+    """The im2col fallback's backward: one pass per gradient of input and weight."""
+    grad, weight = call.need("grad_output"), call.need("weight")
+    mask = [bool(wanted) for wanted in call.attributes.get("output_mask", (True, True, False))]
+    flops = _work(call, grad, weight, passes=sum(mask[:2]))
+    works = _gradients(call, mask, _input(call).nbytes)
+    return call.cost(flops, kernels=max(sum(mask), 1), works=works)

@@ -1,0 +1,235 @@
+"""What a launch is, as far as its time depends on it: geometry by family of kernels, no GPU.
+
+A family's constants are numbers of a GPU (:mod:`memwall.hardware.constants`), its model is in :mod:`memwall.perfmodel`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from memwall.core.graph import Pipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One launch. The bytes are those that this kernel asks for, its second passes included."""
+
+    FAMILY: ClassVar[str] = ""
+    read_bytes: int = 0
+    write_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written."""
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        """FLOPs by the pipe that executes them; empty where bytes are all that counts."""
+        return {}
+
+    @property
+    def variant(self) -> str:
+        """Which of its family's tables of constants it goes by: a dtype or a kind."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemm(Work):
+    """``batch`` products of [m, k] with [k, n] on one pipe; ``itemsize`` bytes per element of an operand."""
+
+    FAMILY: ClassVar[str] = "gemm"
+    pipe: Pipe
+    batch: int
+    m: int
+    n: int
+    k: int
+    itemsize: int
+
+    @property
+    def variant(self) -> str:
+        return self.pipe.dtype
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        return {self.pipe: self.flops}
+
+    @property
+    def flops(self) -> int:
+        """FLOPs, 2 for each multiply-add."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorGemm(Gemm):
+    """``batch`` products of [m, k] with [k, n] by multiply-adds of single threads, or on AMD's matrix cores."""
+
+    FAMILY: ClassVar[str] = "gemm_vector"
+    #: a bias is added in the same launch
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution(Work):
+    """One pass of a convolution; which of its three tensors is made of the other two is its ``role``.
+
+    The geometry is that of the forward pass, whatever the role: channels of one group, and the places of the input and
+    of the output along each axis. A transposed convolution's forward pass is another's gradient of its input.
+    """
+
+    FAMILY: ClassVar[str] = "convolution"
+    pipe: Pipe
+    #: forward, input or weight: the output, or the gradient of an operand
+    role: str
+    images: int
+    groups: int
+    channels_in: int
+    channels_out: int
+    places_in: tuple[int, ...]
+    places_out: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    itemsize: int
+    channels_last: bool = False
+
+    @property
+    def variant(self) -> str:
+        return "float32" if self.pipe.dtype in ("float32", "float64") else "float16"
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        positions = self.images * math.prod(self.places_out) * math.prod(self.kernel)
+        return {self.pipe: 2 * positions * self.groups * self.channels_in * self.channels_out}
+
+    @property
+    def depthwise(self) -> bool:
+        """Each channel is convolved alone, by PyTorch's own kernels: no library's product."""
+        return self.pipe.engine == "vector" and self.groups > 1 and self.channels_in == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(Work):
+    """Forward or backward of a fused kernel; ``pairs`` (query, key) pairs of one head have to be met.
+
+    ``kernel`` is ``flash``, ``efficient`` or ``cudnn`` of PyTorch, or ``serving``: the op of an inference server,
+    which first turns the queries and keys by their places and stores keys and values in its cache.
+    """
+
+    FAMILY: ClassVar[str] = "attention"
+    pipe: Pipe
+    kernel: str
+    backward: bool
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_size: int
+    value_size: int
+    pairs: int
+    itemsize: int
+
+    @property
+    def variant(self) -> str:
+        if self.backward:
+            return f"{self.kernel}_backward"
+        if self.is_decode:
+            return "decode"
+        return "prefill" if self.kernel == "serving" else self.kernel
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        return {self.pipe: self.batch * self.heads * self.pairs * self.flops_per_pair}
+
+    @property
+    def is_decode(self) -> bool:
+        """One new token against the keys before it, by a kernel that splits long sequences over blocks."""
+        return self.queries == 1 < self.keys and self.kernel != "efficient" and not self.backward
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of the queries; what else is read are keys and values."""
+        return self.batch * self.heads * self.queries * self.head_size * self.itemsize
+
+    @property
+    def flops_per_pair(self) -> int:
+        """FLOPs of a (query, key) pair: two products, or five in the backward, which makes the scores again."""
+        if self.backward:
+            return 2 * (3 * self.head_size + 2 * self.value_size)
+        return 2 * (self.head_size + self.value_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows(Work):
+    """``rows`` rows of ``columns`` adjacent elements, each held by one warp or block.
+
+    ``kind`` is the kernel: ``softmax_warp`` (PersistentSoftmax.cuh: up to 1024 columns in a warp's registers),
+    ``softmax_block`` (SoftMax.cu: blocks of up to 1024 threads), ``layer_norm`` (layer_norm_kernel.cu: 128 threads,
+    two passes) or ``block_norm`` (vLLM's layernorm_kernels.cu: up to 1024 threads, an element each, two passes).
+    """
+
+    FAMILY: ClassVar[str] = "rows"
+    kind: str
+    rows: int
+    columns: int
+    itemsize: int
+    #: bytes that a row's second and third pass read again, over all rows; they come from L2 where it holds what moves
+    #: meanwhile
+    again_bytes: int = 0
+    #: rows that a multiprocessor works on at once
+    rows_per_sm: int = 16
+
+    @property
+    def variant(self) -> str:
+        return self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream(Work):
+    """``elements`` results, each made of what is read at its place."""
+
+    FAMILY: ClassVar[str] = "stream"
+    #: what it does, where something goes by it
+    kind: str = ""
+    elements: int = 0
+    #: arithmetic, and the pipe that does it
+    flops: int = 0
+    pipe: Pipe | None = None
+    #: integer instructions of the threads, summed over the elements: places of strided operands, conversions
+    instructions: int = 0
+    #: memory round trips that a thread makes one after another with no others to hide them
+    round_trips: int = 0
+    #: turns of a block's loop, each of which waits for what it loads while other blocks' turns go on, and the blocks
+    steps: int = 0
+    blocks: int = 0
+    #: thread blocks that the work falls into at most; None: as many as the GPU can use
+    programs: int | None = None
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        return {self.pipe: self.flops} if self.pipe is not None and self.flops else {}
+
+    @property
+    def variant(self) -> str:
+        return "elementwise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain(Work):
+    """FLOPs by pipe and bytes, nothing about their shape."""
+
+    FAMILY: ClassVar[str] = "plain"
+    flops: Mapping[Pipe, int] = field(default_factory=dict, hash=False)
+    #: FLOPs of the kernel beyond those, on the same pipes
+    extra_flops: int = 0
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        return self.flops
+
+    @property
+    def variant(self) -> str:
+        return ""

@@ -1,0 +1,368 @@
+"""Ops that move, copy, gather, scatter, order or fill and compute next to nothing.
+
+Conventions:
+
+- 0 FLOP, except one add per element that is accumulated (``scatter_add``, ``index_add``, an embedding's
+  gradient).
+- A gather reads its indices and no more of its source than it fetches: an upper bound, min(fetched, source),
+  since indices may repeat. An in-place scatter writes only what it touches, and reads that where it
+  accumulates; a functional one also copies the whole tensor.
+- The gradient of a gather is a whole tensor: zeros, then the scattered part (two kernels, the part written
+  twice).
+- Sorting counts one pass of compulsory bytes; the radix passes of long rows go in ``extra_bytes``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from memwall.core.graph import TensorSpec, contiguous
+from memwall.ops.base import Call, Cost
+from memwall.ops.elementwise import launched, loop_instructions, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.registry import Formula, register_cost
+
+
+def _register(names: str) -> Callable[[Formula], Formula]:
+    return register_cost(*(f"aten.{name}" for name in names.split()), op_class="movement")
+
+
+def _others(call: Call, *names: str) -> int:
+    """Bytes of the inputs that are not passed as one of these arguments."""
+    return sum(spec.nbytes for name, spec in zip(call.arguments, call.inputs, strict=True) if name not in names)
+
+
+@_register("_to_copy copy copy_ clone contiguous")
+def convert(call: Call) -> Cost:
+    """Reads what it is given, writes what it returns, in a TensorIterator kernel (Copy.cu)."""
+    output = call.outputs[0]
+    return streamed(call.cost(), output.numel, instructions=loop_instructions(call.inputs[-1:], output))
+
+
+@_register(
+    "lift_fresh_copy detach_copy alias_copy expand_copy permute_copy"
+    " view_copy transpose_copy t_copy slice_copy select_copy unsqueeze_copy squeeze_copy diagonal_copy"
+    " as_strided_copy unfold_copy _reshape_copy narrow_copy split_copy split_with_sizes_copy unbind_copy"
+    " roll flip rot90 repeat repeat_interleave tril tril_ triu triu_ diag_embed block_diag im2col"
+    " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d"
+    " replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle"
+    " _pack_padded_sequence fill fill_ zero zero_ zeros zeros_like ones ones_like full full_like new_zeros"
+    " new_ones new_full arange linspace logspace eye scalar_tensor tril_indices triu_indices fill_diagonal_"
+)
+def copy(call: Call) -> Cost:
+    """Reads what it is given, writes what it returns."""
+    return _streamed(call.cost(), call)
+
+
+def _streamed(cost: Cost, call: Call, **how: Any) -> Cost:
+    return streamed(cost, sum(output.numel for output in call.outputs), **how)
+
+
+@_register("cat _chunk_cat stack")
+def concatenate(call: Call) -> Cost:
+    """At most 128 tensors per launch (Shape.cu, CAT_ARRAY_BATCH_SIZE); inputs with gaps are indexed axis by axis."""
+    strided = sum(loop_instructions((spec,), contiguous(spec.shape, spec.dtype)) for spec in call.inputs)
+    cost = call.cost(kernels=max(math.ceil(len(call.inputs) / 128), 1))
+    return _streamed(cost, call, instructions=strided)
+
+
+@_register("constant_pad_nd")
+def constant_pad(call: Call) -> Cost:
+    """Eager fills the whole output, then copies the input into it (PadNd.cpp); a negative pad cuts the input, and
+    where none is positive the cut is only copied."""
+    data, pads = call.need("self"), tuple(call.attributes.get("pad", ()))
+    sizes = list(data.shape)
+    for i in range(len(pads) // 2):
+        sizes[-1 - i] += min(pads[2 * i], 0) + min(pads[2 * i + 1], 0)
+    kept = _gathered(data, math.prod(sizes))
+    if pads and all(pad <= 0 for pad in pads):
+        return _streamed(call.cost(read_bytes=kept), call)
+    placed = _gathered(call.outputs[0], math.prod(sizes))
+    cost = call.cost(read_bytes=kept, extra_bytes=placed, kernels=2)
+    return launched(cost, pass_over(0, cost.write_bytes), pass_over(kept, placed, math.prod(sizes)))
+
+
+@_register(
+    "col2im reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward"
+    " replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward unfold_backward"
+)
+def overlap_add(call: Call) -> Cost:
+    """One add per element of what overlaps into a zeroed output."""
+    grad = call.arg("grad_output") or call.inputs[0]
+    cost = call.cost(vector_flops(grad, grad.numel), extra_bytes=call.write_bytes, kernels=2)
+    return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
+
+
+@_register("slice_backward select_backward diagonal_backward")
+def view_backward(call: Call) -> Cost:
+    """Zeros of the full size, then the gradient copied in."""
+    part = call.inputs[0].nbytes
+    cost = call.cost(extra_bytes=part, kernels=2)
+    return launched(cost, pass_over(0, cost.write_bytes), pass_over(cost.read_bytes, part, call.inputs[0].numel))
+
+
+@_register("slice_scatter select_scatter diagonal_scatter as_strided_scatter")
+def view_scatter(call: Call) -> Cost:
+    """A copy of ``self`` with ``src`` in a part of it; eager copies all of ``self`` first."""
+    part, whole = call.need("src").nbytes, call.need("self").nbytes
+    cost = call.cost(read_bytes=whole, extra_bytes=2 * part, kernels=2)
+    return launched(cost, pass_over(whole, cost.write_bytes), pass_over(part, part, call.need("src").numel))
+
+
+# Gathers.
+
+
+def _gathered(source: TensorSpec, elements: int) -> int:
+    """Bytes of the source that so many fetched elements can touch."""
+    return min(elements * source.itemsize, source.nbytes)
+
+
+#: integer instructions per element of ``indexSelectLargeIndex`` (Indexing.cu), which fetches one element per thread and
+#: step and divides for each: embeddings of 768 and 4096 columns on an A100 (Liger) run at 84e9 elements/s; 4096 rows of
+#: 5120 on an H100 take 136 us (pytorch issue 151612), 146 us by this. Of torch 2.7 on, aligned rows go by whole vectors
+_SELECT_INSTRUCTIONS = 116
+#: up to so many indices each thread takes all of them, one after another (Indexing.cu, indexSelectSmallIndex)
+_FEW_INDICES = 16
+#: loads in a row for each: a row's waits for its index, of which several come at once. 16 tokens take 12, 8 and
+#: 10 us more than one, and 32 no more than two, on an A100, A40 and H100, whatever their width (Vidur)
+_SELECT_WAITS = 1.4
+
+
+def select_steps(indices: int) -> int:
+    """Loads in a row of a thread of ``index_select``."""
+    return math.ceil(_SELECT_WAITS * indices) if indices <= _FEW_INDICES else 2
+
+
+def _gather_cost(call: Call, source: str, per_element: int = 0, steps: int = 0) -> Cost:
+    count = call.outputs[0].numel
+    read = _others(call, source) + _gathered(call.need(source), count)
+    return streamed(call.cost(read_bytes=read), count, instructions=per_element * count, steps=steps, blocks=1)
+
+
+@_register("gather index _unsafe_index take take_along_dim")
+def gather(call: Call) -> Cost:
+    """``self`` at some indices: as many elements as the output has."""
+    return _gather_cost(call, "self")
+
+
+@_register("index_select")
+def index_select(call: Call) -> Cost:
+    """Slices of ``self`` at some indices."""
+    return _gather_cost(call, "self", _SELECT_INSTRUCTIONS, select_steps(call.need("index").numel))
+
+
+@_register("embedding")
+def embedding(call: Call) -> Cost:
+    """Rows of ``weight`` [rows, size] at ``indices``: an ``index_select`` (Embedding.cpp)."""
+    return _gather_cost(call, "weight", _SELECT_INSTRUCTIONS, select_steps(call.need("indices").numel))
+
+
+@_register("masked_select nonzero nonzero_static argwhere unique_consecutive _unique2 unique_dim")
+def compact(call: Call) -> Cost:
+    """Counts, then writes: about four kernels, one pass of compulsory bytes (Nonzero.cu)."""
+    cost = call.cost(extra_bytes=call.read_bytes, kernels=4)
+    small, data = pass_over(0, 0), call.inputs[0]
+    return launched(cost, pass_over(cost.read_bytes, 0, data.numel), small, small, stream_of(cost, data.numel))
+
+
+@_register("_embedding_bag _embedding_bag_forward_only")
+def embedding_bag(call: Call) -> Cost:
+    """One add per fetched element, none where the mode is a maximum (2)."""
+    weight, count = call.need("weight"), call.need("indices").numel
+    fetched = count * math.prod(weight.shape[1:])
+    adds = 0 if call.attributes.get("mode", 0) == 2 else fetched
+    read = _others(call, "weight") + _gathered(weight, fetched)
+    return streamed(call.cost(vector_flops(weight, adds), read_bytes=read), fetched)
+
+
+#: index counts up to which Embedding.cu adds rows directly; above, it sorts the indices first
+_DIRECT_INDICES = 3072
+#: launches of the sort (keys and positions, in radix passes), the segment scan and the sums of Embedding.cu
+_SORTED_KERNELS = 15
+#: memory round trips in a row of each of these small kernels: what is left of embedding gradients on an A100 (Liger) at
+#: the smallest table, 145 us
+_SORT_ROUND_TRIPS = 20
+#: integer instructions per element of the kernels that add up rows into segments, and segments into the table; for the
+#: embeddings of 4096 columns of Liger's pairs on an A100, 0.60 ms (1024 rows) to 1.63 ms (16,384 rows) in all
+_SUM_INSTRUCTIONS = 80
+#: rows of the gradient that one segment adds up (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)
+_SEGMENT_ROWS = 10
+
+
+@_register("embedding_dense_backward _embedding_bag_dense_backward")
+def embedding_backward(call: Call) -> Cost:
+    """The gradient of the whole table: zeros, then one add per element of each index's row."""
+    grad = call.arg("grad_output") or call.need("grad")
+    table, count = call.outputs[0], call.need("indices").numel
+    size = math.prod(table.shape[1:])
+    adds = count * size
+    zeros = min(adds * grad.itemsize, table.nbytes)
+    clear = pass_over(0, call.write_bytes, table.numel)
+    if count <= _DIRECT_INDICES:
+        cost = call.cost(vector_flops(table, adds), extra_bytes=zeros, kernels=2)
+        return launched(cost, clear, pass_over(cost.read_bytes, zeros, adds))
+    segments = min(count, table.shape[0]) + count // _SEGMENT_ROWS
+    cost = call.cost(
+        vector_flops(table, adds),
+        extra_bytes=zeros + 2 * segments * size * 4,  # their sums, in float32
+        kernels=_SORTED_KERNELS,
+    )
+    sums = stream_of(
+        cost, adds, instructions=_SUM_INSTRUCTIONS * (count + 2 * segments) * size,
+        round_trips=_SORTED_KERNELS * _SORT_ROUND_TRIPS,
+    )  # fmt: skip
+    return launched(
+        cost, clear, replace(sums, read_bytes=sums.read_bytes + cost.extra_bytes - zeros, write_bytes=zeros)
+    )
+
+
+@_register("_embedding_bag_backward")
+def embedding_bag_backward(call: Call) -> Cost:
+    """A sparse gradient is each index and its bag's row of ``grad``; a dense one is that of the whole table."""
+    return _streamed(call.cost(), call) if call.attributes.get("sparse") else embedding_backward(call)
+
+
+@register_cost("sparse.add_", op_class="movement")
+def sparse_add(call: Call) -> Cost:
+    """A sparse tensor (its indices and values) added to a dense one in place: only its rows are read and written."""
+    target, (indices, values) = call.need("self"), call.args("other")
+    rows = _gathered(target, values.numel)
+    scaled = 2 if call.attributes.get("alpha", 1) != 1 else 1
+    read = indices.nbytes + values.nbytes + rows
+    cost = call.cost(vector_flops(values, scaled * values.numel), read_bytes=read, write_bytes=rows)
+    return streamed(cost, values.numel)
+
+
+#: DRAM traffic that takes as long as one atomic add of a float32: L2 serves each by itself, 33e9 to 37e9 in a second in
+#: the embedding gradients of Liger's pairs on an A100, which moves 1.7e12 bytes meanwhile
+_ATOMIC_BYTES = 48
+
+
+# Scatters: which argument holds the indices or the new values, so how many elements are touched.
+
+
+def _scatter_cost(call: Call, touched: int, source_bytes: int, reads: bool = False, adds: bool = False) -> Cost:
+    """``touched`` elements of ``self`` change, from ``source_bytes`` of values and indices.
+
+    ``reads``: what stood there enters the result; ``adds``: with one FLOP each.
+    """
+    target = call.outputs[0]
+    part = _gathered(target, touched)
+    flops = vector_flops(target, touched if adds else 0)
+    if call.name.split(".")[1].endswith("_"):
+        return streamed(call.cost(flops, read_bytes=source_bytes + part * reads, write_bytes=part), touched)
+    whole = call.need("self").nbytes  # copied first, then changed in place
+    cost = call.cost(flops, read_bytes=source_bytes + whole, extra_bytes=part * (1 + reads), kernels=2)
+    changed = pass_over(source_bytes + part * reads, part, touched)
+    return launched(cost, pass_over(whole, cost.write_bytes, target.numel), changed)
+
+
+@_register("scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_")
+def scatter(call: Call) -> Cost:
+    """One element of ``self`` per element of ``index``; no more of ``src`` is read than that."""
+    index, values, how = call.need("index"), call.arg("src"), call.attributes.get("reduce")
+    source = index.nbytes + (_gathered(values, index.numel) if values is not None else 0)
+    accumulates = "scatter_add" in call.name
+    adds = accumulates or how in ("add", "multiply", "sum", "mean", "prod")
+    return _scatter_cost(call, index.numel, source, reads=accumulates or how is not None, adds=adds)
+
+
+@_register("index_add index_add_ index_copy index_copy_ index_fill index_fill_")
+def index_scatter(call: Call) -> Cost:
+    """Whole slices of ``self`` along one axis, as many as ``index`` has."""
+    target, index, values = call.outputs[0], call.need("index"), call.arg("source")
+    axis = target.shape[call.attributes["dim"]] if target.shape else 1
+    touched = values.numel if values is not None else index.numel * target.numel // max(axis, 1)
+    adds = "index_add" in call.name
+    plain = _scatter_cost(call, touched, _others(call, "self"), reads=adds, adds=adds)
+    slower = max(_ATOMIC_BYTES * touched - plain.bytes if adds else 0, 0)
+    last = replace(plain.works[-1], read_bytes=plain.works[-1].read_bytes + slower)
+    return replace(plain, extra_bytes=plain.extra_bytes + slower, works=(*plain.works[:-1], last))
+
+
+@_register("index_put index_put_ _unsafe_index_put _index_put_impl_")
+def index_put(call: Call) -> Cost:
+    """``self[indices] = values``: every element that is indexed, to which ``values`` are broadcast."""
+    target, adds = call.outputs[0], bool(call.attributes.get("accumulate"))
+    touched = min(_indexed(call, target), target.numel)
+    return _scatter_cost(call, touched, _others(call, "self"), reads=adds, adds=adds)
+
+
+def _indexed(call: Call, target: TensorSpec) -> int:
+    """Elements of ``target`` under the indices. How many a mask picks is not known: as many as ``values`` says, else
+    all that it covers."""
+    values, indices = call.arg("values"), call.args("indices")  # a number comes as a tensor of the host
+    given = call.attributes.get("indices_given") or (True,) * len(indices)
+    if sum(given) != len(indices) or not indices:  # indices on the host
+        return 1 if values is None else values.numel
+    shapes: list[tuple[int, ...]] = []
+    kept: list[int] = []
+    axis, masked, remaining = 0, False, iter(indices)
+    for is_given in given:
+        if not is_given:
+            kept.append(target.shape[axis])
+            axis += 1
+            continue
+        index = next(remaining)
+        if index.dtype in ("bool", "uint8"):  # takes as many axes as it has
+            masked, axis = True, axis + len(index.shape)
+            shapes.append((index.numel,))
+        else:
+            axis += 1
+            shapes.append(index.shape)
+    kept += target.shape[axis:]
+    if masked and values is not None and values.numel > 1 and len(values.shape) > len(kept):
+        return values.numel
+    return _broadcast_numel(shapes) * math.prod(kept)
+
+
+def _broadcast_numel(shapes: list[tuple[int, ...]]) -> int:
+    """Elements of the shape that some shapes broadcast to."""
+    rank = max(map(len, shapes))
+    aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return math.prod(next((n for n in sizes if n != 1), 1) for sizes in zip(*aligned, strict=True))
+
+
+@_register("masked_scatter masked_scatter_ put_")
+def masked_scatter(call: Call) -> Cost:
+    """Writes under a mask: charged in full, since the mask's content is not known."""
+    return _streamed(call.cost(), call)
+
+
+# Order.
+
+
+@_register("sort argsort msort")
+def sort(call: Call) -> Cost:
+    """Rows up to 4096 are sorted in one kernel (SortStable.cu); longer ones take a radix pass per 8 bits of
+    the key, each moving keys and int64 positions both ways."""
+    data, dim = call.need("self"), call.attributes.get("dim", -1)
+    row = data.shape[dim] if data.shape else 1
+    if row <= 4096:
+        return streamed(call.cost(), data.numel)
+    passes, moved = data.itemsize, data.numel * (data.itemsize + 8)
+    cost = call.cost(extra_bytes=(passes - 1) * 2 * moved, kernels=passes + 2)
+    return launched(cost, stream_of(cost, data.numel), *[pass_over(moved, moved, data.numel)] * (passes - 1))
+
+
+@_register("topk")
+def topk(call: Call) -> Cost:
+    """A radix select (TensorTopK.cu): a read per 8 bits of the key, one to gather; 48 KB stay in cache."""
+    data, dim = call.need("self"), call.attributes.get("dim", -1)
+    row_bytes = (data.shape[dim] if data.shape else 1) * data.itemsize
+    again = data.itemsize * data.nbytes if row_bytes > 48 * 1024 else 0
+    cost = call.cost(extra_bytes=again, kernels=2)
+    return launched(cost, pass_over(data.nbytes + again, 0, data.numel), stream_of(cost, call.outputs[0].numel))
+
+
+@register_cost("aten._fft_r2c", "aten._fft_c2r", "aten._fft_c2c", op_class="other")
+def fourier(call: Call) -> Cost:
+    """``5 n log2 n`` per complex transform of n points, half where one side is real (FFTW's convention)."""
+    data, output = call.need("self"), call.outputs[0]
+    side = output if call.name.startswith("aten._fft_c2r") else data
+    points = math.prod(side.shape[axis] for axis in call.attributes["dim"])
+    flops = side.numel * math.log2(points) * (5 if "c2c" in call.name else 2.5) if points > 1 else 0
+    real = TensorSpec((), (), "float64" if output.itemsize == 16 or data.itemsize == 16 else "float32")
+    return streamed(call.cost(vector_flops(real, round(flops))), side.numel)

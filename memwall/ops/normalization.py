@@ -1,0 +1,356 @@
+"""Normalisations, softmax and the cross-entropy loss.
+
+FLOPs per element of the normalised tensor, after Ivanov et al., "Data Movement Is All You Need"
+(spcl/substation):
+
+- softmax and log-softmax 5 (max, subtract, exp, sum, divide), their gradients 4 (multiply, sum, subtract,
+  multiply);
+- layer, group and batch norm with statistics 7 (sum; subtract, square, sum; scale, weight, bias), batch norm
+  with given statistics 4; gradients 9 for the input and 4 for weight and bias. RMS norm 4 (square, sum,
+  scale, weight), 7 and 3;
+- the loss: one add per row.
+
+Bytes are compulsory (each tensor once). What eager CUDA kernels read again goes in ``extra_bytes``: a second
+pass over data of which a block cannot keep its share on chip. Sources are named beside each rule.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from memwall.core.graph import TensorSpec
+from memwall.ops.base import Call, Cost
+from memwall.ops.elementwise import launched, pass_over, streamed, vector_flops
+from memwall.ops.launches import Rows, Work
+from memwall.ops.registry import register_cost
+
+#: shared memory that a block may use without opting in to more (cudaDeviceProp.sharedMemPerBlock)
+_SHARED_BYTES = 48 * 1024
+#: blocks of 1024 threads on a multiprocessor of 2048
+_BLOCKS_PER_SM = 2
+#: rows that a multiprocessor of 2048 threads works on where a block of 128 has one (layer_norm_kernel.cu)
+_ROWS_PER_SM = 16
+#: threads of the block that goes over a group for its moments, an element each (group_norm_kernel.cu)
+_MOMENT_THREADS = 512
+#: threads of the only block that picks the losses of a batch (Loss.cu, NLL_LOSS_THREADS)
+_LOSS_THREADS = 32
+
+
+def _row(spec: TensorSpec, dim: int) -> tuple[int, bool]:
+    """Length of the softmax axis and whether its elements are neighbours."""
+    if not spec.shape:
+        return 1, True
+    dim %= len(spec.shape)
+    return spec.shape[dim], math.prod(spec.shape[dim + 1 :]) == 1
+
+
+def _fits_on_chip(spec: TensorSpec, dim: int) -> bool:
+    """One read is enough (SoftMax.cu): a warp holds the row in registers, or a block in shared memory."""
+    length, adjacent = _row(spec, dim)
+    row_bytes = length * spec.itemsize
+    if not adjacent:  # cunn_SpatialSoftMax* passes again and again
+        return False
+    if length <= 1024 and row_bytes <= 4096:  # PersistentSoftmax.cuh
+        return True
+    return row_bytes < _SHARED_BYTES and row_bytes % 16 == 0
+
+
+def _row_blocks(spec: TensorSpec, dim: int) -> int:
+    """Rows that have a block of 1024 threads each (SoftMax.cu, SoftMaxForward_getBlockSize)."""
+    length, adjacent = _row(spec, dim)
+    in_warp = length <= 1024 and length * spec.itemsize <= 4096  # PersistentSoftmax.cuh
+    return 0 if in_warp or not adjacent or not length else spec.numel // length
+
+
+def _softmax_work(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: int, again_bytes: int) -> Work:
+    """The launch of a softmax kernel over a tensor like ``spec``; ``again_bytes`` are its second and third reads where
+    a row does not stay on chip."""
+    length, adjacent = _row(spec, dim)
+    stays = _fits_on_chip(spec, dim) or (adjacent and length * spec.itemsize < _SHARED_BYTES)  # off 16 bytes: in L1
+    again = 0 if stays else again_bytes
+    if not adjacent or not length:
+        return pass_over(read_bytes + again, write_bytes, spec.numel)
+    return Rows(
+        kind="softmax_block" if _row_blocks(spec, dim) else "softmax_warp", rows=spec.numel // length,
+        columns=length, itemsize=spec.itemsize, read_bytes=read_bytes, write_bytes=write_bytes, again_bytes=again,
+        rows_per_sm=2 * _BLOCKS_PER_SM,  # a row and its result
+    )  # fmt: skip
+
+
+def _strided_bytes(spec: TensorSpec, dim: int, again_bytes: int) -> int:
+    """``again_bytes`` where the elements of a row lie apart: they are read from DRAM each time."""
+    return 0 if _row(spec, dim)[1] else again_bytes
+
+
+@register_cost("aten._softmax", "aten._log_softmax", "aten._masked_softmax", op_class="normalization")
+def softmax(call: Call) -> Cost:
+    """5 per element. A row too long for the chip is read three times: for its max, its sum and its result."""
+    data, given = call.need("self"), call.attributes.get("dim")
+    dim = -1 if given is None else given
+    again = _strided_bytes(data, dim, 2 * data.nbytes)
+    cost = call.cost(vector_flops(data, 5 * data.numel), extra_bytes=again)
+    return launched(cost, _softmax_work(data, dim, cost.read_bytes, cost.write_bytes, 2 * data.nbytes))
+
+
+@register_cost("aten._safe_softmax", op_class="normalization")
+def safe_softmax(call: Call) -> Cost:
+    """Softmax, then three kernels that zero the rows that are all -inf (native/transformers/attention.cpp): compare
+    with -inf, reduce to a row's truth, select."""
+    data, (out,) = call.need("self"), call.outputs
+    mask_bytes = data.numel
+    zeroing = data.nbytes + 2 * mask_bytes + 2 * out.nbytes
+    plain = softmax(call)
+    cost = replace(plain, read_bytes=call.read_bytes, write_bytes=call.write_bytes,
+                   extra_bytes=plain.extra_bytes + zeroing, kernels=4)  # fmt: skip
+    compare, select = pass_over(data.nbytes, mask_bytes), pass_over(mask_bytes + out.nbytes, out.nbytes)
+    return launched(cost, *plain.works, compare, pass_over(mask_bytes, 0), select)
+
+
+@register_cost("aten._log_softmax_backward_data", op_class="normalization")
+def log_softmax_backward(call: Call) -> Cost:
+    """4 per element. A long row's ``grad_output`` is read twice."""
+    grad = call.need("grad_output")
+    dim = call.attributes["dim"]
+    cost = call.cost(vector_flops(grad, 4 * grad.numel), extra_bytes=_strided_bytes(grad, dim, grad.nbytes))
+    return launched(cost, _softmax_work(grad, dim, cost.read_bytes, cost.write_bytes, grad.nbytes))
+
+
+@register_cost("aten._softmax_backward_data", op_class="normalization")
+def softmax_backward(call: Call) -> Cost:
+    """4 per element. Eager first stores ``grad_output * output`` with a kernel of its own (SoftMax.cu), so
+    that is written and read, and ``output`` read again; a long row's product is read twice."""
+    grad, output = call.need("grad_output"), call.need("output")
+    dim = call.attributes["dim"]
+    again = _strided_bytes(grad, dim, grad.nbytes) + 2 * grad.nbytes + output.nbytes
+    cost = call.cost(vector_flops(grad, 4 * grad.numel), kernels=2, extra_bytes=again)
+    product = pass_over(grad.nbytes + output.nbytes, grad.nbytes, grad.numel)
+    rows = _softmax_work(grad, dim, grad.nbytes + output.nbytes, cost.write_bytes, grad.nbytes)
+    return launched(cost, product, rows)
+
+
+@register_cost("aten._masked_softmax_backward", op_class="normalization")
+def masked_softmax_backward(call: Call) -> Cost:
+    """4 per element."""
+    grad = call.need("grad_output")
+    return streamed(call.cost(vector_flops(grad, 4 * grad.numel)), grad.numel)
+
+
+@register_cost("aten.native_layer_norm", op_class="normalization")
+def layer_norm(call: Call) -> Cost:
+    """7 per element in two passes over a row, for its moments and for its result (layer_norm_kernel.cu)."""
+    data = call.need("input")
+    cost = call.cost(vector_flops(data, 7 * data.numel))
+    return launched(cost, *_norm_works(call, data, cost))
+
+
+#: threads of the block that goes over such a row for its result, an element each
+_RESULT_THREADS = 256
+#: elements of a row that the kernel of whole vectors takes at once; other rows have a kernel for their moments and one
+#: for the result (layer_norm_kernel.cu, can_vectorize)
+_VECTOR = 4
+
+
+def _norm_works(call: Call, data: TensorSpec, cost: Cost) -> tuple[Work, ...]:
+    """The launches of a layer or RMS norm."""
+    length = _norm_length(call, data)
+    if length % _VECTOR == 0:
+        return (_norm_rows(call, data, cost.read_bytes, cost.write_bytes, data.nbytes),)
+    moments = cost.write_bytes - call.outputs[0].nbytes
+    result = replace(
+        pass_over(cost.read_bytes + moments, call.outputs[0].nbytes, data.numel),
+        steps=math.ceil(length / _RESULT_THREADS),
+        blocks=math.ceil(data.numel / max(length, 1) * _RESULT_THREADS / _MOMENT_THREADS),
+    )
+    return _norm_rows(call, data, data.nbytes, moments, 0), result
+
+
+def _norm_length(call: Call, data: TensorSpec) -> int:
+    """Elements that are normalised together: those of all axes of the normalised shape."""
+    return math.prod(call.attributes.get("normalized_shape") or data.shape[-1:])
+
+
+def _norm_rows(call: Call, data: TensorSpec, read_bytes: int, write_bytes: int, again_bytes: int) -> Rows:
+    length = _norm_length(call, data)
+    return Rows(
+        kind="layer_norm", rows=data.numel // length if length else 0, columns=length, itemsize=data.itemsize,
+        read_bytes=read_bytes, write_bytes=write_bytes, again_bytes=again_bytes, rows_per_sm=_ROWS_PER_SM,
+    )  # fmt: skip
+
+
+@register_cost("aten._fused_rms_norm", op_class="normalization")
+def rms_norm(call: Call) -> Cost:
+    """4 per element, 3 without a weight."""
+    data = call.need("input")
+    cost = call.cost(vector_flops(data, (4 if call.arg("weight") is not None else 3) * data.numel))
+    return launched(cost, *_norm_works(call, data, cost))
+
+
+#: op -> FLOPs per element of the input's gradient and of those of weight and bias
+_ROW_BACKWARD = {"native_layer_norm_backward": (9, 4), "_fused_rms_norm_backward": (7, 3)}
+
+
+@register_cost(*(f"aten.{name}" for name in _ROW_BACKWARD), op_class="normalization")
+def row_norm_backward(call: Call) -> Cost:
+    """Layer and RMS norm: a kernel for the input, one for weight and bias; each reads both tensors, the first in two
+    passes over a row."""
+    for_input, for_weight = _ROW_BACKWARD[call.name.split(".")[1]]
+    plain = _norm_backward(call, for_input, for_weight)
+    data = call.need("input")
+    if not _wanted(call, data)[0]:
+        return plain
+    both = _output_gradient(call).nbytes + data.nbytes
+    first = _norm_rows(call, data, plain.read_bytes, data.nbytes, both)
+    second = (pass_over(both, max(plain.write_bytes - data.nbytes, 0), data.numel),) * (plain.kernels - 1)
+    return launched(plain, first, *second)
+
+
+def _output_gradient(call: Call) -> TensorSpec:
+    return call.arg("grad_out") or call.need("grad_output")
+
+
+def _wanted(call: Call, data: TensorSpec) -> tuple[bool, bool]:
+    """Whether the gradient of the input, and those of weight and bias, are asked for; else what is returned."""
+    mask = call.attributes.get("output_mask")
+    if mask is not None:
+        return bool(mask[0]), any(mask[1:])
+    shapes = [output.shape for output in call.outputs]
+    return data.shape in shapes, any(shape != data.shape for shape in shapes)
+
+
+def _norm_backward(call: Call, for_input: int, for_weight: int) -> Cost:
+    grad, data = _output_gradient(call), call.need("input")
+    wanted = _wanted(call, data)
+    flops = (for_input * wanted[0] + for_weight * wanted[1]) * data.numel
+    both = all(wanted)
+    cost = call.cost(
+        vector_flops(data, flops), extra_bytes=(grad.nbytes + data.nbytes) * both, kernels=2 if both else 1
+    )
+    return streamed(cost, data.numel)
+
+
+@register_cost("aten.native_group_norm", op_class="normalization")
+def group_norm(call: Call) -> Cost:
+    """7 per element: kernels for the moments, for their blend with weight and bias, and to apply them
+    (group_norm_kernel.cu); the input is read twice."""
+    data = call.need("input")
+    cost = call.cost(vector_flops(data, 7 * data.numel), extra_bytes=data.nbytes, kernels=3)
+    groups = data.shape[0] * call.attributes.get("group", 1)
+    steps = math.ceil(data.numel / max(groups, 1) / _MOMENT_THREADS)
+    moments, blend, result = (
+        replace(pass_over(data.nbytes, 0, data.numel), steps=steps, blocks=groups),
+        pass_over(0, 0),
+        streamed(replace(cost, extra_bytes=0), data.numel),
+    )
+    return launched(cost, moments, blend, *result.works)
+
+
+@register_cost("aten.native_group_norm_backward", op_class="normalization")
+def group_norm_backward(call: Call) -> Cost:
+    """9 and 4 per element: sums over both tensors, their blend, the gradients of input and parameters."""
+    grad, data = _output_gradient(call), call.need("input")
+    wanted = _wanted(call, data)
+    flops = (9 * wanted[0] + 4 * wanted[1]) * data.numel
+    again = (grad.nbytes + data.nbytes) * wanted[0]
+    cost = call.cost(vector_flops(data, flops), extra_bytes=again, kernels=1 + 3 * wanted[0] + wanted[1])
+    small = (pass_over(0, 0),) * (cost.kernels - 1 - wanted[0])
+    result = (pass_over(again, cost.write_bytes, data.numel),) * wanted[0]
+    return launched(cost, pass_over(cost.read_bytes, 0 if result else cost.write_bytes, data.numel), *small, *result)
+
+
+_BATCH_NORM = (
+    "aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm",
+    "aten._native_batch_norm_legit", "aten._native_batch_norm_legit_functional",
+    "aten._batch_norm_with_update",
+)  # fmt: skip
+#: ops whose schemas do not mark ``running_mean`` and ``running_var`` as written
+_SILENT_UPDATES = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
+_BATCH_NORM_GIVEN = ("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
+
+
+@register_cost(*_BATCH_NORM, *_BATCH_NORM_GIVEN, op_class="normalization")
+def batch_norm(call: Call) -> Cost:
+    """Training: 7 per element, the input read for its statistics and again. Inference: 4, read once.
+
+    One launch, as cuDNN's kernels do it: torch picks cuDNN where weight and bias are given
+    (Normalization.cpp).
+    """
+    data = call.need("input")
+    given = call.name in _BATCH_NORM_GIVEN or not call.attributes.get("training", True)
+    if given:  # the outputs for saved statistics stay empty
+        cost = call.cost(vector_flops(data, 4 * data.numel), write_bytes=call.outputs[0].nbytes)
+    else:
+        cost = call.cost(
+            vector_flops(data, 7 * data.numel), write_bytes=call.write_bytes + _running_bytes(call),
+            extra_bytes=data.nbytes,
+        )  # fmt: skip
+    return streamed(cost, data.numel)
+
+
+def _running_bytes(call: Call) -> int:
+    """Bytes of the running statistics, which ops update although their schemas do not say so."""
+    if not call.name.startswith(_SILENT_UPDATES) or call.name.endswith("_functional"):
+        return 0
+    return sum(spec.nbytes for spec in (call.arg("running_mean"), call.arg("running_var")) if spec)
+
+
+@register_cost("aten.native_batch_norm_backward", "aten.batch_norm_backward",
+               "aten.cudnn_batch_norm_backward", "aten.miopen_batch_norm_backward",
+               op_class="normalization")  # fmt: skip
+def batch_norm_backward(call: Call) -> Cost:
+    """Training: 9 for the input (with the sums it needs) and 4; both tensors are read twice, for sums and
+    result.
+
+    With given statistics the input's gradient is a scale: 2 per element, and 4 for weight and bias.
+    """
+    grad, data = _output_gradient(call), call.need("input")
+    wanted = _wanted(call, data)
+    if call.attributes.get("train", call.attributes.get("update", True)):
+        flops, again = (9 * wanted[0] + 4 * wanted[1]) * data.numel, (grad.nbytes + data.nbytes) * wanted[0]
+    else:
+        flops, again = (2 * wanted[0] + 4 * wanted[1]) * data.numel, grad.nbytes * all(wanted)
+    return streamed(call.cost(vector_flops(data, flops), extra_bytes=again), data.numel)
+
+
+@register_cost("aten._weight_norm_interface", op_class="normalization")
+def weight_norm(call: Call) -> Cost:
+    """``g * v / |v|``: square, sum, scale."""
+    direction = call.need("v")
+    return streamed(call.cost(vector_flops(direction, 3 * direction.numel)), direction.numel)
+
+
+@register_cost("aten._weight_norm_interface_backward", op_class="normalization")
+def weight_norm_backward(call: Call) -> Cost:
+    """Multiply, sum; scale, subtract, scale."""
+    direction = call.need("saved_v")
+    return streamed(call.cost(vector_flops(direction, 5 * direction.numel)), direction.numel)
+
+
+def _picked_bytes(source: TensorSpec, count: int) -> int:
+    return min(count * source.itemsize, source.nbytes)
+
+
+@register_cost("aten.nll_loss_forward", "aten.nll_loss2d_forward", op_class="normalization")
+def nll_loss(call: Call) -> Cost:
+    """Reads one element per target, not the whole row; one add per target where the loss is reduced: one block goes
+    through all targets, and waits for each and then for its score (Loss.cu)."""
+    scores, target, weight = call.need("self"), call.need("target"), call.arg("weight")
+    read = _picked_bytes(scores, target.numel) + target.nbytes
+    if weight is not None:
+        read += _picked_bytes(weight, target.numel)
+    reduced = bool(call.attributes.get("reduction", 1))
+    turns = math.ceil(target.numel / _LOSS_THREADS) if reduced and "2d" not in call.name else 0
+    cost = call.cost(vector_flops(scores, target.numel * reduced), read_bytes=read)
+    return streamed(cost, target.numel, round_trips=2 * turns)
+
+
+@register_cost("aten.nll_loss_backward", "aten.nll_loss2d_backward", op_class="normalization")
+def nll_loss_backward(call: Call) -> Cost:
+    """Writes the whole gradient: zeros, then one element per target. The scores themselves are not read."""
+    target, weight = call.need("target"), call.arg("weight")
+    read = target.nbytes + sum(spec.nbytes for spec in (call.need("grad_output"), call.arg("total_weight")) if spec)
+    if weight is not None:
+        read += _picked_bytes(weight, target.numel)
+    again = target.numel * call.outputs[0].itemsize
+    cost = call.cost(read_bytes=read, extra_bytes=again, kernels=2)
+    return launched(cost, pass_over(0, cost.write_bytes), pass_over(read, again, target.numel))

@@ -1,0 +1,174 @@
+"""Multi-tensor ops: ``_foreach_*`` and the fused optimizers.
+
+Conventions:
+
+- A ``_foreach_*`` op costs what its pointwise namesake costs per element, over all tensors of the list.
+- A fused optimizer's FLOPs per element are counted by hand below, from fused_adam_utils.cuh,
+  FusedSgdKernel.cu and fused_adagrad_utils.cuh. Gradients are written only where a ``grad_scale`` is undone
+  in place, whatever the schema says.
+- Launches: aten/src/ATen/native/cuda/MultiTensorApply.cuh packs chunks of 65536 elements, at most 320 per
+  launch, of at most 110, 64, 48, 36 or 30 tensors where an op walks 1 to 5 lists at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memwall.core.graph import TensorSpec
+from memwall.ops.base import Call, Cost
+from memwall.ops.elementwise import POINTWISE, POINTWISE_FUNCTIONAL, scalar_flops, streamed, vector_flops
+from memwall.ops.reduction import norm_flops
+from memwall.ops.registry import register_cost
+
+_CHUNK_ELEMENTS = 65536
+_MAX_CHUNKS = 320
+_MAX_TENSORS = (110, 64, 48, 36, 30)
+
+
+def launches(sizes: Iterable[int], lists: int) -> int:
+    """Kernels that it takes to walk tensors of these sizes, in ``lists`` parallel lists."""
+    limit = _MAX_TENSORS[min(max(lists, 1), 5) - 1]
+    count = tensors = chunks = 0
+    for size in sizes:
+        if size == 0:
+            continue
+        tensors += 1
+        full, chunks = divmod(chunks + -(-size // _CHUNK_ELEMENTS), _MAX_CHUNKS)
+        if full:  # launched because the chunks ran out; what is left of this tensor goes on
+            count += full
+            tensors = 1 if chunks else 0
+        if tensors == limit:
+            count += 1
+            tensors = chunks = 0
+    return count + (1 if chunks else 0)
+
+
+def _lists(call: Call, length: int) -> int:
+    """How many lists of that many tensors the call reads (a lone tensor is a list of one)."""
+    return sum(call.arguments.count(name) == length for name in dict.fromkeys(call.arguments))
+
+
+def _foreach_name(call: Call) -> str:
+    return call.name.split(".")[1].removeprefix("_foreach_").rstrip("_")
+
+
+_FOREACH_MOVES = ("copy", "copy_", "clone", "zero", "zero_")
+_FOREACH_POINTWISE = (
+    "abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh div erf erfc exp expm1 floor"
+    " frac lerp lgamma log log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign"
+    " sin sinh sqrt sub tan tanh trunc"
+)
+
+
+def _foreach_flops(call: Call, name: str) -> int:
+    if name in ("copy", "clone", "zero"):
+        return 0
+    flops = POINTWISE[name] if name in POINTWISE else POINTWISE_FUNCTIONAL[name]
+    if name.startswith("addc") and call.name.endswith(("ScalarList", "Tensor")):
+        return flops + 1  # one factor per tensor: taken to be other than 1
+    return scalar_flops(call, name, flops)
+
+
+@register_cost(
+    *(f"aten._foreach_{name}{suffix}" for name in _FOREACH_POINTWISE.split() for suffix in ("", "_")),
+    *(f"aten._foreach_{name}" for name in _FOREACH_MOVES),
+    op_class="optimizer",
+)
+def foreach(call: Call) -> Cost:
+    """The pointwise op of the same name on every tensor of the lists."""
+    name = _foreach_name(call)
+    total = sum(output.numel for output in call.outputs)
+    in_place = call.name.split(".")[1].endswith("_")
+    overwrites = in_place and call.arg("self") is None  # zero_, copy_: the target is in no input list
+    lists = _lists(call, len(call.outputs)) + (not in_place or overwrites)
+    cost = call.cost(
+        vector_flops(call.outputs[0], total * _foreach_flops(call, name), name),
+        kernels=max(launches((output.numel for output in call.outputs), lists), 1),
+    )
+    return streamed(cost, total)
+
+
+@register_cost("aten._foreach_norm", "aten._foreach_max", "aten._foreach_powsum", op_class="optimizer")
+def foreach_reduction(call: Call) -> Cost:
+    """One number per tensor: partial results per chunk, then a kernel joins them (ForeachReduceOp.cu)."""
+    tensors = call.args("self")
+    per_element = 0 if "_max" in call.name else norm_flops(call.attributes.get("ord", 2))
+    total = sum(tensor.numel for tensor in tensors)
+    kernels = launches((tensor.numel for tensor in tensors), 1) + 1
+    return streamed(call.cost(vector_flops(tensors[0], total * per_element), kernels=kernels), total)
+
+
+@register_cost("aten._amp_foreach_non_finite_check_and_unscale_", op_class="optimizer")
+def unscale(call: Call) -> Cost:
+    """One multiply per gradient element."""
+    tensors = call.args("self")
+    total = sum(tensor.numel for tensor in tensors)
+    cost = call.cost(vector_flops(tensors[0], total), kernels=max(launches((tensor.numel for tensor in tensors), 1), 1))
+    return streamed(cost, total)
+
+
+@register_cost("aten._amp_update_scale_", op_class="optimizer")
+def update_scale(call: Call) -> Cost:
+    """A few scalars."""
+    return streamed(call.cost(), 1)
+
+
+def _adam_flops(call: Call, weight_decay: int) -> int:
+    # m = fma(b1, m, fma(-b1, g, g)) 4; v = fma(b2, v, fma(-b2, g * g, g * g)) 5; sqrt(v) / c + eps 3;
+    # p -= step * m / that 3
+    return 15 + weight_decay + _unscaling(call)
+
+
+def _sgd_flops(call: Call, weight_decay: int) -> int:
+    # b = momentum * b + (1 - dampening) * g 3, on the first step a copy; nesterov: g + momentum * b 2; p -=
+    # lr * g 2
+    attributes = call.attributes
+    momentum = 0
+    if attributes.get("momentum", 0):
+        momentum = (0 if attributes.get("is_first_step") else 3) + (2 if attributes.get("nesterov") else 0)
+    return 2 + momentum + weight_decay + _unscaling(call)
+
+
+def _adagrad_flops(call: Call, weight_decay: int) -> int:
+    # s += g * g 2; p -= step * g / (sqrt(s) + eps) 5
+    return 7 + weight_decay + _unscaling(call)
+
+
+def _unscaling(call: Call) -> int:
+    return 0 if call.arg("grad_scale") is None else 1  # g /= scale
+
+
+#: op -> FLOPs per element, and the lists that it updates
+_FUSED = {
+    "_fused_adam_": (_adam_flops, ("self", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs")),
+    "_fused_adamw_": (_adam_flops, ("self", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs")),
+    "_fused_sgd_": (_sgd_flops, ("self", "momentum_buffer_list")),
+    "_fused_adagrad_": (_adagrad_flops, ("self", "state_sums")),
+}
+
+
+def _nbytes(specs: Iterable[TensorSpec]) -> int:
+    return sum(spec.nbytes for spec in specs)
+
+
+@register_cost(*(f"aten.{name}" for name in _FUSED), op_class="optimizer")
+def fused_step(call: Call) -> Cost:
+    """One optimizer step; weight decay (a multiply and an add or subtract) where it is not 0."""
+    per_element, updated = _FUSED[call.name.split(".")[1]]
+    parameters = call.args("self")
+    weight_decay = 2 if call.attributes.get("weight_decay", 0) else 0
+    total = sum(parameter.numel for parameter in parameters)
+    lists = [call.args(name) for name in updated]
+    if call.arg("grad_scale") is not None:
+        lists.append(call.args("grads"))
+    read = call.read_bytes
+    if call.attributes.get("is_first_step"):  # momentum is written, not read
+        read -= _nbytes(call.args("momentum_buffer_list"))
+    depth = 1 + sum(bool(call.args(name)) for name in updated)
+    cost = call.cost(
+        vector_flops(parameters[0], total * per_element(call, weight_decay)),
+        read_bytes=read,
+        write_bytes=sum(map(_nbytes, lists)),
+        kernels=max(launches((parameter.numel for parameter in parameters), depth), 1),
+    )
+    return streamed(cost, total)

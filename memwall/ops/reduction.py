@@ -1,0 +1,213 @@
+"""Reductions, scans, losses that end in a sum, and pooling.
+
+Conventions: FLOPs per element of the input: a sum 1, a variance 4 (sum; subtract, square, sum), a norm 2
+(square, sum); the few FLOPs per output (the division of a mean) are not counted. Maximum, minimum, any, all
+and their arguments are comparisons: 0. Pooling: an average is one add per window element, a maximum none.
+Integer results cost no FLOP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from memwall.core.graph import TensorSpec
+from memwall.ops.base import Call, Cost, touched_bytes
+from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, table_of, vector_flops
+from memwall.ops.registry import register_cost
+
+#: FLOPs per element of the input
+_REDUCTIONS = table_of({
+    0: "max min amax amin aminmax _aminmax argmax argmin any all count_nonzero median nanmedian mode"
+       " kthvalue equal is_nonzero _is_all_true _is_any_true bincount histc",
+    1: "sum nansum mean prod trace sum_to_size",
+    2: "norm dist",
+    4: "var std var_mean std_mean",
+})  # fmt: skip
+#: FLOPs per element of the input of running reductions, which write as much as they read
+_SCANS = table_of(
+    {0: "cummax cummin _cummax_helper _cummin_helper", 1: "cumsum cumsum_ cumprod cumprod_", 4: "logcumsumexp"}
+)
+#: FLOPs per element of the losses, without the reduction's add
+_LOSSES = table_of({2: "mse_loss", 3: "huber_loss smooth_l1_loss soft_margin_loss", 5: "binary_cross_entropy"})
+
+
+def _source(call: Call) -> TensorSpec:
+    return call.arg("self") or call.inputs[0]
+
+
+def _floating(call: Call) -> TensorSpec:
+    """What the arithmetic is done in: the output's dtype, where that is a number, else the input's."""
+    return call.outputs[0] if call.outputs[0].dtype != "bool" else _source(call)
+
+
+@register_cost(*(f"aten.{name}" for name in (*_REDUCTIONS, *_SCANS)), op_class="reduction")
+def reduction(call: Call) -> Cost:
+    """FLOPs of the table for each element of the input."""
+    name = call.name.split(".")[1]
+    per_element = _REDUCTIONS[name] if name in _REDUCTIONS else _SCANS[name]
+    cost = call.cost(vector_flops(_floating(call), _source(call).numel * per_element, name.rstrip("_")))
+    return _scanned(call, cost) if name in _SCANS else _reduced(call, cost)
+
+
+#: memory round trips in a row where blocks meet: partial results out, a counter, the last block reads them (Reduce.cuh)
+_MEETING = 3
+
+
+def _reduced(call: Call, cost: Cost) -> Cost:
+    """The cost as one launch over the input whose blocks meet at the end."""
+    return streamed(cost, _source(call).numel, kind="reduction", round_trips=_MEETING)
+
+
+#: threads of a block of a scan (ScanUtils.cuh)
+_SCAN_THREADS = 512
+#: integer instructions per element of a scan along neighbours, counted in ScanUtils.cuh: to load and store it, and for
+#: each doubling of the threads that share a row (Sklansky's network: shared memory and a barrier)
+_SCAN_INSTRUCTIONS, _SCAN_DOUBLING = 20, 8
+
+
+def _scanned(call: Call, cost: Cost) -> Cost:
+    """The cost as one launch of blocks that go along the axis, each turn of whose loop waits for its load. A tensor of
+    one long axis goes through CUB, which streams it."""
+    data, dim = _source(call), call.attributes.get("dim", -1)
+    length = data.shape[dim] if data.shape else 1
+    rows = data.numel // length if length else 0
+    if rows <= 1:
+        return _reduced(call, cost)
+    inner = math.prod(data.shape[dim % len(data.shape) + 1 :])
+    if inner > 1:  # a thread goes along the axis for each of the others' places (PyTorch issue 122170: 0.32 us a turn)
+        blocks = rows // inner * math.ceil(inner / _SCAN_THREADS)
+        return streamed(cost, data.numel, kind="scan", steps=length, blocks=blocks)
+    doublings = _row_doublings(rows, length)
+    return streamed(
+        cost, data.numel, kind="scan",
+        instructions=(_SCAN_INSTRUCTIONS + _SCAN_DOUBLING * (doublings + 1)) * data.numel,
+        steps=math.ceil(length / 2 ** (doublings + 1)),  # two elements for each thread
+        blocks=math.ceil(rows * 2**doublings / _SCAN_THREADS),
+    )  # fmt: skip
+
+
+def _row_doublings(rows: int, length: int) -> int:
+    """log2 of the threads that share a row: as the row's length is to their number, 16 to 512 (ScanUtils.cuh)."""
+    whole = int(math.log2(_SCAN_THREADS))
+    return min(max((whole + math.ceil(math.log2(length)) - math.ceil(math.log2(rows))) // 2, 4), whole)
+
+
+def norm_flops(order: object) -> int:
+    """FLOPs per element of a vector norm: a comparison (inf), an add (0, 1), a power and an add."""
+    if order in (math.inf, -math.inf, "inf", "-inf"):
+        return 0
+    return 1 if order in (0, 1) else 2
+
+
+@register_cost("aten.linalg_vector_norm", op_class="reduction")
+def vector_norm(call: Call) -> Cost:
+    """2 per element, fewer for the orders 0, 1 and infinity."""
+    per_element = norm_flops(call.attributes.get("ord", 2))
+    return _reduced(call, call.cost(vector_flops(call.outputs[0], _source(call).numel * per_element)))
+
+
+@register_cost("aten.logsumexp", op_class="reduction")
+def logsumexp(call: Call) -> Cost:
+    """4 per element (max, subtract, exp, sum), as softmax counts.
+
+    Eager stores the differences and their exponentials (ReduceOps.cpp): amax, subtract, exp_, sum, and small
+    kernels.
+    """
+    data = call.need("self")
+    cost = call.cost(vector_flops(data, 4 * data.numel), extra_bytes=5 * data.nbytes, kernels=7)
+    largest = pass_over(data.nbytes, cost.write_bytes, data.numel)
+    return launched(cost, largest, pass_over(data.nbytes, data.nbytes), pass_over(data.nbytes, data.nbytes), largest)
+
+
+@register_cost(*(f"aten.{name}" for name in _LOSSES), op_class="reduction")
+def loss(call: Call) -> Cost:
+    """Pointwise loss and its sum: eager stores the pointwise result and reads it back to reduce it."""
+    data = call.need("self")
+    reduced = call.attributes.get("reduction", 1) != 0
+    per_element = _LOSSES[call.name.split(".")[1]] + reduced
+    again = 2 * data.nbytes if reduced else 0
+    cost = call.cost(vector_flops(data, data.numel * per_element), extra_bytes=again, kernels=2 if reduced else 1)
+    if not reduced:
+        return streamed(cost, data.numel)
+    return launched(cost, pass_over(cost.read_bytes, data.nbytes), pass_over(data.nbytes, cost.write_bytes))
+
+
+#: comparisons only: the index of each maximum is stored beside it
+_MAX_POOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d",
+              "adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d")  # fmt: skip
+_AVERAGE_POOLS = {"avg_pool2d": 2, "avg_pool3d": 3}
+_ADAPTIVE_POOLS = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+
+
+def _window(size: Sequence[int] | int, rank: int) -> int:
+    """Elements of a pooling window; one number stands for all axes."""
+    return math.prod(_sizes(size, rank))
+
+
+def _sizes(size: Sequence[int] | int, rank: int) -> list[int]:
+    sizes = [size] if isinstance(size, int) else list(size)
+    return sizes if len(sizes) == rank else sizes * rank
+
+
+@register_cost(*(f"aten.{name}" for name in _MAX_POOLS), "aten.max_pool2d", "aten.max_pool3d", op_class="reduction")
+def max_pool(call: Call) -> Cost:
+    """No FLOP; windows that overlap are read once, what lies between windows is not read."""
+    if "kernel_size" not in call.attributes or "fractional" in call.name:
+        return streamed(call.cost(), call.outputs[0].numel)
+    cost = call.cost(read_bytes=_window_bytes(call, 2 if "2d" in call.name else 3))
+    return streamed(cost, call.outputs[0].numel)
+
+
+def _window_bytes(call: Call, rank: int) -> int:
+    """Bytes of the input that the windows meet."""
+    attributes = call.attributes
+    size = attributes["kernel_size"]
+    return touched_bytes(
+        _source(call), _sizes(size, rank), call.outputs[0].shape[-rank:], attributes.get("stride") or size,
+        attributes.get("padding", 0), attributes.get("dilation", 1),
+    )  # fmt: skip
+
+
+@register_cost(*(f"aten.{name}_backward" for name in _MAX_POOLS), op_class="reduction")
+def max_pool_backward(call: Call) -> Cost:
+    """One add per ``grad_output`` element into zeros; of the input only the shape is used, not its values."""
+    grad = call.need("grad_output")
+    indices = call.arg("indices")
+    read = grad.nbytes + (indices.nbytes if indices is not None else 0)
+    cost = call.cost(vector_flops(grad, grad.numel), read_bytes=read, extra_bytes=call.write_bytes, kernels=2)
+    return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
+
+
+@register_cost(*(f"aten.{name}" for name in _AVERAGE_POOLS), op_class="reduction")
+def average_pool(call: Call) -> Cost:
+    """One add per window element."""
+    output, rank = call.outputs[0], _AVERAGE_POOLS[call.name.split(".")[1]]
+    cost = call.cost(
+        vector_flops(output, output.numel * _window(call.attributes["kernel_size"], rank)),
+        read_bytes=_window_bytes(call, rank),
+    )
+    return streamed(cost, output.numel)
+
+
+@register_cost(*(f"aten.{name}_backward" for name in _AVERAGE_POOLS), op_class="reduction")
+def average_pool_backward(call: Call) -> Cost:
+    """One add per window element; of the input only the shape is used."""
+    grad, rank = call.need("grad_output"), 2 if "2d" in call.name else 3
+    flops = grad.numel * _window(call.attributes["kernel_size"], rank)
+    return streamed(call.cost(vector_flops(grad, flops), read_bytes=grad.nbytes), call.outputs[0].numel)
+
+
+@register_cost(*(f"aten.{name}" for name in _ADAPTIVE_POOLS), op_class="reduction")
+def adaptive_average_pool(call: Call) -> Cost:
+    """One add per input element (windows that overlap by a row are not told apart)."""
+    data = call.need("self")
+    return streamed(call.cost(vector_flops(data, data.numel)), data.numel)
+
+
+@register_cost(*(f"aten.{name}_backward" for name in _ADAPTIVE_POOLS), op_class="reduction")
+def adaptive_average_pool_backward(call: Call) -> Cost:
+    """One multiply per element of the gradient; of the input only the shape is used."""
+    output = call.outputs[0]
+    cost = call.cost(vector_flops(output, output.numel), read_bytes=call.need("grad_output").nbytes)
+    return streamed(cost, output.numel)

@@ -1,0 +1,143 @@
+"""Calls built from shapes, without torch: what a row of a table ran, as the cost formulas see it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
+from typing import Any
+
+from memwall.core.graph import Pipe, TensorSpec, contiguous
+from memwall.ops import Call, Cost, cost_of
+from memwall.ops.launches import Attention, Convolution, Gemm, Rows, Stream, VectorGemm, Work
+
+Inputs = Sequence[tuple[str, TensorSpec]]
+
+
+def cost(name: str, inputs: Inputs, outputs: Sequence[TensorSpec], **attributes: Any) -> Cost:
+    """The cost of one call; ``inputs`` are (schema argument, spec) in schema order, each in a storage of its own."""
+    specs = tuple(spec for _, spec in inputs)
+    names = tuple(argument for argument, _ in inputs)
+    read, write = sum(spec.nbytes for spec in specs), sum(spec.nbytes for spec in outputs)
+    return cost_of(Call(name, specs, names, tuple(outputs), attributes, read, write))
+
+
+@lru_cache(maxsize=1 << 16)
+def product(m: int, n: int, k: int, dtype: str, *, bias: bool = False, out: str = "") -> Cost:
+    """``[m, k] x [k, n]`` of one dtype; ``out`` is the result's where it is another."""
+    left, right, result = (contiguous(s, dtype) for s in ((m, k), (k, n), (m, n)))
+    result = contiguous((m, n), out or dtype)
+    if bias:
+        inputs = (("self", contiguous((n,), dtype)), ("mat1", left), ("mat2", right))
+        return cost("aten.addmm.default", inputs, [result], allow_tf32=False)
+    name = "aten._scaled_mm.default" if dtype.startswith("float8") else "aten.mm.default"
+    return cost(name, (("self", left), ("mat2", right)), [result], allow_tf32=False)
+
+
+@lru_cache(maxsize=1 << 16)
+def batched_product(batch: int, m: int, n: int, k: int, dtype: str) -> Cost:
+    """``[batch, m, k] x [batch, k, n]``."""
+    inputs = (("self", contiguous((batch, m, k), dtype)), ("mat2", contiguous((batch, k, n), dtype)))
+    return cost("aten.bmm.default", inputs, [contiguous((batch, m, n), dtype)], allow_tf32=False)
+
+
+def in_float32(given: Cost) -> Cost:
+    """The same work with float32 arithmetic on half-precision operands, as cublasSgemmEx does it."""
+    pipe = Pipe("tensor", "float32")
+    return replace(given, flops={pipe: given.total_flops}, works=tuple(_in(pipe, work) for work in given.works))
+
+
+def _in(pipe: Pipe, work: Work) -> Work:
+    """A launch on another pipe."""
+    if isinstance(work, Gemm):
+        known = {item.name: getattr(work, item.name) for item in fields(Gemm)}
+        return VectorGemm(**{**known, "pipe": pipe})
+    return replace(work, pipe=pipe) if isinstance(work, Convolution) else work
+
+
+@lru_cache(maxsize=1 << 16)
+def elementwise(name: str, shape: tuple[int, ...], dtype: str, operands: int) -> Cost:
+    """An op of one or two operands of the same shape."""
+    spec = contiguous(shape, dtype)
+    inputs = [("self", spec), ("other", spec)][:operands]
+    return cost(name, inputs, [spec])
+
+
+@lru_cache(maxsize=1 << 16)
+def softmax(shape: tuple[int, ...], dtype: str) -> Cost:
+    """Softmax over the last axis."""
+    spec = contiguous(shape, dtype)
+    return cost("aten._softmax.default", (("self", spec),), [spec], dim=-1, half_to_float=False)
+
+
+@lru_cache(maxsize=1 << 16)
+def cross_entropy(rows: int, classes: int, dtype: str) -> Cost:
+    """``F.cross_entropy`` forward, two ops: a log-softmax, and the mean of the targets' entries."""
+    logits, targets, loss = (contiguous((rows, classes), dtype), contiguous((rows,), "int64"), contiguous((), dtype))
+    inputs = (("self", logits),)
+    picked = (("self", logits), ("target", targets))
+    return cost("aten._log_softmax.default", inputs, [logits], dim=1, half_to_float=False) + cost(
+        "aten.nll_loss_forward.default", picked, [loss, loss], reduction=1, ignore_index=-100
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def layer_norm(shape: tuple[int, ...], dtype: str) -> Cost:
+    """Layer norm over the last axis, with weight and bias; its moments are saved in float32."""
+    data, weight = contiguous(shape, dtype), contiguous(shape[-1:], dtype)
+    moments = contiguous((*shape[:-1], 1), "float32")
+    inputs = (("input", data), ("weight", weight), ("bias", weight))
+    return cost("aten.native_layer_norm.default", inputs, [data, moments, moments],
+                normalized_shape=shape[-1:], eps=1e-5)  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 16)
+def convolution(
+    data: tuple[int, ...], weight: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int],
+    dtype: str, role: str = "forward",
+) -> Cost:  # fmt: skip
+    """A convolution in NCHW without bias and without TF32, or its backward for the ``input`` or the ``weight``."""
+    sizes = tuple(
+        (size + 2 * pad - window) // step + 1
+        for size, pad, window, step in zip(data[2:], padding, weight[2:], stride, strict=True)
+    )
+    x, w = contiguous(data, dtype), contiguous(weight, dtype)
+    y = contiguous((data[0], weight[0], *sizes), dtype)
+    common = {"stride": list(stride), "padding": list(padding), "dilation": [1, 1], "transposed": False,
+              "output_padding": [0, 0], "groups": 1, "allow_tf32": False}  # fmt: skip
+    if role == "forward":
+        return cost("aten.convolution.default", (("input", x), ("weight", w)), [y], **common)
+    inputs = (("grad_output", y), ("input", x), ("weight", w))
+    mask = [role == "input", role == "weight", False]
+    return cost("aten.convolution_backward.default", inputs, [x if mask[0] else w], output_mask=mask, **common)
+
+
+@lru_cache(maxsize=1 << 16)
+def served_attention(batch: int, heads: int, kv_heads: int, queries: int, keys: int, size: int, dtype: str) -> Cost:
+    """Causal attention of an inference server, whose last query meets every key: a prefill or a decode step."""
+    query = contiguous((batch, queries, heads, size), dtype)
+    key = contiguous((batch, keys, kv_heads, size), dtype)
+    inputs = (("query", query), ("key", key), ("value", key))
+    found = cost("aten._flash_attention_forward.default", inputs, [query], is_causal=True, dropout_p=0.0)
+    works = tuple(replace(work, kernel="serving") if isinstance(work, Attention) else work for work in found.works)
+    return replace(found, works=works)
+
+
+@lru_cache(maxsize=1 << 16)
+def stream(read_bytes: int, write_bytes: int, elements: int, *, instructions: int = 0, round_trips: int = 0) -> Cost:
+    """A kernel that moves so many bytes once, with so many integer instructions for each of its ``elements``."""
+    work = Stream(read_bytes=read_bytes, write_bytes=write_bytes, elements=elements,
+                  instructions=instructions * elements, round_trips=round_trips)  # fmt: skip
+    return Cost({}, read_bytes, write_bytes, works=(work,))
+
+
+@lru_cache(maxsize=1 << 16)
+def rows(kind: str, shape: tuple[int, ...], dtype: str, read: int, written: int) -> Cost:
+    """A fused kernel with a block of 1024 threads a row, in two passes, that reads ``read`` and writes ``written``
+    tensors of this shape."""
+    spec = contiguous(shape, dtype)
+    work = Rows(kind=kind, rows=math.prod(shape[:-1]), columns=shape[-1], itemsize=spec.itemsize,
+                read_bytes=read * spec.nbytes, write_bytes=written * spec.nbytes, rows_per_sm=2,
+                again_bytes=spec.nbytes)  # fmt: skip
+    return Cost({}, read * spec.nbytes, written * spec.nbytes, works=(work,))

@@ -1,0 +1,1 @@
+"""Launch × GPU → seconds."""

@@ -1,0 +1,229 @@
+"""How a library's convolutions use a GPU.
+
+The library has two ways and takes the faster; so does :func:`predict`:
+
+- the implicit GEMM, ``[images x places, channels x window] x [channels x window, channels]``, in tiles of one block;
+- Winograd F(4 x 4, r x r) in stages (Lavin and Gray 2015): input and weights are transformed, (4 + r - 1)^2 small
+  products make 4 x 4 outputs each, and those are transformed back. For r = 3 that is a quarter of the multiplies, and
+  36/16 of each tensor written and read between the stages.
+
+Winograd serves ungrouped square windows of 3 and 5 at unit stride on vector engines; every fp16 row of DeepBench on
+tensor cores is an implicit GEMM. A depthwise convolution is no product: PyTorch's kernels go over its window element by
+element, a thread for each output (DepthwiseConv2d.cu); cuDNN's, for narrower types and channels last, reach a fraction
+of the peak.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from memwall.core.graph import Pipe
+from memwall.core.units import duration
+from memwall.hardware.constants import ConvolutionConstants
+from memwall.hardware.lookup import Gpu
+from memwall.ops.launches import Convolution
+from memwall.perfmodel.base import Terms, constants
+from memwall.perfmodel.memory import traffic_s
+
+#: tiles (m, n) of a block, by engine. Tensor cores: no row of DeepBench with 16 or 32 output channels is faster than a
+#: tile 64 wide would be
+_TILES = {
+    "vector": ((128, 128), (128, 64), (128, 32), (128, 16), (128, 8), (128, 1), (64, 64), (64, 32)),
+    "tensor": ((256, 128), (128, 128), (128, 64), (64, 64)),
+}
+#: m n / (m + n) of the tile that the plateau belongs to
+_FULL_REUSE = 64
+#: side of the tiles that a product split along k falls into
+_SPLIT_TILE = 64
+#: what convolutions reach over what long products sustain, at most: T4, 0.65 over 0.416 of its float32 peak. Only a
+#: board that its power limits so strongly is held back by it
+_OVER_SUSTAINED = 1.55
+#: steps of k in the shortest part of a weight's gradient, whose k is long: fits DeepBench's 1 x 1 windows best
+_WEIGHT_PART_STEPS = 512
+#: side of the squares of outputs that Winograd makes, and the windows that it serves
+_SQUARE, _WINDOWS = 4, ((3, 3), (5, 5))
+#: whose tensor cores take channels in the slices that were fitted; later kernels are content with 16 bytes of them
+#: (NVIDIA's guide to the performance of convolutional layers)
+_SLICED, _ALIGNED = frozenset(("volta", "turing")), 8.0
+_FLOAT32 = Pipe("vector", "float32")
+#: clocks that a thread of PyTorch's depthwise kernels takes for each tap of its output's window, mostly waiting: 3 x 3
+#: windows on a Titan Xp (2048 threads, 16.4e9 outputs/s) and an RTX 2080 Ti (1024, 22.4e9) take 600 and 540 (PyTorch
+#: issue 18631); 5 x 5 on a newer board 600 if that is an A100, 900 if an H100 (pull request 125362)
+_TAP_CLK = 590
+#: threads of a multiprocessor, where not 2048 (CUDA C++ programming guide)
+_SM_THREADS = {"7.5": 1024, **dict.fromkeys(("8.6", "8.7", "8.9", "12.0", "12.1"), 1536)}
+
+
+class _Product(NamedTuple):
+    """``batch`` products of [m, k] with [k, n]."""
+
+    batch: int
+    m: int
+    n: int
+    k: float
+
+
+def predict(work: Convolution, gpu: Gpu, known: ConvolutionConstants, resident_bytes: int = 0) -> Terms:
+    """The terms of the fastest way with the constants given; ``resident_bytes`` of what it reads lie in L2."""
+    resident = min(resident_bytes, work.read_bytes)
+    if work.depthwise:
+        return _depthwise(work, gpu, known, resident)
+    pipe = gpu.ceiling_pipe(work.pipe)
+    known = _of_pipe(work, gpu, pipe, known)
+    ways = [_implicit_gemm(work, gpu, pipe, known, resident)]
+    if _suits_winograd(work, pipe):
+        ways.append(_winograd(work, gpu, pipe, known, resident))
+    if pipe.engine == "tensor" and work.groups > 1:  # narrow groups waste most of a tensor core's tile
+        plain = _of_pipe(work, gpu, _FLOAT32, known)
+        ways.append(_implicit_gemm(work, gpu, _FLOAT32, plain, resident))
+    return min(ways, key=lambda terms: terms.time_s)
+
+
+def _of_pipe(work: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> ConvolutionConstants:
+    """The constants given, or those of float32 where narrower types run on its pipe: TF32 on a V100 is float32."""
+    return constants(ConvolutionConstants, gpu, "float32") if pipe == _FLOAT32 and work.variant != "float32" else known
+
+
+def _suits_winograd(work: Convolution, pipe: Pipe) -> bool:
+    return (
+        pipe.engine == "vector"
+        and pipe.dtype != "float64"
+        and work.groups == 1
+        and work.kernel in _WINDOWS
+        and all(step == 1 for step in work.stride)
+    )
+
+
+def _implicit_gemm(work: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
+    relative = {"forward": 1.0, "input": known.backward_input, "weight": known.backward_weight}[work.role]
+    m, n, k = _dimensions(work, _channel_slice(gpu, pipe, known))
+    parts = _parts(work, gpu, known, m, n, k)
+    product = _Product(work.groups * parts, m, n, k / parts)
+    compute_s, facts = _tiled(product, gpu, pipe, known, known.plateau * relative)
+    latency_s = 0.0
+    if parts > 1:  # sums of the parts in float32 are written and added up by a further kernel
+        latency_s += traffic_s(gpu, 0, 2 * 4 * product.batch * m * n) + gpu.launch_overhead_s
+    if pipe.engine == "tensor" and not work.channels_last:
+        latency_s += traffic_s(gpu, 2 * known.relayout * work.bytes)
+    facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts}
+    return Terms(compute_s, traffic_s(gpu, work.bytes - resident, resident), latency_s, facts)
+
+
+def _channel_slice(gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> float:
+    """Channels along k come in multiples of this."""
+    if pipe.engine != "tensor":
+        return 1.0
+    return known.channel_slice if gpu.architecture in _SLICED else _ALIGNED
+
+
+def _dimensions(work: Convolution, channel_slice: float) -> tuple[int, int, float]:
+    """m, n and k of a group's product; the channels at each place of the window are padded to whole slices."""
+    window, places = math.prod(work.kernel), work.images * math.prod(work.places_out)
+    padded_in = math.ceil(work.channels_in / channel_slice) * channel_slice
+    if work.role == "forward":
+        return places, work.channels_out, padded_in * window
+    if work.role == "weight":
+        return work.channels_out, int(padded_in * window), float(places)
+    # a place of the input meets window / stride outputs; where the stride skips places, only the others are computed
+    met = window / math.prod(work.stride)
+    padded_out = math.ceil(work.channels_out / channel_slice) * channel_slice
+    rows = work.images * math.prod(work.places_in) * min(met, 1.0)
+    return math.ceil(rows), work.channels_in, padded_out * max(met, 1.0)
+
+
+def _parts(work: Convolution, gpu: Gpu, known: ConvolutionConstants, m: int, n: int, k: float) -> int:
+    """Into how many parts k is split, so that few tiles still fill the GPU."""
+    tiles = work.groups * math.ceil(m / _SPLIT_TILE) * math.ceil(n / _SPLIT_TILE)
+    wanted = gpu.sm_count * max(known.lone_tile / _SPLIT_TILE**2, 1.0)
+    shortest = _WEIGHT_PART_STEPS if work.role == "weight" else known.part_steps
+    return max(min(int(wanted / max(tiles, 1)), int(k / shortest)), 1)
+
+
+def _tiled(
+    product: _Product, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, fraction: float
+) -> tuple[float, dict[str, Any]]:
+    """Seconds of the best tile, and what it is.
+
+    Multiprocessors take tiles in rounds. A step of k lasts as long as its multiply-adds, but no shorter than in the
+    tile that fills a multiprocessor by itself: less work does not hide the waits.
+    """
+    fraction *= min(_OVER_SUSTAINED * gpu.achievable_fraction(pipe) / known.plateau, 1.0)
+    # multiply-adds of a multiprocessor per clock
+    rate = fraction * gpu.peak(pipe) / (2 * gpu.sm_count * gpu.boost_clock_hz)
+    best, facts = math.inf, dict[str, Any]()
+    for rows, columns in _TILES[pipe.engine]:
+        tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
+        rounds = math.ceil(tiles / gpu.sm_count)
+        reuse = (rows * columns / (rows + columns) / _FULL_REUSE) ** known.reuse
+        elements = rounds * rows * columns / reuse
+        clocks = max(elements, known.lone_tile) / rate
+        if clocks < best:
+            best, waits = clocks, elements < known.lone_tile
+            facts = {"tile": (rows, columns), "tiles": tiles, "rounds": rounds, "waits": waits}
+    return best * (product.k + known.ramp) / gpu.boost_clock_hz, facts | {"plateau": fraction}
+
+
+def _winograd(work: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
+    points = (_SQUARE + work.kernel[0] - 1) ** 2
+    places = work.places_in if work.role == "input" else work.places_out
+    squares = work.images * math.prod(math.ceil(size / _SQUARE) for size in places)
+    m, n, k = {
+        "forward": (squares, work.channels_out, work.channels_in),
+        "input": (squares, work.channels_in, work.channels_out),
+        "weight": (work.channels_out, work.channels_in, squares),
+    }[work.role]
+    products_s, facts = _tiled(_Product(points, m, n, k), gpu, pipe, known, known.winograd)
+    between = 2 * points * work.itemsize * (m * k + k * n + m * n)
+    transforms_s = traffic_s(gpu, work.bytes - resident + between, resident, known.winograd_traffic)
+    facts |= {"way": "Winograd", "pipe": pipe, "m": m, "n": n, "k": k, "points": points, "between": between,
+              "products_s": products_s, "transforms_s": transforms_s}  # fmt: skip
+    # the stages follow one another: none hides another's time
+    memory_s = traffic_s(gpu, work.bytes - resident, resident)
+    return Terms(products_s + transforms_s, memory_s, known.winograd_stages_s, facts)
+
+
+def _depthwise(work: Convolution, gpu: Gpu, known: ConvolutionConstants, resident: int) -> Terms:
+    window = math.prod(work.kernel)
+    taps = work.images * work.groups * work.channels_out * math.prod(work.places_out) * window
+    memory_s = traffic_s(gpu, work.bytes - resident, resident)
+    if work.role == "weight":  # a block for each place of the window reads both tensors
+        memory_s += traffic_s(gpu, 0, (window - 1) * work.read_bytes)
+    library = work.itemsize < 4 or work.channels_last
+    threads = _SM_THREADS.get(gpu.compute_capability or "", 2048)
+    if library or work.role == "weight":  # cuDNN, or a sum over the places
+        compute_s = 2 * taps / (gpu.peak(work.pipe) * known.depthwise)
+        facts = {"rate": f"{known.depthwise:.0%} of {gpu.peak(work.pipe) / 1e12:.3g} TFLOP/s"}
+    else:
+        compute_s = taps * _TAP_CLK / (threads * gpu.sm_count * gpu.boost_clock_hz)
+        facts = {"rate": f"{_TAP_CLK} clocks for {threads} threads of each of {gpu.sm_count} SMs"}
+    return Terms(compute_s, memory_s, 0.0, {"way": "depthwise", "window": window, **facts})
+
+
+def explain(work: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: Terms) -> str:
+    """Why the launch takes its time, in one sentence."""
+    facts = terms.facts
+    if facts["way"] == "depthwise":
+        return (
+            f"depthwise: {work.groups} channels apart, {facts['window']} taps for each output at {facts['rate']}; "
+            f"{_walls(work, terms)}."
+        )
+    (rows, columns), tiles, rounds = facts["tile"], facts["tiles"], facts["rounds"]
+    waves, waiting = tiles / gpu.sm_count, " and too few to hide the waits" if facts["waits"] else ""
+    run = (
+        f"{facts['m']}x{facts['n']}x{facts['k']:.0f} in {tiles} tiles of {rows}x{columns} on {gpu.sm_count} SMs = "
+        f"{waves:.3g} waves, run as {rounds} ({waves / max(rounds, 1):.0%}){waiting}; "
+        f"the plateau is {facts['plateau']:.0%} of {gpu.peak(facts['pipe']) / 1e12:.3g} TFLOP/s"
+    )
+    if facts["way"] == "Winograd":
+        return (
+            f"Winograd, {facts['points']} products {run}; {duration(facts['products_s'])} of products, then "
+            f"{duration(facts['transforms_s'])} for the tensors and {facts['between'] / 1e6:.3g} MB between the stages."
+        )
+    split = f" with k split in {facts['parts']}" if facts["parts"] > 1 else ""
+    return f"implicit GEMM{split}: {run}; {_walls(work, terms)}."
+
+
+def _walls(work: Convolution, terms: Terms) -> str:
+    text = f"{duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} for {work.bytes / 1e6:.3g} MB"
+    return f"{text}, and {duration(terms.latency_s)} around it" if terms.latency_s else text

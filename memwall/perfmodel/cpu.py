@@ -1,0 +1,194 @@
+"""A group of ops on one CPU core: seconds of arithmetic and of memory traffic, from the rates of its spec.
+
+Assumptions, each with a constant that ``memwall calibrate`` measures on a benchmark of its own::
+
+    compute_s  = FLOPs at the rate of the library that runs them (matrix product, convolution, attention), or elements
+                 at the rate of a kernel that evaluates functions, whichever is longer,
+                 + the traffic of a matrix product that its arithmetic does not hide
+    memory_s   = bytes at the rate of where they lie: a cache that holds all that the kernel touches, or DRAM
+
+A read is in a cache as long as no more bytes than the cache holds have moved since it was last touched. A write goes
+to the cache that holds what the kernel touches: the allocator hands out again the memory that was freed last. CUDA
+kernels' extra FLOPs (three TF32 products for a float32 one) are not done here; their second passes over rows stay in a
+cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from memwall.core.graph import Graph, Op, TensorSpec
+from memwall.hardware.constants import Constants
+from memwall.hardware.cpu_rates import Cpu
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.perfmodel.roofline import Prediction, bound_s
+
+#: images of a batch from which torch hands pointwise convolutions to oneDNN (Convolution.cpp, ``use_mkldnn``)
+BATCHED = 16
+
+
+class Kernel(NamedTuple):
+    """Ops of one rate: their names without ``aten.`` and overload, and whose elements are counted."""
+
+    ops: tuple[str, ...]
+    counts: str = "output"
+
+
+def _kernel(ops: str, counts: str = "output") -> Kernel:
+    return Kernel(tuple(ops.split()), counts)
+
+
+#: Name in the spec -> ops. ``output`` and ``input`` count the elements of the first of them, ``window`` the elements of
+#: the output times those of the window.
+KERNEL_OPS: Mapping[str, Kernel] = {
+    "exp": _kernel("exp exp_ expm1"),
+    "log": _kernel("log log_ log1p log2 log10"),
+    "sqrt": _kernel("sqrt sqrt_"),
+    "rsqrt": _kernel("rsqrt rsqrt_"),
+    "sin": _kernel("sin cos sin_ cos_"),
+    "pow": _kernel("pow.Tensor_Tensor pow.Scalar"),
+    "erf": _kernel("erf erf_ erfc"),
+    "tanh": _kernel("tanh tanh_"),
+    "sigmoid": _kernel("sigmoid sigmoid_"),
+    "silu": _kernel("silu silu_"),
+    "gelu": _kernel("gelu gelu_"),
+    "gelu_tanh": _kernel(""),  # gelu with approximate="tanh"
+    "compare": _kernel("eq ne lt le gt ge"),
+    "where": _kernel("where masked_fill"),
+    "dropout": _kernel("native_dropout"),
+    "softmax": _kernel("_softmax _safe_softmax"),
+    "log_softmax": _kernel("_log_softmax"),
+    "layer_norm": _kernel("native_layer_norm"),
+    "batch_norm": _kernel("_native_batch_norm_legit_no_training _batch_norm_no_update"),  # statistics given
+    "batch_norm_training": _kernel(""),  # batch norm that takes its statistics from the batch
+    "variance": _kernel("var std var_mean std_mean", "input"),
+    "max_pool": _kernel("max_pool2d_with_indices max_pool2d", "window"),
+    "gelu_backward": _kernel("gelu_backward"),
+    "softmax_backward": _kernel("_softmax_backward_data _log_softmax_backward_data"),
+    "layer_norm_backward": _kernel("native_layer_norm_backward"),
+    "batch_norm_backward": _kernel("native_batch_norm_backward cudnn_batch_norm_backward"),
+}
+_BY_OP = {op: name for name, kernel in KERNEL_OPS.items() for op in kernel.ops}
+_BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_functional",
+                   "_native_batch_norm_legit", "_batch_norm_with_update")  # fmt: skip
+
+
+def predict_on_cpu(
+    graph: Graph, op_ids: Sequence[int], cost: Cost, gpu: Gpu, reuse: Sequence[tuple[int, int]]
+) -> Prediction:
+    """The prediction of a group on a CPU, with :func:`kernel_time_s`'s arguments. Its interval is the widest
+    that boards without rows of their own have."""
+    compute, memory = kernel_time_s(graph, op_ids, cost, gpu, reuse)
+    bound = bound_s(cost, gpu)
+    memory = max(memory, bound)
+    floor_s = cost.kernels * gpu.launch_overhead_s
+    time_s, around = max(compute, memory) + floor_s, Constants.UNKNOWN
+    low_s, high_s = max(time_s * around[0], bound), time_s * around[1]
+    return Prediction(bound, compute, memory, floor_s, low_s, high_s)
+
+
+def kernel_time_s(
+    graph: Graph, op_ids: Sequence[int], cost: Cost, gpu: Gpu, reuse: Sequence[tuple[int, int]]
+) -> tuple[float, float]:
+    """(seconds of arithmetic, seconds of memory traffic) of a group on a CPU.
+
+    Args:
+        reuse: (bytes, distance) of every read that was touched before, as
+            :func:`memwall.simulate.schedule.reuse_distances` gives it.
+    """
+    cpu = gpu.cpu
+    if cpu is None:
+        raise ValueError(f"{gpu.name} is no CPU: its spec has no [cpu]")
+    memory = _memory_s(cost, gpu, cpu, reuse)
+    ops = [graph.ops[i] for i in op_ids]
+    elements = sum(_elements_s(graph, op, cpu) for op in ops)
+    products = [name for op in ops if (name := product_name(graph, op)) is not None]
+    compute = max(_flops_s(cost, gpu, cpu, products), elements)
+    if any(op.op_class == "contraction" for op in ops):
+        compute += cpu.exposed_traffic * _dram_s(cost, gpu, reuse)
+    return compute, memory
+
+
+def _flops_s(cost: Cost, gpu: Gpu, cpu: Cpu, products: Sequence[str]) -> float:
+    """FLOPs at the rate of the first product of its own rate, else at that of a plain matrix product."""
+    rates = [cpu.flop_per_s[name] for name in products if name in cpu.flop_per_s]
+    if rates:
+        return cost.total_flops / rates[0]
+    return sum((n / (gpu.peak(p) * gpu.achievable_fraction(p)) for p, n in cost.flops.items()), 0.0)
+
+
+def _elements_s(graph: Graph, op: Op, cpu: Cpu) -> float:
+    name = kernel_name(op)
+    rate = cpu.elements_per_s.get(name) if name else None
+    return kernel_elements(graph, op, KERNEL_OPS[name].counts) / rate if name and rate else 0.0
+
+
+def _dram_s(cost: Cost, gpu: Gpu, reuse: Sequence[tuple[int, int]]) -> float:
+    """Seconds in which DRAM delivers the reads that no cache holds."""
+    cached = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
+    return max(cost.read_bytes - cached, 0) / (gpu.dram_bytes_per_s * gpu.achievable["dram"])
+
+
+def _memory_s(cost: Cost, gpu: Gpu, cpu: Cpu, reuse: Sequence[tuple[int, int]]) -> float:
+    moved = cost.bytes + cost.extra_bytes
+    rate = cpu.rate_for(cost.bytes)
+    cached = 0
+    if rate is not None:
+        resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
+        cached = min(moved, min(resident, cost.read_bytes) + cost.write_bytes + cost.extra_bytes)
+    seconds = (moved - cached) / (gpu.dram_bytes_per_s * gpu.achievable["dram"])
+    return seconds + (cached / rate if rate else 0.0)
+
+
+def kernel_name(op: Op) -> str | None:
+    """Which rate of :data:`memwall.hardware.cpu_rates.KERNELS` an op runs at; None where bytes alone tell its time."""
+    _, _, full = op.name.partition("aten.")
+    packet = full.split(".")[0]
+    if packet in ("gelu", "gelu_") and op.attributes.get("approximate") == "tanh":
+        return "gelu_tanh"
+    if packet in _BATCH_NORMS:
+        return "batch_norm_training" if op.attributes.get("training", True) else "batch_norm"
+    return _BY_OP.get(full) or _BY_OP.get(packet)
+
+
+def kernel_elements(graph: Graph, op: Op, counts: str) -> int:
+    """Elements of a kernel, counted as :data:`KERNEL_OPS` says."""
+    if counts == "input":
+        return _spec(graph, op.inputs[0]).numel
+    count = _spec(graph, op.outputs[0]).numel
+    if counts == "window":
+        size = op.attributes["kernel_size"]
+        count *= size**2 if isinstance(size, int) else math.prod(size) ** (2 // len(size))
+    return count
+
+
+def product_name(graph: Graph, op: Op) -> str | None:
+    """Which rate of :data:`memwall.hardware.cpu_rates.PRODUCTS` a float32 op runs at; None of all others."""
+    if op.op_class not in ("attention", "convolution") or not op.inputs:
+        return None
+    if _spec(graph, op.inputs[0]).dtype != "float32" or "backward" in op.name:
+        return None
+    if op.op_class == "attention":
+        return "attention"
+    specs = {name: _spec(graph, i) for name, i in zip(op.arguments, op.inputs, strict=False)}
+    weight = specs.get("weight")
+    return None if weight is None else _convolution_name(op, _spec(graph, op.inputs[0]), weight)
+
+
+def _convolution_name(op: Op, images: TensorSpec, weight: TensorSpec) -> str:
+    groups = op.attributes.get("groups", 1)
+    if groups > 1 and weight.shape[1] == 1:
+        return "depthwise_convolution"
+    stride = op.attributes.get("stride", 1)
+    if max(stride if isinstance(stride, Sequence) else (stride,)) > 1:
+        return "strided_convolution"
+    if max(weight.shape[2:], default=1) > 1:
+        return "window_convolution"
+    return "pointwise_convolution_batched" if images.shape[0] >= BATCHED else "pointwise_convolution"
+
+
+def _spec(graph: Graph, value_id: int) -> TensorSpec:
+    return graph.values[value_id].spec

@@ -1,0 +1,33 @@
+"""The roofline with achievable ceilings, for launches of which no shape is known."""
+
+from __future__ import annotations
+
+from memwall.core.units import bandwidth, flop_rate, flops, size
+from memwall.hardware.constants import PlainConstants
+from memwall.hardware.lookup import Gpu
+from memwall.ops.launches import Plain
+from memwall.perfmodel.base import Terms
+from memwall.perfmodel.memory import traffic_s
+
+
+def predict(work: Plain, gpu: Gpu, known: PlainConstants, resident_bytes: int = 0) -> Terms:
+    """FLOPs at the fraction of the peak that large matrix products reach, bytes at that of a triad."""
+    total = sum(work.flops.values())
+    compute_s = sum((n / (gpu.peak(p) * gpu.achievable_fraction(p)) for p, n in work.flops.items()), 0.0)
+    if total:
+        compute_s *= 1 + work.extra_flops / total
+    resident = min(resident_bytes, work.read_bytes)
+    return Terms(compute_s, traffic_s(gpu, work.bytes - resident, resident), facts={"resident": resident})
+
+
+def explain(work: Plain, gpu: Gpu, known: PlainConstants, terms: Terms) -> str:
+    """Why the launch takes its time, in one sentence."""
+    rates = ", ".join(
+        f"{flops(n)} at {gpu.achievable_fraction(p):.0%} of {flop_rate(gpu.peak(p))}" for p, n in work.flops.items()
+    )
+    cached = f", {size(terms.facts['resident'])} of them from L2" if terms.facts["resident"] else ""
+    moved = f"{size(work.bytes)} at {gpu.achievable['dram']:.0%} of {bandwidth(gpu.dram_bytes_per_s)}{cached}"
+    if work.flops and not any(work.flops.values()):
+        return f"there is nothing to compute; {moved}."
+    work_text = f"{rates}; {moved}" if rates else moved
+    return f"no model of this kernel's shape, so the roofline at what is achievable: {work_text}."

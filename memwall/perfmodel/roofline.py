@@ -1,0 +1,167 @@
+"""Cost × Gpu → seconds: the speed of light, and the prediction with its interval.
+
+A cost is one launch or several, one after another; each launch is a :class:`memwall.ops.launches.Work`, and its
+family's model (:mod:`memwall.perfmodel.families`) says how well it uses the GPU::
+
+    compute_s  = arithmetic at the rate that this shape reaches
+    memory_s   = traffic at the bandwidth that this shape reaches
+    overhead_s = launches × launch floor + latencies in which neither is pushed + time that the GPU waits for the CPU
+    time_s     = max(compute_s, memory_s) + overhead_s, never below bound_s
+
+Of several launches each takes the longer of its own two, so what the others spend at the other wall is added to the
+larger sum. ``bound_s`` is the speed of light: datasheet peaks, each compulsory byte once, no overhead; bytes at L2
+bandwidth where all that the kernel touches fits in L2 (Williams, Waterman, Patterson: Roofline, CACM 2009).
+
+``low_s`` and ``high_s`` enclose the time of 8 kernels of 10: the 10th and 90th percentile of what was measured over
+what was modeled, by family and GPU, on the rows that the constants were fitted to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memwall.hardware.constants import CONSTANTS, LaunchConstants
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.ops.launches import Plain, Work
+from memwall.perfmodel.families import Terms, as_run, constants, interval, predict
+from memwall.perfmodel.memory import kept_share
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One kernel (one group) on one GPU. Times in seconds, bytes compulsory."""
+
+    id: int
+    name: str
+    op_ids: tuple[int, ...]
+    op_class: str
+    flops: int
+    read_bytes: int
+    write_bytes: int
+    bound_s: float
+    compute_s: float
+    memory_s: float
+    overhead_s: float
+    #: the shortest and the longest that 8 of 10 such kernels take
+    low_s: float
+    high_s: float
+    #: launches that it takes, and ops of other kernels that it computes again
+    launches: int = 1
+    recomputes: tuple[int, ...] = ()
+    #: what the CPU needs to issue it
+    issue_s: float = 0.0
+
+    @property
+    def time_s(self) -> float:
+        """The prediction: the longer of arithmetic and traffic, and the overhead on top."""
+        return max(self.compute_s, self.memory_s) + self.overhead_s
+
+    @property
+    def limited_by(self) -> str:
+        """``compute``, ``bandwidth`` or ``overhead``: the largest of the three terms."""
+        if self.overhead_s > self.compute_s and self.overhead_s > self.memory_s:
+            return "overhead"
+        return "compute" if self.compute_s > self.memory_s else "bandwidth"
+
+    @property
+    def bytes(self) -> int:
+        """Compulsory DRAM bytes."""
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """FLOP per compulsory DRAM byte; 0 where nothing moves."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+def peak_compute_s(cost: Cost, gpu: Gpu) -> float:
+    """Seconds that the FLOPs take at the datasheet peaks of their pipes."""
+    return sum((count / gpu.peak(pipe) for pipe, count in cost.flops.items()), 0.0)
+
+
+def bound_s(cost: Cost, gpu: Gpu) -> float:
+    """Speed of light of a kernel: no real run is faster."""
+    rate = gpu.l2_bytes_per_s if cost.bytes <= gpu.l2_bytes else gpu.dram_bytes_per_s
+    return max(_least_compute_s(cost, gpu), cost.bytes / rate)
+
+
+def _least_compute_s(cost: Cost, gpu: Gpu) -> float:
+    """Like :func:`peak_compute_s`, with the FLOPs of the fastest algorithm where a vector engine runs it."""
+    if cost.least_flops is None or any(gpu.ceiling_pipe(pipe).engine == "tensor" for pipe in cost.flops):
+        return peak_compute_s(cost, gpu)
+    return peak_compute_s(cost, gpu) * cost.least_flops / cost.total_flops
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A cost on one GPU with nothing to wait for, in seconds. ``overhead_s`` holds the launch floors and latencies;
+    ``low_s`` and ``high_s`` enclose :attr:`time_s`."""
+
+    bound_s: float
+    compute_s: float
+    memory_s: float
+    overhead_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def time_s(self) -> float:
+        """The longer of arithmetic and traffic, and the overhead on top."""
+        return max(self.compute_s, self.memory_s) + self.overhead_s
+
+
+def works_of(cost: Cost) -> tuple[Work, ...]:
+    """The launches of a cost; where none are given, one of its FLOPs and bytes, compulsory and extra."""
+    if cost.works:
+        return cost.works
+    read_bytes = cost.read_bytes + cost.extra_bytes
+    return (Plain(read_bytes=read_bytes, write_bytes=cost.write_bytes, flops=cost.flops, extra_flops=cost.extra_flops),)
+
+
+def launches_of(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> list[tuple[Work, Terms]]:
+    """The launches of a cost, of whose reads ``resident_bytes`` lie in L2 already; a later one finds in L2 what is left
+    of what the one before it moved."""
+    launches, resident = [], resident_bytes
+    for work in (as_run(work, gpu) for work in works_of(cost)):
+        launches.append((work, predict(work, gpu, resident)))
+        resident = int(work.bytes * kept_share(gpu, work.bytes))
+    return launches
+
+
+def launch_floor_s(gpu: Gpu, launch: str = "graph") -> float:
+    """Seconds of an empty kernel: in a ``graph`` or a full queue, or as another way of timing
+    (:class:`memwall.hardware.constants.LaunchConstants`) has it."""
+    if launch != "graph" and f"launch.{launch}.floor_s" in gpu.utilization:
+        return constants(LaunchConstants, gpu, launch).floor_s
+    return gpu.launch_overhead_s
+
+
+def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "graph") -> Prediction:
+    """The prediction for all launches of a cost, with the arguments of :func:`launches_of`."""
+    launches = launches_of(cost, gpu, resident_bytes)
+    floors_s = cost.kernels * launch_floor_s(gpu, launch)
+    bound = bound_s(cost, gpu)
+    compute = memory = latency = sum_s = down = up = 0.0
+    for work, terms in launches:
+        low, high = interval(CONSTANTS[work.FAMILY], gpu, work.variant)
+        compute += terms.compute_s
+        memory += terms.memory_s
+        latency += terms.latency_s
+        sum_s += terms.time_s
+        own_s = terms.time_s + floors_s / len(launches)
+        down += own_s * (1 - low)
+        up += own_s * (high - 1)
+    other = sum_s - latency - max(compute, memory)
+    if compute > memory:
+        compute += other
+    else:
+        memory += other
+    if max(compute, memory) < bound:  # no kernel is faster; what holds it is what bounds it
+        if _least_compute_s(cost, gpu) >= bound:
+            compute = bound
+        else:
+            memory = bound
+    overhead = latency + floors_s
+    time_s = max(compute, memory) + overhead
+    return Prediction(bound, compute, memory, overhead, max(time_s - down, bound), time_s + up)

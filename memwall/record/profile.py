@@ -1,0 +1,282 @@
+"""The one saved record, ``memwall.profile/1``: what was traced, what it costs, and what it takes on each GPU.
+
+History of the format: 1 is the first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memwall.core.errors import UsageError
+from memwall.core.files import read_json, write_whole
+from memwall.core.graph import Graph
+from memwall.core.version import __version__
+from memwall.core.views import view
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.record.format import (
+    BadRecord,
+    WorkloadInfo,
+    check_schema,
+    graph_to_dict,
+    json_lines,
+    plain,
+    read_graph,
+    read_schedule,
+    read_workload,
+    schedule_to_dict,
+    take,
+)
+from memwall.record.measurement import Measurement
+from memwall.simulate.schedule import MODEL_CLASSES, Schedule
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+SCHEMA = "memwall.profile/1"
+_SCHEMA_FAMILY, _SCHEMA_VERSION = "memwall.profile", 1
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Fractions of ops, FLOPs and bytes that a formula models, and the names of the ops that none does.
+
+    An unmodeled op has no FLOP count, so ``flops`` is 1.0 only when every op is modeled; otherwise it is the share
+    of ops, the best that can be said.
+    """
+
+    ops: float
+    flops: float
+    bytes: float
+    unmodeled: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A traced workload, its costs and its simulations. Everything but making one works without torch.
+
+    ``graphs[0]`` is the graph of the first GPU; more follow only where another GPU would run another attention kernel.
+    ``costs[i][j]`` is the cost of ``graphs[i].ops[j]``. ``measurements`` are those of
+    :mod:`memwall.record.measurement` as plain JSON types.
+    """
+
+    workload: WorkloadInfo
+    graphs: tuple[Graph, ...]
+    costs: tuple[tuple[Cost, ...], ...]
+    simulations: tuple[Schedule, ...] = ()
+    capture: Mapping[str, Any] = field(default_factory=dict)
+    measurements: tuple[Mapping[str, Any], ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    memwall_version: str = __version__
+
+    def __repr__(self) -> str:
+        """One line: a notebook keeps it beside the HTML, and a failed test prints it."""
+        on = ", ".join(f"{s.gpu.name} {s.policy}" for s in self.simulations) or "no GPU"
+        name = " ".join(self.workload.name.split())
+        return f"<memwall.Profile of {name}: {self.workload.mode}, {len(self.graph.ops):,} ops; {on}>"
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the first GPU."""
+        return self.graphs[0]
+
+    @cached_property
+    def flops(self) -> int:
+        """FLOPs of all ops, causal attention counted as causal."""
+        return sum(cost.total_flops for cost in self.costs[0])
+
+    @cached_property
+    def model_flops(self) -> int:
+        """FLOPs of contractions, convolutions and attention."""
+        return sum(
+            cost.total_flops
+            for op, cost in zip(self.graph.ops, self.costs[0], strict=True)
+            if op.op_class in MODEL_CLASSES
+        )
+
+    @cached_property
+    def dense_model_flops(self) -> int:
+        """Like :attr:`model_flops` with attention counted dense, as most other tools do."""
+        return sum(
+            cost.total_flops if cost.dense_flops is None else cost.dense_flops
+            for op, cost in zip(self.graph.ops, self.costs[0], strict=True)
+            if op.op_class in MODEL_CLASSES
+        )
+
+    @cached_property
+    def dram_bytes(self) -> int:
+        """Compulsory DRAM bytes of all ops, unfused."""
+        return sum(cost.bytes for cost in self.costs[0])
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """How much of the graph is modeled."""
+        costs = self.costs[0]
+        known = [c for c in costs if c.modeled]
+        names = sorted({op.name for op, c in zip(self.graph.ops, costs, strict=True) if not c.modeled})
+        total_bytes = sum(c.bytes for c in costs)
+        by_ops = len(known) / len(costs) if costs else 1.0
+        by_bytes = sum(c.bytes for c in known) / total_bytes if total_bytes else 1.0
+        return Coverage(by_ops, by_ops, by_bytes, tuple(names))
+
+    def simulation(self, gpu: str, policy: str = "eager") -> Schedule:
+        """The simulation on a GPU, by its canonical name.
+
+        Raises:
+            KeyError: it was not simulated.
+        """
+        for schedule in self.simulations:
+            if schedule.gpu.name == gpu and schedule.policy == policy:
+                return schedule
+        raise KeyError(f"no simulation of policy {policy} on {gpu}")
+
+    def with_simulations(self, simulations: tuple[Schedule, ...]) -> Profile:
+        """A copy with other simulations."""
+        return replace(self, simulations=simulations)
+
+    def to_pandas(self, by: str = "kernel") -> DataFrame:
+        """The simulations as a data frame; seconds and bytes in base units.
+
+        Args:
+            by: what a row is. ``kernel``: each kernel of each simulation in launch order, with the columns of the CSV
+                (``gpu``, ``policy``, ``id``, ``name``, ``class``, ``phase``, ``module``, ``shapes``, ``flops``,
+                ``read_bytes``, ``write_bytes``, ``arithmetic_intensity`` in FLOP per byte, ``bound_s``, ``time_s``,
+                ``compute_s``, ``memory_s``, ``overhead_s``, ``limited_by``, ``low_s``, ``high_s``, ``modeled``) and
+                ``launches``. ``op``: equal kernels as one row with their ``count``, longest time first, figures
+                summed. ``module``, ``class``, ``phase``: sums (``launches``, ``flops``, ``dram_bytes``, ``bound_s``,
+                ``time_s``), the wall that most of the time stands under, and fractions of the simulation's total
+                (``flop_share``, ``byte_share``, ``time_share``); repeated blocks are one module, ``layers.*.attn``.
+
+        Raises:
+            UsageError: no such ``by``.
+        """
+        frame: DataFrame = view("profile_frame", self, by)
+        return frame
+
+    def roofline(
+        self, path: str | os.PathLike[str] | None = None, *, gpu: str | None = None, policy: str | None = None
+    ) -> Figure:
+        """The roofline of one simulation: FLOP/s attained against FLOP per DRAM byte, each kernel a circle.
+
+        Args:
+            path: also write the picture there: ``.png``, ``.svg`` or ``.pdf``.
+            gpu: the GPU's name; None takes the first simulation.
+            policy: the policy's name; None takes the first simulation (on that GPU).
+
+        Returns:
+            A matplotlib figure, which a notebook shows.
+
+        Raises:
+            UsageError: the profile has no such simulation, or the file cannot be written.
+        """
+        figure: Figure = view("roofline", self, path, gpu, policy)
+        return figure
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a profile."""
+        text: str = view("profile_fragment", self)
+        return text
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the record, whole or not at all.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        write_whole(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read a record; never runs code.
+
+        Raises:
+            UsageError: not a record, damaged, or written by a newer memwall; says which key.
+        """
+        return cls.from_dict(read_json(path), source=str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON types, keys in the order of the format."""
+        coverage = asdict(self.coverage)
+        gpus = {schedule.gpu.name: schedule.gpu.to_dict() for schedule in self.simulations}
+        record: dict[str, Any] = {
+            "schema": SCHEMA,
+            "memwall_version": self.memwall_version,
+            "workload": plain(asdict(self.workload)),
+            "graph": graph_to_dict(self.graphs[0], self.costs[0]),
+        }
+        if len(self.graphs) > 1:
+            record["graphs"] = [graph_to_dict(g, c) for g, c in zip(self.graphs[1:], self.costs[1:], strict=True)]
+        record["coverage"] = plain(coverage)
+        record["gpus"] = {name: gpus[name] for name in sorted(gpus)}
+        record["simulations"] = [schedule_to_dict(schedule) for schedule in self.simulations]
+        record["capture"] = plain(dict(self.capture))
+        record["measurements"] = plain(list(self.measurements))
+        record["environment"] = plain(dict(self.environment))
+        return record
+
+    def to_json(self, further: Mapping[str, Any] | None = None) -> str:
+        """The record as text: one op, value or kernel a line, byte-identical for equal profiles.
+
+        Args:
+            further: keys to stand behind those of the record, which no reader asks for.
+        """
+        return "".join(json_lines({**self.to_dict(), **(further or {})})) + "\n"
+
+    @classmethod
+    def from_dict(cls, record: Any, source: str = "record") -> Profile:
+        """The profile of a parsed record.
+
+        Raises:
+            UsageError: a key is missing, of the wrong type or out of range; names it.
+        """
+        check_schema(record, _SCHEMA_FAMILY, _SCHEMA_VERSION, source)
+        try:
+            return _read_profile(record)
+        except BadRecord as error:
+            raise UsageError(f"{source}: {error}") from None
+        except UsageError as error:
+            raise UsageError(f"{source}: {error}") from None
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            raise UsageError(f"{source}: damaged record ({type(error).__name__}: {error})") from None
+
+
+def _read_profile(record: dict[str, Any]) -> Profile:
+    pairs = [read_graph(take(record, "graph", dict, "record"), "graph")]
+    pairs += [read_graph(g, f"graphs[{i}]") for i, g in enumerate(record.get("graphs", []))]
+    gpus = {name: Gpu.from_dict(spec) for name, spec in take(record, "gpus", dict, "record").items()}
+    for name, gpu in gpus.items():
+        if gpu.name != name:
+            raise BadRecord(f"gpus.{name[:40]} is named {gpu.name[:40]!r}")
+    simulations = take(record, "simulations", list, "record")
+    return Profile(
+        workload=read_workload(take(record, "workload", dict, "record")),
+        graphs=tuple(graph for graph, _ in pairs),
+        costs=tuple(costs for _, costs in pairs),
+        simulations=tuple(read_schedule(s, gpus, pairs, f"simulations[{i}]") for i, s in enumerate(simulations)),
+        capture=take(record, "capture", dict, "record"),
+        measurements=_read_measurements(take(record, "measurements", list, "record"), pairs),
+        environment=take(record, "environment", dict, "record"),
+        memwall_version=take(record, "memwall_version", str, "record"),
+    )
+
+
+def _read_measurements(records: list[Any], pairs: list[tuple[Graph, tuple[Cost, ...]]]) -> tuple[dict[str, Any], ...]:
+    """The measurements, checked; they stay what they are in the record."""
+    ops = max(len(graph.ops) for graph, _ in pairs)
+    for i, record in enumerate(records):
+        where = f"measurements[{i}]"
+        for kernel in Measurement.from_dict(record, where).kernels:
+            if not kernel.op_ids or max(kernel.op_ids) >= ops:
+                raise BadRecord(f"{where}.kernels: kernel {kernel.id} has op_ids that the graph has not")
+    return tuple(records)
+
+
+def default_record_path() -> Path:
+    """Where the last profile made in this directory is kept."""
+    return Path(".memwall") / "last.json"

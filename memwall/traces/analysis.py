@@ -1,0 +1,408 @@
+"""A trace on a board → what its kernels reached: one row for each execution of an op, and the sums.
+
+``measured_s`` is the profiler's. FLOPs, bytes, ``bound_s`` and ``modeled_s`` are ours and count for the op, whatever
+number of kernels it launched; where the trace does not tell them they are None, never 0, and ``reason`` says why.
+Profilers before 2024 cut durations to whole microseconds: such a row is taken to have been as long as it can have been
+(:attr:`TraceAnalysis.resolution_s` for each kernel) where it is held against the roof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memwall.core.graph import Pipe
+from memwall.core.version import __version__
+from memwall.hardware.gpu import Gpu
+from memwall.traces.costs import LINK, WALLS, Pricing, RowCost, row_cost
+from memwall.traces.generation import older_kernels_note
+from memwall.traces.records import Trace, TracedKernel, TracedOp
+from memwall.traces.rows import Launches, is_call, rows_of
+from memwall.traces.surroundings import Surroundings
+
+SCHEMA = "memwall.trace/1"
+#: the key under which what has no wall is summed
+UNKNOWN = "unknown"
+_US = 1e-6
+_NOTABLE_PIPE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """What one op execution launched, or a kernel that no known op did. Seconds and bytes; None: not known."""
+
+    id: int
+    name: str
+    op_class: str
+    phase: str
+    module: str
+    source: str
+    shapes: str
+    device: int
+    start_s: float
+    kernels: tuple[TracedKernel, ...]
+    #: some op is linked to the launch, and it (or the copy, the collective) recorded its sizes
+    matched: bool
+    shaped: bool
+    measured_s: float
+    #: what is held against the roof: ``measured_s`` and what its kernels' durations may have lost
+    longest_s: float
+    flops: int | None
+    #: what most of the FLOPs run on
+    pipe: Pipe | None
+    read_bytes: int | None
+    write_bytes: int | None
+    #: bytes that cross the link to the host or to other GPUs
+    link_bytes: int | None
+    bound_s: float | None
+    modeled_s: float | None
+    wall: str
+    #: how the trace was read where the plain reading cannot be (:mod:`memwall.traces.costs`)
+    assumed: str
+    reason: str
+    notes: tuple[str, ...] = ()
+    #: by Nsight Compute, all kernels of the row together
+    dram_bytes: int | None = None
+
+    @property
+    def bytes(self) -> int | None:
+        """Compulsory bytes, read and written."""
+        if self.read_bytes is None or self.write_bytes is None:
+            return None
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def moved_bytes(self) -> int | None:
+        """Compulsory bytes, those over the link among them."""
+        return None if self.bytes is None else self.bytes + (self.link_bytes or 0)
+
+    @property
+    def of_roof(self) -> float | None:
+        """Speed of light over measured time."""
+        return self.bound_s / self.longest_s if self.bound_s is not None and self.longest_s > 0 else None
+
+    @property
+    def is_over_roof(self) -> bool:
+        """Faster than light: an error of ours."""
+        return self.bound_s is not None and self.bound_s > self.longest_s > 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What rows of one kind share."""
+        return self.name, self.shapes
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows of one kind. A sum is over the rows that have the figure, None where none has."""
+
+    key: str
+    rows: tuple[TraceRow, ...]
+
+    @property
+    def first(self) -> TraceRow:
+        """The row that stands for all."""
+        return next((row for row in self.rows if row.bound_s is not None), self.rows[0])
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds of all rows."""
+        return sum(row.measured_s for row in self.rows)
+
+    def known(self, field: str) -> float | None:
+        """The sum of a field over the rows that have it; None where none has."""
+        values = [value for row in self.rows if (value := getattr(row, field)) is not None]
+        return sum(values) if values else None
+
+    @property
+    def of_roof(self) -> float | None:
+        """Speed of light over measured time of the rows that have a bound."""
+        bounded = [row for row in self.rows if row.bound_s is not None]
+        longest_s = sum(row.longest_s for row in bounded)
+        return sum(row.bound_s or 0.0 for row in bounded) / longest_s if longest_s else None
+
+    @property
+    def modeled_over_measured(self) -> float | None:
+        """Predicted over measured seconds of the rows that have a prediction."""
+        modeled = [row for row in self.rows if row.modeled_s is not None]
+        measured_s = sum(row.measured_s for row in modeled)
+        return sum(row.modeled_s or 0.0 for row in modeled) / measured_s if measured_s else None
+
+    @property
+    def wall(self) -> str:
+        """The wall at which most of the time is spent."""
+        return max(dict.fromkeys(row.wall for row in self.rows), key=lambda wall: _seconds(self.rows, wall))
+
+
+def _seconds(rows: Iterable[TraceRow], wall: str) -> float:
+    return sum(row.measured_s for row in rows if row.wall == wall)
+
+
+@dataclass(frozen=True)
+class TraceAnalysis:
+    """A trace held against the board ``gpu``; ``notes`` are the trace's own and those of the analysis."""
+
+    trace: Trace
+    gpu: Gpu
+    rows: tuple[TraceRow, ...]
+    resolution_s: float
+    notes: tuple[str, ...]
+
+    @property
+    def measured_s(self) -> float:
+        """Time of all GPU kernels, copies and collectives, each whole, overlapping or not."""
+        return sum(row.measured_s for row in self.rows)
+
+    @property
+    def busy_s(self) -> float:
+        """Time in which a device ran something, summed over devices."""
+        return sum(self.trace.busy_us.values()) * _US
+
+    @property
+    def gap_s(self) -> float:
+        """Time between a device's first and last kernel in which it ran nothing."""
+        return sum(gap.dur_us for gap in self.trace.gaps) * _US
+
+    @property
+    def over_roof(self) -> tuple[TraceRow, ...]:
+        """Rows faster than light, the worst first."""
+        return tuple(sorted((row for row in self.rows if row.is_over_roof), key=lambda row: -(row.of_roof or 0.0)))
+
+    def share(self, holds: Callable[[TraceRow], bool]) -> float:
+        """Share of the GPU time of the rows for which something holds."""
+        whole = self.measured_s
+        return sum(row.measured_s for row in self.rows if holds(row)) / whole if whole else 0.0
+
+    @property
+    def matched_share(self) -> float:
+        """Share of GPU time whose launch is linked to an op."""
+        return self.share(lambda row: row.matched)
+
+    @property
+    def shaped_share(self) -> float:
+        """Share of GPU time whose op recorded its sizes."""
+        return self.share(lambda row: row.shaped)
+
+    @property
+    def costed_share(self) -> float:
+        """Share of GPU time that has FLOPs, bytes and a wall."""
+        return self.share(lambda row: row.bound_s is not None)
+
+    @property
+    def costed_of_shaped(self) -> float:
+        """Share of the GPU time with sizes that has FLOPs, bytes and a wall; 0 where there is none."""
+        shaped = self.shaped_share
+        return self.share(lambda row: row.shaped and row.bound_s is not None) / shaped if shaped else 0.0
+
+    @property
+    def modeled_s(self) -> float:
+        """The prediction for the rows that have one. Those that cross the link are left out: of these only the
+        bandwidth is modeled, and not the wait for the other side."""
+        return sum(row.modeled_s or 0.0 for row in self.rows if row.wall != LINK)
+
+    @property
+    def modeled_of_s(self) -> float:
+        """What those rows took."""
+        return sum(row.measured_s for row in self.rows if row.modeled_s is not None and row.wall != LINK)
+
+    def pipes(self) -> list[Pipe]:
+        """What the FLOPs run on, on this board, the most used first; those with less than 5 % are left out."""
+        flops: dict[Pipe, int] = {}
+        for row in self.rows:
+            if row.pipe is not None and row.flops:
+                pipe = self.gpu.ceiling_pipe(row.pipe)
+                flops[pipe] = flops.get(pipe, 0) + row.flops
+        least = _NOTABLE_PIPE * sum(flops.values())
+        return [pipe for pipe in sorted(flops, key=lambda pipe: (-flops[pipe], pipe)) if flops[pipe] >= least]
+
+    def by_wall(self) -> dict[str, float]:
+        """Measured seconds under each wall, and ``unknown``."""
+        return {wall: _seconds(self.rows, wall) for wall in (*WALLS, UNKNOWN)}
+
+    def groups(self, by: str = "op") -> list[RowGroup]:
+        """Rows summed by ``op`` (its name and shapes), ``module``, ``class`` or ``phase``, the longest first."""
+        keys: Mapping[str, Callable[[TraceRow], Any]] = {
+            "op": lambda row: row.key, "module": lambda row: row.module, "class": lambda row: row.op_class,
+            "phase": lambda row: row.phase,
+        }  # fmt: skip
+        found: dict[Any, list[TraceRow]] = {}
+        for row in self.rows:
+            found.setdefault(keys[by](row), []).append(row)
+        groups = [RowGroup(key if isinstance(key, str) else key[0], tuple(rows)) for key, rows in found.items()]
+        return sorted(groups, key=lambda group: (-group.measured_s, group.key))
+
+    def to_dict(self) -> dict[str, Any]:
+        """``memwall.trace/1``: plain JSON types in a fixed order."""
+        trace = self.trace
+        return {
+            "schema": SCHEMA, "memwall_version": __version__, "trace": trace.path_name,
+            "devices": [{"index": d.index, "name": d.name, "kernels": d.kernels} for d in trace.devices if d.kernels],
+            "gpu": self.gpu.name, "resolution_s": self.resolution_s,
+            "totals": self.totals(),
+            "by_wall_s": self.by_wall(),
+            "by_class_s": {group.key: group.measured_s for group in self.groups("class")},
+            "over_roof": [row.id for row in self.over_roof],
+            "rows": [_row_dict(row) for row in self.rows],
+            "gaps": [{"device": gap.device, "start_s": gap.start_us * _US, "time_s": gap.dur_us * _US,
+                      "cause": gap.cause} for gap in trace.gaps],
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+    def totals(self) -> dict[str, Any]:
+        """The sums of the record."""
+        return {
+            "kernels": len(self.trace.kernels), "rows": len(self.rows), "measured_s": self.measured_s,
+            "busy_s": self.busy_s, "gap_s": self.gap_s, "span_s": self.trace.span_us * _US,
+            "exposed_communication_s": sum(self.trace.exposed_communication_us.values()) * _US,
+            "matched_share": self.matched_share, "shaped_share": self.shaped_share,
+            "costed_share": self.costed_share, "costed_of_shaped": self.costed_of_shaped,
+            "flops": sum(row.flops or 0 for row in self.rows),
+            "bytes": sum(row.bytes or 0 for row in self.rows),
+            "bound_s": sum(row.bound_s or 0.0 for row in self.rows),
+            "modeled_s": self.modeled_s, "modeled_rows_measured_s": self.modeled_of_s,
+            "over_roof": len(self.over_roof),
+        }  # fmt: skip
+
+
+def _row_dict(row: TraceRow) -> dict[str, Any]:
+    record = {
+        "id": row.id, "op": row.name, "class": row.op_class, "phase": row.phase, "module": row.module,
+        "source": row.source, "shapes": row.shapes, "device": row.device, "start_s": row.start_s,
+        "measured_s": row.measured_s, "flops": row.flops, "read_bytes": row.read_bytes,
+        "write_bytes": row.write_bytes, "link_bytes": row.link_bytes, "bound_s": row.bound_s,
+        "of_roof": row.of_roof, "modeled_s": row.modeled_s, "wall": row.wall, "assumed": row.assumed,
+        "reason": row.reason, "notes": list(row.notes),
+        "kernels": [{"name": k.name, "stream": k.stream, "time_s": k.dur_us * _US} for k in row.kernels],
+    }  # fmt: skip
+    if row.dram_bytes is not None:
+        record["measured_dram_bytes"] = row.dram_bytes
+    return record
+
+
+# ---- making it
+
+
+def analyse(
+    trace: Trace, gpu: Gpu, *, dram_bytes: Mapping[int, int] | None = None, notes: Sequence[str] = ()
+) -> TraceAnalysis:
+    """Hold a trace against a board.
+
+    Args:
+        dram_bytes: measured DRAM bytes by kernel id, from Nsight Compute.
+        notes: lines that a reader of the result should see, besides those of the trace.
+    """
+    surroundings = Surroundings(trace)
+    pricing = Pricing(gpu)
+    resolution_s = _resolution_s(trace)
+    rows = tuple(
+        _row(number, launches, row_cost(launches, surroundings), pricing, resolution_s, dram_bytes or {})
+        for number, launches in enumerate(rows_of(trace))
+    )
+    plain = TraceAnalysis(trace, gpu, rows, resolution_s, (*trace.notes, *notes))
+    return replace(plain, notes=(*plain.notes, *_notes(plain)))
+
+
+def _resolution_s(trace: Trace) -> float:
+    """What a duration may have lost: a microsecond where all are whole."""
+    whole = all(float(kernel.dur_us).is_integer() for kernel in trace.kernels)
+    return _US if whole and trace.kernels else 0.0
+
+
+def _row(
+    number: int,
+    launches: Launches,
+    found: RowCost,
+    pricing: Pricing,
+    resolution_s: float,
+    dram_bytes: Mapping[int, int],
+) -> TraceRow:
+    op, kernels = launches.op, launches.kernels
+    measured_s = sum(kernel.dur_us for kernel in kernels) * _US
+    longest_s = measured_s + resolution_s * len(kernels)
+    priced = pricing.price(found, longest_s)
+    cost = found.cost
+    seen = [dram_bytes[kernel.id] for kernel in kernels if kernel.id in dram_bytes]
+    has_sizes = cost is not None and launches.kind != "kernel"
+    return TraceRow(
+        id=number,
+        name=_name(launches),
+        op_class=found.op_class,
+        phase=op.phase if op else "",
+        module=op.module if op else "",
+        source=op.source if op else "",
+        shapes=shapes_text(op) if op is not None and is_call(op) else "",
+        device=kernels[0].device,
+        start_s=kernels[0].start_us * _US,
+        kernels=kernels,
+        matched=op is not None,
+        shaped=has_sizes or (op is not None and launches.kind == "kernel" and is_call(op) and bool(op.dims)),
+        measured_s=measured_s,
+        longest_s=longest_s,
+        flops=cost.total_flops if cost is not None else None,
+        pipe=max(cost.flops, key=cost.flops.__getitem__, default=None) if cost is not None else None,
+        read_bytes=cost.read_bytes if cost is not None else None,
+        write_bytes=cost.write_bytes if cost is not None else None,
+        link_bytes=round(found.link_bytes) if cost is not None else None,
+        bound_s=priced.bound_s if priced else None,
+        modeled_s=priced.modeled_s if priced else None,
+        wall=priced.wall if priced else UNKNOWN,
+        assumed=priced.assumed if priced else "",
+        reason=found.reason,
+        notes=found.notes,
+        dram_bytes=sum(seen) if seen and len(seen) == len(kernels) else None,
+    )
+
+
+def _name(launches: Launches) -> str:
+    """The op's name; of a kernel that no call owns, its own."""
+    op = launches.op
+    if op is not None and (is_call(op) or launches.kind == "communication"):
+        return op.name
+    return launches.kernels[0].name
+
+
+#: a list of more tensors than this is shown by its first
+_SHOWN = 4
+
+
+def shapes_text(op: TracedOp) -> str:
+    """The shapes that an op took: ``64x128 128x32 float``."""
+    parts = [_dims_text(dims) for dims in op.dims if dims]
+    types = [name.removeprefix("c10::") for dims, name in zip(op.dims, op.types, strict=False) if dims and name]
+    return " ".join([*parts, *types[:1]])
+
+
+def _dims_text(dims: tuple[Any, ...]) -> str:
+    if dims and isinstance(dims[0], tuple):
+        shown = " ".join(_dims_text(part) for part in dims[:_SHOWN])
+        more = f" and {len(dims) - _SHOWN} more" if len(dims) > _SHOWN else ""
+        return f"({shown}{more})"
+    return "x".join(map(str, dims))
+
+
+#: a GPU that runs less than this share of the time is mostly waiting for the host
+_IDLE = 0.25
+
+
+def _notes(analysis: TraceAnalysis) -> list[str]:
+    """How often the trace was read in another way than the plain one, and what was taken for granted."""
+    rows, busy_s = analysis.rows, analysis.busy_s
+    notes = []
+    if analysis.resolution_s:
+        notes.append("durations are whole microseconds: each may be up to 1 us longer, and is held so against the roof")
+    if analysis.modeled_of_s and busy_s < _IDLE * (busy_s + analysis.gap_s):
+        share = busy_s / (busy_s + analysis.gap_s)
+        notes.append(
+            f"between its first and last kernel the GPU ran {100 * share:.1f} % of the time: the model takes kernels "
+            "back to back, with clocks and caches that have had no pause"
+        )
+    products = (kernel for row in rows if row.op_class == "contraction" for kernel in row.kernels)
+    if older := older_kernels_note(products, analysis.gpu):
+        notes.append(older)
+    counts: dict[str, int] = {}
+    for row in rows:
+        for text in (*row.notes, *([f"{row.assumed}: else faster than light"] if row.assumed else [])):
+            counts[text] = counts.get(text, 0) + 1
+    order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return notes + [f"{count:,} row{'s' if count > 1 else ''}: {text}" for text, count in order]

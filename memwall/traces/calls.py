@@ -1,0 +1,295 @@
+"""A recorded op → the call that the cost formulas know: specs of its tensors, attributes, and results.
+
+What a trace leaves open is read so that no count is too high:
+
+- Strides that were not recorded are taken to be dense; :attr:`ReadCall.strided` says so.
+- Two inputs that look alike (shape, strides, dtype) may be one tensor (``x * x``); they count twice, and
+  :attr:`ReadCall.twin_bytes` says how much less it is where they are one.
+- The results are not in a trace: :mod:`memwall.traces.results` derives them.
+- The dtype of a tensor list is not in a trace: the launched kernel's name tells it, else another tensor of the op,
+  else the op has no cost.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memwall.core.graph import TensorSpec, contiguous
+from memwall.ops import Call
+from memwall.traces.records import TracedOp
+from memwall.traces.schemas import DTYPES, SCALAR_TYPES, Bound, bind, is_sizes, parse_value
+
+#: in-place ops that overwrite their target without reading it
+_OVERWRITES = frozenset(
+    f"aten.{name}_"
+    for name in ("copy", "fill", "zero", "uniform", "normal", "bernoulli", "random", "exponential", "geometric",
+                 "cauchy", "log_normal", "_foreach_copy", "_foreach_zero")
+)  # fmt: skip
+#: ops that take a tensor only to learn its shape
+_SHAPE_ONLY = frozenset(
+    f"aten.{name}"
+    for name in ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros",
+                 "new_ones", "new_full")
+)  # fmt: skip
+#: arguments of other libraries' ops that only receive the result
+_RESULTS_ONLY = frozenset(("out", "dq", "dk", "dv"))
+
+#: op of another library, or of an older torch → the op whose formula counts it
+_SAME_COST: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("flash_attn._flash_attn_forward", "aiter.mha_fwd",
+         "aiter.fmha_v3_fwd", "aiter._flash_attn_forward", "aiter.wrapper_fmha_v3_fwd"),
+        "aten._flash_attention_forward.default",
+    ),
+    **dict.fromkeys(
+        ("flash_attn._flash_attn_backward", "flash_attn._flash_attn_varlen_backward", "aiter._flash_attn_backward",
+         "aiter.mha_bwd", "aiter.wrapper_fmha_v3_bwd"),
+        "aten._flash_attention_backward.default",
+    ),
+    **dict.fromkeys(("aiter.rms_norm", "aiter.rmsnorm2d_fwd", "_C.rms_norm", "sgl_kernel.rmsnorm"),
+                    "aten._fused_rms_norm.default"),
+    **dict.fromkeys(("_C.fused_add_rms_norm", "sgl_kernel.fused_add_rmsnorm", "sgl_kernel.gemma_rmsnorm",
+                     "sgl_kernel.gemma_fused_add_rmsnorm"), "aten._fused_rms_norm.default"),
+    **dict.fromkeys(("_C.silu_and_mul", "sgl_kernel.silu_and_mul", "aiter.silu_and_mul", "_C.mul_and_silu",
+                     "_C.fatrelu_and_mul", "_C.swigluoai_and_mul"), "aten.silu.default"),
+    **dict.fromkeys(("_C.gelu_and_mul", "_C.gelu_tanh_and_mul", "sgl_kernel.gelu_and_mul",
+                     "sgl_kernel.gelu_tanh_and_mul", "_C.gelu_new", "_C.gelu_fast", "_C.gelu_quick"),
+                    "aten.gelu.default"),
+    **dict.fromkeys(("_C.static_scaled_fp8_quant", "_C.dynamic_scaled_fp8_quant",
+                     "_C.dynamic_per_token_scaled_fp8_quant"), "aten.mul.Tensor"),
+    **dict.fromkeys(("_C.cutlass_scaled_mm", "sgl_kernel.fp8_scaled_mm"), "aten._scaled_mm.default"),
+    "vllm.rocm_unquantized_gemm": "aten.linear.default",
+    **{f"aten.{library}_convolution_backward{part}": "aten.convolution_backward.default"
+       for library in ("cudnn", "miopen") for part in ("", "_input", "_weight")},
+    "aten.cudnn_convolution_transpose_backward": "aten.convolution_backward.default",
+    "aten.thnn_conv2d_forward": "aten._slow_conv2d_forward.default",
+}  # fmt: skip
+
+
+class UnknownCall(Exception):
+    """What a trace does not say of an op, as a reader is told it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What the trace around an op tells of it.
+
+    ``list_dtype`` is that of the op's tensor lists, from the launched kernels; ``gradient`` the specs that its autograd
+    node took, so the shapes of its results; ``forward`` the op whose gradient it makes; ``consumers`` what the next ops
+    read; ``parent`` the call around it; ``elements`` how many the launched kernels work on at least, and ``slices`` how
+    many slices they gather, where their names and grids tell.
+    """
+
+    list_dtype: str = ""
+    allow_tf32: bool = True
+    gradient: tuple[TensorSpec, ...] = ()
+    forward: TracedOp | None = None
+    consumers: tuple[TensorSpec, ...] = ()
+    parent: TracedOp | None = None
+    elements: int = 0
+    slices: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCall:
+    """A call as a trace has it, and what is open about its bytes."""
+
+    call: Call
+    #: strides were recorded
+    strided: bool
+    #: bytes that are read once less where inputs that look alike are one tensor
+    twin_bytes: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class Recorded:
+    """A bound call under way: tensors and values by argument name."""
+
+    bound: Bound
+    hints: Hints
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def op(self) -> TracedOp:
+        """The op."""
+        return self.bound.op
+
+    @property
+    def packet(self) -> str:
+        """The op's name without namespace and overload: ``add``."""
+        return self.bound.schema.name.split(".")[1]
+
+    def tensor(self, name: str) -> TensorSpec | None:
+        """The tensor passed as ``name``; None where there is none."""
+        place = self.bound.places.get(name)
+        return None if place is None else spec_of(self.op, place)
+
+    def need(self, name: str) -> TensorSpec:
+        """The same; raises :class:`UnknownCall` where there is none."""
+        found = self.tensor(name)
+        if found is None:
+            raise UnknownCall(f"the shape of {name} was not recorded")
+        return found
+
+    def tensors(self, name: str) -> tuple[TensorSpec, ...]:
+        """The tensors passed as the list ``name``."""
+        place = self.bound.places.get(name)
+        return () if place is None else list_specs(self.op, place, self.hints.list_dtype or self._joined_dtype(place))
+
+    def _joined_dtype(self, place: int) -> str:
+        """The dtype of tensors that are joined to one, as another op took that one; empty where none did."""
+        if self.packet not in ("cat", "stack"):
+            return ""
+        total = sum(math.prod(shape) for shape in self.op.dims[place] if isinstance(shape, tuple))
+        taken = (*self.hints.gradient, *self.hints.consumers)
+        return next((spec.dtype for spec in taken if spec.numel == total), "")
+
+    def inputs(self) -> list[TensorSpec]:
+        """All tensors that are passed, in order."""
+        return [spec for _, spec in self.named()]
+
+    def named(self) -> list[tuple[str, TensorSpec]]:
+        """(argument, tensor) of all that are passed; the items of a list share its name."""
+        found: list[tuple[str, TensorSpec]] = []
+        for argument in self.bound.schema.arguments:
+            if argument.name not in self.bound.places or argument.kind == "value":
+                continue
+            if argument.kind == "list":
+                found += [(argument.name, spec) for spec in self.tensors(argument.name)]
+            elif (spec := self.tensor(argument.name)) is not None:
+                found.append((argument.name, spec))
+        return found
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """A value that is no tensor: as recorded, else the schema's default, else ``default``."""
+        if self.is_recorded(name):
+            value = parse_value(self.op.concrete[self.bound.places[name]])
+            return default if value is None else value
+        for argument in self.bound.schema.arguments:
+            if argument.name == name and argument.default is not None:
+                return argument.default
+        return default
+
+    def is_recorded(self, name: str) -> bool:
+        """Whether the trace holds the values of an op, ``name`` among them (None counts)."""
+        place = self.bound.places.get(name)
+        return place is not None and place < len(self.op.concrete)
+
+    def sizes(self, name: str) -> tuple[int, ...] | None:
+        """A list of whole numbers, where it was recorded and is one."""
+        value: Any = self.value(name) if self.is_recorded(name) else None
+        if type(value) is int:
+            return (value,)
+        return tuple(value) if is_sizes(value) else None
+
+
+def spec_of(op: TracedOp, place: int) -> TensorSpec | None:
+    """The tensor at a place of the recorded values; None where that is none."""
+    if place >= len(op.types) or place >= len(op.dims):
+        return None
+    dtype = DTYPES.get(op.types[place]) or (SCALAR_TYPES.get(op.types[place]) if op.dims[place] else None)
+    if dtype is None:
+        if op.dims[place] and op.types[place] not in ("", "Scalar"):
+            raise UnknownCall(f"the size of the dtype {op.types[place][:60]!r} is not known")
+        return None
+    strides = op.strides[place] if op.strides is not None and place < len(op.strides) else None
+    return _spec(op.dims[place], strides, dtype)
+
+
+#: elements that no tensor has: 256 TB of bytes
+_MOST = 2**48
+
+
+def _spec(dims: Sequence[Any], strides: Sequence[Any] | None, dtype: str) -> TensorSpec:
+    if any(type(n) is not int or not 0 <= n <= _MOST for n in dims) or math.prod(dims) > _MOST:
+        raise UnknownCall("a recorded shape is none")
+    if strides is not None and len(strides) == len(dims) and all(type(n) is int and n >= 0 for n in strides):
+        return TensorSpec(tuple(dims), tuple(strides), dtype)
+    return contiguous(tuple(dims), dtype)
+
+
+def list_specs(op: TracedOp, place: int, dtype: str) -> tuple[TensorSpec, ...]:
+    """The tensors of a recorded list, which has no dtype of its own."""
+    dims = op.dims[place] if place < len(op.dims) else ()
+    shapes = [shape for shape in dims if isinstance(shape, tuple)]
+    if not shapes:
+        return ()
+    dtype = dtype or next((DTYPES[name] for name in op.types if name in DTYPES), "")
+    if not dtype:
+        raise UnknownCall("the dtype of a tensor list is not recorded, and no kernel's name tells it")
+    strides = op.strides[place] if op.strides is not None and place < len(op.strides) else ()
+    paired = list(strides) if len(strides) == len(shapes) else [None] * len(shapes)
+    return tuple(_spec(shape, own, dtype) for shape, own in zip(shapes, paired, strict=True))
+
+
+def read_call(op: TracedOp, hints: Hints) -> ReadCall:
+    """The call of a recorded op.
+
+    Raises:
+        UnknownCall: no schema is known, or the trace does not say enough; says which.
+    """
+    from memwall.traces.results import attributes_of, results_of, unrecorded_inputs
+
+    if not op.dims:
+        raise UnknownCall("shapes were not recorded")
+    bound = bind(op)
+    if bound is None:
+        raise UnknownCall("no schema of this op is known")
+    recorded = Recorded(bound, hints)
+    name = _SAME_COST.get(bound.schema.name.removesuffix(".default"), bound.schema.name)
+    outputs = results_of(recorded)
+    inputs = [(argument, spec) for argument, spec in recorded.named() if not _unread(recorded, argument)]
+    inputs += unrecorded_inputs(recorded)
+    attributes = attributes_of(recorded)
+    specs = tuple(spec for _, spec in inputs)
+    call = Call(
+        name, specs, tuple(argument for argument, _ in inputs), outputs, attributes,
+        sum(spec.nbytes for spec in specs), sum(spec.nbytes for spec in outputs),
+    )  # fmt: skip
+    written = {argument.name for argument in bound.schema.arguments if argument.written}
+    twins = _twin_bytes([spec for argument, spec in inputs if argument not in written])
+    return ReadCall(call, op.strides is not None, twins, tuple(recorded.notes))
+
+
+def _unread(recorded: Recorded, argument: str) -> bool:
+    """Whether a tensor is passed for its shape, or to be overwritten."""
+    name = recorded.bound.schema.name
+    packet = ".".join(name.split(".")[:2])
+    if argument == "self" and (packet in _OVERWRITES or packet in _SHAPE_ONLY):
+        return True
+    if name.startswith("aten.") or argument not in _RESULTS_ONLY:
+        return False
+    return argument != "out" or not name.endswith(("backward.default", "bwd.default"))  # a gradient needs the result
+
+
+def _twin_bytes(specs: Iterable[TensorSpec]) -> int:
+    """Bytes of tensors that look like an earlier one."""
+    seen: set[TensorSpec] = set()
+    total = 0
+    for spec in specs:
+        total += spec.nbytes if spec in seen else 0
+        seen.add(spec)
+    return total
+
+
+#: dtypes by the bytes that a copying kernel's name states
+_BY_SIZE = {1: "uint8", 2: "float16", 4: "float32", 8: "float64"}
+_OPAQUE = re.compile(r"OpaqueType<(\d+)")
+_NAMED = re.compile(
+    r"c10::(?:BFloat16|Half|Float8_e\w+|complex<\w+>)|(?<![\w:])(?:float|double|long|int|bool)(?=[,<> ])"
+)
+
+
+def list_dtype(kernel_names: Iterable[str]) -> str:
+    """The dtype that copying and multi-tensor kernels say in their names; empty where none does."""
+    for name in kernel_names:
+        if size := _OPAQUE.search(name):
+            return _BY_SIZE.get(int(size[1]), "")
+        if found := _NAMED.search(name.partition("(")[0] if "<" in name.partition("(")[0] else name):
+            return DTYPES.get(found[0], "")
+    return ""

@@ -1,0 +1,328 @@
+"""A row of kernels → its cost, and the cost on a board → speed of light, wall and prediction.
+
+``bound_s`` is that of :mod:`memwall.perfmodel.roofline`: datasheet peaks, each compulsory byte once. It treats the
+kernel as one that starts with nothing in L2. In a running model that need not be so, and a trace leaves more open. Each
+of these readings lowers the bound, and is taken only where the measured time proves the plainer one wrong; the row says
+which:
+
+1. Inputs that look alike are one tensor (``x * x``).
+2. Up to what L2 holds is read from it, because kernels before left it there, and as much of what is written stays.
+3. Where strides were not recorded, or an op need not read all that it is given (a gather whose indices repeat, a
+   triangle): inputs of few bytes.
+
+None of them touches FLOPs, and a row that is faster than all of them stands over the roof: an error of ours.
+
+A copy's bytes are the profiler's own; over the link (host, peer) they are held against half of the board's
+``link_bytes_per_s``, which counts both directions. So is what one rank must send of a collective: ``(n - 1) / n`` of
+the message, a half where the number of ranks is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from memwall.core.graph import ITEMSIZE
+from memwall.hardware.gpu import Gpu
+from memwall.ops import Cost, classify, cost_of
+from memwall.perfmodel.roofline import bound_s, predict_cost
+from memwall.traces.calls import Hints, Recorded, UnknownCall, read_call
+from memwall.traces.library_ops import Rule, library_rule
+from memwall.traces.records import TracedKernel, TracedOp
+from memwall.traces.rows import Launches, can_be_costed, is_call
+from memwall.traces.schemas import DTYPES, bind
+from memwall.traces.surroundings import Surroundings
+from memwall.traces.triton import is_triton, triton_cost
+
+#: what limits a row that crosses the link
+LINK = "link"
+#: ops that read what their indices, or a triangle, choose
+_READ_IN_PART = frozenset(
+    ("embedding", "index_select", "gather", "index", "_unsafe_index", "take", "take_along_dim", "tril", "triu",
+     "grid_sampler_2d", "grid_sampler_3d", "_embedding_bag")
+)  # fmt: skip
+WALLS = ("compute", "bandwidth", "overhead", LINK)
+
+
+@dataclass(frozen=True, slots=True)
+class RowCost:
+    """What a row must do; ``cost`` is None where the trace does not tell, and ``reason`` says why.
+
+    ``link_bytes`` cross the link one way.
+    """
+
+    cost: Cost | None
+    op_class: str
+    reason: str = ""
+    link_bytes: float = 0.0
+    #: the reads may be fewer than counted: strides or indices are not known
+    may_read_less: bool = False
+    twin_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A row's cost on a board. ``assumed`` says which reading of the trace the bound took, empty for the plain one."""
+
+    bound_s: float
+    modeled_s: float
+    wall: str
+    assumed: str = ""
+
+
+# ---- what a row must do
+
+
+def row_cost(row: Launches, surroundings: Surroundings) -> RowCost:
+    """The cost of a row: that of its op, of the copies, or of the collective."""
+    if row.kind == "communication":
+        return _communication(row, surroundings)
+    if row.kind == "copy" and (copied := _copies(row.kernels)) is not None:
+        return copied
+    op = row.op
+    if op is None:
+        return RowCost(None, "other", "no op is linked to its launch")
+    if any("GraphLaunch" in kernel.launch for kernel in row.kernels):
+        return RowCost(None, "other", "launched by a CUDA graph, which records no shapes")
+    if not can_be_costed(op):
+        return RowCost(None, classify_op(op), _why_not(op))
+    if is_triton(op):
+        return _triton(op)
+    hints = surroundings.hints(op, row.kernels)
+    return _costed(op, hints, surroundings)
+
+
+def _why_not(op: TracedOp) -> str:
+    if not is_call(op):
+        return "launched outside of any recorded op"
+    return "no cost formula for this op" if op.dims else "shapes were not recorded"
+
+
+def _costed(op: TracedOp, hints: Hints, surroundings: Surroundings) -> RowCost:
+    """The cost of an op, once for equal calls with equal hints."""
+    sizes = hints.parent.dims if hints.parent is not None and "convolution_backward" in op.name else ()
+    around: tuple[Any, ...] = () if op.concrete else (hints.gradient, sizes)
+    if hints.forward is not None and "::" not in op.name:
+        around = (hints.forward.dims, hints.forward.types, hints.forward.concrete)
+    key = (op.name, op.dims, op.types, op.strides, op.concrete, hints.list_dtype, hints.allow_tf32, hints.elements,
+           hints.slices, around)  # fmt: skip
+    known = surroundings.known.get(key)
+    if known is not None:
+        return known
+    found = _read(op, hints)
+    if found.cost is None and (consumers := surroundings.consumers(op)):
+        later = _read(op, replace(hints, consumers=consumers))
+        if later.cost is not None:
+            return later  # other ops may follow another call of this kind
+    surroundings.known[key] = found
+    return found
+
+
+def _read(op: TracedOp, hints: Hints) -> RowCost:
+    op_class = classify_op(op)
+    try:
+        if (rule := library_rule(op.name)) is not None:
+            return _of_library(rule, op, hints)
+        read = read_call(op, hints)
+    except UnknownCall as error:
+        return RowCost(None, op_class, str(error))
+    except (LookupError, ArithmeticError, ValueError, TypeError):  # a stride of 0, a list where a number belongs
+        return RowCost(None, op_class, "its recorded values make no sense")
+    cost = cost_of(read.call)
+    op_class = classify(read.call.name)
+    if not cost.modeled:
+        return RowCost(None, op_class, "no cost formula for this form of the op")
+    less = not read.strided or read.call.name.split(".")[1] in _READ_IN_PART
+    return RowCost(cost, op_class, may_read_less=less, twin_bytes=min(read.twin_bytes, cost.read_bytes),
+                   notes=read.notes)  # fmt: skip
+
+
+def _of_library(rule: Rule, op: TracedOp, hints: Hints) -> RowCost:
+    bound = bind(op)
+    if bound is None:
+        raise UnknownCall("its arguments are not those of a version that is known")
+    found = rule(Recorded(bound, hints))
+    notes = (found.note,) if found.note else ()
+    return RowCost(found.cost, found.op_class, may_read_less=op.strides is None, notes=notes)
+
+
+def classify_op(op: TracedOp) -> str:
+    """The class of a recorded op by its name."""
+    return "elementwise" if is_triton(op) else classify(op.name.replace("::", "."))
+
+
+def _triton(op: TracedOp) -> RowCost:
+    op_class = "reduction" if op.name.startswith(("triton_red", "triton_per")) else "elementwise"
+    op_class = "contraction" if op.name.startswith("triton_tem") else op_class
+    try:
+        cost, note = triton_cost(op)
+    except UnknownCall as error:
+        return RowCost(None, op_class, str(error))
+    return RowCost(cost, op_class, may_read_less=op.strides is None, notes=(note,))
+
+
+# ---- copies
+
+
+_OVER_THE_LINK = ("HtoD", "DtoH", "PtoP", "HtoA", "AtoH", "HostToDevice", "DeviceToHost", "Host -> Device")
+
+
+def _copies(kernels: Sequence[TracedKernel]) -> RowCost | None:
+    """Memory copies and fills by the bytes that the profiler states; None where it states none."""
+    if any(kernel.bytes is None for kernel in kernels):
+        return None
+    read = write = 0
+    link = 0
+    for kernel in kernels:
+        moved = kernel.bytes or 0
+        if kernel.category == "memset":
+            write += moved
+        elif any(way in kernel.name for way in _OVER_THE_LINK):
+            link += moved
+        else:
+            read, write = read + moved, write + moved
+    return RowCost(Cost({}, read, write, kernels=len(kernels)), "movement", link_bytes=float(link))
+
+
+# ---- collectives
+
+#: collective → which message a rank sends (True) or receives, in parts of ``(n - 1) / n``
+_ITEM_NAMES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1,
+               "Short": 2, "Float8_e4m3fn": 1, "Float8_e5m2": 1}  # fmt: skip
+_WHOLE_MESSAGE = ("send", "recv", "broadcast")
+
+
+def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
+    """The bytes that a rank must send or receive."""
+    kernel = row.kernels[0]
+    message = _message_bytes(kernel.attributes) or next(
+        (found for op in surroundings.around(row.op) if (found := _op_message_bytes(op))), 0
+    )
+    if not message:
+        return RowCost(None, "communication", "the size of the message was not recorded")
+    ranks = _ranks(kernel, row.op, surroundings)
+    name = _collective(kernel, row.op)
+    share = 1.0 if any(word in name for word in _WHOLE_MESSAGE) else (ranks - 1) / ranks if ranks else 0.5
+    if ranks == 1:
+        return RowCost(Cost({}, 0, 0), "communication")
+    notes = () if ranks else ("the number of ranks was not recorded: half of the message must cross the link",)
+    return RowCost(Cost({}, 0, 0), "communication", link_bytes=share * message, notes=notes)
+
+
+def _collective(kernel: TracedKernel, op: TracedOp | None) -> str:
+    return str(kernel.attributes.get("Collective name") or (op.name if op else "") or kernel.name).lower()
+
+
+def _ranks(kernel: TracedKernel, op: TracedOp | None, surroundings: Surroundings) -> int:
+    for attributes in (kernel.attributes, *(outer.attributes for outer in surroundings.around(op))):
+        size = _number(attributes.get("Group size"))
+        if size > 0:
+            return size
+    return 0
+
+
+def _message_bytes(attributes: Any) -> int:
+    count = max(_number(attributes.get("In msg nelems")), _number(attributes.get("Out msg nelems")))
+    return count * _ITEM_NAMES.get(str(attributes.get("dtype", "")), 0)
+
+
+def _op_message_bytes(op: TracedOp) -> int:
+    """Of ``nccl:all_reduce`` and what wraps it: the bytes of its first tensor."""
+    stated = _message_bytes(op.attributes)
+    if stated:
+        return stated
+    for dims, type_name in zip(op.dims, op.types, strict=False):
+        if type_name in DTYPES and dims and all(type(n) is int for n in dims):
+            count = 1
+            for n in dims:
+                count *= n
+            return count * ITEMSIZE[DTYPES[type_name]]
+    return 0
+
+
+def _number(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+# ---- the price on a board
+
+
+class Pricing:
+    """Prices on one board; equal costs are priced once."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self._known: dict[int, tuple[RowCost, tuple[tuple[float, str], ...], float, str]] = {}
+
+    def price(self, row: RowCost, measured_s: float) -> Price | None:
+        """Speed of light, prediction and wall of a row that took ``measured_s``; None where its cost is not known."""
+        if row.cost is None:
+            return None
+        if id(row) not in self._known:
+            self._known[id(row)] = row, tuple(_readings(row, self.gpu)), *_modeled(row.cost, self.gpu)
+        _, readings, modeled_s, wall = self._known[id(row)]
+        bound, assumed = next((one for one in readings if one[0] <= measured_s), readings[0])
+        link_s = _link_s(row, self.gpu)
+        if link_s > modeled_s or (row.link_bytes and not row.cost.bytes):
+            modeled_s, wall = link_s, LINK
+        return Price(max(bound, link_s), max(modeled_s, bound, link_s), wall, assumed)
+
+
+def _link_s(row: RowCost, gpu: Gpu) -> float:
+    return row.link_bytes / (gpu.link_bytes_per_s / 2) if gpu.link_bytes_per_s else 0.0
+
+
+def _readings(row: RowCost, gpu: Gpu) -> Iterator[tuple[float, str]]:
+    """(bound, what it assumes): the plain one first, each next one lower."""
+    assert row.cost is not None
+    cost = row.cost
+    yield bound_s(cost, gpu), ""
+    if row.twin_bytes:
+        cost = replace(cost, read_bytes=cost.read_bytes - row.twin_bytes)
+        yield bound_s(cost, gpu), "inputs that look alike are one tensor"
+    yield _warm_bound_s(cost, gpu), "inputs in L2"
+    if row.may_read_less:
+        yield _warm_bound_s(replace(cost, read_bytes=0), gpu), "inputs are broadcast, or read in part"
+
+
+def _warm_bound_s(cost: Cost, gpu: Gpu) -> float:
+    """The bound where L2 holds inputs when the kernel starts and results when it ends."""
+    arithmetic_s = bound_s(replace(cost, read_bytes=0, write_bytes=0), gpu)
+    dram = max(cost.read_bytes - gpu.l2_bytes, 0) + max(cost.write_bytes - gpu.l2_bytes, 0)
+    return max(arithmetic_s, dram / gpu.dram_bytes_per_s, cost.bytes / gpu.l2_bytes_per_s)
+
+
+def _modeled(cost: Cost, gpu: Gpu) -> tuple[float, str]:
+    """(seconds, wall) of the prediction, as a profiler times a kernel: without what is between two."""
+    return _modeled_of(_Key(cost), gpu)
+
+
+class _Key:
+    """A cost, equal to another one that does the same: costs hold tables and have no hash of their own."""
+
+    __slots__ = ("cost", "value")
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+        self.value = (tuple(sorted(cost.flops.items())), cost.read_bytes, cost.write_bytes, cost.extra_bytes,
+                      cost.extra_flops, cost.kernels, cost.least_flops, cost.works)  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash(self.value[:7])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.value == other.value
+
+
+@lru_cache(maxsize=1 << 14)
+def _modeled_of(key: _Key, gpu: Gpu) -> tuple[float, str]:
+    found = predict_cost(key.cost, gpu, launch="kernel")
+    if found.overhead_s > found.compute_s and found.overhead_s > found.memory_s:
+        return found.time_s, "overhead"
+    return found.time_s, "compute" if found.compute_s > found.memory_s else "bandwidth"

@@ -1,0 +1,282 @@
+"""One pass over a trace: what is needed of each event goes into columns, the rest is dropped as it is read.
+
+An op takes about 60 bytes here and a runtime call 40; arguments (shapes, types, grids) are stored once for all events
+that share them. Python frames are kept only where they are modules or the user's own lines.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from memwall.traces.fields import (
+    ANNOTATION,
+    FRAME,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    MODULE,
+    OP,
+    OVERHEAD,
+    PYTHON,
+    RUNTIME,
+    Spellings,
+    is_communication,
+    is_launch_flow,
+    kind_of,
+)
+from memwall.traces.frames import user_frame, user_frame_of_stack
+from memwall.traces.values import Detail, last_number, printable, read_detail, time_us, whole_number
+
+_MODULE_PREFIX = "nn.Module: "
+_STEP_PREFIX = "ProfilerStep"
+_MOST_MEMOISED = 1 << 12
+
+
+class Names:
+    """Text stored once: index by text, text by index. What cannot be printed is written as an escape."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._index: dict[str, int] = {}
+
+    def index(self, text: str) -> int:
+        """The index of a text, a new one where it is new."""
+        found = self._index.get(text)
+        if found is None:
+            found = self._index[text] = len(self.texts)
+            self.texts.append(printable(text))
+        return found
+
+
+class Spans:
+    """What nests on CPU threads: ops, annotations, modules, frames. One row a span, in the order of the file."""
+
+    def __init__(self) -> None:
+        self.kind = array("b")
+        self.start = array("d")
+        self.dur = array("d")
+        self.name = array("q")
+        self.thread = array("q")
+        self.detail = array("q")
+        self.external = array("q")
+        self.sequence = array("q")
+        self.forward_thread = array("q")
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+class Calls:
+    """Runtime and driver calls, and what the profiler itself cost (``overhead``), on CPU threads."""
+
+    def __init__(self) -> None:
+        self.start = array("d")
+        self.dur = array("d")
+        self.name = array("q")
+        self.thread = array("q")
+        self.correlation = array("q")
+        self.external = array("q")
+
+
+class Flows:
+    """Arrows: ends of one kind, by the number that both ends share."""
+
+    def __init__(self) -> None:
+        self.number = array("q")
+        self.thread = array("q")
+        self.start = array("d")
+
+
+class Activity(NamedTuple):
+    """A row of a GPU stream before it is linked."""
+
+    start: float
+    dur: float
+    name: int
+    category: str
+    device: int
+    stream: int
+    correlation: int
+    external: int
+    thread: int
+    detail: int
+
+
+class Recording:
+    """Everything kept of a trace, unlinked. :meth:`keep` takes one event."""
+
+    def __init__(self) -> None:
+        self.names = Names()
+        self.threads: list[tuple[str, str]] = []
+        self.details: list[Detail] = [Detail()]
+        self.spans = Spans()
+        self.calls = Calls()
+        self.overheads = Calls()
+        self.flow_starts = Flows()
+        self.flow_ends = Flows()
+        self.activities: list[Activity] = []
+        self.steps: list[tuple[float, float, str]] = []
+        self.dropped: Counter[str] = Counter()
+        self._threads: dict[tuple[object, object], int] = {}
+        self._by_text: dict[tuple[str, str], int] = {}
+        self._details: dict[str, int] = {"{}": 0}
+        self._kinds: dict[str, int | None] = {}
+        self._communication: dict[int, bool] = {}
+        self._flow_numbers: dict[str, int] = {}
+        self._spelled = Spellings()
+
+    def keep(self, event: dict[str, Any]) -> None:
+        """Store what is needed of an event; count it where it cannot be trusted."""
+        phase = event.get("ph")
+        if phase == "X":
+            self._keep_span(event)
+        elif phase in ("s", "f") and is_launch_flow(str(event.get("cat"))):
+            self._keep_flow(event, self.flow_starts if phase == "s" else self.flow_ends)
+
+    def _keep_span(self, event: dict[str, Any]) -> None:
+        kind = self._kind(event)
+        name = event.get("name")
+        if kind is None:
+            return
+        start, dur = time_us(event.get("ts")), time_us(event.get("dur"))
+        if start is None or dur is None:
+            self.dropped["without a time or a duration"] += 1
+        elif dur < 0:
+            self.dropped["of negative duration"] += 1
+        elif not isinstance(name, str):
+            self.dropped["without a name"] += 1
+        elif kind == PYTHON:
+            self._keep_python(event, name, start, dur)
+        elif kind in (OP, ANNOTATION) and name.startswith(_STEP_PREFIX):
+            self.steps.append((start, dur, printable(name)))
+        elif kind in (OP, ANNOTATION):
+            self._keep_op(event, kind, name, start, dur)
+        elif kind in (RUNTIME, OVERHEAD):
+            self._keep_call(event, self.calls if kind == RUNTIME else self.overheads, name, start, dur)
+        else:
+            self._keep_activity(event, kind, name, start, dur)
+
+    def _kind(self, event: dict[str, Any]) -> int | None:
+        category = event.get("cat") or event.get("pid")
+        if not isinstance(category, str):
+            return None
+        try:
+            return self._kinds[category]
+        except KeyError:
+            if len(self._kinds) > _MOST_MEMOISED:
+                self._kinds.clear()
+            kind = self._kinds[category] = kind_of(category)
+            return kind
+
+    def _keep_python(self, event: dict[str, Any], name: str, start: float, dur: float) -> None:
+        if name.startswith("<"):  # "<built-in method ... at 0x7f...>": most of them, and no two alike
+            return
+        module = name.startswith(_MODULE_PREFIX)
+        text = name[len(_MODULE_PREFIX) :] if module else user_frame(name)
+        if text:
+            self._add_span(event, MODULE if module else FRAME, text, start, dur, {})
+
+    def _keep_op(self, event: dict[str, Any], kind: int, name: str, start: float, dur: float) -> None:
+        found = self._arguments(event)
+        stack = found.pop("stack", None)
+        if isinstance(stack, str) and (source := user_frame_of_stack(stack)):
+            found["source"] = source
+        self._add_span(event, kind, name, start, dur, found)
+
+    def _add_span(
+        self, event: dict[str, Any], kind: int, name: str, start: float, dur: float, found: dict[str, Any]
+    ) -> None:
+        spans = self.spans
+        spans.kind.append(kind)
+        spans.start.append(start)
+        spans.dur.append(dur)
+        spans.name.append(self.names.index(name))
+        spans.thread.append(self._thread(event))
+        spans.external.append(whole_number(found.pop("external", None)))
+        spans.sequence.append(whole_number(found.pop("sequence", None)))
+        spans.forward_thread.append(whole_number(found.pop("forward_thread", None)))
+        spans.detail.append(self._detail(found) if found else 0)
+
+    def _keep_call(self, event: dict[str, Any], calls: Calls, name: str, start: float, dur: float) -> None:
+        found = self._arguments(event)
+        calls.start.append(start)
+        calls.dur.append(dur)
+        calls.name.append(self.names.index(name))
+        calls.thread.append(self._thread(event))
+        calls.correlation.append(whole_number(found.get("correlation")))
+        calls.external.append(whole_number(found.get("external")))
+
+    def _keep_activity(self, event: dict[str, Any], kind: int, name: str, start: float, dur: float) -> None:
+        found = self._arguments(event)
+        index = self.names.index(name)
+        device, stream = found.pop("device", None), found.pop("stream", None)
+        correlation, external = found.pop("correlation", None), found.pop("external", None)
+        self.activities.append(
+            Activity(
+                start,
+                dur,
+                index,
+                self._category(kind, index, found),
+                max(0, whole_number(event.get("pid") if device is None else device)),
+                max(0, whole_number(last_number(event.get("tid")) if stream is None else stream)),
+                whole_number(correlation),
+                whole_number(external),
+                self._thread(event),
+                self._detail(found) if found else 0,
+            )
+        )
+
+    def _category(self, kind: int, name: int, found: Mapping[str, Any]) -> str:
+        if kind != KERNEL:
+            return {MEMCPY: "memcpy", MEMSET: "memset"}[kind]
+        known = self._communication.get(name)
+        if known is None:
+            known = self._communication[name] = is_communication(self.names.texts[name])
+        return "communication" if known or "Collective name" in found else "kernel"
+
+    def _keep_flow(self, event: dict[str, Any], flows: Flows) -> None:
+        start, shared = time_us(event.get("ts")), event.get("id")
+        if start is None or shared is None:
+            return
+        number = whole_number(shared)
+        if number < 0:  # a text: numbered downwards, so that it meets no correlation
+            number = self._flow_numbers.setdefault(str(shared)[:64], -2 - len(self._flow_numbers))
+        flows.number.append(number)
+        flows.thread.append(self._thread(event))
+        flows.start.append(start)
+
+    def _arguments(self, event: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that are used, under this package's names."""
+        arguments = event.get("args")
+        if not isinstance(arguments, dict):
+            return {}
+        spelled = self._spelled
+        return {name: value for key, value in arguments.items() if (name := spelled[key])}
+
+    def _thread(self, event: dict[str, Any]) -> int:
+        """Process and thread as one index; profilers write one thread as 25772 here and "25772" there."""
+        process, thread = event.get("pid"), event.get("tid")
+        try:
+            known = self._threads.get((process, thread))
+        except TypeError:  # a list where a number should be
+            process, thread = str(process)[:64], str(thread)[:64]
+            known = self._threads.get((process, thread))
+        if known is None:
+            text = (printable(str(process)[:64]), printable(str(thread)[:64]))
+            known = self._by_text.get(text)
+            if known is None:
+                known = self._by_text[text] = len(self.threads)
+                self.threads.append(text)
+            self._threads[process, thread] = known
+        return known
+
+    def _detail(self, found: dict[str, Any]) -> int:
+        text = repr(found)
+        known = self._details.get(text)
+        if known is None:
+            known = self._details[text] = len(self.details)
+            self.details.append(read_detail(found))
+        return known

@@ -1,0 +1,139 @@
+"""Each row of the GPU to the call that launched it, and that call to the op around it.
+
+The way is kernel -> correlation -> runtime call -> innermost op on the call's thread. ``External id`` names an op only
+in some traces (in others it repeats the correlation, and would hit a wrong op), so it serves where no call correlates
+and only in a trace where the two differ. Arrows (``ac2g``) are the last resort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memwall.traces.events import Activity, Recording, Spans
+from memwall.traces.nesting import Nesting
+
+#: CPU and GPU clocks are aligned to some microseconds
+_SKEW_US = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Of one activity: the call that launched it and the span around that, None where unknown."""
+
+    call: int | None
+    span: int | None
+
+
+def match(recording: Recording, activities: Sequence[Activity], nesting: Nesting) -> list[Match]:
+    """A match for each activity, in their order; nests the spans of the recording on the way."""
+    calls = _calls_of(recording, activities)
+    arrows = _arrows_of(recording, activities, calls)
+    first_arrow = len(recording.calls.start)
+    found = nesting.sweep(_moments(recording, calls, arrows, first_arrow))
+    by_external = _Externals(recording, activities)
+    matches = []
+    for activity, call, arrow in zip(activities, calls, arrows, strict=True):
+        span = None if call is None else found.get(call)
+        if span is None:
+            span = by_external.span(activity, call)
+        if span is None and arrow is not None:
+            span = found.get(first_arrow + arrow)
+        matches.append(Match(call, span))
+    return matches
+
+
+def _calls_of(recording: Recording, activities: Sequence[Activity]) -> list[int | None]:
+    """The call of the same correlation, or of the same ``External id`` for an activity that bears no correlation.
+
+    Of several (merged traces, an op with several launches) it is the last that began before the activity.
+    """
+    calls = recording.calls
+    by_correlation = _indexed(calls.correlation, {a.correlation for a in activities})
+    by_external = _indexed(calls.external, {a.external for a in activities if a.correlation <= 0})
+    found = []
+    for activity in activities:
+        if activity.correlation > 0:
+            candidates = by_correlation.get(activity.correlation, ())
+        else:
+            candidates = by_external.get(activity.external, ())
+        found.append(_nearest(candidates, calls.start, activity.start))
+    return found
+
+
+def _indexed(numbers: Sequence[int], wanted: set[int]) -> dict[int, list[int]]:
+    """Number -> places at which it stands, for the wanted positive numbers."""
+    places: dict[int, list[int]] = {}
+    for place, number in enumerate(numbers):
+        if number > 0 and number in wanted:
+            places.setdefault(number, []).append(place)
+    return places
+
+
+def _nearest(candidates: Sequence[int], starts: Sequence[float], start: float) -> int | None:
+    if not candidates:
+        return None
+    if len(candidates) == 1:
+        return candidates[0]
+    before = [c for c in candidates if starts[c] <= start + _SKEW_US]
+    return max(before, key=starts.__getitem__) if before else min(candidates, key=starts.__getitem__)
+
+
+def _arrows_of(recording: Recording, activities: Sequence[Activity], calls: Sequence[int | None]) -> list[int | None]:
+    """For activities without a call: the arrow that ends where they begin, or bears their correlation."""
+    if None not in calls or not len(recording.flow_starts.number):
+        return [None] * len(calls)
+    ends, starts = recording.flow_ends, recording.flow_starts
+    number_at = dict(zip(zip(ends.thread, ends.start, strict=True), ends.number, strict=True))
+    start_of = {number: arrow for arrow, number in enumerate(starts.number)}
+    return [
+        None if call is not None else start_of.get(number_at.get((a.thread, a.start), a.correlation))
+        for a, call in zip(activities, calls, strict=True)
+    ]
+
+
+def _moments(
+    recording: Recording, calls: Sequence[int | None], arrows: Sequence[int | None], first_arrow: int
+) -> dict[int, list[tuple[float, float, int]]]:
+    moments: dict[int, list[tuple[float, float, int]]] = {}
+    made, flows = recording.calls, recording.flow_starts
+    for call in {call for call in calls if call is not None}:
+        begin = made.start[call]
+        moments.setdefault(made.thread[call], []).append((begin, begin + made.dur[call], call))
+    for arrow in {arrow for arrow in arrows if arrow is not None}:
+        begin = flows.start[arrow]
+        moments.setdefault(flows.thread[arrow], []).append((begin, begin, first_arrow + arrow))
+    return moments
+
+
+class _Externals:
+    """Spans by ``External id``, in traces where that is not the correlation by another name."""
+
+    def __init__(self, recording: Recording, activities: Sequence[Activity]) -> None:
+        self._calls = recording.calls
+        self._spans = recording.spans
+        trusted = any(0 < a.external != a.correlation for a in activities)
+        self._by_external: Mapping[int, int] = _unique(recording.spans) if trusted else {}
+
+    def span(self, activity: Activity, call: int | None) -> int | None:
+        """The span whose id the activity or its call bears, if it had begun by then."""
+        external = activity.external
+        if external <= 0 and call is not None:
+            external = self._calls.external[call]
+        span = self._by_external.get(external)
+        if span is None or self._spans.start[span] > activity.start + _SKEW_US:
+            return None
+        return span
+
+
+def _unique(spans: Spans) -> dict[int, int]:
+    """Id -> span, ids that different spans bear (merged traces) left out."""
+    found: dict[int, int] = {}
+    shared = set()
+    for span, external in enumerate(spans.external):
+        if external <= 0:
+            continue
+        known = found.setdefault(external, span)
+        if spans.start[known] != spans.start[span] or spans.name[known] != spans.name[span]:
+            shared.add(external)
+    return {external: span for external, span in found.items() if external not in shared}

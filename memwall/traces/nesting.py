@@ -1,0 +1,173 @@
+"""What was running on a CPU thread at a moment: the innermost op, the modules and the user's line around it.
+
+Per thread one sweep over spans and moments in order of time with a stack. Clocks are rounded to microseconds in old
+traces, so a span that ends up to :data:`JITTER_US` behind the one around it still lies in it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+from memwall.traces.events import Recording, Spans
+from memwall.traces.fields import ANNOTATION, FRAME, MODULE, OP
+
+JITTER_US = 1.0
+
+#: what lies deeper than this in spans is held to lie in the last of these; real programs stay far below
+_DEEPEST = 500
+
+#: how many spans outward are tried where spans overlap without nesting
+_MOST_TRIED = 64
+
+_NONE = -1
+
+
+class Nesting:
+    """For each span of a recording: the innermost op around it, its module path, its line; -1 where none."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._spans = recording.spans
+        count = len(self._spans)
+        self.parent = array("q", [_NONE]) * count
+        self.module = array("q", [_NONE]) * count
+        self.frame = array("q", [_NONE]) * count
+        #: place in the order of the sweep: a parent stands before its children
+        self.place = array("q", [0]) * count
+        #: of a moment outside any op: the module path and the name of the frame around it
+        self.outside: dict[int, tuple[int, int]] = {}
+        #: (path around it or -1, name) -> path; paths are the nodes of a tree
+        self._paths: dict[tuple[int, int], int] = {}
+        self.path_nodes: list[tuple[int, int]] = []
+
+    def sweep(self, moments: dict[int, list[tuple[float, float, int]]]) -> dict[int, int]:
+        """Nest all spans, and find the op around each moment.
+
+        Args:
+            moments: thread -> (begin, end, key) of calls.
+
+        Returns:
+            key -> innermost op around it; keys without one are missing.
+        """
+        found: dict[int, int] = {}
+        place = 0
+        for thread, order in _by_thread(self._spans).items():
+            place = self._thread(order, sorted(moments.get(thread, ())), found, place)
+        return found
+
+    def _thread(
+        self, order: Sequence[int], moments: list[tuple[float, float, int]], found: dict[int, int], place: int
+    ) -> int:
+        spans = self._spans
+        starts, durs, kinds, names = spans.start, spans.dur, spans.kind, spans.name
+        ops: list[tuple[float, int]] = []  # (end, span): ops and annotations that have begun and not ended
+        modules: list[tuple[float, int]] = []  # (end, path)
+        frames: list[tuple[float, int]] = []  # (end, name)
+        upcoming = iter(moments)
+        moment = next(upcoming, None)
+        for span in order:
+            start = starts[span]
+            while moment is not None and moment[0] < start:
+                self._answer(moment, ops, modules, frames, found)
+                moment = next(upcoming, None)
+            end = start + durs[span]
+            kind = kinds[span]
+            if kind in (OP, ANNOTATION):
+                self.parent[span] = _around(ops, start, end)
+                self.module[span] = _top(modules, start, end)
+                self.frame[span] = _top(frames, start, end)
+                self.place[span] = place
+                place += 1
+                _open(ops, end, span)
+            elif kind == MODULE:
+                _open(modules, end, self._path(_top(modules, start, end), names[span]))
+            elif kind == FRAME:
+                _top(frames, start, end)
+                _open(frames, end, names[span])
+        while moment is not None:
+            self._answer(moment, ops, modules, frames, found)
+            moment = next(upcoming, None)
+        return place
+
+    def _answer(
+        self,
+        moment: tuple[float, float, int],
+        ops: list[tuple[float, int]],
+        modules: list[tuple[float, int]],
+        frames: list[tuple[float, int]],
+        found: dict[int, int],
+    ) -> None:
+        begin, end, key = moment
+        op = _around(ops, begin, end)
+        if op != _NONE:
+            found[key] = op
+        else:
+            self.outside[key] = (_top(modules, begin, end), _top(frames, begin, end))
+
+    def _path(self, outer: int, name: int) -> int:
+        known = self._paths.get((outer, name))
+        if known is None:
+            known = self._paths[outer, name] = len(self.path_nodes)
+            self.path_nodes.append((outer, name))
+        return known
+
+    def path_names(self, path: int) -> list[int]:
+        """The names of the modules of a path, outermost first."""
+        names: list[int] = []
+        while path != _NONE:
+            path, name = self.path_nodes[path]
+            names.append(name)
+        return names[::-1]
+
+
+def _by_thread(spans: Spans) -> dict[int, list[int]]:
+    """Spans of each thread in the order in which they open: by start, the longer first, then as they are numbered."""
+    threads: dict[int, list[int]] = {}
+    for span, thread in enumerate(spans.thread):
+        threads.setdefault(thread, []).append(span)
+    for thread, order in threads.items():
+        for column in (spans.name, spans.external):
+            order.sort(key=column.__getitem__)
+        order.sort(key=spans.dur.__getitem__, reverse=True)
+        order.sort(key=spans.start.__getitem__)
+        threads[thread] = [span for at, span in enumerate(order) if not at or not _same(spans, order[at - 1], span)]
+    return threads
+
+
+def _same(spans: Spans, first: int, second: int) -> bool:
+    """Whether one span stands twice in the file; two ops of one name and time may be two where they bear no number."""
+    return (
+        spans.start[first] == spans.start[second]
+        and spans.dur[first] == spans.dur[second]
+        and spans.name[first] == spans.name[second]
+        and spans.kind[first] == spans.kind[second]
+        and spans.external[first] == spans.external[second]
+        and (spans.external[first] > 0 or spans.kind[first] in (MODULE, FRAME))
+    )
+
+
+def _open(stack: list[tuple[float, int]], end: float, item: int) -> None:
+    if len(stack) < _DEEPEST:
+        stack.append((end, item))
+
+
+def _around(stack: list[tuple[float, int]], start: float, end: float) -> int:
+    """What on the stack holds [start, end]; else the innermost in which it starts; -1 where nothing does."""
+    _close(stack, start, end)
+    if not stack:
+        return _NONE
+    if end <= stack[-1][0] + JITTER_US:
+        return stack[-1][1]
+    outward: Iterable[tuple[float, int]] = stack[-1 : -_MOST_TRIED - 1 : -1]
+    return next((item for last, item in outward if end <= last + JITTER_US), stack[-1][1])
+
+
+def _top(stack: list[tuple[float, int]], start: float, end: float) -> int:
+    _close(stack, start, end)
+    return stack[-1][1] if stack else _NONE
+
+
+def _close(stack: list[tuple[float, int]], start: float, end: float) -> None:
+    """Drop what ended: at ``start`` itself too, unless what starts there has no length."""
+    while stack and (stack[-1][0] < start or (stack[-1][0] == start and end > start)):
+        stack.pop()

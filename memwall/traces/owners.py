@@ -1,0 +1,158 @@
+"""The ops of a trace that matter: those that own a kernel, the ops around them and the forward ops of backward ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from memwall.traces.events import Recording
+from memwall.traces.fields import ANNOTATION
+from memwall.traces.nesting import Nesting
+from memwall.traces.records import TracedOp
+
+#: "autograd::engine::evaluate_function: AddmmBackward0", "CompiledFunctionBackward"
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$|^torch::autograd::AccumulateGrad$")
+_OPTIMIZER = re.compile(r"^Optimizer\.|^aten::_(fused|foreach)_(adam|adamw|sgd|adagrad)")
+#: modules of a path that are named; real ones nest less than twenty deep
+_MOST_MODULES = 64
+_NODE = re.compile(r"([A-Za-z_]\w*?)(?:Backward)?\d*$")
+
+
+class Owners:
+    """Which spans become :class:`TracedOp`, and what is known of each."""
+
+    def __init__(self, recording: Recording, nesting: Nesting, spans: Iterable[int], base: float) -> None:
+        self._recording = recording
+        self._spans = recording.spans
+        self._nesting = nesting
+        self._base = base
+        self._phases: dict[int, str] = {}  # name -> what it says itself
+        self._modules: dict[int, str] = {}  # path -> its text
+        kept = self._with_parents(set(spans))
+        forward = self._forward_of(kept)
+        kept |= self._with_parents(set(forward.values()))
+        start, place = self._spans.start, nesting.place
+        self._order = sorted(kept, key=lambda span: (start[span], self._spans.thread[span], place[span]))
+        #: backward span -> forward span
+        self._forward = forward
+        #: span -> id in Trace.ops
+        self.ids = {span: index for index, span in enumerate(self._order)}
+
+    def ops(self) -> tuple[TracedOp, ...]:
+        """The ops, parents before children and forward ops before their backward ops."""
+        made: list[TracedOp] = []
+        for span in self._order:
+            made.append(self._op(span, made))
+        return tuple(made)
+
+    def _with_parents(self, spans: set[int]) -> set[int]:
+        found: set[int] = set()
+        for span in spans:
+            while span >= 0 and span not in found:
+                found.add(span)
+                span = self._nesting.parent[span]
+        return found
+
+    def _op(self, span: int, made: list[TracedOp]) -> TracedOp:
+        """One op; what it was not recorded with it has from the op around it, or from its forward op."""
+        spans, texts, nesting = self._spans, self._recording.names.texts, self._nesting
+        detail = self._recording.details[spans.detail[span]]
+        parent = made[self.ids[nesting.parent[span]]] if nesting.parent[span] >= 0 else None
+        origin = made[self.ids[self._forward[span]]] if span in self._forward else None
+        if origin is None and parent is not None and parent.forward is not None:
+            origin = made[parent.forward]
+        near = [other for other in (parent, origin) if other is not None]
+        module = self.module_of(nesting.module[span])
+        frame = texts[nesting.frame[span]] if nesting.frame[span] >= 0 else ""
+        sequence = spans.sequence[span]
+        module = module or next((other.module for other in near if other.module), "")
+        return TracedOp(
+            id=self.ids[span],
+            name=self._name(span),
+            thread=self._recording.threads[spans.thread[span]],
+            start_us=spans.start[span] - self._base,
+            dur_us=spans.dur[span],
+            dims=detail.dims,
+            types=detail.types,
+            strides=detail.strides,
+            concrete=detail.concrete,
+            parent=parent.id if parent else None,
+            module=module,
+            source=detail.source or frame or next((other.source for other in near if other.source), ""),
+            phase=self._phase(span)
+            or (parent.phase if parent else "")
+            or ("forward" if module or sequence >= 0 else ""),
+            sequence=sequence if sequence >= 0 else None,
+            forward=origin.id if origin else None,
+            annotation=spans.kind[span] == ANNOTATION,
+            attributes=detail.attributes,
+        )
+
+    def module_of(self, path: int) -> str:
+        """The text of a module path, "" for -1."""
+        known = self._modules.get(path)
+        if known is None:
+            texts = self._recording.names.texts
+            known = self._modules[path] = "/".join(
+                texts[name] for name in self._nesting.path_names(path)[:_MOST_MODULES]
+            )
+        return known
+
+    def _forward_of(self, kept: set[int]) -> dict[int, int]:
+        """Backward span -> the forward span that made its node: same sequence number, begun before.
+
+        The counter moves on when a node is made, so of several ops with one number the last that began made it,
+        unless one bears the node's name.
+        """
+        wanted: dict[tuple[str, int], list[int]] = {}
+        for span in kept:
+            if self._is_backward(span) and self._spans.sequence[span] >= 0:
+                wanted.setdefault(self._number(span), [])
+        if not wanted:
+            return {}
+        for span, sequence in enumerate(self._spans.sequence):
+            if sequence >= 0 and not self._is_backward(span) and self._number(span) in wanted:
+                wanted[self._number(span)].append(span)
+        pairs = {}
+        for span in kept:
+            if self._is_backward(span) and self._spans.sequence[span] >= 0:
+                best = self._made(span, wanted[self._number(span)])
+                if best is not None:
+                    pairs[span] = best
+        return pairs
+
+    def _made(self, backward: int, candidates: list[int]) -> int | None:
+        start = self._spans.start
+        before = [span for span in candidates if start[span] <= start[backward]]
+        node = _bare(self._name(backward))
+        return max(before, key=lambda span: (_bare(self._name(span)) == node, start[span], span), default=None)
+
+    def _is_backward(self, span: int) -> bool:
+        return self._phase(span) == "backward"
+
+    def _phase(self, span: int) -> str:
+        if self._spans.forward_thread[span] > 0:
+            return "backward"
+        name = self._spans.name[span]
+        known = self._phases.get(name)
+        if known is None:
+            known = self._phases[name] = _phase_of(self._recording.names.texts[name])
+        return known
+
+    def _number(self, span: int) -> tuple[str, int]:
+        return self._recording.threads[self._spans.thread[span]][0], self._spans.sequence[span]
+
+    def _name(self, span: int) -> str:
+        return self._recording.names.texts[self._spans.name[span]]
+
+
+def _phase_of(name: str) -> str:
+    if _BACKWARD.search(name):
+        return "backward"
+    return "optimizer" if _OPTIMIZER.search(name) else ""
+
+
+def _bare(name: str) -> str:
+    """addmm of "aten::addmm" and of "autograd::engine::evaluate_function: AddmmBackward0"."""
+    found = _NODE.search(name)
+    return found.group(1).replace("_", "").lower() if found else ""

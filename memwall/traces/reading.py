@@ -1,0 +1,214 @@
+"""From a file to a :class:`Trace`: read, sort, link, measure the GPU's time, say what was left out."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memwall.core.errors import UsageError
+from memwall.traces.devices import read_devices
+from memwall.traces.events import Activity, Recording
+from memwall.traces.matching import Match, match
+from memwall.traces.nesting import Nesting
+from memwall.traces.owners import Owners
+from memwall.traces.records import Device, Step, Trace, TracedKernel, TracedOp
+from memwall.traces.stream import read_events
+from memwall.traces.timeline import busy_us, exposed_communication_us, gaps
+from memwall.traces.values import printable
+
+#: the second name of the devices is that of early 2021
+_DEVICES = ("deviceProperties", "computeProperties")
+_WANTED = frozenset(("schemaVersion", *_DEVICES))
+
+#: CUPTI writes 0 for a kernel that it could not time; none starts this long before the first thing that the CPU did
+_TIMED_US = 1e7
+
+#: rows of one stream that overlap by less than this share of their time are only rounding
+_OVERLAP = 0.01
+
+#: kernels that begin this long before their launch: the clocks of CPU and GPU disagree
+_CLOCKS_AGREE_US = 1000.0
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, and link its kernels to ops.
+
+    The file is streamed; memory grows with the ops and kernels in it, not with its size.
+
+    Raises:
+        UsageError: no such file, cut off, damaged, not JSON, or no profiler trace; says where.
+    """
+    recording = Recording()
+    header = read_events(path, recording.keep, _WANTED)
+    if not (recording.activities or len(recording.spans) or recording.calls.start):
+        raise UsageError(
+            f"{path} holds no event of the PyTorch profiler (cpu_op, cuda_runtime, kernel, ...): "
+            "export one with torch.profiler.profile(...).export_chrome_trace(path)"
+        )
+    return _linked(recording, header, printable(Path(path).name))
+
+
+def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Trace:
+    _drop_untimed(recording)
+    base, end = _extent(recording)
+    activities = sorted(set(recording.activities), key=_on_the_gpu)
+    nesting = Nesting(recording)
+    matches = match(recording, activities, nesting)
+    owners = Owners(recording, nesting, {m.span for m in matches if m.span is not None}, base)
+    ops = owners.ops()
+    kernels = tuple(
+        _kernel(number, activity, found, owners, nesting, recording, base)
+        for number, (activity, found) in enumerate(zip(activities, matches, strict=True))
+    )
+    properties = next((header[key] for key in _DEVICES if key in header), None)
+    devices = read_devices(properties, Counter(kernel.device for kernel in kernels))
+    schema = header.get("schemaVersion")
+    return Trace(
+        path_name=name,
+        schema=schema if type(schema) is int else None,
+        devices=devices,
+        ops=ops,
+        kernels=kernels,
+        gaps=gaps(kernels, ops, recording, nesting, base),
+        steps=tuple(Step(text, start - base, dur) for start, dur, text in sorted(recording.steps)),
+        span_us=end - base,
+        busy_us=busy_us(kernels),
+        exposed_communication_us=exposed_communication_us(kernels),
+        notes=tuple(_notes(recording, len(recording.activities) - len(activities), kernels, devices)),
+        recorded_shapes=any(op.dims for op in ops),
+    )
+
+
+def _drop_untimed(recording: Recording) -> None:
+    """Leave out GPU rows without a valid time, and count them."""
+    begins = [min(times) for times in (recording.spans.start, recording.calls.start) if times]
+    if begins:
+        earliest = min(begins) - _TIMED_US
+        timed = [row for row in recording.activities if row.start >= earliest]
+        recording.dropped["that the profiler could not time"] += len(recording.activities) - len(timed)
+        recording.activities = timed
+
+
+def _on_the_gpu(activity: Activity) -> tuple[float, ...]:
+    return activity.start, activity.device, activity.stream, activity.dur, activity.correlation, activity.name
+
+
+def _extent(recording: Recording) -> tuple[float, float]:
+    """First begin and last end of what was kept; steps do not count, they may reach out of the recording."""
+    spans, calls, rows = recording.spans, recording.calls, recording.activities
+    starts = [min(times) for times in (spans.start, calls.start, [row.start for row in rows]) if times]
+    ends = [
+        max(map(float.__add__, times, durations))
+        for times, durations in (
+            (spans.start, spans.dur),
+            (calls.start, calls.dur),
+            ([row.start for row in rows], [row.dur for row in rows]),
+        )
+        if times
+    ]
+    return min(starts), max(ends)
+
+
+def _kernel(
+    number: int, activity: Activity, found: Match, owners: Owners, nesting: Nesting, recording: Recording, base: float
+) -> TracedKernel:
+    detail = recording.details[activity.detail]
+    calls = recording.calls
+    outside = None if found.call is None or found.span is not None else nesting.outside.get(found.call)
+    path, frame = outside or (-1, -1)
+    return TracedKernel(
+        id=number,
+        name=recording.names.texts[activity.name],
+        category=activity.category,
+        device=activity.device,
+        stream=activity.stream,
+        start_us=activity.start - base,
+        dur_us=activity.dur,
+        op=None if found.span is None else owners.ids[found.span],
+        module=owners.module_of(path),
+        source=recording.names.texts[frame] if frame >= 0 else "",
+        launch="" if found.call is None else recording.names.texts[calls.name[found.call]],
+        launch_us=None if found.call is None else calls.start[found.call] - base,
+        grid=detail.grid,
+        block=detail.block,
+        registers=detail.registers,
+        shared_bytes=detail.shared_bytes,
+        bytes=detail.bytes,
+        attributes=detail.attributes,
+    )
+
+
+def _notes(
+    recording: Recording, duplicates: int, kernels: Sequence[TracedKernel], devices: Sequence[Device]
+) -> list[str]:
+    """What was left out or cannot be known, a line each, in a fixed order."""
+    notes = [f"{count} events {what} were left out" for what, count in sorted(recording.dropped.items()) if count]
+    if duplicates:
+        notes.append(f"{duplicates} GPU rows stand twice in the file and were counted once")
+    if not kernels:
+        notes.append("no GPU row: the profiler ran without a GPU or without ProfilerActivity.CUDA")
+    notes += _launch_notes(kernels)
+    overlap, total = _overlap_us(kernels), sum(kernel.dur_us for kernel in kernels)
+    if overlap > _OVERLAP * total:
+        notes.append(f"GPU rows run {overlap:.0f} us into the next row of their stream: their durations are too long")
+    if kernels and not any(device.name for device in devices):
+        notes.append("the trace does not name its GPU (no deviceProperties)")
+    return notes
+
+
+def _overlap_us(kernels: Sequence[TracedKernel]) -> float:
+    """Time by which rows reach into the next of their stream; those of one graph launch may run at once."""
+    last: dict[tuple[int, int], TracedKernel] = {}
+    overlap = 0.0
+    for kernel in kernels:
+        before = last.get((kernel.device, kernel.stream))
+        if before is not None and "Graph" not in kernel.launch:
+            overlap += max(0.0, min(before.end_us, kernel.end_us) - kernel.start_us)
+        if before is None or kernel.end_us > before.end_us:
+            last[kernel.device, kernel.stream] = kernel
+    return overlap
+
+
+def _launch_notes(kernels: Sequence[TracedKernel]) -> list[str]:
+    notes = []
+    lost = [kernel for kernel in kernels if not kernel.launch and kernel.op is None]
+    if lost:
+        notes.append(
+            f"{len(lost)} GPU rows ({sum(k.dur_us for k in lost):.0f} us) have no launch in the trace: "
+            "they were launched before the recording began, or by a library that it did not see"
+        )
+    bare = [kernel for kernel in kernels if kernel.launch and kernel.op is None]
+    if bare:
+        notes.append(f"{len(bare)} GPU rows ({sum(k.dur_us for k in bare):.0f} us) were launched outside any op")
+    graphs = [kernel for kernel in kernels if "GraphLaunch" in kernel.launch]
+    if graphs:
+        launches = len({(kernel.launch_us, kernel.op) for kernel in graphs})
+        notes.append(
+            f"{len(graphs)} GPU rows belong to {launches} CUDA graph launches: a graph keeps no op of its kernels, "
+            "so the op around the launch owns them"
+        )
+    early = sum(k.launch_us is not None and k.start_us < k.launch_us - _CLOCKS_AGREE_US for k in kernels)
+    if early:
+        notes.append(f"{early} GPU rows begin over 1 ms before their launch: CPU and GPU clocks disagree")
+    return notes
+
+
+def ancestors(trace: Trace, op: TracedOp) -> list[TracedOp]:
+    """The ops around an op, innermost first."""
+    found = []
+    while op.parent is not None:
+        op = trace.ops[op.parent]
+        found.append(op)
+    return found
+
+
+def outer_op(trace: Trace, op: TracedOp) -> TracedOp:
+    """The outermost aten op of the same module around an op: aten::linear of aten::addmm."""
+    for around in ancestors(trace, op):
+        if around.module != op.module or not around.name.startswith("aten::"):
+            break
+        op = around
+    return op

@@ -1,0 +1,176 @@
+"""Results of normalizations, losses, reductions and scans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memwall.core.graph import TensorSpec, contiguous
+from memwall.traces.calls import Recorded, UnknownCall
+from memwall.traces.results.common import (
+    INTEGERS,
+    Rule,
+    Specs,
+    broadcast,
+    dense,
+    each,
+    first_tensor,
+    stated_dtype,
+    taken_elsewhere,
+)
+from memwall.traces.results.pointwise import same
+
+
+def softmax(call: Recorded) -> Specs:
+    """Like the input; float32 where a half was asked to become one."""
+    spec = first_tensor(call)
+    wide = call.value("half_to_float") is True
+    return (dense(spec.shape, "float32" if wide else stated_dtype(call, spec.dtype), [spec]),)
+
+
+def layer_norm(call: Recorded) -> Specs:
+    """The result, and two moments for each row."""
+    data = call.need("input")
+    sizes = call.sizes("normalized_shape")
+    weight = call.tensor("weight")
+    axes = len(sizes) if sizes else len(weight.shape) if weight is not None else 1
+    moments = contiguous(data.shape[: len(data.shape) - axes], "float32" if data.itemsize < 8 else data.dtype)
+    count = 1 if "rms" in call.packet else 2
+    return (dense(data.shape, data.dtype, [data]), *((moments,) * count))
+
+
+def rms_norm_only(call: Recorded) -> Specs:
+    """The result alone."""
+    data = call.need("input")
+    return (contiguous(data.shape, data.dtype),)
+
+
+def group_norm(call: Recorded) -> Specs:
+    """The result, and two moments for each group."""
+    data, groups = call.need("input"), call.value("group", 1)
+    moments = contiguous((data.shape[0], groups if type(groups) is int else 1), data.dtype)
+    return (dense(data.shape, data.dtype, [data]), moments, moments)
+
+
+def batch_norm(call: Recorded) -> Specs:
+    """The result, and two moments for each channel."""
+    data = call.need("input")
+    moments = contiguous(data.shape[1:2], "float32" if data.itemsize < 8 else data.dtype)
+    return (dense(data.shape, data.dtype, [data]), moments, moments)
+
+
+def norm_backward(call: Recorded) -> Specs:
+    """The gradients of the input and, where there are any, of weight and bias."""
+    data, weight = call.need("input"), call.tensor("weight")
+    grad = dense(data.shape, data.dtype, [data])
+    mask = call.value("output_mask") if "output_mask" in call.bound.places and call.is_recorded("output_mask") else None
+    wanted = [bool(v) for v in mask] if isinstance(mask, (list, tuple)) else [True, weight is not None, False]
+    parts = (grad, weight, None if "rms" in call.packet else weight)
+    return tuple(s for s, w in zip(parts, wanted, strict=False) if w and s is not None)
+
+
+def nll_loss(call: Recorded) -> Specs:
+    """The loss, of each row where it is not reduced, and the sum of weights."""
+    scores, target = call.need("self"), call.need("target")
+    shape = target.shape if call.value("reduction", 1) == 0 else ()
+    return (contiguous(shape, scores.dtype), contiguous((), scores.dtype))
+
+
+def reduced(call: Recorded) -> Specs:
+    """The input without the axes that were reduced."""
+    data = first_tensor(call)
+    shape = _reduced_shape(call, data)
+    name = call.packet
+    if name in ("all", "any", "equal"):
+        dtype = "bool" if data.dtype != "uint8" else "uint8"
+    elif name in ("argmax", "argmin", "count_nonzero"):
+        dtype = "int64"
+    elif name in ("sum", "prod", "nansum") and data.dtype in (*INTEGERS, "bool"):
+        dtype = stated_dtype(call, "int64")
+    else:
+        dtype = stated_dtype(call, data.dtype)
+    values = contiguous(shape, dtype)
+    overload = call.bound.schema.name.split(".")[2]
+    if name in ("var_mean", "std_mean", "aminmax", "_aminmax"):
+        return (values, values)
+    if name in ("mode", "kthvalue"):
+        return (values, contiguous(shape, "int64"))
+    if overload == "dim" and name in ("max", "min", "median", "nanmedian"):
+        return (values, contiguous(shape, "int64"))
+    return (values,)
+
+
+def _reduced_shape(call: Recorded, data: TensorSpec) -> tuple[int, ...]:
+    places = call.bound.places
+    if "dim" not in places and "dims" not in places:
+        return ()
+    name = "dim" if "dim" in places else "dims"
+    if not call.is_recorded(name):
+        found = taken_elsewhere(call, lambda spec: _is_reduced(spec.shape, data.shape))
+        if found is None:
+            call.notes.append("which axes were reduced was not recorded: counted as all")
+        return found.shape if found is not None else ()
+    value = call.value(name)
+    if value is None or value == []:
+        axes = set(range(len(data.shape)))
+    else:
+        rank = max(len(data.shape), 1)
+        axes = {v % rank for v in (value if isinstance(value, (list, tuple)) else [value]) if type(v) is int}
+    if call.value("keepdim", False) is True:
+        return tuple(1 if i in axes else n for i, n in enumerate(data.shape))
+    return tuple(n for i, n in enumerate(data.shape) if i not in axes)
+
+
+def _is_reduced(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether a shape is that of a tensor with some axes gone or of length 1."""
+    if len(shape) == len(whole):
+        return all(n in (1, m) for n, m in zip(shape, whole, strict=True))
+    rest = iter(whole)
+    return len(shape) < len(whole) and all(any(n == m for m in rest) for n in shape)
+
+
+def with_places(call: Recorded) -> Specs:
+    """Values and their places, in the shape of the input; of the k best, k along the axis."""
+    data = call.need("self")
+    shape = list(data.shape)
+    if call.packet == "topk":
+        k, dim = call.value("k"), call.value("dim", -1)
+        if type(k) is not int or type(dim) is not int or not shape:
+            raise UnknownCall("k was not recorded")
+        shape[dim % len(shape)] = k
+    return (contiguous(tuple(shape), data.dtype), contiguous(tuple(shape), "int64"))
+
+
+def loss(call: Recorded) -> Specs:
+    """A number, or one for each element where the loss is not reduced."""
+    data = call.need("self")
+    if call.value("reduction", 1) != 0:
+        return (contiguous((), data.dtype),)
+    return (contiguous(broadcast(spec.shape for spec in call.inputs()[:2]), data.dtype),)
+
+
+def scanned(call: Recorded) -> Specs:
+    """Like the input; sums of integers are int64."""
+    data = first_tensor(call)
+    wide = "int64" if data.dtype in (*INTEGERS, "bool") else data.dtype
+    return (contiguous(data.shape, stated_dtype(call, wide)),)
+
+
+RULES: dict[str, Rule] = {
+    **each("_softmax _log_softmax _safe_softmax _masked_softmax", softmax),
+    **each("_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward", same),
+    **each("native_layer_norm _fused_rms_norm", layer_norm),
+    **each("rms_norm rmsnorm2d_fwd", rms_norm_only),
+    "native_group_norm": group_norm,
+    **each("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit _batch_norm_with_update"
+           " _native_batch_norm_legit_no_training _batch_norm_no_update _native_batch_norm_legit_functional",
+           batch_norm),
+    **each("native_layer_norm_backward _fused_rms_norm_backward native_group_norm_backward native_batch_norm_backward"
+           " batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward", norm_backward),
+    **each("nll_loss_forward nll_loss2d_forward", nll_loss),
+    **each("mse_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy binary_cross_entropy_with_logits",
+           loss),
+    **each("sum nansum mean prod max min amax amin aminmax _aminmax argmax argmin any all count_nonzero norm"
+           " linalg_vector_norm var std var_mean std_mean median nanmedian logsumexp trace kthvalue mode", reduced),
+    **each("cumsum cumprod logcumsumexp", scanned),
+    **each("sort topk cummax cummin", with_places),
+}  # fmt: skip

@@ -1,0 +1,107 @@
+"""Kernels → rows: what one execution of one op launched is one row, so that its FLOPs and bytes count once.
+
+An op that is known by its cost and launches kernels itself takes in all that the ops inside it launch: a product with
+the copy that made its operand dense, an embedding's gradient with the zeros that it is added to. An op that only calls
+others (``aten::linear``) leaves them their rows. Collectives and copies stand for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+from memwall.traces.records import Trace, TracedKernel, TracedOp
+from memwall.traces.schemas import schemas_of
+from memwall.traces.triton import is_triton
+
+#: records of the dispatcher's own that compute nothing
+_WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "nccl:", "torch::distributed::", "torch::jit::", "profiler::")
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """The kernels of one row. ``op`` is the op that they count for: None where none is known around them."""
+
+    op: TracedOp | None
+    kernels: tuple[TracedKernel, ...]
+
+    @property
+    def kind(self) -> str:
+        """``communication``, ``copy`` (memcpy and memset alone) or ``kernel``."""
+        categories = {kernel.category for kernel in self.kernels}
+        if categories == {"communication"}:
+            return "communication"
+        return "copy" if categories <= {"memcpy", "memset"} else "kernel"
+
+
+def is_call(op: TracedOp) -> bool:
+    """Whether an op is a call of the dispatcher or of a Triton kernel: no annotation, no autograd node
+    but those that are known to be kernels of their own."""
+    if "::" not in op.name:
+        return is_triton(op) or bool(schemas_of(op.name))
+    return not op.name.startswith(_WRAPPERS) and " " not in op.name
+
+
+def can_be_costed(op: TracedOp) -> bool:
+    """Whether the op's shapes were recorded and a schema, or a Triton kernel's name, tells what they are."""
+    return bool(op.dims) and (is_triton(op) or bool(schemas_of(op.name)))
+
+
+def rows_of(trace: Trace) -> list[Launches]:
+    """All kernels of a trace in rows, in the order of their first kernels."""
+    owners = {kernel.id: _owner(trace, kernel) for kernel in trace.kernels}
+    direct = {op for op in owners.values() if op is not None and can_be_costed(trace.ops[op])}
+    outermost = {op: _outermost(trace, op, direct) for op in direct}
+    groups: dict[tuple[object, ...], list[TracedKernel]] = {}
+    for kernel in trace.kernels:
+        owner = owners[kernel.id]
+        op = outermost.get(owner, owner) if owner is not None else None
+        groups.setdefault(_key(trace, kernel, op), []).append(kernel)
+    return [Launches(_op_of(trace, owners, outermost, own[0]), tuple(own)) for own in groups.values()]
+
+
+def _key(trace: Trace, kernel: TracedKernel, op: int | None) -> tuple[object, ...]:
+    """What kernels of one row share; what no call owns has a row of its own."""
+    if kernel.category == "communication":
+        return ("communication", kernel.id)
+    if op is None or not is_call(trace.ops[op]):
+        return ("kernel", kernel.id)
+    return ("op", op)
+
+
+def _op_of(
+    trace: Trace, owners: Mapping[int, int | None], outermost: Mapping[int, int], kernel: TracedKernel
+) -> TracedOp | None:
+    owner = owners[kernel.id]
+    return None if owner is None else trace.ops[outermost.get(owner, owner)]
+
+
+def _owner(trace: Trace, kernel: TracedKernel) -> int | None:
+    """The nearest op around a launch that can be costed, else the innermost call, else the innermost op."""
+    if kernel.op is None:
+        return None
+    if kernel.category == "communication" or "GraphLaunch" in kernel.launch:
+        return kernel.op
+    around = list(ancestors(trace, kernel.op))
+    for op in around:
+        if can_be_costed(op):
+            return op.id
+        if op.name.startswith(("autograd::", "torch::autograd::", "CompiledFunction")):
+            break  # what lies outside is another call
+    return next((op.id for op in around if is_call(op)), kernel.op)
+
+
+def _outermost(trace: Trace, op: int, direct: Set[int]) -> int:
+    """The outermost op around one that launches kernels itself."""
+    found = op
+    for outer in ancestors(trace, op):
+        if outer.id in direct:
+            found = outer.id
+    return found
+
+
+def ancestors(trace: Trace, op: int | None) -> Iterable[TracedOp]:
+    """An op and those around it, innermost first."""
+    while op is not None:
+        yield trace.ops[op]
+        op = trace.ops[op].parent

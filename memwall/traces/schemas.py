@@ -1,0 +1,216 @@
+"""Which argument each recorded value of an op is: schemas as text, so that reading a trace needs no torch.
+
+A trace gives an op's name without its overload, and a list of values without names. ``schemas.txt`` holds the schemas
+of the ops that have a cost formula (``tools/op_schemas.py`` writes it), ``library_schemas.txt`` those of older versions
+of torch and of other libraries, with the names of arguments that the formulas use.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from memwall.core.graph import ITEMSIZE
+from memwall.traces.records import TracedOp
+
+#: C++ name of a recorded type -> dtype; what is not here is no tensor
+DTYPES: Mapping[str, str] = {
+    "float": "float32", "double": "float64", "c10::Half": "float16", "at::Half": "float16",
+    "c10::BFloat16": "bfloat16", "at::BFloat16": "bfloat16", "long int": "int64", "long": "int64",
+    "long long": "int64", "int": "int32", "short int": "int16", "short": "int16", "unsigned char": "uint8",
+    "signed char": "int8", "char": "int8", "bool": "bool", "unsigned short": "uint16",
+    "short unsigned int": "uint16", "unsigned int": "uint32", "unsigned long": "uint64",
+    "long unsigned int": "uint64", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+    "c10::complex<c10::Half>": "complex32",
+    **{f"c10::{name.replace('float', 'Float')}": name for name in ITEMSIZE if name.startswith("float8")},
+}  # fmt: skip
+
+#: torch's own names of dtypes, which some writers record; of a value without sizes they are those of a number
+SCALAR_TYPES: Mapping[str, str] = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Short": "int16", "Byte": "uint8", "Char": "int8", "Bool": "bool",
+}  # fmt: skip
+
+_ARGUMENT = re.compile(
+    r"(?P<type>[A-Za-z_]+)(?:\((?P<alias>[^)]*)\))?(?P<rest>\S*) (?P<name>\w+)(?:=(?P<default>.*))?$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a schema. ``kind`` is ``tensor``, ``list`` (of tensors) or ``value``, which may have
+    ``several`` numbers."""
+
+    name: str
+    kind: str
+    several: bool
+    written: bool
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A schema: ``name`` with its overload, as formulas know it (``aten.add.Tensor``), and the number of results."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    results: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A recorded call with its arguments by name.
+
+    ``places`` are the indices of the recorded values; ``out`` those of the results of an ``out=`` call.
+    """
+
+    op: TracedOp
+    schema: Schema
+    places: Mapping[str, int]
+    out: tuple[int, ...]
+
+
+def bind(op: TracedOp) -> Bound | None:
+    """The op's values under the names of the schema that they fit best; None where no schema is known."""
+    if op.dims and len(op.concrete) > len(op.dims):  # the sizes of tensors alone, the values of all
+        op = replace(op, dims=op.dims + ((),) * (len(op.concrete) - len(op.dims)))
+    schema = _best(op)
+    if schema is None and op.dims and _kind(op, len(op.dims) - 1) == "tensor":  # arange(0, 8, 1, out=...)
+        last = len(op.dims) - 1
+        schema = _best(replace(op, dims=op.dims[:last]))
+        if schema is not None:
+            places = {argument.name: i for i, argument in enumerate(schema.arguments[:last])}
+            return Bound(op, schema, places, (last,))
+    if schema is None:
+        return None
+    places = {argument.name: i for i, argument in enumerate(schema.arguments[: len(op.dims)])}
+    extra = range(len(schema.arguments), len(op.dims))
+    out = tuple(i for i in extra if _kind(op, i) == "tensor") if len(extra) <= max(schema.results, 1) else ()
+    return Bound(op, schema, places, out)
+
+
+def _best(op: TracedOp) -> Schema | None:
+    best: tuple[int, Schema] | None = None
+    for schema in schemas_of(op.name):
+        score = _fit(schema, op)
+        if score is not None and (best is None or score > best[0]):
+            best = score, schema
+    return best[1] if best else None
+
+
+def _fit(schema: Schema, op: TracedOp) -> int | None:
+    """How well a schema fits the recorded values: None where a tensor stands for a value or the other way round."""
+    count = len(schema.arguments)
+    beyond = len(op.dims) - count
+    matched = 0
+    for i, argument in enumerate(schema.arguments[: len(op.dims)]):
+        kind = _kind(op, i)
+        if kind != "none" and kind != argument.kind and not (kind == "value" and argument.kind == "tensor"):
+            return None
+        is_list = i < len(op.types) and op.types[i] == "ScalarList"
+        matched += kind == argument.kind and (kind != "value" or is_list == argument.several)
+    named = 2 * matched - abs(beyond)
+    return named + (4 if beyond == 0 or (0 < beyond <= schema.results and _all_tensors(op, count)) else 0)
+
+
+def _all_tensors(op: TracedOp, start: int) -> bool:
+    return all(_kind(op, i) == "tensor" for i in range(start, len(op.dims)))
+
+
+def _kind(op: TracedOp, place: int) -> str:
+    """What was recorded: ``tensor``, ``list`` of tensors, ``value``, or ``none`` where that is not told."""
+    type_name = op.types[place] if place < len(op.types) else ""
+    dims = op.dims[place]
+    if dims and isinstance(dims[0], tuple):
+        return "list"
+    if type_name in DTYPES:
+        return "tensor"
+    if "TensorList" in type_name:
+        return "list"
+    if dims:
+        return "tensor"
+    return "none" if type_name in ("", "GenericList", "None", "OptionalTensorList") else "value"
+
+
+@cache
+def schemas_of(name: str) -> tuple[Schema, ...]:
+    """The schemas of an op as a trace names it: ``aten::add``; an ``autograd.Function`` has no namespace there."""
+    key = name if "::" in name else f"autograd_function::{name}"
+    return tuple(_parse(line) for line in _lines().get(key, ()))
+
+
+@cache
+def _lines() -> Mapping[str, tuple[str, ...]]:
+    text = (files("memwall.traces") / "schemas.txt").read_text(encoding="utf-8")
+    found: dict[str, list[str]] = {}
+    library = (files("memwall.traces") / "library_schemas.txt").read_text(encoding="utf-8")
+    for line in [f"aten::{line}" for line in text.splitlines()] + library.splitlines():
+        name = line[: line.index("(")]
+        space, _, rest = name.partition("::")
+        found.setdefault(f"{space}::{rest.partition('.')[0]}", []).append(line)
+    return {name: tuple(lines) for name, lines in found.items()}
+
+
+def _parse(line: str) -> Schema:
+    head, _, results = line.rpartition(" -> ")
+    name, _, inside = head.partition("(")
+    arguments = [_argument(part) for part in _split(inside[:-1]) if part != "*"]
+    made = 0 if results == "()" else results.count(",") + 1
+    space, _, rest = name.partition("::")
+    full = f"{space}.{rest}" if "." in rest else f"{space}.{rest}.default"
+    return Schema(full, tuple(arguments), made)
+
+
+def _split(text: str) -> list[str]:
+    """Parts between the commas that stand in no bracket."""
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        depth += (char in "([") - (char in ")]")
+        if char == "," and not depth:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    last = text[start:].strip()
+    return [*parts, last] if last else parts
+
+
+def _argument(text: str) -> Argument:
+    match = _ARGUMENT.match(text)
+    if match is None:
+        raise ValueError(f"not an argument of a schema: {text!r}")
+    is_list = "[" in match["rest"]
+    kind = ("list" if is_list else "tensor") if match["type"] == "Tensor" else "value"
+    return Argument(
+        match["name"],
+        kind,
+        is_list and kind == "value",
+        "!" in (match["alias"] or ""),
+        parse_value(match["default"] or ""),
+    )
+
+
+#: a recorded value longer than this is no number and no short list
+_LONGEST_VALUE = 400
+
+
+def parse_value(text: str) -> Any:
+    """A value as the profiler writes it: a number, a truth, a list, None where there is nothing, else the text."""
+    text = text.strip()
+    if text in ("", "None", "nan") or len(text) > _LONGEST_VALUE:
+        return None
+    if text in ("inf", "-inf"):
+        return float(text)
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def is_sizes(value: Any) -> bool:
+    """Whether a value is a list of whole numbers."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return is_list and all(type(v) is int for v in value)

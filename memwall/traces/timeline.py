@@ -1,0 +1,192 @@
+"""The GPU's own time: when a device was busy, when it waited and for what, how much communication nothing hid."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+from memwall.traces.events import Calls, Recording, Spans
+from memwall.traces.fields import ANNOTATION, OP, wait_of
+from memwall.traces.nesting import Nesting
+from memwall.traces.records import Gap, TracedKernel, TracedOp
+
+Interval = tuple[float, float]
+
+#: a call or an overhead explains a gap when it fills at least this share of it
+_EXPLAINS = 0.5
+
+#: calls and ops looked at for one gap; the CPU issues fewer in any gap that matters
+_MOST_CALLS = 4096
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Intervals sorted by start as disjoint ones."""
+    merged: list[Interval] = []
+    for start, end in intervals:
+        if merged and start <= merged[-1][1]:
+            if end > merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Their sum."""
+    return sum(end - start for start, end in intervals)
+
+
+def busy_us(kernels: Sequence[TracedKernel]) -> dict[int, float]:
+    """Device -> time in which at least one of its streams ran something."""
+    return {device: length(union(map(_interval, rows))) for device, rows in _by_device(kernels).items()}
+
+
+def exposed_communication_us(kernels: Sequence[TracedKernel]) -> dict[int, float]:
+    """Device -> time in which communication ran and neither a kernel nor a copy."""
+    exposed = {}
+    for device, rows in _by_device(kernels).items():
+        others = union(_interval(k) for k in rows if k.category != "communication")
+        exposed[device] = length(union(map(_interval, rows))) - length(others)
+    return exposed
+
+
+def gaps(
+    kernels: Sequence[TracedKernel], ops: Sequence[TracedOp], recording: Recording, nesting: Nesting, base: float
+) -> tuple[Gap, ...]:
+    """Every time in which a device ran nothing between its first and its last kernel, in order of time."""
+    causes = _Causes(kernels, ops, recording, nesting, base)
+    found = []
+    for device, rows in _by_device(kernels).items():
+        busy_until = rows[0].start_us
+        for kernel in rows:
+            if kernel.start_us > busy_until:
+                cause = sys.intern(causes.of(busy_until, kernel))
+                found.append(Gap(device, busy_until, kernel.start_us - busy_until, cause))
+            busy_until = max(busy_until, kernel.end_us)
+    return tuple(sorted(found, key=lambda gap: (gap.start_us, gap.device)))
+
+
+def _interval(kernel: TracedKernel) -> Interval:
+    return kernel.start_us, kernel.end_us
+
+
+def _by_device(kernels: Sequence[TracedKernel]) -> dict[int, list[TracedKernel]]:
+    devices: dict[int, list[TracedKernel]] = {}
+    for kernel in kernels:
+        devices.setdefault(kernel.device, []).append(kernel)
+    return dict(sorted(devices.items()))
+
+
+class _Causes:
+    """Why a device waited for a kernel: what the CPU did between the gap's begin and the kernel's launch."""
+
+    def __init__(
+        self,
+        kernels: Sequence[TracedKernel],
+        ops: Sequence[TracedOp],
+        recording: Recording,
+        nesting: Nesting,
+        base: float,
+    ) -> None:
+        self._ops = ops
+        self._base = base
+        self._recording = recording
+        self._names = recording.names.texts
+        calls, overheads = recording.calls, recording.overheads
+        self._waits = {name: wait_of(self._names[name]) for name in {*calls.name, *overheads.name}}
+        self._calls = _sorted(range(len(calls.start)), calls.thread, calls.start)
+        self._roots = _sorted(_roots(recording, nesting), recording.spans.thread, recording.spans.start)
+        self._overheads = sorted(range(len(overheads.start)), key=overheads.start.__getitem__)
+        self._threads = {thread: index for index, thread in enumerate(recording.threads)}
+        self._first: dict[str, int] = {}
+        for kernel in kernels:
+            self._first.setdefault(kernel.name, kernel.id)
+
+    def of(self, begin: float, kernel: TracedKernel) -> str:
+        """The cause of a gap from ``begin`` to the kernel's start, both since the trace's first event."""
+        if kernel.launch_us is None:
+            return "unknown: no launch of the next kernel was recorded"
+        if kernel.launch_us < begin:
+            inside = "Graph" in kernel.launch
+            return (
+                f"inside a graph: {kernel.launch}" if inside else "queued: launched before the gap, waited on the GPU"
+            )
+        if "Graph" in kernel.launch:
+            return f"graph launch: {kernel.launch}"
+        if kernel.op is None:
+            return "host: outside any op"
+        begin, end, launch = begin + self._base, kernel.start_us + self._base, kernel.launch_us + self._base
+        return self._overhead(begin, end) or self._on_host(begin, end, launch, kernel, self._ops[kernel.op])
+
+    def _overhead(self, begin: float, end: float) -> str:
+        """What the profiler itself did in the meantime."""
+        rows = self._recording.overheads
+        for index in self._overheads:
+            if rows.start[index] >= end:
+                break
+            if _fills(rows, index, begin, end):
+                return f"{self._waits[rows.name[index]] or 'profiler'}: {self._names[rows.name[index]]}"
+        return ""
+
+    def _on_host(self, begin: float, end: float, launch: float, kernel: TracedKernel, op: TracedOp) -> str:
+        """The call that held the thread for most of the gap; else the op that ran in most of it, else the launching op.
+
+        A call that waited for the GPU until the gap began is named too: behind it the queue was empty.
+        """
+        rows = self._recording.calls
+        thread = self._threads[op.thread]
+        order, starts = self._calls.get(thread, ([], []))
+        place = bisect_left(starts, launch)
+        if place < len(order) and _fills(rows, order[place], begin, end) and self._first[kernel.name] == kernel.id:
+            return f"first launch: {op.name}"
+        drained = ""
+        for call in reversed(order[max(0, place - _MOST_CALLS) : place]):
+            if rows.start[call] + rows.dur[call] <= begin:
+                break
+            wait, name = self._waits[rows.name[call]], self._names[rows.name[call]]
+            if wait and _fills(rows, call, begin, end):
+                return f"{wait}: {name}"
+            if wait == "sync" and rows.start[call] < begin:
+                drained = f", after {name}"
+        return f"host: {self._root(thread, begin, end) or op.name}{drained}"
+
+    def _root(self, thread: int, begin: float, end: float) -> str:
+        """The outermost op that ran on the thread for most of the gap."""
+        order, starts = self._roots.get(thread, ([], []))
+        spans = self._recording.spans
+        first = max(0, bisect_left(starts, begin) - 1)
+        for span in order[first : first + _MOST_CALLS]:
+            if spans.start[span] >= end:
+                break
+            if _fills(spans, span, begin, end):
+                return self._names[spans.name[span]]
+        return ""
+
+
+def _fills(rows: Calls | Spans, index: int, begin: float, end: float) -> bool:
+    """Whether a row lasts for most of [begin, end]."""
+    start = rows.start[index]
+    return min(end, start + rows.dur[index]) - max(begin, start) >= _EXPLAINS * (end - begin)
+
+
+def _roots(recording: Recording, nesting: Nesting) -> list[int]:
+    """Ops with no op around them; annotations do not count."""
+    kinds = recording.spans.kind
+    return [
+        span
+        for span, parent in enumerate(nesting.parent)
+        if kinds[span] == OP and (parent < 0 or kinds[parent] == ANNOTATION)
+    ]
+
+
+def _sorted(
+    indices: Iterable[int], thread_of: Sequence[int], starts: Sequence[float]
+) -> dict[int, tuple[list[int], list[float]]]:
+    """Thread -> its rows by start, and their starts."""
+    threads: dict[int, list[int]] = {}
+    for index in indices:
+        threads.setdefault(thread_of[index], []).append(index)
+    for order in threads.values():
+        order.sort(key=starts.__getitem__)
+    return {thread: (order, [starts[index] for index in order]) for thread, order in threads.items()}

@@ -1,0 +1,145 @@
+"""Arguments of events as plain values: what is not of its type counts as not recorded.
+
+Profilers write numbers as texts, lists as texts, tensor lists as lists of lists; hostile files write anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from memwall.traces.fields import ATTRIBUTES
+
+#: microseconds since 1970 are 1.8e15 today; beyond this a time is none
+_LATEST_US = 1e17
+_LARGEST = 1 << 62
+#: [[2, 3], [4]] in a list of arguments is the deepest that dims go
+_DEEPEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Arguments that many events share."""
+
+    dims: tuple[Any, ...] = ()
+    types: tuple[str, ...] = ()
+    strides: tuple[Any, ...] | None = None
+    concrete: tuple[str, ...] = ()
+    source: str = ""
+    grid: tuple[int, ...] | None = None
+    block: tuple[int, ...] | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+    bytes: int | None = None
+    attributes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def read_detail(found: dict[str, Any]) -> Detail:
+    """Arguments as frozen values; one that is not of its type counts as not recorded."""
+    take = found.pop
+    dims, strides = take("dims", None), take("strides", None)
+    grid = _triple(found.get("grid"))
+    if grid is not None:  # of a kernel; a Triton call's is a text
+        del found["grid"]
+    return Detail(
+        dims=_nested(dims),
+        types=tuple(map(_type_text, _listed(take("types", None)))),
+        strides=None if strides is None else _nested(strides),
+        concrete=tuple(map(_value_text, _listed(take("concrete", None)))),
+        source=printable(str(take("source", ""))),
+        grid=grid,
+        block=_triple(take("block", None)),
+        registers=_or_none(take("registers", None)),
+        shared_bytes=_or_none(take("shared", None)),
+        bytes=_or_none(take("bytes", None)),
+        attributes=MappingProxyType({key: _plain(found[key]) for key in found if key in ATTRIBUTES}),
+    )
+
+
+def printable(text: str) -> str:
+    """The text with control characters and lone surrogates as escapes: names go to terminals and files."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def time_us(value: object) -> float | None:
+    """A time in microseconds, None for what is none."""
+    try:
+        time = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return time if -_LATEST_US < time < _LATEST_US else None
+
+
+def whole_number(value: object) -> int:
+    """A whole number, also from a text or a float; -1 for what is none."""
+    if type(value) is int:
+        return value if -_LARGEST < value < _LARGEST else -1
+    if isinstance(value, str) and value.isascii() and len(value) < 19 and value.removeprefix("-").isdigit():
+        return int(value)
+    if isinstance(value, float) and abs(value) < _LARGEST and value == int(value):
+        return int(value)
+    return -1
+
+
+def _or_none(value: object) -> int | None:
+    whole = whole_number(value)
+    return whole if whole >= 0 else None
+
+
+def last_number(thread: object) -> object:
+    """7 of "stream 7"."""
+    return thread.split()[-1] if isinstance(thread, str) and thread.strip() else thread
+
+
+def _listed(value: object) -> list[Any]:
+    """A list, also one written as a text."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return []
+    return value if isinstance(value, list) else []
+
+
+def _nested(value: object) -> tuple[Any, ...]:
+    return tuple(_sizes(entry, _DEEPEST) for entry in _listed(value))
+
+
+def _sizes(value: object, depth: int) -> Any:
+    """A size or a list of sizes; ``()`` for what is neither, so that nothing is counted twice."""
+    if isinstance(value, list):
+        entries = [_sizes(entry, depth - 1) for entry in value] if depth else []
+        return tuple(entries) if () not in entries or all(isinstance(e, tuple) for e in entries) else ()
+    whole = whole_number(value)
+    return whole if whole >= 0 else ()
+
+
+def _type_text(value: object) -> str:
+    """A type's name; a list of types is a tensor list's."""
+    if not isinstance(value, list):
+        return _value_text(value)
+    kinds = sorted({str(kind) for kind in value})
+    return printable(f"TensorList[{kinds[0]}]" if len(kinds) == 1 else "TensorList")
+
+
+def _value_text(value: object) -> str:
+    return "" if value is None else printable(str(value))
+
+
+def _triple(value: object) -> tuple[int, ...] | None:
+    sizes = tuple(map(whole_number, _listed(value)))
+    return sizes if sizes and min(sizes) >= 0 else None
+
+
+def _plain(value: object) -> Any:
+    """A further argument as a value that cannot change."""
+    if isinstance(value, str):
+        return printable(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return tuple(map(_value_text, value)) if isinstance(value, list) else printable(str(value))
