@@ -7,7 +7,7 @@ import pytest
 from memwall.bench.calibrate import run as calibration
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
-from tests.unit.test_calibrate import ANSWER, quantities
+from tests.unit.bench.test_calibrate import ANSWER, quantities
 
 
 @pytest.fixture

@@ -421,5 +421,5 @@ def test_reading_a_history_imports_nothing_heavy(history):
         "print(*[m for m in ('torch', 'pandas', 'matplotlib', 'triton') if m in sys.modules], file=sys.stderr)"
     )
     command = [sys.executable, "-c", code, "report", "--history", str(history)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == ""

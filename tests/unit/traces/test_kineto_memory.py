@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.kineto_traces import call, frame, kernel, op
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STATUS = Path("/proc/self/status")
 pytestmark = pytest.mark.skipif(not STATUS.exists(), reason="peak memory is read from /proc/self/status")
 

@@ -23,7 +23,7 @@ from memwall.core.graph import Graph, Op, Storage, Value, contiguous
 from memwall.fusion.repeats import shorten
 from memwall.ops import graph_costs
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 POINTWISE = ("elementwise", "normalization", "reduction", "movement")
 
 Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]

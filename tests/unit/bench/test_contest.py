@@ -29,7 +29,7 @@ from memwall.bench.kernels.statistics import timing
 from memwall.core.errors import UsageError
 from memwall.record.measurement import Sensors
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 QUIET = Usage(wall_s=0.06, capacity_s=0.12)
 
 

@@ -21,7 +21,7 @@ from tests.unit.report_fixture import NEW, OLD, make_profile
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MM = 2**31  # FLOP of one product of the fixture: 2 * 1024^3
 

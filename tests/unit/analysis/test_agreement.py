@@ -13,7 +13,7 @@ from memwall.fusion.pricing import Pricer
 from memwall.ops import graph_costs
 from tests.unit.fusion_graphs import Builder, board
 
-PROFILES = Path(__file__).parents[2] / "profiles"
+PROFILES = Path(__file__).parents[3] / "profiles"
 
 
 def plan_of(graph, *groups):

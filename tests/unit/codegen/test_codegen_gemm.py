@@ -22,7 +22,7 @@ from tests.unit.fusion_graphs import Builder, board
 
 pytest.importorskip("triton")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: of one rounding of the result; the interpreter cuts bf16 off instead of rounding it
 EPSILON = {"float32": 2e-6, "float16": 2**-10, "bfloat16": 2**-7}
 DTYPES = tuple(EPSILON)

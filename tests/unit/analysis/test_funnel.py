@@ -24,7 +24,7 @@ from memwall.ops import classify
 from memwall.report.funnel import funnel_figure, funnel_markdown, funnel_text
 from tests.unit.one_call import Call, meta
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def graph_of(function, *inputs, mode="inference", optimizer=None):

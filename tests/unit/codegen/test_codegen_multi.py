@@ -20,7 +20,7 @@ from tests.unit.fusion_graphs import Builder, board
 
 pytest.importorskip("triton")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIZES = ((1,), (7,), (1031,), (3, 5, 7), (0,), (2048,), (64, 65))
 #: relative; the interpreter cuts bf16 off instead of rounding it
 EPSILON = {"float64": 1e-14, "float32": 5e-7, "float16": 2**-10, "bfloat16": 2**-6}

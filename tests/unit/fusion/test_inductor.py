@@ -21,7 +21,7 @@ from memwall.fusion.compiled import kernels_of
 from memwall.fusion.inductor import Lowered
 from memwall.fusion.inductor.owners import Launch, own
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 

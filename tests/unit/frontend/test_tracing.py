@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import memwall
 from memwall.core.errors import UsageError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Net(nn.Module):

@@ -15,7 +15,7 @@ from memwall.frontend.workload import resolve
 from memwall.fusion.inductor.views import Step, row_major_order, view_steps
 from tests.unit.replay_real import compare
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def load(name: str):

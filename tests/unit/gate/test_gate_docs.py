@@ -9,7 +9,7 @@ from memwall.analysis.quantities import QUANTITIES
 from memwall.gate.reading import OPTIONS
 from memwall.report.gating import GATE_SUFFIXES
 
-TEXT = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "gate.md").read_text(encoding="utf-8")
 
 
 def test_every_quantity_has_its_line():

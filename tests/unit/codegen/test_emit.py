@@ -18,7 +18,7 @@ from memwall.core.errors import UsageError
 from tests.unit.emitted_child import CASES, GPU, Tokens, written_out
 from tests.unit.report_fixture import HOSTILE_MODULE, make_profile
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", CASES)

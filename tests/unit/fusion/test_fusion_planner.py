@@ -632,7 +632,7 @@ def test_a_record_without_attributes_is_planned(name, attributes):
 
 # -- the layer of the paper on data movement in transformers (Ivanov et al. 2021)
 
-LAYER = Path(__file__).parents[2] / "profiles" / "bert_layer" / "model.py"
+LAYER = Path(__file__).parents[3] / "profiles" / "bert_layer" / "model.py"
 #: its kernels by hand: bias, dropout, residual and norm; bias, ReLU and dropout; softmax and dropout; and their twins
 FUSED_BY_HAND = (
     ("forward", {"softmax", "attn_dropout"}),

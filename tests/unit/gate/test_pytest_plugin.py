@@ -19,7 +19,7 @@ from tests.unit.report_fixture import OLD, make_profile
 
 pytest_plugins = "pytester"
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 MODEL = """
 import pytest

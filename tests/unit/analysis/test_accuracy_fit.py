@@ -22,7 +22,7 @@ from memwall.hardware.lookup import load_gpu, read_spec, spec_path
 from memwall.ops import table_calls as calls
 from tests.unit.measured_fixture import make_measured
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COPY = Target("h100-sxm", "stream", "elementwise")
 
 

@@ -376,7 +376,7 @@ def test_nothing_depends_on_hash_order():
     )
     here = hashlib.sha256(render(several(), "trace.json").encode()).hexdigest()
     for seed in ("0", "1"):
-        done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True,
+        done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=True,
                               env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True)  # fmt: skip
         assert done.stdout.strip() == here
 

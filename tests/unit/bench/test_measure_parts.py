@@ -33,7 +33,7 @@ from memwall.hardware.constants import StreamConstants
 from memwall.perfmodel.families import constants
 from memwall.record.measurement import Sensors
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # -- statistics --------------------------------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ from memwall.core.flow import Flow
 from memwall.fusion import Group, plan_graph
 from memwall.record.measurement import Sensors
 
-ROOT = Path(__file__).parents[2]
-PLANTED = str(Path(__file__).with_name("planted.py"))
+ROOT = Path(__file__).parents[3]
+PLANTED = str(Path(__file__).parents[1] / "planted.py")
 #: any spec will do where only the clock is tested
 SPEC = "h100-sxm"
 HANG_LIMIT_S = 3.0

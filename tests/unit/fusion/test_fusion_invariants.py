@@ -437,7 +437,7 @@ def test_the_same_graph_gives_the_same_plan(case):
 
 # -- the same on graphs that were traced
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: needs values of tensors: traced with small real ones
 REAL = ("boolean_mask", "item_branch")
 #: 80,000 ops; and the 405B model is the 70B one in a larger size

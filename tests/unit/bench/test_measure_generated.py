@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 CHILD = '''
 import dataclasses, json, sys

@@ -14,7 +14,7 @@ from memwall.core.errors import UsageError
 from memwall.frontend.workload import Workload, is_target, resolve
 from memwall.frontend.workload.target import Parts, split_target
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

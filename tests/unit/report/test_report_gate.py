@@ -26,7 +26,7 @@ from memwall.report.gating.places import fingerprints, place_of, source_place, t
 from memwall.report.gating.wording import counts, name, sentence, subject
 from tests.unit import gate_fixture as fixture
 
-SCHEMAS = Path(__file__).parents[1] / "schemas"
+SCHEMAS = Path(__file__).parents[2] / "schemas"
 
 RESULTS = {
     "pass": fixture.PASS, "fail": fixture.FAIL, "inconclusive": fixture.INCONCLUSIVE, "empty": fixture.EMPTY,
@@ -542,7 +542,7 @@ def test_the_same_on_every_hash_seed():
         "print(hashlib.sha256('\\0'.join(texts).encode()).hexdigest())\n"
         "print([m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules])\n"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     printed = [
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root,
