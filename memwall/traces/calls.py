@@ -5,7 +5,7 @@ What a trace leaves open is read so that no count is too high:
 - Strides that were not recorded are taken to be dense; :attr:`ReadCall.strided` says so.
 - Two inputs that look alike (shape, strides, dtype) may be one tensor (``x * x``); they count twice, and
   :attr:`ReadCall.twin_bytes` says how much less it is where they are one.
-- The results are not in a trace: :mod:`memwall.traces.results` derives them.
+- The results are not in a trace: :mod:`memwall.ops.results` derives them.
 - The dtype of a tensor list is not in a trace: the launched kernel's name tells it, else another tensor of the op,
   else the op has no cost.
 """
@@ -15,26 +15,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import Call
+from memwall.ops.recorded import Recorded, Specs, UnknownCall
+from memwall.ops.results import attributes_of, results_of, unrecorded_inputs
+from memwall.ops.signatures import OVERWRITES, SHAPE_ONLY
 from memwall.traces.records import TracedOp
-from memwall.traces.schemas import DTYPES, SCALAR_TYPES, Bound, bind, is_sizes, parse_value
+from memwall.traces.schemas import DTYPES, SCALAR_TYPES, Schema, bind, parse_value, schemas_of
 
-#: in-place ops that overwrite their target without reading it
-_OVERWRITES = frozenset(
-    f"aten.{name}_"
-    for name in ("copy", "fill", "zero", "uniform", "normal", "bernoulli", "random", "exponential", "geometric",
-                 "cauchy", "log_normal", "_foreach_copy", "_foreach_zero")
-)  # fmt: skip
-#: ops that take a tensor only to learn its shape
-_SHAPE_ONLY = frozenset(
-    f"aten.{name}"
-    for name in ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros",
-                 "new_ones", "new_full")
-)  # fmt: skip
 #: arguments of other libraries' ops that only receive the result
 _RESULTS_ONLY = frozenset(("out", "dq", "dk", "dv"))
 
@@ -70,10 +61,6 @@ _SAME_COST: Mapping[str, str] = {
 }  # fmt: skip
 
 
-class UnknownCall(Exception):
-    """What a trace does not say of an op, as a reader is told it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Hints:
     """What the trace around an op tells of it.
@@ -106,86 +93,59 @@ class ReadCall:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
-class Recorded:
-    """A bound call under way: tensors and values by argument name."""
+def record_of(op: TracedOp, hints: Hints) -> Recorded | None:
+    """An op's tensors and values under the names of its schema; None where no schema of it is known."""
+    bound = bind(op)
+    if bound is None:
+        return None
+    op, schema, places = bound.op, bound.schema, bound.places
+    given: dict[str, Specs | UnknownCall] = {}
+    for argument in schema.arguments:
+        place = places.get(argument.name)
+        if place is None or argument.kind == "value":
+            continue
+        try:
+            given[argument.name] = (_list_of(op, schema, place, hints) if argument.kind == "list"
+                                    else _present([spec_of(op, place)]))  # fmt: skip
+        except UnknownCall as error:
+            given[argument.name] = error
+    parent = hints.parent if hints.parent is not None and "convolution_backward" in hints.parent.name else None
+    forward = None
+    if hints.forward is not None and "::" not in op.name and schemas_of(hints.forward.name):
+        forward = record_of(hints.forward, Hints())
+    return Recorded(
+        name=schema.name, recorded_name=op.name, given=given, arguments=tuple(places),
+        values={name: parse_value(op.concrete[place]) for name, place in places.items() if place < len(op.concrete)},
+        defaults={argument.name: argument.default for argument in schema.arguments if argument.kind == "value"},
+        written=frozenset(argument.name for argument in schema.arguments if argument.written),
+        results=schema.results, out=_present(spec_of(op, place) for place in bound.out),
+        beyond=_present(_readable(op, place) for place in range(len(places), len(op.dims))),
+        allow_tf32=hints.allow_tf32, gradient=hints.gradient, consumers=hints.consumers,
+        parent=() if parent is None else tuple(_readable(parent, place) for place in range(len(parent.dims))),
+        elements=hints.elements, slices=hints.slices, forward=forward,
+    )  # fmt: skip
 
-    bound: Bound
-    hints: Hints
-    notes: list[str] = field(default_factory=list)
 
-    @property
-    def op(self) -> TracedOp:
-        """The op."""
-        return self.bound.op
+def _present(specs: Iterable[TensorSpec | None]) -> Specs:
+    return tuple(spec for spec in specs if spec is not None)
 
-    @property
-    def packet(self) -> str:
-        """The op's name without namespace and overload: ``add``."""
-        return self.bound.schema.name.split(".")[1]
 
-    def tensor(self, name: str) -> TensorSpec | None:
-        """The tensor passed as ``name``; None where there is none."""
-        place = self.bound.places.get(name)
-        return None if place is None else spec_of(self.op, place)
+def _readable(op: TracedOp, place: int) -> TensorSpec | None:
+    """The tensor at a place; None also where its record makes no sense."""
+    try:
+        return spec_of(op, place)
+    except UnknownCall:
+        return None
 
-    def need(self, name: str) -> TensorSpec:
-        """The same; raises :class:`UnknownCall` where there is none."""
-        found = self.tensor(name)
-        if found is None:
-            raise UnknownCall(f"the shape of {name} was not recorded")
-        return found
 
-    def tensors(self, name: str) -> tuple[TensorSpec, ...]:
-        """The tensors passed as the list ``name``."""
-        place = self.bound.places.get(name)
-        return () if place is None else list_specs(self.op, place, self.hints.list_dtype or self._joined_dtype(place))
-
-    def _joined_dtype(self, place: int) -> str:
-        """The dtype of tensors that are joined to one, as another op took that one; empty where none did."""
-        if self.packet not in ("cat", "stack"):
-            return ""
-        total = sum(math.prod(shape) for shape in self.op.dims[place] if isinstance(shape, tuple))
-        taken = (*self.hints.gradient, *self.hints.consumers)
-        return next((spec.dtype for spec in taken if spec.numel == total), "")
-
-    def inputs(self) -> list[TensorSpec]:
-        """All tensors that are passed, in order."""
-        return [spec for _, spec in self.named()]
-
-    def named(self) -> list[tuple[str, TensorSpec]]:
-        """(argument, tensor) of all that are passed; the items of a list share its name."""
-        found: list[tuple[str, TensorSpec]] = []
-        for argument in self.bound.schema.arguments:
-            if argument.name not in self.bound.places or argument.kind == "value":
-                continue
-            if argument.kind == "list":
-                found += [(argument.name, spec) for spec in self.tensors(argument.name)]
-            elif (spec := self.tensor(argument.name)) is not None:
-                found.append((argument.name, spec))
-        return found
-
-    def value(self, name: str, default: Any = None) -> Any:
-        """A value that is no tensor: as recorded, else the schema's default, else ``default``."""
-        if self.is_recorded(name):
-            value = parse_value(self.op.concrete[self.bound.places[name]])
-            return default if value is None else value
-        for argument in self.bound.schema.arguments:
-            if argument.name == name and argument.default is not None:
-                return argument.default
-        return default
-
-    def is_recorded(self, name: str) -> bool:
-        """Whether the trace holds the values of an op, ``name`` among them (None counts)."""
-        place = self.bound.places.get(name)
-        return place is not None and place < len(self.op.concrete)
-
-    def sizes(self, name: str) -> tuple[int, ...] | None:
-        """A list of whole numbers, where it was recorded and is one."""
-        value: Any = self.value(name) if self.is_recorded(name) else None
-        if type(value) is int:
-            return (value,)
-        return tuple(value) if is_sizes(value) else None
+def _list_of(op: TracedOp, schema: Schema, place: int, hints: Hints) -> Specs:
+    """The tensors of a list; tensors that are joined to one have its dtype, as another op took that one."""
+    dtype = hints.list_dtype
+    if not dtype and schema.name.split(".")[1] in ("cat", "stack"):
+        total = sum(math.prod(shape) for shape in op.dims[place] if isinstance(shape, tuple))
+        taken = (*hints.gradient, *hints.consumers)
+        dtype = next((spec.dtype for spec in taken if spec.numel == total), "")
+    return list_specs(op, place, dtype)
 
 
 def spec_of(op: TracedOp, place: int) -> TensorSpec | None:
@@ -233,15 +193,12 @@ def read_call(op: TracedOp, hints: Hints) -> ReadCall:
     Raises:
         UnknownCall: no schema is known, or the trace does not say enough; says which.
     """
-    from memwall.traces.results import attributes_of, results_of, unrecorded_inputs
-
     if not op.dims:
         raise UnknownCall("shapes were not recorded")
-    bound = bind(op)
-    if bound is None:
+    recorded = record_of(op, hints)
+    if recorded is None:
         raise UnknownCall("no schema of this op is known")
-    recorded = Recorded(bound, hints)
-    name = _SAME_COST.get(bound.schema.name.removesuffix(".default"), bound.schema.name)
+    name = _SAME_COST.get(recorded.name.removesuffix(".default"), recorded.name)
     outputs = results_of(recorded)
     inputs = [(argument, spec) for argument, spec in recorded.named() if not _unread(recorded, argument)]
     inputs += unrecorded_inputs(recorded)
@@ -251,20 +208,18 @@ def read_call(op: TracedOp, hints: Hints) -> ReadCall:
         name, specs, tuple(argument for argument, _ in inputs), outputs, attributes,
         sum(spec.nbytes for spec in specs), sum(spec.nbytes for spec in outputs),
     )  # fmt: skip
-    written = {argument.name for argument in bound.schema.arguments if argument.written}
-    twins = _twin_bytes([spec for argument, spec in inputs if argument not in written])
+    twins = _twin_bytes(spec for argument, spec in inputs if argument not in recorded.written)
     return ReadCall(call, op.strides is not None, twins, tuple(recorded.notes))
 
 
 def _unread(recorded: Recorded, argument: str) -> bool:
     """Whether a tensor is passed for its shape, or to be overwritten."""
-    name = recorded.bound.schema.name
-    packet = ".".join(name.split(".")[:2])
-    if argument == "self" and (packet in _OVERWRITES or packet in _SHAPE_ONLY):
+    packet = ".".join(recorded.name.split(".")[:2])
+    if argument == "self" and (packet in OVERWRITES or packet in SHAPE_ONLY):
         return True
-    if name.startswith("aten.") or argument not in _RESULTS_ONLY:
+    if packet.startswith("aten.") or argument not in _RESULTS_ONLY:
         return False
-    return argument != "out" or not name.endswith(("backward.default", "bwd.default"))  # a gradient needs the result
+    return argument != "out" or not recorded.name.endswith(("backward.default", "bwd.default"))
 
 
 def _twin_bytes(specs: Iterable[TensorSpec]) -> int:

@@ -27,12 +27,13 @@ from typing import Any
 from memwall.core.graph import ITEMSIZE
 from memwall.hardware.gpu import Gpu
 from memwall.ops import Cost, classify, cost_of
+from memwall.ops.recorded import UnknownCall
 from memwall.perfmodel.roofline import bound_s, predict_cost
-from memwall.traces.calls import Hints, Recorded, UnknownCall, read_call
+from memwall.traces.calls import Hints, read_call, record_of
 from memwall.traces.library_ops import Rule, library_rule
 from memwall.traces.records import TracedKernel, TracedOp
 from memwall.traces.rows import Launches, can_be_costed, is_call
-from memwall.traces.schemas import DTYPES, bind
+from memwall.traces.schemas import DTYPES
 from memwall.traces.surroundings import Surroundings
 from memwall.traces.triton import is_triton, triton_cost
 
@@ -141,10 +142,10 @@ def _read(op: TracedOp, hints: Hints) -> RowCost:
 
 
 def _of_library(rule: Rule, op: TracedOp, hints: Hints) -> RowCost:
-    bound = bind(op)
-    if bound is None:
+    recorded = record_of(op, hints)
+    if recorded is None:
         raise UnknownCall("its arguments are not those of a version that is known")
-    found = rule(Recorded(bound, hints))
+    found = rule(recorded)
     notes = (found.note,) if found.note else ()
     return RowCost(found.cost, found.op_class, may_read_less=op.strides is None, notes=notes)
 

@@ -14,10 +14,9 @@ from memwall.ops import Call, Cost, cost_of
 from memwall.ops.contraction import product_pipe
 from memwall.ops.elementwise import streamed, vector_flops
 from memwall.ops.launches import Gemm, Stream
-from memwall.traces.calls import Hints, Recorded, UnknownCall, spec_of
-from memwall.traces.results import attributes_of
-from memwall.traces.results.products import attention, attention_backward
-from memwall.traces.schemas import bind, schemas_of
+from memwall.ops.recorded import Recorded, UnknownCall
+from memwall.ops.results import attributes_of
+from memwall.ops.results.products import attention, attention_backward
 
 PAGED = "the lengths of cached contexts were not recorded: each query counted with one key"
 
@@ -93,11 +92,9 @@ def _dense_attention(call: Recorded) -> LibraryCost:
 
 def _flash_backward(call: Recorded) -> LibraryCost:
     """The gradient of attention, whose autograd node recorded that of the result alone: the rest is its forward's."""
-    forward = call.hints.forward
-    bound = bind(forward) if forward is not None and schemas_of(forward.name) else None
-    if bound is None:
+    before = call.forward
+    if before is None:
         raise UnknownCall("its forward op is not in the trace")
-    before = Recorded(bound, Hints())
     out, sums = attention(before)
     inputs = [("grad_out", call.need("grad_out")), *_operands(before), ("out", out), ("logsumexp", sums)]
     return _counted(before, "aten._flash_attention_backward.default", inputs, attention_backward(before))
@@ -144,9 +141,7 @@ def _experts(call: Recorded) -> LibraryCost:
 
 def _experts_everywhere(call: Recorded, here: int) -> int:
     """How many experts there are on all GPUs: the longest map, one whole number for each, that the op was given."""
-    rest = range(len(call.bound.places), len(call.op.dims))
-    maps = (spec_of(call.op, place) for place in rest)
-    sizes = [spec.numel for spec in maps if spec is not None and len(spec.shape) == 1 and spec.dtype == "int32"]
+    sizes = [spec.numel for spec in call.beyond if len(spec.shape) == 1 and spec.dtype == "int32"]
     return max([here, *sizes])
 
 

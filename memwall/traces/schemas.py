@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -208,9 +208,3 @@ def parse_value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-
-
-def is_sizes(value: Any) -> bool:
-    """Whether a value is a list of whole numbers."""
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    return is_list and all(type(v) is int for v in value)

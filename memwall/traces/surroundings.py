@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memwall.core.graph import TensorSpec
-from memwall.traces.calls import Hints, UnknownCall, list_dtype, spec_of
+from memwall.ops.recorded import UnknownCall
+from memwall.traces.calls import Hints, list_dtype, spec_of
 from memwall.traces.records import Trace, TracedKernel, TracedOp
 
 #: ops after one among which its result's reader is looked for

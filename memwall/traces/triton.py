@@ -16,7 +16,8 @@ from functools import cache
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops import Cost
 from memwall.ops.elementwise import POINTWISE, POINTWISE_FUNCTIONAL, streamed
-from memwall.traces.calls import UnknownCall, spec_of
+from memwall.ops.recorded import UnknownCall
+from memwall.traces.calls import spec_of
 from memwall.traces.records import TracedOp
 from memwall.traces.schemas import parse_value
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from memwall.hardware.lookup import load_gpu
+from memwall.ops.recorded import UnknownCall
 from memwall.traces import board, read_trace
 from memwall.traces.analysis import UNKNOWN, TraceAnalysis, TraceRow, analyse
-from memwall.traces.calls import Hints, UnknownCall, list_dtype, read_call
+from memwall.traces.calls import Hints, list_dtype, read_call
 from memwall.traces.costs import LINK
 from memwall.traces.records import TracedOp
 from memwall.traces.schemas import parse_value

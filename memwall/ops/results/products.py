@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from memwall.core.graph import contiguous
-from memwall.traces.calls import Recorded, UnknownCall
-from memwall.traces.results.common import Rule, Specs, broadcast, dense, each, stated_dtype
+from memwall.ops.recorded import Recorded, Rule, Specs, UnknownCall, broadcast, dense, each, stated_dtype
 
 
 def _product(left: str, right: str) -> Rule:

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from memwall.core.graph import contiguous
 from memwall.ops.elementwise import POINTWISE, POINTWISE_FUNCTIONAL
-from memwall.traces.calls import Recorded, UnknownCall
-from memwall.traces.results.common import (
-    INTEGERS,
-    Rule,
-    Specs,
-    broadcast,
-    dense,
-    each,
-    first_tensor,
-    promote,
-    stated_dtype,
-)
+from memwall.ops.recorded import INTEGERS, Recorded, Rule, Specs, UnknownCall, broadcast, dense, each, promote, same
 
 _COMPARISONS = frozenset(
     ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not", "isnan",
@@ -54,15 +43,9 @@ def pointwise(call: Recorded) -> Specs:
     return (dense(broadcast(spec.shape for spec in specs), dtype, specs),)
 
 
-def same(call: Recorded) -> Specs:
-    """Like the first tensor, dense."""
-    spec = first_tensor(call)
-    return (dense(spec.shape, stated_dtype(call, spec.dtype), [spec]),)
-
-
 def dropout(call: Recorded) -> Specs:
     """The result and its mask."""
-    data = call.need("input") if "input" in call.bound.places else call.need("self")
+    data = call.need("input") if "input" in call.arguments else call.need("self")
     return (dense(data.shape, data.dtype, [data]), contiguous(data.shape, "bool"))
 
 
@@ -88,7 +71,7 @@ def no_elements(call: Recorded) -> Specs:
 
 def fused_results(call: Recorded) -> Specs:
     """A list in the shapes of the first list."""
-    return call.tensors("self") if "self" in call.bound.places else tuple(call.inputs())
+    return call.tensors("self") if "self" in call.arguments else tuple(call.inputs())
 
 
 def norms(call: Recorded) -> Specs:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memwall.core.graph import TensorSpec, contiguous
-from memwall.traces.calls import Recorded, UnknownCall
-from memwall.traces.results.common import (
+from memwall.ops.recorded import (
     INTEGERS,
+    Recorded,
     Rule,
     Specs,
+    UnknownCall,
     broadcast,
     dense,
     each,
     first_tensor,
+    same,
     stated_dtype,
     taken_elsewhere,
 )
-from memwall.traces.results.pointwise import same
 
 
 def softmax(call: Recorded) -> Specs:
@@ -62,7 +63,7 @@ def norm_backward(call: Recorded) -> Specs:
     """The gradients of the input and, where there are any, of weight and bias."""
     data, weight = call.need("input"), call.tensor("weight")
     grad = dense(data.shape, data.dtype, [data])
-    mask = call.value("output_mask") if "output_mask" in call.bound.places and call.is_recorded("output_mask") else None
+    mask = call.values.get("output_mask")
     wanted = [bool(v) for v in mask] if isinstance(mask, (list, tuple)) else [True, weight is not None, False]
     parts = (grad, weight, None if "rms" in call.packet else weight)
     return tuple(s for s, w in zip(parts, wanted, strict=False) if w and s is not None)
@@ -89,7 +90,7 @@ def reduced(call: Recorded) -> Specs:
     else:
         dtype = stated_dtype(call, data.dtype)
     values = contiguous(shape, dtype)
-    overload = call.bound.schema.name.split(".")[2]
+    overload = call.name.split(".")[2]
     if name in ("var_mean", "std_mean", "aminmax", "_aminmax"):
         return (values, values)
     if name in ("mode", "kthvalue"):
@@ -100,11 +101,10 @@ def reduced(call: Recorded) -> Specs:
 
 
 def _reduced_shape(call: Recorded, data: TensorSpec) -> tuple[int, ...]:
-    places = call.bound.places
-    if "dim" not in places and "dims" not in places:
+    name = next((name for name in ("dim", "dims") if name in call.arguments), None)
+    if name is None:
         return ()
-    name = "dim" if "dim" in places else "dims"
-    if not call.is_recorded(name):
+    if name not in call.values:
         found = taken_elsewhere(call, lambda spec: _is_reduced(spec.shape, data.shape))
         if found is None:
             call.notes.append("which axes were reduced was not recorded: counted as all")

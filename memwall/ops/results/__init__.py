@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from memwall.core.graph import TensorSpec
-from memwall.traces.calls import Recorded, UnknownCall, spec_of
-from memwall.traces.results import movement, pointwise, products, rows, windows
-from memwall.traces.results.common import Rule, Specs
-from memwall.traces.results.windows import LONE_GRADIENTS, WINDOWED, gradient_mask, inferred_window, input_of, weight_of
+from memwall.ops.recorded import Recorded, Rule, Specs, UnknownCall
+from memwall.ops.results import movement, pointwise, products, rows, windows
+from memwall.ops.results.windows import LONE_GRADIENTS, WINDOWED, gradient_mask, inferred_window, input_of, weight_of
 
 #: op without namespace and overload → the rule for its results; a later family's rule stands for an op of two
 _RULES: Mapping[str, Rule] = {
@@ -28,34 +27,31 @@ def results_of(call: Recorded) -> Specs:
     Raises:
         UnknownCall: the trace does not tell; says what is missing.
     """
-    if call.bound.out:
-        given = (spec_of(call.op, place) for place in call.bound.out)
-        return tuple(spec for spec in given if spec is not None)
-    written = _written(call)
-    if written and (call.packet.endswith("_") or not call.bound.schema.results):
+    if call.out:
+        return call.out
+    written = tuple(spec for name in call.given if name in call.written for spec in call.tensors(name))
+    if written and (call.packet.endswith("_") or not call.results):
         return written
     rule = _RULES.get(call.packet)
     if rule is None and call.packet.startswith("_foreach_"):
         rule = pointwise.fused_results
     if rule is None:
-        raise UnknownCall(f"the result of {call.op.name} cannot be told from its arguments")
-    return rule(call) + (written if call.bound.schema.results else ())
+        raise UnknownCall(f"the result of {call.recorded_name} cannot be told from its arguments")
+    return rule(call) + (written if call.results else ())
 
 
 def attributes_of(call: Recorded) -> dict[str, Any]:
     """The values of a call by name, those that formulas read; where one was not recorded, what counts least."""
-    known: dict[str, Any] = {"allow_tf32": call.hints.allow_tf32}
-    for argument in call.bound.schema.arguments:
-        if argument.kind == "value" and argument.name != "allow_tf32":
-            value = call.value(argument.name)
-            if value is not None:
-                known[argument.name] = value
+    known: dict[str, Any] = {"allow_tf32": call.allow_tf32}
+    for name in call.defaults:
+        if name != "allow_tf32" and (value := call.value(name)) is not None:
+            known[name] = value
     if "softmax" in call.packet:
         known.setdefault("dim", -1)
-    if "is_causal" in call.bound.places and not call.is_recorded("is_causal"):
+    if "is_causal" in call.arguments and "is_causal" not in call.values:
         known["is_causal"] = True
         call.notes.append("whether attention is causal was not recorded: counted as causal")
-    if call.packet in WINDOWED and not call.is_recorded("stride"):
+    if call.packet in WINDOWED and "stride" not in call.values:
         known |= inferred_window(call)
     if call.packet.endswith("convolution_backward"):
         known["output_mask"] = gradient_mask(call, 3)
@@ -70,14 +66,3 @@ def unrecorded_inputs(call: Recorded) -> list[tuple[str, TensorSpec]]:
     if call.packet.endswith("_input"):
         return [("input", input_of(call))]
     return [("weight", weight_of(call))]
-
-
-def _written(call: Recorded) -> Specs:
-    found: list[TensorSpec] = []
-    for argument in call.bound.schema.arguments:
-        if argument.written and argument.kind == "tensor":
-            spec = call.tensor(argument.name)
-            found += [spec] if spec is not None else []
-        elif argument.written and argument.kind == "list":
-            found += call.tensors(argument.name)
-    return tuple(found)

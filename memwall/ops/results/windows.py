@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memwall.core.graph import TensorSpec, contiguous
-from memwall.traces.calls import Recorded, UnknownCall, spec_of
-from memwall.traces.results.common import Rule, Specs, dense, each, first_tensor, taken_elsewhere
+from memwall.ops.recorded import Recorded, Rule, Specs, UnknownCall, dense, each, first_tensor, taken_elsewhere
 
 _CONVOLUTIONS = frozenset(
     ("convolution", "_convolution", "convolution_overrideable", "cudnn_convolution",
@@ -144,8 +143,7 @@ def input_of(call: Recorded) -> TensorSpec:
 
 def _of_parent(call: Recorded, place: int) -> TensorSpec:
     """A tensor of ``cudnn_convolution_backward(input, grad_output, weight, ...)`` around the call."""
-    parent = call.hints.parent
-    spec = spec_of(parent, place) if parent is not None and "convolution_backward" in parent.name else None
+    spec = call.parent[place] if place < len(call.parent) else None
     if spec is None:
         raise UnknownCall("a size of this convolution was not recorded")
     return spec
@@ -160,7 +158,7 @@ def convolution_backward(call: Recorded) -> Specs:
 
 
 def gradient_mask(call: Recorded, count: int) -> list[bool]:
-    value = call.value("output_mask") if call.is_recorded("output_mask") else None
+    value = call.values.get("output_mask")
     if isinstance(value, (list, tuple)):
         return [bool(v) for v in value] + [False] * (count - len(value))
     call.notes.append("which gradients were asked for was not recorded: counted as that of the weight alone")

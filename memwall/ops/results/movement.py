@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 
 from memwall.core.graph import contiguous
-from memwall.traces.calls import Recorded, UnknownCall
-from memwall.traces.results.common import Rule, Specs, each, promote, stated_dtype
-from memwall.traces.results.pointwise import same
+from memwall.ops.recorded import Recorded, Rule, Specs, UnknownCall, each, promote, same, stated_dtype
 
 
 def concatenated(call: Recorded) -> Specs:
     """The tensors of a list one after another."""
-    specs = call.tensors("tensors") if "tensors" in call.bound.places else tuple(call.inputs())
+    specs = call.tensors("tensors") if "tensors" in call.arguments else tuple(call.inputs())
     if not specs:
         raise UnknownCall("the shapes of the list were not recorded")
     whole = sum(spec.numel for spec in specs)
@@ -41,15 +39,15 @@ def embedded(call: Recorded) -> Specs:
 def indexed(call: Recorded) -> Specs:
     """``self[indices]``: the indices are in no trace, so the launched threads tell the least that came out."""
     data = call.need("self")
-    found = call.hints.gradient[0] if call.hints.gradient else None
+    found = call.gradient[0] if call.gradient else None
     if found is not None:
         return (contiguous(found.shape, data.dtype),)
-    if call.hints.slices and data.shape and data.shape[0]:
-        return (contiguous((call.hints.slices, *data.shape[1:]), data.dtype),)
-    if not call.hints.elements:
+    if call.slices and data.shape and data.shape[0]:
+        return (contiguous((call.slices, *data.shape[1:]), data.dtype),)
+    if not call.elements:
         raise UnknownCall("the indices were not recorded")
     call.notes.append("the indices were not recorded: counted are the fewest elements that the launch can cover")
-    return (contiguous((call.hints.elements,), data.dtype),)
+    return (contiguous((call.elements,), data.dtype),)
 
 
 def embedding_gradient(call: Recorded) -> Specs:
