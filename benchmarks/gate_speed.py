@@ -23,7 +23,7 @@ from pathlib import Path
 
 from memwall.gate.reading import read_config
 from memwall.gate.run import run_gate
-from memwall.report.gating import render_gate
+from memwall.report.gate import render_gate
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = 10

@@ -20,9 +20,9 @@ sys.path[:0] = [str(ROOT)]
 import memwall  # noqa: E402
 from memwall.analysis.accuracy import Row, Scored, cell, floors_s, score, score_files  # noqa: E402
 from memwall.analysis.accuracy.scores import kappa, regime  # noqa: E402
-from memwall.report.accuracy import beside_table, render_accuracy, split_table  # noqa: E402
 from memwall.report.document import Document, Section  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
+from memwall.report.pages.accuracy import beside_table, render_accuracy, split_table  # noqa: E402
 from reports.render import PAPER, layer_class  # noqa: E402
 from tests.unit.truth_folder import truth  # noqa: E402
 

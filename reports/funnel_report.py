@@ -23,7 +23,7 @@ from memwall.fusion.compiled import kernels_of  # noqa: E402
 from memwall.record.schedules import graph_for  # noqa: E402
 from memwall.report.columns import plain_column  # noqa: E402
 from memwall.report.document import Document, Section, Sentence, Table, clean, table, text_column  # noqa: E402
-from memwall.report.funnel import funnel_figure  # noqa: E402
+from memwall.report.figures.funnel import funnel_figure  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
 
 HERE = Path(__file__).parent

@@ -32,7 +32,7 @@ from memwall.report.columns import (
     times_column,
 )
 from memwall.report.document import Column, Document, Section, Sentence, Table, table, text_column
-from memwall.report.figures import waterfall_figure
+from memwall.report.figures.profile import waterfall_figure
 from memwall.report.markdown import to_markdown
 from memwall.simulate.schedule import simulate
 

@@ -41,7 +41,7 @@ from memwall.core.errors import MemwallError, MissingError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.core.version import __version__  # noqa: E402
 from memwall.hardware.lookup import Gpu  # noqa: E402
-from memwall.report.measured import measured_markdown  # noqa: E402
+from memwall.report.pages.measured import measured_markdown  # noqa: E402
 
 SCHEMA = "memwall.measured/1"
 SECONDS = 480.0

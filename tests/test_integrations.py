@@ -169,7 +169,7 @@ def test_every_option_of_memwall_gate_there_is_one(path):
 
 
 def test_the_comment_is_found_by_the_line_that_the_report_begins_with():
-    from memwall.report.gating.comment import MARKER
+    from memwall.report.gate.comment import MARKER
 
     assert f"mark='{MARKER}'" in SCRIPTS["comment"]
 

@@ -45,7 +45,7 @@ def command(
 
 def _score(files: Sequence[str], split: bool, outputs: Sequence[str], as_json: bool, messages: Messages) -> None:
     from memwall.analysis.accuracy import score_files
-    from memwall.report.accuracy import render_accuracy
+    from memwall.report.pages.accuracy import render_accuracy
 
     planned = plan_outputs(outputs, without=WITHOUT)
     scored = score_files(dict.fromkeys(files), split=split)
@@ -57,7 +57,7 @@ def _score(files: Sequence[str], split: bool, outputs: Sequence[str], as_json: b
 
 def _fit(rows: str, outputs: Sequence[str], messages: Messages) -> None:
     from memwall.analysis.accuracy.refit import refit
-    from memwall.report.fits import fits_text
+    from memwall.report.pages.fits import fits_text
 
     for name in outputs:
         _check_target(Path(name))

@@ -95,7 +95,7 @@ def command(
     .json.
     """  # fmt: skip
     from memwall.analysis.whatif import parse_change
-    from memwall.report.fuse import render_fused
+    from memwall.report.pages.fused import render_fused
 
     planned = plan_outputs(outputs, without=WITHOUT)
     changes = [parse_change(text) for text in what_ifs]

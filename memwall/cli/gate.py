@@ -16,7 +16,7 @@ from memwall.cli import options
 from memwall.cli.output import Messages, plan_outputs, show, terminal, write_all
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
-from memwall.report.gating import GATE_SUFFIXES, render_gate
+from memwall.report.gate import GATE_SUFFIXES, render_gate
 
 if TYPE_CHECKING:
     from memwall.gate.config import GateConfig, GatedWorkload

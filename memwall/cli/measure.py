@@ -140,7 +140,7 @@ def _report(profile: Profile, planned: Sequence[Output], as_json: bool, messages
     from memwall.bench.kernels.campaign import flags
     from memwall.bench.kernels.sensors import in_doubt
     from memwall.report import render
-    from memwall.report.measured import measured_markdown, render_measured
+    from memwall.report.pages.measured import measured_markdown, render_measured
 
     files: list[tuple[Path, str | bytes]] = []
     for output in planned:

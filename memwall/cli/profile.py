@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwall.analysis.whatif import Change, Outcome
     from memwall.hardware.lookup import Gpu
     from memwall.record.profile import Profile
-    from memwall.report.explanation import Explained
+    from memwall.report.pages.explanation import Explained
 
 
 def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -71,7 +71,7 @@ def _refuse(given: dict[str, Any]) -> None:
 
 def _show_history(path: str, quantities: tuple[str, ...], planned: list[Output], messages: Messages) -> None:
     from memwall.analysis.history import read
-    from memwall.report.history import render_history
+    from memwall.report.pages.history import render_history
 
     rows = read(Path(path))
     files = [(output.path, render_history(rows, output.kind, quantities)) for output in planned]

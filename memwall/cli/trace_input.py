@@ -93,7 +93,7 @@ def profile_trace(
         UsageError: the trace, the report of Nsight Compute or an option is wrong, or its board is not known.
         MissingError: a kind of output needs a dependency that is not installed.
     """
-    from memwall.report.kineto import render_analysis
+    from memwall.report.pages.trace import render_analysis
 
     planned = plan_outputs(outputs, without=WITHOUT)
     analysis = analyse_file(path, names, ncu=ncu, say=messages)

@@ -23,9 +23,9 @@ _PROFILE = {
     "json": ("tables", "profile_json", ("what_ifs", "explained")),
     "csv": ("tables", "profile_csv", ()),
     "parquet": ("tables", "profile_parquet", ()),
-    "png": ("figures", "profile_png", ()),
-    "svg": ("figures", "profile_svg", ()),
-    "trace.json": ("chrome", "render_trace", ()),
+    "png": ("figures.profile", "profile_png", ()),
+    "svg": ("figures.profile", "profile_svg", ()),
+    "trace.json": ("trace_events", "render_trace", ()),
 }
 
 #: the same for a comparison
@@ -36,8 +36,8 @@ _COMPARISON = {
     "json": ("tables", "comparison_json", ()),
     "csv": ("tables", "comparison_csv", ()),
     "parquet": ("tables", "comparison_parquet", ()),
-    "png": ("figures", "comparison_png", ()),
-    "svg": ("figures", "comparison_svg", ()),
+    "png": ("figures.profile", "comparison_png", ()),
+    "svg": ("figures.profile", "comparison_svg", ()),
 }
 
 KINDS = tuple(_PROFILE)

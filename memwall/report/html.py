@@ -21,15 +21,15 @@ from memwall.analysis.whatif import Outcome
 from memwall.core.units import duration, percent, size
 from memwall.record.kernels import WALLS, KernelRow, class_rows, kernel_rows, phase_rows, schedule_label, wall_shares
 from memwall.record.profile import Profile
-from memwall.report.ceilings import Roof, compute_roofs, memory_roofs
-from memwall.report.closing import measured_sections
-from memwall.report.comparing import comparison_document
-from memwall.report.content import class_table, gpu_title, header_facts, memory_table, share_table, totals_table
 from memwall.report.document import Document, clean
-from memwall.report.fusion import explained, fusion_tables, is_several, policy_table, sentences
-from memwall.report.palette import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color
-from memwall.report.waterfall import axis_start_s, fall_and_bars, label, time_unit
-from memwall.report.whatif import what_if_section
+from memwall.report.figures.palette import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color
+from memwall.report.figures.roofs import Roof, compute_roofs, memory_roofs
+from memwall.report.figures.waterfall import axis_start_s, fall_and_bars, label, time_unit
+from memwall.report.pages.comparison import comparison_document
+from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_table, sentences
+from memwall.report.pages.profile import class_table, gpu_title, header_facts, memory_table, share_table, totals_table
+from memwall.report.pages.validation import measured_sections
+from memwall.report.pages.whatif import what_if_section
 from memwall.simulate.schedule import Schedule
 
 #: rows of kernels in a page, the slowest on any GPU first

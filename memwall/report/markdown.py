@@ -9,10 +9,10 @@ from typing import Any
 from memwall.analysis.compare import Comparison
 from memwall.analysis.whatif import Outcome
 from memwall.record.profile import Profile
-from memwall.report.comparing import comparison_document
-from memwall.report.content import profile_document
 from memwall.report.document import Column, Document, Facts, Sentence, Table, clean
-from memwall.report.explanation import Explained, explanation_sections
+from memwall.report.pages.comparison import comparison_document
+from memwall.report.pages.explanation import Explained, explanation_sections
+from memwall.report.pages.profile import profile_document
 
 #: characters that start Markdown or HTML anywhere in a line; ``_`` and ``*`` within names among them
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")

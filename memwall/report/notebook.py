@@ -32,12 +32,12 @@ from memwall.record.kernels import (
     wall_shares,
 )
 from memwall.record.profile import Profile
-from memwall.report.comparing import comparison_document
-from memwall.report.content import full_title, header_facts, kernel_table, totals_table
 from memwall.report.document import clean
-from memwall.report.figures import DPI, STYLE, roofline_panel
+from memwall.report.figures.palette import WALL_COLORS
+from memwall.report.figures.profile import DPI, STYLE, roofline_panel
 from memwall.report.html import environment, share_part
-from memwall.report.palette import WALL_COLORS
+from memwall.report.pages.comparison import comparison_document
+from memwall.report.pages.profile import full_title, header_facts, kernel_table, totals_table
 from memwall.report.tables import KERNEL_COLUMNS, profile_rows
 from memwall.simulate.schedule import Schedule
 

@@ -20,8 +20,8 @@ from memwall.core.errors import need
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module, kernel_phase, shapes_text
 from memwall.record.profile import Profile
-from memwall.report.explanation import Explained, explanation_dict
-from memwall.report.fusion import is_several
+from memwall.report.pages.explanation import Explained, explanation_dict
+from memwall.report.pages.fusion import is_several
 from memwall.simulate.schedule import Schedule
 
 #: columns of a kernel's row; seconds and bytes in base units

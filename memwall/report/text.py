@@ -20,12 +20,12 @@ from memwall.analysis.compare import Comparison
 from memwall.analysis.whatif import Outcome
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
-from memwall.report.comparing import comparison_document
-from memwall.report.content import profile_document
 from memwall.report.document import Document, Facts, Sentence, Table
-from memwall.report.explanation import Explained, explanation_document
-from memwall.report.machines import gpu_document, gpus_document, growth_document
-from memwall.report.rules import rules_document
+from memwall.report.pages.comparison import comparison_document
+from memwall.report.pages.explanation import Explained, explanation_document
+from memwall.report.pages.gpus import gpu_document, gpus_document, growth_document
+from memwall.report.pages.profile import profile_document
+from memwall.report.pages.rules import rules_document
 
 DEFAULT_WIDTH = 118
 INDENT, GAP, NARROWEST = 2, 2, 12

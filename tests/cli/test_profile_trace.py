@@ -18,7 +18,7 @@ import pytest
 from memwall.cli.output import Messages
 from memwall.cli.trace_input import analyse_file, is_trace, profile_trace, refuse_trace
 from memwall.core.errors import UsageError
-from memwall.report.kineto_names import short_name
+from memwall.report.pages.trace_names import short_name
 from tests.unit.kineto_traces import Event, call, kernel, op, real_traces, write
 
 H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}

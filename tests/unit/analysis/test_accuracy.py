@@ -26,7 +26,7 @@ from memwall.analysis.accuracy import (  # fmt: skip
 from memwall.analysis.accuracy.scores import regime
 from memwall.core.errors import UsageError
 from memwall.report import render
-from memwall.report.accuracy import render_accuracy
+from memwall.report.pages.accuracy import render_accuracy
 from tests.unit.measured_fixture import make_measured
 from tests.unit.report_fixture import make_profile
 

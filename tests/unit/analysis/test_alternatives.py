@@ -25,7 +25,7 @@ from memwall.analysis.rewrites import (
 from memwall.core.graph import Pipe
 from memwall.fusion import eager_plan
 from memwall.hardware.lookup import load_gpu
-from memwall.report.alternatives import alternatives_markdown, alternatives_text
+from memwall.report.pages.rewrites import alternatives_markdown, alternatives_text
 from memwall.simulate.schedule import simulate
 from tests.unit.truth_folder import truth
 

@@ -124,7 +124,7 @@ def test_ten_gpus_on_ten_thousand_kernels():
 
 def test_most_of_many_gpus_are_the_others():
     from memwall.analysis.compare import Flip
-    from memwall.report.comparing import _listed
+    from memwall.report.pages.comparison import _listed
 
     labels = ["a", "b", "c", "d", "e"]
     flip = Flip("mm", "", "forward", 1, ("compute",) * 4 + ("overhead",), (1.0,) * 5)

@@ -21,7 +21,7 @@ from memwall.core.errors import UsageError
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
 from memwall.ops import classify
-from memwall.report.funnel import funnel_figure, funnel_markdown, funnel_text
+from memwall.report.figures.funnel import funnel_figure, funnel_markdown, funnel_text
 from tests.unit.one_call import Call, meta
 
 ROOT = Path(__file__).parents[3]

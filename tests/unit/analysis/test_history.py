@@ -15,7 +15,7 @@ from memwall.analysis.history import SCHEMA, Row, append, commits, committed, en
 from memwall.analysis.quantities import QUANTITIES
 from memwall.cli import main
 from memwall.core.errors import UsageError
-from memwall.report.history import CSV_COLUMNS, HISTORY_KINDS, render_history
+from memwall.report.pages.history import CSV_COLUMNS, HISTORY_KINDS, render_history
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 A, B, C, D = ("a" * 40, "b" * 40, "c" * 40, "d" * 40)
@@ -295,7 +295,7 @@ def test_the_pictures_are_pictures_and_always_the_same():
 
 
 def test_the_picture_marks_steps_breaks_lines_and_draws_versions(monkeypatch):
-    from memwall.report import trend as module
+    from memwall.report.figures import trend as module
 
     seen = {}
 
@@ -325,7 +325,7 @@ def drawn_axes(monkeypatch, rows, quantities):
     """The panels of a picture."""
     from matplotlib.figure import Figure
 
-    from memwall.report import trend as module
+    from memwall.report.figures import trend as module
 
     figure = Figure(layout="constrained")
 

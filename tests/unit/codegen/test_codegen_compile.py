@@ -21,8 +21,8 @@ from memwall.fusion.repeats import shorten
 from memwall.fusion.rules import work_of
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import graph_costs
-from memwall.report.compiled import compiled_section
 from memwall.report.document import Document
+from memwall.report.pages.compiled import compiled_section
 from memwall.report.text import to_text
 from tests.unit.fusion_graphs import Builder, board, groups_of
 

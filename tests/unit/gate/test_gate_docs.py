@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memwall.analysis.quantities import QUANTITIES
 from memwall.gate.reading import OPTIONS
-from memwall.report.gating import GATE_SUFFIXES
+from memwall.report.gate import GATE_SUFFIXES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "gate.md").read_text(encoding="utf-8")
 

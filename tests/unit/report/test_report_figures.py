@@ -11,9 +11,9 @@ from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render
-from memwall.report.ceilings import compute_roofs, memory_roofs
-from memwall.report.figures import FLAGSHIPS, class_shares_figure, memory_wall_figure, roofline_figure
-from memwall.report.labels import Box, Line, Placer
+from memwall.report.figures.labels import Box, Line, Placer
+from memwall.report.figures.profile import FLAGSHIPS, class_shares_figure, memory_wall_figure, roofline_figure
+from memwall.report.figures.roofs import compute_roofs, memory_roofs
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 PNG = b"\x89PNG\r\n\x1a\n"

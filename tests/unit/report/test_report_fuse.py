@@ -11,7 +11,7 @@ from memwall.analysis.whatif import parse_change
 from memwall.core.errors import UsageError
 from memwall.frontend.dynamo.capture import Break, Capture, Guard, PartialGraph, Recompile
 from memwall.fusion import Plan, Refusal
-from memwall.report.fuse import render_fused
+from memwall.report.pages.fused import render_fused
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 POLICIES = ("eager", "memwall", "ideal")

@@ -14,10 +14,10 @@ from memwall.analysis.savings import Missed, Step, Waterfall
 from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.document import Document
-from memwall.report.figures import waterfall_figure
-from memwall.report.fusion import cut_name, fusion_sections, missed_table
+from memwall.report.figures.profile import waterfall_figure
+from memwall.report.figures.waterfall import axis_start_s, bars, label, time_unit
+from memwall.report.pages.fusion import cut_name, fusion_sections, missed_table
 from memwall.report.text import to_text
-from memwall.report.waterfall import axis_start_s, bars, label, time_unit
 from tests.unit.fused_fixture import MIB, make_fused
 from tests.unit.report_fixture import NEW, OLD, make_profile
 

@@ -21,9 +21,9 @@ from markdown_it import MarkdownIt
 from memwall.analysis.numbers import apart, change_text
 from memwall.core.errors import UsageError
 from memwall.gate.result import Cause, GateResult, Problem
-from memwall.report.gating import GATE_KINDS, GATE_SUFFIXES, render_gate
-from memwall.report.gating.places import fingerprints, place_of, source_place, target_place
-from memwall.report.gating.wording import counts, name, sentence, subject
+from memwall.report.gate import GATE_KINDS, GATE_SUFFIXES, render_gate
+from memwall.report.gate.places import fingerprints, place_of, source_place, target_place
+from memwall.report.gate.wording import counts, name, sentence, subject
 from tests.unit import gate_fixture as fixture
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
@@ -537,7 +537,7 @@ def test_the_same_on_every_hash_seed():
     code = (
         "import sys, hashlib\n"
         "from tests.unit import gate_fixture as f\n"
-        "from memwall.report.gating import GATE_KINDS, render_gate\n"
+        "from memwall.report.gate import GATE_KINDS, render_gate\n"
         "texts = [render_gate(r, k) for r in (f.FAIL, f.hostile(), f.many(30, 30)) for k in GATE_KINDS]\n"
         "print(hashlib.sha256('\\0'.join(texts).encode()).hexdigest())\n"
         "print([m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules])\n"

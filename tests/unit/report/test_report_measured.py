@@ -20,9 +20,9 @@ from memwall.analysis.validation import COLUMNS
 from memwall.core.errors import UsageError
 from memwall.record.profile import Profile
 from memwall.report import render
-from memwall.report.figures import roofline_figure
-from memwall.report.measured import measured_markdown, render_measured
-from memwall.report.roofline import draw_roofline
+from memwall.report.figures.profile import roofline_figure
+from memwall.report.figures.roofline import draw_roofline
+from memwall.report.pages.measured import measured_markdown, render_measured
 from tests.unit.fused_fixture import MIB
 from tests.unit.measured_fixture import make_measured
 from tests.unit.report_fixture import make_profile

@@ -21,9 +21,9 @@ from memwall.report.columns import (
     si_column,
     times_column,
 )
-from memwall.report.contests import contest_table, group_table, name_columns
 from memwall.report.document import Column, Facts, Section, Sentence, Table, clean, optional, table, text_column
-from memwall.report.fusion import rows_left
+from memwall.report.pages.ab import contest_table, group_table, name_columns
+from memwall.report.pages.fusion import rows_left
 
 Block = Table | Facts | Sentence
 

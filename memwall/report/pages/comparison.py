@@ -17,7 +17,7 @@ from memwall.report.columns import (
     times_column,
 )
 from memwall.report.document import Document, Section, Sentence, Table, clean, optional, table, text_column
-from memwall.report.machines import machine_sections
+from memwall.report.pages.gpus import machine_sections
 
 
 def comparison_document(comparison: Comparison) -> Document:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memwall.gate.result import Check, GateResult, Problem
-from memwall.report.gating.wording import compared_with, counts, excess, explained, problem_sentence
+from memwall.report.gate.wording import compared_with, counts, excess, explained, problem_sentence
 
 #: Verdicts to show, the gravest first.
 RAISED = ("fail", "inconclusive")

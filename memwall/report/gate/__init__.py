@@ -54,5 +54,5 @@ def render_gate(result: GateResult, kind: str, **options: Any) -> str:
     if kind not in _KINDS:
         raise UsageError(f"a gate has no {kind!r} form; there is {', '.join(_KINDS)}")
     module, function, takes = _KINDS[kind]
-    renderer: Callable[..., str] = getattr(import_module(f"memwall.report.gating.{module}"), function)
+    renderer: Callable[..., str] = getattr(import_module(f"memwall.report.gate.{module}"), function)
     return renderer(result, **{name: value for name, value in options.items() if name in takes})

@@ -24,7 +24,6 @@ from memwall.record.kernels import (
     wall_shares,
 )
 from memwall.record.profile import Profile
-from memwall.report.closing import measured_sections
 from memwall.report.columns import (
     intensity_column,
     interval_column,
@@ -46,9 +45,10 @@ from memwall.report.document import (
     table,
     text_column,
 )
-from memwall.report.explanation import trust_text
-from memwall.report.fusion import explained, fusion_section, is_several, policy_table, sentences
-from memwall.report.whatif import what_if_section
+from memwall.report.pages.explanation import trust_text
+from memwall.report.pages.fusion import explained, fusion_section, is_several, policy_table, sentences
+from memwall.report.pages.validation import measured_sections
+from memwall.report.pages.whatif import what_if_section
 from memwall.simulate.schedule import Schedule
 
 MATRIX_NOTE = (

@@ -12,10 +12,10 @@ from typing import Any
 from memwall.analysis.validation import Point, measured_points
 from memwall.record.kernels import KernelRow, kernel_rows, short_name
 from memwall.record.profile import Profile
-from memwall.report.ceilings import Roof, compute_roofs, memory_roofs
 from memwall.report.document import clean
-from memwall.report.labels import Box, Line, Placer
-from memwall.report.palette import class_color
+from memwall.report.figures.labels import Box, Line, Placer
+from memwall.report.figures.palette import class_color
+from memwall.report.figures.roofs import Roof, compute_roofs, memory_roofs
 from memwall.simulate.schedule import Schedule
 
 MAX_LABELS, LONGEST_LABEL, FONT = 12, 30, 7.5

@@ -7,9 +7,9 @@ first, no more are written, and a notice at the end counts all.
 from __future__ import annotations
 
 from memwall.gate.result import Check, GateResult, Problem
-from memwall.report.gating.findings import findings_of, message_of
-from memwall.report.gating.places import place_of
-from memwall.report.gating.wording import NAME, TOP, baseline_notes, cause_lines, compared_with, counts, name, title
+from memwall.report.gate.findings import findings_of, message_of
+from memwall.report.gate.places import place_of
+from memwall.report.gate.wording import NAME, TOP, baseline_notes, cause_lines, compared_with, counts, name, title
 
 #: Annotations of one level that GitHub shows for one step.
 SHOWN = 10

@@ -16,11 +16,11 @@ from memwall.core.units import percent
 from memwall.gate.limits import find_quantity
 from memwall.report.columns import CellColumn
 from memwall.report.document import Column, Document, Facts, Section, Sentence, Table, clean, table, text_column
+from memwall.report.figures.trend import trend_figure
 from memwall.report.html import environment
 from memwall.report.markdown import to_markdown
 from memwall.report.tables import csv_text
 from memwall.report.text import to_text
-from memwall.report.trend import trend_figure
 
 #: what is drawn and listed unless quantities are named
 SHOWN = ("time_s", "dram_bytes", "kernels", "peak_memory")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from memwall.gate.result import Cause, Check, GateResult
 from memwall.report.document import Column, Document, Facts, Section, Sentence, Table, table, text_column
-from memwall.report.gating.findings import by_causes, raised
-from memwall.report.gating.wording import (
+from memwall.report.gate.findings import by_causes, raised
+from memwall.report.gate.wording import (
     NAME,
     TOP,
     baseline_notes,

@@ -13,9 +13,9 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, flop_rate
 from memwall.report.document import clean
-from memwall.report.figures import picture
-from memwall.report.kineto_names import short_name
-from memwall.report.palette import class_color
+from memwall.report.figures.palette import class_color
+from memwall.report.figures.profile import picture
+from memwall.report.pages.trace_names import short_name
 from memwall.traces.analysis import RowGroup, TraceAnalysis
 
 #: kinds of op that are named, and the share of the time from which on

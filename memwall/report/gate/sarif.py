@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 from memwall.analysis.quantities import QUANTITIES
 from memwall.gate.result import Check, GateResult, Problem
-from memwall.report.gating.findings import findings_of, message_of, rule_of
-from memwall.report.gating.gitlab import CONFIG
-from memwall.report.gating.places import Place, fingerprints, place_of, source_place
-from memwall.report.gating.wording import TOP, cause_line, cause_lines, name
+from memwall.report.gate.findings import findings_of, message_of, rule_of
+from memwall.report.gate.gitlab import CONFIG
+from memwall.report.gate.places import Place, fingerprints, place_of, source_place
+from memwall.report.gate.wording import TOP, cause_line, cause_lines, name
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 FINGERPRINT = "memwallGate/v1"

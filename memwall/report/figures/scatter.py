@@ -9,7 +9,7 @@ from typing import Any
 from memwall.analysis.accuracy import CLOSE, Row
 from memwall.core.errors import UsageError
 from memwall.report.document import clean
-from memwall.report.figures import picture
+from memwall.report.figures.profile import picture
 
 #: panels side by side, inches of one, and points that one draws at most
 _ACROSS, _INCHES, _POINTS = 4, 3.1, 4000

@@ -14,7 +14,7 @@ from memwall.analysis.history import Row, Series, Step, commits, steps, trends
 from memwall.analysis.numbers import apart, change_text
 from memwall.analysis.quantities import QUANTITIES, Quantity
 from memwall.report.document import clean
-from memwall.report.figures import picture
+from memwall.report.figures.profile import picture
 
 #: inches of a panel, and rows that a picture has at most
 _WIDE, _HIGH, _MOST_ROWS = 3.3, 1.9, 40

@@ -12,12 +12,12 @@ from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, m
 from memwall.core.errors import UsageError
 from memwall.core.units import size
 from memwall.record.kernels import collapse, short_name
-from memwall.report.alternatives import alternatives_document
-from memwall.report.capture import capture_section
 from memwall.report.columns import plain_column, seconds_column, si_column
-from memwall.report.compiled import compiled_section
 from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, table, text_column
-from memwall.report.fusion import (
+from memwall.report.markdown import to_markdown
+from memwall.report.pages.capture import capture_section
+from memwall.report.pages.compiled import compiled_section
+from memwall.report.pages.fusion import (
     MAX_MISSED,
     explained,
     group_table,
@@ -27,9 +27,9 @@ from memwall.report.fusion import (
     rows_left,
     sentences,
 )
-from memwall.report.markdown import to_markdown
+from memwall.report.pages.rewrites import alternatives_document
+from memwall.report.pages.whatif import what_if_section
 from memwall.report.text import to_text
-from memwall.report.whatif import what_if_section
 from memwall.simulate.schedule import Schedule
 
 Block = Table | Facts | Sentence

@@ -20,10 +20,10 @@ from memwall.record.kernels import WALLS, class_rows, schedule_label
 from memwall.record.profile import Profile
 from memwall.report.columns import times
 from memwall.report.document import clean
-from memwall.report.fusion import explained, is_several
-from memwall.report.palette import WALL_COLORS, class_color
-from memwall.report.roofline import draw_roofline
-from memwall.report.waterfall import draw_waterfall, fall_and_bars, height
+from memwall.report.figures.palette import WALL_COLORS, class_color
+from memwall.report.figures.roofline import draw_roofline
+from memwall.report.figures.waterfall import draw_waterfall, fall_and_bars, height
+from memwall.report.pages.fusion import explained, is_several
 from memwall.simulate.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def memory_wall_figure(gpus: Sequence[Gpu], fmt: str = "png") -> bytes:
 
 
 def _memory_wall(machines: Sequence[Machine], fmt: str) -> bytes:
-    from memwall.report.wall import draw_growth
+    from memwall.report.figures.growth import draw_growth
 
     def build(figure: Any) -> None:
         draw_growth(figure.add_subplot(), machines, _SERIES)

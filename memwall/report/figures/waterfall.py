@@ -12,7 +12,7 @@ from typing import Any
 from memwall.analysis.savings import LEAST_STEP, PolicySet, Waterfall, waterfall
 from memwall.report.columns import number
 from memwall.report.document import clean
-from memwall.report.palette import class_color
+from memwall.report.figures.palette import class_color
 from memwall.simulate.schedule import Schedule
 
 #: savings that have a bar of their own

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree
 
 from memwall.gate.result import Check, GateResult, Problem
-from memwall.report.gating.findings import findings_of
-from memwall.report.gating.wording import (
+from memwall.report.gate.findings import findings_of
+from memwall.report.gate.wording import (
     NAME,
     TOP,
     by_workload,

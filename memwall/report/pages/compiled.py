@@ -11,7 +11,7 @@ from memwall.core.units import percent, size
 from memwall.record.kernels import short_name
 from memwall.report.columns import percent_column, plain_column, si_column
 from memwall.report.document import Facts, Section, Sentence, Table, clean, optional, table, text_column
-from memwall.report.fusion import rows_left
+from memwall.report.pages.fusion import rows_left
 
 #: Ops of a group without a kernel that are named.
 MAX_NAMED = 6

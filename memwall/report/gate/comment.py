@@ -10,8 +10,8 @@ import html
 from collections.abc import Iterable, Sequence
 
 from memwall.gate.result import Cause, Check, GateResult
-from memwall.report.gating.findings import by_causes, raised
-from memwall.report.gating.wording import (
+from memwall.report.gate.findings import by_causes, raised
+from memwall.report.gate.wording import (
     NAME,
     TOP,
     baseline_notes,

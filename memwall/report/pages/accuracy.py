@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from memwall.analysis.accuracy import CLOSE, Cell, Scored, Split, score, score_all
 from memwall.core.errors import UsageError
-from memwall.report.closing import error_column
 from memwall.report.columns import CellColumn, percent_column, plain_column
 from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, table, text_column
 from memwall.report.markdown import to_markdown
+from memwall.report.pages.validation import error_column
 from memwall.report.tables import csv_text
 from memwall.report.text import to_text
 
@@ -146,7 +146,7 @@ def _csv(scored: Scored) -> str:
 
 def _picture(fmt: str) -> Callable[[Scored], bytes]:
     def draw(scored: Scored) -> bytes:
-        from memwall.report.scatter import scatter
+        from memwall.report.figures.scatter import scatter
 
         return scatter(scored.rows, fmt)
 

@@ -9,7 +9,7 @@ from memwall.analysis.validation import Contest, GroupTimes, Pair
 from memwall.record.kernels import collapse
 from memwall.report.columns import CellColumn, plain_column, seconds_column, si_column, times_column
 from memwall.report.document import Table, optional, table, text_column
-from memwall.report.fusion import cut_name, rows_left
+from memwall.report.pages.fusion import cut_name, rows_left
 
 CONTEST_NOTE = (
     "ratio of the sums over all repeats, geomean and worst of the distinct groups, above 1: faster; slower: groups"

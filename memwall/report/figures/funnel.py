@@ -10,9 +10,9 @@ from memwall.analysis.funnel import PUBLISHED, PUBLISHED_SOURCE, Funnel
 from memwall.core.errors import UsageError
 from memwall.report.columns import plain_column
 from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, table, text_column
-from memwall.report.figures import picture
+from memwall.report.figures.palette import CLASS_COLORS
+from memwall.report.figures.profile import picture
 from memwall.report.markdown import to_markdown
-from memwall.report.palette import CLASS_COLORS
 from memwall.report.text import to_text
 
 #: operators listed by name before the rest is counted

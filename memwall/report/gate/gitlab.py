@@ -9,9 +9,9 @@ import json
 from typing import Any
 
 from memwall.gate.result import Check, GateResult, Problem
-from memwall.report.gating.findings import findings_of, message_of, rule_of
-from memwall.report.gating.places import Place, fingerprints, place_of
-from memwall.report.gating.wording import cause_line
+from memwall.report.gate.findings import findings_of, message_of, rule_of
+from memwall.report.gate.places import Place, fingerprints, place_of
+from memwall.report.gate.wording import cause_line
 
 #: Every entry needs a file: the one with the limits where no better is known.
 CONFIG = "pyproject.toml"

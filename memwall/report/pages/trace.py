@@ -15,7 +15,7 @@ from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent
 from memwall.report.columns import NOTHING, percent_column, plain_column, seconds_column, si_column, times_column
 from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, optional, table, text_column
-from memwall.report.kineto_names import short_name
+from memwall.report.pages.trace_names import short_name
 from memwall.traces.analysis import RowGroup, TraceAnalysis, TraceRow
 from memwall.traces.costs import LINK
 
@@ -89,7 +89,7 @@ def render_analysis(
         rows = [_cells(analysis, row) for row in analysis.rows]
         return csv_text(COLUMNS, rows) if kind == "csv" else to_parquet(COLUMNS, rows)
     if kind in ("png", "svg"):
-        from memwall.report.kineto_figure import draw
+        from memwall.report.figures.trace import draw
 
         return draw(analysis, kind)
     raise UsageError(f"a trace has no {kind!r} form; there is {', '.join(KINDS)}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memwall.record.profile import Profile
-from memwall.report.closing import DEFAULT_TOP, measured_sections
 from memwall.report.document import Document, Section, Sentence, clean
 from memwall.report.markdown import to_markdown
+from memwall.report.pages.validation import DEFAULT_TOP, measured_sections
 from memwall.report.text import to_text
 
 

@@ -1,0 +1,1 @@
+"""A module for each picture. Matplotlib is imported where one is drawn."""

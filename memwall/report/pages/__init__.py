@@ -1,0 +1,1 @@
+"""A module for each page: what a report of one kind of result says, as a document."""
