@@ -145,8 +145,10 @@ def run(name: str, arguments: str, folder: Path) -> None:
     )
     (inside / "profiles").unlink()
     shutil.rmtree(inside / ".memwall", ignore_errors=True)
-    (inside / "stdout").write_text(done.stdout)
-    (inside / "stderr").write_text(done.stderr)
+    for stream in ("stdout", "stderr"):
+        (inside / stream).write_text(getattr(done, stream))
+    for file in inside.rglob("*.json"):
+        file.write_text(file.read_text(encoding="utf-8").replace(str(ROOT), "ROOT"), encoding="utf-8")
     (inside / "exit_code").write_text(f"{done.returncode}\n")
 
 
