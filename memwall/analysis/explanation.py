@@ -19,7 +19,8 @@ from memwall.perfmodel.families import CALIBRATED, as_run, calibrated, explain
 from memwall.perfmodel.roofline import Estimate, launch_floor_s, launches_of, works_of
 from memwall.record.kernels import kernel_module, short_name
 from memwall.record.profile import Profile
-from memwall.simulate.schedule import Schedule, reuse_distances
+from memwall.simulate.memory import reuse_distances
+from memwall.simulate.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,7 @@ def _explanation(profile: Profile, schedule: Schedule, kernel: Estimate, count: 
     sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches)
     floor_s, latency_s = launch_floor_s(gpu), sum(terms.latency_s for _, terms in launches)
     counted = f"{kernel.launches} launch{'es' if kernel.launches > 1 else ''} at {duration(floor_s)}"
-    waited_s = kernel.overhead_s - cost.kernels * floor_s - latency_s
-    around = _around(kernel, "overlap with", counted, latency_s, waited_s)
+    around = _around(kernel, "overlap with", counted, latency_s, kernel.wait_s)
     return Explanation(kernel, module, count, tuple(sentences), around, _status(cost, gpu)[0])
 
 

@@ -1,6 +1,6 @@
 """One plain sentence per schedule: which wall it hits and what would move it, each figure computed by a replay.
 
-A replay runs the kernels again through the launch queue of :mod:`memwall.simulate.schedule` with one term changed:
+A replay runs the kernels again through the launch queue of :mod:`memwall.simulate.launch_queue` with one term changed:
 half the memory seconds (twice the bandwidth), half the compute seconds (twice the FLOP/s), no wait for the CPU (CUDA
 graphs), or without some kernels (fused away, at best).
 """
@@ -15,28 +15,28 @@ from memwall.core.units import duration, flop_rate, flops, percent, size
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import WALLS, wall_shares
 from memwall.record.profile import Profile
+from memwall.simulate.launch_queue import queue
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule
 
 
 def replay_s(
-    schedule: Schedule, *, compute: float = 1.0, memory: float = 1.0, queue: bool = True, without: Container[int] = ()
+    schedule: Schedule,
+    *,
+    compute: float = 1.0,
+    memory: float = 1.0,
+    launch: str = "eager",
+    without: Container[int] = (),
 ) -> float:
     """Seconds of the schedule with its compute and memory seconds scaled.
 
-    ``queue=False`` issues every kernel in time (CUDA graphs); ``without`` leaves out kernels by id.
+    ``launch="graph"`` issues every kernel in time; ``without`` leaves out kernels by id.
     """
-    issued_s = before_s = new_issued_s = after_s = 0.0
-    for kernel in schedule.kernels:
-        issued_s += kernel.issue_s
-        wait_s = min(max(0.0, issued_s - before_s), kernel.overhead_s)
-        before_s += kernel.time_s
-        if kernel.id in without:
-            continue
-        new_issued_s += kernel.issue_s
-        new_wait_s = max(0.0, new_issued_s - after_s) if queue else 0.0
-        work_s = max(kernel.compute_s * compute, kernel.memory_s * memory)
-        after_s += work_s + kernel.overhead_s - wait_s + new_wait_s
-    return after_s
+    kernels = (
+        (k.issue_s, max(k.compute_s * compute, k.memory_s * memory) + k.overhead_s - k.wait_s)
+        for k in schedule.kernels
+        if k.id not in without
+    )
+    return queue(kernels, launch)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def levers(schedule: Schedule) -> Levers:
     changed = (
         replay_s(schedule, memory=0.5),
         replay_s(schedule, compute=0.5),
-        replay_s(schedule, queue=False),
+        replay_s(schedule, launch="graph"),
         replay_s(schedule, without=fusible),
     )
     return Levers(*(max(0.0, now_s - then_s) for then_s in changed))

@@ -18,7 +18,8 @@ from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module
 from memwall.record.profile import Profile
 from memwall.record.schedules import simulate_profile
-from memwall.simulate.schedule import MemoryPeak, Schedule
+from memwall.simulate.memory import MemoryPeak
+from memwall.simulate.schedule import Schedule
 
 #: causes that a check keeps
 MOST_CAUSES = 8

@@ -86,8 +86,10 @@ def predict_on_cpu(
     memory = max(memory, bound)
     floor_s = cost.kernels * gpu.launch_overhead_s
     time_s, around = max(compute, memory) + floor_s, Constants.UNKNOWN
-    low_s, high_s = max(time_s * around[0], bound), time_s * around[1]
-    return Prediction(bound, compute, memory, floor_s, low_s, high_s)
+    return Prediction(
+        bound_s=bound, compute_s=compute, memory_s=memory, overhead_s=floor_s,
+        low_s=max(time_s * around[0], bound), high_s=time_s * around[1],
+    )  # fmt: skip
 
 
 def kernel_time_s(
@@ -97,7 +99,7 @@ def kernel_time_s(
 
     Args:
         reuse: (bytes, distance) of every read that was touched before, as
-            :func:`memwall.simulate.schedule.reuse_distances` gives it.
+            :func:`memwall.simulate.memory.reuse_distances` gives it.
     """
     cpu = gpu.cpu
     if cpu is None:

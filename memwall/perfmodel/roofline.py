@@ -27,10 +27,38 @@ from memwall.ops.launches import Plain, Work
 from memwall.perfmodel.families import Terms, as_run, constants, interval, predict
 from memwall.perfmodel.memory import kept_share
 
+#: the walls, in the order in which reports list them
+WALLS = ("compute", "bandwidth", "overhead")
+#: wall -> the term of the time that it stands for; of equal terms the first is the wall
+_TERMS = {"bandwidth": "memory_s", "compute": "compute_s", "overhead": "overhead_s"}
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """One kernel (one group) on one GPU. Times in seconds, bytes compulsory."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The time of a kernel on one GPU, in seconds, by its terms. ``overhead_s`` holds the launch floors, the latencies,
+    and within a schedule the wait for the CPU; 8 of 10 such kernels take from ``low_s`` to ``high_s``."""
+
+    bound_s: float
+    compute_s: float
+    memory_s: float
+    overhead_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def time_s(self) -> float:
+        """The longer of arithmetic and traffic, and the overhead on top."""
+        return max(self.compute_s, self.memory_s) + self.overhead_s
+
+    @property
+    def limited_by(self) -> str:
+        """One of :data:`WALLS`: the largest of the terms."""
+        return max(_TERMS, key=lambda wall: float(getattr(self, _TERMS[wall])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate(Prediction):
+    """One kernel (one group) of a schedule. Bytes are compulsory; all seconds but ``bound_s`` hold ``wait_s``."""
 
     id: int
     name: str
@@ -39,30 +67,12 @@ class Estimate:
     flops: int
     read_bytes: int
     write_bytes: int
-    bound_s: float
-    compute_s: float
-    memory_s: float
-    overhead_s: float
-    #: the shortest and the longest that 8 of 10 such kernels take
-    low_s: float
-    high_s: float
     #: launches that it takes, and ops of other kernels that it computes again
     launches: int = 1
     recomputes: tuple[int, ...] = ()
-    #: what the CPU needs to issue it
+    #: what the CPU needs to issue it, and the part of ``overhead_s`` in which the GPU waits for that
     issue_s: float = 0.0
-
-    @property
-    def time_s(self) -> float:
-        """The prediction: the longer of arithmetic and traffic, and the overhead on top."""
-        return max(self.compute_s, self.memory_s) + self.overhead_s
-
-    @property
-    def limited_by(self) -> str:
-        """``compute``, ``bandwidth`` or ``overhead``: the largest of the three terms."""
-        if self.overhead_s > self.compute_s and self.overhead_s > self.memory_s:
-            return "overhead"
-        return "compute" if self.compute_s > self.memory_s else "bandwidth"
+    wait_s: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -91,24 +101,6 @@ def _least_compute_s(cost: Cost, gpu: Gpu) -> float:
     if cost.least_flops is None or any(gpu.ceiling_pipe(pipe).engine == "tensor" for pipe in cost.flops):
         return peak_compute_s(cost, gpu)
     return peak_compute_s(cost, gpu) * cost.least_flops / cost.total_flops
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """A cost on one GPU with nothing to wait for, in seconds. ``overhead_s`` holds the launch floors and latencies;
-    ``low_s`` and ``high_s`` enclose :attr:`time_s`."""
-
-    bound_s: float
-    compute_s: float
-    memory_s: float
-    overhead_s: float
-    low_s: float
-    high_s: float
-
-    @property
-    def time_s(self) -> float:
-        """The longer of arithmetic and traffic, and the overhead on top."""
-        return max(self.compute_s, self.memory_s) + self.overhead_s
 
 
 def works_of(cost: Cost) -> tuple[Work, ...]:
@@ -164,4 +156,7 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
             memory = bound
     overhead = latency + floors_s
     time_s = max(compute, memory) + overhead
-    return Prediction(bound, compute, memory, overhead, max(time_s - down, bound), time_s + up)
+    return Prediction(
+        bound_s=bound, compute_s=compute, memory_s=memory, overhead_s=overhead,
+        low_s=max(time_s - down, bound), high_s=time_s + up,
+    )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +13,9 @@ from memwall.core.graph import ITEMSIZE, PHASES, ROLES, Graph, Op, Pipe, Storage
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
 from memwall.perfmodel.roofline import Estimate
-from memwall.simulate.schedule import MemoryPeak, Schedule, Totals, issue_s
+from memwall.simulate.launch_queue import issue_s, waits_within
+from memwall.simulate.memory import MemoryPeak
+from memwall.simulate.schedule import Schedule, Totals
 
 
 @dataclass(frozen=True)
@@ -357,7 +359,10 @@ def read_schedule(record: Any, gpus: dict[str, Gpu], pairs: list[Any], where: st
         numbers["launches"] = _count(item.get("launches", 1), f"{at}.launches")
         numbers["recomputes"] = _ids(item.get("recomputes", []), ops, f"{at}.recomputes")
         numbers["issue_s"] = issue_s(gpus[gpu], pairs[graph][0].ops[op_ids[0]].phase, numbers["launches"])
-        kernels.append(Estimate(i, take(item, "name", str, at), op_ids, take(item, "class", str, at), **numbers))
+        name, op_class = take(item, "name", str, at), take(item, "class", str, at)
+        kernels.append(Estimate(id=i, name=name, op_ids=op_ids, op_class=op_class, **numbers))
+    waits = waits_within((k.issue_s, k.time_s, k.overhead_s) for k in kernels)
+    kernels = [replace(kernel, wait_s=wait_s) for kernel, wait_s in zip(kernels, waits, strict=True)]
     totals, memory = take(record, "totals", dict, where), take(record, "memory", dict, where)
     sums: dict[str, Any] = {}
     for name in (f.name for f in fields(Totals)):

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from memwall.core.errors import UsageError
 from memwall.core.graph import PHASES, TensorSpec
 from memwall.ops.registry import OP_CLASSES
+from memwall.perfmodel.roofline import WALLS as WALLS
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule
-
-WALLS = ("compute", "bandwidth", "overhead")
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 

@@ -1,8 +1,7 @@
 """The modeled step on a clock, in whole nanoseconds: what the CPU issues, what the device runs, and what is alive.
 
-The launch queue of :mod:`memwall.simulate.schedule` is run again over the estimates, so a saved schedule has a timeline
-too. The time that a kernel waited for the CPU, which its ``overhead_s`` holds, is a gap in front of it here. Only what
-is alive needs the plan: a saved schedule of a compiler, whose plan cannot be made again, has no memory.
+The time that a kernel waits for the CPU (``wait_s``, part of its ``overhead_s``) is a gap in front of it here. Only
+what is alive needs the plan: a saved schedule of a compiler, whose plan cannot be made again, has no memory.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from memwall.fusion import Plan
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module, kernel_phase
 from memwall.record.profile import Profile
-from memwall.simulate.schedule import MemoryPeak, Schedule, memory_levels
+from memwall.simulate.memory import MemoryPeak, memory_levels
+from memwall.simulate.schedule import Schedule
 
 #: a module and the numbers behind it: ``layers.0.attn`` is ``layers.0`` and ``attn``
 _STEP = re.compile(r"[^.]+(?:\.\d+(?![^.]))*")
@@ -74,7 +74,7 @@ def _queue(kernels: Iterable[Estimate]) -> tuple[tuple[Span, ...], tuple[Span, .
     for kernel in kernels:
         launches.append(_span(issued_s, issued_s + kernel.issue_s))
         issued_s += kernel.issue_s
-        start_s = min(max(free_s, issued_s), free_s + kernel.overhead_s)
+        start_s = free_s + kernel.wait_s
         free_s += kernel.time_s
         runs.append(_span(start_s, free_s))
     return tuple(launches), tuple(runs)

@@ -17,7 +17,8 @@ from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module, kernel_phase, short_name
 from memwall.record.profile import Profile
 from memwall.report.timeline import Span, Timeline, timeline
-from memwall.simulate.schedule import MemoryPeak, Schedule
+from memwall.simulate.memory import MemoryPeak
+from memwall.simulate.schedule import Schedule
 
 #: source lines that are named of a fused kernel
 _MOST_LINES = 3

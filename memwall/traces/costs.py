@@ -324,6 +324,4 @@ class _Key:
 @lru_cache(maxsize=1 << 14)
 def _modeled_of(key: _Key, gpu: Gpu) -> tuple[float, str]:
     found = predict_cost(key.cost, gpu, launch="kernel")
-    if found.overhead_s > found.compute_s and found.overhead_s > found.memory_s:
-        return found.time_s, "overhead"
-    return found.time_s, "compute" if found.compute_s > found.memory_s else "bandwidth"
+    return found.time_s, found.limited_by

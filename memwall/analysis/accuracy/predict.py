@@ -71,14 +71,12 @@ def _row(sample: Sample, predicted: Prediction) -> Row:
 
 
 def limited_by(sample: Sample, predicted: Prediction) -> str:
-    """``overhead``, ``compute`` or ``bandwidth``: the largest of the three terms. An eager call is overhead where an
-    empty one takes more than half as long: the way back to the host passes while a long kernel runs."""
-    walls_s = max(predicted.compute_s, predicted.memory_s)
-    if sample.launch == "call":
-        walls_s = predicted.time_s - _eager_call_s(sample.gpu, sample.cost, 0.0)
-    if predicted.time_s - walls_s > walls_s:
-        return "overhead"
-    return "compute" if predicted.compute_s > predicted.memory_s else "bandwidth"
+    """The largest term. An eager call is overhead where an empty one takes more than half as long: the way back to the
+    host passes while a long kernel runs."""
+    if sample.launch != "call":
+        return predicted.limited_by
+    empty_s = _eager_call_s(sample.gpu, sample.cost, 0.0)
+    return "overhead" if 2 * empty_s > predicted.time_s else replace(predicted, overhead_s=0.0).limited_by
 
 
 def known_by(cost: Cost, gpu: Gpu) -> str:

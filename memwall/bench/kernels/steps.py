@@ -16,7 +16,7 @@ from memwall.codegen import NotGenerated
 from memwall.core.graph import Graph, TensorSpec, Value
 from memwall.fusion import Group, Plan
 from memwall.fusion.inductor.calls import dtype_of
-from memwall.simulate.schedule import memory_peak
+from memwall.simulate.memory import memory_peak
 
 #: standard deviation of parameters and inputs that are made up
 SCALE = 0.02

@@ -14,7 +14,8 @@ from memwall.core.graph import Graph, distinct_bytes
 from memwall.fusion import Plan, plan_graph
 from memwall.hardware.lookup import Gpu, load_gpu
 from memwall.ops import graph_costs
-from memwall.simulate.schedule import memory_peak, simulate
+from memwall.simulate.memory import memory_peak
+from memwall.simulate.schedule import simulate
 from tests.unit.fusion_graphs import Builder, moved, plan, without_cache
 from tests.unit.plan_oracle import Oracle, written_twice
 

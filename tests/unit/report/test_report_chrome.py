@@ -19,7 +19,8 @@ from memwall.hardware.cpu_rates import Cpu
 from memwall.record.profile import Profile
 from memwall.report import render
 from memwall.report.timeline import timeline
-from memwall.simulate.schedule import MemoryPeak, memory_levels, memory_peak, simulate
+from memwall.simulate.memory import MemoryPeak, memory_levels, memory_peak
+from memwall.simulate.schedule import simulate
 from tests.unit.report_fixture import HOSTILE, HOSTILE_MODULE, NEW, OLD, Builder, make_gpu, make_profile
 from tests.unit.timeline_fixture import POLICIES, SLOW_CPU, several, with_source
 
@@ -347,11 +348,10 @@ def test_a_compilers_saved_plan_leaves_out_its_memory_alone():
 
 def test_a_record_whose_waits_do_not_fit_still_has_order():
     """Kernels of an older memwall that charged no wait: they start as early as their own overhead allows."""
-    profile = make_profile(gpus=(SLOW_CPU,))
-    (schedule,) = profile.simulations
-    kernels = tuple(replace(k, overhead_s=1e-6) for k in schedule.kernels)
-    other = profile.with_simulations((replace(schedule, kernels=kernels),))
-    _, runs, _ = rows_of(other).values()
+    record = json.loads(make_profile(gpus=(SLOW_CPU,)).to_json())
+    for kernel in record["simulations"][0]["kernels"]:
+        kernel["overhead_s"] = 1e-6
+    _, runs, _ = rows_of(Profile.from_dict(record)).values()
     # starts 1 us after the one before at the latest, so no kernel is shorter than its arithmetic
     assert ns(runs[0]["ts"]) == 1_000
     assert ns(runs[0]["dur"]) == 21_475

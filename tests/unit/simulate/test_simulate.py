@@ -6,7 +6,8 @@ from memwall.core.graph import Graph, Op, Pipe, Storage, Value, contiguous
 from memwall.fusion import eager_plan
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.simulate.schedule import memory_peak, reuse_distances, simulate
+from memwall.simulate.memory import memory_peak, reuse_distances
+from memwall.simulate.schedule import simulate
 
 FP16 = Pipe("tensor", "float16")
 

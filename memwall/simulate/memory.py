@@ -1,0 +1,100 @@
+"""What lies where while a plan runs: the bytes alive in device memory, and how long ago a read was last touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from memwall.core.graph import Graph, Storage
+from memwall.fusion import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeak:
+    """Device memory at the moment when most is alive, in bytes. Buffers count as parameters, inputs as activations."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer_state: int = 0
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes alive at the peak."""
+        return self.parameters + self.gradients + self.optimizer_state + self.activations
+
+
+_PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
+#: role of a storage -> which field of MemoryPeak counts it
+_FIELD = {"parameter": 0, "buffer": 0, "gradient": 1, "optimizer_state": 2, "input": 3, "activation": 3}
+
+
+def memory_peak(graph: Graph, plan: Plan) -> MemoryPeak:
+    """The moment of :func:`memory_levels` when most bytes are alive."""
+    return MemoryPeak(*max(memory_levels(graph, plan), key=sum))
+
+
+def memory_levels(graph: Graph, plan: Plan) -> Iterator[tuple[int, int, int, int]]:
+    """Walk the groups: bytes alive before the first, then for each group while it runs and after it, in the order of
+    the fields of :class:`MemoryPeak`.
+
+    Parameters, buffers, inputs and optimizer state live throughout (a training step in steady state). Gradients live
+    from their first write to the end, as do the outputs. Any other storage lives from the first group that touches it
+    to the last.
+    """
+    values = graph.values
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for index, group in enumerate(plan.groups):
+        for value_id in (*group.reads, *group.writes):
+            number = values[value_id].storage
+            first.setdefault(number, index)
+            last[number] = index
+    kept = {values[i].storage for i in graph.outputs}
+    live = [0, 0, 0, 0]
+    births: dict[int, list[Storage]] = {}
+    deaths: dict[int, list[Storage]] = {}
+    for storage in graph.storages:
+        if storage.role in _PERSISTENT:
+            live[_FIELD[storage.role]] += storage.nbytes
+        elif storage.id in first:
+            births.setdefault(first[storage.id], []).append(storage)
+            if storage.role != "gradient" and storage.id not in kept:
+                deaths.setdefault(last[storage.id], []).append(storage)
+    yield _level(live)
+    for index in range(len(plan.groups)):
+        for born in births.get(index, ()):
+            live[_FIELD[born.role]] += born.nbytes
+        yield _level(live)
+        for dead in deaths.get(index, ()):
+            live[_FIELD[dead.role]] -= dead.nbytes
+        yield _level(live)
+
+
+def _level(live: Sequence[int]) -> tuple[int, int, int, int]:
+    parameters, gradients, optimizer_state, activations = live
+    return parameters, gradients, optimizer_state, activations
+
+
+def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...]]:
+    """For each group, (bytes, distance) of every read of a storage touched before.
+
+    The distance is the number of bytes that kernels moved from the start of the kernel that last touched the storage to
+    the start of this one: the bytes are in an LRU cache of at least that size.
+    """
+    values = graph.values
+    touched_at: dict[int, int] = {}
+    moved = 0
+    result = []
+    for group in plan.groups:
+        hits = []
+        for value_id in dict.fromkeys(group.reads):
+            value = values[value_id]
+            last = touched_at.get(value.storage)
+            if last is not None:
+                hits.append((value.spec.nbytes, moved - last))
+        for value_id in (*group.reads, *group.writes):
+            touched_at[values[value_id].storage] = moved
+        moved += group.cost.bytes + group.cost.extra_bytes
+        result.append(tuple(hits))
+    return result
