@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memwall.traces.devices import board, used
 from memwall.traces.ncu import NcuJoin, NcuRow, join_ncu, read_ncu_csv
-from memwall.traces.reading import ancestors, outer_op, read_trace
+from memwall.traces.reading import read_trace
 from memwall.traces.records import Device, Gap, Step, Trace, TracedKernel, TracedOp
 
 __all__ = [
@@ -20,10 +20,8 @@ __all__ = [
     "Trace",
     "TracedKernel",
     "TracedOp",
-    "ancestors",
     "board",
     "join_ncu",
-    "outer_op",
     "read_ncu_csv",
     "read_trace",
     "used",

@@ -200,7 +200,7 @@ def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
     """The bytes that a rank must send or receive."""
     kernel = row.kernels[0]
     message = _message_bytes(kernel.attributes) or next(
-        (found for op in surroundings.around(row.op) if (found := _op_message_bytes(op))), 0
+        (found for op in surroundings.trace.around(row.op) if (found := _op_message_bytes(op))), 0
     )
     if not message:
         return RowCost(None, "communication", "the size of the message was not recorded")
@@ -218,7 +218,7 @@ def _collective(kernel: TracedKernel, op: TracedOp | None) -> str:
 
 
 def _ranks(kernel: TracedKernel, op: TracedOp | None, surroundings: Surroundings) -> int:
-    for attributes in (kernel.attributes, *(outer.attributes for outer in surroundings.around(op))):
+    for attributes in (kernel.attributes, *(outer.attributes for outer in surroundings.trace.around(op))):
         size = _number(attributes.get("Group size"))
         if size > 0:
             return size

@@ -21,13 +21,10 @@ def read_devices(properties: object, kernels_of: Mapping[int, int]) -> tuple[Dev
     """
     listed = [entry for entry in properties if isinstance(entry, dict)] if isinstance(properties, list) else []
     known = {_whole(entry.get("id"), default=place): entry for place, entry in enumerate(listed)}
-    kinds = {_kind(entry) for entry in listed}
+    kinds = {str(entry.get("name", "")) for entry in listed}
     only = listed[0] if len(kinds) == 1 else {}
-    return tuple(
-        _device(index, known.get(index, only), kernels_of.get(index, 0))
-        for index in sorted({*known, *kernels_of})
-        if index in kernels_of or index in known
-    )
+    indices = sorted({*known, *kernels_of})
+    return tuple(_device(index, known.get(index, only), kernels_of.get(index, 0)) for index in indices)
 
 
 def board(trace: Trace) -> str | None:
@@ -54,24 +51,9 @@ def _board_of(device: Device) -> str | None:
 
 
 def _device(index: int, entry: Mapping[str, Any], kernels: int) -> Device:
-    major, minor = _first(entry, "computeMajor", "major"), _first(entry, "computeMinor", "minor")
-    return Device(
-        index=index,
-        name=printable(str(entry.get("name", "")))[:200],
-        compute_capability=f"{major}.{minor}" if major is not None and minor is not None else None,
-        memory_bytes=_whole(entry.get("totalGlobalMem")),
-        sm_count=_first(entry, "numSms", "multiProcessorCount"),
-        kernels=kernels,
-    )
-
-
-def _first(entry: Mapping[str, Any], *names: str) -> Any:
-    """Today's name of a property, else that of early 2021."""
-    return next((whole for name in names if (whole := _whole(entry.get(name))) is not None), None)
-
-
-def _kind(entry: Mapping[str, Any]) -> str:
-    return str(entry.get("name", ""))
+    counts = (_whole(entry.get(name)) for name in ("numSms", "multiProcessorCount"))  # the second: early 2021
+    sm_count = next((count for count in counts if count is not None), None)
+    return Device(index=index, name=printable(str(entry.get("name", "")))[:200], sm_count=sm_count, kernels=kernels)
 
 
 def _whole(value: object, default: int | None = None) -> Any:

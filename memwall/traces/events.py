@@ -26,13 +26,13 @@ from memwall.traces.fields import (
     is_communication,
     is_launch_flow,
     kind_of,
+    user_frame,
+    user_frame_of_stack,
 )
-from memwall.traces.frames import user_frame, user_frame_of_stack
 from memwall.traces.values import Detail, last_number, printable, read_detail, time_us, whole_number
 
 _MODULE_PREFIX = "nn.Module: "
 _STEP_PREFIX = "ProfilerStep"
-_MOST_MEMOISED = 1 << 12
 
 
 class Names:
@@ -123,8 +123,6 @@ class Recording:
         self._threads: dict[tuple[object, object], int] = {}
         self._by_text: dict[tuple[str, str], int] = {}
         self._details: dict[str, int] = {"{}": 0}
-        self._kinds: dict[str, int | None] = {}
-        self._communication: dict[int, bool] = {}
         self._flow_numbers: dict[str, int] = {}
         self._spelled = Spellings()
 
@@ -137,8 +135,8 @@ class Recording:
             self._keep_flow(event, self.flow_starts if phase == "s" else self.flow_ends)
 
     def _keep_span(self, event: dict[str, Any]) -> None:
-        kind = self._kind(event)
-        name = event.get("name")
+        category, name = event.get("cat") or event.get("pid"), event.get("name")
+        kind = kind_of(category) if isinstance(category, str) else None
         if kind is None:
             return
         start, dur = time_us(event.get("ts")), time_us(event.get("dur"))
@@ -158,18 +156,6 @@ class Recording:
             self._keep_call(event, self.calls if kind == RUNTIME else self.overheads, name, start, dur)
         else:
             self._keep_activity(event, kind, name, start, dur)
-
-    def _kind(self, event: dict[str, Any]) -> int | None:
-        category = event.get("cat") or event.get("pid")
-        if not isinstance(category, str):
-            return None
-        try:
-            return self._kinds[category]
-        except KeyError:
-            if len(self._kinds) > _MOST_MEMOISED:
-                self._kinds.clear()
-            kind = self._kinds[category] = kind_of(category)
-            return kind
 
     def _keep_python(self, event: dict[str, Any], name: str, start: float, dur: float) -> None:
         if name.startswith("<"):  # "<built-in method ... at 0x7f...>": most of them, and no two alike
@@ -213,29 +199,19 @@ class Recording:
         found = self._arguments(event)
         index = self.names.index(name)
         device, stream = found.pop("device", None), found.pop("stream", None)
-        correlation, external = found.pop("correlation", None), found.pop("external", None)
-        self.activities.append(
-            Activity(
-                start,
-                dur,
-                index,
-                self._category(kind, index, found),
-                max(0, whole_number(event.get("pid") if device is None else device)),
-                max(0, whole_number(last_number(event.get("tid")) if stream is None else stream)),
-                whole_number(correlation),
-                whole_number(external),
-                self._thread(event),
-                self._detail(found) if found else 0,
-            )
-        )
+        self.activities.append(Activity(
+            start, dur, index, self._category(kind, index, found),
+            device=max(0, whole_number(event.get("pid") if device is None else device)),
+            stream=max(0, whole_number(last_number(event.get("tid")) if stream is None else stream)),
+            correlation=whole_number(found.pop("correlation", None)),
+            external=whole_number(found.pop("external", None)),
+            thread=self._thread(event), detail=self._detail(found) if found else 0,
+        ))  # fmt: skip
 
     def _category(self, kind: int, name: int, found: Mapping[str, Any]) -> str:
         if kind != KERNEL:
             return {MEMCPY: "memcpy", MEMSET: "memset"}[kind]
-        known = self._communication.get(name)
-        if known is None:
-            known = self._communication[name] = is_communication(self.names.texts[name])
-        return "communication" if known or "Collective name" in found else "kernel"
+        return "communication" if "Collective name" in found or is_communication(self.names.texts[name]) else "kernel"
 
     def _keep_flow(self, event: dict[str, Any], flows: Flows) -> None:
         start, shared = time_us(event.get("ts")), event.get("id")

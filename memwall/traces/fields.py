@@ -1,4 +1,4 @@
-"""What the profilers of six years call things: event categories, argument names, kernels that communicate.
+"""What the profilers of six years call things: event categories, argument names, kernels that communicate, frames.
 
 Spellings are compared without case and punctuation: ``cpu_op`` and ``Operator`` are in the tables, ``"External id"``
 and ``"external id"`` are one entry. The names are those of Kineto's ``ActivityType`` and of the traces under test.
@@ -38,8 +38,7 @@ _ARGUMENTS: Mapping[str, str] = {
     "inputtype": "types", "inputtypes": "types",
     "inputstrides": "strides", "concreteinputs": "concrete", "callstack": "stack",
     "device": "device", "deviceid": "device", "stream": "stream", "streamid": "stream",
-    "grid": "grid", "block": "block", "registersperthread": "registers", "sharedmemory": "shared",
-    "bytes": "bytes",
+    "grid": "grid", "block": "block", "bytes": "bytes",
     "kernelfile": "kernel_file", "kernelhash": "kernel_hash", "kernelbackend": "kernel_backend",
     "kernelname": "kernel_name", "kernelkwargs": "kernel_kwargs", "numwarps": "num_warps",
     "numstages": "num_stages", "graphid": "graph id", "graphnodeid": "graph node id",
@@ -80,7 +79,7 @@ _MOST_SPELLINGS = 4096
 
 
 class Spellings(dict[str, str]):
-    """Any spelling of an argument -> what this package calls it, "" for one that it does not use."""
+    """Any spelling of an argument -> what this package calls it, "" for one that is not used."""
 
     def __missing__(self, key: str) -> str:
         value = _ARGUMENTS.get(_squeezed(key), "")
@@ -89,6 +88,7 @@ class Spellings(dict[str, str]):
         return value
 
 
+@lru_cache(maxsize=1 << 12)
 def kind_of(category: str) -> int | None:
     """What an event of this category is; torch before Kineto wrote "CPU functions" as its process instead."""
     return _KINDS.get(_squeezed(category[:64]))
@@ -100,6 +100,7 @@ def is_launch_flow(category: str) -> bool:
     return _squeezed(category[:64]) in _FLOWS
 
 
+@lru_cache(maxsize=1 << 16)
 def is_communication(kernel: str) -> bool:
     """Whether a kernel of this name exchanges data with other GPUs."""
     return _COMMUNICATION.search(kernel) is not None
@@ -112,3 +113,38 @@ def wait_of(call: str) -> str:
 
 def _squeezed(text: str) -> str:
     return _PUNCTUATION.sub("", text.lower())
+
+
+# ---- Python frames: the user's is the innermost that lies neither in torch nor in Python's own library
+
+#: "transformers/models/bert/modeling_bert.py(250): transpose_for_scores"
+_FRAME = re.compile(r"^(?P<file>[^()<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)$")
+
+#: what an installation puts in front of a package: dropped, so that a source names no machine
+_PREFIX = re.compile(r"^.*/(?:site-packages|dist-packages|python3\.\d+)/")
+
+#: packages whose frames stand between a user's line and the op
+_LIBRARIES = frozenset(
+    (
+        "torch", "functorch", "torchgen", "triton", "abc", "ast", "asyncio", "collections", "concurrent", "contextlib",
+        "copy", "dataclasses", "enum", "functools", "importlib", "inspect", "logging", "multiprocessing", "queue", "re",
+        "runpy", "selectors", "threading", "traceback", "typing", "typing_extensions", "warnings", "weakref",
+    )
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 16)
+def user_frame(name: str) -> str:
+    """``"file(line): function"`` of a recorded Python frame, "" when it is a library's or no frame."""
+    found = _FRAME.match(name)
+    if found is None:
+        return ""
+    file = _PREFIX.sub("", found["file"])
+    package = file.partition("/")[0].removesuffix(".py")
+    return "" if package in _LIBRARIES else f"{file}({found['line']}): {found['function']}"
+
+
+@lru_cache(maxsize=1 << 12)
+def user_frame_of_stack(stack: str) -> str:
+    """The same of a ``Call stack`` argument: frames joined by ``;``, innermost first."""
+    return next((frame for frame in map(user_frame, stack.split(";")) if frame), "")

@@ -7,18 +7,17 @@ and only in a trace where the two differ. Arrows (``ac2g``) are the last resort.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from memwall.traces.events import Activity, Recording, Spans
+from memwall.traces.events import Activity, Recording
 from memwall.traces.nesting import Nesting
 
 #: CPU and GPU clocks are aligned to some microseconds
 _SKEW_US = 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """Of one activity: the call that launched it and the span around that, None where unknown."""
 
     call: int | None
@@ -31,12 +30,17 @@ def match(recording: Recording, activities: Sequence[Activity], nesting: Nesting
     arrows = _arrows_of(recording, activities, calls)
     first_arrow = len(recording.calls.start)
     found = nesting.sweep(_moments(recording, calls, arrows, first_arrow))
-    by_external = _Externals(recording, activities)
+    by_external = _spans_by_external(recording, activities)
     matches = []
     for activity, call, arrow in zip(activities, calls, arrows, strict=True):
         span = None if call is None else found.get(call)
         if span is None:
-            span = by_external.span(activity, call)
+            external = activity.external
+            if external <= 0 and call is not None:
+                external = recording.calls.external[call]
+            span = by_external.get(external)
+            if span is not None and recording.spans.start[span] > activity.start + _SKEW_US:  # it had not begun by then
+                span = None
         if span is None and arrow is not None:
             span = found.get(first_arrow + arrow)
         matches.append(Match(call, span))
@@ -52,12 +56,9 @@ def _calls_of(recording: Recording, activities: Sequence[Activity]) -> list[int 
     by_correlation = _indexed(calls.correlation, {a.correlation for a in activities})
     by_external = _indexed(calls.external, {a.external for a in activities if a.correlation <= 0})
     found = []
-    for activity in activities:
-        if activity.correlation > 0:
-            candidates = by_correlation.get(activity.correlation, ())
-        else:
-            candidates = by_external.get(activity.external, ())
-        found.append(_nearest(candidates, calls.start, activity.start))
+    for a in activities:
+        candidates = by_correlation.get(a.correlation, ()) if a.correlation > 0 else by_external.get(a.external, ())
+        found.append(_nearest(candidates, calls.start, a.start))
     return found
 
 
@@ -71,10 +72,8 @@ def _indexed(numbers: Sequence[int], wanted: set[int]) -> dict[int, list[int]]:
 
 
 def _nearest(candidates: Sequence[int], starts: Sequence[float], start: float) -> int | None:
-    if not candidates:
-        return None
-    if len(candidates) == 1:
-        return candidates[0]
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
     before = [c for c in candidates if starts[c] <= start + _SKEW_US]
     return max(before, key=starts.__getitem__) if before else min(candidates, key=starts.__getitem__)
 
@@ -106,28 +105,12 @@ def _moments(
     return moments
 
 
-class _Externals:
-    """Spans by ``External id``, in traces where that is not the correlation by another name."""
-
-    def __init__(self, recording: Recording, activities: Sequence[Activity]) -> None:
-        self._calls = recording.calls
-        self._spans = recording.spans
-        trusted = any(0 < a.external != a.correlation for a in activities)
-        self._by_external: Mapping[int, int] = _unique(recording.spans) if trusted else {}
-
-    def span(self, activity: Activity, call: int | None) -> int | None:
-        """The span whose id the activity or its call bears, if it had begun by then."""
-        external = activity.external
-        if external <= 0 and call is not None:
-            external = self._calls.external[call]
-        span = self._by_external.get(external)
-        if span is None or self._spans.start[span] > activity.start + _SKEW_US:
-            return None
-        return span
-
-
-def _unique(spans: Spans) -> dict[int, int]:
-    """Id -> span, ids that different spans bear (merged traces) left out."""
+def _spans_by_external(recording: Recording, activities: Sequence[Activity]) -> dict[int, int]:
+    """``External id`` -> span, without ids that different spans bear (merged traces); empty where the id is but the
+    correlation by another name."""
+    if not any(0 < a.external != a.correlation for a in activities):
+        return {}
+    spans = recording.spans
     found: dict[int, int] = {}
     shared = set()
     for span, external in enumerate(spans.external):

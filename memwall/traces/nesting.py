@@ -38,7 +38,7 @@ class Nesting:
         self.outside: dict[int, tuple[int, int]] = {}
         #: (path around it or -1, name) -> path; paths are the nodes of a tree
         self._paths: dict[tuple[int, int], int] = {}
-        self.path_nodes: list[tuple[int, int]] = []
+        self._path_nodes: list[tuple[int, int]] = []
 
     def sweep(self, moments: dict[int, list[tuple[float, float, int]]]) -> dict[int, int]:
         """Nest all spans, and find the op around each moment.
@@ -107,15 +107,15 @@ class Nesting:
     def _path(self, outer: int, name: int) -> int:
         known = self._paths.get((outer, name))
         if known is None:
-            known = self._paths[outer, name] = len(self.path_nodes)
-            self.path_nodes.append((outer, name))
+            known = self._paths[outer, name] = len(self._path_nodes)
+            self._path_nodes.append((outer, name))
         return known
 
     def path_names(self, path: int) -> list[int]:
         """The names of the modules of a path, outermost first."""
         names: list[int] = []
         while path != _NONE:
-            path, name = self.path_nodes[path]
+            path, name = self._path_nodes[path]
             names.append(name)
         return names[::-1]
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 
 from memwall.traces.events import Recording
-from memwall.traces.fields import ANNOTATION
 from memwall.traces.nesting import Nesting
 from memwall.traces.records import TracedOp
 
@@ -62,41 +61,25 @@ class Owners:
         if origin is None and parent is not None and parent.forward is not None:
             origin = made[parent.forward]
         near = [other for other in (parent, origin) if other is not None]
-        module = self.module_of(nesting.module[span])
-        frame = texts[nesting.frame[span]] if nesting.frame[span] >= 0 else ""
-        sequence = spans.sequence[span]
-        module = module or next((other.module for other in near if other.module), "")
+        module = self.module_of(nesting.module[span]) or next((other.module for other in near if other.module), "")
+        source = detail.source or (texts[nesting.frame[span]] if nesting.frame[span] >= 0 else "")
+        phase = self._phase(span) or (parent.phase if parent else "")
         return TracedOp(
-            id=self.ids[span],
-            name=self._name(span),
-            thread=self._recording.threads[spans.thread[span]],
-            start_us=spans.start[span] - self._base,
-            dur_us=spans.dur[span],
-            dims=detail.dims,
-            types=detail.types,
-            strides=detail.strides,
-            concrete=detail.concrete,
-            parent=parent.id if parent else None,
-            module=module,
-            source=detail.source or frame or next((other.source for other in near if other.source), ""),
-            phase=self._phase(span)
-            or (parent.phase if parent else "")
-            or ("forward" if module or sequence >= 0 else ""),
-            sequence=sequence if sequence >= 0 else None,
-            forward=origin.id if origin else None,
-            annotation=spans.kind[span] == ANNOTATION,
-            attributes=detail.attributes,
-        )
+            id=self.ids[span], name=texts[spans.name[span]], thread=self._recording.threads[spans.thread[span]],
+            start_us=spans.start[span] - self._base, dur_us=spans.dur[span],
+            dims=detail.dims, types=detail.types, strides=detail.strides, concrete=detail.concrete,
+            parent=parent.id if parent else None, module=module,
+            source=source or next((other.source for other in near if other.source), ""),
+            phase=phase or ("forward" if module or spans.sequence[span] >= 0 else ""),
+            forward=origin.id if origin else None, attributes=detail.attributes,
+        )  # fmt: skip
 
     def module_of(self, path: int) -> str:
         """The text of a module path, "" for -1."""
-        known = self._modules.get(path)
-        if known is None:
-            texts = self._recording.names.texts
-            known = self._modules[path] = "/".join(
-                texts[name] for name in self._nesting.path_names(path)[:_MOST_MODULES]
-            )
-        return known
+        if path not in self._modules:
+            names = self._nesting.path_names(path)[:_MOST_MODULES]
+            self._modules[path] = "/".join(self._recording.names.texts[name] for name in names)
+        return self._modules[path]
 
     def _forward_of(self, kept: set[int]) -> dict[int, int]:
         """Backward span -> the forward span that made its node: same sequence number, begun before.
@@ -104,22 +87,16 @@ class Owners:
         The counter moves on when a node is made, so of several ops with one number the last that began made it,
         unless one bears the node's name.
         """
-        wanted: dict[tuple[str, int], list[int]] = {}
-        for span in kept:
-            if self._is_backward(span) and self._spans.sequence[span] >= 0:
-                wanted.setdefault(self._number(span), [])
-        if not wanted:
+        spans = self._spans
+        nodes = {span for span in kept if spans.sequence[span] >= 0 and self._phase(span) == "backward"}
+        candidates: dict[tuple[str, int], list[int]] = {self._number(span): [] for span in nodes}
+        if not nodes:
             return {}
-        for span, sequence in enumerate(self._spans.sequence):
-            if sequence >= 0 and not self._is_backward(span) and self._number(span) in wanted:
-                wanted[self._number(span)].append(span)
-        pairs = {}
-        for span in kept:
-            if self._is_backward(span) and self._spans.sequence[span] >= 0:
-                best = self._made(span, wanted[self._number(span)])
-                if best is not None:
-                    pairs[span] = best
-        return pairs
+        for span, sequence in enumerate(spans.sequence):
+            if sequence >= 0 and self._number(span) in candidates and self._phase(span) != "backward":
+                candidates[self._number(span)].append(span)
+        pairs = ((node, self._made(node, candidates[self._number(node)])) for node in nodes)
+        return {node: made for node, made in pairs if made is not None}
 
     def _made(self, backward: int, candidates: list[int]) -> int | None:
         start = self._spans.start
@@ -127,17 +104,13 @@ class Owners:
         node = _bare(self._name(backward))
         return max(before, key=lambda span: (_bare(self._name(span)) == node, start[span], span), default=None)
 
-    def _is_backward(self, span: int) -> bool:
-        return self._phase(span) == "backward"
-
     def _phase(self, span: int) -> str:
         if self._spans.forward_thread[span] > 0:
             return "backward"
         name = self._spans.name[span]
-        known = self._phases.get(name)
-        if known is None:
-            known = self._phases[name] = _phase_of(self._recording.names.texts[name])
-        return known
+        if name not in self._phases:
+            self._phases[name] = _phase_of(self._recording.names.texts[name])
+        return self._phases[name]
 
     def _number(self, span: int) -> tuple[str, int]:
         return self._recording.threads[self._spans.thread[span]][0], self._spans.sequence[span]

@@ -14,14 +14,13 @@ from memwall.traces.events import Activity, Recording
 from memwall.traces.matching import Match, match
 from memwall.traces.nesting import Nesting
 from memwall.traces.owners import Owners
-from memwall.traces.records import Device, Step, Trace, TracedKernel, TracedOp
+from memwall.traces.records import Device, Step, Trace, TracedKernel
 from memwall.traces.stream import read_events
 from memwall.traces.timeline import busy_us, exposed_communication_us, gaps
 from memwall.traces.values import printable
 
 #: the second name of the devices is that of early 2021
 _DEVICES = ("deviceProperties", "computeProperties")
-_WANTED = frozenset(("schemaVersion", *_DEVICES))
 
 #: CUPTI writes 0 for a kernel that it could not time; none starts this long before the first thing that the CPU did
 _TIMED_US = 1e7
@@ -42,7 +41,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         UsageError: no such file, cut off, damaged, not JSON, or no profiler trace; says where.
     """
     recording = Recording()
-    header = read_events(path, recording.keep, _WANTED)
+    header = read_events(path, recording.keep, frozenset(_DEVICES))
     if not (recording.activities or len(recording.spans) or recording.calls.start):
         raise UsageError(
             f"{path} holds no event of the PyTorch profiler (cpu_op, cuda_runtime, kernel, ...): "
@@ -65,21 +64,12 @@ def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Trace
     )
     properties = next((header[key] for key in _DEVICES if key in header), None)
     devices = read_devices(properties, Counter(kernel.device for kernel in kernels))
-    schema = header.get("schemaVersion")
     return Trace(
-        path_name=name,
-        schema=schema if type(schema) is int else None,
-        devices=devices,
-        ops=ops,
-        kernels=kernels,
-        gaps=gaps(kernels, ops, recording, nesting, base),
-        steps=tuple(Step(text, start - base, dur) for start, dur, text in sorted(recording.steps)),
-        span_us=end - base,
-        busy_us=busy_us(kernels),
-        exposed_communication_us=exposed_communication_us(kernels),
+        path_name=name, devices=devices, ops=ops, kernels=kernels, gaps=gaps(kernels, ops, recording, nesting, base),
+        steps=tuple(Step(text, start - base, dur) for start, dur, text in sorted(recording.steps)), span_us=end - base,
+        busy_us=busy_us(kernels), exposed_communication_us=exposed_communication_us(kernels),
         notes=tuple(_notes(recording, len(recording.activities) - len(activities), kernels, devices)),
-        recorded_shapes=any(op.dims for op in ops),
-    )
+    )  # fmt: skip
 
 
 def _drop_untimed(recording: Recording) -> None:
@@ -99,17 +89,9 @@ def _on_the_gpu(activity: Activity) -> tuple[float, ...]:
 def _extent(recording: Recording) -> tuple[float, float]:
     """First begin and last end of what was kept; steps do not count, they may reach out of the recording."""
     spans, calls, rows = recording.spans, recording.calls, recording.activities
-    starts = [min(times) for times in (spans.start, calls.start, [row.start for row in rows]) if times]
-    ends = [
-        max(map(float.__add__, times, durations))
-        for times, durations in (
-            (spans.start, spans.dur),
-            (calls.start, calls.dur),
-            ([row.start for row in rows], [row.dur for row in rows]),
-        )
-        if times
-    ]
-    return min(starts), max(ends)
+    columns = [(spans.start, spans.dur), (calls.start, calls.dur), ([r.start for r in rows], [r.dur for r in rows])]
+    starts = [min(times) for times, _ in columns if times]
+    return min(starts), max(max(map(float.__add__, times, durations)) for times, durations in columns if times)
 
 
 def _kernel(
@@ -119,26 +101,16 @@ def _kernel(
     calls = recording.calls
     outside = None if found.call is None or found.span is not None else nesting.outside.get(found.call)
     path, frame = outside or (-1, -1)
+    texts = recording.names.texts
     return TracedKernel(
-        id=number,
-        name=recording.names.texts[activity.name],
-        category=activity.category,
-        device=activity.device,
-        stream=activity.stream,
-        start_us=activity.start - base,
-        dur_us=activity.dur,
-        op=None if found.span is None else owners.ids[found.span],
-        module=owners.module_of(path),
-        source=recording.names.texts[frame] if frame >= 0 else "",
-        launch="" if found.call is None else recording.names.texts[calls.name[found.call]],
+        id=number, name=texts[activity.name], category=activity.category,
+        device=activity.device, stream=activity.stream, start_us=activity.start - base, dur_us=activity.dur,
+        op=None if found.span is None else owners.ids[found.span], module=owners.module_of(path),
+        source=texts[frame] if frame >= 0 else "",
+        launch="" if found.call is None else texts[calls.name[found.call]],
         launch_us=None if found.call is None else calls.start[found.call] - base,
-        grid=detail.grid,
-        block=detail.block,
-        registers=detail.registers,
-        shared_bytes=detail.shared_bytes,
-        bytes=detail.bytes,
-        attributes=detail.attributes,
-    )
+        grid=detail.grid, block=detail.block, bytes=detail.bytes, attributes=detail.attributes,
+    )  # fmt: skip
 
 
 def _notes(
@@ -194,21 +166,3 @@ def _launch_notes(kernels: Sequence[TracedKernel]) -> list[str]:
     if early:
         notes.append(f"{early} GPU rows begin over 1 ms before their launch: CPU and GPU clocks disagree")
     return notes
-
-
-def ancestors(trace: Trace, op: TracedOp) -> list[TracedOp]:
-    """The ops around an op, innermost first."""
-    found = []
-    while op.parent is not None:
-        op = trace.ops[op.parent]
-        found.append(op)
-    return found
-
-
-def outer_op(trace: Trace, op: TracedOp) -> TracedOp:
-    """The outermost aten op of the same module around an op: aten::linear of aten::addmm."""
-    for around in ancestors(trace, op):
-        if around.module != op.module or not around.name.startswith("aten::"):
-            break
-        op = around
-    return op

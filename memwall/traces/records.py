@@ -6,7 +6,7 @@ CPU and GPU differ by a few us). Every figure is the trace's own; nothing here i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -15,29 +15,22 @@ from typing import Any
 #: 0-dim tensor (told apart by ``types``: a tensor has its dtype there, a scalar "Scalar", "Int", "Double", "")
 Dims = tuple[Any, ...]
 
-#: what ran on the GPU, as told by the category and the name
-CATEGORIES = ("kernel", "memcpy", "memset", "communication")
-
-PHASES = ("forward", "backward", "optimizer", "")
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def _nothing() -> Mapping[str, Any]:
-    return _NOTHING
+def nothing() -> Mapping[str, Any]:
+    return NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """A GPU of ``deviceProperties``, or one that only its kernels name (then only ``index`` is known).
 
-    ``kernels`` counts what ran on it in this trace: a trace lists all boards of the machine.
+    ``kernels`` counts what ran on it in this trace: a trace lists all GPUs of the machine.
     """
 
     index: int
     name: str = ""
-    compute_capability: str | None = None  # "9.0"
-    memory_bytes: int | None = None
     sm_count: int | None = None
     kernels: int = 0
 
@@ -62,17 +55,14 @@ class TracedOp:
     parent: int | None = None  # the innermost op around it on its thread
     module: str = ""  # "BertModel_0/BertLayer_3/Linear_1", outermost first, where modules were recorded
     source: str = ""  # "file(line): function" of the user's frame, where stacks were recorded
-    phase: str = ""
-    sequence: int | None = None  # autograd's sequence number
+    phase: str = ""  # "forward", "backward", "optimizer" or ""
     forward: int | None = None  # of a backward op: the forward op of the same sequence number
-    annotation: bool = False  # a user's record_function range ("## Call CompiledFxGraph", "Optimizer.step#SGD.step")
     #: the rest of its args that tell a cost: kernel_file, kernel_hash, kernel_backend, grid, num_warps, kernel_kwargs
     #: of Triton; "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype" of a collective
-    attributes: Mapping[str, Any] = field(default_factory=_nothing)
+    attributes: Mapping[str, Any] = field(default_factory=nothing)
 
     @property
     def end_us(self) -> float:
-        """When it returned."""
         return self.start_us + self.dur_us
 
 
@@ -82,7 +72,7 @@ class TracedKernel:
 
     id: int
     name: str
-    category: str  # one of CATEGORIES
+    category: str  # "kernel", "memcpy", "memset" or "communication", by the category and the name
     device: int
     stream: int
     start_us: float
@@ -94,14 +84,11 @@ class TracedKernel:
     launch_us: float | None = None  # when that call began
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | None = None
-    registers: int | None = None  # a thread
-    shared_bytes: int | None = None  # a block
     bytes: int | None = None  # of a memcpy or memset, as the profiler says
-    attributes: Mapping[str, Any] = field(default_factory=_nothing)  # further args: "In msg nelems" of a collective
+    attributes: Mapping[str, Any] = field(default_factory=nothing)  # further args: "In msg nelems" of a collective
 
     @property
     def end_us(self) -> float:
-        """When it finished."""
         return self.start_us + self.dur_us
 
 
@@ -129,7 +116,6 @@ class Trace:
     """A trace, linked. ``ops`` are those that own a kernel, and the ops around them, sorted by start."""
 
     path_name: str  # the file's name, without folders
-    schema: int | None
     devices: tuple[Device, ...]
     ops: tuple[TracedOp, ...]
     kernels: tuple[TracedKernel, ...]
@@ -139,4 +125,10 @@ class Trace:
     busy_us: Mapping[int, float]  # device -> time in which at least one of its streams ran something
     exposed_communication_us: Mapping[int, float]  # device -> communication that no kernel or copy overlapped
     notes: tuple[str, ...]  # what was dropped or guessed, a line each
-    recorded_shapes: bool  # some op that owns a kernel, or one around it, has dims
+
+    def around(self, op: TracedOp | int | None) -> Iterator[TracedOp]:
+        """An op and those around it, innermost first."""
+        while op is not None:
+            found = self.ops[op] if isinstance(op, int) else op
+            yield found
+            op = found.parent

@@ -7,7 +7,7 @@ others (``aten::linear``) leaves them their rows. Collectives and copies stand f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from memwall.traces.records import Trace, TracedKernel, TracedOp
@@ -82,7 +82,7 @@ def _owner(trace: Trace, kernel: TracedKernel) -> int | None:
         return None
     if kernel.category == "communication" or "GraphLaunch" in kernel.launch:
         return kernel.op
-    around = list(ancestors(trace, kernel.op))
+    around = list(trace.around(kernel.op))
     for op in around:
         if can_be_costed(op):
             return op.id
@@ -94,14 +94,7 @@ def _owner(trace: Trace, kernel: TracedKernel) -> int | None:
 def _outermost(trace: Trace, op: int, direct: Set[int]) -> int:
     """The outermost op around one that launches kernels itself."""
     found = op
-    for outer in ancestors(trace, op):
+    for outer in trace.around(op):
         if outer.id in direct:
             found = outer.id
     return found
-
-
-def ancestors(trace: Trace, op: int | None) -> Iterable[TracedOp]:
-    """An op and those around it, innermost first."""
-    while op is not None:
-        yield trace.ops[op]
-        op = trace.ops[op].parent

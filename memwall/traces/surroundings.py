@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from memwall.core.graph import TensorSpec
@@ -35,12 +35,6 @@ class Surroundings:
         self._by_thread: dict[tuple[str, str], list[TracedOp]] = {}
         self._starts: dict[tuple[str, str], list[float]] = {}
 
-    def around(self, op: TracedOp | None) -> Iterator[TracedOp]:
-        """An op and those around it, innermost first."""
-        while op is not None:
-            yield op
-            op = self.trace.ops[op.parent] if op.parent is not None else None
-
     def hints(self, op: TracedOp, kernels: Sequence[TracedKernel]) -> Hints:
         """What is known without looking at the ops after it."""
         names = [kernel.name for kernel in kernels]
@@ -56,7 +50,7 @@ class Surroundings:
 
     def _gradient(self, op: TracedOp) -> tuple[TensorSpec, ...]:
         """The gradients that the autograd node of the op took, of its results."""
-        for outer in self.around(op):
+        for outer in self.trace.around(op):
             node = self._gradients.get(outer.id)
             if node is not None:
                 return _specs(node)

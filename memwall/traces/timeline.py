@@ -12,6 +12,7 @@ from memwall.traces.nesting import Nesting
 from memwall.traces.records import Gap, TracedKernel, TracedOp
 
 Interval = tuple[float, float]
+Kernels = Sequence[TracedKernel]
 
 #: a call or an overhead explains a gap when it fills at least this share of it
 _EXPLAINS = 0.5
@@ -32,27 +33,25 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def length(intervals: Iterable[Interval]) -> float:
-    """Their sum."""
-    return sum(end - start for start, end in intervals)
+def _covered_us(kernels: Iterable[TracedKernel]) -> float:
+    return sum(end - start for start, end in union((kernel.start_us, kernel.end_us) for kernel in kernels))
 
 
-def busy_us(kernels: Sequence[TracedKernel]) -> dict[int, float]:
+def busy_us(kernels: Kernels) -> dict[int, float]:
     """Device -> time in which at least one of its streams ran something."""
-    return {device: length(union(map(_interval, rows))) for device, rows in _by_device(kernels).items()}
+    return {device: _covered_us(rows) for device, rows in _by_device(kernels).items()}
 
 
-def exposed_communication_us(kernels: Sequence[TracedKernel]) -> dict[int, float]:
+def exposed_communication_us(kernels: Kernels) -> dict[int, float]:
     """Device -> time in which communication ran and neither a kernel nor a copy."""
-    exposed = {}
-    for device, rows in _by_device(kernels).items():
-        others = union(_interval(k) for k in rows if k.category != "communication")
-        exposed[device] = length(union(map(_interval, rows))) - length(others)
-    return exposed
+    return {
+        device: _covered_us(rows) - _covered_us(row for row in rows if row.category != "communication")
+        for device, rows in _by_device(kernels).items()
+    }
 
 
 def gaps(
-    kernels: Sequence[TracedKernel], ops: Sequence[TracedOp], recording: Recording, nesting: Nesting, base: float
+    kernels: Kernels, ops: Sequence[TracedOp], recording: Recording, nesting: Nesting, base: float
 ) -> tuple[Gap, ...]:
     """Every time in which a device ran nothing between its first and its last kernel, in order of time."""
     causes = _Causes(kernels, ops, recording, nesting, base)
@@ -67,11 +66,7 @@ def gaps(
     return tuple(sorted(found, key=lambda gap: (gap.start_us, gap.device)))
 
 
-def _interval(kernel: TracedKernel) -> Interval:
-    return kernel.start_us, kernel.end_us
-
-
-def _by_device(kernels: Sequence[TracedKernel]) -> dict[int, list[TracedKernel]]:
+def _by_device(kernels: Kernels) -> dict[int, list[TracedKernel]]:
     devices: dict[int, list[TracedKernel]] = {}
     for kernel in kernels:
         devices.setdefault(kernel.device, []).append(kernel)
@@ -82,12 +77,7 @@ class _Causes:
     """Why a device waited for a kernel: what the CPU did between the gap's begin and the kernel's launch."""
 
     def __init__(
-        self,
-        kernels: Sequence[TracedKernel],
-        ops: Sequence[TracedOp],
-        recording: Recording,
-        nesting: Nesting,
-        base: float,
+        self, kernels: Kernels, ops: Sequence[TracedOp], recording: Recording, nesting: Nesting, base: float
     ) -> None:
         self._ops = ops
         self._base = base
@@ -107,13 +97,11 @@ class _Causes:
         """The cause of a gap from ``begin`` to the kernel's start, both since the trace's first event."""
         if kernel.launch_us is None:
             return "unknown: no launch of the next kernel was recorded"
-        if kernel.launch_us < begin:
-            inside = "Graph" in kernel.launch
-            return (
-                f"inside a graph: {kernel.launch}" if inside else "queued: launched before the gap, waited on the GPU"
-            )
+        queued = kernel.launch_us < begin
         if "Graph" in kernel.launch:
-            return f"graph launch: {kernel.launch}"
+            return f"{'inside a graph' if queued else 'graph launch'}: {kernel.launch}"
+        if queued:
+            return "queued: launched before the gap, waited on the GPU"
         if kernel.op is None:
             return "host: outside any op"
         begin, end, launch = begin + self._base, kernel.start_us + self._base, kernel.launch_us + self._base

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from memwall.traces.fields import ATTRIBUTES
+from memwall.traces.records import nothing
 
 #: microseconds since 1970 are 1.8e15 today; beyond this a time is none
 _LATEST_US = 1e17
@@ -31,10 +32,8 @@ class Detail:
     source: str = ""
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | None = None
-    registers: int | None = None
-    shared_bytes: int | None = None
     bytes: int | None = None
-    attributes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    attributes: Mapping[str, Any] = field(default_factory=nothing)
 
 
 def read_detail(found: dict[str, Any]) -> Detail:
@@ -52,9 +51,7 @@ def read_detail(found: dict[str, Any]) -> Detail:
         source=printable(str(take("source", ""))),
         grid=grid,
         block=_triple(take("block", None)),
-        registers=_or_none(take("registers", None)),
-        shared_bytes=_or_none(take("shared", None)),
-        bytes=_or_none(take("bytes", None)),
+        bytes=moved if (moved := whole_number(take("bytes", None))) >= 0 else None,
         attributes=MappingProxyType({key: _plain(found[key]) for key in found if key in ATTRIBUTES}),
     )
 
@@ -84,11 +81,6 @@ def whole_number(value: object) -> int:
     if isinstance(value, float) and abs(value) < _LARGEST and value == int(value):
         return int(value)
     return -1
-
-
-def _or_none(value: object) -> int | None:
-    whole = whole_number(value)
-    return whole if whole >= 0 else None
 
 
 def last_number(thread: object) -> object:

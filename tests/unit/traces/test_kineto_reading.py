@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.traces import board, outer_op, read_trace, stream
-from memwall.traces.fields import is_communication
-from memwall.traces.frames import user_frame
+from memwall.traces import board, read_trace, stream
+from memwall.traces.fields import is_communication, user_frame
 from tests.unit.kineto_traces import annotation, call, frame, kernel, op, real_traces, write
 
 TRACES = real_traces()
@@ -49,14 +48,13 @@ def test_links_by_correlation_and_thread(tmp_path: Path) -> None:
     assert (owner.name, owner.dims, owner.types[0]) == ("aten::addmm", ((16,), (4, 8), (8, 16), (), ()), "float")
     assert (owner.strides, owner.concrete) == (((1,), (8, 1), (1, 8), (), ()), ("", "", "", "1", "1"))
     assert (owner.module, owner.source, owner.phase) == ("Net_0/Linear_0", "net.py(7): forward", "forward")
-    assert outer_op(trace, owner).name == "aten::linear"
     assert trace.ops[owner.parent].name == "aten::linear"  # type: ignore[index]
     assert trace.ops[add.op].name == "aten::add"  # type: ignore[index]
     assert trace.ops[add.op].module == ""  # type: ignore[index]
     assert (gemm.launch, gemm.launch_us, gemm.start_us) == ("cudaLaunchKernel", 20, 30)
-    assert (gemm.grid, gemm.block, gemm.registers, add.shared_bytes) == ((2, 1, 1), (128, 1, 1), 32, 16)
+    assert (gemm.grid, gemm.block) == ((2, 1, 1), (128, 1, 1))
     assert [(o.id, o.parent) for o in trace.ops] == [(0, None), (1, 0), (2, None)]
-    assert trace.recorded_shapes and trace.schema == 1 and trace.path_name == "trace.json"
+    assert trace.path_name == "trace.json"
     assert not trace.notes
 
 
@@ -80,7 +78,7 @@ def test_spellings_of_2021_and_of_torch_before_kineto(tmp_path: Path) -> None:
     mm, memset = trace.kernels
     assert trace.ops[mm.op].dims == ((2, 3), (3, 4))  # type: ignore[index]
     assert trace.ops[mm.op].source == "train.py(5): main"  # type: ignore[index]
-    assert (mm.stream, mm.registers, mm.dur_us, mm.start_us) == (7, 18, 3.0, 30.0)
+    assert (mm.stream, mm.dur_us, mm.start_us) == (7, 3.0, 30.0)
     assert (memset.category, memset.stream, memset.bytes, memset.op) == ("memset", 9, 256, None)
     assert [(step.name, step.start_us) for step in trace.steps] == [("ProfilerStep#3", -10.0)]
     legacy = [
@@ -139,7 +137,7 @@ def test_a_graph_launch_owns_its_kernels(tmp_path: Path) -> None:
     ]
     trace = read_trace(write(tmp_path, events, deviceProperties=[H100]))
     assert {(k.op, k.launch) for k in trace.kernels} == {(0, "cudaGraphLaunch")}
-    assert trace.ops[0].annotation and trace.kernels[2].attributes["graph node id"] == 2
+    assert trace.kernels[2].attributes["graph node id"] == 2
     assert trace.notes == (
         "3 GPU rows belong to 1 CUDA graph launches: a graph keeps no op of its kernels, "
         "so the op around the launch owns them",
@@ -373,7 +371,7 @@ def test_rocm_numbers_devices_among_all_agents(tmp_path: Path) -> None:
     events = [kernel("k", 0, 1, 1, device=2)]
     trace = read_trace(write(tmp_path, events, deviceProperties=[mi300]))
     assert board(trace) == "mi300x"
-    assert [(d.index, d.kernels, d.compute_capability) for d in trace.devices] == [(0, 0, "9.4"), (2, 1, "9.4")]
+    assert [(d.index, d.kernels) for d in trace.devices] == [(0, 0), (2, 1)]
     assert board(read_trace(write(tmp_path, events, deviceProperties=[mi300, {**H100, "id": 1}]))) is None
     assert board(read_trace(write(tmp_path, events))) is None
 
@@ -464,7 +462,7 @@ def test_a_trace_of_the_torch_that_is_installed(tmp_path: Path) -> None:
     assert (owner.name, owner.dims[:3], owner.types[0]) == ("aten::addmm", ((4,), (2, 8), (8, 4)), "float")
     assert owner.module == "Sequential_0/Linear_0"
     assert "test_kineto_reading.py" in owner.source
-    assert outer_op(trace, owner).name == "aten::linear"
+    assert "aten::linear" in [outer.name for outer in trace.around(owner)]
 
 
 # --- bad input
@@ -473,7 +471,6 @@ def test_a_trace_of_the_torch_that_is_installed(tmp_path: Path) -> None:
 def test_the_window_s_size_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, SMALL, schemaVersion=123, deviceProperties=[H100], distributedInfo={"ranks": [0, 345]})
     whole = read_trace(path)
-    assert whole.schema == 123
     for size in (1, 7, 64):
         monkeypatch.setattr(stream, "CHUNK_BYTES", size)
         assert read_trace(path) == whole
@@ -585,7 +582,7 @@ def test_odd_arguments_count_as_not_recorded(tmp_path: Path) -> None:
     assert owner.dims == ((), (), (), ((2, 3), (4,)), (), ())
     assert owner.types == ("TensorList[float]", "5")
     (k,) = trace.kernels
-    assert (k.grid, k.registers, k.device) == (None, None, 0)
+    assert (k.grid, k.device) == (None, 0)
 
 
 def test_what_profilers_write_that_json_forbids(tmp_path: Path) -> None:
@@ -664,7 +661,7 @@ def test_external_id_finds_the_call_where_nothing_correlates(tmp_path: Path) -> 
 def test_properties_of_early_2021(tmp_path: Path) -> None:
     v100 = {"id": 0, "name": "Tesla V100-DGXS-32GB", "major": 7, "minor": 0, "multiProcessorCount": 80}
     trace = read_trace(write(tmp_path, SMALL, computeProperties=[v100]))
-    assert (trace.devices[0].compute_capability, trace.devices[0].sm_count) == ("7.0", 80)
+    assert trace.devices[0].sm_count == 80
     assert board(trace) == "v100-sxm2-32gb"
 
 
