@@ -13,21 +13,21 @@ History of the format: 1 is the first.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from memwall.analysis.quantities import QUANTITIES
 from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
-from memwall.record.format import check_schema
+from memwall.core.structure import BadRecord, check_schema, finite, shown, write
+from memwall.core.structure import read as read_record
 from memwall.record.profile import Profile
 
 SCHEMA = "memwall.history/1"
@@ -39,6 +39,21 @@ THRESHOLD = 1e-3
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 #: how a line begins that a merge left for a person
 _CONFLICT = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
+
+
+def _commit(value: Any) -> str:
+    if not isinstance(value, str) or not _COMMIT.fullmatch(value):
+        raise BadRecord(f"is not the hash of a commit, but {shown(value)}")
+    return value
+
+
+def _date(value: Any) -> str:
+    try:
+        if value == _utc(str(value)):
+            return str(value)
+    except UsageError:
+        pass
+    raise BadRecord(f"is not a date in UTC such as 2026-11-22T05:24:55Z, but {shown(value)}")
 
 
 class Series(NamedTuple):
@@ -58,14 +73,14 @@ class Row:
     that is not known there (graph breaks without a capture) is absent.
     """
 
-    commit: str
-    date: str
+    commit: Annotated[str, _commit]
+    date: Annotated[str, _date]
     memwall_version: str
     workload: str
     mode: str
     gpu: str
     policy: str
-    figures: Mapping[str, float]
+    figures: Mapping[str, Annotated[float, finite]]
 
     @property
     def series(self) -> Series:
@@ -79,7 +94,7 @@ class Row:
 
     def to_line(self) -> str:
         """The row as a line of the file."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, ensure_ascii=True, allow_nan=False)
+        return json.dumps({"schema": SCHEMA, **write(self)}, ensure_ascii=True, allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,27 +258,10 @@ def _row(line: str, where: str) -> Row:
             f"{where} is not JSON; name a file that memwall gate --history wrote, or take the line out"
         ) from None
     check_schema(record, _FAMILY, _VERSION, where)
-    texts = {name: record.get(name) for name in ("commit", "date", "memwall_version", *Series._fields)}
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            raise UsageError(f"{where}: {name} is missing or no text")
-    if not _COMMIT.fullmatch(texts["commit"]) or texts["date"] != _date(texts["date"]):
-        raise UsageError(f"{where}: commit or date is none")
-    figures = record.get("figures")
-    if not isinstance(figures, dict) or not all(_is_figure(value) for value in figures.values()):
-        raise UsageError(f"{where}: figures is missing, or one of them is no finite number")
-    return Row(**texts, figures=figures)
-
-
-def _date(text: str) -> str:
     try:
-        return _utc(text)
-    except UsageError:
-        return ""
-
-
-def _is_figure(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return read_record(Row, record, "")
+    except BadRecord as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 # -- reading a trend ---------------------------------------------------------------------------------------------------

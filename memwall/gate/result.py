@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from memwall.core.structure import write
 from memwall.core.version import __version__
 
 SCHEMA = "memwall.gate/1"
@@ -131,18 +132,14 @@ class GateResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, in a stable order."""
+        found = write(self)
         return {
-            "schema": SCHEMA, "memwall_version": self.memwall_version, "verdict": self.verdict,
-            "baseline": asdict(self.baseline),
-            "checks": [_plain(asdict(check)) for check in self.checks],
-            "problems": [asdict(problem) for problem in self.problems],
-            "contests": dict(self.contests),
-        }  # fmt: skip
+            "schema": SCHEMA,
+            "memwall_version": self.memwall_version,
+            "verdict": self.verdict,
+            **{key: found[key] for key in ("baseline", "checks", "problems", "contests")},
+        }
 
     def to_json(self) -> str:
         """The record as text, byte-identical for equal results."""
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    return {**record, "causes": list(record["causes"])}

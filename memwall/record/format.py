@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
-from memwall.core.errors import UsageError
 from memwall.core.graph import ITEMSIZE, PHASES, ROLES, Graph, Op, Pipe, Storage, TensorSpec, Value, contiguous
+from memwall.core.structure import BadRecord
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
 from memwall.perfmodel.roofline import Estimate
@@ -32,26 +32,6 @@ class WorkloadInfo:
     tokens: int | None = None
     optimizer: str | None = None
     autocast: str | None = None
-
-
-def check_schema(record: Any, family: str, version: int, source: str) -> None:
-    """Refuse what is not a record of this family, or newer than we read.
-
-    Raises:
-        UsageError: says what it is instead.
-    """
-    schema = record.get("schema") if isinstance(record, dict) else None
-    if not isinstance(schema, str):
-        raise UsageError(f'{source} is not a {family} record: it has no "schema"')
-    name, _, number = schema.partition("/")
-    if name != family or not number.isdecimal():
-        raise UsageError(f"{source} is not a {family} record: its schema is {schema[:60]!r}")
-    if len(number) > 6 or int(number) > version:
-        raise UsageError(
-            f"{source} was written by a newer memwall (schema {schema[:60]}); this one reads {family}/{version}"
-        )
-    if int(number) < 1:
-        raise UsageError(f"{source}: there is no schema {schema}")
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -186,10 +166,6 @@ def json_lines(record: Mapping[str, Any]) -> Iterator[str]:
 
 #: beyond any count of a model, and any time of a step; larger numbers are damage
 _MOST, _LONGEST_S = 1 << 96, 1e15
-
-
-class BadRecord(ValueError):
-    """A key of the record is not as the format says."""
 
 
 def take(record: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json, write_whole
 from memwall.core.graph import Graph
+from memwall.core.structure import BadRecord, check_schema
 from memwall.core.version import __version__
 from memwall.core.views import view
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.record.format import (
-    BadRecord,
     WorkloadInfo,
-    check_schema,
     graph_to_dict,
     json_lines,
     plain,

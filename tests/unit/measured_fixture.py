@@ -70,8 +70,9 @@ def measured(schedule: Schedule, executor: str, **changes) -> Measurement:
         )  # fmt: skip
     return replace(
         Measurement(
-            DEVICE, "cuda", schedule.gpu.name, executor, EXECUTORS[executor], tuple(kernels), timing(300.0),
-            schedule.totals.time_s, "", COPY_BYTES_PER_S, {"driver": "made up", "torch": "0.0"},
+            device=DEVICE, kind="cuda", gpu=schedule.gpu.name, executor=executor, policy=EXECUTORS[executor],
+            copy_bytes_per_s=COPY_BYTES_PER_S, complete=True, environment={"driver": "made up", "torch": "0.0"},
+            step=timing(300.0), step_modeled_s=schedule.totals.time_s, kernels=tuple(kernels),
         ),
         **changes,
     )  # fmt: skip

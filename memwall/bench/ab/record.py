@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from memwall.core.structure import write
 from memwall.core.units import duration, percent
 
 
@@ -58,8 +59,7 @@ class Contest:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, as JSON knows it."""
-        found = asdict(self)
-        return {**found, "sentence": self.sentence, "environment": dict(self.environment)}
+        return {**write(self), "sentence": self.sentence}
 
 
 def _change(ratio: float) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memwall.analysis.validation import COLUMNS, devices, geomean, measured_points, rows, summary
 from memwall.analysis.validation.devices import ORDER, main_dtype
 from memwall.analysis.validation.pairs import Pair, Run
-from memwall.record.format import BadRecord
+from memwall.core.structure import BadRecord
 from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors
 from memwall.report.figures.roofline import MARKS
 from tests.unit.fused_fixture import MIB
@@ -289,7 +289,9 @@ def test_a_measurement_comes_back_as_it_was():
 
 def test_what_is_default_is_left_out_and_read_again():
     kernel = MeasuredKernel(3, "k", (1,), "elementwise", 1, 0, 8, 1e-6, 1e-6, "skipped")
-    bare = Measurement("d", "cpu", "g", "eager", "eager", (kernel,))
+    bare = Measurement(
+        device="d", kind="cpu", gpu="g", executor="eager", policy="eager", complete=True, kernels=(kernel,)
+    )
     (written,) = bare.to_dict()["kernels"]
     assert set(written) == {
         "id", "name", "op_ids", "class", "repeats", "flops", "bytes", "modeled_s", "bound_s", "status",
@@ -300,7 +302,9 @@ def test_what_is_default_is_left_out_and_read_again():
 @pytest.mark.parametrize("error", [math.inf, math.nan])
 def test_a_deviation_that_is_no_number_is_saved_as_a_huge_one(error):
     kernel = MeasuredKernel(3, "k", (1,), "elementwise", 1, 0, 8, 1e-6, 1e-6, "wrong", error=error)
-    record = Measurement("d", "cpu", "g", "eager", "eager", (kernel,)).to_dict()
+    record = Measurement(
+        device="d", kind="cpu", gpu="g", executor="eager", policy="eager", complete=True, kernels=(kernel,)
+    ).to_dict()
     json.dumps(record, allow_nan=False)
     assert Measurement.from_dict(record).kernels[0].error == 1e20
 
@@ -328,7 +332,7 @@ def test_what_is_wrong_is_named(change, message):
         ({"status": "great"}, r"m.kernels\[1\].status is 'great'"),
         ({"timing": None}, r"m.kernels\[1\] is ok and has no timing"),
         ({"repeats": 0}, "repeats must be at least 1"),
-        ({"op_ids": [-1]}, "op_ids must be a whole number"),
+        ({"op_ids": [-1]}, r"op_ids\[0\] must be a whole number"),
         ({"config": {"ROWS": "many"}}, "config.ROWS must be a whole number"),
         ({"sensors": {"power_w": "hot"}}, "sensors.power_w must be a number"),
         ({"sensors": {"flags": "hot"}}, "sensors.flags is not a list"),

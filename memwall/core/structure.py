@@ -1,0 +1,259 @@
+"""Any dataclass ↔ plain JSON types. The fields say what they may hold; reading checks every key and never runs code.
+
+A field's type is its check: ``str``, ``bool``, ``int`` (a count: 0 or more), ``float`` (0 or more), ``T | None``,
+``tuple[T, ...]``, ``Mapping[str, T]``, another dataclass, ``Any``. ``Annotated[T, check]`` replaces it by a function
+that returns the value or raises :class:`BadRecord`. The keys of a mapping may be of a type that has ``parse``.
+
+A class with ``OMIT_DEFAULTS = True`` leaves fields with their default out when written; its ``check()``, if it has one,
+sees each object that was read. ``field(metadata={"key": "class"})`` is the name that a record has for a field.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from memwall.core.errors import UsageError
+
+T = TypeVar("T")
+Check = Callable[[Any], Any]
+
+#: beyond any count of a model, and beyond any time, rate or size in base units: larger numbers are damage
+_MOST, _LARGEST = 1 << 96, 1e21
+
+
+class BadRecord(ValueError):
+    """A value is not as the format says. ``path`` names its key; a message that begins with a colon is of an object."""
+
+    def __init__(self, what: str, path: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path}{'' if self.what.startswith(':') else ' '}{self.what}".lstrip(". ")
+
+    def inside(self, parent: str) -> BadRecord:
+        """The same complaint seen from the object around it; ``parent`` is ``.key``, ``[3]`` or the root's name."""
+        return BadRecord(self.what, parent + self.path)
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def shown(value: object) -> str:
+    """The value as a message quotes it: one line of at most 60 characters."""
+    code = repr(value) if not isinstance(value, int) or value.bit_length() < 256 else "a huge integer"
+    return one_line(code if len(code) <= 60 else f"{code[:57]}...")
+
+
+def one_line(value: object, longest: int = 300) -> str:
+    """Text without line breaks and other characters that do not print, cut to a length."""
+    line = "".join(char if char.isprintable() else "?" for char in str(value))
+    return line if len(line) <= longest else f"{line[: longest - 3]}..."
+
+
+def count(value: Any) -> int:
+    """A whole number, 0 or more."""
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise BadRecord(f"must be a whole number that is not negative, not {shown(value)}")
+    return value
+
+
+def at_least_1(value: Any) -> int:
+    """A whole number above 0."""
+    if count(value) < 1:
+        raise BadRecord("must be at least 1")
+    return int(value)
+
+
+def number(value: Any) -> float:
+    """A number, 0 or more."""
+    if type(value) not in (int, float) or not 0 <= value < _LARGEST:
+        raise BadRecord(f"must be a number that is not negative, not {shown(value)}")
+    return float(value)
+
+
+def above_0(value: Any) -> float:
+    """A number above 0; a time or rate below 10^-15 is damage."""
+    if number(value) < 1e-15:
+        raise BadRecord("must be above 0")
+    return float(value)
+
+
+def finite(value: Any) -> float:
+    """Any number that is not infinite, as it was written."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise BadRecord(f"must be a number, not {shown(value)}")
+    known: float = value
+    return known
+
+
+def one_of(choices: Iterable[str]) -> Check:
+    """The check of a text that is one of some."""
+    known = tuple(choices)
+
+    def check(value: Any) -> str:
+        if value not in known:
+            raise BadRecord(f"is {shown(value)}; want one of {', '.join(known)}")
+        return str(value)
+
+    return check
+
+
+def _instance(kind: type, complaint: str) -> Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise BadRecord(complaint)
+        return value
+
+    return check
+
+
+_TEXT, _LIST, _OBJECT = (
+    _instance(str, "is not text"),
+    _instance(list, "is not a list"),
+    _instance(dict, "is not an object"),
+)
+_PLAIN: dict[Any, Check] = {
+    str: _TEXT,
+    bool: _instance(bool, "is neither true nor false"),
+    int: count,
+    float: number,
+    Any: lambda value: value,
+}
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read(cls: type[T], record: Any, where: str = "record") -> T:
+    """The object of a parsed record; keys that the class does not have are ignored.
+
+    Raises:
+        BadRecord: a key is missing or its value is not as its type says; names it, behind ``where``.
+    """
+    try:
+        check: Check = _check(cls)  # type: ignore[arg-type]
+        found: T = check(record)
+    except BadRecord as error:
+        raise error.inside(where) from None
+    return found
+
+
+def check_schema(record: Any, family: str, version: int, source: str) -> None:
+    """Refuse what is not a record of this family, or newer than we read.
+
+    Raises:
+        UsageError: says what it is instead.
+    """
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if not isinstance(schema, str):
+        raise UsageError(f'{source} is not a {family} record: it has no "schema"')
+    name, _, stated = schema.partition("/")
+    if name != family or not stated.isdecimal():
+        raise UsageError(f"{source} is not a {family} record: its schema is {schema[:60]!r}")
+    if len(stated) > 6 or int(stated) > version:
+        raise UsageError(
+            f"{source} was written by a newer memwall (schema {schema[:60]}); this one reads {family}/{version}"
+        )
+    if int(stated) < 1:
+        raise UsageError(f"{source}: there is no schema {schema}")
+
+
+@cache
+def _check(hint: Any) -> Check:
+    """The check of a type."""
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        found: Check = arguments[1]
+        return found
+    if origin in (Union, UnionType):
+        inner = _check(next(argument for argument in arguments if argument is not NoneType))
+        return lambda value: None if value is None else inner(value)
+    if origin is tuple:
+        return _items(_check(arguments[0]))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _entries(getattr(arguments[0], "parse", str), _check(arguments[1]))
+    return _object(hint)
+
+
+def _items(check: Check) -> Check:
+    def read_list(value: Any) -> tuple[Any, ...]:
+        found = []
+        for item in _LIST(value):
+            try:
+                found.append(check(item))
+            except BadRecord as error:
+                raise error.inside(f"[{len(found)}]") from None
+        return tuple(found)
+
+    return read_list
+
+
+def _entries(parse: Callable[[str], Any], check: Check) -> Check:
+    def read_mapping(value: Any) -> dict[Any, Any]:
+        found = {}
+        for key, item in _OBJECT(value).items():
+            try:
+                found[parse(key)] = check(item)
+            except BadRecord as error:
+                raise error.inside(f".{key[:40]}") from None
+        return found
+
+    return read_mapping
+
+
+def _object(cls: type) -> Check:
+    hints = get_type_hints(cls, include_extras=True)
+    rows = [(f.name, _key(f), _check(hints[f.name]), f.default is f.default_factory is MISSING) for f in fields(cls)]
+    check_all = getattr(cls, "check", None)
+
+    def read_object(value: Any) -> Any:
+        known, values = _OBJECT(value), {}
+        for name, key, check, required in rows:
+            if key in known:
+                try:
+                    values[name] = check(known[key])
+                except BadRecord as error:
+                    raise error.inside(f".{key}") from None
+            elif required:
+                raise BadRecord(f"has no {key!r}")
+        made = cls(**values)
+        if check_all:
+            check_all(made)
+        return made
+
+    return read_object
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write(value: Any) -> Any:
+    """Plain JSON types, keys in the order of the fields."""
+    if is_dataclass(value):
+        sparse = getattr(value, "OMIT_DEFAULTS", False)
+        kept = ((key, getattr(value, name), default) for name, key, default in _written(type(value)))  # type: ignore[arg-type]
+        return {key: write(item) for key, item, default in kept if not sparse or item != default}
+    if isinstance(value, Mapping):
+        return {str(key): write(item) for key, item in value.items()}
+    return [write(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+@cache
+def _written(cls: type) -> tuple[tuple[str, str, Any], ...]:
+    """Name, key and default of each field; a field without a default has one that equals nothing."""
+    return tuple(
+        (f.name, _key(f), f.default if f.default_factory is MISSING else f.default_factory()) for f in fields(cls)
+    )
+
+
+def _key(spec: Field[Any]) -> str:
+    return str(spec.metadata.get("key", spec.name))
