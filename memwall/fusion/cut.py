@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
-from memwall.fusion.runs import LISTS, PERSISTENT, Run, Track, Twins, first_writers
+from memwall.core.layers import LISTS, PERSISTENT, Run, Track, Twins, first_writers
 
 _NO_SWAP: Mapping[int, int] = {}
 

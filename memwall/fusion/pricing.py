@@ -18,7 +18,7 @@ from memwall.fusion.plan import Group
 from memwall.fusion.works import with_works
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.ops.loops import OPAQUE, Loop, loop_of
+from memwall.ops.loops import OPAQUE, loop_of
 from memwall.perfmodel.roofline import predict_cost
 
 #: bytes of one row that a thread block holds between two passes: half of a multiprocessor's 256 KiB of registers, so
@@ -39,22 +39,24 @@ class Pricer:
     def __init__(self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> None:
         self.graph, self.costs, self.gpu = graph, costs, gpu
         self.flow = Flow.of(graph)
-        known: dict[tuple, Loop] = {}
+        loops = {first: loop_of(graph, graph.ops[first]) for first in dict.fromkeys(graph.alike)}
         self.loops = [
-            OPAQUE if regions is not None and regions[op.id] == EAGER else _loop(graph, op.id, known)
-            for op in graph.ops
+            OPAQUE if regions is not None and regions[i] == EAGER else loops[first]
+            for i, first in enumerate(graph.alike)
         ]
         self.carried_by = {old: new for new, old in enumerate(self.flow.carries) if old >= 0}
         self.placement: Placement | None = None
-        self._reads_whole = [self._is_whole(i, "inputs") for i in range(len(graph.ops))]
-        self._writes_whole = [self._is_whole(i, "outputs") for i in range(len(graph.ops))]
+        self._reads_whole = self._whole("inputs")
+        self._writes_whole = self._whole("outputs")
 
-    def _is_whole(self, op_id: int, side: str) -> bool:
-        """Whether the formula charges the tensors as they are, not the rows that are fetched or the like."""
-        ids = getattr(self.graph.ops[op_id], side)
-        cost = self.costs[op_id]
-        charged = cost.read_bytes if side == "inputs" else cost.write_bytes
-        return charged == distinct_bytes([self.graph.values[i] for i in ids])
+    def _whole(self, side: str) -> list[bool]:
+        """Of each op whether its cost counts the tensors as they are, not the rows that are fetched or the like."""
+        graph, name = self.graph, "read_bytes" if side == "inputs" else "write_bytes"
+        tensors = {
+            first: distinct_bytes([graph.values[i] for i in getattr(graph.ops[first], side)])
+            for first in dict.fromkeys(graph.alike)
+        }
+        return [getattr(cost, name) == tensors[first] for cost, first in zip(self.costs, graph.alike, strict=True)]
 
     # -- what crosses the border -------------------------------------------------------------------------------------
 
@@ -214,18 +216,3 @@ class Pricer:
     def _programs(self, op_ids: Sequence[int]) -> int | None:
         rows = [self.loops[i].rows for i in op_ids if self.loops[i].kind == "row"]
         return max(rows) if rows else None
-
-
-def _loop(graph: Graph, op_id: int, known: dict[tuple, Loop]) -> Loop:
-    op = graph.ops[op_id]
-    values = graph.values
-    key = (
-        op.name,
-        op.arguments,
-        id(op.attributes),
-        tuple([values[i].spec for i in op.inputs]),
-        tuple([values[i].spec for i in op.outputs]),
-    )
-    if key not in known:
-        known[key] = loop_of(graph, op)
-    return known[key]

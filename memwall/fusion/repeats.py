@@ -1,6 +1,6 @@
 """Plans each distinct repeated block once: a graph with most of its repeated layers cut out, and the way back.
 
-Of each run of layers that are alike (:mod:`memwall.fusion.runs`) some instances are kept and the rest cut out, forward
+Of each run of layers that are alike (:mod:`memwall.core.layers`) some instances are kept and the rest cut out, forward
 and backward together, with their parameters and optimizer state. The ends are spliced: what read from the last layer
 that is cut out reads from the last one kept, and in backward the last one kept takes the gradient that the layer behind
 the run makes. The result is the graph that a model with fewer layers would have given.
@@ -19,8 +19,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from memwall.core.graph import Graph
+from memwall.core.layers import Run, find_runs, first_writers
 from memwall.fusion.cut import Cut
-from memwall.fusion.runs import Run, find_runs, first_writers
 
 
 class Expanded(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from memwall.core.errors import UsageError
-from memwall.core.graph import Graph, Value, distinct_bytes
+from memwall.core.graph import Graph, Op, distinct_bytes
 from memwall.ops.base import Call, Cost
 
 #: Classes of ops, in the order in which reports list them.
@@ -98,39 +98,17 @@ def cost_of(call: Call) -> Cost:
 
 def graph_costs(graph: Graph) -> tuple[Cost, ...]:
     """The cost of every op of a graph, in its order. Equal calls are costed once."""
-    memo: dict[tuple, Cost] = {}
-    values = graph.values
-    costs = []
-    for op in graph.ops:
-        reads = [values[i] for i in op.inputs]
-        writes = [values[i] for i in op.outputs]
-        key = (
-            op.name,
-            op.arguments,
-            id(op.attributes),
-            tuple([v.spec for v in reads]),
-            tuple([v.spec for v in writes]),
-            _aliasing(reads),
-            _aliasing(writes),
-        )
-        cost = memo.get(key)
-        if cost is None:
-            memo[key] = cost = cost_of(
-                Call(
-                    op.name, key[3], op.arguments, key[4], op.attributes, distinct_bytes(reads), distinct_bytes(writes)
-                )
-            )
-        costs.append(cost)
-    return tuple(costs)
+    costs = {first: cost_of(call_of(graph, graph.ops[first])) for first in dict.fromkeys(graph.alike)}
+    return tuple([costs[first] for first in graph.alike])
 
 
-def _aliasing(values: list[Value]) -> tuple[tuple[int, int], ...] | None:
-    """How the values overlap: None where each has a storage of its own."""
-    first = {v.storage: v.offset for v in reversed(values)}
-    if len(first) == len(values):
-        return None
-    order = {storage: i for i, storage in enumerate(dict.fromkeys(v.storage for v in values))}
-    return tuple((order[v.storage], v.offset - first[v.storage]) for v in values)
+def call_of(graph: Graph, op: Op) -> Call:
+    """An op as its formula sees it."""
+    reads, writes = ([graph.values[i] for i in ids] for ids in (op.inputs, op.outputs))
+    return Call(
+        op.name, tuple([v.spec for v in reads]), op.arguments, tuple([v.spec for v in writes]), op.attributes,
+        distinct_bytes(reads), distinct_bytes(writes),
+    )  # fmt: skip
 
 
 def _normalize(name: str) -> str:

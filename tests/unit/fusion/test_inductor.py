@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -228,7 +229,7 @@ class Call(nn.Module):
 @needs_triton
 def test_an_op_that_torch_cannot_call_stays_by_its_name(lower):
     graph = traced(nn.LSTM(8, 16, batch_first=True), (torch.randn(2, 5, 8),), training=False)
-    graph = Graph(**{**vars(graph), "outputs": graph.outputs[:1]})
+    graph = replace(graph, outputs=graph.outputs[:1])
     lowered = lower(graph)
     check_cover(graph, lowered)
     (kernel,) = [k for k in lowered.kernels if "aten._cudnn_rnn" in [graph.ops[i].name for i in k.op_ids]]

@@ -150,11 +150,7 @@ class Twins:
         return True
 
     def _alike(self, a: Op, b: Op, period: int, added: list[int]) -> bool:
-        if a.name != b.name or len(a.inputs) != len(b.inputs) or len(a.outputs) != len(b.outputs):
-            return False
-        if a.attributes is not b.attributes and a.attributes != b.attributes:
-            return False
-        if a.phase != b.phase or a.op_class != b.op_class or a.arguments != b.arguments:
+        if self.graph.alike[a.id] != self.graph.alike[b.id] or a.phase != b.phase:
             return False
         key = (a.module, b.module, period)
         steps = self._steps.get(key)
@@ -166,7 +162,7 @@ class Twins:
         values, twin = self.graph.values, self.twin
         for i, j in zip(a, b, strict=True):
             one, other = values[i], values[j]
-            if one.offset != other.offset or (one.spec is not other.spec and one.spec != other.spec):
+            if one.offset != other.offset:
                 return False
             if twin.get(one.storage) != other.storage and not self.link(one.storage, other.storage, added):
                 return False
