@@ -22,8 +22,8 @@ from memwall.analysis.accuracy import Sample, read_measured  # noqa: E402
 from memwall.analysis.accuracy.fit import LEAST, by_target, parts_of, residuals  # noqa: E402
 from memwall.analysis.accuracy.scores import percentile  # noqa: E402
 from memwall.analysis.accuracy.split import halves, stranger  # noqa: E402
+from memwall.hardware.constants import CONSTANTS  # noqa: E402
 from memwall.hardware.lookup import Gpu  # noqa: E402
-from memwall.ops.launches import CONSTANTS  # noqa: E402
 from memwall.perfmodel.families import constants  # noqa: E402
 
 TABLES = ("aiconfigurator_gemm", "aiconfigurator_attention", "neusight_ops_train_subsample", "neusight_ops_amd",
