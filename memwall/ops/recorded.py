@@ -28,6 +28,8 @@ class Recorded:
     name: str
     #: as the trace has it: ``aten::add``
     recorded_name: str
+    #: the op whose formula counts it, or a rule's name, where it has no formula of its own
+    counted_as: str = ""
     #: tensors that were passed, by argument in the order of the schema; an UnknownCall where a record makes no sense
     given: Mapping[str, Specs | UnknownCall]
     #: arguments that the record reaches, whether a value was recorded or not

@@ -15,10 +15,10 @@ from typing import Any
 from memwall.core.graph import Pipe
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
-from memwall.traces.costs import LINK, WALLS, Pricing, RowCost, row_cost
+from memwall.traces.costs import LINK, WALLS, Pricing, row_cost
 from memwall.traces.generation import older_kernels_note
 from memwall.traces.records import Trace, TracedKernel, TracedOp
-from memwall.traces.rows import Launches, is_call, rows_of
+from memwall.traces.rows import Launches, RowCost, is_call, rows_of
 from memwall.traces.surroundings import Surroundings
 
 SCHEMA = "memwall.trace/1"

@@ -2,7 +2,7 @@
 
 What a trace leaves open is read so that no count is too high:
 
-- Strides that were not recorded are taken to be dense; :attr:`ReadCall.strided` says so.
+- Strides that were not recorded are taken to be dense.
 - Two inputs that look alike (shape, strides, dtype) may be one tensor (``x * x``); they count twice, and
   :attr:`ReadCall.twin_bytes` says how much less it is where they are one.
 - The results are not in a trace: :mod:`memwall.ops.results` derives them.
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import Call
@@ -28,37 +28,6 @@ from memwall.traces.schemas import DTYPES, SCALAR_TYPES, Schema, bind, parse_val
 
 #: arguments of other libraries' ops that only receive the result
 _RESULTS_ONLY = frozenset(("out", "dq", "dk", "dv"))
-
-#: op of another library, or of an older torch → the op whose formula counts it
-_SAME_COST: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("flash_attn._flash_attn_forward", "aiter.mha_fwd",
-         "aiter.fmha_v3_fwd", "aiter._flash_attn_forward", "aiter.wrapper_fmha_v3_fwd"),
-        "aten._flash_attention_forward.default",
-    ),
-    **dict.fromkeys(
-        ("flash_attn._flash_attn_backward", "flash_attn._flash_attn_varlen_backward", "aiter._flash_attn_backward",
-         "aiter.mha_bwd", "aiter.wrapper_fmha_v3_bwd"),
-        "aten._flash_attention_backward.default",
-    ),
-    **dict.fromkeys(("aiter.rms_norm", "aiter.rmsnorm2d_fwd", "_C.rms_norm", "sgl_kernel.rmsnorm"),
-                    "aten._fused_rms_norm.default"),
-    **dict.fromkeys(("_C.fused_add_rms_norm", "sgl_kernel.fused_add_rmsnorm", "sgl_kernel.gemma_rmsnorm",
-                     "sgl_kernel.gemma_fused_add_rmsnorm"), "aten._fused_rms_norm.default"),
-    **dict.fromkeys(("_C.silu_and_mul", "sgl_kernel.silu_and_mul", "aiter.silu_and_mul", "_C.mul_and_silu",
-                     "_C.fatrelu_and_mul", "_C.swigluoai_and_mul"), "aten.silu.default"),
-    **dict.fromkeys(("_C.gelu_and_mul", "_C.gelu_tanh_and_mul", "sgl_kernel.gelu_and_mul",
-                     "sgl_kernel.gelu_tanh_and_mul", "_C.gelu_new", "_C.gelu_fast", "_C.gelu_quick"),
-                    "aten.gelu.default"),
-    **dict.fromkeys(("_C.static_scaled_fp8_quant", "_C.dynamic_scaled_fp8_quant",
-                     "_C.dynamic_per_token_scaled_fp8_quant"), "aten.mul.Tensor"),
-    **dict.fromkeys(("_C.cutlass_scaled_mm", "sgl_kernel.fp8_scaled_mm"), "aten._scaled_mm.default"),
-    "vllm.rocm_unquantized_gemm": "aten.linear.default",
-    **{f"aten.{library}_convolution_backward{part}": "aten.convolution_backward.default"
-       for library in ("cudnn", "miopen") for part in ("", "_input", "_weight")},
-    "aten.cudnn_convolution_transpose_backward": "aten.convolution_backward.default",
-    "aten.thnn_conv2d_forward": "aten._slow_conv2d_forward.default",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +50,10 @@ class Hints:
     slices: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCall:
-    """A call as a trace has it, and what is open about its bytes."""
+class ReadCall(NamedTuple):
+    """A call as a trace has it; ``twin_bytes`` are read once less where inputs that look alike are one tensor."""
 
     call: Call
-    #: strides were recorded
-    strided: bool
-    #: bytes that are read once less where inputs that look alike are one tensor
     twin_bytes: int
     notes: tuple[str, ...] = ()
 
@@ -114,7 +79,7 @@ def record_of(op: TracedOp, hints: Hints) -> Recorded | None:
     if hints.forward is not None and "::" not in op.name and schemas_of(hints.forward.name):
         forward = record_of(hints.forward, Hints())
     return Recorded(
-        name=schema.name, recorded_name=op.name, given=given, arguments=tuple(places),
+        name=schema.name, recorded_name=op.name, counted_as=schema.counted_as, given=given, arguments=tuple(places),
         values={name: parse_value(op.concrete[place]) for name, place in places.items() if place < len(op.concrete)},
         defaults={argument.name: argument.default for argument in schema.arguments if argument.kind == "value"},
         written=frozenset(argument.name for argument in schema.arguments if argument.written),
@@ -198,18 +163,17 @@ def read_call(op: TracedOp, hints: Hints) -> ReadCall:
     recorded = record_of(op, hints)
     if recorded is None:
         raise UnknownCall("no schema of this op is known")
-    name = _SAME_COST.get(recorded.name.removesuffix(".default"), recorded.name)
     outputs = results_of(recorded)
     inputs = [(argument, spec) for argument, spec in recorded.named() if not _unread(recorded, argument)]
     inputs += unrecorded_inputs(recorded)
     attributes = attributes_of(recorded)
     specs = tuple(spec for _, spec in inputs)
     call = Call(
-        name, specs, tuple(argument for argument, _ in inputs), outputs, attributes,
+        recorded.counted_as or recorded.name, specs, tuple(argument for argument, _ in inputs), outputs, attributes,
         sum(spec.nbytes for spec in specs), sum(spec.nbytes for spec in outputs),
     )  # fmt: skip
     twins = _twin_bytes(spec for argument, spec in inputs if argument not in recorded.written)
-    return ReadCall(call, op.strides is not None, twins, tuple(recorded.notes))
+    return ReadCall(call, twins, tuple(recorded.notes))
 
 
 def _unread(recorded: Recorded, argument: str) -> bool:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from memwall.core.graph import ITEMSIZE
@@ -30,9 +29,9 @@ from memwall.ops import Cost, classify, cost_of
 from memwall.ops.recorded import UnknownCall
 from memwall.perfmodel.roofline import bound_s, predict_cost
 from memwall.traces.calls import Hints, read_call, record_of
-from memwall.traces.library_ops import Rule, library_rule
+from memwall.traces.library_ops import library_rule
 from memwall.traces.records import TracedKernel, TracedOp
-from memwall.traces.rows import Launches, can_be_costed, is_call
+from memwall.traces.rows import Launches, RowCost, can_be_costed, is_call
 from memwall.traces.schemas import DTYPES
 from memwall.traces.surroundings import Surroundings
 from memwall.traces.triton import is_triton, triton_cost
@@ -45,23 +44,6 @@ _READ_IN_PART = frozenset(
      "grid_sampler_2d", "grid_sampler_3d", "_embedding_bag")
 )  # fmt: skip
 WALLS = ("compute", "bandwidth", "overhead", LINK)
-
-
-@dataclass(frozen=True, slots=True)
-class RowCost:
-    """What a row must do; ``cost`` is None where the trace does not tell, and ``reason`` says why.
-
-    ``link_bytes`` cross the link one way.
-    """
-
-    cost: Cost | None
-    op_class: str
-    reason: str = ""
-    link_bytes: float = 0.0
-    #: the reads may be fewer than counted: strides or indices are not known
-    may_read_less: bool = False
-    twin_bytes: int = 0
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +108,9 @@ def _read(op: TracedOp, hints: Hints) -> RowCost:
     op_class = classify_op(op)
     try:
         if (rule := library_rule(op.name)) is not None:
-            return _of_library(rule, op, hints)
+            if (recorded := record_of(op, hints)) is None:
+                raise UnknownCall("its arguments are not those of a version that is known")
+            return replace(rule(recorded), may_read_less=op.strides is None)
         read = read_call(op, hints)
     except UnknownCall as error:
         return RowCost(None, op_class, str(error))
@@ -136,18 +120,9 @@ def _read(op: TracedOp, hints: Hints) -> RowCost:
     op_class = classify(read.call.name)
     if not cost.modeled:
         return RowCost(None, op_class, "no cost formula for this form of the op")
-    less = not read.strided or read.call.name.split(".")[1] in _READ_IN_PART
+    less = op.strides is None or read.call.name.split(".")[1] in _READ_IN_PART
     return RowCost(cost, op_class, may_read_less=less, twin_bytes=min(read.twin_bytes, cost.read_bytes),
                    notes=read.notes)  # fmt: skip
-
-
-def _of_library(rule: Rule, op: TracedOp, hints: Hints) -> RowCost:
-    recorded = record_of(op, hints)
-    if recorded is None:
-        raise UnknownCall("its arguments are not those of a version that is known")
-    found = rule(recorded)
-    notes = (found.note,) if found.note else ()
-    return RowCost(found.cost, found.op_class, may_read_less=op.strides is None, notes=notes)
 
 
 def classify_op(op: TracedOp) -> str:
@@ -265,8 +240,9 @@ class Pricing:
         """Speed of light, prediction and wall of a row that took ``measured_s``; None where its cost is not known."""
         if row.cost is None:
             return None
-        if id(row) not in self._known:
-            self._known[id(row)] = row, tuple(_readings(row, self.gpu)), *_modeled(row.cost, self.gpu)
+        if id(row) not in self._known:  # as a profiler times a kernel: without what is between two
+            predicted = predict_cost(row.cost, self.gpu, launch="kernel")
+            self._known[id(row)] = row, tuple(_readings(row, self.gpu)), predicted.time_s, predicted.limited_by
         _, readings, modeled_s, wall = self._known[id(row)]
         bound, assumed = next((one for one in readings if one[0] <= measured_s), readings[0])
         link_s = _link_s(row, self.gpu)
@@ -297,31 +273,3 @@ def _warm_bound_s(cost: Cost, gpu: Gpu) -> float:
     arithmetic_s = bound_s(replace(cost, read_bytes=0, write_bytes=0), gpu)
     dram = max(cost.read_bytes - gpu.l2_bytes, 0) + max(cost.write_bytes - gpu.l2_bytes, 0)
     return max(arithmetic_s, dram / gpu.dram_bytes_per_s, cost.bytes / gpu.l2_bytes_per_s)
-
-
-def _modeled(cost: Cost, gpu: Gpu) -> tuple[float, str]:
-    """(seconds, wall) of the prediction, as a profiler times a kernel: without what is between two."""
-    return _modeled_of(_Key(cost), gpu)
-
-
-class _Key:
-    """A cost, equal to another one that does the same: costs hold tables and have no hash of their own."""
-
-    __slots__ = ("cost", "value")
-
-    def __init__(self, cost: Cost) -> None:
-        self.cost = cost
-        self.value = (tuple(sorted(cost.flops.items())), cost.read_bytes, cost.write_bytes, cost.extra_bytes,
-                      cost.extra_flops, cost.kernels, cost.least_flops, cost.works)  # fmt: skip
-
-    def __hash__(self) -> int:
-        return hash(self.value[:7])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.value == other.value
-
-
-@lru_cache(maxsize=1 << 14)
-def _modeled_of(key: _Key, gpu: Gpu) -> tuple[float, str]:
-    found = predict_cost(key.cost, gpu, launch="kernel")
-    return found.time_s, found.limited_by

@@ -6,6 +6,7 @@ traces, so a span that ends up to :data:`JITTER_US` behind the one around it sti
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -52,24 +53,32 @@ class Nesting:
         found: dict[int, int] = {}
         place = 0
         for thread, order in _by_thread(self._spans).items():
-            place = self._thread(order, sorted(moments.get(thread, ())), found, place)
+            place = self._thread(order, sorted(moments.get(thread, ()), reverse=True), found, place)
         return found
 
     def _thread(
         self, order: Sequence[int], moments: list[tuple[float, float, int]], found: dict[int, int], place: int
     ) -> int:
+        """Nest the spans of one thread, and take its moments, the last first, off their list as they pass."""
         spans = self._spans
         starts, durs, kinds, names = spans.start, spans.dur, spans.kind, spans.name
         ops: list[tuple[float, int]] = []  # (end, span): ops and annotations that have begun and not ended
         modules: list[tuple[float, int]] = []  # (end, path)
         frames: list[tuple[float, int]] = []  # (end, name)
-        upcoming = iter(moments)
-        moment = next(upcoming, None)
+
+        def answer(before: float) -> None:
+            while moments and moments[-1][0] < before:
+                begin, end, key = moments.pop()
+                op = _around(ops, begin, end)
+                if op != _NONE:
+                    found[key] = op
+                else:
+                    self.outside[key] = (_top(modules, begin, end), _top(frames, begin, end))
+
         for span in order:
             start = starts[span]
-            while moment is not None and moment[0] < start:
-                self._answer(moment, ops, modules, frames, found)
-                moment = next(upcoming, None)
+            if moments and moments[-1][0] < start:
+                answer(start)
             end = start + durs[span]
             kind = kinds[span]
             if kind in (OP, ANNOTATION):
@@ -84,25 +93,8 @@ class Nesting:
             elif kind == FRAME:
                 _top(frames, start, end)
                 _open(frames, end, names[span])
-        while moment is not None:
-            self._answer(moment, ops, modules, frames, found)
-            moment = next(upcoming, None)
+        answer(math.inf)
         return place
-
-    def _answer(
-        self,
-        moment: tuple[float, float, int],
-        ops: list[tuple[float, int]],
-        modules: list[tuple[float, int]],
-        frames: list[tuple[float, int]],
-        found: dict[int, int],
-    ) -> None:
-        begin, end, key = moment
-        op = _around(ops, begin, end)
-        if op != _NONE:
-            found[key] = op
-        else:
-            self.outside[key] = (_top(modules, begin, end), _top(frames, begin, end))
 
     def _path(self, outer: int, name: int) -> int:
         known = self._paths.get((outer, name))
@@ -136,14 +128,10 @@ def _by_thread(spans: Spans) -> dict[int, list[int]]:
 
 def _same(spans: Spans, first: int, second: int) -> bool:
     """Whether one span stands twice in the file; two ops of one name and time may be two where they bear no number."""
-    return (
-        spans.start[first] == spans.start[second]
-        and spans.dur[first] == spans.dur[second]
-        and spans.name[first] == spans.name[second]
-        and spans.kind[first] == spans.kind[second]
-        and spans.external[first] == spans.external[second]
-        and (spans.external[first] > 0 or spans.kind[first] in (MODULE, FRAME))
-    )
+    if spans.start[first] != spans.start[second] or spans.dur[first] != spans.dur[second]:
+        return False
+    alike = all(column[first] == column[second] for column in (spans.name, spans.kind, spans.external))
+    return alike and (spans.external[first] > 0 or spans.kind[first] in (MODULE, FRAME))
 
 
 def _open(stack: list[tuple[float, int]], end: float, item: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
+from memwall.ops import Cost
 from memwall.traces.records import Trace, TracedKernel, TracedOp
 from memwall.traces.schemas import schemas_of
 from memwall.traces.triton import is_triton
@@ -32,6 +33,23 @@ class Launches:
         if categories == {"communication"}:
             return "communication"
         return "copy" if categories <= {"memcpy", "memset"} else "kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class RowCost:
+    """What a row must do; ``cost`` is None where the trace does not tell, and ``reason`` says why.
+
+    ``link_bytes`` cross the link one way.
+    """
+
+    cost: Cost | None
+    op_class: str
+    reason: str = ""
+    link_bytes: float = 0.0
+    #: the reads may be fewer than counted: strides or indices are not known
+    may_read_less: bool = False
+    twin_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def is_call(op: TracedOp) -> bool:

@@ -2,7 +2,7 @@
 
 A trace gives an op's name without its overload, and a list of values without names. ``schemas.txt`` holds the schemas
 of the ops that have a cost formula (``tools/op_schemas.py`` writes it), ``library_schemas.txt`` those of older versions
-of torch and of other libraries, with the names of arguments that the formulas use.
+of torch and of other libraries, with the names of arguments that the formulas use and, behind ``=``, what counts them.
 """
 
 from __future__ import annotations
@@ -55,11 +55,16 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema: ``name`` with its overload, as formulas know it (``aten.add.Tensor``), and the number of results."""
+    """A schema: ``name`` with its overload, as formulas know it (``aten.add.Tensor``), and the number of results.
+
+    ``counted_as`` is what counts an op that has no formula: another op (``aten.silu.default``), or a rule of
+    :mod:`memwall.traces.library_ops`.
+    """
 
     name: str
     arguments: tuple[Argument, ...]
     results: int
+    counted_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +162,14 @@ def _lines() -> Mapping[str, tuple[str, ...]]:
 
 
 def _parse(line: str) -> Schema:
+    line, _, counted_as = line.partition(" = ")
     head, _, results = line.rpartition(" -> ")
     name, _, inside = head.partition("(")
     arguments = [_argument(part) for part in _split(inside[:-1]) if part != "*"]
     made = 0 if results == "()" else results.count(",") + 1
     space, _, rest = name.partition("::")
     full = f"{space}.{rest}" if "." in rest else f"{space}.{rest}.default"
-    return Schema(full, tuple(arguments), made)
+    return Schema(full, tuple(arguments), made, counted_as)
 
 
 def _split(text: str) -> list[str]:
