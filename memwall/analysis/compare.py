@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.savings import CHEAP
+from memwall.analysis.table import class_rows, equal_kernels
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.version import __version__
 from memwall.core.views import view
 from memwall.fusion import UNIVERSAL
 from memwall.hardware.lookup import Gpu
-from memwall.record.kernels import WALLS, class_rows, kernel_groups, rates, schedule_label, wall_shares
+from memwall.record.kernels import WALLS, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.record.schedules import simulate_profile
 from memwall.simulate.schedule import Schedule
@@ -207,7 +208,7 @@ def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
     for schedule in schedules:
         same = schedule.graph, schedule.policy, schedule.policy in UNIVERSAL or schedule.gpu.name
         if same not in known:
-            known[same] = kernel_groups(profile, schedule.graph, schedule.kernels)
+            known[same] = equal_kernels(profile, schedule.graph, schedule.kernels)
         groups.append(known[same])
     columns = [_walls(schedule, keys) for schedule, keys in zip(schedules, groups, strict=True)]
     counts: dict[tuple, int] = {}
@@ -333,7 +334,7 @@ def _class_sums(profile: Profile, schedule: Schedule) -> dict[str, tuple[float, 
 
 def _kernel_sums(profile: Profile, schedule: Schedule) -> dict[str, tuple[float, int, int]]:
     total: dict[str, tuple[float, int, int]] = {}
-    keys = kernel_groups(profile, schedule.graph, schedule.kernels)
+    keys = equal_kernels(profile, schedule.graph, schedule.kernels)
     for key, kernel in zip(keys, schedule.kernels, strict=True):
         name = " ".join(part for part in (key[0], key[3], f"({key[2]})") if part)
         time_s, flops, moved = total.get(name, (0.0, 0, 0))

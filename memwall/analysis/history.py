@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from memwall.analysis.quantities import QUANTITIES
+from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
 from memwall.core.structure import BadRecord, check_schema, finite, shown, write
@@ -114,7 +114,7 @@ class Step:
     @property
     def worse(self) -> bool:
         """Whether it moved away from what is better."""
-        return (self.after > self.before) == QUANTITIES[self.quantity].lower
+        return (self.after > self.before) == LIMITS[self.quantity].lower
 
 
 # -- making ------------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def entries_of(
 
 
 def _figures(profile: Profile, schedule: Any) -> dict[str, float]:
-    read = {name: quantity.read(profile, schedule) for name, quantity in QUANTITIES.items()}
+    read = {name: quantity.read(profile, schedule) for name, quantity in LIMITS.items()}
     return {name: value for name, value in read.items() if value is not None}
 
 
@@ -285,14 +285,14 @@ def steps(rows: Sequence[Row], quantities: Iterable[str] = (), threshold: float 
 
     None is found where the version of memwall changed, or where a quantity is missing at one of the two.
     """
-    names = tuple(quantities) or tuple(QUANTITIES)
+    names = tuple(quantities) or tuple(LIMITS)
     found = []
     for trend in trends(rows).values():
         for before, after in pairwise(trend):
             if before.memwall_version == after.memwall_version:
                 found += [s for name in names if (s := _step(before, after, name, threshold))]
     place = {commit: i for i, commit in enumerate(commits(rows))}
-    order = list(QUANTITIES)
+    order = list(LIMITS)
     return tuple(sorted(found, key=lambda s: (place[s.row.commit], s.row.series, order.index(s.quantity))))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from memwall.analysis.quantities import QUANTITIES
+from memwall.analysis.quantities import LIMITS
 
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
@@ -40,7 +40,7 @@ _NO_ROUNDING = 1e-12
 
 def unit_of(quantity: str) -> str:
     """The base unit of a quantity; a plain number for one that this memwall does not know."""
-    row = QUANTITIES.get(quantity)
+    row = LIMITS.get(quantity)
     return row.unit if row else "count"
 
 

@@ -1,39 +1,80 @@
-"""The quantities that a gate can limit: one row each, with its unit, its better direction and how it is read off.
+"""Every quantity that memwall shows, sorts by, limits or follows: one row each.
 
-A whole-workload figure is read off a schedule or a profile; where a quantity can be summed over kernels it can be
-limited per module too. A kernel belongs to a module pattern if all its ops' common module, or a parent of it, matches.
+A row says what the quantity is called, its unit, which way is better, how it is read off a kernel (or some kernels
+together) and off a whole workload, and where it appears: as a column of a table, as a key of ``--sort``, as a limit of
+a gate (and so in a history). A new row appears there by itself.
+
+A whole-workload figure is read off a schedule or a profile; where a quantity adds up over kernels it can be limited per
+module too. A kernel belongs to a module pattern if all its ops' common module, or a parent of it, matches.
+
+Nothing is imported here that takes time: the command line's options read this table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from memwall.perfmodel.roofline import Estimate
-from memwall.record.kernels import wall_shares
-from memwall.record.profile import Profile
-from memwall.simulate.schedule import Schedule
+if TYPE_CHECKING:
+    from memwall.record.profile import Profile
+    from memwall.simulate.schedule import Schedule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """One figure. ``unit`` is one of ``s``, ``B``, ``FLOP``, ``count``, ``fraction``; ``lower`` is better, or higher.
-
-    ``per`` says what it depends on: ``schedule`` (GPU and policy), ``profile`` (neither), or ``machine`` (timed by
-    :mod:`memwall.gate.measured`, and there alone). ``of_kernel`` is its part of one kernel, None where it has none.
+    """One figure. ``unit`` is one of ``s``, ``B``, ``FLOP``, ``FLOP/s``, ``FLOP/B``, ``count``, ``fraction``,
+    ``ratio``, ``interval`` (two times) and ``word``; ``lower`` is better, or higher.
     """
 
     name: str
     title: str
     unit: str
-    lower: bool
-    per: str
-    read: Callable[[Profile, Schedule], float | None]
-    of_kernel: Callable[[Estimate], float] | None = None
+    lower: bool = True
+    #: what a gate's limit on it depends on: ``schedule`` (GPU and policy), ``profile`` (neither), or ``machine`` (timed
+    #: by :mod:`memwall.gate.measured`, and there alone); empty where it is no limit
+    per: str = ""
+    #: how a whole-workload figure is read
+    read: Callable[[Profile, Schedule], float | None] = lambda profile, schedule: None
+    #: the attribute of a kernel, and of rows of kernels
+    attribute: str = ""
+    #: whether it adds up over kernels, so that a limit can be on a module
+    adds: bool = False
+    #: key of ``--sort``
+    sort: str = ""
+    #: tables that have it as a column: ``class``, ``share`` (modules, phases), ``kernel``, and ``csv`` (of kernels);
+    #: with ``?`` the column may go where the page is narrow
+    tables: str = ""
+    heading: str = ""
+    #: what stands under the heading, where it is not the unit's own
+    unit_text: str = ""
+    #: columns stand in this order, from the left
+    place: int = 0
+    #: the quantity whose scale a column of seconds takes
+    like: str = ""
+    #: whether it says nothing of kernels that no formula models
+    needs_formula: bool = False
+
+    def of(self, row: Any) -> Any:
+        """The figure of a kernel, or of a row of kernels."""
+        return getattr(row, self.attribute)
+
+    def appears(self, table: str) -> str:
+        """``kernel`` or ``kernel?`` in the table ``kernel``; empty where it has no column."""
+        return next((word for word in self.tables.split() if word.rstrip("?") == table), "")
+
+
+def _total(name: str) -> Callable[[Profile, Schedule], float | None]:
+    return lambda profile, schedule: getattr(schedule.totals, name)
 
 
 def _wall(name: str) -> Callable[[Profile, Schedule], float | None]:
-    return lambda profile, schedule: wall_shares(schedule)[name]
+    def read(profile: Profile, schedule: Schedule) -> float:
+        from memwall.record.kernels import wall_shares
+
+        return wall_shares(schedule)[name]
+
+    return read
 
 
 def graph_breaks(profile: Profile, schedule: Schedule | None = None) -> float | None:
@@ -85,30 +126,91 @@ def _written_apart(profile: Profile, schedule: Schedule) -> set[int]:
 
 
 _ROWS = (
-    Quantity("kernels", "kernels launched", "count", True, "schedule", lambda p, s: s.totals.kernels,
-             lambda k: k.launches),
-    Quantity("dram_bytes", "DRAM bytes", "B", True, "schedule", lambda p, s: s.totals.dram_bytes, lambda k: k.bytes),
-    Quantity("flops", "FLOPs", "FLOP", True, "schedule", lambda p, s: s.totals.flops, lambda k: k.flops),
-    Quantity("bound_s", "speed of light", "s", True, "schedule", lambda p, s: s.totals.bound_s, lambda k: k.bound_s),
-    Quantity("time_s", "predicted time", "s", True, "schedule", lambda p, s: s.totals.time_s, lambda k: k.time_s),
-    Quantity("peak_memory", "peak memory", "B", True, "schedule", lambda p, s: s.totals.peak_memory_bytes),
-    Quantity("materialized_bytes", "materialized intermediates", "B", True, "schedule",
-             lambda p, s: materialized_bytes(s, p)),
-    Quantity("mfu", "MFU", "fraction", False, "schedule", lambda p, s: s.totals.mfu),
-    Quantity("mbu", "MBU", "fraction", False, "schedule", lambda p, s: s.mbu),
-    Quantity("compute_share", "share of the time under the compute wall", "fraction", False, "schedule",
-             _wall("compute")),
-    Quantity("bandwidth_share", "share of the time under the bandwidth wall", "fraction", True, "schedule",
-             _wall("bandwidth")),
-    Quantity("overhead_share", "share of the time under the overhead wall", "fraction", True, "schedule",
-             _wall("overhead")),
-    Quantity("graph_breaks", "graph breaks", "count", True, "profile", graph_breaks),
-    Quantity("measured_s", "measured time", "s", True, "machine", lambda p, s: None),
-    Quantity("coverage", "ops with a formula", "fraction", False, "profile", coverage),
+    # what a gate limits, in the order in which a history lists them
+    Quantity(name="kernels", title="kernels launched", unit="count", per="schedule", read=_total("kernels"),
+             attribute="launches", adds=True, tables="class? share?", heading="kernels", place=10),
+    Quantity(name="dram_bytes", title="DRAM bytes", unit="B", per="schedule", read=_total("dram_bytes"),
+             attribute="bytes", adds=True, sort="bytes", tables="class? share? kernel?", heading="bytes", place=30),
+    Quantity(name="flops", title="FLOPs", unit="FLOP", per="schedule", read=_total("flops"), attribute="flops",
+             adds=True, sort="flops", tables="class? share? kernel csv", heading="FLOPs", place=20, needs_formula=True),
+    Quantity(name="bound_s", title="speed of light", unit="s", per="schedule", read=_total("bound_s"),
+             attribute="bound_s", adds=True, sort="bound", tables="share kernel? csv", heading="bound", place=50,
+             like="time_s"),
+    Quantity(name="time_s", title="predicted time", unit="s", per="schedule", read=_total("time_s"),
+             attribute="time_s", adds=True, sort="time", tables="class share kernel csv", heading="time", place=60),
+    Quantity(name="peak_memory", title="peak memory", unit="B", per="schedule", read=_total("peak_memory_bytes")),
+    Quantity(name="materialized_bytes", title="materialized intermediates", unit="B", per="schedule",
+             read=lambda profile, schedule: materialized_bytes(schedule, profile)),
+    Quantity(name="mfu", title="MFU", unit="fraction", lower=False, per="schedule", read=_total("mfu")),
+    Quantity(name="mbu", title="MBU", unit="fraction", lower=False, per="schedule",
+             read=lambda profile, schedule: schedule.mbu),
+    Quantity(name="compute_share", title="share of the time under the compute wall", unit="fraction", lower=False,
+             per="schedule", read=_wall("compute")),
+    Quantity(name="bandwidth_share", title="share of the time under the bandwidth wall", unit="fraction",
+             per="schedule", read=_wall("bandwidth")),
+    Quantity(name="overhead_share", title="share of the time under the overhead wall", unit="fraction",
+             per="schedule", read=_wall("overhead")),
+    Quantity(name="graph_breaks", title="graph breaks", unit="count", per="profile", read=graph_breaks),
+    Quantity(name="measured_s", title="measured time", unit="s", per="machine"),
+    Quantity(name="coverage", title="ops with a formula", unit="fraction", lower=False, per="profile", read=coverage),
+    # what kernels have besides
+    Quantity(name="count", title="equal kernels", unit="count", attribute="count", sort="count", place=90),
+    Quantity(name="flop_share", title="share of the FLOPs", unit="fraction", attribute="flop_share",
+             tables="class share", heading="FLOPs", place=21),
+    Quantity(name="byte_share", title="share of the DRAM bytes", unit="fraction", attribute="byte_share",
+             tables="class share", heading="bytes", place=31),
+    Quantity(name="time_share", title="share of the time", unit="fraction", attribute="time_share",
+             tables="class share kernel", heading="time", place=65),
+    Quantity(name="read_bytes", title="DRAM bytes read", unit="B", attribute="read_bytes", tables="csv", place=32),
+    Quantity(name="write_bytes", title="DRAM bytes written", unit="B", attribute="write_bytes", tables="csv", place=33),
+    Quantity(name="arithmetic_intensity", title="FLOP per DRAM byte", unit="FLOP/B", lower=False,
+             attribute="arithmetic_intensity", sort="intensity", tables="share kernel csv", heading="intensity",
+             place=40, needs_formula=True),
+    Quantity(name="compute_s", title="time of the arithmetic", unit="s", attribute="compute_s", tables="csv", place=61),
+    Quantity(name="memory_s", title="time of the traffic", unit="s", attribute="memory_s", tables="csv", place=62),
+    Quantity(name="overhead_s", title="launches, latencies and waits", unit="s", attribute="overhead_s", tables="csv",
+             place=63),
+    Quantity(name="interval_s", title="8 of 10 real runs", unit="interval", attribute="interval_s", tables="kernel?",
+             heading="8 in 10", place=64, like="time_s"),
+    Quantity(name="attained_flop_per_s", title="FLOPs over modeled time", unit="FLOP/s", lower=False,
+             attribute="attained_flop_per_s", tables="class", heading="attained", place=70),
+    Quantity(name="times_fewer", title="times fewer FLOP/s than the matrix classes", unit="ratio",
+             attribute="times_fewer", tables="class", heading="times fewer", unit_text="FLOP/s", place=71),
+    Quantity(name="limited_by", title="the wall", unit="word", attribute="limited_by",
+             tables="class share kernel csv", heading="limited by", place=80),
+    Quantity(name="low_s", title="shortest time of 8 in 10", unit="s", attribute="low_s", tables="csv", place=81),
+    Quantity(name="high_s", title="longest time of 8 in 10", unit="s", attribute="high_s", tables="csv", place=82),
 )  # fmt: skip
 
-#: name -> quantity
-QUANTITIES = {row.name: row for row in _ROWS}
 
-#: other spellings of a name
+def _named(rows: Iterable[Quantity], key: Callable[[Quantity], str]) -> dict[str, Quantity]:
+    """The rows that have a key, by it.
+
+    Raises:
+        ValueError: two rows have the same.
+    """
+    named: dict[str, Quantity] = {}
+    for row in rows:
+        if key(row) and named.setdefault(key(row), row) is not row:
+            raise ValueError(f"two quantities are called {key(row)}")
+    return named
+
+
+_BY_PLACE = sorted(_ROWS, key=lambda row: row.place)
+
+#: name -> quantity
+QUANTITIES = _named(_ROWS, lambda row: row.name)
+
+#: name -> quantity that a gate can limit
+LIMITS = _named((row for row in _ROWS if row.per), lambda row: row.name)
+
+#: key of ``--sort`` -> quantity, the default first
+SORT_KEYS = _named((QUANTITIES["time_s"], *_BY_PLACE), lambda row: row.sort)
+
+#: other names of a limit
 ALIASES = {"peak_memory_bytes": "peak_memory", "memory": "peak_memory", "launches": "kernels", "time": "time_s"}
+
+
+def columns_of(table: str) -> list[Quantity]:
+    """The quantities that a table has columns of, from the left."""
+    return [row for row in _BY_PLACE if row.appears(table)]

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+from memwall.analysis.table import OTHERS
 from memwall.fusion import Plan, plan_graph
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.kernels import OTHERS, collapse, common_module, kernel_module, short_name
+from memwall.record.kernels import collapse, common_module, kernel_module, short_name
 from memwall.record.profile import Profile
 from memwall.record.schedules import simulate_profile
 from memwall.simulate.schedule import Schedule

@@ -7,12 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
+from memwall.analysis.quantities import SORT_KEYS
 from memwall.cli.output import SUFFIXES
 from memwall.cli.parsing import SeveralOption
 from memwall.core.errors import UsageError
-
-#: What kernels can be ordered by: the keys of ``analysis.SORT_KEYS``, which this must not import (tested).
-SORT_KEYS = ("time", "flops", "bytes", "intensity", "bound", "count")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,7 +79,9 @@ _quiet = (
 
 _shape = (
     click.option("--top", type=click.IntRange(1), metavar="N", help="List the N largest. [default: 15]"),
-    click.option("--sort", type=click.Choice(SORT_KEYS), help="Order kernels by this, largest first. [default: time]"),
+    click.option(
+        "--sort", type=click.Choice(tuple(SORT_KEYS)), help="Order kernels by this, largest first. [default: time]"
+    ),
     click.option(
         "--by", type=click.Choice(("op", "module", "class", "phase")), help="List ops, modules, classes or phases."
     ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.quantities import QUANTITIES
+from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
 from memwall.gate.limits import Limit, find_quantity, parse_limit
 from memwall.hardware.lookup import Gpu, load_gpu
@@ -152,8 +152,8 @@ def limits_of(table: Mapping[str, object], where: str, module: str = "") -> dict
     found = {}
     for name, text in table.items():
         quantity = find_quantity(name, where)
-        if module and quantity.of_kernel is None:
-            summed = ", ".join(row.name for row in QUANTITIES.values() if row.of_kernel)
+        if module and not quantity.adds:
+            summed = ", ".join(row.name for row in LIMITS.values() if row.adds)
             raise UsageError(f"{where}: {name} has no value per module; {summed} have")
         texts = text if isinstance(text, list) else [text]
         if not texts:

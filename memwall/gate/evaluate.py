@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from memwall.analysis.fused import capture_of
-from memwall.analysis.quantities import QUANTITIES, Quantity, unmodeled
+from memwall.analysis.quantities import LIMITS, Quantity, unmodeled
 from memwall.analysis.savings import CHEAP
 from memwall.core.units import size
 from memwall.gate.causes import Side, explain, largest, new_breaks, top
@@ -60,7 +60,7 @@ def check_workload(subject: Subject, limits: LimitsOf) -> tuple[list[Check], lis
         base = _base_side(subject, schedule)
         causes: tuple[Cause, ...] | None = None
         for (name, module), rows in own.items():
-            quantity = QUANTITIES[name]
+            quantity = LIMITS[name]
             if quantity.per == "machine":
                 continue
             if quantity.per == "profile":
@@ -96,8 +96,7 @@ def _base_side(subject: Subject, schedule: Schedule) -> Side | None:
 
 def _value(quantity: Quantity, module: str, side: Side) -> float | None:
     if module:
-        assert quantity.of_kernel is not None
-        return sum(quantity.of_kernel(kernel) for kernel in _kernels(side, module))
+        return sum(quantity.of(kernel) for kernel in _kernels(side, module))
     return quantity.read(side.profile, side.schedule)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from memwall.analysis.fused import CAPTURE_KEY, capture_of
 from memwall.analysis.numbers import apart
-from memwall.analysis.quantities import ALIASES, QUANTITIES, Quantity
+from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
 from memwall.core.errors import UsageError
 from memwall.core.units import percent, size
 from memwall.frontend.dynamo.capture import capture
@@ -54,9 +54,9 @@ def read_keywords(given: Mapping[str, Any]) -> tuple[dict[str, Limit], dict[str,
 
 def _limit(keyword: str, value: Any, options: Iterable[str]) -> Limit:
     side, _, name = keyword.partition("_")
-    quantity = QUANTITIES.get(ALIASES.get(name, name))
+    quantity = LIMITS.get(ALIASES.get(name, name))
     if side not in ("max", "min") or quantity is None or quantity.per == "machine":
-        known = [f"{_side(q)}_{q.name}" for q in QUANTITIES.values() if q.per != "machine"]
+        known = [f"{_side(q)}_{q.name}" for q in LIMITS.values() if q.per != "machine"]
         raise UsageError(f"no keyword {keyword!r}; {near(keyword, [*known, *sorted(options)])}")
     if side != _side(quantity):
         better = "lower" if quantity.lower else "higher"
@@ -171,8 +171,8 @@ def _largest(profile: Profile, schedule: Schedule, quantity: Quantity) -> Iterat
     """The places that make most of a quantity; where no kernel has a part of it, the heaviest or the slowest."""
     if quantity.name in _PLACES:
         yield from (f"    {line}" for line in _PLACES[quantity.name](profile, schedule)[:LARGEST])
-    elif quantity.of_kernel is not None:
-        yield from _rows(profile, schedule, schedule.kernels, quantity.of_kernel, quantity.unit)
+    elif quantity.adds:
+        yield from _rows(profile, schedule, schedule.kernels, quantity.of, quantity.unit)
     elif quantity.unit == "B":
         yield from _rows(profile, schedule, schedule.kernels, lambda kernel: kernel.write_bytes, "B")
     else:

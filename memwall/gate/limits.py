@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memwall.analysis.quantities import ALIASES, QUANTITIES, Quantity
+from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
 from memwall.core.errors import UsageError
 
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -79,9 +79,9 @@ def find_quantity(name: str, where: str = "") -> Quantity:
     Raises:
         UsageError: there is none; names the nearest.
     """
-    known = QUANTITIES.get(ALIASES.get(name, name))
+    known = LIMITS.get(ALIASES.get(name, name))
     if known is None:
-        raise UsageError(f"{where}: " * bool(where) + f"no quantity {name!r}; {near(name, QUANTITIES)}")
+        raise UsageError(f"{where}: " * bool(where) + f"no quantity {name!r}; {near(name, LIMITS)}")
     return known
 
 

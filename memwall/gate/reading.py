@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.quantities import ALIASES, QUANTITIES
+from memwall.analysis.quantities import ALIASES, LIMITS
 from memwall.core.errors import UsageError
 from memwall.frontend.workload.target import split_target
 from memwall.fusion import POLICIES
@@ -128,10 +128,10 @@ def _table(
             if key in _CHOICES and value not in _CHOICES[key]:
                 raise UsageError(f"{where}: {key} is {value!r}; want {' or '.join(_CHOICES[key])}")
             found[key] = value
-        elif key in QUANTITIES or key in ALIASES:
+        elif key in LIMITS or key in ALIASES:
             limits[key] = value
         else:
-            hint = near(key, (*settings, *_SCOPES, *QUANTITIES))
+            hint = near(key, (*settings, *_SCOPES, *LIMITS))
             raise UsageError(f"{where}: no setting or quantity {key!r}; {hint}")
     scope = Scope(
         {**limits_of(limits, where), **_by_module(inner["modules"], where)},

@@ -48,7 +48,7 @@ class Cause:
 class Check:
     """One limit held against one figure.
 
-    ``quantity`` is a key of :data:`memwall.analysis.quantities.QUANTITIES`; ``value``, ``baseline`` and ``allowed``
+    ``quantity`` is a key of :data:`memwall.analysis.quantities.LIMITS`; ``value``, ``baseline`` and ``allowed``
     (the worst value that passes) are in its base unit: seconds, bytes, FLOPs, counts, fractions. ``module`` is the
     pattern that the check sums over, empty for the whole workload; ``gpu`` and ``policy`` are empty where the quantity
     knows none. ``limit`` is what was written: ``3.2 ms``, ``+2%``. ``message`` says what the figures do not: why there

@@ -6,9 +6,11 @@ The unit is the one in which the largest number has one to four digits before th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from memwall.report.document import Column
+from memwall.analysis.quantities import QUANTITIES, Quantity, columns_of
+from memwall.report.document import Column, optional, text_column
 
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -111,3 +113,36 @@ def before_after_columns(
 def times(ratio: float) -> str:
     """``46.7x``, three digits or so."""
     return f"{ratio:,.{0 if ratio >= 100 else 1 if ratio >= 10 else 2}f}x"
+
+
+# -- quantities --------------------------------------------------------------------------------------------------------
+
+
+def quantity_columns(table: str, rows: Sequence[Any], digits: Mapping[str, int] | None = None) -> list[CellColumn]:
+    """The columns that a table has by :mod:`memwall.analysis.quantities`; ``digits`` of percentages, by quantity."""
+    columns = []
+    for quantity in columns_of(table):
+        column = quantity_column(quantity, rows, (digits or {}).get(quantity.name, 1))
+        columns.append(optional(column) if quantity.appears(table).endswith("?") else column)
+    return columns
+
+
+def quantity_column(quantity: Quantity, rows: Sequence[Any], digits: int = 1) -> CellColumn:
+    """One quantity of some rows under its heading, in its unit."""
+    heading, unit = quantity.heading, quantity.unit
+    hidden = quantity.needs_formula
+    values: list[Any] = [None if hidden and not row.modeled else quantity.of(row) for row in rows]
+    like = [QUANTITIES[quantity.like].of(row) for row in rows] if quantity.like else ()
+    if unit == "s":
+        return seconds_column(heading, values, like=like)
+    if unit == "interval":
+        return interval_column(values, like)
+    if unit == "fraction":
+        return percent_column(heading, values, digits)
+    if unit == "FLOP/B":
+        return intensity_column(values, heading)
+    if unit == "ratio":
+        return times_column(heading, values, quantity.unit_text)
+    if unit == "word":
+        return text_column(heading, values)
+    return plain_column(heading, values) if unit == "count" else si_column(heading, unit, values)

@@ -15,11 +15,12 @@ from typing import Any
 
 from memwall.analysis.compare import Comparison
 from memwall.analysis.savings import PolicySet, by_gpu, policy_sets
+from memwall.analysis.table import KernelRow, class_rows, kernel_rows, phase_rows
 from memwall.analysis.validation import Point, measured_points
 from memwall.analysis.verdict import verdict
 from memwall.analysis.whatif import Outcome
 from memwall.core.units import duration, percent, size
-from memwall.record.kernels import WALLS, KernelRow, class_rows, kernel_rows, phase_rows, schedule_label, wall_shares
+from memwall.record.kernels import WALLS, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import Document, clean
 from memwall.report.figures.palette import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color

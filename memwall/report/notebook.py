@@ -10,27 +10,18 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.compare import Comparison
 from memwall.analysis.savings import by_gpu
+from memwall.analysis.table import Row, class_rows, kernel_rows, module_rows, phase_rows
 from memwall.analysis.verdict import verdict
 from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
 from memwall.core.units import duration
 from memwall.hardware.lookup import load_gpu
-from memwall.record.kernels import (
-    WALLS,
-    KernelRow,
-    ShareRow,
-    class_rows,
-    kernel_rows,
-    module_rows,
-    phase_rows,
-    wall_shares,
-)
+from memwall.record.kernels import WALLS, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.palette import WALL_COLORS
@@ -61,26 +52,23 @@ _METADATA: Mapping[str, Mapping[str, None]] = {
 
 # -- data frames -------------------------------------------------------------------------------------------------------
 
-#: columns of a frame by module, class or phase, behind that of its key
-SHARE_COLUMNS = ("launches", "flops", "dram_bytes", "bound_s", "time_s", "limited_by", "flop_share", "byte_share",
-                 "time_share")  # fmt: skip
+#: columns of a frame by module, class or phase, behind that of its key -> attribute of a row
+SHARE_COLUMNS = {"launches": "launches", "flops": "flops", "dram_bytes": "bytes", "bound_s": "bound_s",
+                 "time_s": "time_s", "limited_by": "limited_by", "flop_share": "flop_share",
+                 "byte_share": "byte_share", "time_share": "time_share"}  # fmt: skip
 
-#: fields of a row whose column has another name
-_RENAMED = {"op_class": "class"}
-
-_OP_COLUMNS = tuple(_RENAMED.get(f.name, f.name) for f in fields(KernelRow))
-
-
-def _share(row: ShareRow) -> tuple[Any, ...]:
-    return (row.key, row.kernels, row.flops, row.bytes, row.bound_s, row.time_s, row.limited_by, row.flop_share,
-            row.byte_share, row.time_share)  # fmt: skip
+#: columns of a frame by op -> attribute of a row
+_OP_COLUMNS = {"class" if name == "op_class" else name: name for name in (
+    "name", "op_class", "phase", "module", "shapes", "count", "flops", "read_bytes", "write_bytes", "bound_s", "time_s",
+    "compute_s", "memory_s", "overhead_s", "limited_by", "time_share", "modeled", "low_s", "high_s",
+)}  # fmt: skip
 
 
-def _all_modules(profile: Profile, schedule: Schedule) -> tuple[ShareRow, ...]:
+def _all_modules(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
     return module_rows(profile, schedule, top=len(schedule.kernels) + 1)
 
 
-_SHARES: dict[str, Callable[[Profile, Schedule], tuple[ShareRow, ...]]] = {
+_SHARES: dict[str, Callable[[Profile, Schedule], tuple[Row, ...]]] = {
     "module": _all_modules,
     "class": class_rows,
     "phase": phase_rows,
@@ -104,13 +92,20 @@ def profile_frame(profile: Profile, by: str) -> DataFrame:
     if by == "op":
         return _frame(("gpu", "policy", *_OP_COLUMNS), _op_rows(profile))
     found = ((s, row) for s in profile.simulations for row in _SHARES[by](profile, s))
-    return _frame(("gpu", "policy", by, *SHARE_COLUMNS), ((s.gpu.name, s.policy, *_share(row)) for s, row in found))
+    return _frame(
+        ("gpu", "policy", by, *SHARE_COLUMNS),
+        ((s.gpu.name, s.policy, row.key, *_cells(row, SHARE_COLUMNS)) for s, row in found),
+    )
 
 
 def _op_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
     for schedule in profile.simulations:
         for row in kernel_rows(profile, schedule):
-            yield schedule.gpu.name, schedule.policy, *(getattr(row, f.name) for f in fields(row))
+            yield schedule.gpu.name, schedule.policy, *_cells(row, _OP_COLUMNS)
+
+
+def _cells(row: Row, columns: Mapping[str, str]) -> Iterator[Any]:
+    return (getattr(row, attribute) for attribute in columns.values())
 
 
 def _frame(columns: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> DataFrame:

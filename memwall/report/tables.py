@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memwall.analysis.compare import Comparison
+from memwall.analysis.quantities import columns_of
 from memwall.analysis.savings import PolicySet, policy_sets
 from memwall.analysis.validation import COLUMNS as MEASURED_COLUMNS
 from memwall.analysis.validation import rows as measured_rows
@@ -24,11 +25,12 @@ from memwall.report.pages.explanation import Explained, explanation_dict
 from memwall.report.pages.fusion import is_several
 from memwall.simulate.schedule import Schedule
 
+_CSV = columns_of("csv")
+
 #: columns of a kernel's row; seconds and bytes in base units
 KERNEL_COLUMNS = (
-    "gpu", "policy", "id", "name", "class", "phase", "module", "shapes", "flops", "read_bytes", "write_bytes",
-    "arithmetic_intensity", "bound_s", "time_s", "compute_s", "memory_s", "overhead_s", "limited_by", "low_s", "high_s",
-    "modeled",
+    "gpu", "policy", "id", "name", "class", "phase", "module", "shapes",
+    *(quantity.name for quantity in _CSV), "modeled",
 )  # fmt: skip
 
 #: what a kernel's row says besides where there are several policies: the eager kernels of the same ops
@@ -67,8 +69,7 @@ def _kernel(profile: Profile, schedule: Schedule, kernel: Estimate) -> tuple[Any
     return (
         schedule.gpu.name, schedule.policy, kernel.id, kernel.name, kernel.op_class,
         kernel_phase(profile, schedule, kernel), kernel_module(profile, schedule, kernel), shapes_text(specs),
-        kernel.flops, kernel.read_bytes, kernel.write_bytes, kernel.arithmetic_intensity, kernel.bound_s, kernel.time_s,
-        kernel.compute_s, kernel.memory_s, kernel.overhead_s, kernel.limited_by, kernel.low_s, kernel.high_s,
+        *(quantity.of(kernel) for quantity in _CSV),
         all(costs[i].modeled for i in kernel.op_ids),
     )  # fmt: skip
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.cli import COMMANDS, group, options
+from memwall.cli import COMMANDS, group
 from memwall.cli.options import parse_prices, profile_options
 from memwall.cli.output import SUFFIXES, plan_outputs
 from memwall.cli.parsing import spread
 from memwall.core.errors import MissingError, UsageError
-from memwall.record.kernels import SORT_KEYS
 from memwall.report import KINDS
 
 
@@ -43,7 +42,6 @@ def test_a_device_name_with_blanks_is_one_value():
 
 
 def test_the_tables_agree():
-    assert tuple(SORT_KEYS) == options.SORT_KEYS
     assert set(SUFFIXES.values()) == set(KINDS)
     assert {name: group.get_command(None, name).name for name in COMMANDS} == {name: name for name in COMMANDS}
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.compare import Comparison, Machine, compare_gpus
 from memwall.analysis.savings import PolicySet, by_gpu, policy_sets
+from memwall.analysis.table import class_rows
 from memwall.analysis.validation import measured_points
 from memwall.core.errors import UsageError
 from memwall.core.units import duration, percent
 from memwall.hardware.lookup import Gpu
-from memwall.record.kernels import WALLS, class_rows, schedule_label
+from memwall.record.kernels import WALLS, schedule_label
 from memwall.record.profile import Profile
 from memwall.report.columns import times
 from memwall.report.document import clean

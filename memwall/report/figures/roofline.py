@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from memwall.analysis.table import KernelRow, kernel_rows
 from memwall.analysis.validation import Point, measured_points
-from memwall.record.kernels import KernelRow, kernel_rows, short_name
+from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.labels import Box, Line, Placer

@@ -12,7 +12,7 @@ from typing import Any
 
 from memwall.analysis.history import Row, Series, Step, commits, steps, trends
 from memwall.analysis.numbers import apart, change_text
-from memwall.analysis.quantities import QUANTITIES, Quantity
+from memwall.analysis.quantities import LIMITS, Quantity
 from memwall.report.document import clean
 from memwall.report.figures.profile import picture
 
@@ -58,9 +58,9 @@ def trend_figure(rows: Sequence[Row], quantities: Sequence[str], fmt: str) -> by
         for line, panel in zip(axes, drawn.values(), strict=True):
             for axis, name in zip(line, quantities, strict=True):
                 own = [step for step in found if step.quantity == name and step.row.series in panel]
-                _draw(axis, panel, QUANTITIES[name], own, places, colors)
+                _draw(axis, panel, LIMITS[name], own, places, colors)
         for axis, name in zip(axes[0], quantities, strict=True):
-            axis.set_title(QUANTITIES[name].title)
+            axis.set_title(LIMITS[name].title)
         for axis, (workload, mode) in zip(axes[:, 0], drawn, strict=True):
             axis.set_ylabel(f"{_short(workload)}\n{clean(mode)}")
         for axis in axes[-1]:

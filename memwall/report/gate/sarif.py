@@ -10,7 +10,7 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from memwall.analysis.quantities import QUANTITIES
+from memwall.analysis.quantities import LIMITS
 from memwall.gate.result import Check, GateResult, Problem
 from memwall.report.gate.findings import findings_of, message_of, rule_of
 from memwall.report.gate.gitlab import CONFIG
@@ -45,7 +45,7 @@ def gate_sarif(result: GateResult, *, top: int = TOP, folder: str = "", config: 
 
 
 def _rule(rule: str) -> dict[str, Any]:
-    row = QUANTITIES.get(rule)
+    row = LIMITS.get(rule)
     title = row.title if row else "what could not be judged" if rule == "gate" else name(rule)
     if rule == "gate":
         help_text = "Something could not be judged, and so it does not pass. The message says what."

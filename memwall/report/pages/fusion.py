@@ -14,8 +14,8 @@ from memwall.analysis.savings import (
     module_savings,
     policy_sets,
 )
+from memwall.analysis.table import OTHERS
 from memwall.core.units import duration, percent, size
-from memwall.record.kernels import OTHERS
 from memwall.record.profile import Profile
 from memwall.report.columns import (
     CellColumn,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from memwall.analysis.history import THRESHOLD, Row, Step, commits, steps, trends
 from memwall.analysis.numbers import apart, change_text
-from memwall.analysis.quantities import QUANTITIES
+from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
 from memwall.core.units import percent
 from memwall.gate.limits import find_quantity
@@ -67,7 +67,7 @@ def render_history(
 
 def _known(rows: Sequence[Row]) -> list[str]:
     found = {name for row in rows for name in row.figures}
-    return [name for name in QUANTITIES if name in found]
+    return [name for name in LIMITS if name in found]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def _step_table(rows: Sequence[Row], found: Sequence[Step]) -> Table:
     merged = sorted(_by_change(found), key=lambda group: group[0].row.date, reverse=True)
     shown = merged[:_MOST]
     first = [group[0] for group in shown]
-    pairs = [apart([step.before, step.after], QUANTITIES[step.quantity].unit) for step in first]
+    pairs = [apart([step.before, step.after], LIMITS[step.quantity].unit) for step in first]
     columns: list[CellColumn] = [
         text_column("date", [step.row.date[:10] for step in first]),
         text_column("commit", [step.row.commit[:SHORT] for step in first]),
@@ -175,7 +175,7 @@ def _latest_table(rows: Sequence[Row], quantities: Sequence[str]) -> Table:
         text_column("commit", [row.commit[:SHORT] for row in shown]),
     ]
     for name in quantities or SHOWN:
-        quantity = QUANTITIES[name]
+        quantity = LIMITS[name]
         cells = apart([row.figures.get(name) for row in shown], quantity.unit)
         columns.append((Column(quantity.title), [cell or "-" for cell in cells]))
     rest = f"{len(last) - len(shown):,} further series are not shown" if len(last) > len(shown) else ""
@@ -209,7 +209,7 @@ def _html(rows: Sequence[Row], quantities: Sequence[str]) -> str:
         .render(
             document=history_document(rows, quantities),
             picture=base64.b64encode(trend_figure(rows, names, "svg")).decode("ascii"),
-            alt=f"{', '.join(QUANTITIES[name].title for name in names)} of each workload, commit by commit",
+            alt=f"{', '.join(LIMITS[name].title for name in names)} of each workload, commit by commit",
         )
     )
 

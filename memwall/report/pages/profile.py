@@ -5,33 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memwall.analysis.savings import PolicySet, policy_sets
+from memwall.analysis.table import KernelRow, Row, class_rows, kernel_rows, module_rows, phase_rows
 from memwall.analysis.verdict import main_pipe, verdict
 from memwall.analysis.whatif import Outcome
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
-from memwall.record.kernels import (
-    WALLS,
-    KernelRow,
-    ShareRow,
-    class_rows,
-    kernel_rows,
-    module_rows,
-    phase_rows,
-    rates,
-    schedule_label,
-    short_name,
-    wall_shares,
-)
+from memwall.record.kernels import WALLS, rates, schedule_label, short_name, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.columns import (
-    intensity_column,
     interval_column,
     percent_column,
     plain_column,
+    quantity_columns,
     seconds_column,
     si_column,
-    times_column,
 )
 from memwall.report.document import (
     Column,
@@ -227,38 +215,13 @@ def totals_table(profile: Profile) -> Table:
 def class_table(profile: Profile, schedule: Schedule) -> Table:
     """Op classes and their shares."""
     rows = class_rows(profile, schedule)
-    columns = [
-        text_column("class", [r.key for r in rows]),
-        optional(plain_column("kernels", [r.kernels for r in rows])),
-        optional(si_column("FLOPs", "FLOP", [r.flops for r in rows])),
-        percent_column("FLOPs", [r.flop_share for r in rows], 2),
-        optional(si_column("bytes", "B", [r.bytes for r in rows])),
-        percent_column("bytes", [r.byte_share for r in rows]),
-        seconds_column("time", [r.time_s for r in rows]),
-        percent_column("time", [r.time_share for r in rows]),
-        si_column("attained", "FLOP/s", [r.attained_flop_per_s for r in rows]),
-        times_column("times fewer", [r.times_fewer for r in rows], "FLOP/s"),
-        text_column("limited by", [r.limited_by for r in rows]),
-    ]
+    columns = [text_column("class", [r.key for r in rows]), *quantity_columns("class", rows, {"flop_share": 2})]
     return table("Op classes", columns, MATRIX_NOTE)
 
 
-def share_table(title: str, heading: str, rows: Sequence[ShareRow]) -> Table:
+def share_table(title: str, heading: str, rows: Sequence[Row]) -> Table:
     """Phases or modules."""
-    columns = [
-        text_column(heading, [r.key for r in rows], flexible=True),
-        optional(plain_column("kernels", [r.kernels for r in rows])),
-        optional(si_column("FLOPs", "FLOP", [r.flops for r in rows])),
-        percent_column("FLOPs", [r.flop_share for r in rows]),
-        optional(si_column("bytes", "B", [r.bytes for r in rows])),
-        percent_column("bytes", [r.byte_share for r in rows]),
-        intensity_column([r.arithmetic_intensity for r in rows]),
-        seconds_column("bound", [r.bound_s for r in rows], like=[r.time_s for r in rows]),
-        seconds_column("time", [r.time_s for r in rows]),
-        percent_column("time", [r.time_share for r in rows]),
-        text_column("limited by", [r.limited_by for r in rows]),
-    ]
-    return table(title, columns)
+    return table(title, [text_column(heading, [r.key for r in rows], flexible=True), *quantity_columns("share", rows)])
 
 
 def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table:
@@ -268,14 +231,7 @@ def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table
         text_column("", [f"x{r.count}" if r.count > 1 else "" for r in rows]),
         text_column("module", [r.module or "(top)" for r in rows], flexible=True),
         text_column("phase", [_PHASES.get(r.phase, r.phase) for r in rows], optional=True),
-        si_column("FLOPs", "FLOP", [r.flops if r.modeled else None for r in rows]),
-        optional(si_column("bytes", "B", [r.bytes for r in rows])),
-        intensity_column([r.arithmetic_intensity if r.modeled else None for r in rows]),
-        optional(seconds_column("bound", [r.bound_s for r in rows], like=[r.time_s for r in rows])),
-        seconds_column("time", [r.time_s for r in rows]),
-        optional(interval_column([(r.low_s, r.high_s) for r in rows], [r.time_s for r in rows])),
-        percent_column("time", [r.time_share for r in rows]),
-        text_column("limited by", [r.limited_by for r in rows]),
+        *quantity_columns("kernel", rows),
     ]
     return table(title, columns, note)
 

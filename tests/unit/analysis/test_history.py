@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memwall.analysis.history import SCHEMA, Row, append, commits, committed, entries_of, entry_of, read, steps, trends
-from memwall.analysis.quantities import QUANTITIES
+from memwall.analysis.quantities import LIMITS
 from memwall.cli import main
 from memwall.core.errors import UsageError
 from memwall.report.pages.history import CSV_COLUMNS, HISTORY_KINDS, render_history
@@ -41,7 +41,7 @@ def test_an_entry_has_every_quantity_of_every_simulation():
     totals = profile.simulations[0].totals
     assert first.figures["time_s"] == totals.time_s and first.figures["kernels"] == totals.kernels
     modeled = {"flops", "dram_bytes", "bound_s", "mfu", "mbu", "peak_memory", "materialized_bytes", "coverage"}
-    assert modeled < set(first.figures) < set(QUANTITIES)
+    assert modeled < set(first.figures) < set(LIMITS)
     assert "graph_breaks" not in first.figures  # nothing was captured
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from memwall.analysis.quantities import QUANTITIES
+from memwall.analysis.quantities import LIMITS
 from memwall.gate.reading import OPTIONS
 from memwall.report.gate import GATE_SUFFIXES
 
@@ -15,12 +15,12 @@ TEXT = (Path(__file__).parents[3] / "docs" / "gate.md").read_text(encoding="utf-
 def test_every_quantity_has_its_line():
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (\w+) \|", TEXT, re.MULTILINE)
     told = {name.strip("`"): unit for names, unit in rows for name in names.split(", ")}
-    assert told == {quantity.name: quantity.unit for quantity in QUANTITIES.values()}
+    assert told == {quantity.name: quantity.unit for quantity in LIMITS.values()}
 
 
 def test_what_modules_have_is_said():
-    summed = [q.name for q in QUANTITIES.values() if q.of_kernel]
-    assert summed == list(QUANTITIES)[:5] and "The first five can be limited per module" in TEXT
+    summed = [q.name for q in LIMITS.values() if q.adds]
+    assert summed == list(LIMITS)[:5] and "The first five can be limited per module" in TEXT
 
 
 def test_every_setting_and_every_kind_of_file_is_named():

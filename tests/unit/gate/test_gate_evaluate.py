@@ -10,7 +10,7 @@ from torch import nn
 
 import memwall
 from memwall.analysis.fused import CAPTURE_KEY
-from memwall.analysis.quantities import QUANTITIES
+from memwall.analysis.quantities import LIMITS
 from memwall.gate.config import GateConfig, GatedWorkload, Scope, parse_scope
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.limits import Limit, parse_limit
@@ -231,10 +231,10 @@ def test_graph_breaks(two):
     assert failed.message == "TorchDynamo captures nothing: it crashed"
 
 
-@pytest.mark.parametrize("name", [n for n, row in QUANTITIES.items() if row.per != "machine"])
+@pytest.mark.parametrize("name", [n for n, row in LIMITS.items() if row.per != "machine"])
 def test_every_quantity_can_be_read_and_limited(name, two, tmp_path):
     head = captured(two, 0)
-    worst = {"lower": "0", "higher": "100 %"}["lower" if QUANTITIES[name].lower else "higher"]
+    worst = {"lower": "0", "higher": "100 %"}["lower" if LIMITS[name].lower else "higher"]
     (found,), _ = check(head, f"{name}={worst}")
     assert found.value is not None
     assert found.value >= 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.analysis.quantities import ALIASES, QUANTITIES
+from memwall.analysis.quantities import ALIASES, LIMITS
 from memwall.core.errors import UsageError
 from memwall.gate.limits import find_quantity, near, parse_limit
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_meant_is_refused_with_the_way_out(name, text, message):
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("name", [n for n, q in QUANTITIES.items() if q.unit in ("B", "FLOP", "count")])
+@pytest.mark.parametrize("name", [n for n, q in LIMITS.items() if q.unit in ("B", "FLOP", "count")])
 @pytest.mark.parametrize("value", [0, 1, 35, 2**53 + 1, 3 * 10**18 + 1, 10**21 + 7])
 @pytest.mark.parametrize("text", ["+0", "+0%"])
 def test_an_equal_figure_keeps_a_limit_of_nothing_more_however_large(name, value, text):
@@ -137,7 +137,7 @@ def test_time_has_the_slack_of_rounding_alone():
 
 
 def test_more_is_better_for_some():
-    assert {name for name, row in QUANTITIES.items() if not row.lower} == {
+    assert {name for name, row in LIMITS.items() if not row.lower} == {
         "mfu", "mbu", "compute_share", "coverage",
     }  # fmt: skip
     assert parse_limit("mfu", "45 %").holds(0.45)
@@ -149,11 +149,11 @@ def test_more_is_better_for_some():
 
 def test_other_spellings_name_a_quantity():
     for other, name in ALIASES.items():
-        assert find_quantity(other) is QUANTITIES[name]
-        assert other not in QUANTITIES
+        assert find_quantity(other) is LIMITS[name]
+        assert other not in LIMITS
 
 
 def test_the_nearest_name_is_offered_or_all():
-    assert near("dram_byte", QUANTITIES) == "did you mean dram_bytes?"
+    assert near("dram_byte", LIMITS) == "did you mean dram_bytes?"
     assert near("zzz", ("one", "two")) == "there is one, two"
     assert near("", ("one",)) == "there is one"

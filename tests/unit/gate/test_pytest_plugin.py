@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,11 +163,8 @@ def test_broken(memwall):
 def test_a_quantity_that_is_not_known_fails(run, monkeypatch):
     from memwall.analysis import quantities
 
-    known = quantities.QUANTITIES["mbu"]
-    monkeypatch.setitem(
-        quantities.QUANTITIES, "mbu", quantities.Quantity(known.name, known.title, known.unit, known.lower, known.per,
-                                                          lambda profile, schedule: None)
-    )  # fmt: skip
+    known = quantities.LIMITS["mbu"]
+    monkeypatch.setitem(quantities.LIMITS, "mbu", replace(known, read=lambda profile, schedule: None))
     result = run("""
 @pytest.mark.memwall(min_mbu=0)
 def test_net(memwall):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
+from memwall.analysis import quantities, table
 from memwall.analysis.verdict import levers, replay_s, verdict
 from memwall.core.errors import UsageError
 from memwall.fusion import eager_plan
-from memwall.record import kernels as analysis
+from memwall.record import kernels
 from memwall.simulate.schedule import simulate
 from tests.unit.report_fixture import HOSTILE, NEW, OLD, VECTOR, make_gpu, make_profile
 
@@ -33,13 +36,13 @@ def by_key(rows):
 
 
 def test_class_rows_add_up_by_hand(profile, old):
-    rows = by_key(analysis.class_rows(profile, old))
+    rows = by_key(table.class_rows(profile, old))
     matrix = rows["contraction"]  # two forward, two backward products, each 2 reads and 1 write of a tile
-    assert (matrix.kernels, matrix.flops, matrix.bytes) == (4, 4 * 2**31, 4 * 3 * TILE)
+    assert (matrix.launches, matrix.flops, matrix.bytes) == (4, 4 * 2**31, 4 * 3 * TILE)
     assert matrix.time_s == pytest.approx(4 * (MM + US))
     assert matrix.limited_by == "compute"
     norm = rows["normalization"]  # 5 FLOP an element; reads a tile, writes one, and reads half a tile more
-    assert (norm.kernels, norm.flops, norm.bytes) == (2, 2 * 5 * 2**20, 2 * 2 * TILE)
+    assert (norm.launches, norm.flops, norm.bytes) == (2, 2 * 5 * 2**20, 2 * 2 * TILE)
     assert norm.time_s == pytest.approx(2 * (3 * TILE / 1e12 + US))
     assert sum(row.flop_share for row in rows.values()) == pytest.approx(1)
     assert sum(row.byte_share for row in rows.values()) == pytest.approx(1)
@@ -47,7 +50,7 @@ def test_class_rows_add_up_by_hand(profile, old):
 
 
 def test_times_fewer_is_over_all_matrix_classes_and_only_where_it_means_something(profile, old):
-    rows = by_key(analysis.class_rows(profile, old))
+    rows = by_key(table.class_rows(profile, old))
     matrix_rate = 5 * 2**31 / (5 * (MM + US))  # four products and one attention of the same FLOPs
     norm_rate = 2 * 5 * 2**20 / (2 * (3 * TILE / 1e12 + US))
     assert rows["normalization"].times_fewer == pytest.approx(matrix_rate / norm_rate)
@@ -57,18 +60,18 @@ def test_times_fewer_is_over_all_matrix_classes_and_only_where_it_means_somethin
 
 
 def test_classes_stand_in_the_order_of_the_registry(profile, old):
-    keys = [row.key for row in analysis.class_rows(profile, old)]
+    keys = [row.key for row in table.class_rows(profile, old)]
     assert keys == ["contraction", "attention", "normalization", "elementwise", "optimizer", "other"]
 
 
 def test_phases_count_the_launches_of_each(profile, old):
-    rows = by_key(analysis.phase_rows(profile, old))
-    assert {key: row.kernels for key, row in rows.items()} == {"forward": 9, "backward": 2, "optimizer": 2}
+    rows = by_key(table.phase_rows(profile, old))
+    assert {key: row.launches for key, row in rows.items()} == {"forward": 9, "backward": 2, "optimizer": 2}
     assert rows["backward"].flops == 2 * 2**31
 
 
 def test_repeated_kernels_are_one_row_with_totals(profile, old):
-    rows = analysis.kernel_rows(profile, old)
+    rows = table.kernel_rows(profile, old)
     forward = next(row for row in rows if row.name == "aten.mm" and row.phase == "forward")
     assert (forward.count, forward.module, forward.flops) == (2, "blocks.*.proj", 2 * 2**31)
     assert forward.shapes == "f16[1024,1024] f16[1024,1024]"
@@ -78,36 +81,71 @@ def test_repeated_kernels_are_one_row_with_totals(profile, old):
     assert sum(row.count for row in rows) == len(old.kernels)
 
 
-def test_without_grouping_each_kernel_is_a_row_with_its_own_module(profile, old):
-    rows = analysis.kernel_rows(profile, old, group=False)
-    assert len(rows) == len(old.kernels)
-    assert {"blocks.0.proj", "blocks.1.proj"} <= {row.module for row in rows}
-
-
 @pytest.mark.parametrize(
     ("sort", "first"),
     [("time", "aten.mm"), ("flops", "aten.mm"), ("bytes", "aten._fused_adamw_"), ("intensity", "aten.mm")],
 )
 def test_sorting(profile, old, sort, first):
-    rows = analysis.kernel_rows(profile, old, sort=sort)
+    rows = table.kernel_rows(profile, old, sort=sort)
     assert rows[0].name == first
-    keys = [analysis.SORT_KEYS[sort](row) for row in rows]
+    keys = [quantities.SORT_KEYS[sort].of(row) for row in rows]
     assert keys == sorted(keys, reverse=True)
 
 
 def test_an_unknown_sort_key_is_the_users_error(profile, old):
     with pytest.raises(UsageError, match="cannot sort by 'speed'; choose one of time, flops"):
-        analysis.kernel_rows(profile, old, sort="speed")
+        table.kernel_rows(profile, old, sort="speed")
 
 
 def test_modules_are_cut_to_the_deepest_level_that_fits(profile, old):
-    deep = by_key(analysis.module_rows(profile, old, top=10))
+    deep = by_key(table.module_rows(profile, old, top=10))
     assert deep["blocks.*.proj"].flops == 4 * 2**31
-    shallow = by_key(analysis.module_rows(profile, old, top=5))
-    assert shallow["blocks.*"].kernels == 4 + 2 + 2
-    few = analysis.module_rows(profile, old, top=2)
-    assert [row.key for row in few] == ["blocks", analysis.OTHERS]
+    shallow = by_key(table.module_rows(profile, old, top=5))
+    assert shallow["blocks.*"].launches == 4 + 2 + 2
+    few = table.module_rows(profile, old, top=2)
+    assert [row.key for row in few] == ["blocks", table.OTHERS]
     assert sum(row.time_share for row in few) == pytest.approx(1)
+
+
+def test_join_has_every_key_of_either_side_once():
+    assert list(table.join({"a": 1, "b": 2}, {"b": 3, "c": 4})) == [("a", 1, None), ("b", 2, 3), ("c", None, 4)]
+
+
+_ONE_ROW_MORE = """
+import sys, types
+from pathlib import Path
+
+import memwall.analysis
+
+name = "memwall.analysis.quantities"
+place = Path(memwall.analysis.__file__).with_name("quantities.py")
+row = '''
+    Quantity(name="extra_bytes", title="bytes of one more row", unit="B", per="schedule", attribute="write_bytes",
+             adds=True, sort="extra", tables="kernel csv", heading="extra", place=35),
+'''
+before, end, after = place.read_text(encoding="utf-8").rpartition(")  # fmt: skip")
+sys.modules[name] = memwall.analysis.quantities = types.ModuleType(name)
+exec(compile(before + row + end + after, place, "exec"), sys.modules[name].__dict__)
+
+from memwall.cli import main
+from memwall.gate.limits import parse_limit
+from memwall.report.tables import KERNEL_COLUMNS
+
+assert parse_limit("extra_bytes", "3 MB").amount == 3e6
+assert KERNEL_COLUMNS[11] == "extra_bytes"  # after flops, read_bytes, write_bytes
+sys.exit(main(["report", sys.argv[1], "--sort", "extra"]))
+"""
+
+
+def test_a_new_quantity_is_a_column_a_sort_key_and_a_limit(tmp_path, profile):
+    """All that it takes is a row in the table of quantities."""
+    profile.save(tmp_path / "tiny.json")
+    done = subprocess.run(
+        [sys.executable, "-c", _ONE_ROW_MORE, str(tmp_path / "tiny.json")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    headings = done.stdout.partition("Top kernels by extra")[2].splitlines()[1].split()
+    assert "extra" in headings
 
 
 @pytest.mark.parametrize(
@@ -115,7 +153,7 @@ def test_modules_are_cut_to_the_deepest_level_that_fits(profile, old):
     [("layers.3.attn", "layers.*.attn"), ("0", "*"), ("conv2d.1", "conv2d.*"), ("a.1.2.b", "a.*.*.b"), ("", "")],
 )
 def test_collapse_stars_whole_numbers_only(module, starred):
-    assert analysis.collapse(module) == starred
+    assert kernels.collapse(module) == starred
 
 
 @pytest.mark.parametrize(
@@ -128,20 +166,20 @@ def test_collapse_stars_whole_numbers_only(module, starred):
     ],
 )
 def test_short_names(name, short):
-    assert analysis.short_name(name) == short
+    assert kernels.short_name(name) == short
 
 
 def test_wall_shares_add_up(profile, old):
-    shares = analysis.wall_shares(old)
+    shares = kernels.wall_shares(old)
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["compute"] == pytest.approx(5 * (MM + US) / old.totals.time_s)
 
 
 def test_rates(profile, old):
-    speed = analysis.rates(profile, old)
+    speed = kernels.rates(profile, old)
     assert speed.samples_per_s == pytest.approx(8 / old.totals.time_s)
     assert speed.tokens_per_s == pytest.approx(1024 / old.totals.time_s)
-    assert analysis.rates(make_profile(tokens=None), old).tokens_per_s is None
+    assert kernels.rates(make_profile(tokens=None), old).tokens_per_s is None
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------

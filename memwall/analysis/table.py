@@ -1,0 +1,271 @@
+"""Rows that add up: the one way to group, sum, sort and join; and the kernels of a schedule as such rows.
+
+Conventions. A kernel belongs to the phase of its last op and to the module that all of its ops share. Kernels that
+repeat (the same op on the same shapes in the same place of a repeated block) form one row with a count; all its figures
+are sums over the repeats. A row's wall is the one that most of its time stands under.
+
+*Times fewer FLOP/s*: the FLOP/s that the matrix classes (contraction, convolution, attention: those that MFU counts)
+attain together, over the FLOP/s that a class attains. None for the matrix classes themselves, and for a class that does
+less than one FLOP per hundred bytes: it moves data, and a ratio would say nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from memwall.analysis.quantities import SORT_KEYS
+from memwall.core.errors import UsageError
+from memwall.core.graph import PHASES
+from memwall.ops.registry import OP_CLASSES
+from memwall.perfmodel.roofline import Estimate
+from memwall.record.kernels import WALLS, collapse, common_module, kernel_module, kernel_phase, shapes_text
+from memwall.record.profile import Profile
+from memwall.simulate.schedule import MODEL_CLASSES, Schedule
+
+#: FLOP per byte below which a class moves data rather than computes
+LEAST_INTENSITY = 0.01
+
+#: the row of all that has no row of its own
+OTHERS = "(others)"
+
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+K = TypeVar("K", bound=Hashable)
+
+
+# -- any rows ----------------------------------------------------------------------------------------------------------
+
+
+def group_by(rows: Iterable[T], keys: Iterable[K]) -> dict[K, list[T]]:
+    """The rows of each key, keys in order of first appearance; ``keys`` has one for each row."""
+    groups: dict[K, list[T]] = {}
+    for row, key in zip(rows, keys, strict=True):
+        groups.setdefault(key, []).append(row)
+    return groups
+
+
+def sums(rows: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
+    """The sum of each named attribute."""
+    return {name: sum([getattr(row, name) for row in rows]) for name in names}
+
+
+def merged(rows: Sequence[T], names: Iterable[str], **changes: Any) -> T:
+    """The first of some rows (dataclasses) with the named attributes summed over all of them."""
+    first: Any = rows[0]
+    result: T = dataclasses.replace(first, **sums(rows, names), **changes)
+    return result
+
+
+def join(before: Mapping[K, A], after: Mapping[K, B]) -> Iterator[tuple[K, A | None, B | None]]:
+    """Each key of either side with both values, those of ``before`` first."""
+    for key in dict.fromkeys((*before, *after)):
+        yield key, before.get(key), after.get(key)
+
+
+def share(part: float, whole: float) -> float:
+    """A part of a whole; 0 of nothing."""
+    return part / whole if whole else 0.0
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What some kernels take together: launches, FLOPs, compulsory DRAM bytes, seconds."""
+
+    launches: int
+    flops: int
+    read_bytes: int
+    write_bytes: int
+    bound_s: float
+    time_s: float
+    low_s: float
+    high_s: float
+    compute_s: float
+    memory_s: float
+    overhead_s: float
+    #: the wall that most of the time stands under
+    limited_by: str
+
+    @classmethod
+    def of(cls, rows: Sequence[Estimate | Sums]) -> Sums:
+        """The sums of some kernels, or of some sums."""
+        walls = dict.fromkeys(WALLS, 0.0)
+        for row in rows:
+            walls[row.limited_by] += row.time_s
+        return cls(**sums(rows, _SUMMED), limited_by=max(WALLS, key=walls.__getitem__))
+
+    @property
+    def bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """FLOP per compulsory DRAM byte; 0 where nothing moves."""
+        return share(self.flops, self.bytes)
+
+    @property
+    def attained_flop_per_s(self) -> float:
+        """FLOPs over modeled time."""
+        return share(self.flops, self.time_s)
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """8 of 10 real runs lie between these."""
+        return self.low_s, self.high_s
+
+
+_SUMMED = tuple(field.name for field in dataclasses.fields(Sums) if field.name != "limited_by")
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Sums):
+    """A class, a phase or a module: its kernels together, and their shares of ``whole``, all rows of the table."""
+
+    key: str
+    whole: Sums
+    #: how many times fewer FLOP/s than the matrix classes; set for classes only
+    times_fewer: float | None = None
+    #: whether formulas model all of it
+    modeled: bool = True
+
+    @property
+    def flop_share(self) -> float:
+        return share(self.flops, self.whole.flops)
+
+    @property
+    def byte_share(self) -> float:
+        return share(self.bytes, self.whole.bytes)
+
+    @property
+    def time_share(self) -> float:
+        return share(self.time_s, self.whole.time_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow(Row):
+    """One kernel, or ``count`` equal ones; its key is the kernel's name."""
+
+    op_class: str
+    phase: str
+    module: str
+    shapes: str
+    count: int
+
+    @property
+    def name(self) -> str:
+        return self.key
+
+
+def _values(sums: Sums) -> dict[str, Any]:
+    return {field.name: getattr(sums, field.name) for field in dataclasses.fields(Sums)}
+
+
+def _rows(schedule: Schedule, keys: Iterable[str]) -> list[Row]:
+    """One row per distinct key, in order of first appearance. ``keys`` has one for each kernel of the schedule."""
+    groups = {key: Sums.of(kernels) for key, kernels in group_by(schedule.kernels, keys).items()}
+    whole = Sums.of(list(groups.values()))
+    return [Row(**_values(own), key=key, whole=whole) for key, own in groups.items()]
+
+
+def class_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
+    """Rows by op class, in the order in which the registry lists the classes."""
+    rows = _rows(schedule, [kernel.op_class for kernel in schedule.kernels])
+    matrix = sums([row for row in rows if row.key in MODEL_CLASSES], ("flops", "time_s"))
+    matrix_rate = share(matrix["flops"], matrix["time_s"])
+    order = {name: i for i, name in enumerate(OP_CLASSES)}
+    rows.sort(key=lambda row: (order.get(row.key, len(order)), row.key))
+    return tuple(_with_times_fewer(row, matrix_rate) for row in rows)
+
+
+def _with_times_fewer(row: Row, matrix_rate: float) -> Row:
+    if row.key in MODEL_CLASSES or not matrix_rate or row.flops < LEAST_INTENSITY * row.bytes or not row.flops:
+        return row
+    return dataclasses.replace(row, times_fewer=matrix_rate / row.attained_flop_per_s)
+
+
+def phase_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
+    """Rows by phase: forward, backward, optimizer."""
+    rows = _rows(schedule, [kernel_phase(profile, schedule, kernel) for kernel in schedule.kernels])
+    return tuple(sorted(rows, key=lambda row: PHASES.index(row.key)))
+
+
+def module_rows(profile: Profile, schedule: Schedule, *, top: int = 15, depth: int | None = None) -> tuple[Row, ...]:
+    """Rows by module, repeated blocks as one (``layers.*.attn``), longest time first.
+
+    ``depth`` cuts the paths; None takes the deepest level at which all rows fit in ``top``. What does not fit is the
+    last row, ``(others)``.
+    """
+    paths = [collapse(kernel_module(profile, schedule, kernel)) for kernel in schedule.kernels]
+    keys = _module_keys(paths, top, depth)
+    rows = sorted(_rows(schedule, keys), key=lambda row: (-row.time_s, row.key))
+    if len(rows) <= top:
+        return tuple(rows)
+    kept = {row.key for row in rows[: top - 1]}
+    rows = _rows(schedule, [key if key in kept else OTHERS for key in keys])
+    return tuple(sorted(rows, key=lambda row: (row.key == OTHERS, -row.time_s, row.key)))
+
+
+def _module_keys(paths: Sequence[str], top: int, depth: int | None) -> list[str]:
+    def cut(level: int) -> list[str]:
+        return [".".join(path.split(".")[:level]) or "(top)" for path in paths]
+
+    if depth is not None:
+        return cut(depth)
+    deepest = max((path.count(".") + 1 for path in paths), default=1)
+    for level in range(deepest, 1, -1):
+        keys = cut(level)
+        if len(set(keys)) <= top:
+            return keys
+    return cut(1)
+
+
+def equal_kernels(profile: Profile, graph: int, kernels: Sequence[Estimate]) -> list[tuple]:
+    """For each kernel the key of what it repeats: name, class, phase, module with its numbers as stars, shapes."""
+    ops, values = profile.graphs[graph].ops, profile.graphs[graph].values
+    starred: dict[str, str] = {}
+    keys: list[tuple] = []
+    for kernel in kernels:
+        members = [ops[i] for i in kernel.op_ids]
+        module = members[0].module if len(members) == 1 else common_module([op.module for op in members])
+        if module not in starred:
+            starred[module] = collapse(module)
+        shapes = tuple([values[i].spec for op in members for i in op.inputs])
+        keys.append((kernel.name, kernel.op_class, members[0].phase, starred[module], shapes, kernel.flops,
+                     kernel.read_bytes, kernel.write_bytes))  # fmt: skip
+    return keys
+
+
+def kernel_rows(
+    profile: Profile, schedule: Schedule, *, top: int | None = None, sort: str = "time"
+) -> tuple[KernelRow, ...]:
+    """The kernels, repeated ones as one row, largest first by ``sort``.
+
+    Raises:
+        UsageError: ``sort`` is no sort key.
+    """
+    if sort not in SORT_KEYS:
+        raise UsageError(f"cannot sort by {sort!r}; choose one of {', '.join(SORT_KEYS)}")
+    whole = dataclasses.replace(Sums.of(schedule.kernels), time_s=schedule.totals.time_s)
+    groups = group_by(schedule.kernels, equal_kernels(profile, schedule.graph, schedule.kernels))
+    rows = [_kernel_row(profile, schedule, kernels, whole) for kernels in groups.values()]
+    quantity = SORT_KEYS[sort]
+    rows.sort(key=lambda row: (-quantity.of(row), row.name, row.module, row.phase, row.shapes))
+    return tuple(rows[:top])
+
+
+def _kernel_row(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate], whole: Sums) -> KernelRow:
+    kernel = kernels[0]
+    graph, costs = profile.graphs[schedule.graph], profile.costs[schedule.graph]
+    module = kernel_module(profile, schedule, kernel)
+    specs = [graph.values[i].spec for op_id in kernel.op_ids for i in graph.ops[op_id].inputs]
+    return KernelRow(
+        **_values(Sums.of(kernels)), key=kernel.name, whole=whole, modeled=all(costs[i].modeled for i in kernel.op_ids),
+        op_class=kernel.op_class, phase=kernel_phase(profile, schedule, kernel),
+        module=collapse(module) if len(kernels) > 1 else module, shapes=shapes_text(specs), count=len(kernels),
+    )  # fmt: skip
