@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from memwall.analysis.quantities import SORT_KEYS
@@ -48,12 +49,12 @@ def group_by(rows: Iterable[T], keys: Iterable[K]) -> dict[K, list[T]]:
     return groups
 
 
-def sums(rows: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
+def sums(rows: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
     """The sum of each named attribute."""
-    return {name: sum([getattr(row, name) for row in rows]) for name in names}
+    return {name: sum(map(attrgetter(name), rows)) for name in names}
 
 
-def merged(rows: Sequence[T], names: Iterable[str], **changes: Any) -> T:
+def merged(rows: Sequence[T], names: Sequence[str], **changes: Any) -> T:
     """The first of some rows (dataclasses) with the named attributes summed over all of them."""
     first: Any = rows[0]
     result: T = dataclasses.replace(first, **sums(rows, names), **changes)
