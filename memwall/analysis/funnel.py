@@ -11,7 +11,7 @@ optimizer is left out, as ``torch.compile(model)`` leaves it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.core.graph import Graph, Op
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 PHASES = ("forward", "backward")
 
@@ -209,21 +209,37 @@ def _leaves(graph: Graph, op: Op, table: Mapping[Any, Callable[..., Any]]) -> tu
     """
     import torch
 
-    from memwall.fusion.inductor.calls import Operators, arguments_of, dtype_of
+    from memwall.ops.evaluate import Call, Operators, evaluate
 
-    target = Operators().find(op)
-    if target is None:
-        raise LookupError("no operator of this name to decompose")
-
-    def tensor(value_id: int) -> torch.Tensor:
-        spec = graph.values[value_id].spec
-        return torch.empty_strided(spec.shape, spec.strides, dtype=dtype_of(spec.dtype), device="meta")
-
-    args, kwargs = arguments_of(graph, op, target, tensor, "meta")
     mode = _leaf_counter(table)
-    with torch.no_grad(), mode:
-        target.function(*args, **kwargs)
+
+    def call(one: Call) -> None:
+        if one.operator is None:
+            raise LookupError("no operator of this name to decompose")
+        positional, keywords = one.arguments()
+        with torch.no_grad(), mode:
+            one.operator.function(*positional, **keywords)
+
+    evaluate(graph, [op.id], _WithoutData(graph), call, Operators())
     return mode.ops, mode.free_calls
+
+
+class _WithoutData:
+    """Every value as a tensor of its own on the meta device."""
+
+    device = "meta"
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def begin(self, op: Op, into: Sequence[int]) -> None:
+        """Nothing is kept from op to op."""
+
+    def tensor(self, value_id: int) -> Any:
+        """An empty tensor of the value's shape, strides and dtype."""
+        from memwall.ops.evaluate import empty
+
+        return empty(self.graph.values[value_id].spec, self.device)
 
 
 def _leaf_counter(table: Mapping[Any, Callable[..., Any]]) -> Any:

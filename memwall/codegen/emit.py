@@ -36,7 +36,7 @@ from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
 
 if TYPE_CHECKING:
-    from memwall.fusion.inductor.calls import Operators
+    from memwall.ops.evaluate import Operators
 
 SCHEMA = "memwall.emit/1"
 INDEX, README = "index.json", "README.md"
@@ -93,7 +93,7 @@ def kernel_files(profile: Profile, simulated: Sequence[tuple[Plan, Schedule]]) -
 
 def _distinct(graph: Graph, plan: Plan, schedule: Schedule) -> list[_Kernel]:
     """The kernels in order of their first launch, each with all launches."""
-    from memwall.fusion.inductor.calls import Operators  # torch: for its operators' schemas
+    from memwall.ops.evaluate import Operators  # torch: for its operators' schemas
 
     flow, operators = Flow.of(graph), Operators()
     found: dict[tuple, _Kernel] = {}

@@ -19,15 +19,12 @@ import torch
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, TensorSpec, Value
 from memwall.fusion import Group
-from memwall.fusion.inductor.calls import NoOperator, Operators, Target, arguments_of
 from memwall.fusion.inductor.views import Step, view_steps
+from memwall.ops.evaluate import Call, NoOperator, Operators, Target, evaluate
 from memwall.ops.signatures import SHAPE_ONLY
 
 #: Results of one call that get a name each; more are taken from a list.
 MAX_NAMED = 16
-
-#: Stands for the device in what :func:`arguments_of` gives.
-_DEVICE = "meta"
 
 _TENSORS = '''
 def tensors(result):
@@ -72,6 +69,8 @@ class _Writer:
     flow: Flow
     group: Group
     operators: Operators
+    #: stands for the device among the arguments of a call
+    device: str = "meta"
     #: storage -> the variables that lie in it, with the value that each holds
     pieces: dict[int, list[tuple[str, Value]]] = field(default_factory=dict)
     #: value id -> its parameter
@@ -83,11 +82,12 @@ class _Writer:
     shape_only: bool = False
     hosts: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.op_ids = sorted((*self.group.op_ids, *self.group.recomputes))
+        self.inside = frozenset(self.op_ids)
+
     def write(self) -> Reference:
-        op_ids = sorted((*self.group.op_ids, *self.group.recomputes))
-        inside = frozenset(op_ids)
-        for op_id in op_ids:
-            self._op(self.graph.ops[op_id], inside)
+        evaluate(self.graph, self.op_ids, self, self._call, self.operators)
         outputs = [self._read(i) for i in self.group.writes]
         body = [*self.lines, f"return ({', '.join(outputs)}{',' * (len(outputs) == 1)})"]
         text = "\n".join(f"    {line}" for line in body)
@@ -107,34 +107,33 @@ class _Writer:
 
     # -- one op ------------------------------------------------------------------------------------------------------
 
-    def _op(self, op: Op, inside: frozenset[int]) -> None:
+    def begin(self, op: Op, into: Sequence[int]) -> None:
+        """Take as parameters what the op reads from outside of the group, and have memory for what it writes into."""
         if len(op.arguments) != len(op.inputs):
             raise NoReference(f"the record does not name the arguments of {op.name}")
         writer = self.flow.writer
         for value_id, version in self.flow.reads[op.id]:
-            if writer[version] not in inside and value_id not in self.parameters:
+            if writer[version] not in self.inside and value_id not in self.parameters:
                 self._take(value_id)
-        self.targets = self.operators.overwritten(op)
+        self.targets = tuple(into)
         self.shape_only = ".".join(op.name.split(".")[:2]) in SHAPE_ONLY
-        for value_id in self.targets:
+        for value_id in into:
             self._open(op, value_id)
-        target = self.operators.find(op)
-        if target is None:
-            raise NoReference(f"torch has no operator {op.name} here")
+
+    def _call(self, call: Call) -> None:
         try:
-            positional, keywords = arguments_of(self.graph, op, target, self._tensor, _DEVICE)
+            positional, keywords = call.arguments()
         except NoOperator as error:
             raise NoReference(str(error)) from None
         given = [*map(self._text, positional), *self._keywords(keywords)]
-        self._assign(op, target, f"torch.ops.{target.function}({', '.join(given)})")
+        self._assign(call.op, call.target, call.made, f"torch.ops.{call.target.function}({', '.join(given)})")
         self.targets = ()
 
     def _keywords(self, keywords: dict[str, Any]) -> list[str]:
         return [f"{name}={self._text(value)}" for name, value in keywords.items() if value is not None]
 
-    def _assign(self, op: Op, target: Target, call: str) -> None:
+    def _assign(self, op: Op, target: Target, made: Sequence[int], call: str) -> None:
         """The line of a call, its fresh results named."""
-        made = [i for i in op.outputs if i not in self.targets]
         returns = target.function._schema.returns
         fresh = [n for n, item in enumerate(returns) if not (item.alias_info and item.alias_info.is_write)]
         if not made:
@@ -185,7 +184,8 @@ class _Writer:
         self.lines.append(f"{name} = {_empty(spec)}")
         self.pieces[value.storage] = [(name, Value(value_id, spec, value.storage, 0))]
 
-    def _tensor(self, value_id: int) -> Any:
+    def tensor(self, value_id: int) -> _Text:
+        """The expression of a value, as an argument."""
         return _Text(self._read(value_id))
 
     def _read(self, value_id: int) -> str:

@@ -33,8 +33,8 @@ from memwall.codegen.load import load_source
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group
-from memwall.fusion.inductor.calls import Operators
 from memwall.hardware.lookup import Gpu
+from memwall.ops.evaluate import Operators
 from tests.unit import mutants, odd_cases, small_workloads
 
 #: of each guard band: more than a block of any kernel here

@@ -20,11 +20,11 @@ def joint_of(graph: Graph, device: str = "cpu"):
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from memwall.fusion.inductor.calls import Operators
     from memwall.fusion.inductor.lowering import EAGER, _regions
     from memwall.fusion.inductor.opaque import Opaque
     from memwall.fusion.inductor.replay import replay
     from memwall.fusion.inductor.scope import scope_of
+    from memwall.ops.evaluate import Operators
 
     operators = Operators()
     inside = [region != EAGER for region in _regions(graph, None)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from memwall.core.graph import Graph
-from memwall.fusion.inductor.calls import dtype_of
+from memwall.ops.evaluate import dtype_of
 
 #: bytes of the guard bands of floats, and of all else
 GUARDS, GUARD_OF_INTEGERS = (0xFF, 0x3C), 0xFF

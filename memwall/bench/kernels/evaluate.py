@@ -17,7 +17,7 @@ from torch import Tensor
 from memwall.bench.kernels.arena import Arena
 from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.fusion import Group
-from memwall.fusion.inductor.calls import NoOperator, Operators, arguments_of, dtype_of
+from memwall.ops.evaluate import Call, NoOperator, Operators, dtype_of, evaluate
 
 #: what numbers of a dtype lose at most when they are rounded to it, as a fraction of themselves
 UNIT_FLOAT32 = 2.0**-24
@@ -94,53 +94,52 @@ class _Run:
         self.wide = isinstance(memory, WideMemory)
         self.device = memory.arena.device if isinstance(memory, WideMemory) else memory.device
         #: storages that the group has written
-        self.made: set[int] = set()
+        self.written: set[int] = set()
+        #: of the op at hand: what it writes over, and how many numbers it adds up
+        self._into: Sequence[int] = ()
+        self._terms = 1
 
     def run(self) -> None:
         with torch.no_grad(), _default_dtype(torch.float64 if self.wide else torch.float32):
-            for op_id in sorted((*self.group.op_ids, *self.group.recomputes)):
-                self._op(self.graph.ops[op_id])
+            evaluate(self.graph, sorted((*self.group.op_ids, *self.group.recomputes)), self, self._op, self.operators)
 
-    def _op(self, op: Op) -> None:
-        targets = self.operators.overwritten(op)
-        terms = terms_of(self.graph, op)
+    def begin(self, op: Op, into: Sequence[int]) -> None:
+        """An op comes next: rounding depends on what it does."""
+        self._into, self._terms = into, terms_of(self.graph, op)
 
-        def tensor(value_id: int) -> Tensor:
-            return self._tensor(value_id, value_id in targets, terms)
-
-        formula = _FORMULAS.get(op.name)
-        results = formula(self, op, tensor) if formula else self._call(op, tensor)
-        made = [i for i in op.outputs if i not in targets]
-        for value_id, result in zip(made, results, strict=False):
-            self._store(op, value_id, result)
-        self.made.update(self.graph.values[i].storage for i in op.outputs)
-
-    def _tensor(self, value_id: int, is_target: bool, terms: int) -> Tensor:
+    def tensor(self, value_id: int) -> Tensor:
+        """The tensor of a value, with noise where it is rounded at random."""
         found = self.memory[value_id]
         if self.noise is None or not found.is_floating_point():
             return found
         value = self.graph.values[value_id]
-        amplitude = UNIT_FLOAT32 * math.sqrt(terms)
-        if value.storage in self.made:
+        amplitude = UNIT_FLOAT32 * math.sqrt(self._terms)
+        if value.storage in self.written:
             amplitude += unit(value.spec.dtype)
         noisy = self.noise.on(found, amplitude)
-        return found.copy_(noisy) if is_target else noisy
+        return found.copy_(noisy) if value_id in self._into else noisy
 
-    def _call(self, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+    def _op(self, call: Call) -> None:
+        results = _FORMULAS.get(call.op.name, _Run.call)(self, call)
+        for value_id, result in zip(call.made, results, strict=False):
+            self._store(call.op, value_id, result)
+        self.written.update(self.graph.values[i].storage for i in call.op.outputs)
+
+    def call(self, call: Call) -> list[Tensor]:
         """What the operator gives, in order, results that it overwrites left out."""
-        target = self.operators.find(op)
-        if target is None:
-            raise NotRun(f"torch has no operator {op.name} here")
+        if call.operator is None:
+            raise NotRun(f"torch has no operator {call.op.name} here")
+        function = call.operator.function
         try:
-            positional, keywords = arguments_of(self.graph, op, target, tensor, self.device)
+            positional, keywords = call.arguments()
             if self.wide:
                 positional = [_wide_argument(a) for a in positional]
                 keywords = {name: _wide_argument(a) for name, a in keywords.items()}
-            result = target.function(*positional, **keywords)
+            result = function(*positional, **keywords)
         except (NoOperator, RuntimeError, IndexError, TypeError, ValueError) as error:
             said = next(iter(str(error).splitlines()), type(error).__name__)
-            raise NotRun(f"{op.name}: {said}") from error
-        returns = target.function._schema.returns
+            raise NotRun(f"{call.op.name}: {said}") from error
+        returns = function._schema.returns
         if not returns:  # _foreach_add_ and its kin
             return []
         listed = result if isinstance(result, (tuple, list)) and len(returns) > 1 else [result]
@@ -225,36 +224,36 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 # -- ops that torch has no call for here -------------------------------------------------------------------------------
 
 
-def _arguments(op: Op, tensor: Callable[[int], Tensor]) -> dict[str, Tensor]:
-    return {name: tensor(i) for name, i in zip(op.arguments, op.inputs, strict=True)}
+def _arguments(run: _Run, op: Op) -> dict[str, Tensor]:
+    return {name: run.tensor(i) for name, i in zip(op.arguments, op.inputs, strict=True)}
 
 
-def _dropout(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+def _dropout(run: _Run, call: Call) -> list[Tensor]:
     """By the mask that was kept; drawn anew where there is none."""
-    mask = run.kept.get(op.outputs[1]) if len(op.outputs) > 1 else None
+    mask = run.kept.get(call.op.outputs[1]) if len(call.op.outputs) > 1 else None
     if mask is None:
         if run.wide:
             raise NotRun("the mask of a dropout is not known")
-        return run._call(op, tensor)
-    kept = 1.0 - op.attributes["p"]
+        return run.call(call)
+    kept = 1.0 - call.op.attributes["p"]
     scale = 1.0 / kept if kept else 0.0
-    return [tensor(op.inputs[0]) * mask * scale, mask]
+    return [run.tensor(call.op.inputs[0]) * mask * scale, mask]
 
 
-def _rms_norm(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+def _rms_norm(run: _Run, call: Call) -> list[Tensor]:
     """y = x · rstd · w; without an epsilon it is that of float32, whatever the dtype that it is computed in here."""
-    given = _arguments(op, tensor)
-    dims = tuple(range(-len(op.attributes["normalized_shape"]), 0))
-    eps = op.attributes.get("eps")
+    given = _arguments(run, call.op)
+    dims = tuple(range(-len(call.op.attributes["normalized_shape"]), 0))
+    eps = call.op.attributes.get("eps")
     x = given["input"].to(torch.promote_types(given["input"].dtype, torch.float32))
     rstd = (x.pow(2).mean(dims, keepdim=True) + (2.0**-23 if eps is None else eps)).rsqrt()
     return [x * rstd * given.get("weight", 1.0), rstd]
 
 
-def _rms_norm_backward(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+def _rms_norm_backward(run: _Run, call: Call) -> list[Tensor]:
     """Gradients of y = x · rstd · w: CPUs have no kernel for it."""
-    given = _arguments(op, tensor)
-    dims = tuple(range(-len(op.attributes["normalized_shape"]), 0))
+    given = _arguments(run, call.op)
+    dims = tuple(range(-len(call.op.attributes["normalized_shape"]), 0))
     rstd = given["rstd"]
     gradient, x = (given[name].to(torch.promote_types(rstd.dtype, torch.float32)) for name in ("grad_out", "input"))
     normalized = x * rstd
@@ -267,18 +266,18 @@ def _rms_norm_backward(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> li
     return results
 
 
-def _sparse_add(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+def _sparse_add(run: _Run, call: Call) -> list[Tensor]:
     """Rows added to a table in place: other is given as its indices and its rows."""
-    table, (indices, rows) = tensor(op.inputs[0]), [tensor(i) for i in op.inputs[1:]]
-    table.index_add_(0, indices.reshape(-1), rows.to(table.dtype), alpha=op.attributes.get("alpha", 1))
+    table, indices, rows = map(run.tensor, call.op.inputs)
+    table.index_add_(0, indices.reshape(-1), rows.to(table.dtype), alpha=call.op.attributes.get("alpha", 1))
     return []
 
 
-def _embedding_bag(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> list[Tensor]:
+def _embedding_bag(run: _Run, call: Call) -> list[Tensor]:
     """Sums of rows, and the bookkeeping as GPUs write it: each index's bag, the size of each bag, nothing."""
-    given = _arguments(op, tensor)
-    if op.attributes.get("mode") or "per_sample_weights" in given:
-        return run._call(op, tensor)
+    given = _arguments(run, call.op)
+    if call.op.attributes.get("mode") or "per_sample_weights" in given:
+        return run.call(call)
     table, indices, starts = given["weight"], given["indices"], given["offsets"]
     places = torch.arange(indices.numel(), device=indices.device)
     bags = torch.searchsorted(starts, places, right=True) - 1
@@ -287,7 +286,7 @@ def _embedding_bag(run: _Run, op: Op, tensor: Callable[[int], Tensor]) -> list[T
     return [sums, bags.to(indices.dtype), sizes.to(indices.dtype), indices.new_empty(0)]
 
 
-_FORMULAS: Mapping[str, Callable[[_Run, Op, Callable[[int], Tensor]], list[Tensor]]] = {
+_FORMULAS: Mapping[str, Callable[[_Run, Call], list[Tensor]]] = {
     "aten.native_dropout": _dropout,
     "aten._embedding_bag": _embedding_bag,
     "aten._fused_rms_norm": _rms_norm,

@@ -16,8 +16,8 @@ from memwall.codegen.reference import Reference, reference
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group
-from memwall.fusion.inductor.calls import Operators
 from memwall.hardware.lookup import Gpu
+from memwall.ops.evaluate import Operators
 
 Empty = Callable[..., torch.Tensor]
 

@@ -31,7 +31,7 @@ from memwall.codegen.kernel import Kernel
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group
-from memwall.fusion.inductor.calls import Operators, dtype_of
+from memwall.ops.evaluate import Operators, dtype_of
 
 #: tolerance in units of the spread, and in float32 roundings of the largest element
 SPREADS, ROUNDINGS = 3.0, 16.0

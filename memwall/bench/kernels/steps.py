@@ -15,8 +15,8 @@ from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import NotGenerated
 from memwall.core.graph import Graph, TensorSpec, Value
 from memwall.fusion import Group, Plan
-from memwall.fusion.inductor.calls import dtype_of
 from memwall.simulate.memory import memory_peak
+from memwall.ops.evaluate import dtype_of
 
 #: standard deviation of parameters and inputs that are made up
 SCALE = 0.02

@@ -134,10 +134,10 @@ def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]
     import torch._inductor.lowering  # noqa: F401  its operators come before the decompositions are selected
     from torch._inductor.decomposition import select_decomp_table
 
-    from memwall.fusion.inductor.calls import Operators
     from memwall.fusion.inductor.compiling import patterns_loaded, quiet
     from memwall.fusion.inductor.fake_gpu import device_for
     from memwall.fusion.inductor.opaque import Opaque
+    from memwall.ops.evaluate import Operators
 
     operators, table, result = Operators(), select_decomp_table(), _Result()
     with Opaque() as opaque, patterns_loaded(), quiet(), device_for(gpu, device) as target:

@@ -17,11 +17,11 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from memwall.core.graph import Graph, Op
-from memwall.fusion.inductor.calls import NoOperator, Operators, arguments_of
 from memwall.fusion.inductor.opaque import Opaque
 from memwall.fusion.inductor.scope import Feed, Scope
-from memwall.fusion.inductor.storages import Storages, empty
+from memwall.fusion.inductor.storages import Storages
 from memwall.fusion.inductor.tags import OP, mark_results, op_of
+from memwall.ops.evaluate import Call, NoOperator, Operators, empty, evaluate
 
 _ATEN: Any = torch.ops.aten
 
@@ -96,47 +96,51 @@ class _Player:
         self.device = device
         self.by_name: dict[str, None] = {}
         self.storages = Storages(graph, device)
+        #: those that are not bound yet, the next one last
+        self._feeds: list[tuple[Feed, torch.Tensor]] = []
+        self._inputs: list[torch.Tensor] = []
 
     def play(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Run all ops; returns what the scope keeps."""
         scope = self.scope
         wrapped = [torch._to_functional_tensor(tensor) for tensor in inputs]
-        feeds = sorted(zip(scope.feeds, wrapped, strict=True), key=lambda pair: -pair[0].before_op)
+        self._feeds = sorted(zip(scope.feeds, wrapped, strict=True), key=lambda pair: -pair[0].before_op)
         torch._enable_functionalization(reapply_views=True)
         try:
-            for op_id in scope.op_ids:
-                while feeds and feeds[-1][0].before_op <= op_id:
-                    feed, tensor = feeds.pop()
-                    self.storages.bind(feed.storage, tensor, feed.spec, 0)
-                self._play(self.graph.ops[op_id])
+            evaluate(self.graph, scope.op_ids, self, self._call, self.operators)
         finally:
             torch._disable_functionalization()
         fx_traceback.current_meta.pop("custom", None)
         kept = (*scope.forward_keeps, *scope.mutated, *scope.backward_keeps)
         return [_unwrapped(self.storages.whole(number)) for number in kept]
 
-    def _play(self, op: Op) -> None:
-        target = self.operators.find(op)
+    def begin(self, op: Op, into: Sequence[int]) -> None:
+        """Bind the feeds that are due, take the op's views (they carry no tag), and have memory for what it writes."""
+        while self._feeds and self._feeds[-1][0].before_op <= op.id:
+            feed, tensor = self._feeds.pop()
+            self.storages.bind(feed.storage, tensor, feed.spec, 0)
         self._tag(None)
         self.storages.begin(op.phase)
-        inputs = [self.storages.view(i) for i in op.inputs]
-        into = self.operators.overwritten(op)
+        self._inputs = [self.storages.view(i) for i in op.inputs]
         for value_id in into:
             self.storages.allocate(value_id)
-        result = None
-        if target is not None:
-            try:
-                positional, keywords = arguments_of(self.graph, op, target, self.storages.view, self.device)
-                self._tag(op)
-                result = _flat(target.function(*positional, **keywords))
-            except (NoOperator, NotImplementedError, RuntimeError, TypeError) as error:
-                if not _has_no_form(error):
-                    raise
-        if result is None:
-            self.by_name.setdefault(op.name)
-            self._tag(op)
-            result = self._call_by_name(op, inputs, into)
-        self._take(op, result, into)
+
+    def tensor(self, value_id: int) -> torch.Tensor:
+        """The tensor of a value."""
+        return self.storages.view(value_id)
+
+    def _call(self, call: Call) -> None:
+        try:
+            positional, keywords = call.arguments()
+            self._tag(call.op)
+            result = _flat(call.target.function(*positional, **keywords))
+        except (NoOperator, NotImplementedError, RuntimeError, TypeError) as error:
+            if not _has_no_form(error):
+                raise
+            self.by_name.setdefault(call.op.name)
+            self._tag(call.op)
+            result = self._call_by_name(call.op, self._inputs, call.into)
+        self._take(call, result)
 
     def _call_by_name(self, op: Op, inputs: Sequence[torch.Tensor], into: Sequence[int]) -> list[torch.Tensor]:
         """Leave an op that torch cannot call here in the graph by its name, shapes and dtypes alone."""
@@ -147,15 +151,14 @@ class _Player:
                 self.storages.view(value_id).copy_(tensor)
         return results
 
-    def _take(self, op: Op, result: list[torch.Tensor], into: Sequence[int]) -> None:
+    def _take(self, call: Call, result: list[torch.Tensor]) -> None:
         """Let the tensors that the op made hold the storages of its outputs."""
         storages, values = self.storages, self.graph.values
-        made = [i for i in op.outputs if i not in into]
-        fresh = [t for t in result if not any(storages.is_view(t, i) for i in into)]
-        for value_id, tensor in zip(made, fresh, strict=False):
+        fresh = [t for t in result if not any(storages.is_view(t, i) for i in call.into)]
+        for value_id, tensor in zip(call.made, fresh, strict=False):
             if not storages.holds(values[value_id].storage):  # else a part of a sparse result that was there before
                 storages.made(value_id, tensor)
-        for value_id in into:  # what other views of it see is worked out now, as part of this op
+        for value_id in call.into:  # what other views of it see is worked out now, as part of this op
             torch._sync(storages.whole(values[value_id].storage))  # type: ignore[attr-defined]
 
     def _tag(self, op: Op | None) -> None:

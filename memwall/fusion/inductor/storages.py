@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from memwall.core.graph import Graph, TensorSpec
-from memwall.fusion.inductor.calls import dtype_of
 from memwall.fusion.inductor.views import Step, view_steps
+from memwall.ops.evaluate import dtype_of, empty
 
 
 class Storages:
@@ -105,11 +105,6 @@ class Storages:
             self._steps[key] = (tensor, result)  # the tensor is kept, so that its id stays its own
             self._taken.add(key)
         return self._steps[key][1]
-
-
-def empty(spec: TensorSpec, device: str) -> torch.Tensor:
-    """A tensor of that spec with nothing in it."""
-    return torch.empty_strided(spec.shape, spec.strides, dtype=dtype_of(spec.dtype), device=device)
 
 
 def _transposes(step: Step) -> list[tuple[Any, ...]]:

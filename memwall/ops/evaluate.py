@@ -1,14 +1,15 @@
-"""A traced op as a call of the operator that it names: arguments put back in the order of the schema.
+"""Traced ops called again, one after another: on tensors, under a tracer, or as text (:func:`evaluate`).
 
-What a graph leaves out is put back: dtypes from their names, the device, the memory format that gives the traced
-strides, a stand-in for a tensor that lives on the host or that the op only takes the shape of.
+A traced op becomes a call of the operator that it names, its arguments in the order of the schema. What a graph leaves
+out is put back: dtypes from their names, the device, the memory format that gives the traced strides, a stand-in for a
+tensor that lives on the host or that the op only takes the shape of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -82,13 +83,77 @@ def _lookup(name: str) -> Target | None:
     return Target(function, signature, types)
 
 
-def arguments_of(
-    graph: Graph, op: Op, target: Target, tensor: Callable[[int], torch.Tensor], device: str
-) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments of the call.
+class Tensors(Protocol):
+    """Where an evaluation keeps what stands for each value: tensors, or names in a text."""
+
+    device: str
+
+    def begin(self, op: Op, into: Sequence[int]) -> None:
+        """An op is about to be called: there has to be memory for the values ``into`` that it writes over."""
+        ...
+
+    def tensor(self, value_id: int) -> Any:
+        """What stands for a value."""
+        ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """A traced op that is about to be called. ``into`` are those of its outputs that it writes over, ``made`` those
+    that it makes."""
+
+    graph: Graph
+    op: Op
+    into: tuple[int, ...]
+    tensors: Tensors
+    operator: Target | None
+
+    @property
+    def made(self) -> list[int]:
+        """The outputs that are new."""
+        return [i for i in self.op.outputs if i not in self.into]
+
+    @property
+    def target(self) -> Target:
+        """The operator.
+
+        Raises:
+            NoOperator: torch has none of that name.
+        """
+        if self.operator is None:
+            raise NoOperator(f"torch has no operator {self.op.name} here")
+        return self.operator
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments.
+
+        Raises:
+            NoOperator: there is no operator, or an argument that its schema needs is not in the graph.
+        """
+        return arguments_of(self.graph, self.op, self.target, self.tensors.tensor, self.tensors.device)
+
+
+def evaluate(
+    graph: Graph, op_ids: Iterable[int], tensors: Tensors, call: Callable[[Call], None], operators: Operators
+) -> None:
+    """Call traced ops one after another.
 
     Args:
-        tensor: value id -> the tensor that stands for it.
+        op_ids: in the order in which they are called.
+        tensors: holds the values that are there before, and what the ops make.
+        call: does what a call is to do (runs it, records it, writes it), and hands what it made to ``tensors``.
+    """
+    for op_id in op_ids:
+        op = graph.ops[op_id]
+        into = operators.overwritten(op)
+        tensors.begin(op, into)
+        call(Call(graph, op, into, tensors, operators.find(op)))
+
+
+def arguments_of(
+    graph: Graph, op: Op, target: Target, tensor: Callable[[int], Any], device: str
+) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments of the call; ``tensor``: value id -> what stands for it.
 
     Raises:
         NoOperator: an argument that the schema needs is not in the graph.
@@ -139,7 +204,7 @@ def _tensors(
         return None
     spec = graph.values[op.outputs[0]].spec
     if name == "self":  # zeros_like and its kin: only the shape counts
-        return torch.empty_strided(spec.shape, spec.strides, dtype=dtype_of(spec.dtype), device=device)
+        return empty(spec, device)
     return torch.zeros((), dtype=dtype_of(spec.dtype), device=device)  # a number on the host
 
 
@@ -197,6 +262,11 @@ def dtype_of(name: str | int) -> torch.dtype:
     """``torch.float16`` for ``float16``, or for the number that C++ calls it by."""
     dtype: torch.dtype = _NUMBERED[name] if isinstance(name, int) else getattr(torch, name)
     return dtype
+
+
+def empty(spec: TensorSpec, device: str) -> torch.Tensor:
+    """A tensor of that spec with nothing in it."""
+    return torch.empty_strided(spec.shape, spec.strides, dtype=dtype_of(spec.dtype), device=device)
 
 
 #: c10::ScalarType, as some calls from C++ pass it
