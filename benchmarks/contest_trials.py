@@ -29,9 +29,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from memwall import profile  # noqa: E402
-from memwall.bench.ab import Contest, Side, run_contest  # noqa: E402
-from memwall.bench.ab.machine import read_counters  # noqa: E402
+from memwall.bench.ab import ABResult, Side, run_ab  # noqa: E402
 from memwall.bench.ab.run import TIME_LIMIT_S  # noqa: E402
+from memwall.bench.machine import read_counters  # noqa: E402
 
 MODEL = """\
 import torch
@@ -104,15 +104,15 @@ def others_now(seconds: float = 2.0) -> float:
     return usage.others_s / usage.capacity_s
 
 
-def trial(number: int, kind: Kind) -> tuple[Contest, float]:
+def trial(number: int, kind: Kind) -> tuple[ABResult, float]:
     """One contest and the seconds that it took."""
     with TemporaryDirectory() as folder, stressed(kind.busy):
         base, head = (checkout(Path(folder, name), n) for name, n in (("base", LAYERS), ("head", kind.layers)))
         began = time.monotonic()
-        return run_contest(base, head, allowed=ALLOWED, seconds=kind.seconds, seed=number), time.monotonic() - began
+        return run_ab(base, head, allowed=ALLOWED, seconds=kind.seconds, seed=number), time.monotonic() - began
 
 
-def show(number: int, name: str, contest: Contest, took_s: float) -> None:
+def show(number: int, name: str, contest: ABResult, took_s: float) -> None:
     """A row of the table."""
     figures = "        -        -        -     -"
     if contest.ratio is not None:
@@ -138,7 +138,7 @@ def main() -> None:
     print(f"other processes take {others_now():.0%} of this machine's time before the first trial")
     print("\nkind    trial  verdict           ratio      low     high shows rounds dropped     s  why")
 
-    found: dict[str, list[Contest]] = {name: [] for name in kinds}
+    found: dict[str, list[ABResult]] = {name: [] for name in kinds}
     for name, kind in kinds.items():
         for number in range(arguments.trials or kind.trials):
             contest, took_s = trial(number, kind)

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from memwall.bench.calibrate import calibrate  # noqa: E402
-from memwall.bench.calibrate.run import cpu_environment  # noqa: E402
+from memwall.bench.clock import timing_environment  # noqa: E402
 from memwall.hardware.lookup import load_gpu  # noqa: E402
 
 BERT_BASE = {"WIDTH": 768, "HEADS": 12, "FFN": 3072, "LAYERS": 12}
@@ -125,7 +125,7 @@ def measure_chain() -> dict:
 def in_child(*arguments: str) -> dict:
     """The answer of this script in a process with the allocator's settings."""
     command = [sys.executable, __file__, "--child", *arguments]
-    done = subprocess.run(command, env=cpu_environment(1), capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=timing_environment("cpu", 1), capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -35,7 +35,7 @@ for _needed in ("torch", "rich"):
 
 from memwall import Profile  # noqa: E402
 from memwall.analysis.validation import COLUMNS, devices, rows, summary  # noqa: E402
-from memwall.bench.kernels import Crew, Interrupted, measure  # noqa: E402
+from memwall.bench.kernels import Interrupted, WorkerPool, measure  # noqa: E402
 from memwall.bench.kernels.run import device_spec  # noqa: E402
 from memwall.core.errors import MemwallError, MissingError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
@@ -237,7 +237,7 @@ def measure_all(report: Report, wanted: Sequence[tuple[str, str]], deadline: flo
     cores = os.cpu_count() or 1
     helpers = max(0, min(cores - FREE_CORES, MOST_HELPERS))
     spawn = get_context("spawn")
-    with ProcessPoolExecutor(max(1, min(cores // 2, 8)), mp_context=spawn) as pool, Crew(helpers) as crew:
+    with ProcessPoolExecutor(max(1, min(cores // 2, 8)), mp_context=spawn) as pool, WorkerPool(helpers) as workers:
         traced = {pair: pool.submit(trace, *pair, report.gpu.name) for pair in wanted}
         if tests:
             report.notes.append(run_tests(min(TESTS_S, deadline - time.monotonic())))
@@ -251,7 +251,7 @@ def measure_all(report: Report, wanted: Sequence[tuple[str, str]], deadline: flo
             if left_s <= 0:
                 report.notes.append(f"not reached: {', '.join(' '.join(p) for p in wanted[position:])}")
                 break
-            _measure_one(report, pair, traced[pair], left_s / (len(wanted) - position), crew)
+            _measure_one(report, pair, traced[pair], left_s / (len(wanted) - position), workers)
     report.write()
 
 
@@ -259,14 +259,16 @@ def _settled(future: Future[Profile]) -> None:
     future.exception()
 
 
-def _measure_one(report: Report, pair: tuple[str, str], traced: Future[Profile], share_s: float, crew: Crew) -> None:
+def _measure_one(
+    report: Report, pair: tuple[str, str], traced: Future[Profile], share_s: float, workers: WorkerPool
+) -> None:
     say(f"{' '.join(pair)}: {share_s:.0f} s")
     known = list(report.profiles)
     try:
         target = str(ROOT / "profiles" / pair[0] / "model.py")
         profile = measure(
             traced.result(), device="cuda", gpu=report.gpu, top=TOP, time_limit_s=share_s, build_limit_s=BUILD_S,
-            steps=pair[0] in STEPS, crew=crew, model=(target, {"mode": pair[1]}),
+            steps=pair[0] in STEPS, pool=workers, model=(target, {"mode": pair[1]}),
         )  # fmt: skip
         report.profiles.append(profile)
         report.save(profile)

@@ -137,8 +137,8 @@ class _Partial:
 def _report(profile: Profile, planned: Sequence[Output], as_json: bool, messages: Messages) -> None:
     """Write the files, then print the table or the record; what puts the result in doubt comes first, and loudly."""
     from memwall.analysis.validation import measurements
-    from memwall.bench.kernels.campaign import flags
-    from memwall.bench.kernels.sensors import in_doubt
+    from memwall.bench.kernels.benchmark_run import flags
+    from memwall.bench.sensors import in_doubt
     from memwall.report import render
     from memwall.report.pages.measured import measured_markdown, render_measured
 

@@ -1,4 +1,4 @@
-"""The child process that compiles ahead of time: one job a line on standard input, one answer a line back.
+"""What the child process does that compiles ahead of time: an answer for each job.
 
 It is a process of its own because Triton compiles nothing where ``TRITON_INTERPRET`` was set when it was imported, and
 because a compiler that crashes or hangs should cost one kernel. A job is an object with ``source`` (the path of a
@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -29,18 +26,12 @@ ALIGNMENT_BYTES = 16
 REGISTER_BYTES = 4
 
 
-def main() -> None:
-    """Answer jobs until standard input ends; what compilers print goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    os.environ["TRITON_DUMP_PTXAS_LOG"] = "1"
-    for line in sys.stdin:
-        try:
-            answer = compile_job(json.loads(line))
-        except Exception as error:  # whatever a compiler raises, it is an answer about one kernel
-            answer = {"error": f"{type(error).__name__}: {_essence(str(error))}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What a launch takes, or what its compiler said."""
+    try:
+        return compile_job(job)
+    except Exception as error:  # whatever a compiler raises, it is an answer about one kernel
+        return {"error": f"{type(error).__name__}: {_essence(str(error))}"}
 
 
 def compile_job(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
-import select
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -31,7 +26,8 @@ from memwall.codegen.kernel import Kernel, Launch
 from memwall.codegen.load import source_hash
 from memwall.codegen.occupancy import CHIPS, architecture_of, occupancy
 from memwall.core.errors import MissingError, UsageError
-from memwall.core.files import read_json, write_whole
+from memwall.core.files import cache_folder, read_json, write_whole
+from memwall.core.process import Child, Lost, environment
 from memwall.hardware.lookup import Gpu
 
 #: seconds that the compiler may take for one launch; a kernel that spills much takes minutes
@@ -40,10 +36,6 @@ LIMIT_S = 120.0
 WORKERS = 2
 #: goes up when what is read back changes: older results are then not used
 FORMAT = 1
-
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from memwall.codegen.compile_worker import main; main()"
-)
 
 Say = Callable[[str], None]
 
@@ -126,11 +118,8 @@ def is_vendors(kernel: Kernel, architecture: str) -> bool:
 
 
 def default_cache() -> Path:
-    """Where results are kept: ``MEMWALL_CACHE``, else the user's cache folder."""
-    own = os.environ.get("MEMWALL_CACHE")
-    if own:
-        return Path(own) / "compiled"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwall" / "compiled"
+    """Where results are kept."""
+    return cache_folder() / "compiled"
 
 
 def triton_version() -> str:
@@ -239,55 +228,37 @@ class _Compiler:
 
     def __init__(self, scratch: Path, limit_s: float) -> None:
         self.scratch, self.limit_s = scratch, limit_s
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Child | None = None
 
     def compile(self, kernel: Kernel, launch: Launch, architecture: str) -> dict[str, Any]:
         self.scratch.mkdir(exist_ok=True)
         path = self.scratch / f"{source_hash(kernel.source)}.py"
         path.write_text(kernel.source, encoding="utf-8")
-        warp_size = CHIPS[architecture].warp_size
-        backend = "hip" if architecture.startswith("gfx") else "cuda"
         return self._ask({
             "source": str(path), "function": launch.function, "arguments": launch.arguments,
             "constants": dict(launch.constants), "num_warps": launch.num_warps, "num_stages": launch.num_stages,
-            "backend": backend, "architecture": architecture, "warp_size": warp_size,
+            "backend": "hip" if architecture.startswith("gfx") else "cuda", "architecture": architecture,
+            "warp_size": CHIPS[architecture].warp_size,
         })  # fmt: skip
 
     def _ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        process = self.process = self.process or self._start()
-        assert process.stdin is not None and process.stdout is not None
+        self.process = self.process or self._start()
         try:
-            process.stdin.write(json.dumps(job) + "\n")
-            process.stdin.flush()
-            ready, _, _ = select.select([process.stdout], [], [], self.limit_s)
-            line = process.stdout.readline() if ready else None
-        except (BrokenPipeError, ValueError):  # it was gone already, or is being closed
-            line = ""
-        if line:
-            return json.loads(line)
-        self.close()
-        if line is None:
-            return {"error": f"not compiled within {self.limit_s:.0f} s"}
-        return {"error": f"the compiler ended (exit {process.returncode})"}
+            answer: dict[str, Any] = self.process.ask(self.limit_s, job)
+            return answer
+        except Lost as lost:
+            self.close()
+            if lost.status == "timeout":
+                return {"error": f"not compiled within {self.limit_s:.0f} s"}
+            return {"error": f"the compiler ended (exit {lost.code})"}
 
-    def _start(self) -> subprocess.Popen[str]:
-        environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-        environment |= {"TRITON_CACHE_DIR": str(self.scratch / "triton"), "TRITON_ALWAYS_COMPILE": "1"}
-        return subprocess.Popen(
-            [sys.executable, "-c", _CHILD, json.dumps(sys.path)], env=environment, text=True, encoding="utf-8",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+    def _start(self) -> Child:
+        variables = {key: value for key, value in environment().items() if key != "TRITON_INTERPRET"}
+        variables |= {"TRITON_CACHE_DIR": str(self.scratch / "triton"), "TRITON_ALWAYS_COMPILE": "1"}
+        return Child("memwall.codegen.compile_worker:answer", {**variables, "TRITON_DUMP_PTXAS_LOG": "1"})
 
     def close(self) -> None:
         """End the child and the programs that it started."""
         process, self.process = self.process, None
         if process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with suppress(BrokenPipeError):
-                    pipe.close()  # type: ignore[union-attr]  # both were asked for
-            for pipe in (process.stdin, process.stdout):
-                with suppress(BrokenPipeError):
-                    pipe.close()  # type: ignore[union-attr]  # both were asked for
+            process.stop()

@@ -87,7 +87,10 @@ class _Writer:
         self.inside = frozenset(self.op_ids)
 
     def write(self) -> Reference:
-        evaluate(self.graph, self.op_ids, self, self._call, self.operators)
+        try:
+            evaluate(self.graph, self.op_ids, self, self._call, self.operators)
+        except NoOperator as error:
+            raise NoReference(str(error)) from None
         outputs = [self._read(i) for i in self.group.writes]
         body = [*self.lines, f"return ({', '.join(outputs)}{',' * (len(outputs) == 1)})"]
         text = "\n".join(f"    {line}" for line in body)
@@ -109,8 +112,6 @@ class _Writer:
 
     def begin(self, op: Op, into: Sequence[int]) -> None:
         """Take as parameters what the op reads from outside of the group, and have memory for what it writes into."""
-        if len(op.arguments) != len(op.inputs):
-            raise NoReference(f"the record does not name the arguments of {op.name}")
         writer = self.flow.writer
         for value_id, version in self.flow.reads[op.id]:
             if writer[version] not in self.inside and value_id not in self.parameters:
@@ -121,10 +122,7 @@ class _Writer:
             self._open(op, value_id)
 
     def _call(self, call: Call) -> None:
-        try:
-            positional, keywords = call.arguments()
-        except NoOperator as error:
-            raise NoReference(str(error)) from None
+        positional, keywords = call.arguments()
         given = [*map(self._text, positional), *self._keywords(keywords)]
         self._assign(call.op, call.target, call.made, f"torch.ops.{call.target.function}({', '.join(given)})")
         self.targets = ()

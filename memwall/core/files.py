@@ -17,6 +17,12 @@ from memwall.core.errors import UsageError
 MAX_JSON_BYTES = 1 << 30
 
 
+def cache_folder() -> Path:
+    """Where memwall keeps what it learned about this machine: ``MEMWALL_CACHE``, or ``memwall`` in the user's cache."""
+    own = os.environ.get("MEMWALL_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwall"
+
+
 def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
     """Write a file completely or not at all: to a temporary beside it, then renamed over it.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memwall.bench.ab import Contest, Side, run_contest
+from memwall.bench.ab import ABResult, Side, run_ab
 from memwall.core.errors import UsageError
 from memwall.gate.baseline import Checkout
 from memwall.gate.config import GateConfig, GatedWorkload
@@ -65,7 +65,7 @@ def measure(
         base, head = (Side(folder, workload.target, options) for folder in (checkout.folder, config.root))
         say(f"measuring {workload.name}, base and head in turns")
         try:
-            contest = run_contest(base, head, allowed=limits[workload.name].amount, device=device, progress=say)
+            contest = run_ab(base, head, allowed=limits[workload.name].amount, device=device, progress=say)
         except UsageError as error:
             problems.append(Problem(workload.name, workload.target, "fail", f"cannot be measured: {error}"))
             continue
@@ -74,7 +74,7 @@ def measure(
     return Measured(tuple(checks), tuple(problems), contests)
 
 
-def _check(workload: GatedWorkload, limit: Limit, contest: Contest) -> Check:
+def _check(workload: GatedWorkload, limit: Limit, contest: ABResult) -> Check:
     allowed = limit.allowed(contest.base_s) if contest.base_s is not None else None
     return Check(
         workload.name, workload.target, contest.device, "eager", "", QUANTITY, limit.text, contest.head_s,

@@ -110,7 +110,7 @@ class GateResult:
     problems: tuple[Problem, ...] = ()
     baseline: Baseline = Baseline()
     memwall_version: str = __version__
-    #: workload -> how base and head were timed against each other, with all samples (``Contest.to_dict``)
+    #: workload -> how base and head were timed against each other, with all samples (``ABResult.to_dict``)
     contests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property

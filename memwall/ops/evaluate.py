@@ -142,9 +142,14 @@ def evaluate(
         op_ids: in the order in which they are called.
         tensors: holds the values that are there before, and what the ops make.
         call: does what a call is to do (runs it, records it, writes it), and hands what it made to ``tensors``.
+
+    Raises:
+        NoOperator: a saved record does not name the arguments of an op.
     """
     for op_id in op_ids:
         op = graph.ops[op_id]
+        if len(op.arguments) != len(op.inputs):
+            raise NoOperator(f"the record does not name the arguments of {op.name}")
         into = operators.overwritten(op)
         tensors.begin(op, into)
         call(Call(graph, op, into, tensors, operators.find(op)))

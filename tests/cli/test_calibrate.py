@@ -15,9 +15,9 @@ def measured(monkeypatch):
     """The process that measures answers at once with a made-up machine's quantities; the jobs that it was given."""
     jobs = []
 
-    def ask(job, environment):
+    def ask(job):
         jobs.append(job)
-        return {**ANSWER, "quantities": [quantity.to_dict() for quantity in quantities().values()]}
+        return {**ANSWER, "quantities": list(quantities().values())}
 
     monkeypatch.setattr(calibration, "_ask", ask)
     return jobs

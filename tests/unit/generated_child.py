@@ -24,9 +24,9 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
-from memwall.bench.kernels.arena import Arena
-from memwall.bench.kernels.evaluate import NotRun
-from memwall.bench.kernels.oracle import Check, Oracle
+from memwall.bench.kernels.arena import Arena, NotRun
+from memwall.bench.kernels.numerics import Check
+from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import Kernel, NotGenerated, generate
 from memwall.codegen.generate import generate_nests
 from memwall.codegen.load import load_source

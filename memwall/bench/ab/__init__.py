@@ -1,7 +1,11 @@
-"""Two versions of a model timed against each other on this machine: is the head slower than the base, or not known?"""
+"""A/B benchmark: two versions of a model timed in turns on this machine; is the head slower, or is it not known?
 
-from memwall.bench.ab.record import Contest
-from memwall.bench.ab.run import run_contest
-from memwall.bench.ab.side import Side
+``run_ab`` starts both sides again and again, each in a process of its own checkout (:mod:`.worker`), times blocks of
+steps in turns (:mod:`.sides`) and stops when the samples decide (:mod:`.run`, where to start reading). In: two
+:class:`Side`; out: an :class:`ABResult` whose verdict is ``pass``, ``fail`` or ``inconclusive``.
+"""
 
-__all__ = ["Contest", "Side", "run_contest"]
+from memwall.bench.ab.run import ABResult, run_ab
+from memwall.bench.ab.sides import Side
+
+__all__ = ["ABResult", "Side", "run_ab"]

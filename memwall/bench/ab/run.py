@@ -1,8 +1,8 @@
-"""``run_contest``: both sides are launched again and again, timed in turns, until the samples decide.
+"""``run_ab``: both sides are launched again and again, timed in turns, until the samples decide.
 
 Why at least three launches and, by default, 24 rounds before the first look: a round's ratio scatters by 1 to 5 % on
 shared machines, so the median of 24 is known to some 1 to 3 %; and no single pair of processes decides, whatever the
-luck of its memory layout. An undecided contest goes on, launch by launch, to the last look or the time limit.
+luck of its memory layout. An undecided benchmark goes on, launch by launch, to the last look or the time limit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from memwall.bench.ab.clocks import CLOCKS
-from memwall.bench.ab.launch import Launch, Round
-from memwall.bench.ab.machine import Usage
-from memwall.bench.ab.record import Contest
-from memwall.bench.ab.side import Side
-from memwall.bench.ab.statistics import CONFIDENCE, INCONCLUSIVE, LEAST_LAUNCHES, LOOKS, Estimate, estimate
+from memwall.bench.ab.sides import Launch, Round, Side
+from memwall.bench.clock import DEVICES
+from memwall.bench.machine import Usage
+from memwall.bench.stats import Ratio, ratio
 from memwall.core.errors import UsageError
-from memwall.core.units import percent
+from memwall.core.structure import write
+from memwall.core.units import duration, percent
+
+#: the launches after which the samples are looked at: few where the sides are clearly apart, many on a noisy machine
+LOOKS = (3, 4, 5, 7, 10, 14)
+LEAST_LAUNCHES = LOOKS[0]
+#: of each look's interval. The benchmark looks after the launches of LOOKS and at its end, which the time limit may put
+#: between two of them: all looks together err in at most 5 cases of 100 (Bonferroni)
+CONFIDENCE = 1 - 0.05 / (len(LOOKS) + 1)
+
+PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
 
 #: rounds before the first look, and the fewest that a caller or the time limit may make of them
 BLOCKS, LEAST_BLOCKS = 24, 6
@@ -32,6 +40,62 @@ BLOCKS, LEAST_BLOCKS = 24, 6
 TIME_LIMIT_S = 60.0
 #: seconds to wait after a disturbed round: what disturbs is often over soon
 PAUSE_S = 0.5
+
+
+@dataclass(frozen=True)
+class ABResult:
+    """Head's time over base's, as measured, and the verdict: ``pass``, ``fail`` or ``inconclusive``.
+
+    Figures are None where too little was measured to give any. Times in seconds of one step; shares as fractions.
+    """
+
+    verdict: str
+    #: the slow-down that is allowed: 0.05 is 5 %
+    allowed: float
+    device: str
+    #: median of head / base over all rounds, and the ends of its interval
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    #: of "both are equally fast", by the sign test
+    p_value: float | None = None
+    #: the smallest slow-down that these samples could tell from none
+    smallest_detectable: float | None = None
+    #: rounds (a block of each side) that count, and those that did not because the machine was disturbed
+    blocks: int = 0
+    dropped: int = 0
+    #: times that both sides were started anew
+    launches: int = 0
+    #: medians over the blocks
+    base_s: float | None = None
+    head_s: float | None = None
+    #: a step's seconds in each block, in the order of the rounds
+    base_samples_s: tuple[float, ...] = ()
+    head_samples_s: tuple[float, ...] = ()
+    #: why it is inconclusive; empty otherwise
+    reasons: tuple[str, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in one line."""
+        why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        if self.ratio is None or self.low is None or self.high is None or self.base_s is None:
+            return f"{self.verdict}{why}; {self.blocks} rounds, {self.dropped} dropped"
+        return (
+            f"{self.verdict}{why}: head {_change(self.ratio)} in time ({_change(self.low)} to {_change(self.high)})"
+            f" beside the base's {duration(self.base_s)} a step; {_change(1 + self.allowed)} is allowed; slow-downs"
+            f" from {percent(self.smallest_detectable or 0.0)} on would show; {self.blocks} rounds,"
+            f" {self.dropped} dropped"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as JSON knows it."""
+        return {**write(self), "sentence": self.sentence}
+
+
+def _change(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
 
 
 class Launched(Protocol):
@@ -55,7 +119,7 @@ class Launched(Protocol):
 
 @dataclass(frozen=True)
 class Rules:
-    """What a contest goes by."""
+    """What an A/B benchmark goes by."""
 
     allowed: float
     device: str = "cpu"
@@ -65,7 +129,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         checks = (
-            (self.device in CLOCKS, f"no device {self.device!r}; there is {', '.join(CLOCKS)}"),
+            (self.device in DEVICES, f"no device {self.device!r}; there is {', '.join(DEVICES)}"),
             (0 < self.allowed < math.inf, "the allowed slow-down of a measured gate must be above 0 %, such as 5 %:"
              " no measurement can show that two versions are equally fast"),
             (self.blocks >= LEAST_BLOCKS, f"a contest needs at least {LEAST_BLOCKS} blocks, not {self.blocks}"),
@@ -76,7 +140,7 @@ class Rules:
                 raise UsageError(message)
 
 
-def run_contest(
+def run_ab(
     base: Side,
     head: Side,
     *,
@@ -86,7 +150,7 @@ def run_contest(
     seconds: float = TIME_LIMIT_S,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
-) -> Contest:
+) -> ABResult:
     """Time two versions of a model against each other.
 
     Each side runs in processes of its own, with this process's Python and this memwall, on real tensors from the same
@@ -111,36 +175,36 @@ def run_contest(
     """
     rules = Rules(allowed, device, blocks, seconds, seed)
     base, head = _checked(base), _checked(head)
-    return hold(lambda: Launch(base, head, device, seed), rules, progress=progress)
+    return run_launches(lambda: Launch(base, head, device, seed), rules, progress=progress)
 
 
-def hold(
+def run_launches(
     launch: Callable[[], Launched],
     rules: Rules,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     progress: Callable[[str], None] | None = None,
-) -> Contest:
-    """A contest between the sides that ``launch`` starts."""
-    course = _Course(rules, clock, sleep, clock())
-    while not course.stopped and len(course.launches) < LOOKS[-1]:
+) -> ABResult:
+    """An A/B benchmark of the sides that ``launch`` starts."""
+    found = _Progress(rules, clock, sleep, clock())
+    while not found.stopped and len(found.launches) < LOOKS[-1]:
         started = clock()
         sides = launch()
         try:
-            course.run(sides, clock() - started)
+            found.run(sides, clock() - started)
         finally:
             sides.stop()
         if progress is not None:
-            progress(course.state)
-        if course.is_decided:
+            progress(found.state)
+        if found.is_decided:
             break
-    return course.outcome()
+    return found.outcome()
 
 
 @dataclass
-class _Course:
-    """How a contest goes."""
+class _Progress:
+    """How an A/B benchmark goes."""
 
     rules: Rules
     clock: Callable[[], float]
@@ -192,24 +256,24 @@ class _Course:
     @property
     def state(self) -> str:
         """How far it is, in a line."""
-        found = self._estimate()
+        found = self._ratio()
         so_far = f", head / base {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})" if found else ""
         return f"{len(self.launches)} launches done, {len(self.dropped)} rounds dropped{so_far}"
 
     @property
     def is_decided(self) -> bool:
         """Whether the samples decide at this look; a launch more would change nothing."""
-        found = self._estimate() if len(self.launches) in LOOKS else None
-        return found is not None and found.verdict(self.rules.allowed) != INCONCLUSIVE
+        found = self._ratio() if len(self.launches) in LOOKS else None
+        return found is not None and verdict_of(found, self.rules.allowed) != INCONCLUSIVE
 
-    def _estimate(self) -> Estimate | None:
+    def _ratio(self) -> Ratio | None:
         if len(self.launches) < LEAST_LAUNCHES:
             return None
-        return estimate([[r.log_ratio for r in rounds] for rounds in self.launches])
+        return ratio([[r.log_ratio for r in rounds] for rounds in self.launches], CONFIDENCE)
 
-    def outcome(self) -> Contest:
+    def outcome(self) -> ABResult:
         """What is known by now."""
-        rules, found = self.rules, self._estimate()
+        rules, found = self.rules, self._ratio()
         kept = [r for rounds in self.launches for r in rounds]
         reasons = self._reasons(kept, found)
         base_s, head_s = ([b.step_s for b in blocks] for blocks in ([r.base for r in kept], [r.head for r in kept]))
@@ -219,14 +283,14 @@ class _Course:
             "environment": {**self.environment, "confidence": CONFIDENCE},
         }  # fmt: skip
         if found is None:
-            return Contest(INCONCLUSIVE, rules.allowed, rules.device, **facts)
-        verdict = INCONCLUSIVE if reasons else found.verdict(rules.allowed)
-        return Contest(
+            return ABResult(INCONCLUSIVE, rules.allowed, rules.device, **facts)
+        verdict = INCONCLUSIVE if reasons else verdict_of(found, rules.allowed)
+        return ABResult(
             verdict, rules.allowed, rules.device, found.ratio, found.low, found.high, found.p_value,
             found.smallest_detectable, base_s=statistics.median(base_s), head_s=statistics.median(head_s), **facts,
         )  # fmt: skip
 
-    def _reasons(self, kept: Sequence[Round], found: Estimate | None) -> tuple[str, ...]:
+    def _reasons(self, kept: Sequence[Round], found: Ratio | None) -> tuple[str, ...]:
         """Why there is no verdict; empty where there is one."""
         reasons = list(sum((r.usage for r in kept), Usage()).doubts(self.rules.device))
         if len(self.dropped) > len(kept):
@@ -234,12 +298,20 @@ class _Course:
             reasons.append(f"the machine was not quiet ({len(self.dropped)} disturbed rounds): {what}")
         elif found is None:
             reasons.append(f"{self.stopped or 'too early'}: {len(self.launches)} of {LEAST_LAUNCHES} launches done")
-        elif found.verdict(self.rules.allowed) == INCONCLUSIVE:
+        elif verdict_of(found, self.rules.allowed) == INCONCLUSIVE:
             reasons.append(_undecided(found, self.rules.allowed))
         return tuple(reasons)
 
 
-def _undecided(found: Estimate, allowed: float) -> str:
+def verdict_of(found: Ratio, allowed: float) -> str:
+    """``fail``: the whole interval lies above what is allowed. ``pass``: all of it lies below, and is narrow enough
+    that a slow-down of the allowed size would have shown. Else ``inconclusive``."""
+    if found.low > 1.0 + allowed:
+        return FAIL
+    return PASS if found.high < 1.0 + allowed and found.smallest_detectable <= allowed else INCONCLUSIVE
+
+
+def _undecided(found: Ratio, allowed: float) -> str:
     """Why an interval decides nothing."""
     if found.smallest_detectable > allowed:
         return (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memwall.bench.calibrate.machine import cpu_name, memory_bytes, vendor_name
 from memwall.bench.calibrate.sampling import Quantity
-from memwall.bench.calibrate.toml_text import Line, document, note, number, quoted
+from memwall.bench.calibrate.spec_text import Line, document, note, number, quoted
+from memwall.bench.machine import cpu_name, memory_bytes, vendor_name
 from memwall.hardware.cpu_rates import KERNELS, PRODUCTS
 
 #: quantities from which the highest rate of float32 is taken

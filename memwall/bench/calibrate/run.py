@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +10,15 @@ from typing import Any
 from memwall.bench.calibrate.cpu_spec import cpu_spec
 from memwall.bench.calibrate.cuda_spec import cuda_spec
 from memwall.bench.calibrate.sampling import WIDE, Quantity
+from memwall.bench.clock import DEVICES, timing_environment
 from memwall.core.errors import MemwallError, MissingError, UsageError
+from memwall.core.files import cache_folder
+from memwall.core.process import Child, Lost
 
-DEVICES = ("cpu", "cuda")
 #: samples of each benchmark
 ROUNDS = 15
 #: seconds after which the process that measures is given up
 LIMIT_S = 600.0
-
-#: One thread that keeps its memory: glibc neither maps large blocks apart nor hands them back.
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "{threads}", "MKL_NUM_THREADS": "{threads}", "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 28),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,17 +36,8 @@ class Calibration:
 
 
 def default_spec_path(device: str = "cpu") -> Path:
-    """Where the spec of this machine's device lies: ``MEMWALL_CACHE``, else ``XDG_CACHE_HOME/memwall``, else
-    ``~/.cache/memwall``."""
-    own = os.environ.get("MEMWALL_CACHE")
-    caches = os.environ.get("XDG_CACHE_HOME")
-    folder = Path(own) if own else (Path(caches) if caches else Path.home() / ".cache") / "memwall"
-    return folder / f"{device}.toml"
-
-
-def cpu_environment(threads: int) -> dict[str, str]:
-    """This process's environment with what a process needs whose CPU kernels are timed."""
-    return {**os.environ, **{name: text.format(threads=threads) for name, text in _ENVIRONMENT.items()}}
+    """Where the spec of this machine's device lies (:func:`memwall.core.files.cache_folder`)."""
+    return cache_folder() / f"{device}.toml"
 
 
 def calibrate(
@@ -81,31 +64,43 @@ def calibrate(
         raise UsageError(f"no device {device!r}; there is {' and '.join(DEVICES)}")
     (progress or (lambda message: None))(f"measuring this machine's {device}, {rounds} rounds")
     job = {"device": device, "threads": threads, "rounds": rounds, "accept_busy": accept_busy}
-    answer = _ask(job, cpu_environment(threads))
+    answer = _ask(job)
     if "busy" in answer:
         raise MissingError(f"this machine is too busy to be measured: {answer['busy']}; stop what else runs, or"
                            " accept rough figures with --accept-busy")  # fmt: skip
     if "missing" in answer:
         raise MissingError(answer["missing"])
-    quantities = {q["name"]: Quantity(**q) for q in answer["quantities"]}
+    quantities = {quantity.name: quantity for quantity in answer["quantities"]}
     spec = (cuda_spec if device == "cuda" else cpu_spec)(answer, quantities, job)
     return Calibration(device, spec, tuple(quantities.values()))
 
 
-def _ask(job: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The answer of the process that measures."""
-    root = Path(__file__).resolve().parents[3]
-    paths = os.pathsep.join(filter(None, (str(root), environment.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "memwall.bench.calibrate.child", json.dumps(job)]
+def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of a process that measures.
+
+    It is apart because glibc's allocator reads its settings at the start: memory that it hands back and gets anew costs
+    a page fault per 4 KiB, which is slower than any kernel that writes there.
+    """
+    child = Child("memwall.bench.calibrate.run:measure_here", timing_environment("cpu", job["threads"]))
     try:
-        done = subprocess.run(
-            command, env={**environment, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        raise MissingError(f"measuring took longer than {LIMIT_S:.0f} s and was given up") from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        if "No module named 'torch'" in last:
-            raise MissingError("this needs torch, which is not installed")
-        raise MemwallError(f"measuring failed (exit {done.returncode}): {last[:300]}")
-    return json.loads(done.stdout.splitlines()[-1])
+        answer: dict[str, Any] = child.ask(LIMIT_S, job)
+        return answer
+    except Lost as lost:
+        if lost.status == "timeout":
+            raise MissingError(f"measuring took longer than {LIMIT_S:.0f} s and was given up") from None
+        if "No module named 'torch'" in lost.last:
+            raise MissingError("this needs torch, which is not installed") from None
+        raise MemwallError(f"measuring failed (exit {lost.code}): {lost.last[:300] or 'no message'}") from None
+    finally:
+        child.stop()
+
+
+def measure_here(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The quantities of a device, or why there are none; in the process that measures."""
+    if job["device"] == "cuda":
+        from memwall.bench.calibrate.cuda import measure_cuda
+
+        return measure_cuda(job["rounds"])
+    from memwall.bench.calibrate.cpu import measure_cpu
+
+    return measure_cpu(job["rounds"], job["threads"], job["accept_busy"])

@@ -9,17 +9,17 @@ once and not one of them always.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from memwall.bench.clock import Clocks
+from memwall.bench.sensors import LEAST_SHARE
+from memwall.bench.stats import spread
 
 SAMPLE_S = 0.01
 #: calls that tell how many make a sample
 TRIALS = 4
-#: a sample that got less of a core than this is thrown away
-LEAST_SHARE = 0.95
 #: cores that other processes may keep busy, on average over a round, before its samples are thrown away
 MOST_OTHERS = 0.1
 #: fewest good samples that make a quantity
@@ -57,38 +57,11 @@ class Quantity:
     @classmethod
     def of(cls, name: str, work: float, good: Sequence[float], rejected: int) -> Quantity:
         """From seconds per call."""
-        middle = statistics.median(good)
-        low, _, high = statistics.quantiles(good, n=4) if len(good) > 1 else (middle, middle, middle)
-        return cls(name, work, middle, (high - low) / 2 / middle, len(good), rejected)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {name: getattr(self, name) for name in ("name", "work", "seconds", "spread", "samples", "rejected")}
+        return cls(name, work, statistics.median(good), spread(good), len(good), rejected)
 
 
 class Busy(Exception):
     """Other processes left too few good samples; the message says of what."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """Where time comes from, in seconds: the wall, this process's CPU time, and all cores' busy time."""
-
-    wall: Callable[[], float] = time.perf_counter
-    own: Callable[[], float] = time.process_time
-    machine: Callable[[], float] = lambda: machine_busy_s()
-
-
-def machine_busy_s(stat: Path = Path("/proc/stat")) -> float:
-    """Seconds that all cores together were busy since the start; 0 where the system does not say."""
-    import os
-
-    try:
-        first = stat.read_text(encoding="ascii").partition("\n")[0]
-    except OSError:
-        return 0.0
-    user, nice, system, _idle, _wait, *rest = (int(word) for word in first.split()[1:9])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(
@@ -128,23 +101,15 @@ def _check(good: Mapping[str, Sequence[float]], rounds: int) -> None:
 def _calls(bench: Benchmark, clocks: Clocks) -> int:
     """How often to call so that a sample is long enough. The fastest of some calls says: the first one warms up, and
     one that was interrupted would pass for a long one."""
-    taken = []
-    for _ in range(TRIALS):
-        start = clocks.wall()
-        bench.run()
-        taken.append(clocks.wall() - start)
-    return max(1, round(SAMPLE_S / min(taken))) if min(taken) > 0 else 1000
+    fastest = min(clocks.time(bench.run)[0] for _ in range(TRIALS))
+    return max(1, round(SAMPLE_S / fastest)) if fastest > 0 else 1000
 
 
 def _sample(bench: Benchmark, calls: int, clocks: Clocks, accept_busy: bool) -> float | None:
     """Seconds per call; where the process did not have its core, of CPU time if that will do, else None."""
-    run = bench.run
     if calls > 1:
-        run()  # other benchmarks have taken the caches meanwhile
-    own, start = clocks.own(), clocks.wall()
-    for _ in range(calls):
-        run()
-    seconds, own = clocks.wall() - start, clocks.own() - own
-    if own >= LEAST_SHARE * seconds:
+        bench.run()  # other benchmarks have taken the caches meanwhile
+    seconds, share = clocks.time(bench.run, calls)
+    if share >= LEAST_SHARE:
         return seconds / calls
-    return own / calls if accept_busy else None
+    return share * seconds / calls if accept_busy else None

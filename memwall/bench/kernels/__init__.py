@@ -1,6 +1,12 @@
-"""Run on this machine what was modeled, and time it: eager ops, our own kernels, torch.compile's."""
+"""Every kernel of a model run and timed on this machine: eager ops, our own Triton kernels, torch.compile's.
+
+In: a profile or a target, a device, executors. Out: the profile with a measurement for each executor. Start at ``run``
+(:func:`measure`); ``jobs`` finds the distinct kernels, ``benchmark_run`` asks for them in rounds, ``workers`` are the
+processes and ``session`` what happens in them: ``executors`` build a kernel, ``oracle`` checks what it computes (random
+inputs from ``fill``, float64 results from ``evaluate``, tolerances from ``numerics``), ``bench.clock`` times it.
+"""
 
 from memwall.bench.kernels.run import Interrupted, measure
-from memwall.bench.kernels.workers import Crew
+from memwall.bench.kernels.workers import WorkerPool
 
-__all__ = ["Crew", "Interrupted", "measure"]
+__all__ = ["Interrupted", "WorkerPool", "measure"]

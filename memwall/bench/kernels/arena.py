@@ -2,11 +2,12 @@
 
 Around each allocation lie guard bands. In one arena they are NaN, so that what is read out of bounds shows in the
 results; in another small numbers, as NaN that is read and written out of bounds again leaves the bands as they were.
-Those of integers are -1, which is no place of anything.
+Those of integers are -1, which is no place of anything. :class:`WideMemory` holds the same values in float64.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memwall.core.graph import Graph
+from memwall.core.graph import Graph, TensorSpec
 from memwall.ops.evaluate import dtype_of
 
 #: bytes of the guard bands of floats, and of all else
@@ -124,3 +125,39 @@ class Arena(Mapping[int, Tensor]):
         memory = torch.full((total,), guard, dtype=torch.uint8, device=self.device)
         memory[self.guard_bytes : self.guard_bytes + nbytes].fill_(POISONS[self.number])
         return _Block(label, dtype, memory, guard, self.guard_bytes, nbytes)
+
+
+class NotRun(LookupError):
+    """PyTorch does not run an op of the group here."""
+
+
+class WideMemory:
+    """Value id → float64 (or the integer that it is) tensor; values of one storage are views of one."""
+
+    def __init__(self, graph: Graph, arena: Arena) -> None:
+        self.graph, self.arena = graph, arena
+        self._flat: dict[int, tuple[str, Tensor]] = {}
+
+    def __getitem__(self, value_id: int) -> Tensor:
+        value = self.graph.values[value_id]
+        if value.storage not in self._flat:
+            self._flat[value.storage] = value.spec.dtype, self._widened(value.storage, value.spec.dtype)
+        dtype, flat = self._flat[value.storage]
+        if dtype != value.spec.dtype:
+            raise NotRun(f"one memory is read as {dtype} and as {value.spec.dtype}")
+        return flat.as_strided(value.spec.shape, value.spec.strides, value.offset)
+
+    def _widened(self, storage: int, dtype: str) -> Tensor:
+        wide = widened(dtype_of(dtype))
+        if storage in self.arena.storages:
+            return self.arena.flat(storage, dtype_of(dtype)).to(wide, copy=True)
+        count = self.graph.storages[storage].nbytes // TensorSpec((), (), dtype).itemsize
+        fill = math.nan if wide.is_floating_point else 0
+        return torch.full((count,), fill, dtype=wide, device=self.arena.device)
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """float64 for floats, complex128 for complex numbers, others as they are."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype

@@ -8,48 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memwall.bench.kernels.arena import Arena
-from memwall.core.graph import Graph, Op, TensorSpec
+from memwall.bench.kernels.arena import Arena, NotRun, WideMemory, widened
+from memwall.bench.kernels.forms import FORMULAS
+from memwall.bench.kernels.numerics import FLOATS, UNIT_FLOAT32, unit
+from memwall.core.graph import Graph, Op
 from memwall.fusion import Group
-from memwall.ops.evaluate import Call, NoOperator, Operators, dtype_of, evaluate
-
-#: what numbers of a dtype lose at most when they are rounded to it, as a fraction of themselves
-UNIT_FLOAT32 = 2.0**-24
-
-
-class NotRun(LookupError):
-    """PyTorch does not run an op of the group here."""
-
-
-class WideMemory:
-    """Value id → float64 (or the integer that it is) tensor; values of one storage are views of one."""
-
-    def __init__(self, graph: Graph, arena: Arena) -> None:
-        self.graph, self.arena = graph, arena
-        self._flat: dict[int, tuple[str, Tensor]] = {}
-
-    def __getitem__(self, value_id: int) -> Tensor:
-        value = self.graph.values[value_id]
-        if value.storage not in self._flat:
-            self._flat[value.storage] = value.spec.dtype, self._widened(value.storage, value.spec.dtype)
-        dtype, flat = self._flat[value.storage]
-        if dtype != value.spec.dtype:
-            raise NotRun(f"one memory is read as {dtype} and as {value.spec.dtype}")
-        return flat.as_strided(value.spec.shape, value.spec.strides, value.offset)
-
-    def _widened(self, storage: int, dtype: str) -> Tensor:
-        wide = widened(dtype_of(dtype))
-        if storage in self.arena.storages:
-            return self.arena.flat(storage, dtype_of(dtype)).to(wide, copy=True)
-        count = self.graph.storages[storage].nbytes // TensorSpec((), (), dtype).itemsize
-        fill = math.nan if wide.is_floating_point else 0
-        return torch.full((count,), fill, dtype=wide, device=self.arena.device)
+from memwall.ops.evaluate import Call, NoOperator, Operators, evaluate
 
 
 class Noise:
@@ -81,10 +51,12 @@ def run_group(
     Raises:
         NotRun: an op is no operator of torch's, or has no kernel on this device.
     """
-    _Run(graph, group, memory, operators, dict(kept or {}), noise).run()
+    GroupRun(graph, group, memory, operators, dict(kept or {}), noise).run()
 
 
-class _Run:
+class GroupRun:
+    """One run of a group's ops."""
+
     def __init__(
         self, graph: Graph, group: Group, memory: Arena | WideMemory, operators: Operators,
         kept: dict[int, Tensor], noise: Noise | None,
@@ -120,7 +92,7 @@ class _Run:
         return found.copy_(noisy) if value_id in self._into else noisy
 
     def _op(self, call: Call) -> None:
-        results = _FORMULAS.get(call.op.name, _Run.call)(self, call)
+        results = FORMULAS.get(call.op.name, GroupRun.call)(self, call)
         for value_id, result in zip(call.made, results, strict=False):
             self._store(call.op, value_id, result)
         self.written.update(self.graph.values[i].storage for i in call.op.outputs)
@@ -166,25 +138,8 @@ def terms_of(graph: Graph, op: Op) -> int:
     return max(largest.numel // max(smallest, 1), *largest.shape, 1)
 
 
-#: floating dtype → the largest relative error of rounding to it
-FLOATS: Mapping[str, float] = {
-    "float64": 2.0**-53, "float32": UNIT_FLOAT32, "float16": 2.0**-11, "bfloat16": 2.0**-8,
-}  # fmt: skip
-
 _ADDING_CLASSES = frozenset(("reduction", "normalization", "contraction", "convolution"))
 _ADDING = frozenset(("embedding_dense_backward", "index_put", "index_put_", "index_add", "_embedding_bag"))
-
-
-def unit(dtype: str) -> float:
-    """Largest relative error of rounding to a dtype; 0 for integers."""
-    return FLOATS.get(dtype, 0.0)
-
-
-def widened(dtype: torch.dtype) -> torch.dtype:
-    """float64 for floats, complex128 for complex numbers, others as they are."""
-    if dtype.is_complex:
-        return torch.complex128
-    return torch.float64 if dtype.is_floating_point else dtype
 
 
 def _wide_argument(value: Any) -> Any:
@@ -219,77 +174,3 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-# -- ops that torch has no call for here -------------------------------------------------------------------------------
-
-
-def _arguments(run: _Run, op: Op) -> dict[str, Tensor]:
-    return {name: run.tensor(i) for name, i in zip(op.arguments, op.inputs, strict=True)}
-
-
-def _dropout(run: _Run, call: Call) -> list[Tensor]:
-    """By the mask that was kept; drawn anew where there is none."""
-    mask = run.kept.get(call.op.outputs[1]) if len(call.op.outputs) > 1 else None
-    if mask is None:
-        if run.wide:
-            raise NotRun("the mask of a dropout is not known")
-        return run.call(call)
-    kept = 1.0 - call.op.attributes["p"]
-    scale = 1.0 / kept if kept else 0.0
-    return [run.tensor(call.op.inputs[0]) * mask * scale, mask]
-
-
-def _rms_norm(run: _Run, call: Call) -> list[Tensor]:
-    """y = x · rstd · w; without an epsilon it is that of float32, whatever the dtype that it is computed in here."""
-    given = _arguments(run, call.op)
-    dims = tuple(range(-len(call.op.attributes["normalized_shape"]), 0))
-    eps = call.op.attributes.get("eps")
-    x = given["input"].to(torch.promote_types(given["input"].dtype, torch.float32))
-    rstd = (x.pow(2).mean(dims, keepdim=True) + (2.0**-23 if eps is None else eps)).rsqrt()
-    return [x * rstd * given.get("weight", 1.0), rstd]
-
-
-def _rms_norm_backward(run: _Run, call: Call) -> list[Tensor]:
-    """Gradients of y = x · rstd · w: CPUs have no kernel for it."""
-    given = _arguments(run, call.op)
-    dims = tuple(range(-len(call.op.attributes["normalized_shape"]), 0))
-    rstd = given["rstd"]
-    gradient, x = (given[name].to(torch.promote_types(rstd.dtype, torch.float32)) for name in ("grad_out", "input"))
-    normalized = x * rstd
-    weighted = gradient * given["weight"] if "weight" in given else gradient
-    inner = (weighted * normalized).mean(dims, keepdim=True)
-    results = [rstd * (weighted - normalized * inner)]
-    if "weight" in given:
-        rows = tuple(range(gradient.dim() - len(dims)))
-        results.append((gradient * normalized).sum(rows) if rows else gradient * normalized)
-    return results
-
-
-def _sparse_add(run: _Run, call: Call) -> list[Tensor]:
-    """Rows added to a table in place: other is given as its indices and its rows."""
-    table, indices, rows = map(run.tensor, call.op.inputs)
-    table.index_add_(0, indices.reshape(-1), rows.to(table.dtype), alpha=call.op.attributes.get("alpha", 1))
-    return []
-
-
-def _embedding_bag(run: _Run, call: Call) -> list[Tensor]:
-    """Sums of rows, and the bookkeeping as GPUs write it: each index's bag, the size of each bag, nothing."""
-    given = _arguments(run, call.op)
-    if call.op.attributes.get("mode") or "per_sample_weights" in given:
-        return run.call(call)
-    table, indices, starts = given["weight"], given["indices"], given["offsets"]
-    places = torch.arange(indices.numel(), device=indices.device)
-    bags = torch.searchsorted(starts, places, right=True) - 1
-    sums = table.new_zeros(starts.numel(), table.shape[1]).index_add_(0, bags, table[indices])
-    sizes = torch.bincount(bags, minlength=starts.numel())
-    return [sums, bags.to(indices.dtype), sizes.to(indices.dtype), indices.new_empty(0)]
-
-
-_FORMULAS: Mapping[str, Callable[[_Run, Call], list[Tensor]]] = {
-    "aten.native_dropout": _dropout,
-    "aten._embedding_bag": _embedding_bag,
-    "aten._fused_rms_norm": _rms_norm,
-    "aten._fused_rms_norm_backward": _rms_norm_backward,
-    "sparse.add_.Tensor": _sparse_add,
-}

@@ -1,8 +1,13 @@
-"""A group as something that can be called, by each executor: eager torch, our own Triton kernel, torch.compile."""
+"""A group as something that can be called, by each executor: eager torch, our own Triton kernel, torch.compile.
+
+Of a generated kernel's few settings each is tried on the device, and the best one is kept in a file by the source's
+hash, the GPU and the driver: another GPU, another driver or another source asks anew.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,8 +16,12 @@ from typing import Any
 
 import torch
 
-from memwall.bench.kernels.uploads import put_off
+from memwall.bench.clock import Device, Ready
+from memwall.bench.cuda import put_off
+from memwall.codegen.load import load_source, source_hash
 from memwall.codegen.reference import Reference, reference
+from memwall.core.errors import UsageError
+from memwall.core.files import cache_folder, read_json, write_whole
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group
@@ -95,7 +104,6 @@ class Builder:
             MissingError: there is no Triton.
         """
         from memwall.codegen import generate
-        from memwall.codegen.load import load_source
 
         kernel = generate(self.graph, self.flow, group, self.gpu)
         module = load_source(kernel.source, self.folder)
@@ -142,3 +150,73 @@ def overwritten(graph: Graph, group: Group, built: Built, tensors: Sequence[torc
     """Those of a kernel's inputs that it writes over."""
     written = {graph.values[i].storage for i in (*group.writes, *built.outputs)}
     return [t for i, t in zip(built.inputs, tensors, strict=True) if graph.values[i].storage in written]
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+SCHEMA = "memwall.autotune/1"
+#: timings of each setting, and the seconds that they may take
+SAMPLES, BUDGET_S = 7, 2.0
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The settings chosen on one device, as the file has them."""
+
+    path: Path
+    device: str
+
+    @classmethod
+    def here(cls, environment: Mapping[str, Any]) -> Choices:
+        """The choices made on a device: its name, driver and the versions that compile."""
+        names = [environment.get(key) for key in ("device", "driver", "triton")]
+        return cls(cache_folder() / "autotune.json", ", ".join(str(name) for name in names))
+
+    def get(self, source: str) -> Mapping[str, int] | None:
+        """The setting chosen for a source; None where there is none yet."""
+        return self._read().get(self._key(source))
+
+    def put(self, source: str, config: Mapping[str, int]) -> None:
+        """Keep a choice; a folder that refuses it is no failure."""
+        choices = {**self._read(), self._key(source): dict(config)}
+        record = {"schema": SCHEMA, "choices": {key: choices[key] for key in sorted(choices)}}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path, json.dumps(record, indent=1) + "\n")
+        except (OSError, UsageError):
+            return
+
+    def _key(self, source: str) -> str:
+        return f"{source_hash(source)} {self.device}"
+
+    def _read(self) -> dict[str, Mapping[str, int]]:
+        """All choices; none where the file is missing or not ours."""
+        try:
+            record = read_json(self.path)
+            found = record["choices"] if record["schema"] == SCHEMA else {}
+            return {str(k): {str(n): int(v) for n, v in config.items()} for k, config in found.items()}
+        except (UsageError, KeyError, TypeError, ValueError, AttributeError):
+            return {}
+
+
+def choose(built: Built, ready: Callable[[], Ready], device: Device) -> Mapping[str, int]:
+    """The setting whose median is lowest; one that fails to run is passed over.
+
+    Raises:
+        RuntimeError: none runs; what the first one said.
+    """
+    best: tuple[float, Mapping[str, int]] | None = None
+    first: Exception | None = None
+    for config in built.configs:
+        built.configure(config)
+        try:
+            samples, _ = device.samples(ready(), SAMPLES, BUDGET_S)
+        except Exception as error:  # too many registers, too much shared memory: another setting may do
+            first = first or error
+            continue
+        median_s = sorted(samples)[len(samples) // 2]
+        if best is None or median_s < best[0]:
+            best = median_s, config
+    if best is None:
+        raise first or RuntimeError("there is no setting to try")
+    return best[1]

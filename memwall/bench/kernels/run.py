@@ -1,27 +1,29 @@
-"""``measure``: profile → kernels → a campaign on this machine → the same profile with its measurements."""
+"""``measure``: profile → kernels → a benchmark run on this machine → the same profile with its measurements."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memwall.bench.kernels.campaign import BUILD_LIMIT_S, Campaign, Limits, flags
-from memwall.bench.kernels.compiler import need_compiler
+from memwall.bench.kernels.benchmark_run import BUILD_LIMIT_S, BenchmarkRun, Limits, flags
 from memwall.bench.kernels.jobs import Work, plan_work
-from memwall.bench.kernels.sensors import in_doubt
-from memwall.bench.kernels.workers import Crew
+from memwall.bench.kernels.workers import WorkerPool
+from memwall.bench.sensors import in_doubt
 from memwall.core.errors import MissingError, UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
 from memwall.record.measurement import EXECUTORS, Measurement
 from memwall.record.profile import Profile
 
 if TYPE_CHECKING:
-    from memwall.bench.kernels.modules import ModuleOptions
+    from memwall.bench.kernels.steps import ModuleOptions
 
 #: what runs where no executor is named
 DEFAULT_EXECUTORS = {"cuda": ("eager", "generated", "inductor"), "cpu": ("eager", "inductor")}
@@ -53,7 +55,7 @@ def measure(
     strict_device: bool = False,
     progress: Callable[[str], None] | None = None,
     updated: Callable[[Profile], None] | None = None,
-    crew: Crew | None = None,
+    pool: WorkerPool | None = None,
     model: tuple[str, Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Profile:
@@ -78,7 +80,7 @@ def measure(
         updated: called after each block with the profile as it is by then, marked incomplete.
         model: the target of a profile and the options that it was traced with, where the model itself is to be timed
             beside the step; a target given as such is timed anyway.
-        crew: workers that outlive this measurement; None starts some and stops them.
+        pool: workers that outlive this measurement; None starts some and stops them.
         options: as for :func:`memwall.profile`.
 
     Returns:
@@ -107,19 +109,19 @@ def measure(
     source, said = model or (profile_or_target, options)
     module = _module_options(source, said, inputs) if steps else None
     with contextlib.ExitStack() as stack:
-        campaign = Campaign(
+        benchmark = BenchmarkRun(
             work, names, kind, _importable(profile.workload.target), limits,
-            crew or stack.enter_context(Crew()), module,
+            pool or stack.enter_context(WorkerPool()), module,
         )  # fmt: skip
-        report = _reporter(profile, campaign, updated)
+        report = _reporter(profile, benchmark, updated)
         try:
-            campaign.start()
-            if strict_device and campaign.copied is not None:
-                _refuse(in_doubt(campaign.copied.sensors.flags))
-            campaign.run(say, report)
+            benchmark.start()
+            if strict_device and benchmark.copied is not None:
+                _refuse(in_doubt(benchmark.copied.sensors.flags))
+            benchmark.run(say, report)
         except KeyboardInterrupt:
-            raise Interrupted(measured(profile, campaign.measurements())) from None
-        found = campaign.measurements()
+            raise Interrupted(measured(profile, benchmark.measurements())) from None
+        found = benchmark.measurements()
     if strict_device:
         _refuse(in_doubt(flags(found)))
     return measured(profile, found)
@@ -209,7 +211,7 @@ def _module_options(target: Any, options: Mapping[str, Any], inputs: Any) -> Mod
     with a caller's own tensors and functions."""
     if not isinstance(target, (str, Path)) or inputs is not None or callable(options.get("loss")):
         return None
-    from memwall.bench.kernels.modules import ModuleOptions
+    from memwall.bench.kernels.steps import ModuleOptions
 
     known = {field.name for field in fields(ModuleOptions)}
     given = {name: value for name, value in options.items() if name in known}
@@ -224,7 +226,34 @@ def _importable(target: str) -> str:
     return "" if target.startswith("hf:") or target.lower().endswith(".json") else target
 
 
-def _reporter(profile: Profile, campaign: Campaign, updated: Callable[[Profile], None] | None) -> Callable[[], None]:
+def _reporter(
+    profile: Profile, benchmark: BenchmarkRun, updated: Callable[[Profile], None] | None
+) -> Callable[[], None]:
     if updated is None:
         return lambda: None
-    return lambda: updated(measured(profile, campaign.measurements()))
+    return lambda: updated(measured(profile, benchmark.measurements()))
+
+
+def need_compiler(kind: str) -> None:
+    """See that torch.compile has what it needs on a device (``cpu`` or ``cuda``): what is missing is known before
+    anything is run.
+
+    Raises:
+        MissingError: no C++ compiler (CPU), no C compiler or no Triton (CUDA); names the program and the way out.
+    """
+    if kind == "cuda":
+        if find_spec("triton") is None:
+            raise MissingError("torch.compile needs Triton on a GPU: pip install 'memwall[triton]'")
+        _need("CC", ("gcc", "clang", "cc"), "a C compiler, which Triton builds its launcher with")
+    else:
+        _need("CXX", ("g++", "clang++"), "a C++ compiler")
+
+
+def _need(variable: str, names: tuple[str, ...], what: str) -> None:
+    own = os.environ.get(variable)
+    tried = (own,) if own else names
+    if not any(shutil.which(name) for name in tried):
+        missing = " or ".join(tried) + (f" (from {variable})" if own else "")
+        raise MissingError(
+            f"torch.compile needs {what} and found no {missing}; install one or leave the executor inductor out"
+        )

@@ -1,7 +1,8 @@
-"""What a worker knows between two questions: its device, the kernels that it has built, their tensors."""
+"""What the process of a worker does: its device, the kernels that it has built, their tensors between two questions."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,24 +10,92 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memwall.bench.kernels.autotune import Choices, choose
-from memwall.bench.kernels.copies import copy_and_floor
-from memwall.bench.kernels.cpu_forms import CpuForms
-from memwall.bench.kernels.devices import Ready, open_device
-from memwall.bench.kernels.evaluate import NotRun
-from memwall.bench.kernels.executors import BUILDERS, Builder, Built, overwritten
-from memwall.bench.kernels.messages import Copied, Copy, Ran, Rest, Run, Setup, Step, Whole
-from memwall.bench.kernels.modules import module_step
-from memwall.bench.kernels.oracle import Oracle
-from memwall.bench.kernels.proof import Verdict, prove
-from memwall.bench.kernels.steps import StepRunner
+import torch
+
+from memwall.bench.clock import Ready, open_device
+from memwall.bench.kernels.arena import NotRun
+from memwall.bench.kernels.executors import BUILDERS, Builder, Built, Choices, choose, overwritten
+from memwall.bench.kernels.forms import CpuForms
+from memwall.bench.kernels.oracle import Oracle, Verdict, check_numerics
+from memwall.bench.kernels.steps import ModuleOptions, StepRunner, module_step
+from memwall.bench.kernels.workers import Copied, Ran, Run, Setup, Started
+from memwall.core.errors import MemwallError, MissingError
 from memwall.fusion import Group
 from memwall.record.measurement import Sensors
 
+#: bytes copied where the caller does not say, by kind of device, and the most of the free memory
+SIZES = {"cuda": 2 << 30, "cpu": 512 << 20}
+MOST_SHARE = 0.25
+COPY_BUDGET_S = 10.0
 #: share of the free memory that built kernels may keep between their turns
 KEPT_SHARE = 0.3
 #: a kernel needs about this many times the bytes of its tensors: inputs, copies to put back, outputs, checks
 NEEDED = 3
+
+
+#: words of an error after which a CUDA context is of no more use
+FATAL = (
+    "CUDA error",
+    "illegal memory access",
+    "device-side assert",
+    "unspecified launch failure",
+    "misaligned address",
+    "illegal instruction",
+    "EXECUTION_FAILED",
+    "cudaError",
+)
+#: words of an error that mean that memory ran out, and class names that do
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory")
+#: how the class of an error names the way a kernel ended
+STATUS_OF = {"NotGenerated": "not generated", "NoReference": "skipped", "OutOfMemoryError": "out of memory",
+             "MemoryError": "out of memory", "OutOfResources": "failed"}  # fmt: skip
+
+
+def failure(error: BaseException) -> Ran:
+    """The error of a kernel as its result."""
+    text = next((line for line in str(error).splitlines() if line.strip()), "") or type(error).__name__
+    status = STATUS_OF.get(type(error).__name__, "failed")
+    if any(words in str(error) for words in OUT_OF_MEMORY):
+        status = "out of memory"
+    fatal = status == "failed" and any(words in str(error) for words in FATAL)
+    named = text if status in ("not generated", "skipped") else f"{type(error).__name__}: {text}"
+    return Ran(status, named[:300], fatal=fatal)
+
+
+class Questions:
+    """Hands questions to the :class:`Session` of the last setup; an error is an answer, and the next one gets its
+    turn."""
+
+    def __init__(self, session: Any = None) -> None:
+        self.session = session
+
+    def __call__(self, question: str, *arguments: Any) -> Any:
+        if question == "begin":
+            self.session = None  # lets go of what the one before holds
+            return self._begin(*arguments)
+        try:
+            return getattr(self.session, question)(*arguments)
+        except (Exception, SystemExit) as error:  # whatever a kernel or a compiler does
+            result = failure(error)
+        if result.status == "failed" and question in ("run", "step"):
+            with contextlib.suppress(Exception):  # nothing more to say than the error
+                groups = (arguments[0].group,) if question == "run" else arguments[1]
+                reason = self.session.lacking(groups)
+                result = Ran("skipped", reason[:300]) if reason else result
+        try:
+            self.session.recover()  # the traceback is gone, and with it what it held
+        except Exception:  # a broken CUDA context fails whatever is asked of it
+            return replace(result, fatal=True)
+        return result
+
+    def _begin(self, setup: Setup) -> Started:
+        try:
+            self.session = Session(setup)
+            return Started(self.session.device.describe())
+        except MemwallError as error:
+            return Started(error=str(error), missing=isinstance(error, MissingError))
+        except Exception as error:
+            return Started(error=f"the measuring process cannot start: {type(error).__name__}: {error}"[:300])
 
 
 @dataclass
@@ -41,7 +110,7 @@ class Prepared:
 
 
 class Session:
-    """Answers the questions of :mod:`.messages`."""
+    """One graph on this process's device: its methods are what a worker is asked."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -57,10 +126,6 @@ class Session:
         self._verdicts: dict[int, Verdict] = {}
         self._most_bytes = int(KEPT_SHARE * self.device.free_bytes())
 
-    def describe(self) -> dict[str, Any]:
-        """The device and the versions."""
-        return self.device.describe()
-
     def recover(self) -> None:
         """After a failure: let go of everything.
 
@@ -71,7 +136,7 @@ class Session:
         self.device.clear()
         self.device.wait()
 
-    def rest(self, question: Rest) -> Ran:
+    def rest(self) -> Ran:
         """Give back all memory."""
         self.recover()
         return Ran("ok")
@@ -101,7 +166,7 @@ class Session:
         config = self._tuned(built, oracle, question)
         verdict = self._verdicts.get(question.number)
         if verdict is None:
-            verdict = self._proved(oracle, built, question)
+            verdict = self._verified(oracle, built, question)
             self._verdicts[question.number] = verdict
         ready = self._ready(built, oracle, group, question.graphed) if verdict.passed else None
         return Prepared(verdict, built, config, ready, nbytes)
@@ -131,11 +196,11 @@ class Session:
         self.device.clear()
         return Ran("ok")
 
-    def _proved(self, oracle: Oracle, built: Built, question: Run) -> Verdict:
+    def _verified(self, oracle: Oracle, built: Built, question: Run) -> Verdict:
         if not question.check:
             return Verdict(True)
         with_eager = question.executor != "eager"
-        return prove(oracle, built, self.setup.seed, self.device, with_eager=with_eager)
+        return check_numerics(oracle, built, self.setup.seed, self.device, with_eager=with_eager)
 
     def _ready(self, built: Built, oracle: Oracle, group: Group, graphed: bool) -> Ready:
         """The call on inputs of its own, with what it writes over put back before each sample."""
@@ -197,30 +262,35 @@ class Session:
 
     # -- the step and the machine --------------------------------------------------------------------------------------
 
-    def step(self, question: Step) -> Ran:
+    def step(self, executor: str, groups: Sequence[Group], samples: int, budget_s: float) -> Ran:
         """Time the groups of a step one after another."""
         self.recover()
-        runner = StepRunner(self.setup.graph, self._builder, question.executor, question.groups, self._settle)
+        runner = StepRunner(self.setup.graph, self._builder, executor, groups, self._settle)
         need, free = runner.peak_bytes, self.device.free_bytes()
         if need > free:
             return Ran("skipped", f"needs {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
         runner.prepare(self.setup.seed, self.device.torch_device)
-        ready = self.device.ready(runner.run, lambda: None)
-        samples, sensors = self.device.samples(ready, question.samples, question.budget_s)
-        return _timed(ready, runner.note, samples, sensors)
+        ready = self.device.ready(runner.run)
+        return _timed(ready, runner.note, *self.device.samples(ready, samples, budget_s))
 
-    def whole(self, question: Whole) -> Ran:
-        """Time the model itself; its launches are those that Python makes."""
+    def whole(self, options: ModuleOptions, compiled: bool, samples: int, budget_s: float) -> Ran:
+        """Time the model itself, as its user would run it; its launches are those that Python makes."""
         self.recover()
-        run = module_step(question.options, self.device.torch_device, question.compiled)
-        ready = self.device.ready(run, lambda: None, graphed=False)
-        samples, sensors = self.device.samples(ready, question.samples, question.budget_s)
-        return _timed(ready, "", samples, sensors)
+        ready = self.device.ready(module_step(options, self.device.torch_device, compiled), graphed=False)
+        return _timed(ready, "", *self.device.samples(ready, samples, budget_s))
 
-    def copy(self, question: Copy) -> Copied:
-        """Time a copy and an empty kernel."""
+    def copy(self, nbytes: int, samples: int) -> Copied:
+        """Time a copy of an array of ``nbytes`` (0: a usual size) and one addition to a single element: what the
+        machine itself reaches."""
         self.recover()
-        return copy_and_floor(self.device, question.nbytes, question.samples)
+        device = self.device
+        wanted = nbytes or min(SIZES[device.kind], int(MOST_SHARE * device.free_bytes()))
+        source = torch.ones(wanted // 4, device=device.torch_device)
+        target = torch.empty_like(source)
+        copied, sensors = device.samples(device.ready(lambda: target.copy_(source)), samples, COPY_BUDGET_S)
+        one = torch.ones(1, device=device.torch_device)
+        floor, _ = device.samples(device.ready(lambda: one.add_(1.0)), samples, COPY_BUDGET_S)
+        return Copied(2 * source.numel() * 4, tuple(copied), tuple(floor), sensors)
 
 
 def _timed(ready: Ready, note: str, samples: Sequence[float], sensors: Sensors, **facts: Any) -> Ran:

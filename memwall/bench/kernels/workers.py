@@ -1,42 +1,101 @@
-"""A worker process seen from outside: asked with a time limit, killed when it hangs, started again when it dies."""
+"""The processes in which kernels run, seen from outside: asked with a time limit, and started again when one dies."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from multiprocessing.connection import Connection
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from memwall.bench.kernels.messages import Ran, Rest, Run, Setup, Started
+from memwall.bench.clock import timing_environment
 from memwall.core.errors import MemwallError, MissingError
+from memwall.core.graph import Graph
+from memwall.core.process import Child, Lost
+from memwall.fusion import Group
+from memwall.hardware.lookup import Gpu
+from memwall.record.measurement import Sensors
 
 #: seconds that a worker may take to import torch and open its device
 START_LIMIT_S = 180.0
 #: how often a worker that cannot be started again is tried, with one kernel lost each time
 MOST_STARTS = 2
 
-#: fresh memory would be paid for with a page fault at every call: glibc is told to keep it
-MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 28)}
-#: torch.compile starts a pool of compilers in every process; here the processes themselves are the pool
-COMPILERS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
 
 class WorkerFailed(MemwallError):
     """The worker could not be started."""
 
 
+# -- what is asked, and what is answered -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker measures. ``target`` is a file or module whose import registers custom ops."""
+
+    kind: str
+    graph: Graph
+    gpu: Gpu
+    target: str = ""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Time a kernel; it is built, checked and tuned first where it is new here. ``samples`` 0 only compiles it, for
+    the caches on disk. ``graphed`` False: launch it plainly, a graph of it cannot be captured."""
+
+    number: int
+    executor: str
+    group: Group
+    samples: int
+    budget_s: float
+    check: bool = True
+    graphed: bool = True
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a kernel or a step went; ``fatal``: the worker cannot go on; ``graphed`` False: no graph of it could be
+    captured."""
+
+    status: str
+    reason: str = ""
+    samples_s: tuple[float, ...] = ()
+    error: float | None = None
+    schedule: str = ""
+    config: Mapping[str, int] = field(default_factory=dict)
+    sensors: Sensors = field(default_factory=Sensors)
+    fatal: bool = False
+    graphed: bool = True
+
+
+@dataclass(frozen=True)
+class Copied:
+    """``bytes`` that a copy moved, read and written together, and timings of it and of an empty kernel."""
+
+    bytes: int
+    samples_s: tuple[float, ...]
+    floor_s: tuple[float, ...]
+    sensors: Sensors = field(default_factory=Sensors)
+
+
+@dataclass(frozen=True)
+class Started:
+    """The answer to a :class:`Setup`: the device and the versions, or why there is none (``missing``: exit 3)."""
+
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    missing: bool = False
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
 class Worker:
-    """One process that runs kernels, started when it is first asked.
+    """One process that runs kernels (:class:`.session.Questions`), started when it is first asked.
 
     A kernel that takes it down or keeps it longer than its time limit is lost alone: the next question starts a new
     process.
@@ -47,8 +106,7 @@ class Worker:
         self.environment: dict[str, Any] = {}
         #: how often it could not be started again since :meth:`begin`
         self._failures = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection[Any, Any] | None = None
+        self._process: Child | None = None
 
     @property
     def pid(self) -> int | None:
@@ -70,7 +128,7 @@ class Worker:
         self._failures = 0
         if self._process is not None:
             with contextlib.suppress(MemwallError):  # the last graph has broken it: a new one may do
-                self._set_up(self._ask(setup, START_LIMIT_S))
+                self._set_up()
         self.start()
 
     def start(self) -> None:
@@ -83,17 +141,12 @@ class Worker:
         if self._process is not None:
             return
         assert self.setup is not None, "begin() comes first"
-        ours, theirs = multiprocessing.Pipe()
-        command = [sys.executable, "-m", "memwall.bench.kernels.worker", str(theirs.fileno()), str(os.getpid())]
-        self._process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], env=worker_environment(self.setup.kind), start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=sys.stderr if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-        )  # fmt: skip
-        theirs.close()
-        self._pipe = ours
-        self._set_up(self._ask(self.setup, START_LIMIT_S))
+        environment = timing_environment(self.setup.kind)
+        self._process = Child("memwall.bench.kernels.session:Questions", environment, shown=True)
+        self._set_up()
 
-    def _set_up(self, answer: Any) -> None:
+    def _set_up(self) -> None:
+        answer = self._ask(START_LIMIT_S, "begin", self.setup)
         if isinstance(answer, Started) and not answer.error:
             self.environment = dict(answer.environment)
             return
@@ -102,9 +155,10 @@ class Worker:
             raise (MissingError if answer.missing else WorkerFailed)(answer.error)
         raise WorkerFailed(f"the measuring process did not start: {answer.reason}")
 
-    def ask(self, question: Any, limit_s: float) -> Any:
-        """The answer to a question: what the worker sends, or a :class:`Ran` that says how it was lost: also where no
-        process could be started in place of one that ended. That is tried ``MOST_STARTS`` times."""
+    def ask(self, limit_s: float, question: str, *arguments: Any) -> Any:
+        """What a method of the worker's :class:`.session.Session` returns, or a :class:`Ran` that says how the answer
+        was lost: also where no process could be started in place of one that ended. That is tried ``MOST_STARTS``
+        times."""
         if self.is_given_up:
             return Ran("skipped", "the measuring process could not be started again")
         try:
@@ -112,48 +166,26 @@ class Worker:
         except MemwallError as error:
             self._failures += 1
             return Ran("skipped", f"the measuring process could not be started again: {error}")
-        answer = self._ask(question, limit_s)
+        answer = self._ask(limit_s, question, *arguments)
         if isinstance(answer, Ran) and answer.fatal:
             self.stop()
         return answer
 
-    def _ask(self, question: Any, limit_s: float) -> Any:
-        pipe = self._pipe
-        assert pipe is not None
+    def _ask(self, limit_s: float, *question: Any) -> Any:
+        assert self._process is not None
         try:
-            pipe.send(question)
-            if not pipe.poll(limit_s):
-                return Ran("timeout", f"took longer than its limit of {limit_s:.0f} s", fatal=True)
-            return pipe.recv()
-        except (EOFError, OSError):
-            return Ran(*self._obituary(), fatal=True)
-
-    def _obituary(self) -> tuple[str, str]:
-        """Status and reason of a worker that is gone."""
-        process = self._process
-        if process is None:
-            return "failed", "the process was stopped"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5)
-        code = process.returncode
-        if code == -signal.SIGKILL:
-            return "out of memory", "the system killed the process, as it does when memory runs out"
-        if code is not None and code < 0:
-            return "failed", f"the process crashed: {signal.Signals(-code).name}"
-        return "failed", f"the process ended with exit code {code}"
+            return self._process.ask(limit_s, *question)
+        except Lost as lost:
+            return Ran(lost.status, str(lost), fatal=True)
 
     def stop(self) -> None:
         """End the process, whatever it does."""
-        process, pipe = self._process, self._pipe
-        self._process = self._pipe = None
-        if pipe is not None:
-            pipe.close()
+        process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait()
+            process.stop()
 
 
-class Crew:
+class WorkerPool:
     """The workers of one or more measurements: one for each executor, and helpers that compile ahead. Use it in a
     ``with``: they are stopped at its end, whatever they do."""
 
@@ -161,7 +193,7 @@ class Crew:
         self._workers: dict[str, Worker] = {}
         self._helpers = [Worker() for _ in range(helpers)]
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -178,7 +210,7 @@ class Crew:
             self._workers.setdefault(name, Worker()).begin(setup)
         return {name: self._workers[name] for name in executors}
 
-    def compile_ahead(self, setup: Setup, questions: Sequence[Run], limit_s: float, deadline: float) -> None:
+    def compile_ahead(self, setup: Setup, kernels: Sequence[Run], limit_s: float, deadline: float) -> None:
         """Have the helpers compile kernels side by side, so that the workers find them in the caches on disk.
 
         One that fails here fails again where it counts. What is not begun at ``deadline`` (of :func:`time.monotonic`)
@@ -186,15 +218,15 @@ class Crew:
         """
         if not self._helpers:
             return
-        waiting = deque(questions)
+        waiting = deque(kernels)
 
         def work(helper: Worker) -> None:
             with contextlib.suppress(MemwallError):
                 helper.begin(setup)
                 while waiting and not helper.is_given_up and time.monotonic() < deadline:
                     with contextlib.suppress(IndexError):  # another took the last one
-                        helper.ask(waiting.popleft(), limit_s)
-                helper.ask(Rest(), limit_s)
+                        helper.ask(limit_s, "run", waiting.popleft())
+                helper.ask(limit_s, "rest")
 
         with ThreadPoolExecutor(len(self._helpers)) as pool:
             futures = [pool.submit(work, helper) for helper in self._helpers]
@@ -205,19 +237,3 @@ class Crew:
                 for helper in self._helpers:
                     helper.stop()
                 raise
-
-
-def worker_environment(kind: str) -> dict[str, str]:
-    """The environment variables of a worker: this package is found, and memory behaves (on the CPU)."""
-    root = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    fixed = {**MALLOC, **ONE_THREAD} if kind == "cpu" else {}
-    return {**COMPILERS, **os.environ, **fixed, "PYTHONPATH": path}
-
-
-def _has_descriptor(stream: Any) -> bool:
-    try:
-        stream.fileno()
-    except (AttributeError, OSError, ValueError):
-        return False
-    return True

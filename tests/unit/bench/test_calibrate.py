@@ -10,9 +10,9 @@ import pytest
 from memwall.bench.calibrate import default_spec_path
 from memwall.bench.calibrate.cpu_spec import cpu_spec
 from memwall.bench.calibrate.cuda_spec import cuda_spec
-from memwall.bench.calibrate.machine import cache_bytes, cpu_name, vendor_name
-from memwall.bench.calibrate.run import cpu_environment
-from memwall.bench.calibrate.sampling import Benchmark, Busy, Clocks, Quantity, machine_busy_s, measure
+from memwall.bench.calibrate.sampling import Benchmark, Busy, Quantity, measure
+from memwall.bench.clock import Clocks, timing_environment
+from memwall.bench.machine import cache_bytes, cpu_name, machine_busy_s, vendor_name
 from memwall.core.graph import Pipe, contiguous
 from memwall.hardware.cpu_rates import KERNELS, PRODUCTS, Cpu
 from memwall.hardware.gpu import Gpu
@@ -128,7 +128,7 @@ def test_where_the_spec_lies(monkeypatch, tmp_path):
 
 
 def test_the_process_that_measures_keeps_its_memory():
-    environment = cpu_environment(1)
+    environment = timing_environment("cpu")
     assert environment["OMP_NUM_THREADS"] == "1"
     assert environment["MALLOC_MMAP_MAX_"] == "0"
     assert int(environment["MALLOC_TRIM_THRESHOLD_"]) >= 1 << 30
@@ -346,7 +346,7 @@ def test_of_an_unknown_board_the_measured_rates_are_the_peaks(as_measured):
 
 def test_there_is_a_benchmark_for_every_rate():
     torch = pytest.importorskip("torch")
-    from memwall.bench.calibrate import benchmarks
+    from memwall.bench.calibrate import cpu as benchmarks
 
     with torch.no_grad():
         kernels = {bench.name: bench for bench in benchmarks.kernels(torch)}
@@ -365,7 +365,7 @@ def test_the_work_of_products_is_what_torch_counts():
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    from memwall.bench.calibrate import benchmarks
+    from memwall.bench.calibrate import cpu as benchmarks
 
     small = {"l2": 1 << 18, "l3": 1 << 20}
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # torch does not count the CPU's fused attention
@@ -384,7 +384,7 @@ def test_the_work_of_products_is_what_torch_counts():
 
 def test_cold_weights_do_not_fit_the_last_cache():
     torch = pytest.importorskip("torch")
-    from memwall.bench.calibrate import benchmarks
+    from memwall.bench.calibrate import cpu as benchmarks
 
     seen = []
     kept = torch.nn.functional.linear

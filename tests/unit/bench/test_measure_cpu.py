@@ -16,13 +16,12 @@ import torch
 
 import memwall
 from memwall.analysis.validation import measurements
-from memwall.bench.kernels import Crew, measure
-from memwall.bench.kernels.campaign import Campaign, Limits
-from memwall.bench.kernels.cpu import Cpu
+from memwall.bench.clock import Cpu
+from memwall.bench.kernels import WorkerPool, measure
+from memwall.bench.kernels.benchmark_run import BenchmarkRun, Limits
 from memwall.bench.kernels.executors import Builder, Built
 from memwall.bench.kernels.jobs import plan_work
-from memwall.bench.kernels.oracle import Oracle
-from memwall.bench.kernels.proof import prove
+from memwall.bench.kernels.oracle import Oracle, check_numerics
 from memwall.bench.kernels.run import device_spec
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.flow import Flow
@@ -167,10 +166,10 @@ def test_a_spent_time_limit_skips_what_is_left(chain):
 def test_progress_is_told_and_results_are_handed_on_while_it_runs(chain):
     said, seen = [], []
     work = plan_work(chain, chain.simulations[0].gpu, ["eager"], top=2)
-    with Crew() as crew:
-        campaign = Campaign(work, ["eager"], "cpu", "", Limits(3, check=False, steps=False), crew)
-        campaign.start()
-        campaign.run(said.append, lambda: seen.append([len(r.samples_s) for r in campaign.results.values()]))
+    with WorkerPool() as pool:
+        benchmark = BenchmarkRun(work, ["eager"], "cpu", "", Limits(3, check=False, steps=False), pool)
+        benchmark.start()
+        benchmark.run(said.append, lambda: seen.append([len(r.samples_s) for r in benchmark.results.values()]))
     assert len(said) == 6 and all(line.startswith("measuring ") for line in said)
     # round by round, not kernel by kernel: each has its first sample before any has its second
     assert seen == [[1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3]]
@@ -274,22 +273,22 @@ def test_a_cpu_kernel_of_another_precision_is_timed_unchecked():
 
 
 def test_a_device_in_doubt_is_refused_before_the_first_kernel(chain, monkeypatch):
-    monkeypatch.setattr(Campaign, "run", lambda *args: pytest.fail("a kernel was run"))
+    monkeypatch.setattr(BenchmarkRun, "run", lambda *args: pytest.fail("a kernel was run"))
     flags = ("shared: others", "unknown clocks: no NVML")
-    start = Campaign.start
+    start = BenchmarkRun.start
 
-    def shared(campaign):
-        start(campaign)
-        campaign.copied = replace(campaign.copied, sensors=Sensors(flags=flags))
+    def shared(benchmark):
+        start(benchmark)
+        benchmark.copied = replace(benchmark.copied, sensors=Sensors(flags=flags))
 
-    monkeypatch.setattr(Campaign, "start", shared)
+    monkeypatch.setattr(BenchmarkRun, "start", shared)
     with pytest.raises(MissingError, match=r"--strict-device: shared: others$"):
         measure(chain, device="cpu", executors=["eager"], gpu=SPEC, strict_device=True)
 
 
 def test_a_spec_of_another_kind_of_device_is_told(chain, monkeypatch):
-    monkeypatch.setattr(Campaign, "start", lambda campaign: None)
-    monkeypatch.setattr(Campaign, "run", lambda *args: None)
+    monkeypatch.setattr(BenchmarkRun, "start", lambda benchmark: None)
+    monkeypatch.setattr(BenchmarkRun, "run", lambda *args: None)
     said = []
     measure(chain, device="cpu", executors=["eager"], gpu=SPEC, progress=said.append)
     assert said == [f"modeled as {SPEC}, which is no CPU: the errors say nothing"]
@@ -309,10 +308,10 @@ def test_the_mask_of_a_dropout_is_no_number_that_eager_could_be_off_by():
     group = Group((drop.id,), drop.inputs, drop.outputs, profile.costs[0][drop.id])
     oracle = Oracle(graph, Flow.of(graph), group)
     built = Built(lambda x: torch.native_dropout(x, 0.5, True), tuple(drop.inputs), tuple(drop.outputs))
-    verdict = prove(oracle, built, 0, Cpu(), with_eager=True)
+    verdict = check_numerics(oracle, built, 0, Cpu(), with_eager=True)
     assert verdict.passed and verdict.error is not None and verdict.message == ""
     wrong = replace(built, run=lambda x: (x * 1.5, torch.ones_like(x, dtype=torch.bool)))
-    assert not prove(oracle, wrong, 0, Cpu(), with_eager=True).passed
+    assert not check_numerics(oracle, wrong, 0, Cpu(), with_eager=True).passed
 
 
 def test_every_group_is_compiled_however_many_are_alike(monkeypatch, tmp_path):

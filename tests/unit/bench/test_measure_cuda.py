@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from memwall.bench.kernels.cuda import QUEUED, SETTLING, WARM_UP, Cuda
-from memwall.bench.kernels.devices import Ready
-from memwall.bench.kernels.uploads import Uploads, _captures, capturing, put_off
+from memwall.bench.clock import Ready
+from memwall.bench.cuda import QUEUED, SETTLING, WARM_UP, Cuda, Uploads, _captures, capturing, put_off
 from memwall.record.measurement import Sensors
 
 
@@ -106,13 +105,24 @@ def test_a_block_holds_no_more_slow_calls_than_its_budget(monkeypatch, budget_s,
     """Calls of 2 s: the two that settle take 4 s of the budget."""
     fake = FakeTorch()
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("memwall.bench.kernels.cuda.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("memwall.bench.cuda.time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def slow():
         fake.call()
         clock.now += 2.0
 
     assert len(device(fake).samples(Ready(slow, nothing), 5 * QUEUED, budget_s)[0]) == samples
+
+
+def test_steps_are_launched_plainly_and_their_flags_kept():
+    """As the whole model is run: nothing is captured. The warm-up and settling take 1 to 5 ms each, then it counts."""
+    fake = FakeTorch()
+    cuda = device(fake)
+    cuda._sensing = SimpleNamespace(read=lambda: Sensors(flags=("throttled: power cap",)))
+    samples, flags = cuda.steps(fake.call, 3)
+    assert samples == pytest.approx([(WARM_UP + SETTLING + n) / 1e3 for n in (1, 2, 3)])
+    assert flags == ("throttled: power cap",)
+    assert "begin" not in fake.stream and "replay" not in fake.stream
 
 
 def test_a_call_is_warmed_up_restored_and_captured():

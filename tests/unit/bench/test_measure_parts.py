@@ -14,18 +14,15 @@ import pytest
 import torch
 
 import memwall
-from memwall.bench.kernels.autotune import Choices, cache_folder, choose
-from memwall.bench.kernels.campaign import ROUNDS, Campaign, Limits, Result, share
-from memwall.bench.kernels.compiler import need_compiler
-from memwall.bench.kernels.cpu import Cpu, cache_bytes
-from memwall.bench.kernels.devices import Ready
-from memwall.bench.kernels.executors import Built
+from memwall.bench.clock import Cpu, Ready, timing_environment
+from memwall.bench.kernels.benchmark_run import ROUNDS, BenchmarkRun, Limits, Result, share
+from memwall.bench.kernels.executors import Built, Choices, choose
 from memwall.bench.kernels.jobs import plan_work
-from memwall.bench.kernels.messages import Ran, Run
-from memwall.bench.kernels.sensors import Nvml, in_doubt, merged, open_nvml
-from memwall.bench.kernels.statistics import tail_rank, timing
-from memwall.bench.kernels.worker import _answer, failure
-from memwall.bench.kernels.workers import Worker, WorkerFailed, worker_environment
+from memwall.bench.kernels.run import need_compiler
+from memwall.bench.kernels.session import Questions, failure
+from memwall.bench.kernels.workers import Ran, Run, Started, Worker, WorkerFailed
+from memwall.bench.sensors import Nvml, in_doubt, merged, open_nvml
+from memwall.bench.stats import tail_rank, timing
 from memwall.codegen import NotGenerated
 from memwall.codegen.load import source_hash
 from memwall.core.errors import MissingError, UsageError
@@ -196,7 +193,7 @@ def test_a_board_that_nobody_can_ask_says_so_and_is_not_in_doubt():
 
 
 def test_the_workers_of_one_parent_are_a_family():
-    code = "from memwall.bench.kernels.sensors import family; import os; print(os.getpid(), *family()); input()"
+    code = "from memwall.bench.sensors import family; import os; print(os.getpid(), *family()); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     first, second = (subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2))
     own, *known = map(int, second.stdout.readline().split())
@@ -214,37 +211,34 @@ class Quiet:
         return Sensors()
 
 
-def fake_clock(steps):
-    """(process time, wall time) in ns: each call of the timed part advances by the next of ``steps``."""
-    now, calls, steps = [0, 0], [0], iter(steps)
+class FakeClocks:
+    """Each call of the timed part takes the next of some pairs of CPU and wall time, ns."""
 
-    def read():
-        calls[0] += 1
-        if calls[0] % 2 == 0:
-            cpu, wall = next(steps)
-            now[0] += cpu
-            now[1] += wall
-        return tuple(now)
+    def __init__(self, steps):
+        self.steps = iter(steps)
 
-    return read
+    def time(self, call):
+        call()
+        cpu, wall = next(self.steps)
+        return wall / 1e9, cpu / wall
 
 
 def test_a_repetition_that_lost_the_core_is_taken_again():
-    clock = fake_clock([(100, 100), (50, 100), (94, 100), (95, 100), (300, 300)])
+    clock = FakeClocks([(100, 100), (50, 100), (94, 100), (95, 100), (300, 300)])
     samples, sensors = Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 3, 1e9)
     assert samples == [100e-9, 100e-9, 300e-9]
     assert sensors.flags == ()
 
 
 def test_a_machine_that_is_never_free_is_flagged_and_its_best_repetitions_kept():
-    clock = fake_clock([(80, 100), (60, 120), (50, 130), (40, 140)] * 2)
+    clock = FakeClocks([(80, 100), (60, 120), (50, 130), (40, 140)] * 2)
     samples, sensors = Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 2, 1e9)
     assert samples == [100e-9, 100e-9]
     assert sensors.flags == ("contended: no repetition had 95% of a core",)
 
 
 def test_a_spent_budget_leaves_one_sample():
-    clock = fake_clock([(100, 100)] * 9)
+    clock = FakeClocks([(100, 100)] * 9)
     assert len(Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 5, 0.0)[0]) == 1
 
 
@@ -256,17 +250,9 @@ def test_what_is_written_over_is_put_back_before_each_sample():
         seen.append(float(x[0]))
         x.add_(1.0)
 
-    cpu = Cpu(Quiet(), fake_clock([(1, 1)] * 9))
+    cpu = Cpu(Quiet(), FakeClocks([(1, 1)] * 9))
     cpu.samples(Ready(call, lambda: x.fill_(1.0)), 3, 1e9)
     assert seen == [1.0, 1.0, 1.0]
-
-
-def test_the_size_of_the_largest_cache(tmp_path):
-    for index, size in enumerate(("32K", "1024K", "32M")):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
-    assert cache_bytes(tmp_path) == 32 * 1024 * 1024
-    assert cache_bytes(tmp_path / "nothing") > 0
 
 
 # -- choices -----------------------------------------------------------------------------------------------------------
@@ -338,12 +324,6 @@ def test_a_folder_that_refuses_choices_is_no_failure(tmp_path, monkeypatch):
     assert Choices.here({}).get("source") is None
 
 
-def test_where_choices_are_kept(monkeypatch, tmp_path):
-    monkeypatch.delenv("MEMWALL_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "memwall"
-
-
 # -- what is missing, and how kernels end ------------------------------------------------------------------------------
 
 
@@ -393,17 +373,20 @@ def test_a_kernel_whose_capture_failed_is_launched_plainly_from_then_on(blocks):
     """The worker that tried is given up after its answer; later blocks do not try again."""
     job = plan_work(blocks, blocks.simulations[0].gpu, ["eager"]).jobs[0]
     work = SimpleNamespace(jobs=(job,), graph=None, gpu=None)
-    campaign = Campaign(work, ["eager"], "cuda", "", Limits(3, steps=False), SimpleNamespace(compile_ahead=nothing))
+    benchmark = BenchmarkRun(
+        work, ["eager"], "cuda", "", Limits(3, steps=False), SimpleNamespace(compile_ahead=nothing)
+    )
     asked = []
 
-    def ask(question, limit_s):
+    def ask(limit_s, name, question):
+        assert name == "run"
         asked.append(question.graphed)
         return Ran("ok", samples_s=(1.0,), fatal=question.graphed, graphed=False)
 
-    campaign.workers = {"eager": SimpleNamespace(ask=ask)}
-    campaign.run(nothing)
+    benchmark.workers = {"eager": SimpleNamespace(ask=ask)}
+    benchmark.run(nothing)
     assert asked == [True, False, False]
-    assert campaign.results[job.number].kernel().timing.samples == 3
+    assert benchmark.results[job.number].kernel().timing.samples == 3
 
 
 def nothing(*args):
@@ -431,7 +414,7 @@ class Broken:
 
 @pytest.mark.parametrize(("recovers", "fatal"), [(True, False), (False, True)])
 def test_a_device_that_does_not_answer_after_a_failure_ends_its_worker(recovers, fatal):
-    answer = _answer(Broken(recovers), Run(0, "generated", None, 3, 1.0))
+    answer = Questions(Broken(recovers))("run", Run(0, "generated", None, 3, 1.0))
     assert (answer.status, answer.fatal) == ("failed", fatal)
     assert "something new" in answer.reason
 
@@ -444,10 +427,10 @@ def test_a_block_has_its_share_of_the_time_that_is_left():
 
 def test_a_cpu_worker_keeps_its_memory_and_finds_this_package(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    environment = worker_environment("cpu")
+    environment = timing_environment("cpu")
     assert environment["MALLOC_MMAP_MAX_"] == "0" and environment["OMP_NUM_THREADS"] == "1"
     assert environment["PYTHONPATH"].split(os.pathsep)[1] == "/elsewhere"
-    assert "MALLOC_MMAP_MAX_" not in worker_environment("cuda") or "MALLOC_MMAP_MAX_" in os.environ
+    assert "MALLOC_MMAP_MAX_" not in timing_environment("cuda") or "MALLOC_MMAP_MAX_" in os.environ
 
 
 class Dead(Worker):
@@ -460,19 +443,21 @@ class Dead(Worker):
             self.starts += 1
             if self.starts > 1:
                 raise WorkerFailed("no device any more")
-            self._process = SimpleNamespace(kill=nothing, wait=nothing)
+            self._process = SimpleNamespace(stop=nothing)
 
-    def _ask(self, question, limit_s):
+    def _ask(self, limit_s, *question):
+        if question[0] == "begin":
+            return Started({})
         return Ran("failed", "crashed", fatal=True)
 
 
 def test_a_worker_that_cannot_start_again_loses_kernels_and_no_results():
     worker = Dead()
     worker.begin("setup")
-    answers = [worker.ask("kernel", 1.0) for _ in range(5)]
+    answers = [worker.ask(1.0, "kernel") for _ in range(5)]
     assert [answer.status for answer in answers] == ["failed", *["skipped"] * 4]
     assert "no device any more" in answers[1].reason
     assert worker.starts == 3  # the first one, and two in vain
     worker.starts = 0
     worker.begin("another setup")
-    assert worker.ask("kernel", 1.0).status == "failed"
+    assert worker.ask(1.0, "kernel").status == "failed"

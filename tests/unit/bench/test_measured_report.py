@@ -73,7 +73,7 @@ def test_without_a_gpu_nothing_is_written(tmp_path, capsys):
 
 
 class Now:
-    """A pool that traces when it is asked to, and a crew that does nothing."""
+    """A pool that traces when it is asked to, and workers that do nothing."""
 
     def __init__(self, *args, **options):
         pass
@@ -99,7 +99,7 @@ class Now:
 def alone(monkeypatch, profile):
     """The driver with nothing behind it: tracing gives the fixture, measuring what the test says."""
     monkeypatch.setattr(measured_report, "ProcessPoolExecutor", Now)
-    monkeypatch.setattr(measured_report, "Crew", Now)
+    monkeypatch.setattr(measured_report, "WorkerPool", Now)
     monkeypatch.setattr(measured_report, "trace", lambda *args: profile)
     monkeypatch.setattr(measured_report, "calibrate", lambda *args: "calibration: none")
     clock = [0.0]

@@ -11,10 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from memwall.bench.kernels.arena import Arena
-from memwall.bench.kernels.evaluate import NotRun
+from memwall.bench.kernels.arena import Arena, NotRun
+from memwall.bench.kernels.numerics import philox, uniform
 from memwall.bench.kernels.oracle import Oracle
-from memwall.bench.kernels.philox import philox, uniform
 from memwall.codegen import Kernel
 from memwall.fusion import Group
 from memwall.fusion.pricing import Pricer

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from memwall.bench.kernels.devices import Call, Ready, versions
-from memwall.bench.kernels.sensors import merged, open_nvml
-from memwall.bench.kernels.uploads import capturing
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memwall.bench.clock import Call, Ready, versions
+from memwall.bench.sensors import merged, open_nvml
 from memwall.record.measurement import Sensors
 
 #: the buffer that clears L2 is at least this large: reading it takes longer than it takes the CPU to queue a sample
@@ -18,6 +22,8 @@ LEAST_FLUSH_BYTES = 256 << 20
 QUEUED = 10
 #: samples at the head of a block that do not count: the clocks rise, and they tell how long one takes
 SETTLING = 2
+#: a block of steps that takes this long begins no new one
+LONGEST_BLOCK_S = 60.0
 #: calls before a graph is captured: lazy initialisation and autotuning are over then
 WARM_UP = 3
 
@@ -34,11 +40,9 @@ class Cuda:
     torch_device = "cuda"
 
     def __init__(self) -> None:
-        import torch
-
+        self._torch: Any = torch  # what is asked of it goes through here
         torch.backends.cudnn.allow_tf32 = False  # as products are counted: float32 is float32
         torch.backends.cuda.matmul.allow_tf32 = False
-        self._torch = torch
         self._properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self._l2_bytes = int(getattr(self._properties, "L2_cache_size", 0))
         self._flush = torch.zeros(max(2 * self._l2_bytes, LEAST_FLUSH_BYTES) // 4, device="cuda")
@@ -46,44 +50,46 @@ class Cuda:
         self._bus_id = _bus_id(self._properties)
         self._sensing = open_nvml(self._bus_id)
 
-    def ready(self, call: Call, restore: Call, *, graphed: bool = True) -> Ready:
-        torch = self._torch
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+    def ready(self, call: Call, restore: Call = lambda: None, *, graphed: bool = True) -> Ready:
+        stream = self._torch.cuda.Stream()
+        stream.wait_stream(self._torch.cuda.current_stream())
+        with self._torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 call()
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
+        self._torch.cuda.current_stream().wait_stream(stream)
+        self._torch.cuda.synchronize()
         if not graphed:
             return Ready(call, restore, "no CUDA graph, plain launches")
         restore()
-        graph = torch.cuda.CUDAGraph()
+        graph = self._torch.cuda.CUDAGraph()
         try:
-            with capturing(), torch.cuda.graph(graph):
+            with capturing(), self._torch.cuda.graph(graph):
                 held = call()
         except RuntimeError as error:
-            torch.cuda.synchronize()  # raises what has broken the device rather than the capture
+            self._torch.cuda.synchronize()  # raises what has broken the device rather than the capture
             return Ready(call, restore, f"no CUDA graph, plain launches: {_first_line(error)}", refused=True)
         return Ready(graph.replay, restore, held=held)
 
     def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]:
-        torch = self._torch
         samples: list[float] = []
         readings: list[Sensors] = []
         began = time.monotonic()
         deadline = began + budget_s
         for _ in range(SETTLING):
             self._queue(ready)
-        torch.cuda.synchronize()
+        self._torch.cuda.synchronize()
         each_s = (time.monotonic() - began) / SETTLING
         while len(samples) < count and (not samples or time.monotonic() < deadline):
             fit = int((deadline - time.monotonic()) / each_s) if each_s else count
             pairs = [self._queue(ready) for _ in range(max(1, min(QUEUED, count - len(samples), fit)))]
             readings.append(self._sensing.read())
-            torch.cuda.synchronize()
+            self._torch.cuda.synchronize()
             samples += [start.elapsed_time(end) / 1e3 for start, end in pairs]
         return samples, merged(readings)
+
+    def steps(self, step: Call, count: int) -> tuple[list[float], tuple[str, ...]]:
+        samples, sensors = self.samples(self.ready(step, graphed=False), count, LONGEST_BLOCK_S)
+        return samples, sensors.flags
 
     def _queue(self, ready: Ready) -> tuple[Any, Any]:
         """One sample put into the stream, between two events."""
@@ -137,3 +143,63 @@ def _driver() -> str | None:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+
+
+# -- what a kernel copies to the device while a graph of it is captured ------------------------------------------------
+#
+# Ordinary memory cannot be copied from then, so the copy's place is taken at once and filled when the capture is over.
+# Kernels over lists of tensors hand the device a table of addresses, made anew for other addresses: within the graph of
+# a whole step they are the graph's own.
+
+#: the captures that are going on: one or none
+_captures: list[Uploads] = []
+
+
+class Uploads(TorchDispatchMode):
+    """While it is active, copies from the host to a type of device are put off until :meth:`finish`."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        target = given.get("device")
+        is_copy = func is torch.ops.aten._to_copy.default and args[0].device.type == "cpu"
+        if not is_copy or target is None or torch.device(target).type != self._device:
+            return func(*args, **given)
+        source = args[0].contiguous()
+        made = torch.empty(source.shape, dtype=given.get("dtype") or source.dtype, device=target)
+        self._waiting.append((made, source))
+        return made
+
+    def finish(self) -> None:
+        """Fill the places that were taken."""
+        waiting, self._waiting = self._waiting, []
+        for made, source in waiting:
+            made.copy_(source)
+
+
+@contextlib.contextmanager
+def capturing(device: str = "cuda") -> Iterator[None]:
+    """Around a capture: at its end, also where it failed, what was put off is copied."""
+    uploads = Uploads(device)
+    _captures.append(uploads)
+    try:
+        yield
+    finally:
+        _captures.remove(uploads)
+        uploads.finish()
+
+
+def put_off(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel's function that, called in a capture, puts off what it copies to the device."""
+
+    def called(*tensors: Tensor, **options: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for uploads in _captures:
+                stack.enter_context(uploads)
+            return run(*tensors, **options)
+
+    return called

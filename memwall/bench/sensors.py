@@ -74,7 +74,7 @@ class Nvml:
             return None
 
 
-class Blind:
+class NullSensors:
     """A board that nobody can ask; every sample says so."""
 
     def __init__(self, why: str) -> None:
@@ -102,7 +102,7 @@ def open_nvml(bus_id: str | None) -> Sensing:
     try:
         import pynvml
     except ImportError:
-        return Blind("unknown clocks: pynvml is not installed")
+        return NullSensors("unknown clocks: pynvml is not installed")
     try:
         pynvml.nvmlInit()
         handle = (
@@ -111,7 +111,7 @@ def open_nvml(bus_id: str | None) -> Sensing:
             else pynvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
         )
     except pynvml.NVMLError as error:
-        return Blind(f"unknown clocks: {error}")
+        return NullSensors(f"unknown clocks: {error}")
     return Nvml(pynvml, handle, family)
 
 

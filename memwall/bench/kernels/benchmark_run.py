@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memwall.bench.kernels.jobs import Job, Work
-from memwall.bench.kernels.messages import Copied, Copy, Ran, Rest, Run, Setup, Step, Whole
-from memwall.bench.kernels.sensors import merged
-from memwall.bench.kernels.statistics import timing
-from memwall.bench.kernels.workers import START_LIMIT_S, Crew, Worker
+from memwall.bench.kernels.workers import START_LIMIT_S, Copied, Ran, Run, Setup, Worker, WorkerPool
+from memwall.bench.sensors import merged
+from memwall.bench.stats import timing
 from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors, Timing
 
 if TYPE_CHECKING:
-    from memwall.bench.kernels.modules import ModuleOptions
+    from memwall.bench.kernels.steps import ModuleOptions
 
 #: how the model itself is run
 WHOLES = ("eager", "torch.compile")
@@ -95,14 +94,14 @@ class Limits:
         return min(BLOCK_S, max(2 * left, LEAST_BLOCK_S))
 
 
-class Campaign:
-    """One measurement: what a crew is asked, and what it found."""
+class BenchmarkRun:
+    """One measurement: what the workers are asked, and what they found."""
 
     def __init__(
-        self, work: Work, executors: Sequence[str], kind: str, target: str, limits: Limits, crew: Crew,
+        self, work: Work, executors: Sequence[str], kind: str, target: str, limits: Limits, pool: WorkerPool,
         module: ModuleOptions | None = None,
     ) -> None:  # fmt: skip
-        self.work, self.limits, self.kind, self.crew = work, limits, kind, crew
+        self.work, self.limits, self.kind, self.pool = work, limits, kind, pool
         self.executors = tuple(executors)
         self.setup = Setup(kind, work.graph, work.gpu, target)
         self.module = module
@@ -119,9 +118,9 @@ class Campaign:
         Raises:
             MissingError: there is no such device.
         """
-        self.workers = self.crew.begin(self.executors, self.setup)
+        self.workers = self.pool.begin(self.executors, self.setup)
         first = next(iter(self.workers.values()))
-        answer = first.ask(Copy(0, self.limits.samples), BUILD_LIMIT_S)
+        answer = first.ask(BUILD_LIMIT_S, "copy", 0, self.limits.samples)
         self.copied = answer if isinstance(answer, Copied) else None
 
     def run(self, say: Say, updated: Callable[[], None] = lambda: None) -> None:
@@ -146,7 +145,7 @@ class Campaign:
 
     def _compile_ahead(self, jobs: Sequence[Job]) -> None:
         questions = [Run(job.number, job.executor, job.group, 0, 0.0) for job in jobs if job.executor in COMPILED]
-        self.crew.compile_ahead(self.setup, questions, self.limits.build_limit_s, self.limits.half_time)
+        self.pool.compile_ahead(self.setup, questions, self.limits.build_limit_s, self.limits.half_time)
 
     def _block(self, result: Result, round_number: int, blocks: int) -> None:
         wanted = share(self.limits.samples, round_number, ROUNDS)
@@ -157,7 +156,7 @@ class Campaign:
         graphed = result.answer is None or result.answer.graphed
         question = Run(job.number, job.executor, job.group, wanted, budget_s, self.limits.check, graphed)
         limit_s = self.limits.build_limit_s + budget_s
-        result.add(self.workers[job.executor].ask(question, limit_s))
+        result.add(self.workers[job.executor].ask(limit_s, "run", question))
 
     def _time_steps(self, say: Say, updated: Callable[[], None]) -> None:
         for name, worker in self.workers.items():
@@ -169,13 +168,13 @@ class Campaign:
             groups = self.work.plans[EXECUTORS[name]].groups
             budget_s = self.limits.block_s(len(self.workers))
             limit_s = self.limits.build_limit_s + budget_s + SAMPLE_LIMIT_S
-            self.steps[name] = worker.ask(Step(name, groups, self.limits.samples, budget_s), limit_s)
+            self.steps[name] = worker.ask(limit_s, "step", name, groups, self.limits.samples, budget_s)
             updated()
 
     def _rest(self) -> None:
         """All workers give back their memory: whatever comes next may need it."""
         for worker in self.workers.values():
-            worker.ask(Rest(), START_LIMIT_S)
+            worker.ask(START_LIMIT_S, "rest")
 
     def _time_module(self, say: Say, updated: Callable[[], None]) -> None:
         """The model as its user runs it, where there is one: what no policy models, to put the rest beside."""
@@ -186,8 +185,9 @@ class Campaign:
             say(f"measuring the model itself, {name}")
             self._rest()
             budget_s = self.limits.block_s(2)
-            question = Whole(self.module, name != "eager", self.limits.samples, budget_s)
-            self.wholes[name] = worker.ask(question, self.limits.build_limit_s + budget_s + SAMPLE_LIMIT_S)
+            limit_s = self.limits.build_limit_s + budget_s + SAMPLE_LIMIT_S
+            question = self.module, name != "eager", self.limits.samples, budget_s
+            self.wholes[name] = worker.ask(limit_s, "whole", *question)
             updated()
 
     # -- what was found ----------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memwall.bench.calibrate.sampling import Benchmark
+from memwall.bench.calibrate.sampling import Benchmark, Busy, measure
+from memwall.bench.machine import cache_bytes
 from memwall.hardware.cpu_rates import CACHES
 
 #: elements of the arrays of :func:`kernels`: two of them fit the second cache of most cores
@@ -19,9 +20,9 @@ DRAM_CACHES, DRAM_LEAST = 8, 256 << 20
 _PAGE = 4096
 
 
-def memory(torch: Any, cache_bytes: Mapping[str, int]) -> list[Benchmark]:
+def memory(torch: Any, caches: Mapping[str, int]) -> list[Benchmark]:
     """Copy, triad, sum and a scaling in place in DRAM, and a triad in each cache from the second on."""
-    last = max(cache_bytes.values(), default=0)
+    last = max(caches.values(), default=0)
     count = max(DRAM_CACHES * last, DRAM_LEAST) // 4
     a, b, c = (torch.full((count,), 0.5) for _ in range(3))
     found = [
@@ -30,7 +31,7 @@ def memory(torch: Any, cache_bytes: Mapping[str, int]) -> list[Benchmark]:
         Benchmark("dram.read", 4 * count, lambda: a.sum()),
         Benchmark("dram.in_place", 8 * count, lambda: a.mul_(1.0)),
     ]
-    inner = [_in_cache(torch, name, cache_bytes[name]) for name in CACHES[1:] if name in cache_bytes]
+    inner = [_in_cache(torch, name, caches[name]) for name in CACHES[1:] if name in caches]
     return found + [bench for pair in inner for bench in pair]
 
 
@@ -83,10 +84,10 @@ def _linear(torch: Any, x: Any, weight: Any, bias: Any) -> Callable[[], Any]:
 COLD_ROWS, COLD_SIDE = 64, 768
 
 
-def traffic(torch: Any, cache_bytes: Mapping[str, int]) -> list[Benchmark]:
+def traffic(torch: Any, caches: Mapping[str, int]) -> list[Benchmark]:
     """The same linear layer on one weight, and on weights that no cache holds together, per layer."""
     size = 4 * COLD_SIDE**2
-    number = 4 * max(cache_bytes.values(), default=DRAM_LEAST // 4) // size + 1
+    number = 4 * max(caches.values(), default=DRAM_LEAST // 4) // size + 1
     weights = [torch.randn(COLD_SIDE, COLD_SIDE) for _ in range(number)]
     x, linear = torch.randn(COLD_ROWS, COLD_SIDE), torch.nn.functional.linear
     turn = iter(_cycle(number))
@@ -180,9 +181,29 @@ def overhead(torch: Any) -> list[Benchmark]:
     return [Benchmark("call", 1, lambda: x + y)]
 
 
-def all_benchmarks(torch: Any, cache_bytes: Mapping[str, int]) -> list[Benchmark]:
+def all_benchmarks(torch: Any, caches: Mapping[str, int]) -> list[Benchmark]:
     """Everything that makes a CPU's spec."""
     return [
-        *memory(torch, cache_bytes), *products(torch), *traffic(torch, cache_bytes), *contractions(torch),
+        *memory(torch, caches), *products(torch), *traffic(torch, caches), *contractions(torch),
         *kernels(torch), *overhead(torch),
     ]  # fmt: skip
+
+
+def measure_cpu(rounds: int, threads: int, accept_busy: bool) -> dict[str, Any]:
+    """The quantities of this machine's CPU, or why there are none."""
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    caches = cache_bytes()
+    with torch.no_grad():
+        try:
+            found = measure(all_benchmarks(torch, caches), rounds, accept_busy=accept_busy)
+        except Busy as busy:
+            return {"busy": str(busy)}
+    return {
+        "torch": torch.__version__,
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "cache_bytes": caches,
+        "quantities": list(found.values()),
+    }

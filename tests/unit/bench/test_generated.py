@@ -21,7 +21,7 @@ import torch, memwall
 import memwall.bench.kernels.session as sessions
 from memwall.bench.kernels.executors import Builder
 from memwall.bench.kernels.jobs import plan_work
-from memwall.bench.kernels.messages import Run, Setup
+from memwall.bench.kernels.workers import Run, Setup
 from memwall.bench.kernels.session import Session
 
 class Norm(torch.nn.Module):

@@ -17,17 +17,13 @@ from types import ModuleType
 
 import pytest
 
-from memwall.bench.ab import Contest, Side, clocks, run_contest
-from memwall.bench.ab import worker as contest_worker
-from memwall.bench.ab.launch import Launch, Round
-from memwall.bench.ab.machine import Counters, Usage, read_counters
-from memwall.bench.ab.run import BLOCKS, Rules, hold
-from memwall.bench.ab.side import Block
-from memwall.bench.ab.statistics import Estimate, estimate, sign_test
-from memwall.bench.kernels.devices import Ready
-from memwall.bench.kernels.statistics import timing
+from memwall.bench.ab import ABResult, Side, run_ab
+from memwall.bench.ab import worker as ab_worker
+from memwall.bench.ab.run import BLOCKS, CONFIDENCE, Rules, run_launches, verdict_of
+from memwall.bench.ab.sides import Block, Launch, Round
+from memwall.bench.machine import Counters, Usage, read_counters
+from memwall.bench.stats import Ratio, ratio, sign_test, timing
 from memwall.core.errors import UsageError
-from memwall.record.measurement import Sensors
 
 ROOT = Path(__file__).parents[3]
 QUIET = Usage(wall_s=0.06, capacity_s=0.12)
@@ -52,7 +48,7 @@ def test_the_sign_test_counts_splits(signs, expected):
 
 
 def test_rounds_that_agree_leave_no_doubt():
-    found = estimate([[math.log(1.1)] * 4] * 3)
+    found = ratio([[math.log(1.1)] * 4] * 3, CONFIDENCE)
     assert (found.ratio, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
     assert found.smallest_detectable == pytest.approx(0.0)
     assert found.p_value == pytest.approx(2 / 2**12)
@@ -62,7 +58,7 @@ def test_of_one_launch_it_is_the_interval_of_a_median():
     """Order statistics give the same interval without drawing anything."""
     generator = random.Random(1)
     logs = [generator.gauss(0.0, 0.02) for _ in range(200)]
-    found, exact = estimate([logs], confidence=0.95), timing(logs)
+    found, exact = ratio([logs], confidence=0.95), timing(logs)
     assert math.log(found.ratio) == pytest.approx(exact.median_s)
     assert math.log(found.low) == pytest.approx(exact.low_s, abs=0.0008)
     assert math.log(found.high) == pytest.approx(exact.high_s, abs=0.0008)
@@ -71,7 +67,7 @@ def test_of_one_launch_it_is_the_interval_of_a_median():
 def test_launches_that_disagree_widen_it():
     """Eight rounds say almost the same in each launch; what they share must not count eight times."""
     wiggle = [i * 1e-5 for i in range(8)]
-    found = estimate([[shift + w for w in wiggle] for shift in (-0.04, 0.0, 0.04)])
+    found = ratio([[shift + w for w in wiggle] for shift in (-0.04, 0.0, 0.04)], CONFIDENCE)
     assert found.low == pytest.approx(math.exp(-0.04), abs=1e-3)
     assert found.high == pytest.approx(math.exp(0.04), abs=1e-3)
 
@@ -83,20 +79,20 @@ def test_it_holds_the_truth_as_often_as_it_says():
     held = 0
     for _ in range(150):
         shifts = [generator.gauss(0.03, 0.01) for _ in range(7)]
-        found = estimate([[generator.gauss(s, 0.02) for _ in range(8)] for s in shifts], confidence=0.90)
+        found = ratio([[generator.gauss(s, 0.02) for _ in range(8)] for s in shifts], confidence=0.90)
         held += found.low <= math.exp(0.03) <= found.high
     assert 115 <= held <= 149
 
 
 def test_the_same_samples_give_the_same_interval():
     logs = [[0.01, 0.03, -0.02], [0.0, 0.02, 0.05]]
-    assert estimate(logs) == estimate(logs)
+    assert ratio(logs, 0.95) == ratio(logs, 0.95)
 
 
 @pytest.mark.parametrize("launches", [[], [[]], [[0.1], [0.1, 0.2]]])
 def test_samples_that_make_no_table_are_refused(launches):
     with pytest.raises(ValueError, match=r"rounds|inhomogeneous"):
-        estimate(launches)
+        ratio(launches, 0.95)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +108,14 @@ def test_samples_that_make_no_table_are_refused(launches):
     ],
 )
 def test_the_whole_interval_decides(low, high, verdict):
-    assert Estimate(math.sqrt(low * high), low, high, 1.0).verdict(0.05) == verdict
+    assert verdict_of(Ratio(math.sqrt(low * high), low, high, 1.0), 0.05) == verdict
 
 
 def test_the_smallest_slow_down_that_shows_is_half_of_the_width():
-    assert Estimate(1.0, 1 / 1.03, 1.03, 1.0).smallest_detectable == pytest.approx(0.03)
+    assert Ratio(1.0, 1 / 1.03, 1.03, 1.0).smallest_detectable == pytest.approx(0.03)
 
 
-# ---- the course of a contest, on a machine that is made up
+# ---- the course of an A/B benchmark, on a machine that is made up
 
 
 @dataclass
@@ -166,7 +162,7 @@ class FakeSides:
 
 
 def play(factor=1.0, spread=0.014, seed=0, launch_spread=0.005, usages=(), seconds=60.0, **rules):
-    """A contest, and all sides that it started. Two blocks of ``spread`` 1.4 % make rounds of 2 %."""
+    """A result, and all sides that were started. Two blocks of ``spread`` 1.4 % make rounds of 2 %."""
     machine, chance, started = FakeMachine(), random.Random(seed), []
     waiting = list(usages)
 
@@ -177,11 +173,11 @@ def play(factor=1.0, spread=0.014, seed=0, launch_spread=0.005, usages=(), secon
         return started[-1]
 
     given = {name: value for name, value in rules.items() if name != "round_s"}
-    contest = hold(
+    result = run_launches(
         launch, Rules(**{"allowed": 0.05, "seconds": seconds, **given}), clock=machine.clock, sleep=machine.sleep
     )
     assert all(sides.stopped for sides in started)
-    return contest, started
+    return result, started
 
 
 def test_equal_code_never_fails():
@@ -190,9 +186,9 @@ def test_equal_code_never_fails():
 
 
 def test_a_slow_down_of_a_tenth_always_fails():
-    contests = [play(1.1, seed=seed)[0] for seed in range(20)]
-    assert [c.verdict for c in contests] == ["fail"] * 20
-    assert all(c.low < 1.1 * 1.02 and c.high > 1.1 * 0.98 for c in contests)
+    results = [play(1.1, seed=seed)[0] for seed in range(20)]
+    assert [c.verdict for c in results] == ["fail"] * 20
+    assert all(c.low < 1.1 * 1.02 and c.high > 1.1 * 0.98 for c in results)
 
 
 def test_what_is_exactly_as_slow_as_allowed_is_not_decided_by_chance():
@@ -202,24 +198,24 @@ def test_what_is_exactly_as_slow_as_allowed_is_not_decided_by_chance():
 
 
 def test_a_speed_up_passes():
-    contest, _ = play(0.8)
-    assert contest.verdict == "pass"
-    assert contest.ratio == pytest.approx(0.8, rel=0.02)
+    result, _ = play(0.8)
+    assert result.verdict == "pass"
+    assert result.ratio == pytest.approx(0.8, rel=0.02)
 
 
-def test_an_undecided_contest_goes_on_launch_by_launch():
-    contest, started = play(1.05)
-    assert len(started) == contest.launches == 14
-    assert contest.blocks == 14 * BLOCKS / 3
-    assert "within the interval" in contest.reasons[0]
+def test_an_undecided_benchmark_goes_on_launch_by_launch():
+    result, started = play(1.05)
+    assert len(started) == result.launches == 14
+    assert result.blocks == 14 * BLOCKS / 3
+    assert "within the interval" in result.reasons[0]
     assert len(play(1.0)[1]) == 3
 
 
 def test_a_spread_that_hides_the_allowed_slow_down_is_said():
-    contest, _ = play(1.0, spread=0.4)
-    assert contest.verdict == "inconclusive"
-    assert contest.smallest_detectable > 0.05
-    assert f"no slow-down below {100 * contest.smallest_detectable:.1f} % shows" in contest.sentence
+    result, _ = play(1.0, spread=0.4)
+    assert result.verdict == "inconclusive"
+    assert result.smallest_detectable > 0.05
+    assert f"no slow-down below {100 * result.smallest_detectable:.1f} % shows" in result.sentence
 
 
 BUSY = Usage(wall_s=0.06, capacity_s=0.12, others_s=0.06)
@@ -231,16 +227,16 @@ SHARED = Usage(wall_s=0.06, capacity_s=0.12, flags=("shared: 1 other process on 
 
 @pytest.mark.parametrize("usage", [BUSY, HOT, WAITING, CAPPED, SHARED])
 def test_a_machine_that_is_never_quiet_is_not_judged(usage):
-    contest, started = play(2.0, usages=[usage] * 500)
-    assert contest.verdict == "inconclusive"
-    assert (contest.blocks, contest.dropped, len(started)) == (0, BLOCKS + 1, 1)
-    assert contest.ratio is None
-    assert usage.disturbances("cpu")[0] in contest.sentence
+    result, started = play(2.0, usages=[usage] * 500)
+    assert result.verdict == "inconclusive"
+    assert (result.blocks, result.dropped, len(started)) == (0, BLOCKS + 1, 1)
+    assert result.ratio is None
+    assert usage.disturbances("cpu")[0] in result.sentence
 
 
 def test_a_disturbed_round_is_repeated():
-    contest, _ = play(1.0, usages=[QUIET, BUSY, QUIET, HOT, WAITING])
-    assert (contest.verdict, contest.blocks, contest.dropped) == ("pass", BLOCKS, 3)
+    result, _ = play(1.0, usages=[QUIET, BUSY, QUIET, HOT, WAITING])
+    assert (result.verdict, result.blocks, result.dropped) == ("pass", BLOCKS, 3)
 
 
 def test_a_disturbance_is_waited_out():
@@ -252,18 +248,18 @@ def test_a_disturbance_is_waited_out():
             self.usages = [BUSY] if self.machine.now < 10.0 else []
             return super().round(head_first)
 
-    contest = hold(
+    result = run_launches(
         lambda: Crowded(machine, 1.0, 0.01, random.Random(0)), Rules(0.05), clock=machine.clock, sleep=machine.sleep
     )
-    assert (contest.verdict, contest.blocks) == ("pass", BLOCKS)
-    assert 10 / 0.62 - 1 < contest.dropped < 10 / 0.62 + 1
+    assert (result.verdict, result.blocks) == ("pass", BLOCKS)
+    assert 10 / 0.62 - 1 < result.dropped < 10 / 0.62 + 1
 
 
 def test_many_disturbed_rounds_leave_the_verdict_open():
-    contest, _ = play(2.0, blocks=9, usages=[HOT] * 9 + [QUIET] * 8)
-    assert (contest.verdict, contest.dropped) == ("fail", 9)
-    contest, _ = play(2.0, blocks=6, usages=[HOT] * 7)
-    assert contest.verdict == "inconclusive"
+    result, _ = play(2.0, blocks=9, usages=[HOT] * 9 + [QUIET] * 8)
+    assert (result.verdict, result.dropped) == ("fail", 9)
+    result, _ = play(2.0, blocks=6, usages=[HOT] * 7)
+    assert result.verdict == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -275,10 +271,10 @@ def test_many_disturbed_rounds_leave_the_verdict_open():
     ],
 )
 def test_a_little_of_it_all_the_time_is_too_much(usage, why):
-    contest, _ = play(1.0, usages=[usage] * 500)
-    assert (contest.verdict, contest.dropped) == ("inconclusive", 0)
-    assert why in contest.sentence
-    assert contest.ratio == pytest.approx(1.0, abs=0.02)
+    result, _ = play(1.0, usages=[usage] * 500)
+    assert (result.verdict, result.dropped) == ("inconclusive", 0)
+    assert why in result.sentence
+    assert result.ratio == pytest.approx(1.0, abs=0.02)
 
 
 def test_the_host_of_a_gpu_may_be_busy():
@@ -288,15 +284,15 @@ def test_the_host_of_a_gpu_may_be_busy():
 
 
 def test_the_time_limit_holds():
-    contest, started = play(1.0, seconds=4.0)
-    assert (contest.verdict, len(started)) == ("inconclusive", 2)
-    assert "the time was over" in contest.sentence
+    result, started = play(1.0, seconds=4.0)
+    assert (result.verdict, len(started)) == ("inconclusive", 2)
+    assert "the time was over" in result.sentence
 
 
 def test_long_steps_get_fewer_rounds():
     """Starts of 2.5 s and rounds of 3 s: 12.5 s of the 45 s for each launch hold 4 rounds; the median of 24 is 12."""
-    contest, _ = play(1.0, seconds=45.0, round_s=3.0)
-    assert (contest.launches, contest.blocks) == (3, 12)
+    result, _ = play(1.0, seconds=45.0, round_s=3.0)
+    assert (result.launches, result.blocks) == (3, 12)
 
 
 def test_each_side_begins_equally_often():
@@ -308,7 +304,7 @@ def test_each_side_begins_equally_often():
             return super().round(head_first)
 
     machine = FakeMachine()
-    hold(lambda: Noted(machine, 1.0, 0.01, random.Random(0)), Rules(0.05), clock=machine.clock)
+    run_launches(lambda: Noted(machine, 1.0, 0.01, random.Random(0)), Rules(0.05), clock=machine.clock)
     assert len(order) == BLOCKS
     assert order.count(True) == BLOCKS / 2
     assert order[:8] != order[8:16]
@@ -329,12 +325,12 @@ def test_each_side_begins_equally_often():
 def test_rules_that_make_no_sense_are_refused(rules, message, tmp_path):
     side = Side(tmp_path, "net.py")
     with pytest.raises(UsageError, match=message):
-        run_contest(side, side, **rules)
+        run_ab(side, side, **rules)
 
 
 def test_the_outcome_is_json():
-    contest, _ = play(1.1)
-    found = json.loads(json.dumps(contest.to_dict()))
+    result, _ = play(1.1)
+    found = json.loads(json.dumps(result.to_dict()))
     assert found["verdict"] == "fail"
     assert len(found["base_samples_s"]) == len(found["head_samples_s"]) == found["blocks"] == BLOCKS
     confidence = pytest.approx(0.99286, abs=1e-5)  # seven looks, 5 %
@@ -344,8 +340,8 @@ def test_the_outcome_is_json():
 
 
 def test_the_sentence():
-    contest = Contest("fail", 0.05, "cpu", 1.1, 1.08, 1.12, 0.001, 0.018, 24, 2, 3, base_s=0.004, head_s=0.0044)
-    assert contest.sentence == (
+    result = ABResult("fail", 0.05, "cpu", 1.1, 1.08, 1.12, 0.001, 0.018, 24, 2, 3, base_s=0.004, head_s=0.0044)
+    assert result.sentence == (
         "fail: head +10.0 % in time (+8.0 % to +12.0 %) beside the base's 4.00 ms a step; +5.0 % is allowed;"
         " slow-downs from 1.8 % on would show; 24 rounds, 2 dropped"
     )
@@ -448,7 +444,6 @@ def test_each_side_runs_its_own_code(tmp_path, monkeypatch):
     with Launch(base, head, "cpu", 0) as launch:
         pids = launch.pids
         rounds = [launch.round(head_first=first) for first in (False, True)]
-        assert all(os.getpgid(pid) == os.getpgid(0) for pid in pids)
         assert launch.environment["threads"] == 1
     assert all(r.log_ratio > math.log(2) for r in rounds)
     assert all(r.usage.wall_s > 0.05 and r.base.usage.capacity_s > 0 for r in rounds)
@@ -456,9 +451,9 @@ def test_each_side_runs_its_own_code(tmp_path, monkeypatch):
 
 
 def test_without_time_nothing_is_decided(tmp_path):
-    contest = run_contest(checkout(tmp_path / "base"), checkout(tmp_path / "head"), allowed=0.05, seconds=0.5)
-    assert (contest.verdict, contest.ratio) == ("inconclusive", None)
-    assert contest.environment["torch"]
+    result = run_ab(checkout(tmp_path / "base"), checkout(tmp_path / "head"), allowed=0.05, seconds=0.5)
+    assert (result.verdict, result.ratio) == ("inconclusive", None)
+    assert result.environment["torch"]
 
 
 @pytest.mark.parametrize(
@@ -477,10 +472,10 @@ def test_a_side_that_fails_is_named(tmp_path, failing, line, message):
 
 
 def test_options_are_those_of_a_profile():
-    options = contest_worker._module_options("net.py", {"mode": "training", "batch": 3})
+    options = ab_worker._module_options("net.py", {"mode": "training", "batch": 3})
     assert (options.target, options.mode, options.batch, options.input_specs) == ("net.py", "training", 3, ())
     with pytest.raises(UsageError, match="did you mean 'batch'"):
-        contest_worker._module_options("net.py", {"bach": 3})
+        ab_worker._module_options("net.py", {"bach": 3})
 
 
 def test_the_same_place_of_the_own_checkout_comes_first(tmp_path, monkeypatch):
@@ -489,7 +484,7 @@ def test_the_same_place_of_the_own_checkout_comes_first(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
     entries = [str(head / "src"), str(head / ".venv/lib"), "/usr/lib/python"]
     monkeypatch.setattr(sys, "path", list(entries))
-    contest_worker._look_in(base, head)
+    ab_worker._look_in(base, head)
     assert sys.path == [str(base), str(base / "src"), *entries]
 
 
@@ -502,44 +497,22 @@ def test_a_module_of_the_other_checkout_is_refused(tmp_path, monkeypatch):
     installed, stray = ModuleType("zz_installed"), ModuleType("zz_stray")
     installed.__file__, stray.__file__ = str(head / ".venv/numpy.py"), str(head / "pkg.py")
     monkeypatch.setitem(sys.modules, "zz_installed", installed)
-    contest_worker._refuse_strays(base, head)
+    ab_worker._refuse_strays(base, head)
     monkeypatch.setitem(sys.modules, "zz_stray", stray)
-    contest_worker._refuse_strays(head, base)
+    ab_worker._refuse_strays(head, base)
     with pytest.raises(UsageError, match=r"^zz_stray comes from the other side's checkout \(pkg.py\)"):
-        contest_worker._refuse_strays(base, head)
+        ab_worker._refuse_strays(base, head)
 
 
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
-        run_contest(Side(tmp_path / "none", "net.py"), Side(tmp_path, "net.py"), allowed=0.05)
+        run_ab(Side(tmp_path / "none", "net.py"), Side(tmp_path, "net.py"), allowed=0.05)
 
 
 def test_one_file_cannot_be_both_sides(tmp_path):
     side = Side(tmp_path, str(tmp_path / "net.py"))
     with pytest.raises(UsageError, match="the same file for both sides"):
-        run_contest(side, side, allowed=0.05)
-
-
-def test_the_clock_of_a_gpu_takes_the_samples_of_the_measuring_device(monkeypatch):
-    """Without a GPU: what a device gives is handed on, and the step is launched plainly, as the whole model is."""
-
-    class Board:
-        def ready(self, call, restore, *, graphed):
-            assert not graphed
-            return Ready(call, restore)
-
-        def samples(self, ready, count, budget_s):
-            ready.call()
-            return [3e-3, 1e-3, 2e-3][:count], Sensors(flags=("throttled: power cap",))
-
-        def describe(self):
-            return {"device": "a board"}
-
-    calls = []
-    monkeypatch.setattr(clocks, "open_device", lambda kind: Board())
-    clock = clocks.open_clock("cuda")
-    assert clock.time(lambda: calls.append(1), 3) == (2e-3, ("throttled: power cap",))
-    assert (calls, clock.describe()) == ([1], {"device": "a board"})
+        run_ab(side, side, allowed=0.05)
 
 
 ENDLESS = """\
@@ -561,8 +534,8 @@ def inputs():
 PARENT = """\
 import sys
 from pathlib import Path
-from memwall.bench.ab import Side, run_contest
-run_contest(Side(Path(sys.argv[1]), "models/net.py"), Side(Path(sys.argv[2]), "models/net.py"), allowed=0.05)
+from memwall.bench.ab import Side, run_ab
+run_ab(Side(Path(sys.argv[1]), "models/net.py"), Side(Path(sys.argv[2]), "models/net.py"), allowed=0.05)
 """
 
 

@@ -1,8 +1,9 @@
-"""Whether a machine was quiet while a block of steps ran: who else used its cores, and whether it was slowed down.
+"""What the system says of this machine: its processor, caches and memory, and whether it was quiet while steps ran.
 
-Linux tells it: ``/proc/stat`` the time that all processes had and that the hypervisor took away,
-``/proc/self/schedstat`` how long our thread stood ready without a core (other containers on the same machine show
-there), the cgroup how long a quota held us, and the cores how often they grew too hot. A GPU's sensors come as flags.
+Linux tells who else used its cores and whether it was slowed down: ``/proc/stat`` the time that all processes had and
+that the hypervisor took away, ``/proc/self/schedstat`` how long our thread stood ready without a core (other containers
+on the same machine show there), the cgroup how long a quota held us, and the cores how often they grew too hot. A GPU's
+sensors come as flags.
 Neighbours behind a hypervisor that reports no steal time are seen by nothing but the spread of the samples.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from memwall.bench.kernels.sensors import LEAST_SHARE, in_doubt
+from memwall.bench.sensors import LEAST_SHARE, in_doubt
 from memwall.core.units import percent
 
 #: share of a round that our thread may stand ready without a core
@@ -149,6 +152,12 @@ def read_counters(root: Path = Path("/"), clock: Callable[[], float] = time.perf
     )
 
 
+def machine_busy_s(stat: Path = Path("/proc/stat")) -> float:
+    """Seconds that all cores together were busy, or taken away, since the start; 0 where the system does not say."""
+    busy_s, stolen_s = _machine_time(stat)
+    return (busy_s or 0.0) + (stolen_s or 0.0)
+
+
 def _machine_time(path: Path) -> tuple[float | None, float | None]:
     """``cpu user nice system idle iowait irq softirq steal ...`` in clock ticks."""
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -182,3 +191,53 @@ def _throttles(folder: Path) -> int:
         with contextlib.suppress(OSError, ValueError):
             count += int(path.read_text(encoding="ascii"))
     return count
+
+
+# -- the processor -----------------------------------------------------------------------------------------------------
+
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """What the processor calls itself."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine() or "CPU"
+
+
+def vendor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Who made it."""
+    name = cpu_name(cpuinfo)
+    return next((vendor for vendor in ("AMD", "Intel", "Apple") if vendor.lower() in name.lower()), "CPU")
+
+
+def cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, int]:
+    """Bytes of the caches that hold data, as one core sees them, by name: l1, l2, l3."""
+    sizes = {}
+    for index in sorted(folder.glob("index*")):
+        try:
+            level, kind, size = (
+                (index / name).read_text(encoding="ascii").strip() for name in ("level", "type", "size")
+            )
+        except OSError:
+            continue
+        known = re.fullmatch(r"(\d+)([KMG]?)", size)
+        if kind != "Instruction" and known:
+            sizes[f"l{level}"] = int(known[1]) * _UNITS[known[2]]
+    return {name: sizes[name] for name in ("l1", "l2", "l3") if name in sizes}
+
+
+def memory_bytes() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_bytes() -> int:
+    """Memory of the machine that programs can still take."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,215 @@
+"""How a call is timed: the same questions to each device, and the CPU as one of them (:mod:`.cuda` is the other).
+
+A sample is cold: caches are cleared before it, outside of the timed part. The CPU runs one thread, and a repetition
+that lost its core is taken again. A step (:meth:`Device.steps`) is timed warm, one after another, as a program runs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from memwall.bench.machine import available_bytes, cache_bytes, cpu_name, machine_busy_s
+from memwall.bench.sensors import LEAST_SHARE, CpuLoad, Sensing, merged
+from memwall.core.errors import MissingError, UsageError
+from memwall.core.process import environment
+from memwall.record.measurement import Sensors
+
+Call = Callable[[], Any]
+
+DEVICES = ("cpu", "cuda")
+#: a contended repetition is taken again; after this many times as many repetitions as samples, what there is counts
+MOST_TRIES = 4
+#: the last level of cache where the system does not tell
+DEFAULT_CACHE_BYTES = 32 << 20
+
+#: fresh memory would be paid for with a page fault at every call: glibc is told to keep it
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 28)}
+#: torch.compile starts a pool of compilers in every process; here the processes themselves are the pool
+COMPILERS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def timing_environment(kind: str, threads: int = 1) -> dict[str, str]:
+    """The variables of a process in which kernels are timed: this package is found, and memory behaves (on the CPU)."""
+    fixed = {**MALLOC, **dict.fromkeys(THREADS, str(threads))} if kind == "cpu" else {}
+    return {**COMPILERS, **environment(), **fixed}
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Where time comes from, in seconds: the wall, this process's CPU time, and all cores' busy time."""
+
+    wall: Callable[[], float] = time.perf_counter
+    own: Callable[[], float] = time.process_time
+    machine: Callable[[], float] = machine_busy_s
+
+    def time(self, call: Call, calls: int = 1) -> tuple[float, float]:
+        """Seconds of ``calls`` calls together, and the share of a core that they had."""
+        own, wall = self.own(), self.wall()
+        for _ in range(calls):
+            call()
+        seconds, own = self.wall() - wall, self.own() - own
+        return seconds, own / seconds if seconds > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A call that can be timed. ``restore`` puts back what the call writes over; ``note`` qualifies the samples.
+
+    ``refused``: it could not be made quick to repeat, and the attempt has left the device's library in doubt.
+    """
+
+    call: Call
+    restore: Call = lambda: None
+    note: str = ""
+    #: keeps alive what a captured graph points into
+    held: Any = None
+    refused: bool = False
+
+
+class Device(Protocol):
+    """What is asked of the machine that is measured."""
+
+    kind: str
+    torch_device: str
+
+    def ready(self, call: Call, restore: Call = ..., *, graphed: bool = True) -> Ready:
+        """Warm a call up and make it quick to repeat, by a graph of it where there is such a thing."""
+        ...
+
+    def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]:
+        """Up to ``count`` timings in seconds, one at least, of which no new one begins after ``budget_s``."""
+        ...
+
+    def steps(self, step: Call, count: int) -> tuple[list[float], tuple[str, ...]]:
+        """Seconds of each of ``count`` steps one after another, and what the device says against them."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Name, versions and sizes, for the record."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory that can still be taken."""
+        ...
+
+    def wait(self) -> None:
+        """Until all that was begun is done."""
+        ...
+
+    def clear(self) -> None:
+        """Give back what is not in use."""
+        ...
+
+
+def open_device(kind: str) -> Device:
+    """The device of that kind (``cpu`` or ``cuda``) of this machine.
+
+    Raises:
+        UsageError: there is no such kind.
+        MissingError: there is no such device.
+    """
+    if kind == "cpu":
+        return Cpu()
+    if kind != "cuda":
+        raise UsageError(f"no device {kind!r}; there is {', '.join(DEVICES)}")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MissingError("no CUDA device here; --device cpu measures this machine's CPU")
+    from memwall.bench.cuda import Cuda
+
+    return Cuda()
+
+
+def versions() -> dict[str, Any]:
+    """The versions that a time depends on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    triton = None
+    with contextlib.suppress(PackageNotFoundError):
+        triton = version("triton")
+    return {"torch": torch.__version__, "python": platform.python_version(), "triton": triton}
+
+
+class Cpu:
+    """One thread of this machine. A repetition that had less than ``LEAST_SHARE`` of a core is taken again."""
+
+    kind = "cpu"
+    torch_device = "cpu"
+
+    def __init__(self, sensing: Sensing | None = None, clocks: Clocks | None = None) -> None:
+        import torch
+
+        self._torch = torch
+        torch.set_num_threads(1)
+        self._sensing = sensing or CpuLoad()
+        self._clocks = clocks or Clocks()
+        self._cache_bytes = max(cache_bytes().values(), default=DEFAULT_CACHE_BYTES)
+        self._cache = torch.ones(2 * self._cache_bytes // 4)
+        self._one = torch.ones(1)
+
+    def ready(self, call: Call, restore: Call = lambda: None, *, graphed: bool = True) -> Ready:
+        call()
+        return Ready(call, restore)
+
+    def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]:
+        good: list[float] = []
+        contended: list[tuple[float, float]] = []
+        deadline = time.monotonic() + budget_s
+        while len(good) < count and len(good) + len(contended) < MOST_TRIES * count:
+            if (good or contended) and time.monotonic() > deadline:
+                break
+            ready.restore()
+            self._cache.add_(1.0)
+            self._one.add(1.0)  # torch's own path to an op is warm again, as it is between the ops of a model
+            with _no_collection():
+                wall_s, share = self._clocks.time(ready.call)
+            if share >= LEAST_SHARE:
+                good.append(wall_s)
+            else:
+                contended.append((share, wall_s))
+        sensors = self._sensing.read()
+        if good:
+            return good, sensors
+        contended.sort(reverse=True)
+        flag = f"contended: no repetition had {LEAST_SHARE:.0%} of a core"
+        return [wall_s for _, wall_s in contended[:count]], merged((sensors, Sensors(flags=(flag,))))
+
+    def steps(self, step: Call, count: int) -> tuple[list[float], tuple[str, ...]]:
+        self._torch.set_num_threads(1)  # the model's file may have asked for others
+        gc.collect()
+        with _no_collection():
+            if count > 1:
+                step()  # others have had the caches; of a long step they are little
+            return [self._clocks.time(step)[0] for _ in range(count)], ()
+
+    def describe(self) -> dict[str, Any]:
+        return {"device": cpu_name(), "threads": 1, "cache_bytes": self._cache_bytes, **versions(),
+                "kernel": platform.release(), "note": "caches cleared before each sample"}  # fmt: skip
+
+    def free_bytes(self) -> int:
+        return available_bytes()
+
+    def wait(self) -> None:
+        """A call on the CPU is done when it returns."""
+
+    def clear(self) -> None:
+        gc.collect()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,115 @@
+"""Samples → what is known of the time: a median with its interval, a spread, the ratio of two versions.
+
+:func:`ratio` is of paired rounds. Each round gives one ratio: blocks of both sides that ran one right after the other,
+so a machine that drifts drifts under both. Rounds of one launch share their processes, and with them where code and
+memory happen to lie, which alone shifts a time by a percent or so. The interval is therefore a bootstrap of the
+median in two stages (Davison and Hinkley, Bootstrap Methods and their Application, 3.8): launches are drawn anew, and
+within them rounds. It is drawn with a fixed seed: the same samples give the same interval. Three launches tell little
+of how far launches differ: where those differ by 0.5, 1 and 2 %, and rounds by 2 %, an interval of 99 % from three
+launches holds the truth in 98.7, 96.7 and 94.7 % of 300 drawn cases.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from memwall.record.measurement import Timing
+
+#: the interval of :func:`timing` holds the true median with at least this probability, where there are samples enough
+CONFIDENCE = 0.95
+
+
+def timing(samples_s: Sequence[float]) -> Timing:
+    """Median of some samples in seconds, and the interval of the true median.
+
+    The ends are order statistics, so nothing is assumed of how the samples are distributed; up to five samples the
+    interval is their range and holds the median with less than ``CONFIDENCE``.
+
+    Raises:
+        ValueError: there is no sample.
+    """
+    if not samples_s:
+        raise ValueError("no samples")
+    ordered = sorted(samples_s)
+    count = len(ordered)
+    cut = tail_rank(count)
+    middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    return Timing(middle, ordered[cut], ordered[count - 1 - cut], count, ordered[0], ordered[-1])
+
+
+@cache
+def tail_rank(count: int) -> int:
+    """How many samples lie outside of the interval at each end.
+
+    The number of samples below the true median is binomial(count, 1/2): the largest rank whose two tails together stay
+    within ``1 - CONFIDENCE``.
+    """
+    allowed = (1.0 - CONFIDENCE) / 2 * 2.0**count
+    below, rank = 0.0, 0
+    while rank < count // 2:
+        below += math.comb(count, rank)
+        if below > allowed:
+            break
+        rank += 1
+    return max(rank - 1, 0)
+
+
+def spread(samples: Sequence[float]) -> float:
+    """Half of the distance between the quartiles, over the median; 0 of one sample."""
+    if len(samples) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(samples, n=4)
+    return (high - low) / 2 / statistics.median(samples)
+
+
+#: samples drawn for the interval of a ratio, and their seed
+DRAWS, SEED = 4000, 20
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One version's time over another's: the median of all rounds, and its interval. ``p_value``: two-sided exact
+    sign test of "both are equally fast" over the rounds; it decides nothing."""
+
+    ratio: float
+    low: float
+    high: float
+    p_value: float
+
+    @property
+    def smallest_detectable(self) -> float:
+        """Half of the interval's width as a share: a smaller slow-down would not show with these samples."""
+        return math.exp((math.log(self.high) - math.log(self.low)) / 2) - 1.0
+
+
+def ratio(launches: Sequence[Sequence[float]], confidence: float) -> Ratio:
+    """What the log ratios of some launches, each of as many rounds, say.
+
+    Raises:
+        ValueError: there are none, or not as many in each.
+    """
+    import numpy as np
+
+    ratios = np.array(launches, dtype=float)
+    if ratios.ndim != 2 or not ratios.size:
+        raise ValueError("every launch needs the same number of rounds, one at least")
+    count, rounds = ratios.shape
+    generator = np.random.default_rng(SEED)
+    launch = generator.integers(count, size=(DRAWS, count, 1))
+    drawn = ratios[launch, generator.integers(rounds, size=(DRAWS, count, rounds))]
+    tail = (1.0 - confidence) / 2
+    low, high = np.quantile(np.median(drawn.reshape(DRAWS, -1), axis=1), [tail, 1.0 - tail])
+    middle = float(np.median(ratios))
+    return Ratio(math.exp(middle), math.exp(low), math.exp(high), sign_test(ratios.ravel().tolist()))
+
+
+def sign_test(differences: Sequence[float]) -> float:
+    """How probable so uneven a split into above and below 0, or a more uneven one, is by chance (two-sided, exact)."""
+    above = sum(d > 0 for d in differences)
+    count = above + sum(d < 0 for d in differences)
+    tail = sum(math.comb(count, k) for k in range(min(above, count - above) + 1))
+    return min(1.0, 2.0 * tail / 2**count)

@@ -1,0 +1,164 @@
+"""A Python process of its own that answers over a pipe, each time within a limit, and whose cause of death is known.
+
+It calls one target (``module:name``; of a class, one instance) with what it is asked, and sends back what that returns.
+It ends with its parent, however that ends and also in the middle of a call: the parent holds its standard input open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+_START = "from memwall.core.process import serve; serve()"
+
+
+class Lost(Exception):
+    """A child that gave no answer. ``status``: ``timeout``, ``out of memory`` or ``failed``; ``code``: its exit code;
+    ``last``: the last line that it wrote to standard error, where that was kept."""
+
+    def __init__(self, status: str, message: str, code: int | None = None, last: str = "") -> None:
+        super().__init__(message)
+        self.status, self.code, self.last = status, code, last
+
+
+class Child:
+    """A process that runs; it and what it has started are killed by :meth:`stop`.
+
+    Args:
+        target: ``module:name`` of what it calls.
+        environment: its variables; see :func:`environment`.
+        folder: its working folder.
+        own_path: leave the working folder out of ``sys.path``.
+        shown: what it prints goes to standard error; else it is kept for the last line.
+
+    Raises:
+        OSError: it cannot be started in that folder.
+    """
+
+    def __init__(
+        self, target: str, environment: Mapping[str, str], *, folder: Path | None = None, own_path: bool = False,
+        shown: bool = False,
+    ) -> None:  # fmt: skip
+        ours, theirs = multiprocessing.Pipe()
+        self._pipe: Connection[Any, Any] = ours
+        self._kept = None if shown else tempfile.TemporaryFile()  # noqa: SIM115  closed by stop()
+        output = sys.stderr if shown and _has_descriptor(sys.stderr) else subprocess.DEVNULL
+        options = ["-P"] if own_path else []
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *options, "-c", _START, str(theirs.fileno()), target],
+                pass_fds=[theirs.fileno()], env=environment, cwd=folder, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=output, stderr=self._kept,
+            )  # fmt: skip
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def send(self, *question: Any) -> None:
+        """Ask; a process that is gone is noticed by :meth:`receive`."""
+        with contextlib.suppress(OSError):
+            self._pipe.send(question)
+
+    def receive(self, limit_s: float) -> Any:
+        """The answer.
+
+        Raises:
+            Lost: the process ended, or took longer than the limit.
+        """
+        try:
+            if self._pipe.poll(limit_s):
+                return self._pipe.recv()
+        except (EOFError, OSError):
+            raise self._lost() from None
+        raise Lost("timeout", f"took longer than its limit of {limit_s:.0f} s")
+
+    def ask(self, limit_s: float, *question: Any) -> Any:
+        """Ask, and wait for the answer; see :meth:`receive`."""
+        self.send(*question)
+        return self.receive(limit_s)
+
+    def _lost(self) -> Lost:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        code = self._process.returncode
+        if code == -signal.SIGKILL:
+            return Lost("out of memory", "the system killed the process, as it does when memory runs out", code)
+        if code is not None and code < 0:
+            return Lost("failed", f"the process crashed: {signal.Signals(-code).name}", code)
+        last = self._last_line()
+        message = f"the process ended with exit code {code}" + (f": {last[:200]}" if last else "")
+        return Lost("failed", message, code, last)
+
+    def _last_line(self) -> str:
+        if self._kept is None:
+            return ""
+        self._kept.seek(0)
+        lines = self._kept.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def stop(self) -> None:
+        """End the process, whatever it does, and what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._pipe.close()
+        for file in (self._process.stdin, self._kept):
+            if file is not None:
+                file.close()
+
+
+def environment() -> dict[str, str]:
+    """The variables of this process; a child finds this package, wherever it runs."""
+    root = str(Path(__file__).resolve().parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+
+
+def _has_descriptor(stream: Any) -> bool:
+    try:
+        stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
+
+
+# -- in the child ------------------------------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Answer until the pipe closes."""
+    descriptor, target = int(sys.argv[1]), sys.argv[2]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # what is called may read its standard input, and must not read the lifeline
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    module, _, name = target.partition(":")
+    answer = getattr(import_module(module), name)
+    if isinstance(answer, type):
+        answer = answer()
+    pipe: Connection[Any, Any] = Connection(descriptor)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            question = pipe.recv()
+            pipe.send(answer(*question))
+
+
+def _end_with(lifeline: int) -> None:
+    """End this process when the other end of the lifeline is closed."""
+    while os.read(lifeline, 1):
+        pass
+    os._exit(1)
