@@ -1,7 +1,7 @@
 """``memwall calibrate``: measure what this machine reaches, and write it down as a hardware spec.
 
 :func:`calibrate` (in ``run``) starts a process that measures; ``cpu`` and ``cuda`` say what is timed, ``sampling``
-when a sample of the CPU counts, ``cpu_spec`` and ``cuda_spec`` write the quantities as a file that ``--gpu`` takes.
+when a sample of the CPU counts, ``spec`` and ``cuda_spec`` write the quantities as a file that ``--gpu`` takes.
 Importing this imports no torch.
 """
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memwall.bench.calibrate.sampling import Quantity
-from memwall.bench.calibrate.spec_text import Line, document, note, number, quoted
+from memwall.bench.calibrate.spec import Line, document, note, number, quoted
 from memwall.core.graph import Pipe, contiguous
 from memwall.hardware.constants import CONSTANTS, Constants, StreamConstants, names_of
 from memwall.hardware.lookup import Gpu, load_gpu, match_device

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memwall.bench.calibrate.cpu_spec import cpu_spec
 from memwall.bench.calibrate.cuda_spec import cuda_spec
 from memwall.bench.calibrate.sampling import WIDE, Quantity
+from memwall.bench.calibrate.spec import cpu_spec
 from memwall.bench.clock import DEVICES, timing_environment
 from memwall.core.errors import MemwallError, MissingError, UsageError
 from memwall.core.files import cache_folder

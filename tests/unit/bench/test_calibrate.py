@@ -8,9 +8,9 @@ import math
 import pytest
 
 from memwall.bench.calibrate import default_spec_path
-from memwall.bench.calibrate.cpu_spec import cpu_spec
 from memwall.bench.calibrate.cuda_spec import cuda_spec
 from memwall.bench.calibrate.sampling import Benchmark, Busy, Quantity, measure
+from memwall.bench.calibrate.spec import cpu_spec
 from memwall.bench.clock import Clocks, timing_environment
 from memwall.bench.machine import cache_bytes, cpu_name, machine_busy_s, vendor_name
 from memwall.core.graph import Pipe, contiguous
