@@ -60,8 +60,22 @@ class Oracle:
     def __init__(self, graph: Graph, flow: Flow, group: Group, operators: Operators | None = None) -> None:
         self.graph, self.flow, self.group = graph, flow, group
         self.operators = operators or Operators()
+        self.ops = [graph.ops[i] for i in sorted((*group.op_ids, *group.recomputes))]
+        self._inside = frozenset(op.id for op in self.ops)
+        #: the values that the group touches in memory that was there before it
         self.external = self._external()
-        self.effects = self._effects()
+        written = {v for op in self.ops for v in self.operators.overwritten(op) if v not in op.outputs}
+        #: values that the group writes over besides those that it hands on: running statistics
+        self.effects = tuple(sorted(v for v in written if v in self.external and v not in group.writes))
+        #: all values that are compared
+        self.results = (*group.writes, *self.effects)
+        #: whether all that the group does is to move numbers
+        self.is_moving = all(op.name.partition(".")[2].partition(".")[0] in _MOVING for op in self.ops)
+        self.dropouts = [
+            Dropout(op.outputs[1], 1.0 - op.attributes["p"], place)
+            for place, op in enumerate(self.ops)
+            if op.name == "aten.native_dropout"
+        ]
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
@@ -78,36 +92,20 @@ class Oracle:
         return arena
 
     def _external(self) -> tuple[int, ...]:
-        """The values that the group touches in memory that was there before it."""
-        flow, values = self.flow, self.graph.values
-        op_ids = sorted((*self.group.op_ids, *self.group.recomputes))
-        inside = frozenset(op_ids)
         found: dict[int, None] = {}
-        for op_id in op_ids:
-            for value_id, version in flow.reads[op_id]:
-                if flow.writer[version] not in inside:
+        for op in self.ops:
+            for value_id, version in self.flow.reads[op.id]:
+                if self.flow.writer[version] not in self._inside:
                     found[value_id] = None
-            for value_id, version in flow.writes[op_id]:
-                if self._existed(values[value_id].storage, version):
+            for value_id, version in self.flow.writes[op.id]:
+                if self._existed(self.graph.values[value_id].storage, version):
                     found[value_id] = None
         return tuple(found)
 
-    def _effects(self) -> tuple[int, ...]:
-        """Values that the group writes over beside those that it hands on: running statistics."""
-        ops = [self.graph.ops[i] for i in (*self.group.op_ids, *self.group.recomputes)]
-        written = {v for op in ops for v in self.operators.overwritten(op) if v not in op.outputs}
-        return tuple(sorted(v for v in written if v in self.external and v not in self.group.writes))
-
-    @property
-    def results(self) -> tuple[int, ...]:
-        """All values that are compared."""
-        return (*self.group.writes, *self.effects)
-
     def _existed(self, storage: int, version: int) -> bool:
         """Whether a storage was there before the group made a version of it."""
-        inside = frozenset((*self.group.op_ids, *self.group.recomputes))
         before = [v for v in range(version) if self.flow.storage[v] == storage]
-        if any(self.flow.writer[v] not in inside for v in before):
+        if any(self.flow.writer[v] not in self._inside for v in before):
             return True
         return self.graph.storages[storage].role in _PERSISTENT
 
@@ -139,33 +137,17 @@ class Oracle:
         return {v: memory[v].clone() for v in self.results}
 
     def _masks(self, kept: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        return {drop.mask: kept[drop.mask] for drop in self.dropouts() if drop.mask in kept}
-
-    def dropouts(self) -> list[Dropout]:
-        """The dropouts of the group."""
-        op_ids = sorted((*self.group.op_ids, *self.group.recomputes))
-        ops = [(place, self.graph.ops[i]) for place, i in enumerate(op_ids)]
-        return [
-            Dropout(op.outputs[1], 1.0 - op.attributes["p"], place)
-            for place, op in ops
-            if op.name == "aten.native_dropout"
-        ]
+        return {drop.mask: kept[drop.mask] for drop in self.dropouts if drop.mask in kept}
 
     def drawn(self, seed: int, device: str) -> dict[int, Tensor]:
         """The masks that a generated kernel draws from a seed, by value id: element ``i`` of the ``n``-th op's result
         is kept where Philox gives for ``seed + n`` and ``i`` at least the share that is dropped."""
         masks = {}
-        for drop in self.dropouts():
+        for drop in self.dropouts:
             shape = self.graph.values[drop.mask].spec.shape
             places = torch.arange(math.prod(shape), device=device).reshape(shape)
             masks[drop.mask] = uniform(seed + drop.place, places) >= 1.0 - drop.share
         return masks
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether all that the group does is to move numbers."""
-        ops = [self.graph.ops[i] for i in (*self.group.op_ids, *self.group.recomputes)]
-        return all(op.name.split(".")[1] in _MOVING for op in ops)
 
     # -- the comparison ----------------------------------------------------------------------------------------------
 
@@ -211,7 +193,7 @@ class Oracle:
 
     def _check_masks(self, outputs: Mapping[int, Tensor]) -> Check:
         """Dropouts keep the share that they should, by chance alone."""
-        for drop in self.dropouts():
+        for drop in self.dropouts:
             mask, share = drop.mask, drop.share
             count = outputs[mask].numel() if mask in outputs else 0
             if not count:
@@ -279,8 +261,7 @@ class Oracle:
             return wrong(broken[0], f"written out of bounds: {', '.join(broken[:4])}")
         #: 0 where the group may write, else the poison
         written = Arena(self.graph, arena.device, arena.guard_bytes)
-        inside = (*self.group.op_ids, *self.group.recomputes)
-        for value_id in {v for i in inside for v in self.graph.ops[i].outputs} | {*self.results}:
+        for value_id in {v for op in self.ops for v in op.outputs} | {*self.results}:
             if self.graph.values[value_id].storage in before.storages:
                 _bytes_of(written, value_id).fill_(0)
         for storage in before.storages:
