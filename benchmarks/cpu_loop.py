@@ -146,7 +146,7 @@ def model_classes(label: str, spec: Path) -> tuple[float, Counter]:
 
 
 def compare(label: str, spec: Path) -> tuple[float, float]:
-    """Print modeled beside measured for one workload; both totals in seconds."""
+    """Print modeled next to measured for one workload; both totals in seconds."""
     from memwall.ops import classify
 
     measured = in_child(label)

@@ -1,4 +1,4 @@
-"""The modeled gain of fusion beside measured pairs: one layer unfused in eager PyTorch and as fused Triton kernels.
+"""The modeled gain of fusion next to measured pairs: one layer unfused in eager PyTorch and as fused Triton kernels.
 
     python benchmarks/liger_pairs.py FOLDER/liger_pairs.csv
 

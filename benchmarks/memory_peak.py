@@ -1,4 +1,4 @@
-"""The modeled memory peak of a ResNet-50 training step beside torch's own MemTracker, which follows real lifetimes.
+"""The modeled memory peak of a ResNet-50 training step next to torch's own MemTracker, which follows real lifetimes.
 
     python benchmarks/memory_peak.py
 

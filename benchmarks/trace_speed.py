@@ -1,4 +1,4 @@
-"""Speed of memwall beside torch's FlopCounterMode, on the same model and tensors, in one run, one thread.
+"""Speed of memwall next to torch's FlopCounterMode, on the same model and tensors, in one run, one thread.
 
     python benchmarks/trace_speed.py [bert_large | llama3_70b ...]
 

@@ -163,7 +163,7 @@ def _ratio(value: float | None) -> str:
 
 
 def _paper(profiles: Sequence[Profile]) -> list[str]:
-    """The training step of a BERT-large layer: our kernels and torch.compile's beside the paper's."""
+    """The training step of a BERT-large layer: our kernels and torch.compile's next to the paper's."""
     profile = next((p for p in profiles if (p.workload.name, p.workload.mode) == ("bert_layer", "training")), None)
     if profile is None:
         return []

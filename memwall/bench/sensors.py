@@ -1,4 +1,4 @@
-"""What a device says of itself beside the samples: NVML for a GPU, the load average for a CPU."""
+"""What a device says of itself while samples are taken: NVML for a GPU, the load average for a CPU."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Sensing(Protocol):
 
 
 class Nvml:
-    """The NVIDIA board with a certain PCI bus id, through ``pynvml``.
+    """The NVIDIA GPU with a certain PCI bus id, through ``pynvml``.
 
-    ``ours`` tells the processes that are no strangers: those of this measurement.
+    ``ours`` gives the processes of this measurement.
     """
 
     def __init__(self, nvml: Any, handle: Any, ours: Callable[[], frozenset[int]]) -> None:
@@ -43,7 +43,7 @@ class Nvml:
         self._ours = ours
 
     def read(self) -> Sensors:
-        """Clocks, power, temperature, throttle reasons and other processes; None where the board does not say."""
+        """Clocks, power, temperature, throttle reasons and other processes; None where the GPU does not say."""
         nvml, handle = self._nvml, self._handle
         clock = self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         memory = self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
@@ -55,11 +55,11 @@ class Nvml:
             memory_clock_hz=None if memory is None else memory * 1e6,
             power_w=None if power is None else power / 1e3,
             temperature_c=None if degrees is None else float(degrees),
-            flags=(*(text for bit, text in THROTTLES.items() if int(reasons) & bit), *self._strangers()),
+            flags=(*(text for bit, text in THROTTLES.items() if int(reasons) & bit), *self._others()),
         )
 
-    def _strangers(self) -> tuple[str, ...]:
-        """A flag where other processes compute on the board. In a container NVML may number processes as the host
+    def _others(self) -> tuple[str, ...]:
+        """A flag where other processes compute on the GPU. In a container NVML may number processes as the host
         does: then their number alone can tell."""
         running = self._ask(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)) or []
         pids = {process.pid for process in running}
@@ -75,7 +75,7 @@ class Nvml:
 
 
 class NullSensors:
-    """A board that nobody can ask; every sample says so."""
+    """A GPU that cannot be asked; every sample says so."""
 
     def __init__(self, why: str) -> None:
         self._sensors = Sensors(flags=(why,))
@@ -98,7 +98,7 @@ def family(processes: Path = Path("/proc")) -> frozenset[int]:
 
 
 def open_nvml(bus_id: str | None) -> Sensing:
-    """The sensors of the board at a PCI bus id (None: the first board)."""
+    """The sensors of the GPU at a PCI bus id (None: the first one)."""
     try:
         import pynvml
     except ImportError:

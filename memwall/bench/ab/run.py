@@ -243,7 +243,7 @@ class _Progress:
         return [first for _ in range(self.rounds // 2) for first in chance.sample([False, True], 2)]
 
     def _rounds(self, round_s: float, start_s: float) -> int:
-        """As many as the rules ask for, or as fit into the time limit beside the starts; an even number."""
+        """As many as the rules ask for, or as fit into the time limit with the starts; an even number."""
         wanted = math.ceil(self.rules.blocks / LEAST_LAUNCHES)
         fitting = int((self.rules.seconds / LEAST_LAUNCHES - start_s) / round_s)
         return 2 * math.ceil(max(LEAST_BLOCKS // LEAST_LAUNCHES, min(wanted, fitting)) / 2)

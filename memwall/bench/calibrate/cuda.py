@@ -37,7 +37,7 @@ def measure_cuda(rounds: int) -> dict[str, Any]:
     ]
     return {
         "torch": torch.__version__,
-        "board": torch.cuda.get_device_name(),
+        "name": torch.cuda.get_device_name(),
         "dram_bytes": torch.cuda.get_device_properties(0).total_memory,
         "sm_count": torch.cuda.get_device_properties(0).multi_processor_count,
         "compute_capability": "{}.{}".format(*torch.cuda.get_device_capability()),

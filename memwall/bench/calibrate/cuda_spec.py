@@ -24,7 +24,7 @@ from memwall.ops import table_calls as calls
 from memwall.perfmodel.families import constants, table_of
 from memwall.perfmodel.roofline import predict_cost, works_of
 
-#: the fastest of these stands for the bandwidth of a board without a datasheet
+#: the fastest of these stands for the bandwidth of a GPU without a datasheet
 _STREAM_NAMES = ("dram.copy", "dram.triad", "dram.read")
 
 
@@ -35,7 +35,7 @@ def cuda_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job
 
 
 def _as_read(text: str) -> Gpu:
-    """The device of a file with this text, with what it leaves out from similar boards."""
+    """The device of a file with this text, with what it leaves out from similar GPUs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cuda.toml"
         path.write_text(text, encoding="utf-8")
@@ -44,27 +44,27 @@ def _as_read(text: str) -> Gpu:
 
 def _tables(answer: Mapping[str, Any], quantities: Mapping[str, Quantity]) -> dict[str, Sequence[Line]]:
     """All tables but those of utilization."""
-    board = match_device(answer["board"])
+    gpu = match_device(answer["name"])
     host = [
         _seconds("launch_overhead_s", quantities["launch"], "graph of adds of one element"),
         _seconds("dispatch_s", quantities["dispatch"], "eager adds issued by the CPU"),
     ]
-    head = _head(answer, board)
-    if board is None:
+    head = _head(answer, gpu)
+    if gpu is None:
         return {"": head, **_rates(answer, quantities), "host": host}
     peaks = {
         f"peak_flop_per_s.{engine}": [
-            Line(pipe.dtype, number(rate), board.sources.get(f"peak_flop_per_s.{pipe}", ""))
-            for pipe, rate in board.peak_flop_per_s.items()
+            Line(pipe.dtype, number(rate), gpu.sources.get(f"peak_flop_per_s.{pipe}", ""))
+            for pipe, rate in gpu.peak_flop_per_s.items()
             if pipe.engine == engine
         ]
         for engine in ("tensor", "vector")
     }
     return {
-        "": head, "compute": _compute(board), **peaks, "memory": _memory(board),
-        "power": [Line("tdp_w", f"{board.tdp_w:g}", "the board's")] if board.tdp_w else [],
-        "host": host, "achievable": [_triad(quantities, board.dram_bytes_per_s)],
-        **{f"achievable.{engine}": _fractions(board, quantities, engine) for engine in ("tensor", "vector")},
+        "": head, "compute": _compute(gpu), **peaks, "memory": _memory(gpu),
+        "power": [Line("tdp_w", f"{gpu.tdp_w:g}", "the board's")] if gpu.tdp_w else [],
+        "host": host, "achievable": [_triad(quantities, gpu.dram_bytes_per_s)],
+        **{f"achievable.{engine}": _fractions(gpu, quantities, engine) for engine in ("tensor", "vector")},
     }  # fmt: skip
 
 
@@ -77,47 +77,47 @@ def _seconds(key: str, quantity: Quantity, what: str) -> Line:
     return Line(key, number(quantity.seconds), note(quantity, what))
 
 
-def _head(answer: Mapping[str, Any], board: Gpu | None) -> list[Line]:
-    base = board.name if board else "cuda"
+def _head(answer: Mapping[str, Any], gpu: Gpu | None) -> list[Line]:
+    base = gpu.name if gpu else "cuda"
     return [
         Line("schema", '"memwall.gpu/1"'), Line("name", quoted(f"{base}-measured")),
-        Line("full_name", quoted(f"{answer['board']}, as measured"), f"memwall calibrate, torch {answer['torch']}"),
-        Line("vendor", quoted(board.vendor if board else "NVIDIA")),
-        Line("architecture", quoted(board.architecture if board else "unknown")),
+        Line("full_name", quoted(f"{answer['name']}, as measured"), f"memwall calibrate, torch {answer['torch']}"),
+        Line("vendor", quoted(gpu.vendor if gpu else "NVIDIA")),
+        Line("architecture", quoted(gpu.architecture if gpu else "unknown")),
         Line("compute_capability", quoted(answer["compute_capability"])), Line("calibration", '"measured"'),
     ]  # fmt: skip
 
 
-def _compute(board: Gpu) -> list[Line]:
+def _compute(gpu: Gpu) -> list[Line]:
     return [
-        Line("sm_count", str(board.sm_count), board.sources.get("compute.sm_count", "")),
-        Line("boost_clock_hz", number(board.boost_clock_hz), board.sources.get("compute.boost_clock_hz", "")),
+        Line("sm_count", str(gpu.sm_count), gpu.sources.get("compute.sm_count", "")),
+        Line("boost_clock_hz", number(gpu.boost_clock_hz), gpu.sources.get("compute.boost_clock_hz", "")),
     ]
 
 
-def _memory(board: Gpu) -> list[Line]:
+def _memory(gpu: Gpu) -> list[Line]:
     names = ("dram_bytes_per_s", "dram_bytes", "l2_bytes", "l2_bytes_per_s")
-    values = {name: getattr(board, name) for name in names}
+    values = {name: getattr(gpu, name) for name in names}
     return [
-        Line(name, str(value) if isinstance(value, int) else number(value), board.sources.get(f"memory.{name}", ""))
+        Line(name, str(value) if isinstance(value, int) else number(value), gpu.sources.get(f"memory.{name}", ""))
         for name, value in values.items()
     ]  # fmt: skip
 
 
-def _fractions(board: Gpu, quantities: Mapping[str, Quantity], engine: str) -> list[Line]:
+def _fractions(gpu: Gpu, quantities: Mapping[str, Quantity], engine: str) -> list[Line]:
     """A product's rate over the datasheet's peak of the pipe that it runs on."""
     lines = {}
     for name, quantity in quantities.items():
         kind, _, dtype = name.partition(".")
-        pipe = board.ceiling_pipe(Pipe("tensor", dtype)) if kind == "product" else None
+        pipe = gpu.ceiling_pipe(Pipe("tensor", dtype)) if kind == "product" else None
         if pipe is not None and pipe.engine == engine and pipe.dtype == dtype:
-            reached = quantity.rate / board.peak_flop_per_s[pipe]
+            reached = quantity.rate / gpu.peak_flop_per_s[pipe]
             lines[dtype] = Line(dtype, _fraction(reached), note(quantity, "square product"))
     return list(lines.values())
 
 
 def _fraction(reached: float) -> str:
-    """A fraction of a datasheet's number: more than all of it means that the datasheet is another board's."""
+    """A fraction of a datasheet's number: more than all of it means that the datasheet is another GPU's."""
     return f"{min(reached, 1.0):.4f}"
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WHOLES = ("eager", "torch.compile")
 #: rounds over all kernels; the samples of a kernel are taken in as many blocks
 ROUNDS = 3
-#: seconds that a kernel may take to be built, checked and tuned, beside what its samples may take
+#: seconds that a kernel may take to be built, checked and tuned, apart from its samples
 BUILD_LIMIT_S = 180.0
 #: seconds of samples in one block where nothing else limits them, and the least
 BLOCK_S, LEAST_BLOCK_S = 20.0, 0.05
@@ -177,7 +177,7 @@ class BenchmarkRun:
             worker.ask(START_LIMIT_S, "rest")
 
     def _time_module(self, say: Say, updated: Callable[[], None]) -> None:
-        """The model as its user runs it, where there is one: what no policy models, to put the rest beside."""
+        """The model as its user runs it, where there is one: no policy models it."""
         worker = next(iter(self.workers.values()))
         for name in WHOLES if self.module else ():
             if self.limits.is_over or (name != "eager" and "inductor" not in self.executors):

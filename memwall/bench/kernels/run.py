@@ -79,7 +79,7 @@ def measure(
         progress: called with one-line messages.
         updated: called after each block with the profile as it is by then, marked incomplete.
         model: the target of a profile and the options that it was traced with, where the model itself is to be timed
-            beside the step; a target given as such is timed anyway.
+            next to the step; a target given as such is timed anyway.
         pool: workers that outlive this measurement; None starts some and stops them.
         options: as for :func:`memwall.profile`.
 

@@ -229,7 +229,7 @@ def test_the_nearest_cache_that_holds_it():
 
 
 SIDE = 8192
-H200 = {"board": "NVIDIA H200", "torch": "2.11.0", "dram_bytes": 1, "sm_count": 1, "compute_capability": "9.0"}
+H200 = {"name": "NVIDIA H200", "torch": "2.11.0", "dram_bytes": 1, "sm_count": 1, "compute_capability": "9.0"}
 
 
 def cuda_quantities(board):
@@ -327,7 +327,7 @@ def test_each_constant_says_what_was_measured(tmp_path):
 
 
 def test_of_an_unknown_board_the_measured_rates_are_the_peaks(as_measured):
-    answer = {"board": "Some Card", "torch": "2.11.0", "dram_bytes": 8_000_000_000, "sm_count": 84,
+    answer = {"name": "Some Card", "torch": "2.11.0", "dram_bytes": 8_000_000_000, "sm_count": 84,
               "compute_capability": "8.6"}  # fmt: skip
     quantities = cuda_quantities(load_gpu("a40"))
     gpu = as_measured(answer, quantities)

@@ -1,12 +1,12 @@
 """How often the measured gate is right, on this machine's CPU: trials of which the right outcome is known.
 
-    python benchmarks/contest_trials.py                   20 equal, 20 with 10 % more work, 10 beside a stress process
-    python benchmarks/contest_trials.py --trials 3        fewer of each
-    python benchmarks/contest_trials.py --only slower     one kind
-    python benchmarks/contest_trials.py -o trials.json    every contest with its samples as well
+    python benchmarks/ab_trials.py                   20 equal, 20 with 10 % more work, 10 next to a stress process
+    python benchmarks/ab_trials.py --trials 3        fewer of each
+    python benchmarks/ab_trials.py --only slower     one kind
+    python benchmarks/ab_trials.py -o trials.json    every result with its samples as well
 
 The model is ten equal layers. Equal: both sides have the same file, in two folders. Slower: the head has eleven layers,
-1.1 times the FLOPs, which memwall counts first. Stress: equal sides beside two processes that never rest; right is
+1.1 times the FLOPs, which memwall counts first. Stress: equal sides next to two processes that never rest; right is
 ``inconclusive``. A verdict needs a quiet machine: how busy it is before the trials is said first, and ``inconclusive``
 is counted apart from right and wrong.
 """
@@ -52,7 +52,7 @@ BUSY_PROCESSES = 2
 
 @dataclass(frozen=True)
 class Kind:
-    """Trials of one kind: how many layers the head has, what runs beside, how many trials, the outcome that is right
+    """Trials of one kind: how many layers the head has, what else runs, how many trials, the outcome that is right
     and the one that is wrong."""
 
     layers: int
@@ -105,21 +105,21 @@ def others_now(seconds: float = 2.0) -> float:
 
 
 def trial(number: int, kind: Kind) -> tuple[ABResult, float]:
-    """One contest and the seconds that it took."""
+    """One benchmark and the seconds that it took."""
     with TemporaryDirectory() as folder, stressed(kind.busy):
         base, head = (checkout(Path(folder, name), n) for name, n in (("base", LAYERS), ("head", kind.layers)))
         began = time.monotonic()
         return run_ab(base, head, allowed=ALLOWED, seconds=kind.seconds, seed=number), time.monotonic() - began
 
 
-def show(number: int, name: str, contest: ABResult, took_s: float) -> None:
+def show(number: int, name: str, result: ABResult, took_s: float) -> None:
     """A row of the table."""
     figures = "        -        -        -     -"
-    if contest.ratio is not None:
-        figures = f"{contest.ratio:9.3f}{contest.low:9.3f}{contest.high:9.3f}{contest.smallest_detectable:6.1%}"
+    if result.ratio is not None:
+        figures = f"{result.ratio:9.3f}{result.low:9.3f}{result.high:9.3f}{result.smallest_detectable:6.1%}"
     print(
-        f"{name:8}{number:4}  {contest.verdict:13}{figures}{contest.blocks:7}{contest.dropped:8}{took_s:6.1f}"
-        f"  {'; '.join(contest.reasons)}",
+        f"{name:8}{number:4}  {result.verdict:13}{figures}{result.blocks:7}{result.dropped:8}{took_s:6.1f}"
+        f"  {'; '.join(result.reasons)}",
         flush=True,
     )
 
@@ -128,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, help="of each kind; as above where not said")
     parser.add_argument("--only", choices=KINDS, help="one kind of trials")
-    parser.add_argument("-o", "--output", type=Path, help="JSON with every contest")
+    parser.add_argument("-o", "--output", type=Path, help="JSON with every result")
     arguments = parser.parse_args()
     kinds = {name: kind for name, kind in KINDS.items() if arguments.only in (None, name)}
 
@@ -141,20 +141,20 @@ def main() -> None:
     found: dict[str, list[ABResult]] = {name: [] for name in kinds}
     for name, kind in kinds.items():
         for number in range(arguments.trials or kind.trials):
-            contest, took_s = trial(number, kind)
-            found[name].append(contest)
-            show(number, name, contest, took_s)
+            result, took_s = trial(number, kind)
+            found[name].append(result)
+            show(number, name, result, took_s)
 
     print(f"\nat {ALLOWED:.0%} allowed:")
-    for name, contests in found.items():
-        kind, verdicts = kinds[name], Counter(c.verdict for c in contests)
+    for name, results in found.items():
+        kind, verdicts = kinds[name], Counter(c.verdict for c in results)
         others = ", ".join(f"{verdict} {count}" for verdict, count in sorted(verdicts.items()))
         print(
-            f"{name:8}{verdicts[kind.right]} of {len(contests)} {kind.right} (right),"
+            f"{name:8}{verdicts[kind.right]} of {len(results)} {kind.right} (right),"
             f" {verdicts[kind.wrong]} {kind.wrong} (wrong); {others}"
         )
     if arguments.output:
-        record = {name: [c.to_dict() for c in contests] for name, contests in found.items()}
+        record = {name: [c.to_dict() for c in results] for name, results in found.items()}
         arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
