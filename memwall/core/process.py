@@ -1,6 +1,7 @@
 """A Python process of its own that answers over a pipe, each time within a limit, and whose cause of death is known.
 
-It calls one target (``module:name``; of a class, one instance) with what it is asked, and sends back what that returns.
+It calls one target (``module:name``; of a class, one instance) with what it is asked, and sends back what that returns
+or the :class:`MemwallError` that it raises. Any other exception ends it.
 It ends with its parent, however that ends and also in the middle of a call: the parent holds its standard input open.
 """
 
@@ -14,11 +15,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from memwall.core.errors import MemwallError, MissingError, UsageError
 
 _START = "from memwall.core.process import serve; serve()"
 
@@ -78,14 +81,18 @@ class Child:
         """The answer.
 
         Raises:
+            MemwallError: what the target has raised.
             Lost: the process ended, or took longer than the limit.
         """
         try:
-            if self._pipe.poll(limit_s):
-                return self._pipe.recv()
+            if not self._pipe.poll(limit_s):
+                raise Lost("timeout", f"took longer than its limit of {limit_s:.0f} s")
+            raised, answer = self._pipe.recv()
         except (EOFError, OSError):
             raise self._lost() from None
-        raise Lost("timeout", f"took longer than its limit of {limit_s:.0f} s")
+        if raised:
+            raise answer
+        return answer
 
     def ask(self, limit_s: float, *question: Any) -> Any:
         """Ask, and wait for the answer; see :meth:`receive`."""
@@ -153,8 +160,15 @@ def serve() -> None:
     pipe: Connection[Any, Any] = Connection(descriptor)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            question = pipe.recv()
-            pipe.send(answer(*question))
+            pipe.send(_answered(answer, pipe.recv()))
+
+
+def _answered(answer: Callable[..., Any], question: tuple[Any, ...]) -> tuple[bool, Any]:
+    try:
+        return False, answer(*question)
+    except MemwallError as error:
+        kind = next(kind for kind in (MissingError, UsageError, MemwallError) if isinstance(error, kind))
+        return True, kind(str(error))  # plain: one that says more need not survive a pipe
 
 
 def _end_with(lifeline: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memwall.bench.calibrate import run as calibration
+from memwall.bench.calibrate.sampling import Busy
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
 from tests.unit.bench.test_calibrate import ANSWER, quantities
@@ -54,7 +55,10 @@ def test_a_wrong_file_name_costs_no_measurement(run, measured, path, message):
 
 
 def test_a_busy_machine_is_refused_and_nothing_is_written(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(calibration, "_ask", lambda *_: {"busy": "fewer than 3 of 15 samples were undisturbed of call"})
+    def ask(job):
+        raise Busy("this machine is too busy to be measured: ...; stop what else runs, or use --accept-busy")
+
+    monkeypatch.setattr(calibration, "_ask", ask)
     result = run("calibrate", "-o", str(tmp_path / "cpu.toml"))
     assert result.code == 3
     assert "too busy" in result.err

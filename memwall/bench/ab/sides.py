@@ -11,7 +11,7 @@ from typing import Any
 
 from memwall.bench.clock import timing_environment
 from memwall.bench.machine import Usage
-from memwall.core.errors import MissingError, UsageError
+from memwall.core.errors import MemwallError, MissingError, UsageError
 from memwall.core.process import Child, Lost
 
 #: seconds that a side may take to import torch, build its model and warm up
@@ -43,14 +43,6 @@ class Block:
 
     step_s: float
     usage: Usage
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Why a side gives no answer; ``missing``: a device or a package is not there."""
-
-    message: str
-    missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,9 +137,10 @@ class Launch:
 
     def _answer(self, name: str, limit_s: float) -> Any:
         try:
-            answer = self._sides[name].receive(limit_s)
+            return self._sides[name].receive(limit_s)
         except Lost as lost:
             raise UsageError(f"the {name} {'' if lost.status == 'timeout' else 'does not run: '}{lost}") from None
-        if isinstance(answer, Failed):
-            raise MissingError(answer.message) if answer.missing else UsageError(f"the {name}: {answer.message}")
-        return answer
+        except MissingError:
+            raise
+        except MemwallError as error:
+            raise UsageError(f"the {name}: {error}") from None

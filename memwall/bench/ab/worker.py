@@ -14,17 +14,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memwall.bench.ab.sides import MOST_STEPS, Block, Failed, Side
+from memwall.bench.ab.sides import MOST_STEPS, Block, Side
 from memwall.bench.clock import open_device, versions
 from memwall.bench.machine import read_counters
-from memwall.core.errors import MemwallError, MissingError, UsageError
+from memwall.core.errors import UsageError
 
 #: a model is warm when two spans of this length agree to this share, and after so many seconds in any case
 SPAN_S, AGREE, LONGEST_WARM_UP_S = 0.1, 0.05, 2.0
 
 
 class Worker:
-    """Answers ``build``, ``warm_up`` and ``block``; a failure of the model's code is an answer."""
+    """Answers ``build``, ``warm_up`` and ``block``; a failure of the model's code is blamed on its line."""
 
     def __call__(self, question: str, *arguments: Any) -> Any:
         try:
@@ -32,8 +32,7 @@ class Worker:
         except (Exception, SystemExit) as error:  # whatever the user's code does, it is this side's
             from memwall.frontend.workload.blame import blame
 
-            said: MemwallError = blame(error, "running the model")  # with the user's own line
-            return Failed(str(said), isinstance(said, MissingError))
+            raise blame(error, "running the model") from error  # with the user's own line
 
     def build(self, kind: str, side: Side, other: Path, seed: int) -> None:
         """Build the model and run it once. ``other`` is the checkout from which nothing may be imported."""

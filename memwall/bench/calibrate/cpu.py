@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memwall.bench.calibrate.sampling import Benchmark, Busy, measure
+from memwall.bench.calibrate.sampling import Benchmark, measure
 from memwall.bench.machine import cache_bytes
 from memwall.hardware.cpu_rates import CACHES
 
@@ -190,17 +190,18 @@ def all_benchmarks(torch: Any, caches: Mapping[str, int]) -> list[Benchmark]:
 
 
 def measure_cpu(rounds: int, threads: int, accept_busy: bool) -> dict[str, Any]:
-    """The quantities of this machine's CPU, or why there are none."""
+    """The quantities of this machine's CPU.
+
+    Raises:
+        Busy: other processes ran.
+    """
     import torch
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     caches = cache_bytes()
     with torch.no_grad():
-        try:
-            found = measure(all_benchmarks(torch, caches), rounds, accept_busy=accept_busy)
-        except Busy as busy:
-            return {"busy": str(busy)}
+        found = measure(all_benchmarks(torch, caches), rounds, accept_busy=accept_busy)
     return {
         "torch": torch.__version__,
         "isa": torch.backends.cpu.get_cpu_capability(),

@@ -13,6 +13,7 @@ from typing import Any
 
 from memwall.bench.calibrate.sampling import Quantity
 from memwall.bench.clock import Clocks, Device, open_device
+from memwall.core.errors import MissingError
 
 #: elements of an array in DRAM: 1 GiB of float32, less on a small device
 ARRAY_ELEMENTS = 1 << 28
@@ -23,11 +24,15 @@ TINY, FEW = 200, 4
 
 
 def measure_cuda(rounds: int) -> dict[str, Any]:
-    """The quantities of this machine's first CUDA device, or why there are none."""
+    """The quantities of this machine's first CUDA device.
+
+    Raises:
+        MissingError: there is none.
+    """
     import torch
 
     if not torch.cuda.is_available():
-        return {"missing": "there is no CUDA device that torch can use here"}
+        raise MissingError("there is no CUDA device that torch can use here")
     count = min(ARRAY_ELEMENTS, torch.cuda.mem_get_info()[0] // 4 // 8)
     device = open_device("cuda")
     found = [

@@ -16,6 +16,7 @@ from typing import Any
 from memwall.bench.clock import Clocks
 from memwall.bench.sensors import LEAST_SHARE
 from memwall.bench.stats import spread
+from memwall.core.errors import MissingError
 
 SAMPLE_S = 0.01
 #: calls that tell how many make a sample
@@ -60,8 +61,8 @@ class Quantity:
         return cls(name, work, statistics.median(good), spread(good), len(good), rejected)
 
 
-class Busy(Exception):
-    """Other processes left too few good samples; the message says of what."""
+class Busy(MissingError):
+    """Other processes left too few good samples."""
 
 
 def measure(
@@ -95,7 +96,10 @@ def _check(good: Mapping[str, Sequence[float]], rounds: int) -> None:
     short = [name for name, samples in good.items() if len(samples) < min(LEAST_SAMPLES, rounds)]
     if short:
         named = ", ".join(short[:3]) + (f" and {len(short) - 3} more" if len(short) > 3 else "")
-        raise Busy(f"fewer than {LEAST_SAMPLES} of {rounds} samples were undisturbed of {named}")
+        raise Busy(
+            f"this machine is too busy to be measured: fewer than {LEAST_SAMPLES} of {rounds} samples were undisturbed"
+            f" of {named}; stop what else runs, or accept rough figures with --accept-busy"
+        )
 
 
 def _calls(bench: Benchmark, clocks: Clocks) -> int:

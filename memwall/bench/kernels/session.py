@@ -18,8 +18,8 @@ from memwall.bench.kernels.executors import BUILDERS, Builder, Built, Choices, c
 from memwall.bench.kernels.forms import CpuForms
 from memwall.bench.kernels.oracle import Oracle, Verdict, check_numerics
 from memwall.bench.kernels.steps import ModuleOptions, StepRunner, module_step
-from memwall.bench.kernels.workers import Copied, Ran, Run, Setup, Started
-from memwall.core.errors import MemwallError, MissingError
+from memwall.bench.kernels.workers import Copied, Ran, Run, Setup
+from memwall.core.errors import MemwallError
 from memwall.fusion import Group
 from memwall.record.measurement import Sensors
 
@@ -88,14 +88,16 @@ class Questions:
             return replace(result, fatal=True)
         return result
 
-    def _begin(self, setup: Setup) -> Started:
+    def _begin(self, setup: Setup) -> dict[str, Any]:
+        """What is known of the device."""
         try:
             self.session = Session(setup)
-            return Started(self.session.device.describe())
-        except MemwallError as error:
-            return Started(error=str(error), missing=isinstance(error, MissingError))
+            return self.session.device.describe()
+        except MemwallError:
+            raise
         except Exception as error:
-            return Started(error=f"the measuring process cannot start: {type(error).__name__}: {error}"[:300])
+            text = f"the measuring process cannot start: {type(error).__name__}: {error}"
+            raise MemwallError(text[:300]) from error
 
 
 @dataclass

@@ -82,15 +82,6 @@ class Copied:
     sensors: Sensors = field(default_factory=Sensors)
 
 
-@dataclass(frozen=True)
-class Started:
-    """The answer to a :class:`Setup`: the device and the versions, or why there is none (``missing``: exit 3)."""
-
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
-    missing: bool = False
-
-
 # -- workers -----------------------------------------------------------------------------------------------------------
 
 
@@ -146,14 +137,18 @@ class Worker:
         self._set_up()
 
     def _set_up(self) -> None:
-        answer = self._ask(START_LIMIT_S, "begin", self.setup)
-        if isinstance(answer, Started) and not answer.error:
-            self.environment = dict(answer.environment)
-            return
-        self.stop()
-        if isinstance(answer, Started):
-            raise (MissingError if answer.missing else WorkerFailed)(answer.error)
-        raise WorkerFailed(f"the measuring process did not start: {answer.reason}")
+        try:
+            answer = self._ask(START_LIMIT_S, "begin", self.setup)
+            if isinstance(answer, Ran):
+                raise WorkerFailed(f"the measuring process did not start: {answer.reason}")
+        except MissingError:
+            self.stop()
+            raise
+        except MemwallError as error:
+            self.stop()
+            raise WorkerFailed(str(error)) from None
+        #: the device and the versions
+        self.environment = answer
 
     def ask(self, limit_s: float, question: str, *arguments: Any) -> Any:
         """What a method of the worker's :class:`.session.Session` returns, or a :class:`Ran` that says how the answer

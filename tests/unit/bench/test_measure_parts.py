@@ -20,7 +20,7 @@ from memwall.bench.kernels.executors import Built, Choices, choose
 from memwall.bench.kernels.jobs import plan_work
 from memwall.bench.kernels.run import need_compiler
 from memwall.bench.kernels.session import Questions, failure
-from memwall.bench.kernels.workers import Ran, Run, Started, Worker, WorkerFailed
+from memwall.bench.kernels.workers import Ran, Run, Worker, WorkerFailed
 from memwall.bench.sensors import Nvml, in_doubt, merged, open_nvml
 from memwall.bench.stats import tail_rank, timing
 from memwall.codegen import NotGenerated
@@ -447,7 +447,7 @@ class Dead(Worker):
 
     def _ask(self, limit_s, *question):
         if question[0] == "begin":
-            return Started({})
+            return {}
         return Ran("failed", "crashed", fatal=True)
 
 
