@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from memwall.core.errors import MemwallError, MissingError, UsageError
 
@@ -64,6 +64,9 @@ class Child:
                 pass_fds=[theirs.fileno()], env=environment, cwd=folder, start_new_session=True,
                 stdin=subprocess.PIPE, stdout=output, stderr=self._kept,
             )  # fmt: skip
+        except OSError:
+            self._close(None)
+            raise
         finally:
             theirs.close()
 
@@ -123,10 +126,12 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._pipe.close()
-        for file in (self._process.stdin, self._kept):
-            if file is not None:
-                file.close()
+        self._close(self._process.stdin)
+
+    def _close(self, lifeline: IO[bytes] | None) -> None:
+        for end in (self._pipe, self._kept, lifeline):
+            if end is not None:
+                end.close()
 
 
 def environment() -> dict[str, str]:
