@@ -15,7 +15,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-from memwall.ops.registry import find_rule  # noqa: E402
+from memwall.ops.registry import find_row  # noqa: E402
 
 
 def wanted(schema: torch.FunctionSchema) -> bool:
@@ -35,7 +35,7 @@ def main() -> None:
     lines = {
         str(schema).removeprefix("aten::")
         for schema in torch._C._jit_get_all_schemas()
-        if schema.name.startswith("aten::") and find_rule(_full_name(schema)) and wanted(schema)
+        if schema.name.startswith("aten::") and (row := find_row(_full_name(schema))) and row.cost and wanted(schema)
     }
     sys.stdout.write("\n".join(sorted(lines)) + "\n")
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from memwall.ops.expressions import NotGenerated
+
+__all__ = ["TRITON_TYPES", "Kernel", "Launch", "NotGenerated"]
+
 #: Triton's names of the dtypes that kernels load and store
 TRITON_TYPES: Mapping[str, str] = {
     "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16",
     "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "i1",
 }  # fmt: skip
-
-
-class NotGenerated(LookupError):
-    """No kernel is generated for a group; the message says why, in a few words."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memwall.codegen.expressions import KNOWN
 from memwall.codegen.index import Index, offset
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops import RULES
@@ -13,6 +12,7 @@ from memwall.codegen.ops.elementwise import point
 from memwall.codegen.tensors import Body, Indices, Tensor, compute_dtype
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, TensorSpec
+from memwall.ops.registry import find_row
 
 
 class Lowering:
@@ -30,7 +30,7 @@ class Lowering:
 
     def _op(self, op: Op, inside: frozenset[int], position: int) -> None:
         packet = _packet(op.name)
-        rule = RULES.get(packet) or (point if packet in KNOWN else None)
+        rule = RULES.get(packet) or (point if (row := find_row(op.name)) and row.expression else None)
         if rule is None:
             raise NotGenerated(f"no rule for {op.name}")
         if op.op_class == "normalization" and "float64" in {spec.dtype for spec in self.graph.specs(op.inputs)}:

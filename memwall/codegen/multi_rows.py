@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from memwall.codegen.expressions import expression
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.multi_fused import FUSED, NUMBERS
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, TensorSpec, Value
 from memwall.fusion import Group
 from memwall.fusion.rules import aligned
+from memwall.ops.expressions import Operands, write
+from memwall.ops.registry import find_row
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
@@ -173,7 +174,7 @@ class Lists:
             for name, numbers in per_tensor.items():
                 arguments[name] = f"n{len(row.numbers)}"
                 row.numbers.append(float(numbers[number]))
-            text = "0.0" if packet == "zero" else expression(packet, arguments, fixed, row.dtype)
+            text = "0.0" if packet == "zero" else _text(packet, Operands(arguments, fixed, row.dtype))
             variable = row.name(packet)
             row.lines.append(f"{variable} = {text}")
             row.made.append((target, variable))
@@ -219,6 +220,14 @@ def _read(row: Row, value: Value, target: Value, *, is_number: bool = False) -> 
     if value.spec.numel > 1 and not _same_order(value.spec, target.spec):
         raise NotGenerated("tensors of one position hold their elements in different orders")
     return row.read(value, is_number=is_number)
+
+
+def _text(packet: str, operands: Operands) -> str:
+    """The arithmetic of the pointwise namesake."""
+    row = find_row(f"aten.{packet}")
+    if row is None or row.expression is None:
+        raise NotGenerated(f"no expression for {packet}")
+    return write(row.expression, operands)
 
 
 def packet_of(op: Op) -> str:

@@ -16,14 +16,18 @@ Conventions:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from memwall.core.graph import Pipe, TensorSpec
+from memwall.ops import expressions as write
+from memwall.ops import loops
 from memwall.ops.base import Call, Cost
+from memwall.ops.domains import POSITIVE, always
+from memwall.ops.expressions import Expression
 from memwall.ops.launches import Stream, Work
-from memwall.ops.registry import register_cost
+from memwall.ops.registry import define, find_row, register_cost, rows
 
 _DOUBLE = frozenset({"float64", "complex128"})
 _COMPLEX = frozenset({"complex32", "complex64", "complex128"})
@@ -46,39 +50,6 @@ def table_of(rows: dict[int, str]) -> dict[str, int]:
     return {name: flops for flops, names in rows.items() for name in names.split()}
 
 
-#: FLOPs per element of ops that exist as ``name`` and, in place, as ``name_``
-POINTWISE = table_of({
-    0: "abs absolute neg negative sign sgn ceil floor round trunc fix relu relu6 hardtanh threshold clamp"
-       " clamp_max clamp_min clip conj_physical eq ne lt le gt ge logical_and logical_or logical_xor"
-       " logical_not bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift"
-       " masked_fill nan_to_num copysign heaviside fmod remainder floor_divide gcd lcm nextafter",
-    1: "add sub subtract mul multiply div divide true_divide square reciprocal sqrt rsqrt exp exp2 expm1"
-       " log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf erfc"
-       " erfinv pow float_power leaky_relu lgamma digamma polygamma i0 frac deg2rad rad2deg ldexp",
-    2: "addcmul addcdiv hardsigmoid sinc xlogy",
-    3: "sigmoid lerp elu celu selu hardswish hypot logit",
-    4: "silu mish",
-    5: "gelu",
-})  # fmt: skip
-#: FLOPs per element of ops that have no in-place form
-POINTWISE_FUNCTIONAL = table_of({
-    0: "where isnan isinf isfinite isneginf isposinf signbit maximum minimum fmax fmin max.other min.other"
-       " hardshrink threshold_backward hardtanh_backward hardshrink_backward softshrink_backward isin"
-       " bucketize searchsorted __lshift__ __rshift__ complex polar real imag view_as_real_copy"
-       " view_as_complex_copy _conj_physical",
-    1: "rsub softshrink special_erfcx special_i0e special_i1 special_i1e special_ndtri"
-       " native_dropout_backward native_dropout _fused_dropout _masked_scale _prelu_kernel"
-       " rrelu_with_noise_functional leaky_relu_backward hardsigmoid_backward angle",
-    2: "_prelu_kernel_backward special_entr special_xlog1py huber_loss_backward smooth_l1_loss_backward",
-    3: "linalg_cross tanh_backward sigmoid_backward elu_backward hardswish_backward log_sigmoid_forward"
-       " mse_loss_backward special_log_ndtr logit_backward logaddexp2",
-    4: "softplus glu glu_backward logaddexp binary_cross_entropy_backward",
-    5: "softplus_backward",
-    6: "log_sigmoid_backward soft_margin_loss_backward",
-    8: "silu_backward",
-    11: "gelu_backward",
-    12: "mish_backward",
-})  # fmt: skip
 #: the tanh forms: 5 for the scaled x + 0.044715 x^3, tanh, and 3 for 0.5 x (1 + tanh); the gradient shares
 #: the first 6 and adds 12: 0.5 x, 1 + tanh, its half, 1 - tanh^2 (2), the inner derivative (3), two products
 #: and dy (a + b)
@@ -101,12 +72,6 @@ _RESAMPLING = table_of({
 })  # fmt: skip
 #: input elements that one element of the output is made of, where more than one
 _TAPS = {"upsample_linear1d": 2, "upsample_bilinear2d": 4, "upsample_trilinear3d": 8, "upsample_bicubic2d": 16}
-#: random fills: written once, no FLOP counted
-_RANDOM = (
-    "normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ random random_ cauchy"
-    " cauchy_ geometric geometric_ log_normal log_normal_ rand rand_like randn randn_like randint randint_like"
-    " randperm multinomial poisson rrelu_with_noise rrelu_with_noise_"
-)
 
 
 def scalar_flops(call: Call, name: str, flops: int) -> int:
@@ -192,27 +157,45 @@ def _aligned(spec: TensorSpec, rank: int) -> tuple[int, ...]:
     return (0,) * (rank - len(strides)) + strides
 
 
-#: ops that models call as modules: the host's way to their launch is longer
-_MODULES = frozenset(
-    ("relu", "relu6", "leaky_relu", "silu", "elu", "celu", "selu", "mish", "hardswish", "hardsigmoid", "hardtanh",
-     "softplus", "softshrink", "hardshrink")
-)  # fmt: skip
-_FLOPS = {**POINTWISE, **{name.split(".")[0]: flops for name, flops in POINTWISE_FUNCTIONAL.items()}}
+def pointwise(
+    names: str, flops: int, expression: Expression | None = None, *, in_place: bool = True, is_module: bool = False,
+    integers: str = "floats", **stages: Any,
+) -> None:  # fmt: skip
+    """Rows of pointwise ops: all that memwall has to know of one, from its cost to its generated kernel.
+
+    Args:
+        names: as :func:`memwall.ops.registry.define` takes them.
+        flops: per element of the (broadcast) output.
+        expression: Triton text of an element of the result.
+        in_place: the name with an underscore at its end is the op that writes over its first argument.
+        is_module: models call it as a module: the host's way to its launch is longer.
+        integers: what they become: ``floats``, ``integers``, or ``bool``, which floats become too.
+        stages: other fields of the row.
+    """
+    names = " ".join(f"{name} {name}_" if in_place else name for name in names.split())
+    kind = {"launch_kind": "relu"} if is_module else {}
+    given = {"op_class": "elementwise", "cost": pointwise_cost, **kind, **stages}
+    define(names, flops=flops, integers=integers, expression=expression, **given)
 
 
-@register_cost(
-    *(f"aten.{name}{suffix}" for name in POINTWISE for suffix in ("", "_")),
-    *(f"aten.{name}" for name in POINTWISE_FUNCTIONAL),
-    op_class="elementwise",
-)
-def pointwise(call: Call) -> Cost:
-    """FLOPs of the table for each element of the (broadcast) output."""
-    name, output = call.name.split(".")[1], call.outputs[0]
-    if name not in _FLOPS:
-        name = name[:-1]  # the in-place form
-    cost = call.cost(vector_flops(output, output.numel * scalar_flops(call, name, _FLOPS[name]), name))
-    kind = name if name == "gelu" else "relu" if name in _MODULES else ""
-    return streamed(cost, output.numel, kind=kind, instructions=loop_instructions(call.inputs, output))
+def pointwise_cost(call: Call) -> Cost:
+    """FLOPs of the row for each element of the (broadcast) output."""
+    row, output = find_row(call.name), call.outputs[0]
+    assert row is not None
+    assert row.flops is not None
+    name = call.name.split(".")[1].rstrip("_")
+    cost = call.cost(vector_flops(output, output.numel * scalar_flops(call, name, row.flops), name))
+    instructions = loop_instructions(call.inputs, output)
+    return streamed(cost, output.numel, kind=row.launch_kind, instructions=instructions)
+
+
+def flops_by_name() -> Mapping[str, int]:
+    """FLOPs per element of pointwise ops, ``add`` among them."""
+    return {
+        name.split(".")[1]: row.flops
+        for name, row in rows()
+        if row.flops is not None and (not name.endswith("_") or name.endswith("__"))
+    }
 
 
 @register_cost(*(f"aten.{name}" for name in _RESAMPLING), op_class="elementwise")
@@ -270,7 +253,124 @@ def recurrent_cell(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(hidden, hidden.numel * per_element)), hidden.numel)
 
 
-@register_cost(*(f"aten.{name}" for name in _RANDOM.split()), op_class="elementwise")
 def random_fill(call: Call) -> Cost:
-    """Random numbers: bytes only."""
+    """Random numbers: bytes only, written once."""
     return streamed(call.cost(), call.outputs[0].numel)
+
+
+# -- rows: names, FLOPs per element, expression -----------------------------------------------------------------------
+
+pointwise("abs", 0, "tl.abs({self})", integers="integers")
+pointwise("neg", 0, write.neg, integers="integers")
+pointwise("sign", 0, write.sign, integers="integers")
+pointwise("ceil", 0, "tl.ceil({self})", integers="integers")
+pointwise("floor", 0, "tl.floor({self})", integers="integers")
+pointwise("relu", 0, "tl.where({self} < 0, 0, {self})", integers="integers", is_module=True)
+pointwise("clamp clamp_min clamp_max", 0, write.clamp, integers="integers")
+pointwise("bitwise_and", 0, "{self} & {other}", integers="integers")
+pointwise("bitwise_or", 0, "{self} | {other}", integers="integers")
+pointwise("bitwise_xor", 0, "{self} ^ {other}", integers="integers")
+pointwise("bitwise_not", 0, write.bitwise_not, integers="integers")
+pointwise("masked_fill", 0, "tl.where({mask}, {value}, {self})", integers="integers", cpu_rate="where")
+pointwise("where", 0, "tl.where({condition}, {self}, {other})", in_place=False, integers="integers", cpu_rate="where")
+pointwise("maximum", 0, write.extremum("maximum", "{self} | {other}"), in_place=False, integers="integers")
+pointwise("minimum", 0, write.extremum("minimum", "{self} & {other}"), in_place=False, integers="integers")
+pointwise("floor_divide", 0, write.floor_divide, integers="integers", preserves="values", domains={"other": POSITIVE})
+pointwise("absolute negative sgn round trunc clip threshold fmod remainder gcd lcm heaviside nan_to_num"
+          " bitwise_left_shift bitwise_right_shift", 0, integers="integers")  # fmt: skip
+pointwise("__lshift__ __rshift__ fmax fmin", 0, in_place=False, integers="integers")
+pointwise("max.other min.other", 0, in_place=False, integers="integers")
+pointwise("hardtanh", 0, integers="integers", is_module=True)
+pointwise("relu6", 0, is_module=True)
+pointwise("hardshrink", 0, in_place=False, is_module=True)
+pointwise("conj_physical copysign fix nextafter", 0)
+pointwise("threshold_backward", 0, "tl.where({self} <= {threshold}, 0.0, {grad_output})", in_place=False)
+pointwise("complex polar real imag _conj_physical view_as_real_copy view_as_complex_copy hardshrink_backward"
+          " hardtanh_backward softshrink_backward", 0, in_place=False)  # fmt: skip
+
+for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
+    pointwise(_name, 0, write.comparison(_sign), casts="common", integers="bool", cpu_rate="compare")
+for _name, _sign in (("logical_and", "&"), ("logical_or", "|"), ("logical_xor", "^")):
+    pointwise(_name, 0, f"({{self}} != 0) {_sign} ({{other}} != 0)", casts="none", integers="bool")
+pointwise("logical_not", 0, "{self} == 0", casts="none", integers="bool")
+pointwise("isnan", 0, "{self} != {self}", in_place=False, casts="none", integers="bool")
+pointwise("isinf isfinite isneginf isposinf signbit", 0, in_place=False, integers="bool")
+pointwise("isin", 0, in_place=False, integers="bool", loop=loops.opaque)
+pointwise("bucketize", 0, in_place=False, loop=loops.opaque)
+pointwise(
+    "searchsorted", 0, in_place=False, loop=loops.opaque, domains={"sorted_sequence": always("ascending", high=100)}
+)
+
+pointwise("add", 1, write.unless_bool("{self} + {alpha} * {other}", "{self} | {other}"), integers="integers",
+          preserves="sign")  # fmt: skip
+pointwise("sub", 1, write.scaled("{self} - {alpha} * {other}"), integers="integers")
+pointwise("rsub", 1, write.scaled("{other} - {alpha} * {self}"), in_place=False, integers="integers")
+pointwise("mul", 1, write.unless_bool("{self} * {other}", "{self} & {other}"), integers="integers", preserves="sign")
+pointwise("div", 1, write.divide, domains={"other": POSITIVE})
+pointwise("true_divide", 1, write.divide)
+pointwise("pow", 1, write.power, integers="integers")
+define("pow.Tensor_Tensor pow.Scalar", cpu_rate="pow")  # a power that is a number is multiplied out
+pointwise("square", 1, "{self} * {self}", integers="integers")
+pointwise("reciprocal", 1, "1.0 / {self}", domains={"self": POSITIVE})
+pointwise("sqrt", 1, "tl.sqrt({self})", cpu_rate="sqrt", domains={"self": POSITIVE})
+pointwise("rsqrt", 1, "1.0 / tl.sqrt({self})", cpu_rate="rsqrt", domains={"self": POSITIVE})
+pointwise("exp", 1, "tl.exp({self})", cpu_rate="exp")
+pointwise("exp2", 1, "tl.exp2({self})")
+pointwise("log", 1, "tl.log({self})", cpu_rate="log", domains={"self": POSITIVE})
+pointwise("log2", 1, "tl.log2({self})", cpu_rate="log", domains={"self": POSITIVE})
+pointwise("log10", 1, cpu_rate="log", domains={"self": POSITIVE})
+pointwise("log1p", 1, cpu_rate="log")
+pointwise("expm1", 1, cpu_rate="exp")
+pointwise("sin", 1, "tl.sin({self})", cpu_rate="sin")
+pointwise("cos", 1, "tl.cos({self})", cpu_rate="sin")
+pointwise("tanh", 1, write.tanh, cpu_rate="tanh")
+pointwise("erf", 1, "tl.erf({self})", cpu_rate="erf")
+pointwise("erfc", 1, cpu_rate="erf")
+pointwise("leaky_relu", 1, "tl.where({self} > 0, {self}, {self} * {negative_slope})", is_module=True)
+pointwise("softshrink", 1, in_place=False, is_module=True)
+pointwise("subtract multiply", 1, integers="integers")
+pointwise("divide tan asin acos atan atan2 sinh cosh asinh acosh atanh erfinv float_power lgamma digamma polygamma i0"
+          " frac deg2rad rad2deg ldexp", 1)  # fmt: skip
+pointwise("special_erfcx special_i0e special_i1 special_i1e special_ndtri _masked_scale leaky_relu_backward"
+          " hardsigmoid_backward angle _prelu_kernel rrelu_with_noise_functional", 1, in_place=False)  # fmt: skip
+pointwise("native_dropout", 1, in_place=False, is_random=True, cpu_rate="dropout")
+pointwise("_fused_dropout", 1, in_place=False, is_random=True)
+pointwise("native_dropout_backward", 1, "{grad_output} * {mask}.to(tl.float32) * {scale}", in_place=False)
+
+pointwise("addcmul", 2, "{self} + {value} * ({tensor1} * {tensor2})", integers="integers")
+pointwise("addcdiv", 2, "{self} + {value} * ({tensor1} / {tensor2})")
+pointwise("hardsigmoid", 2, is_module=True)
+pointwise("sinc xlogy", 2)
+pointwise("_prelu_kernel_backward special_entr special_xlog1py huber_loss_backward smooth_l1_loss_backward", 2,
+          in_place=False)  # fmt: skip
+pointwise("sigmoid", 3, "tl.sigmoid({self})", cpu_rate="sigmoid")
+pointwise("lerp", 3, write.lerp)
+pointwise("elu celu selu hardswish", 3, is_module=True)
+pointwise("hypot logit", 3)
+pointwise("sigmoid_backward", 3, "{grad_output} * (1.0 - {output}) * {output}", in_place=False)
+pointwise("tanh_backward", 3, "{grad_output} * (1.0 - {output} * {output})", in_place=False)
+pointwise("mse_loss_backward", 3, "2.0 * ({self} - {target}) * {grad_output} / {count}", in_place=False)
+pointwise("linalg_cross", 3, in_place=False, integers="integers", loop=loops.opaque)
+pointwise("elu_backward hardswish_backward log_sigmoid_forward special_log_ndtr logit_backward logaddexp2", 3,
+          in_place=False)  # fmt: skip
+pointwise("silu", 4, "{self} * tl.sigmoid({self})", is_module=True, cpu_rate="silu")
+pointwise("mish", 4, is_module=True)
+pointwise("softplus", 4, write.softplus, in_place=False, is_module=True)
+pointwise("glu glu_backward logaddexp binary_cross_entropy_backward", 4, in_place=False)
+pointwise("gelu", 5, write.gelu, launch_kind="gelu", cpu_rate="gelu")
+pointwise("softplus_backward", 5, in_place=False)
+pointwise("log_sigmoid_backward soft_margin_loss_backward", 6, in_place=False)
+pointwise("silu_backward", 8, write.SILU_BACKWARD, in_place=False)
+pointwise("gelu_backward", 11, write.gelu_backward, in_place=False, cpu_rate="gelu_backward")
+pointwise("mish_backward", 12, in_place=False)
+
+_RANDOM: dict[str, Any] = {"op_class": "elementwise", "cost": random_fill}
+define("normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ random random_ rand rand_like"
+       " randn randn_like randint randint_like rrelu_with_noise rrelu_with_noise_", is_random=True,
+       **_RANDOM)  # fmt: skip
+define("cauchy cauchy_ geometric geometric_ log_normal log_normal_", **_RANDOM)
+define("randperm multinomial poisson", loop=loops.opaque, **_RANDOM)
+define("_thnn_fused_gru_cell _thnn_fused_lstm_cell grid_sampler_2d grid_sampler_3d cudnn_grid_sampler",
+       loop=loops.opaque)  # fmt: skip
+define("binary_cross_entropy_with_logits", loop=loops.loss, domains={"target": always("positive", scale=0.5)})
+define("upsample_bilinear2d upsample_bicubic2d upsample_linear1d", loop=loops.gather)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memwall.core.graph import Graph, Op, TensorSpec
+from memwall.ops.registry import find_row
 
 #: kind -> what a generated kernel does for the op
 KINDS: Mapping[str, str] = {
@@ -49,14 +50,12 @@ OPAQUE = Loop("opaque", 0)
 
 def loop_of(graph: Graph, op: Op) -> Loop:
     """The loop nest of an op; opaque where no rule knows it."""
-    packet = _packet(op.name)
-    rule = _RULES.get(packet) or _BY_CLASS.get(op.op_class)
-    if rule is None or not op.outputs or packet in _NOT_GENERATED:
-        return OPAQUE
-    return rule(_View(graph, op))
+    row = find_row(op.name)
+    rule = (row.loop if row else None) or _BY_CLASS.get(op.op_class)
+    return OPAQUE if rule is None or not op.outputs else rule(View(graph, op))
 
 
-class _View:
+class View:
     """An op with its specs, as the rules want it."""
 
     def __init__(self, graph: Graph, op: Op) -> None:
@@ -75,24 +74,27 @@ class _View:
         return default if value is None else value
 
 
-def _packet(name: str) -> str:
-    library, _, rest = name.partition(".")
-    return rest.partition(".")[0] if library == "aten" else name
+LoopRule = Callable[[View], Loop]
 
 
-def _point(view: _View) -> Loop:
+def opaque(view: View) -> Loop:
+    """Nothing is generated for the op."""
+    return OPAQUE
+
+
+def point(view: View) -> Loop:
     return Loop("point", max(spec.numel for spec in view.outputs))
 
 
-def _gather(view: _View) -> Loop:
+def gather(view: View) -> Loop:
     return Loop("gather", view.outputs[0].numel)
 
 
-def _scatter(view: _View) -> Loop:
+def scatter(view: View) -> Loop:
     return Loop("scatter", max((spec.numel for spec in view.inputs), default=view.outputs[0].numel))
 
 
-def _multi(view: _View) -> Loop:
+def multi(view: View) -> Loop:
     op = view.op
     if op.name.startswith(("aten._foreach_norm", "aten._foreach_powsum", "aten._foreach_max.")):
         return OPAQUE
@@ -107,12 +109,12 @@ def _reduced(spec: TensorSpec, dims: Any) -> tuple[int, ...]:
     return tuple(sorted(d % rank for d in listed)) if rank else ()
 
 
-def _reduction(view: _View) -> Loop:
+def reduction(view: View) -> Loop:
     """A sum or an extremum over some axes of its input."""
     if not view.inputs:
         return OPAQUE
     if view.op.op_class == "elementwise":  # max.other, min.other
-        return _point(view)
+        return point(view)
     spec = view.arg("self")
     dims = _reduced(spec, view.attribute("dim"))
     return _over(spec, dims)
@@ -135,7 +137,7 @@ def _over(spec: TensorSpec, dims: tuple[int, ...]) -> Loop:
     return Loop("grid", spec.numel, kept, count, axes=f"{dims} of {shape}")
 
 
-def _softmax(view: _View) -> Loop:
+def softmax(view: View) -> Loop:
     spec = view.outputs[0]
     dim = view.attribute("dim", -1)
     loop = _over(spec, _reduced(spec, dim))
@@ -147,30 +149,30 @@ def _softmax(view: _View) -> Loop:
                 loop.rows if loop.kind == "column" else loop.cols, axes=f"{dim} of {spec.shape}")  # fmt: skip
 
 
-def _row_norm(view: _View) -> Loop:
+def row_norm(view: View) -> Loop:
     spec = view.arg("input")
     cols = math.prod(view.attribute("normalized_shape", spec.shape[-1:]))
     return Loop("row", spec.numel, spec.numel // cols if cols else 0, cols)
 
 
-def _row_norm_backward(view: _View) -> Loop:
-    loop = _row_norm(view)
+def row_norm_backward(view: View) -> Loop:
+    loop = row_norm(view)
     affine = view.attribute("output_mask", [True, True, True])[1:]
     return Loop("row", loop.numel, loop.rows, loop.cols, columns=any(affine))
 
 
-def _group_norm(view: _View) -> Loop:
+def group_norm(view: View) -> Loop:
     spec = view.arg("input")
     rows = spec.shape[0] * int(view.attribute("group", 1))
     return Loop("row", spec.numel, rows, spec.numel // rows if rows else 0)
 
 
-def _group_norm_backward(view: _View) -> Loop:
-    loop = _group_norm(view)
+def group_norm_backward(view: View) -> Loop:
+    loop = group_norm(view)
     return Loop("row", loop.numel, loop.rows, loop.cols, columns=len(view.outputs) > 1)
 
 
-def _batch_norm(view: _View) -> Loop:
+def batch_norm(view: View) -> Loop:
     spec = view.arg("input")
     training = view.attribute("training", view.attribute("train", True))
     if not training or "no_training" in view.op.name or "no_update" in view.op.name:
@@ -179,82 +181,24 @@ def _batch_norm(view: _View) -> Loop:
     return Loop("grid", spec.numel, channels, spec.numel // channels if channels else 0, axes="channels")
 
 
-def _nll(view: _View) -> Loop:
+def nll(view: View) -> Loop:
     spec = view.arg("self")
     rows = spec.shape[0] if len(spec.shape) > 1 else 1
     return Loop("column", rows, rows, 1, True)
 
 
-def _nll_backward(view: _View) -> Loop:
+def nll_backward(view: View) -> Loop:
     return Loop("point", view.outputs[0].numel)
 
 
-def _loss(view: _View) -> Loop:
+def loss(view: View) -> Loop:
     reduction = view.attribute("reduction", 1)
     numel = max(spec.numel for spec in view.inputs)
     return Loop("point", numel) if reduction == 0 else Loop("column", numel, numel, 1, True)
 
 
-Rule = Callable[[_View], Loop]
-
-
-def _table(rules: Mapping[Rule, str]) -> dict[str, Rule]:
-    return {name: rule for rule, names in rules.items() for name in names.split()}
-
-
-#: op class -> rule of the ops that are not named below
-_BY_CLASS: Mapping[str, Rule] = {"elementwise": _point, "optimizer": _multi}
-
-_RULES: Mapping[str, Rule] = _table({
-    _point: "clone contiguous _to_copy copy copy_ cat stack arange fill fill_ full full_like zeros zeros_like zero_"
-    " ones ones_like new_zeros new_ones new_full scalar_tensor constant_pad_nd flip roll repeat tril triu tril_ triu_"
-    " slice_backward select_backward slice_scatter select_scatter diagonal_backward expand_copy permute_copy"
-    " transpose_copy t_copy view_copy unsqueeze_copy squeeze_copy slice_copy select_copy pixel_shuffle pixel_unshuffle"
-    " channel_shuffle native_channel_shuffle linspace eye _chunk_cat",
-    _gather: "embedding index index_select gather take _unsafe_index take_along_dim max_pool2d_with_indices"
-    " max_pool2d max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d im2col reflection_pad1d"
-    " reflection_pad2d replication_pad1d replication_pad2d upsample_bilinear2d upsample_bicubic2d upsample_linear1d"
-    " max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward",
-    _scatter: "index_put index_put_ _unsafe_index_put _index_put_impl_ index_add index_add_ scatter scatter_"
-    " scatter_add scatter_add_ embedding_dense_backward",
-    _reduction: "sum mean amax amin prod all any nansum var std var_mean logsumexp linalg_vector_norm argmax argmin max"
-    " min",
-    _softmax: "_softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data",
-    _row_norm: "native_layer_norm _fused_rms_norm",
-    _row_norm_backward: "native_layer_norm_backward _fused_rms_norm_backward",
-    _group_norm: "native_group_norm",
-    _group_norm_backward: "native_group_norm_backward",
-    _batch_norm: "native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward"
-    " _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training"
-    " _batch_norm_with_update _batch_norm_no_update batch_norm_backward",
-    _nll: "nll_loss_forward",
-    _nll_backward: "nll_loss_backward",
-    _loss: "mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss",
-})  # fmt: skip
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-#: Elementwise by class and yet nothing is generated for them: searches, cells, draws without replacement.
-_NOT_GENERATED = _names(
-    "bucketize searchsorted isin multinomial randperm linalg_cross _thnn_fused_gru_cell _thnn_fused_lstm_cell"
-    " grid_sampler_2d grid_sampler_3d cudnn_grid_sampler poisson"
-)
-
-#: Ops that draw random numbers: computing one again would draw others.
-RANDOM = _names(
-    "native_dropout _fused_dropout bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like normal"
-    " normal_ uniform uniform_ random random_ exponential exponential_ rrelu_with_noise rrelu_with_noise_"
-)
-
-
-#: Pointwise ops that put elements at other places than they found them at.
-_MOVES = _names(
-    "flip roll repeat pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle permute_copy transpose_copy"
-    " t_copy"
-)
+#: op class -> rule of the ops whose row gives none
+_BY_CLASS: Mapping[str, LoopRule] = {"elementwise": point, "optimizer": multi}
 
 
 def reads_elsewhere(op: Op, loop: Loop) -> bool:
@@ -264,7 +208,8 @@ def reads_elsewhere(op: Op, loop: Loop) -> bool:
 
 def moves(op: Op) -> bool:
     """Whether the op puts elements at other places than it found them at."""
-    return _packet(op.name) in _MOVES
+    row = find_row(op.name)
+    return row is not None and row.moves
 
 
 def late_outputs(graph: Graph, op: Op, loop: Loop) -> tuple[int, ...]:
@@ -278,4 +223,5 @@ def late_outputs(graph: Graph, op: Op, loop: Loop) -> tuple[int, ...]:
 
 def is_random(op: Op) -> bool:
     """Whether the op draws random numbers."""
-    return _packet(op.name) in RANDOM
+    row = find_row(op.name)
+    return row is not None and row.is_random

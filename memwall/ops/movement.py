@@ -20,9 +20,11 @@ from dataclasses import replace
 from typing import Any
 
 from memwall.core.graph import TensorSpec, contiguous
+from memwall.ops import loops
 from memwall.ops.base import Call, Cost
+from memwall.ops.domains import POSITIVE, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
 from memwall.ops.elementwise import launched, loop_instructions, pass_over, stream_of, streamed, vector_flops
-from memwall.ops.registry import Formula, register_cost
+from memwall.ops.registry import Formula, define, register_cost
 
 
 def _register(names: str) -> Callable[[Formula], Formula]:
@@ -366,3 +368,32 @@ def fourier(call: Call) -> Cost:
     flops = side.numel * math.log2(points) * (5 if "c2c" in call.name else 2.5) if points > 1 else 0
     real = TensorSpec((), (), "float64" if output.itemsize == 16 or data.itemsize == 16 else "float32")
     return streamed(call.cost(vector_flops(real, round(flops))), side.numel)
+
+
+# -- fusion, arithmetic and inputs -------------------------------------------------------------------------------------
+
+define("contiguous arange fill fill_ full full_like zeros zeros_like zero_ ones ones_like new_zeros new_ones new_full"
+       " scalar_tensor constant_pad_nd tril triu tril_ triu_ slice_backward select_backward slice_scatter"
+       " select_scatter diagonal_backward expand_copy view_copy unsqueeze_copy squeeze_copy slice_copy select_copy"
+       " linspace eye _chunk_cat", loop=loops.point)  # fmt: skip
+define("flip roll repeat pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle permute_copy"
+       " transpose_copy t_copy", loop=loops.point, moves=True)  # fmt: skip
+define("_to_copy cat stack", loop=loops.point, preserves="values")
+define("clone", loop=loops.point, expression="{self}", preserves="values")
+define("copy copy_", loop=loops.point, expression="{src}")
+define("index", loop=loops.gather, preserves="values", domains={"indices": nth_index})
+define("index_select", loop=loops.gather, preserves="values", domains={"index": places(distinct=False)})
+define("gather", loop=loops.gather, domains={"index": places(distinct=False)})
+define("embedding", loop=loops.gather, domains={"indices": rows_of("weight")})
+define("take _unsafe_index take_along_dim im2col reflection_pad1d reflection_pad2d replication_pad1d"
+       " replication_pad2d", loop=loops.gather)  # fmt: skip
+define("index_put index_put_", loop=loops.scatter, domains={"indices": nth_index})
+define("_unsafe_index_put _index_put_impl_", loop=loops.scatter)
+define("index_add index_add_", loop=loops.scatter, domains={"index": places(distinct=False)})
+define("scatter scatter_ scatter_add scatter_add_", loop=loops.scatter, domains={"index": places(distinct=True)})
+define("embedding_dense_backward", loop=loops.scatter, domains={"indices": rows_counted})
+define("_embedding_bag", domains={"indices": rows_of("weight"), "offsets": ascending_to("indices")})
+define("_embedding_bag_backward",
+       domains={"indices": rows_counted, "offsets": ascending_to("indices"), "offset2bag": ascending_to("offsets"),
+                "bag_size": POSITIVE})  # fmt: skip
+define("sparse::add_", preserves="sign", domains={"other": sparse_rows})

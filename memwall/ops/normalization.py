@@ -20,10 +20,12 @@ import math
 from dataclasses import replace
 
 from memwall.core.graph import TensorSpec
+from memwall.ops import loops
 from memwall.ops.base import Call, Cost
+from memwall.ops.domains import MEAN, POSITIVE, along_dim, class_number, counted_targets
 from memwall.ops.elementwise import launched, pass_over, streamed, vector_flops
 from memwall.ops.launches import Rows, Work
-from memwall.ops.registry import register_cost
+from memwall.ops.registry import define, register_cost
 
 #: shared memory that a block may use without opting in to more (cudaDeviceProp.sharedMemPerBlock)
 _SHARED_BYTES = 48 * 1024
@@ -354,3 +356,31 @@ def nll_loss_backward(call: Call) -> Cost:
     again = target.numel * call.outputs[0].itemsize
     cost = call.cost(read_bytes=read, extra_bytes=again, kernels=2)
     return launched(cost, pass_over(0, cost.write_bytes), pass_over(read, again, target.numel))
+
+
+# -- fusion, rates on a CPU, and inputs --------------------------------------------------------------------------------
+
+define("_softmax _safe_softmax", loop=loops.softmax, cpu_rate="softmax")
+define("_log_softmax", loop=loops.softmax, cpu_rate="log_softmax")
+define("_softmax_backward_data", loop=loops.softmax, cpu_rate="softmax_backward",
+       domains={"output": along_dim("probabilities")})  # fmt: skip
+define("_log_softmax_backward_data", loop=loops.softmax, cpu_rate="softmax_backward",
+       domains={"output": along_dim("log_probabilities")})  # fmt: skip
+_MOMENTS = {"mean": MEAN, "rstd": POSITIVE}
+define("native_layer_norm", loop=loops.row_norm, cpu_rate="layer_norm")
+define("native_layer_norm_backward", loop=loops.row_norm_backward, cpu_rate="layer_norm_backward", domains=_MOMENTS)
+define("_fused_rms_norm", loop=loops.row_norm)
+define("_fused_rms_norm_backward", loop=loops.row_norm_backward, domains={"rstd": POSITIVE})
+define("native_group_norm", loop=loops.group_norm)
+define("native_group_norm_backward", loop=loops.group_norm_backward, domains=_MOMENTS)
+_RUNNING = {"running_mean": MEAN, "running_var": POSITIVE}
+define("native_batch_norm", loop=loops.batch_norm, cpu_rate="batch_norm_training", domains=_RUNNING)
+define("native_batch_norm_backward", loop=loops.batch_norm, cpu_rate="batch_norm_backward",
+       domains={**_RUNNING, "save_mean": MEAN, "save_invstd": POSITIVE})  # fmt: skip
+define("cudnn_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update",
+       loop=loops.batch_norm, cpu_rate="batch_norm_training")  # fmt: skip
+define("_native_batch_norm_legit_no_training _batch_norm_no_update", loop=loops.batch_norm, cpu_rate="batch_norm")
+define("cudnn_batch_norm_backward", loop=loops.batch_norm, cpu_rate="batch_norm_backward")
+define("batch_norm_backward", loop=loops.batch_norm)
+define("nll_loss_forward", loop=loops.nll, domains={"target": class_number})
+define("nll_loss_backward", loop=loops.nll_backward, domains={"target": class_number, "total_weight": counted_targets})

@@ -16,9 +16,10 @@ from collections.abc import Iterable
 
 from memwall.core.graph import TensorSpec
 from memwall.ops.base import Call, Cost
-from memwall.ops.elementwise import POINTWISE, POINTWISE_FUNCTIONAL, scalar_flops, streamed, vector_flops
+from memwall.ops.domains import POSITIVE, SECOND_MOMENT, WEIGHT_SCALE, always
+from memwall.ops.elementwise import scalar_flops, streamed, vector_flops
 from memwall.ops.reduction import norm_flops
-from memwall.ops.registry import register_cost
+from memwall.ops.registry import define, find_row, register_cost
 
 _CHUNK_ELEMENTS = 65536
 _MAX_CHUNKS = 320
@@ -63,7 +64,10 @@ _FOREACH_POINTWISE = (
 def _foreach_flops(call: Call, name: str) -> int:
     if name in ("copy", "clone", "zero"):
         return 0
-    flops = POINTWISE[name] if name in POINTWISE else POINTWISE_FUNCTIONAL[name]
+    row = find_row(f"aten.{name}")
+    assert row is not None
+    assert row.flops is not None
+    flops = row.flops
     if name.startswith("addc") and call.name.endswith(("ScalarList", "Tensor")):
         return flops + 1  # one factor per tensor: taken to be other than 1
     return scalar_flops(call, name, flops)
@@ -172,3 +176,11 @@ def fused_step(call: Call) -> Cost:
         kernels=max(launches((parameter.numel for parameter in parameters), depth), 1),
     )
     return streamed(cost, total)
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+define("_foreach_mul _foreach_mul_ _foreach_addcmul_ _foreach_lerp_ _foreach_add_", preserves="sign")
+define("_foreach_sqrt _foreach_sqrt_", domains={"self": always("positive", scale=SECOND_MOMENT)})
+define("_foreach_addcdiv _foreach_addcdiv_", domains={"self": always("normal", scale=WEIGHT_SCALE)})
+define("_foreach_div _foreach_div_", domains={"other": POSITIVE})

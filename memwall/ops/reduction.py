@@ -12,9 +12,11 @@ import math
 from collections.abc import Sequence
 
 from memwall.core.graph import TensorSpec
+from memwall.ops import loops
 from memwall.ops.base import Call, Cost, touched_bytes
+from memwall.ops.domains import pooled_places
 from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, table_of, vector_flops
-from memwall.ops.registry import register_cost
+from memwall.ops.registry import define, register_cost
 
 #: FLOPs per element of the input
 _REDUCTIONS = table_of({
@@ -211,3 +213,16 @@ def adaptive_average_pool_backward(call: Call) -> Cost:
     output = call.outputs[0]
     cost = call.cost(vector_flops(output, output.numel), read_bytes=call.need("grad_output").nbytes)
     return streamed(cost, output.numel)
+
+
+# -- fusion and inputs -------------------------------------------------------------------------------------------------
+
+define("sum mean", loop=loops.reduction, preserves="sign")
+define("amax amin prod all any nansum logsumexp linalg_vector_norm argmax argmin max min", loop=loops.reduction)
+define("var std var_mean", loop=loops.reduction, cpu_rate="variance")
+define("std_mean", cpu_rate="variance")
+define("mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss", loop=loops.loss)
+define("max_pool2d_with_indices max_pool2d", loop=loops.gather, cpu_rate="max_pool")
+define("max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d avg_pool2d_backward"
+       " _adaptive_avg_pool2d_backward", loop=loops.gather)  # fmt: skip
+define("max_pool2d_with_indices_backward", loop=loops.gather, domains={"indices": pooled_places})

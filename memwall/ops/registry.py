@@ -1,17 +1,26 @@
-"""One table from op name to class and formula. Built by :func:`register_cost`; duplicates are refused.
+"""One table of ops: a row says all that memwall knows of an op. Built by :func:`define`; duplicates are refused.
 
-An op without a formula is kept, marked ``modeled = False`` and charged its bytes.
+A row's fields are its stages: how the op is costed, fused, written as Triton, read from a recorded call, filled for a
+numerics check. A field that is not given is a stage that does not cover the op: an op without a cost formula is kept,
+marked ``modeled = False`` and charged its bytes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op, distinct_bytes
 from memwall.ops.base import Call, Cost
+
+if TYPE_CHECKING:
+    from memwall.ops.domains import DomainRule
+    from memwall.ops.expressions import Expression
+    from memwall.ops.loops import LoopRule
 
 #: Classes of ops, in the order in which reports list them.
 OP_CLASSES = (
@@ -22,17 +31,66 @@ OP_CLASSES = (
 Formula = Callable[[Call], Cost]
 
 
-class Rule(NamedTuple):
-    """The class of an op and the formula of its cost."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An op. ``expression`` and what follows from it are of elementwise ops; the Triton text of others is looked up by
+    name in :mod:`memwall.codegen.ops`."""
 
-    op_class: str
-    formula: Formula
+    op_class: str = "other"
+    cost: Formula | None = None
+    #: of a pointwise op: FLOPs per element of its output, and what integers become (``floats``, ``bool``, ``integers``)
+    flops: int | None = None
+    integers: str = ""
+    #: what the launch is called, where its time goes by that (:class:`memwall.ops.launches.Stream`)
+    launch_kind: str = ""
+    #: the loop nest of a generated kernel; without one that of the op's class
+    loop: LoopRule | None = None
+    #: Triton text of the result's element
+    expression: Expression | None = None
+    #: dtype to which tensors are cast before: ``result``, ``common`` (of them all) or ``none``
+    casts: str = "result"
+    #: argument → what a numerics check has to fill it with, where just any numbers would not do
+    domains: Mapping[str, DomainRule] = field(default_factory=dict)
+    #: what holds of the results where it holds of what is read: ``values`` within a range, or their ``sign``
+    preserves: str = ""
+    #: name of the op's rate in a CPU's spec
+    cpu_rate: str = ""
+    #: draws random numbers: computing it again would draw others
+    is_random: bool = False
+    #: puts elements at other places than it found them at
+    moves: bool = False
 
 
-_RULES: dict[str, Rule] = {}
+_ROWS: dict[str, Row] = {}
+_found: dict[str, Row | None] = {}
 _FAMILIES = ("contraction", "convolution", "attention", "normalization", "elementwise", "reduction", "movement",
              "optimizer")  # fmt: skip
+_EMPTY = {item.name: getattr(Row(), item.name) for item in dataclasses.fields(Row)}
 _loaded = False
+
+
+def define(names: str, **stages: Any) -> None:
+    """Say something of ops: ``define("_softmax _log_softmax", loop=softmax)``.
+
+    Args:
+        names: packets of aten (``add``, ``max.other``), or whole names (``mylib::swish``), separated by spaces.
+        stages: fields of :class:`Row`.
+
+    Raises:
+        ValueError: an op has one of these already.
+    """
+    for name in map(full_name, names.split()):
+        row = _ROWS.get(name, Row())
+        for stage in stages:
+            if getattr(row, stage) != _EMPTY[stage]:
+                raise ValueError(f"{name} has a {stage.replace('_', ' ')} already")
+        _ROWS[name] = dataclasses.replace(row, **stages)
+    _found.clear()
+
+
+def full_name(name: str) -> str:
+    """``aten.add`` for ``add``, ``mylib.swish`` for ``mylib::swish``."""
+    return name.replace("::", ".") if "::" in name else f"aten.{name}"
 
 
 def register_cost(*names: str, op_class: str = "other", replace: bool = False) -> Callable[[Formula], Formula]:
@@ -54,10 +112,12 @@ def register_cost(*names: str, op_class: str = "other", replace: bool = False) -
 
     def decorate(formula: Formula) -> Formula:
         _load_families()
-        for name in map(_normalize, names):
-            if name in _RULES and not replace:
+        for name in (name.replace("::", ".") for name in names):
+            row = _ROWS.get(name, Row())
+            if row.cost is not None and not replace:
                 raise ValueError(f"{name} has a cost formula already; pass replace=True to put yours in its place")
-            _RULES[name] = Rule(op_class, formula)
+            _ROWS[name] = dataclasses.replace(row, op_class=op_class, cost=formula)
+        _found.clear()
         return formula
 
     return decorate
@@ -65,14 +125,26 @@ def register_cost(*names: str, op_class: str = "other", replace: bool = False) -
 
 def classify(name: str) -> str:
     """The class of an op, ``other`` when no formula knows it."""
-    rule = find_rule(name)
-    return rule.op_class if rule else "other"
+    row = find_row(name)
+    return row.op_class if row else "other"
 
 
-def find_rule(name: str) -> Rule | None:
-    """The rule of ``aten.add.Tensor``: that of the overload, else that of ``aten.add``."""
+def find_row(name: str) -> Row | None:
+    """The row of ``aten.add.Tensor``: what is said of the overload, else of ``aten.add``; None of an unknown op."""
+    if name not in _found:
+        _load_families()
+        own, shared = _ROWS.get(name), _ROWS.get(".".join(name.split(".")[:2]))
+        if own is not None and shared is not None and own is not shared:
+            said = {stage: value for stage in _EMPTY if (value := getattr(own, stage)) != _EMPTY[stage]}
+            own = dataclasses.replace(shared, **said)
+        _found[name] = own or shared
+    return _found[name]
+
+
+def rows() -> Iterator[tuple[str, Row]]:
+    """(name, row) of all ops."""
     _load_families()
-    return _RULES.get(name) or _RULES.get(_packet(name))
+    return iter(sorted(_ROWS.items()))
 
 
 def cost_of(call: Call) -> Cost:
@@ -82,13 +154,13 @@ def cost_of(call: Call) -> Cost:
         UsageError: a formula that the user registered failed, or returned no :class:`Cost`.
     """
     unmodeled = Cost({}, call.read_bytes, call.write_bytes, modeled=False)
-    rule = find_rule(call.name)
-    if rule is None:
+    row = find_row(call.name)
+    if row is None or row.cost is None:
         return unmodeled
     try:
-        cost = rule.formula(call)
+        cost = row.cost(call)
     except (LookupError, ArithmeticError, ValueError, TypeError) as error:
-        if rule.formula.__module__.startswith("memwall."):
+        if row.cost.__module__.startswith("memwall."):
             return unmodeled  # a form of the op that the formula does not know
         raise UsageError(f"the cost formula of {call.name} failed: {type(error).__name__}: {error}") from error
     if not isinstance(cost, Cost):
@@ -109,14 +181,6 @@ def call_of(graph: Graph, op: Op) -> Call:
         op.name, tuple([v.spec for v in reads]), op.arguments, tuple([v.spec for v in writes]), op.attributes,
         distinct_bytes(reads), distinct_bytes(writes),
     )  # fmt: skip
-
-
-def _normalize(name: str) -> str:
-    return name.replace("::", ".")
-
-
-def _packet(name: str) -> str:
-    return ".".join(name.split(".")[:2])
 
 
 def _load_families() -> None:

@@ -17,63 +17,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.hardware.constants import Constants
 from memwall.hardware.cpu_rates import Cpu
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
+from memwall.ops.registry import find_row
 from memwall.perfmodel.roofline import Prediction, bound_s
 
 #: images of a batch from which torch hands pointwise convolutions to oneDNN (Convolution.cpp, ``use_mkldnn``)
 BATCHED = 16
 
 
-class Kernel(NamedTuple):
-    """Ops of one rate: their names without ``aten.`` and overload, and whose elements are counted."""
-
-    ops: tuple[str, ...]
-    counts: str = "output"
-
-
-def _kernel(ops: str, counts: str = "output") -> Kernel:
-    return Kernel(tuple(ops.split()), counts)
-
-
-#: Name in the spec -> ops. ``output`` and ``input`` count the elements of the first of them, ``window`` the elements of
-#: the output times those of the window.
-KERNEL_OPS: Mapping[str, Kernel] = {
-    "exp": _kernel("exp exp_ expm1"),
-    "log": _kernel("log log_ log1p log2 log10"),
-    "sqrt": _kernel("sqrt sqrt_"),
-    "rsqrt": _kernel("rsqrt rsqrt_"),
-    "sin": _kernel("sin cos sin_ cos_"),
-    "pow": _kernel("pow.Tensor_Tensor pow.Scalar"),
-    "erf": _kernel("erf erf_ erfc"),
-    "tanh": _kernel("tanh tanh_"),
-    "sigmoid": _kernel("sigmoid sigmoid_"),
-    "silu": _kernel("silu silu_"),
-    "gelu": _kernel("gelu gelu_"),
-    "gelu_tanh": _kernel(""),  # gelu with approximate="tanh"
-    "compare": _kernel("eq ne lt le gt ge"),
-    "where": _kernel("where masked_fill"),
-    "dropout": _kernel("native_dropout"),
-    "softmax": _kernel("_softmax _safe_softmax"),
-    "log_softmax": _kernel("_log_softmax"),
-    "layer_norm": _kernel("native_layer_norm"),
-    "batch_norm": _kernel("_native_batch_norm_legit_no_training _batch_norm_no_update"),  # statistics given
-    "batch_norm_training": _kernel(""),  # batch norm that takes its statistics from the batch
-    "variance": _kernel("var std var_mean std_mean", "input"),
-    "max_pool": _kernel("max_pool2d_with_indices max_pool2d", "window"),
-    "gelu_backward": _kernel("gelu_backward"),
-    "softmax_backward": _kernel("_softmax_backward_data _log_softmax_backward_data"),
-    "layer_norm_backward": _kernel("native_layer_norm_backward"),
-    "batch_norm_backward": _kernel("native_batch_norm_backward cudnn_batch_norm_backward"),
-}
-_BY_OP = {op: name for name, kernel in KERNEL_OPS.items() for op in kernel.ops}
-_BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_functional",
-                   "_native_batch_norm_legit", "_batch_norm_with_update")  # fmt: skip
+#: rates that count other elements than those of the output: of the input, or of the output times those of the window
+_COUNTS: Mapping[str, str] = {"variance": "input", "max_pool": "window"}
 
 
 def predict_on_cpu(
@@ -125,7 +83,7 @@ def _flops_s(cost: Cost, gpu: Gpu, cpu: Cpu, products: Sequence[str]) -> float:
 def _elements_s(graph: Graph, op: Op, cpu: Cpu) -> float:
     name = kernel_name(op)
     rate = cpu.elements_per_s.get(name) if name else None
-    return kernel_elements(graph, op, KERNEL_OPS[name].counts) / rate if name and rate else 0.0
+    return kernel_elements(graph, op, _COUNTS.get(name, "output")) / rate if name and rate else 0.0
 
 
 def _dram_s(cost: Cost, gpu: Gpu, reuse: Sequence[tuple[int, int]]) -> float:
@@ -147,17 +105,17 @@ def _memory_s(cost: Cost, gpu: Gpu, cpu: Cpu, reuse: Sequence[tuple[int, int]]) 
 
 def kernel_name(op: Op) -> str | None:
     """Which rate of :data:`memwall.hardware.cpu_rates.KERNELS` an op runs at; None where bytes alone tell its time."""
-    _, _, full = op.name.partition("aten.")
-    packet = full.split(".")[0]
-    if packet in ("gelu", "gelu_") and op.attributes.get("approximate") == "tanh":
+    row = find_row(op.name)
+    name = row.cpu_rate if row else ""
+    if name == "gelu" and op.attributes.get("approximate") == "tanh":
         return "gelu_tanh"
-    if packet in _BATCH_NORMS:
-        return "batch_norm_training" if op.attributes.get("training", True) else "batch_norm"
-    return _BY_OP.get(full) or _BY_OP.get(packet)
+    if name == "batch_norm_training" and not op.attributes.get("training", True):
+        return "batch_norm"
+    return name or None
 
 
 def kernel_elements(graph: Graph, op: Op, counts: str) -> int:
-    """Elements of a kernel, counted as :data:`KERNEL_OPS` says."""
+    """Elements of a kernel, counted as :data:`_COUNTS` says."""
     if counts == "input":
         return _spec(graph, op.inputs[0]).numel
     count = _spec(graph, op.outputs[0]).numel

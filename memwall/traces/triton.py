@@ -15,7 +15,7 @@ from functools import cache
 
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops import Cost
-from memwall.ops.elementwise import POINTWISE, POINTWISE_FUNCTIONAL, streamed
+from memwall.ops.elementwise import flops_by_name, streamed
 from memwall.ops.recorded import UnknownCall
 from memwall.traces.calls import spec_of
 from memwall.traces.records import TracedOp
@@ -117,6 +117,5 @@ def flops_per_element(names: str) -> int:
 
 @cache
 def _table() -> dict[str, int]:
-    functional = {name.split(".")[0]: flops for name, flops in POINTWISE_FUNCTIONAL.items()}
     whole = {name.strip("_"): flops for name, flops in _WHOLE.items()}
-    return {**functional, **POINTWISE, **_REDUCTIONS, **dict.fromkeys(_MOVES, 0), **whole}
+    return {**flops_by_name(), **_REDUCTIONS, **dict.fromkeys(_MOVES, 0), **whole}

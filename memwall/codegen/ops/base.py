@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from memwall.codegen.expressions import literal
 from memwall.codegen.index import Index, ravel, unravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, cast, compute_dtype, triton_dtype
 from memwall.core.graph import Op, TensorSpec
+from memwall.ops.expressions import literal
 
 
 @dataclass

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from memwall.codegen.expressions import COMMON, NONE, UNCAST, casts, expression, literal
 from memwall.codegen.index import ravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import Made, OpRule, OpView, broadcast, constant, promoted, rules
 from memwall.codegen.tensors import Body, Indices, Tensor, cast, compute_dtype, triton_dtype
+from memwall.ops.expressions import UNCAST, Operands, literal, write
+from memwall.ops.registry import find_row
 
 
 def point(view: OpView) -> Made:
     """The result's element from those of its arguments at the same place."""
     dtype = view.spec.dtype
-    mode = casts(view.packet)
+    row = find_row(view.op.name)
+    if row is None or row.expression is None:
+        raise NotGenerated(f"no expression for {view.packet}")
+    casts, expression = row.casts, row.expression
     inputs = view.inputs
     if any(len(t.shape) > len(view.spec.shape) for _, t in inputs):
         raise NotGenerated(f"{view.packet} writes over a smaller tensor")
@@ -27,10 +31,10 @@ def point(view: OpView) -> Made:
         arguments = {}
         for name, tensor in inputs:
             text = tensor.at(body, broadcast(tensor, indices))
-            if mode != NONE and name not in UNCAST:
-                text = cast(text, tensor.dtype, common if mode == COMMON else dtype)
+            if casts != "none" and name not in UNCAST:
+                text = cast(text, tensor.dtype, common if casts == "common" else dtype)
             arguments[name] = text
-        return expression(view.packet, arguments, attributes, compute_dtype(dtype))
+        return write(expression, Operands(arguments, attributes, compute_dtype(dtype)))
 
     return [Tensor(view.spec.shape, dtype, rule)]
 

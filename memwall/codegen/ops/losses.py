@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memwall.codegen.expressions import log1p
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import Made, OpRule, OpView, broadcast, mapped, reduction_result, rules
 from memwall.codegen.ops.reductions import share_of, summed
 from memwall.codegen.tensors import Body, Indices, Reduction, Tensor
+from memwall.ops.expressions import log1p
 
 
 def _nll(view: OpView) -> Made:

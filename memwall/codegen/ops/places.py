@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from memwall.codegen.expressions import literal
 from memwall.codegen.index import Index
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import Made, OpRule, OpView, broadcast, choose, found_index, rules
 from memwall.codegen.tensors import Body, Indices, Tensor, cast, compute_dtype
+from memwall.ops.expressions import literal
 
 
 def _cat(view: OpView) -> Made:

@@ -18,7 +18,6 @@ from memwall.codegen.ops.base import (
     rules,
     without,
 )
-from memwall.codegen.ops.elementwise import point
 from memwall.codegen.tensors import Body, Indices, Reduction, Tensor
 
 
@@ -57,8 +56,6 @@ def share_of(count: int) -> str:
 
 def _extremum(kind: str) -> OpRule:
     def rule(view: OpView) -> Made:
-        if view.find("other") is not None:
-            return point(view)
         source = view.tensor("self")
         if not source.dtype.startswith(("float", "bfloat")):
             raise NotGenerated(f"the extremum of {source.dtype}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memwall.codegen.expressions import literal
 from memwall.codegen.index import Index, ravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import Made, OpRule, OpView, Scatter, broadcast, constant, found_index, rules
 from memwall.codegen.ops.places import Indexing
 from memwall.codegen.tensors import Body, Indices, Tensor
+from memwall.ops.expressions import literal
 
 
 def _index_put(view: OpView) -> Made:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memwall.core.graph import contiguous
-from memwall.ops.elementwise import POINTWISE, POINTWISE_FUNCTIONAL
+from memwall.ops.elementwise import flops_by_name
 from memwall.ops.recorded import INTEGERS, Recorded, Rule, Specs, UnknownCall, broadcast, dense, each, promote, same
 
 _COMPARISONS = frozenset(
@@ -80,7 +80,7 @@ def norms(call: Recorded) -> Specs:
 
 
 RULES: dict[str, Rule] = {
-    **each(" ".join(sorted({*POINTWISE, *(name.split(".")[0] for name in POINTWISE_FUNCTIONAL)})), pointwise),
+    **dict.fromkeys(flops_by_name(), pointwise),
     **each("clone contiguous _to_copy copy fill zeros_like ones_like full_like rand_like randn_like randint_like"
            " bernoulli normal rrelu_with_noise rrelu_with_noise_functional _prelu_kernel", same),
     **each("native_dropout _fused_dropout", dropout),

@@ -20,8 +20,7 @@ ASKED = re.compile(r'\b(?:need|arg|args)\("(\w+)"\)')
 
 
 def _registered():
-    registry.classify("aten.mm")
-    return sorted(name for name in registry._RULES if name.startswith("aten."))
+    return [name for name, row in registry.rows() if row.cost is not None and name.startswith("aten.")]
 
 
 def _overloads(name):
@@ -72,7 +71,7 @@ def _record(function, *tensors):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
             name = str(func).removesuffix(".default")
-            if registry.find_rule(name):
+            if registry.classify(name) != "other":
                 given = [(a.name, v) for a, v in zip(func._schema.arguments, args, strict=False)]
                 given += list((kwargs or {}).items())
                 pairs = [(n, v) for n, v in given if isinstance(v, torch.Tensor)]
