@@ -144,7 +144,7 @@ def find_row(name: str) -> Row | None:
 def rows() -> Iterator[tuple[str, Row]]:
     """(name, row) of all ops."""
     _load_families()
-    return iter(sorted(_ROWS.items()))
+    return ((name, row) for name in sorted(_ROWS) if (row := find_row(name)))
 
 
 def cost_of(call: Call) -> Cost:
