@@ -82,19 +82,21 @@ def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...
     The distance is the number of bytes that kernels moved from the start of the kernel that last touched the storage to
     the start of this one: the bytes are in an LRU cache of at least that size.
     """
-    values = graph.values
+    storage_of = [value.storage for value in graph.values]
+    specs = {id(value.spec): value.spec for value in graph.values}
+    size_of = {number: spec.nbytes for number, spec in specs.items()}
+    nbytes = [size_of[id(value.spec)] for value in graph.values]
     touched_at: dict[int, int] = {}
     moved = 0
     result = []
     for group in plan.groups:
         hits = []
         for value_id in dict.fromkeys(group.reads):
-            value = values[value_id]
-            last = touched_at.get(value.storage)
+            last = touched_at.get(storage_of[value_id])
             if last is not None:
-                hits.append((value.spec.nbytes, moved - last))
+                hits.append((nbytes[value_id], moved - last))
         for value_id in (*group.reads, *group.writes):
-            touched_at[values[value_id].storage] = moved
+            touched_at[storage_of[value_id]] = moved
         moved += group.cost.bytes + group.cost.extra_bytes
         result.append(tuple(hits))
     return result

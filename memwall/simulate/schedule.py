@@ -11,8 +11,11 @@ On a CPU (a spec with ``[cpu]``) the terms are those of :mod:`memwall.perfmodel.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from operator import add
+from typing import Any
 
 from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
@@ -56,7 +59,7 @@ class Schedule:
 
     gpu: Gpu
     policy: str
-    kernels: tuple[Estimate, ...]
+    kernels: Sequence[Estimate]
     totals: Totals
     memory: MemoryPeak
     graph: int = 0
@@ -84,76 +87,122 @@ class Schedule:
 def simulate(
     graph: Graph, plan: Plan, gpu: Gpu, *, context: PlanContext | None = None, graph_index: int = 0
 ) -> Schedule:
-    """Run a plan on a modeled GPU.
+    """Run a plan on a modeled GPU. Each distinct kernel is predicted once.
 
     ``context`` holds what depends on the plan alone; pass one to simulate several GPUs without recomputing it.
     """
     context = context or PlanContext.of(graph, plan)
-    known = _predictions(graph, plan, gpu, context)
-    issues = [issue_s(gpu, phase, g.cost.kernels) for phase, g in zip(context.phases, plan.groups, strict=True)]
-    waits, time_s = queue(zip(issues, [k.time_s for k in known], strict=True))
-    kernels = tuple(
-        Estimate(
-            id=index, name=context.labels[index][0], op_ids=group.op_ids, op_class=context.labels[index][1],
-            flops=context.flops[index], read_bytes=group.cost.read_bytes, write_bytes=group.cost.write_bytes,
-            bound_s=of.bound_s, compute_s=of.compute_s, memory_s=of.memory_s, overhead_s=of.overhead_s + wait_s,
-            low_s=of.low_s + wait_s, high_s=of.high_s + wait_s, launches=group.cost.kernels,
-            recomputes=group.recomputes, issue_s=issued_s, wait_s=wait_s,
-        )
-        for index, (group, of, issued_s, wait_s) in enumerate(zip(plan.groups, known, issues, waits, strict=True))
-    )  # fmt: skip
-    totals = _totals(plan, gpu, context, known, time_s)
-    return Schedule(gpu, plan.policy, kernels, totals, context.memory, graph_index, plan)
+    known = _predictions(graph, gpu, context)
+    issues = [issue_s(gpu, kind.phase, kind.group.cost.kernels) for kind in context.kinds]
+    steps = [(issue, prediction.time_s) for issue, prediction in zip(issues, known, strict=True)]
+    waits, time_s = queue([steps[number] for number in context.order])
+    kernels = Kernels(plan, context, known, issues, waits)
+    return Schedule(gpu, plan.policy, kernels, _totals(gpu, context, known, time_s), context.memory, graph_index, plan)
 
 
-def _predictions(graph: Graph, plan: Plan, gpu: Gpu, context: PlanContext) -> list[Prediction]:
-    """Each kernel once it was issued; equal costs with as many bytes in L2 are predicted once."""
+class Kernels(Sequence[Estimate]):
+    """The estimates of a schedule, in launch order; written out when the first is asked for."""
+
+    def __init__(
+        self, plan: Plan, context: PlanContext, known: Sequence[Prediction], issues: Sequence[float],
+        waits: Sequence[float],
+    ) -> None:  # fmt: skip
+        self._plan, self._context, self._known, self._issues, self._waits = plan, context, known, issues, waits
+
+    @cached_property
+    def _all(self) -> tuple[Estimate, ...]:
+        context, known, issues = self._context, self._known, self._issues
+        return tuple(
+            Estimate(
+                id=index, name=context.kinds[n].name, op_ids=group.op_ids, op_class=context.kinds[n].op_class,
+                flops=context.kinds[n].flops, read_bytes=group.cost.read_bytes, write_bytes=group.cost.write_bytes,
+                bound_s=known[n].bound_s, compute_s=known[n].compute_s, memory_s=known[n].memory_s,
+                overhead_s=known[n].overhead_s + wait_s, low_s=known[n].low_s + wait_s, high_s=known[n].high_s + wait_s,
+                launches=group.cost.kernels, recomputes=group.recomputes, issue_s=issues[n], wait_s=wait_s,
+            )
+            for index, (group, n, wait_s) in enumerate(zip(self._plan.groups, context.order, self._waits, strict=True))
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def __iter__(self) -> Iterator[Estimate]:
+        return iter(self._all)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._all)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (self._all,)
+
+
+def _predictions(graph: Graph, gpu: Gpu, context: PlanContext) -> list[Prediction]:
+    """The time of each kind of kernel, once it was issued; equal costs with as many bytes in L2 are predicted once."""
     if gpu.cpu is not None:
         return [
-            predict_on_cpu(graph, (*group.op_ids, *group.recomputes), group.cost, gpu, reuse)
-            for group, reuse in zip(plan.groups, context.reuse, strict=True)
+            predict_on_cpu(graph, (*k.group.op_ids, *k.group.recomputes), k.group.cost, gpu, k.reuse)
+            for k in context.kinds
         ]
     memo: dict[tuple[int, int], Prediction] = {}
-    l2_bytes, found = gpu.l2_bytes, []
-    for group, number, reuse in zip(plan.groups, context.costs, context.reuse, strict=True):
-        resident = sum([n for n, distance in reuse if distance <= l2_bytes])
-        known = memo.get((number, resident))
-        if known is None:
-            known = memo[number, resident] = predict_cost(group.cost, gpu, resident)
-        found.append(known)
+    found = []
+    for kind in context.kinds:
+        resident = sum([n for n, distance in kind.reuse if distance <= gpu.l2_bytes])
+        if (kind.cost, resident) not in memo:
+            memo[kind.cost, resident] = predict_cost(kind.group.cost, gpu, resident)
+        found.append(memo[kind.cost, resident])
     return found
 
 
-def _totals(plan: Plan, gpu: Gpu, context: PlanContext, known: Sequence[Prediction], time_s: float) -> Totals:
-    peaks: dict[int, float] = {}
-    spread: dict[str, list[float]] = {}
-    bound_s = matrix_s = 0.0
-    for group, (_, op_class), kernel in zip(plan.groups, context.labels, known, strict=True):
-        bound_s += kernel.bound_s
-        around = spread.setdefault(op_class, [0.0, 0.0])
-        around[0] += kernel.time_s - kernel.low_s
-        around[1] += kernel.high_s - kernel.time_s
-        if op_class in MODEL_CLASSES:
-            if id(group.cost) not in peaks:
-                peaks[id(group.cost)] = _matrix_s(group, group.cost, gpu)
-            matrix_s += peaks[id(group.cost)]
-    down_s, up_s = (math.sqrt(sum(around[side] ** 2 for around in spread.values())) for side in (0, 1))
+def _totals(gpu: Gpu, context: PlanContext, known: Sequence[Prediction], time_s: float) -> Totals:
+    def total(of_kind: Iterable[float], kernels: Sequence[int]) -> float:
+        """The sum over some kernels, added up in launch order."""
+        return reduce(add, map([*of_kind].__getitem__, kernels), 0.0)
+
+    bound_s = total((k.bound_s for k in known), context.order)
+    matrix_s = total((_matrix_s(kind, gpu) for kind in context.kinds), context.matrix)
+    below, above = [k.time_s - k.low_s for k in known], [k.high_s - k.time_s for k in known]
+    down_s, up_s = (
+        math.sqrt(sum(total(side, kernels) ** 2 for kernels in context.by_class.values())) for side in (below, above)
+    )
     return Totals(
         bound_s, time_s, context.kernels, context.total_flops, context.dram_bytes, context.memory.total,
         matrix_s / time_s if time_s else 0.0, max(time_s - down_s, bound_s), time_s + up_s,
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Kernels of a plan that are alike on every GPU: equal ops and cost, in one phase, with equal reuse distances.
+
+    ``group`` is the first of them; ``cost`` numbers its cost, equal ones alike.
+    """
+
+    group: Group
+    cost: int
+    phase: str
+    name: str
+    op_class: str
+    flops: int
+    reuse: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True)
 class PlanContext:
-    """What a plan determines on any GPU: names, sums, the memory peak and the reuse distance of each read."""
+    """What a plan determines on any GPU: its distinct kernels, sums, and the memory peak."""
 
-    labels: Sequence[tuple[str, str]]
-    #: the number of each kernel's cost; equal costs have one
-    costs: Sequence[int]
-    phases: Sequence[str]
-    flops: Sequence[int]
-    reuse: Sequence[tuple[tuple[int, int], ...]]
+    kinds: Sequence[Kind]
+    #: the kind of each kernel, in launch order; of those of each class; and of those that MFU counts
+    order: Sequence[int]
+    by_class: Mapping[str, Sequence[int]]
+    matrix: Sequence[int]
     memory: MemoryPeak
     kernels: int
     total_flops: int
@@ -162,24 +211,35 @@ class PlanContext:
     @classmethod
     def of(cls, graph: Graph, plan: Plan) -> PlanContext:
         """Derive the context of a plan."""
-        flops_of: dict[int, int] = {}
-        flops = []
-        for group in plan.groups:
-            key = id(group.cost)
-            if key not in flops_of:
-                flops_of[key] = group.cost.total_flops
-            flops.append(flops_of[key])
+        groups, alike = plan.groups, graph.alike
+        first: dict[tuple[Any, ...], int] = {}
+        kinds: list[Kind] = []
+        order: list[int] = []
+        reuses = reuse_distances(graph, plan)
+        for group, cost, reuse in zip(groups, _numbered([g.cost for g in groups]), reuses, strict=True):
+            phase = graph.ops[group.op_ids[0]].phase
+            ops = tuple([alike[i] for i in group.op_ids]), tuple([alike[i] for i in group.recomputes])
+            number = first.setdefault((ops, cost, phase, reuse), len(kinds))
+            if number == len(kinds):
+                kinds.append(Kind(group, cost, phase, *_label(graph, group), group.cost.total_flops, reuse))
+            order.append(number)
+        by_class: dict[str, list[int]] = {}
+        for number in order:
+            by_class.setdefault(kinds[number].op_class, []).append(number)
         return cls(
-            labels=[_label(graph, group) for group in plan.groups],
-            costs=_numbered([group.cost for group in plan.groups]),
-            phases=[graph.ops[group.op_ids[0]].phase for group in plan.groups],
-            flops=flops,
-            reuse=reuse_distances(graph, plan),
+            kinds=kinds,
+            order=order,
+            by_class=by_class,
+            matrix=[number for number in order if kinds[number].op_class in MODEL_CLASSES],
             memory=memory_peak(graph, plan),
-            kernels=sum(group.cost.kernels for group in plan.groups),
-            total_flops=sum(flops),
-            dram_bytes=sum(group.cost.bytes for group in plan.groups),
+            kernels=sum(group.cost.kernels for group in groups),
+            total_flops=sum(kinds[number].flops for number in order),
+            dram_bytes=sum(group.cost.bytes for group in groups),
         )
+
+    def cold(self) -> PlanContext:
+        """The same with nothing in L2 when a kernel begins."""
+        return replace(self, kinds=[replace(kind, reuse=()) for kind in self.kinds])
 
 
 def _numbered(costs: Sequence[Cost]) -> list[int]:
@@ -195,9 +255,10 @@ def _numbered(costs: Sequence[Cost]) -> list[int]:
     return [by_id[id(cost)] for cost in costs]
 
 
-def _matrix_s(group: Group, cost: Cost, gpu: Gpu) -> float:
+def _matrix_s(kind: Kind, gpu: Gpu) -> float:
     """Seconds at the peaks; of a group that holds more than a matrix kernel, its products alone."""
-    if len(group.op_ids) > 1:
+    cost = kind.group.cost
+    if len(kind.group.op_ids) > 1:
         cost = Cost({pipe: count for pipe, count in cost.flops.items() if pipe.engine == "tensor"})
     return peak_compute_s(cost, gpu)
 

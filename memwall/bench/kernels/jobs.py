@@ -76,8 +76,7 @@ def plan_work(profile: Profile, gpu: Gpu, executors: Sequence[str], top: int | N
         context = PlanContext.of(graph, plan)
         plans[policy] = plan
         schedules[policy] = simulate(graph, plan, gpu, context=context, graph_index=number)
-        cold = replace(context, reuse=[()] * len(plan.groups))
-        alone[policy] = simulate(graph, plan, replace(gpu, dispatch_s=0.0), context=cold)
+        alone[policy] = simulate(graph, plan, replace(gpu, dispatch_s=0.0), context=context.cold())
     jobs: list[Job] = []
     for name in executors:
         policy = EXECUTORS[name]

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import memwall
+from memwall.core import graph as core
 from memwall.core.graph import Graph, Op, Storage, Value, contiguous
 from memwall.fusion.repeats import shorten
 from memwall.ops import graph_costs
@@ -649,3 +650,18 @@ def timed(whole: Graph) -> float:
     short = shorten(whole)
     assert short.expand(alone(short.graph)) is not None
     return time.process_time() - start
+
+
+def test_equal_calls_are_alike_and_those_that_overlap_otherwise_are_not():
+    """Op 0 adds a tensor to another; 1 does too, 2 adds one to itself, 3 has another attribute; 4 to 7 copy 0 to 3."""
+    spec = contiguous((4,), "float32")
+    values = tuple(Value(i, spec, i, 0) for i in range(13))
+    storages = tuple(Storage(i, 16, "activation") for i in range(13))
+    reads = [((0, 1), {}), ((1, 2), {}), ((2, 2), {}), ((0, 1), {"alpha": 2})]
+    ops = tuple(
+        Op(n, "aten.add.Tensor", "elementwise", "forward", "", reads[n % 4][0], (3 + n,), ("self", "other"),
+           reads[n % 4][1])
+        for n in range(8)
+    )  # fmt: skip
+    for layers in ((), (core.Layer(first=4, length=4, like=0),)):
+        assert [*Graph(values, storages, ops, layers=layers).alike] == [0, 0, 2, 3, 0, 0, 2, 3]
