@@ -205,6 +205,8 @@ def _entries(parse: Callable[[str], Any], check: Check) -> Check:
                 found[parse(key)] = check(item)
             except BadRecord as error:
                 raise error.inside(f".{key[:40]}") from None
+            except ValueError as error:
+                raise BadRecord(f": {error}", f".{key[:40]}") from None
         return found
 
     return read_mapping
