@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields
 from functools import cache
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -138,8 +139,7 @@ def read(cls: type[T], record: Any, where: str = "record") -> T:
         BadRecord: a key is missing or its value is not as its type says; names it, behind ``where``.
     """
     try:
-        check: Check = _check(cls)  # type: ignore[arg-type]
-        found: T = check(record)
+        found: T = _check(cls)(record)
     except BadRecord as error:
         raise error.inside(where) from None
     return found
@@ -165,8 +165,7 @@ def check_schema(record: Any, family: str, version: int, source: str) -> None:
         raise UsageError(f"{source}: there is no schema {schema}")
 
 
-@cache
-def _check(hint: Any) -> Check:
+def _make_check(hint: Any) -> Check:
     """The check of a type."""
     if hint in _PLAIN:
         return _PLAIN[hint]
@@ -184,14 +183,16 @@ def _check(hint: Any) -> Check:
     return _object(hint)
 
 
+_check: Callable[[Any], Check] = cache(_make_check)
+
+
 def _items(check: Check) -> Check:
     def read_list(value: Any) -> tuple[Any, ...]:
-        found = []
-        for item in _LIST(value):
-            try:
-                found.append(check(item))
-            except BadRecord as error:
-                raise error.inside(f"[{len(found)}]") from None
+        found: list[Any] = []
+        try:
+            found.extend(map(check, _LIST(value)))
+        except BadRecord as error:
+            raise error.inside(f"[{len(found)}]" if isinstance(value, list) else "") from None
         return tuple(found)
 
     return read_list
@@ -238,23 +239,37 @@ def _object(cls: type) -> Check:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
+_SCALARS = frozenset((str, int, float, bool, NoneType))
+
+
 def write(value: Any) -> Any:
     """Plain JSON types, keys in the order of the fields."""
-    if is_dataclass(value):
-        sparse = getattr(value, "OMIT_DEFAULTS", False)
-        kept = ((key, getattr(value, name), default) for name, key, default in _written(type(value)))  # type: ignore[arg-type]
-        return {key: write(item) for key, item, default in kept if not sparse or item != default}
-    if isinstance(value, Mapping):
-        return {str(key): write(item) for key, item in value.items()}
-    return [write(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return value if type(value) in _SCALARS else _writer(type(value))(value)
 
 
-@cache
-def _written(cls: type) -> tuple[tuple[str, str, Any], ...]:
-    """Name, key and default of each field; a field without a default has one that equals nothing."""
-    return tuple(
-        (f.name, _key(f), f.default if f.default_factory is MISSING else f.default_factory()) for f in fields(cls)
-    )
+def _make_writer(kind: Any) -> Check:
+    if issubclass(kind, (str, int, float)):
+        return lambda value: value
+    if issubclass(kind, (list, tuple)):
+        return lambda value: [write(item) for item in value]
+    if issubclass(kind, Mapping):
+        return lambda value: {str(key): write(item) for key, item in value.items()}
+    omits, own = getattr(kind, "OMIT_DEFAULTS", False), fields(kind)
+    keys = tuple(_key(f) for f in own)
+    defaults = [f.default if f.default_factory is MISSING else f.default_factory() for f in own]
+    values = attrgetter("__class__", *(f.name for f in own))  # one name more: of one alone it gives no tuple
+
+    def write_object(value: Any) -> dict[str, Any]:
+        found = values(value)[1:]
+        if not omits:
+            return {key: write(item) for key, item in zip(keys, found, strict=True)}
+        rows = zip(keys, found, defaults, strict=True)
+        return {key: write(item) for key, item, default in rows if item != default}
+
+    return write_object
+
+
+_writer: Callable[[Any], Check] = cache(_make_writer)
 
 
 def _key(spec: Field[Any]) -> str:

@@ -1,21 +1,42 @@
-"""How the parts of a saved record are written and read. Reading checks every key and never runs code."""
+"""How a profile is saved: the rows of ``memwall.profile/1``, and the way from them to our types and back.
+
+:mod:`memwall.core.structure` reads and writes the rows; what one row alone cannot know is checked here: that ids exist,
+that sums are sums, that a schedule runs the graph it names.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from memwall.core.graph import ITEMSIZE, PHASES, ROLES, Graph, Op, Pipe, Storage, TensorSpec, Value, contiguous
-from memwall.core.structure import BadRecord
+from memwall.core.structure import BadRecord, count, one_of, read
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
 from memwall.perfmodel.roofline import Estimate
 from memwall.simulate.launch_queue import issue_s, waits_within
 from memwall.simulate.memory import MemoryPeak
 from memwall.simulate.schedule import Schedule, Totals
+
+#: a graph and the cost of each of its ops
+Costed = tuple[Graph, tuple[Cost, ...]]
+
+
+# -- the rows ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _input(value: Any) -> dict[str, Any]:
+    read(_Tensor, value, "")
+    return dict(value)
 
 
 @dataclass(frozen=True)
@@ -26,7 +47,7 @@ class WorkloadInfo:
     target: str
     mode: str
     dtype: str
-    inputs: tuple[Mapping[str, Any], ...]
+    inputs: tuple[Annotated[Mapping[str, Any], _input], ...]
     parameters: int
     samples: int | None = None
     tokens: int | None = None
@@ -34,102 +55,184 @@ class WorkloadInfo:
     autocast: str | None = None
 
 
+def _storage(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list) or len(value) not in (2, 3) or value[1] not in ROLES:
+        raise BadRecord("is not [bytes, role, name]")
+    return (count(value[0]), *map(str, value[1:]))
+
+
+@dataclass(slots=True)
+class _Value:
+    OMIT_DEFAULTS: ClassVar[bool] = True
+
+    shape: tuple[int, ...]
+    dtype: Annotated[str, one_of(ITEMSIZE)]
+    storage: int
+    strides: tuple[int, ...] | None = None
+    offset: int = 0
+
+    def check(self) -> None:
+        if self.strides is not None and len(self.strides) != len(self.shape):
+            raise BadRecord(f"has {len(self.shape)} axes and {len(self.strides)} strides")
+
+
+@dataclass(slots=True)
+class _Op:
+    """An op and the counts of its cost."""
+
+    OMIT_DEFAULTS: ClassVar[bool] = True
+
+    id: int
+    name: str
+    op_class: str = field(metadata={"key": "class"})
+    phase: Annotated[str, one_of(PHASES)]
+    module: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    flops: int
+    read_bytes: int
+    write_bytes: int
+    modeled: bool
+    pipes: Mapping[Pipe, int] = field(default_factory=dict)
+    dense_flops: int | None = None
+    extra_bytes: int = 0
+    extra_flops: int = 0
+    kernels: int = 1
+    least_flops: int | None = None
+    programs: int | None = None
+    arguments: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+    def check(self) -> None:
+        if self.arguments and len(self.arguments) != len(self.inputs):
+            raise BadRecord(f"has {len(self.inputs)} inputs and {len(self.arguments)} arguments")
+        if sum(self.pipes.values()) != self.flops:
+            raise BadRecord(": pipes do not add up to flops")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Graph:
+    attention: str = "flash"
+    inputs: tuple[int, ...] = ()
+    parameters: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    free_calls: Mapping[str, int] = field(default_factory=dict)
+    storages: tuple[Annotated[tuple[Any, ...], _storage], ...]
+    values: Mapping[str, _Value]
+    ops: tuple[_Op, ...]
+
+
+@dataclass(slots=True)
+class _Kernel:
+    OMIT_DEFAULTS: ClassVar[bool] = True
+
+    id: int
+    name: str
+    op_ids: tuple[int, ...]
+    op_class: str = field(metadata={"key": "class"})
+    flops: int
+    read_bytes: int
+    write_bytes: int
+    bound_s: float
+    time_s: float
+    compute_s: float
+    memory_s: float
+    overhead_s: float
+    limited_by: str
+    low_s: float | None = None  # older records have no interval
+    high_s: float | None = None
+    launches: int = 1
+    recomputes: tuple[int, ...] = ()
+
+    def check(self) -> None:
+        if not self.op_ids:
+            raise BadRecord("is empty: a kernel runs at least one op", ".op_ids")
+
+
+def _totals(record: Any) -> Totals:
+    if isinstance(record, dict) and "time_s" in record:  # older records have no interval
+        record = {"low_s": record["time_s"], "high_s": record["time_s"], **record}
+    return read(Totals, record, "")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Schedule:
+    OMIT_DEFAULTS: ClassVar[bool] = True
+
+    gpu: str
+    policy: str
+    graph: int = 0
+    kernels: tuple[_Kernel, ...]
+    totals: Annotated[Totals, _totals]
+    memory: MemoryPeak
+
+
+@dataclass(slots=True, kw_only=True)
+class SavedProfile:
+    """``memwall.profile/1`` itself; GPUs and measurements are records of their own."""
+
+    OMIT_DEFAULTS: ClassVar[bool] = True
+
+    schema: str
+    memwall_version: str
+    workload: WorkloadInfo
+    graph: _Graph
+    graphs: tuple[_Graph, ...] = ()
+    coverage: Any
+    gpus: Mapping[str, Any]
+    simulations: tuple[_Schedule, ...]
+    capture: Mapping[str, Any]
+    measurements: tuple[Any, ...]
+    environment: Mapping[str, Any]
+
+
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    return value
+def graph_to_row(graph: Graph, costs: Sequence[Cost]) -> _Graph:
+    """A graph as it is saved."""
+    return _Graph(
+        attention=graph.attention,
+        inputs=graph.inputs,
+        parameters=graph.parameters,
+        outputs=graph.outputs,
+        free_calls={name: graph.free_calls[name] for name in sorted(graph.free_calls)},
+        storages=tuple((s.nbytes, s.role, s.name) if s.name else (s.nbytes, s.role) for s in graph.storages),
+        values={str(value.id): _value_row(value) for value in graph.values},
+        ops=tuple(_op_row(op, cost) for op, cost in zip(graph.ops, costs, strict=True)),
+    )
 
 
-def graph_to_dict(graph: Graph, costs: tuple[Cost, ...]) -> dict[str, Any]:
-    return {
-        "attention": graph.attention,
-        "inputs": list(graph.inputs),
-        "parameters": list(graph.parameters),
-        "outputs": list(graph.outputs),
-        "free_calls": {name: graph.free_calls[name] for name in sorted(graph.free_calls)},
-        "storages": [[s.nbytes, s.role, s.name] if s.name else [s.nbytes, s.role] for s in graph.storages],
-        "values": {str(v.id): _value_to_dict(v) for v in graph.values},
-        "ops": [_op_to_dict(op, cost) for op, cost in zip(graph.ops, costs, strict=True)],
-    }
-
-
-def _value_to_dict(value: Value) -> dict[str, Any]:
+def _value_row(value: Value) -> _Value:
     spec = value.spec
-    record: dict[str, Any] = {"shape": list(spec.shape), "dtype": spec.dtype, "storage": value.storage}
-    if not spec.is_contiguous:
-        record["strides"] = list(spec.strides)
-    if value.offset:
-        record["offset"] = value.offset
-    return record
+    strides = None if spec.is_contiguous else spec.strides
+    return _Value(spec.shape, spec.dtype, value.storage, strides, value.offset)
 
 
-def _op_to_dict(op: Op, cost: Cost) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "id": op.id, "name": op.name, "class": op.op_class, "phase": op.phase, "module": op.module,
-        "inputs": list(op.inputs), "outputs": list(op.outputs),
-        "flops": cost.total_flops, "read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes,
-        "modeled": cost.modeled,
-    }  # fmt: skip
-    if cost.flops:
-        record["pipes"] = {str(pipe): cost.flops[pipe] for pipe in sorted(cost.flops)}
-    for key, default in _COST_EXTRAS.items():
-        if getattr(cost, key) != default:
-            record[key] = getattr(cost, key)
-    if op.arguments:
-        record["arguments"] = list(op.arguments)
-    if op.attributes:
-        record["attributes"] = plain(op.attributes)
-    if op.source:
-        record["source"] = op.source
-    return record
+def _op_row(op: Op, cost: Cost) -> _Op:
+    return _Op(
+        op.id, op.name, op.op_class, op.phase, op.module, op.inputs, op.outputs,
+        cost.total_flops, cost.read_bytes, cost.write_bytes, cost.modeled,
+        {pipe: cost.flops[pipe] for pipe in sorted(cost.flops)},
+        cost.dense_flops, cost.extra_bytes, cost.extra_flops, cost.kernels, cost.least_flops, cost.programs,
+        op.arguments, op.attributes, op.source,
+    )  # fmt: skip
 
 
-_COST_NUMBERS = attrgetter(
-    "read_bytes",
-    "write_bytes",
-    "modeled",
-    "dense_flops",
-    "extra_bytes",
-    "extra_flops",
-    "kernels",
-    "least_flops",
-    "programs",
-)
-_COUNTS = attrgetter("read_bytes", "write_bytes", "modeled", "kernels")
-_COST_EXTRAS: dict[str, Any] = {
-    "dense_flops": None, "extra_bytes": 0, "extra_flops": 0, "kernels": 1, "least_flops": None,
-    "programs": None,
-}  # fmt: skip
+def schedule_to_row(schedule: Schedule) -> _Schedule:
+    """A schedule as it is saved: without its plan."""
+    return _Schedule(
+        gpu=schedule.gpu.name,
+        policy=schedule.policy,
+        graph=schedule.graph,
+        kernels=tuple(_Kernel(*_kernel_fields(kernel)) for kernel in schedule.kernels),
+        totals=schedule.totals,
+        memory=schedule.memory,
+    )
 
 
-def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
-    record: dict[str, Any] = {"gpu": schedule.gpu.name, "policy": schedule.policy}
-    if schedule.graph:
-        record["graph"] = schedule.graph
-    record["kernels"] = [_kernel_to_dict(kernel) for kernel in schedule.kernels]
-    record["totals"] = asdict(schedule.totals)
-    record["memory"] = asdict(schedule.memory)
-    return record
-
-
-def _kernel_to_dict(k: Estimate) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "id": k.id, "name": k.name, "op_ids": list(k.op_ids), "class": k.op_class, "flops": k.flops,
-        "read_bytes": k.read_bytes, "write_bytes": k.write_bytes, "bound_s": k.bound_s, "time_s": k.time_s,
-        "compute_s": k.compute_s, "memory_s": k.memory_s, "overhead_s": k.overhead_s, "limited_by": k.limited_by,
-        "low_s": k.low_s, "high_s": k.high_s,
-    }  # fmt: skip
-    if k.launches != 1:
-        record["launches"] = k.launches
-    if k.recomputes:
-        record["recomputes"] = list(k.recomputes)
-    return record
-
+_kernel_fields = attrgetter(*_Kernel.__slots__)
 
 #: JSON paths whose items stand one a line; everything else is compact.
 _LINED = frozenset(
@@ -139,6 +242,7 @@ _LINED = frozenset(
 
 
 def json_lines(record: Mapping[str, Any]) -> Iterator[str]:
+    """The pieces of a profile's text."""
     compact = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 
     def emit(value: Any, path: tuple[str, ...]) -> Iterator[str]:
@@ -164,83 +268,66 @@ def json_lines(record: Mapping[str, Any]) -> Iterator[str]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-#: beyond any count of a model, and any time of a step; larger numbers are damage
-_MOST, _LONGEST_S = 1 << 96, 1e15
+def _exist(ids: Sequence[int], limit: int, path: str) -> None:
+    if ids and max(ids) >= limit:
+        raise BadRecord(f"names {max(ids)}, which does not exist", path)
 
 
-def take(record: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    if not isinstance(record, dict):
-        raise BadRecord(f"{where} is not an object")
-    if key not in record:
-        raise BadRecord(f"{where} has no {key!r}")
-    value = record[key]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise BadRecord(f"{where}.{key} is {type(value).__name__}, which is not what the format says")
-    return value
+def read_graph(row: _Graph, where: str) -> Costed:
+    """The graph of a row, and the costs of its ops.
 
-
-def _count(value: Any, where: str) -> int:
-    if type(value) is not int or not 0 <= value < _MOST:
-        raise BadRecord(f"{where} must be a whole number that is not negative, not {str(value)[:40]!r}")
-    return value
-
-
-def _seconds(value: Any, where: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value < _LONGEST_S:
-        raise BadRecord(f"{where} must be a number that is not negative, not {str(value)[:40]!r}")
-    return float(value)
-
-
-def _ids(values: Any, limit: int, where: str) -> tuple[int, ...]:
-    if not isinstance(values, list):
-        raise BadRecord(f"{where} is not a list")
-    for item in values:
-        if type(item) is not int or not 0 <= item < limit:
-            raise BadRecord(f"{where} names {str(item)[:40]!r}, which does not exist")
-    return tuple(values)
-
-
-def read_workload(record: dict[str, Any]) -> WorkloadInfo:
-    text = {key: take(record, key, str, "workload") for key in ("name", "target", "mode", "dtype")}
-    inputs = take(record, "inputs", list, "workload")
-    for item in inputs:
-        take(item, "shape", list, "workload.inputs[]")
-        take(item, "dtype", str, "workload.inputs[]")
-    optional: dict[str, Any] = {key: record.get(key) for key in ("samples", "tokens", "optimizer", "autocast")}
-    for key in ("samples", "tokens"):
-        if optional[key] is not None:
-            _count(optional[key], f"workload.{key}")
-    for key in ("optimizer", "autocast"):
-        if optional[key] is not None and type(optional[key]) is not str:
-            raise BadRecord(f"workload.{key} is not text")
-    parameters = _count(record.get("parameters"), "workload.parameters")
-    return WorkloadInfo(**text, inputs=tuple(inputs), parameters=parameters, **optional)
-
-
-def read_graph(record: Any, where: str) -> tuple[Graph, tuple[Cost, ...]]:
-    storages = []
-    for i, item in enumerate(take(record, "storages", list, where)):
-        if not isinstance(item, list) or len(item) not in (2, 3) or item[1] not in ROLES:
-            raise BadRecord(f"{where}.storages[{i}] is not [bytes, role, name]")
-        storages.append(
-            Storage(i, _count(item[0], f"{where}.storages[{i}]"), item[1], str(item[2]) if item[2:] else "")
+    Raises:
+        BadRecord: an id is out of order or names nothing.
+    """
+    values = []
+    specs: dict[TensorSpec, TensorSpec] = {}
+    for i, (key, value) in enumerate(row.values.items()):
+        if key != str(i):
+            raise BadRecord(f"must be numbered in order; found {key[:40]!r} where {i} was due", f"{where}.values")
+        _exist((value.storage,), len(row.storages), f"{where}.values.{i}.storage")
+        strides = value.strides
+        spec = (
+            contiguous(value.shape, value.dtype) if strides is None else TensorSpec(value.shape, strides, value.dtype)
         )
-    values = _read_values(take(record, "values", dict, where), len(storages), f"{where}.values")
-    ops: list[Op] = []
-    costs: list[Cost] = []
-    known: dict[tuple[Any, ...], Cost] = {}
+        values.append(Value(i, specs.setdefault(spec, spec), value.storage, value.offset))
+    for i, op in enumerate(row.ops):
+        if op.id != i:
+            raise BadRecord("is out of order", f"{where}.ops[{i}].id")
+        _exist(op.inputs, len(values), f"{where}.ops[{i}].inputs")
+        _exist(op.outputs, len(values), f"{where}.ops[{i}].outputs")
+    for name in ("inputs", "parameters", "outputs"):
+        _exist(getattr(row, name), len(values), f"{where}.{name}")
     shared: dict[str, Mapping[str, Any]] = {}
-    for i, item in enumerate(take(record, "ops", list, where)):
-        op, cost = _read_op(item, i, len(values), shared, f"{where}.ops[{i}]")
-        ops.append(op)
-        costs.append(known.setdefault((*cost.flops.items(), *_COST_NUMBERS(cost)), cost))  # one object for equal costs
-    inputs, parameters, outputs = (
-        _ids(record.get(key, []), len(values), f"{where}.{key}") for key in ("inputs", "parameters", "outputs")
+    graph = Graph(
+        tuple(values),
+        tuple(Storage(i, *stored) for i, stored in enumerate(row.storages)),
+        tuple(_op(op, shared) for op in row.ops),
+        row.inputs,
+        row.parameters,
+        row.outputs,
+        row.free_calls,
+        row.attention,
     )
-    free_calls = {str(k): _count(v, f"{where}.free_calls") for k, v in record.get("free_calls", {}).items()}
-    attention = str(record.get("attention", "flash"))
-    graph = Graph(tuple(values), tuple(storages), tuple(ops), inputs, parameters, outputs, free_calls, attention)
-    return graph, _with_works(graph, costs)
+    return graph, _with_works(graph, [_cost(op) for op in row.ops])
+
+
+def _op(row: _Op, shared: dict[str, Mapping[str, Any]]) -> Op:
+    """``shared`` keeps one object for equal attributes."""
+    attributes = shared.setdefault(repr(row.attributes), row.attributes)
+    return Op(
+        row.id, row.name, row.op_class, row.phase, row.module, row.inputs, row.outputs, row.arguments, attributes,
+        row.source,
+    )  # fmt: skip
+
+
+def _cost(row: _Op) -> Cost:
+    return Cost(
+        row.pipes, row.read_bytes, row.write_bytes, row.modeled,
+        row.dense_flops, row.extra_bytes, row.extra_flops, row.kernels, row.least_flops, row.programs,
+    )  # fmt: skip
+
+
+_counts = attrgetter("flops", "read_bytes", "write_bytes", "modeled", "kernels")
 
 
 def _with_works(graph: Graph, saved: Sequence[Cost]) -> tuple[Cost, ...]:
@@ -250,106 +337,55 @@ def _with_works(graph: Graph, saved: Sequence[Cost]) -> tuple[Cost, ...]:
         fresh = graph_costs(graph)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # damage that no check above saw
         return tuple(saved)
-    return tuple(
-        new if (new.flops, _COUNTS(new)) == (old.flops, _COUNTS(old)) else old
-        for old, new in zip(saved, fresh, strict=True)
-    )
+    return tuple(new if _counts(new) == _counts(old) else old for old, new in zip(saved, fresh, strict=True))
 
 
-def _read_values(record: dict[str, Any], storages: int, where: str) -> list[Value]:
-    values: list[Value] = []
-    specs: dict[TensorSpec, TensorSpec] = {}
-    for i, (key, item) in enumerate(record.items()):
-        if key != str(i):
-            raise BadRecord(f"{where} must be numbered in order; found {key[:40]!r} where {i} was due")
-        shape = take(item, "shape", list, f"{where}.{i}")
-        strides = item.get("strides")
-        for number in (*shape, *(strides or ())):
-            _count(number, f"{where}.{i}.shape")
-        dtype = take(item, "dtype", str, f"{where}.{i}")
-        if dtype not in ITEMSIZE:
-            raise BadRecord(f"{where}.{i}.dtype is {dtype[:40]!r}, which no tensor has")
-        if strides is not None and len(strides) != len(shape):
-            raise BadRecord(f"{where}.{i} has {len(shape)} axes and {len(strides)} strides")
-        spec = contiguous(shape, dtype) if strides is None else TensorSpec(tuple(shape), tuple(strides), dtype)
-        storage = _ids([item.get("storage")], storages, f"{where}.{i}.storage")[0]
-        offset = _count(item.get("offset", 0), f"{where}.{i}.offset")
-        values.append(Value(i, specs.setdefault(spec, spec), storage, offset))
-    return values
+def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Costed], where: str) -> Schedule:
+    """The schedule of a row.
+
+    Raises:
+        BadRecord: its GPU, its graph or an op does not exist, or its sums are not those of its kernels.
+    """
+    if row.gpu not in gpus:
+        raise BadRecord(f'is {row.gpu[:40]!r}, which "gpus" does not describe', f"{where}.gpu")
+    _exist((row.graph,), len(graphs), f"{where}.graph")
+    ops, gpu = graphs[row.graph][0].ops, gpus[row.gpu]
+    for i, kernel in enumerate(row.kernels):
+        _exist(kernel.op_ids, len(ops), f"{where}.kernels[{i}].op_ids")
+        _exist(kernel.recomputes, len(ops), f"{where}.kernels[{i}].recomputes")
+    issues = [issue_s(gpu, ops[kernel.op_ids[0]].phase, kernel.launches) for kernel in row.kernels]
+    times = ((max(kernel.compute_s, kernel.memory_s) + kernel.overhead_s, kernel.overhead_s) for kernel in row.kernels)
+    waits = waits_within((issue, *time) for issue, time in zip(issues, times, strict=True))
+    kernels = [_estimate(*saved) for saved in zip(range(len(issues)), row.kernels, issues, waits, strict=True)]
+    sums = {"flops": sum(k.flops for k in kernels), "dram_bytes": sum(k.bytes for k in kernels)}
+    for name, total in sums.items():
+        if getattr(row.totals, name) != total:
+            raise BadRecord("is not the sum over the kernels", f"{where}.totals.{name}")
+    if row.policy == "eager" and sorted(k.op_ids for k in kernels) != [(i,) for i in range(len(ops))]:
+        raise BadRecord(": eager launches each op alone and once, and these do not", f"{where}.kernels")
+    return Schedule(gpu, row.policy, tuple(kernels), row.totals, row.memory, row.graph)
 
 
-def _read_op(record: Any, index: int, values: int, shared: dict[str, Mapping[str, Any]], where: str) -> tuple[Op, Cost]:
-    """One op and its cost; ``shared`` keeps one object for equal attributes."""
-    if take(record, "id", int, where) != index:
-        raise BadRecord(f"{where}.id is out of order")
-    phase = take(record, "phase", str, where)
-    if phase not in PHASES:
-        raise BadRecord(f"{where}.phase is {phase[:40]!r}; want one of {', '.join(PHASES)}")
-    inputs = _ids(record.get("inputs"), values, f"{where}.inputs")
-    arguments = tuple(map(str, record.get("arguments", ())))
-    if arguments and len(arguments) != len(inputs):
-        raise BadRecord(f"{where} has {len(inputs)} inputs and {len(arguments)} arguments")
-    attributes = take({"attributes": {}, **record}, "attributes", dict, where)
-    source = take({"source": "", **record}, "source", str, where)
-    op = Op(
-        index, take(record, "name", str, where), take(record, "class", str, where), phase,
-        take(record, "module", str, where), inputs, _ids(record.get("outputs"), values, f"{where}.outputs"),
-        arguments, shared.setdefault(repr(attributes), attributes), source,
+def _estimate(number: int, row: _Kernel, issued_s: float, wait_s: float) -> Estimate:
+    return Estimate(
+        id=number, name=row.name, op_ids=row.op_ids, op_class=row.op_class, flops=row.flops, read_bytes=row.read_bytes,
+        write_bytes=row.write_bytes, bound_s=row.bound_s, compute_s=row.compute_s, memory_s=row.memory_s,
+        overhead_s=row.overhead_s, low_s=row.time_s if row.low_s is None else row.low_s,
+        high_s=row.time_s if row.high_s is None else row.high_s, launches=row.launches, recomputes=row.recomputes,
+        issue_s=issued_s, wait_s=wait_s,
     )  # fmt: skip
-    flops = {Pipe.parse(k): _count(v, f"{where}.pipes") for k, v in record.get("pipes", {}).items()}
-    if sum(flops.values()) != _count(record.get("flops"), f"{where}.flops"):
-        raise BadRecord(f"{where}: pipes do not add up to flops")
-    cost = Cost(
-        flops,
-        _count(record.get("read_bytes"), f"{where}.read_bytes"),
-        _count(record.get("write_bytes"), f"{where}.write_bytes"),
-        take(record, "modeled", bool, where),
-        **{
-            key: default if record.get(key) is None else _count(record[key], f"{where}.{key}")
-            for key, default in _COST_EXTRAS.items()
-        },
-        works=(),
-    )
-    return op, cost
 
 
-def read_schedule(record: Any, gpus: dict[str, Gpu], pairs: list[Any], where: str) -> Schedule:
-    gpu = take(record, "gpu", str, where)
-    if gpu not in gpus:
-        raise BadRecord(f'{where}.gpu is {gpu[:40]!r}, which "gpus" does not describe')
-    graph = _ids([record.get("graph", 0)], len(pairs), f"{where}.graph")[0]
-    ops = len(pairs[graph][0].ops)
-    kernels = []
-    for i, item in enumerate(take(record, "kernels", list, where)):
-        at = f"{where}.kernels[{i}]"
-        numbers: dict[str, Any] = {
-            key: _count(item.get(key), f"{at}.{key}") for key in ("flops", "read_bytes", "write_bytes")
-        }
-        for key in ("bound_s", "compute_s", "memory_s", "overhead_s"):
-            numbers[key] = _seconds(item.get(key), f"{at}.{key}")
-        for key in ("low_s", "high_s"):  # older records have no interval
-            numbers[key] = _seconds(item.get(key, item.get("time_s")), f"{at}.{key}")
-        op_ids = _ids(item.get("op_ids"), ops, f"{at}.op_ids")
-        if not op_ids:
-            raise BadRecord(f"{at}.op_ids is empty: a kernel runs at least one op")
-        numbers["launches"] = _count(item.get("launches", 1), f"{at}.launches")
-        numbers["recomputes"] = _ids(item.get("recomputes", []), ops, f"{at}.recomputes")
-        numbers["issue_s"] = issue_s(gpus[gpu], pairs[graph][0].ops[op_ids[0]].phase, numbers["launches"])
-        name, op_class = take(item, "name", str, at), take(item, "class", str, at)
-        kernels.append(Estimate(id=i, name=name, op_ids=op_ids, op_class=op_class, **numbers))
-    waits = waits_within((k.issue_s, k.time_s, k.overhead_s) for k in kernels)
-    kernels = [replace(kernel, wait_s=wait_s) for kernel, wait_s in zip(kernels, waits, strict=True)]
-    totals, memory = take(record, "totals", dict, where), take(record, "memory", dict, where)
-    sums: dict[str, Any] = {}
-    for name in (f.name for f in fields(Totals)):
-        read = _seconds if name.endswith("_s") or name == "mfu" else _count
-        saved = totals.get("time_s") if name in ("low_s", "high_s") and name not in totals else totals.get(name)
-        sums[name] = read(saved, f"{where}.totals.{name}")
-    peak = {f.name: _count(memory.get(f.name), f"{where}.memory.{f.name}") for f in fields(MemoryPeak)}
-    for name in ("flops", "dram_bytes"):
-        if sums[name] != sum(k.flops if name == "flops" else k.bytes for k in kernels):
-            raise BadRecord(f"{where}.totals.{name} is not the sum over the kernels")
-    policy = take(record, "policy", str, where)
-    if policy == "eager" and sorted(k.op_ids for k in kernels) != [(i,) for i in range(ops)]:
-        raise BadRecord(f"{where}.kernels: eager launches each op alone and once, and these do not")
-    return Schedule(gpus[gpu], policy, tuple(kernels), Totals(**sums), MemoryPeak(**peak), graph)
+def read_profile(row: SavedProfile) -> tuple[tuple[Costed, ...], tuple[Schedule, ...]]:
+    """The graphs and the schedules of a record.
+
+    Raises:
+        BadRecord: what it names does not exist, or does not add up.
+    """
+    graphs = (read_graph(row.graph, "graph"), *(read_graph(g, f"graphs[{i}]") for i, g in enumerate(row.graphs)))
+    gpus = {name: Gpu.from_dict(spec) for name, spec in row.gpus.items()}
+    for name, gpu in gpus.items():
+        if gpu.name != name:
+            raise BadRecord(f"is named {gpu.name[:40]!r}", f"gpus.{name[:40]}")
+    schedules = tuple(read_schedule(s, gpus, graphs, f"simulations[{i}]") for i, s in enumerate(row.simulations))
+    return graphs, schedules

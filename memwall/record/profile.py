@@ -6,8 +6,8 @@ History of the format: 1 is the first.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,22 +15,11 @@ from typing import TYPE_CHECKING, Any
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json, write_whole
 from memwall.core.graph import Graph
-from memwall.core.structure import BadRecord, check_schema
+from memwall.core.structure import BadRecord, check_schema, read, write
 from memwall.core.version import __version__
 from memwall.core.views import view
-from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.record.format import (
-    WorkloadInfo,
-    graph_to_dict,
-    json_lines,
-    plain,
-    read_graph,
-    read_schedule,
-    read_workload,
-    schedule_to_dict,
-    take,
-)
+from memwall.record.format import SavedProfile, WorkloadInfo, graph_to_row, json_lines, read_profile, schedule_to_row
 from memwall.record.measurement import Measurement
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule
 
@@ -201,22 +190,23 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, keys in the order of the format."""
-        coverage = asdict(self.coverage)
         gpus = {schedule.gpu.name: schedule.gpu.to_dict() for schedule in self.simulations}
-        record: dict[str, Any] = {
-            "schema": SCHEMA,
-            "memwall_version": self.memwall_version,
-            "workload": plain(asdict(self.workload)),
-            "graph": graph_to_dict(self.graphs[0], self.costs[0]),
-        }
-        if len(self.graphs) > 1:
-            record["graphs"] = [graph_to_dict(g, c) for g, c in zip(self.graphs[1:], self.costs[1:], strict=True)]
-        record["coverage"] = plain(coverage)
-        record["gpus"] = {name: gpus[name] for name in sorted(gpus)}
-        record["simulations"] = [schedule_to_dict(schedule) for schedule in self.simulations]
-        record["capture"] = plain(dict(self.capture))
-        record["measurements"] = plain(list(self.measurements))
-        record["environment"] = plain(dict(self.environment))
+        rows = [graph_to_row(graph, costs) for graph, costs in zip(self.graphs, self.costs, strict=True)]
+        record: dict[str, Any] = write(
+            SavedProfile(
+                schema=SCHEMA,
+                memwall_version=self.memwall_version,
+                workload=self.workload,
+                graph=rows[0],
+                graphs=tuple(rows[1:]),
+                coverage=self.coverage,
+                gpus={name: gpus[name] for name in sorted(gpus)},
+                simulations=tuple(schedule_to_row(schedule) for schedule in self.simulations),
+                capture=self.capture,
+                measurements=self.measurements,
+                environment=self.environment,
+            )
+        )
         return record
 
     def to_json(self, further: Mapping[str, Any] | None = None) -> str:
@@ -236,44 +226,32 @@ class Profile:
         """
         check_schema(record, _SCHEMA_FAMILY, _SCHEMA_VERSION, source)
         try:
-            return _read_profile(record)
-        except BadRecord as error:
-            raise UsageError(f"{source}: {error}") from None
-        except UsageError as error:
+            row = read(SavedProfile, record)
+            graphs, simulations = read_profile(row)
+            _check_measurements(row.measurements, max(len(graph.ops) for graph, _ in graphs))
+        except (BadRecord, UsageError) as error:
             raise UsageError(f"{source}: {error}") from None
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise UsageError(f"{source}: damaged record ({type(error).__name__}: {error})") from None
+        return cls(
+            workload=row.workload,
+            graphs=tuple(graph for graph, _ in graphs),
+            costs=tuple(costs for _, costs in graphs),
+            simulations=simulations,
+            capture=row.capture,
+            measurements=row.measurements,
+            environment=row.environment,
+            memwall_version=row.memwall_version,
+        )
 
 
-def _read_profile(record: dict[str, Any]) -> Profile:
-    pairs = [read_graph(take(record, "graph", dict, "record"), "graph")]
-    pairs += [read_graph(g, f"graphs[{i}]") for i, g in enumerate(record.get("graphs", []))]
-    gpus = {name: Gpu.from_dict(spec) for name, spec in take(record, "gpus", dict, "record").items()}
-    for name, gpu in gpus.items():
-        if gpu.name != name:
-            raise BadRecord(f"gpus.{name[:40]} is named {gpu.name[:40]!r}")
-    simulations = take(record, "simulations", list, "record")
-    return Profile(
-        workload=read_workload(take(record, "workload", dict, "record")),
-        graphs=tuple(graph for graph, _ in pairs),
-        costs=tuple(costs for _, costs in pairs),
-        simulations=tuple(read_schedule(s, gpus, pairs, f"simulations[{i}]") for i, s in enumerate(simulations)),
-        capture=take(record, "capture", dict, "record"),
-        measurements=_read_measurements(take(record, "measurements", list, "record"), pairs),
-        environment=take(record, "environment", dict, "record"),
-        memwall_version=take(record, "memwall_version", str, "record"),
-    )
-
-
-def _read_measurements(records: list[Any], pairs: list[tuple[Graph, tuple[Cost, ...]]]) -> tuple[dict[str, Any], ...]:
-    """The measurements, checked; they stay what they are in the record."""
-    ops = max(len(graph.ops) for graph, _ in pairs)
+def _check_measurements(records: Sequence[Any], ops: int) -> None:
+    """They stay what they are in the record."""
     for i, record in enumerate(records):
         where = f"measurements[{i}]"
         for kernel in Measurement.from_dict(record, where).kernels:
             if not kernel.op_ids or max(kernel.op_ids) >= ops:
-                raise BadRecord(f"{where}.kernels: kernel {kernel.id} has op_ids that the graph has not")
-    return tuple(records)
+                raise BadRecord(f": kernel {kernel.id} has op_ids that the graph has not", f"{where}.kernels")
 
 
 def default_record_path() -> Path:

@@ -133,7 +133,7 @@ def test_any_truncation_with_any_bytes_behind(tmp_path, cut, junk):
         ('{"schema": "memwall.gate/1"}', "its schema is 'memwall.gate/1'"),
         ('{"schema": NaN}', "NaN"),
         ('{"schema": "memwall.profile/1", "a": Infinity}', "Infinity"),
-        ('{"schema": "memwall.profile/1"}', "has no 'graph'"),
+        ('{"schema": "memwall.profile/1"}', "record has no 'memwall_version'"),
         ("[" * 100_000, "nested too deep"),
         ('{"a":' * 100_000, "nested too deep"),
         ("9" * 5_000, "not a memwall record"),
