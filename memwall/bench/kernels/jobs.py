@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memwall.core.errors import UsageError
-from memwall.core.graph import Graph, Value
+from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan, plan_graph
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
@@ -103,25 +103,11 @@ def structure(graph: Graph, group: Group) -> tuple[Any, ...]:
     """What a group does, its tensors numbered in the order of use: equal for groups that do the same to others."""
     storages: dict[int, int] = {}
 
-    def tensor(value: Value) -> tuple[Any, ...]:
-        storage = graph.storages[value.storage]
+    def tensor(value_id: int) -> tuple[Any, ...]:
+        value = graph.values[value_id]
         local = storages.setdefault(value.storage, len(storages))
-        return local, value.offset, value.spec, storage.nbytes
+        return local, value.offset, value.spec, graph.storages[value.storage].nbytes
 
-    def tensors(ids: Iterable[int]) -> tuple[Any, ...]:
-        return tuple(tensor(graph.values[i]) for i in ids)
-
-    ops = []
-    for op_id in sorted((*group.op_ids, *group.recomputes)):
-        op = graph.ops[op_id]
-        ops.append((op.name, op.arguments, _frozen(op.attributes), tensors(op.inputs), tensors(op.outputs)))
-    return tuple(ops), tensors(group.reads), tensors(group.writes)
-
-
-def _frozen(value: Any) -> Any:
-    """Something hashable that is equal for equal arguments; ``1``, ``1.0`` and ``True`` stay apart."""
-    if isinstance(value, Mapping):
-        return tuple((key, _frozen(value[key])) for key in sorted(value))
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
-    return type(value).__name__, repr(value)
+    ops = [graph.ops[i] for i in sorted((*group.op_ids, *group.recomputes))]
+    used = (*(v for op in ops for v in (*op.inputs, *op.outputs)), *group.reads, *group.writes)
+    return tuple(graph.alike[op.id] for op in ops), tuple(map(tensor, used)), len(group.reads)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,12 +63,11 @@ def measure(
 
     Args:
         profile_or_target: a profile (its model is not needed), or as for :func:`memwall.profile`.
-        inputs: as for :func:`memwall.profile`.
+        inputs, options: as for :func:`memwall.profile`.
         device: ``cuda`` or ``cpu``; None takes CUDA where there is a device.
         executors: ``eager`` (each op alone), ``generated`` (our kernels, CUDA alone), ``inductor`` (each of our
             groups compiled alone by torch.compile); none named means all that the device has.
-        gpu: the spec that models this device; None looks it up by the device's name, for a CPU what ``memwall
-            calibrate`` wrote.
+        gpu: the spec that models this device; None as :func:`device_spec` finds it.
         samples: timings of each kernel, in three blocks, and of each step.
         top: only this many kernels of each executor, those that take most of the modeled step.
         time_limit_s: begin no new block after so many seconds; what was not reached is ``skipped``.
@@ -78,10 +77,9 @@ def measure(
         strict_device: refuse a device that is throttled or shared, before the first kernel where it shows by then.
         progress: called with one-line messages.
         updated: called after each block with the profile as it is by then, marked incomplete.
+        pool: workers that outlive this measurement; None starts some and stops them.
         model: the target of a profile and the options that it was traced with, where the model itself is to be timed
             next to the step; a target given as such is timed anyway.
-        pool: workers that outlive this measurement; None starts some and stops them.
-        options: as for :func:`memwall.profile`.
 
     Returns:
         The profile with simulations of the device's spec and one measurement for each executor.
@@ -92,39 +90,42 @@ def measure(
             throttled or shared.
         Interrupted: Ctrl-C; has what was measured.
     """
-    say = progress or (lambda message: None)
-    began = time.monotonic()
+    say, began = progress or (lambda message: None), time.monotonic()
     kind = device or ("cuda" if _has_cuda() else "cpu")
-    names = _checked(kind, executors)
-    spec = device_spec(kind, gpu)
+    names, spec = _checked(kind, executors), device_spec(kind, gpu)
     profile = _profiled(profile_or_target, inputs, spec, say, options)
     if (spec.architecture == "cpu") != (kind == "cpu"):
         say(f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing")
     work = plan_work(profile, spec, names, top)
     profile = _simulated(profile, work)
-    limits = Limits(
-        samples, math.inf if time_limit_s is None else began + time_limit_s, check, steps,
-        BUILD_LIMIT_S if build_limit_s is None else build_limit_s,
-    )  # fmt: skip
-    source, said = model or (profile_or_target, options)
-    module = _module_options(source, said, inputs) if steps else None
-    with contextlib.ExitStack() as stack:
-        benchmark = BenchmarkRun(
-            work, names, kind, _importable(profile.workload.target), limits,
-            pool or stack.enter_context(WorkerPool()), module,
-        )  # fmt: skip
-        report = _reporter(profile, benchmark, updated)
-        try:
-            benchmark.start()
-            if strict_device and benchmark.copied is not None:
-                _refuse(in_doubt(benchmark.copied.sensors.flags))
-            benchmark.run(say, report)
-        except KeyboardInterrupt:
-            raise Interrupted(measured(profile, benchmark.measurements())) from None
-        found = benchmark.measurements()
-    if strict_device:
-        _refuse(in_doubt(flags(found)))
-    return measured(profile, found)
+    deadline = math.inf if time_limit_s is None else began + time_limit_s
+    limits = Limits(samples, deadline, check, steps, BUILD_LIMIT_S if build_limit_s is None else build_limit_s)
+    source, given = model or (profile_or_target, options)
+    module = _module_options(source, given, inputs) if steps else None
+    with nullcontext(pool) if pool else WorkerPool() as workers:
+        run = BenchmarkRun(work, names, kind, _importable(profile.workload.target), limits, workers, module)
+        return _run(run, profile, strict_device, say, updated)
+
+
+def _run(
+    run: BenchmarkRun, profile: Profile, strict: bool, say: Callable[[str], None],
+    updated: Callable[[Profile], None] | None,
+) -> Profile:  # fmt: skip
+    """The profile with what a benchmark run found."""
+
+    def found() -> Profile:
+        return measured(profile, run.measurements())
+
+    try:
+        run.start()
+        if strict and run.copied is not None:
+            _refuse(in_doubt(run.copied.sensors.flags))
+        run.run(say, (lambda: updated(found())) if updated else (lambda: None))
+    except KeyboardInterrupt:
+        raise Interrupted(found()) from None
+    if strict:
+        _refuse(in_doubt(flags(run.measurements())))
+    return found()
 
 
 def measured(profile: Profile, found: Sequence[Measurement]) -> Profile:
@@ -224,14 +225,6 @@ def _module_options(target: Any, options: Mapping[str, Any], inputs: Any) -> Mod
 def _importable(target: str) -> str:
     """The target where importing it registers custom ops; configurations and records hold no code."""
     return "" if target.startswith("hf:") or target.lower().endswith(".json") else target
-
-
-def _reporter(
-    profile: Profile, benchmark: BenchmarkRun, updated: Callable[[Profile], None] | None
-) -> Callable[[], None]:
-    if updated is None:
-        return lambda: None
-    return lambda: updated(measured(profile, benchmark.measurements()))
 
 
 def need_compiler(kind: str) -> None:
