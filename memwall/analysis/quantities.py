@@ -32,7 +32,7 @@ class Quantity:
     unit: str
     lower: bool = True
     #: what a gate's limit on it depends on: ``schedule`` (GPU and policy), ``profile`` (neither), or ``machine`` (timed
-    #: by :mod:`memwall.gate.measured`, and there alone); empty where it is no limit
+    #: by :mod:`memwall.gate.run`, and there alone); empty where it is no limit
     per: str = ""
     #: how a whole-workload figure is read
     read: Callable[[Profile, Schedule], float | None] = lambda profile, schedule: None

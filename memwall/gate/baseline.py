@@ -1,25 +1,75 @@
-"""What the head is compared with: saved profiles, or a commit profiled in a temporary worktree by this memwall."""
+"""What a gate compares the head with: saved profiles, or a commit that is profiled in a temporary worktree."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
 from memwall.core.version import __version__
+from memwall.frontend.workload.target import split_target
+from memwall.gate.config import GateConfig, GatedWorkload, is_saved
+from memwall.gate.reading import read_config
+from memwall.gate.result import Baseline
+from memwall.gate.tracing import Traced
 from memwall.record.profile import Profile
 
 #: suffixes of a saved profile, the one written first
 SUFFIXES = (".json.gz", ".json")
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+@dataclass
+class Bases:
+    """The base's profile of each workload, or why there is none that may be used."""
+
+    baseline: Baseline = field(default_factory=Baseline)
+    profiles: dict[str, Profile] = field(default_factory=dict)
+    #: why a workload must not be compared
+    refused: dict[str, str] = field(default_factory=dict)
+    #: workloads that the base does not have, with what it said of them
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> bool:
+        """Whether a baseline was asked for."""
+        return self.baseline.kind != "none"
+
+
+def noted(baseline: Baseline, who: str, notes: Sequence[str]) -> Baseline:
+    return replace(baseline, notes=(*baseline.notes, *[f"{who}: {note}" for note in notes]))
+
+
+def other_version(baseline: Profile) -> str:
+    """Why a saved profile must not be compared with this memwall's figures; empty where it may."""
+    if baseline.memwall_version == __version__:
+        return ""
+    return (
+        f"the baseline was made by memwall {baseline.memwall_version[:40]}, this is {__version__}: their figures "
+        "are not comparable; --update it, or compare with --baseline-ref"
+    )
+
+
+# -- saved profiles ----------------------------------------------------------------------------------------------------
+
+
+def saved_profile(workload: GatedWorkload, root: Path) -> Profile:
+    """A saved profile as it is, or on the GPUs and policies that it is gated on. Needs neither torch nor the model."""
+    from memwall.pipeline import resimulate
+
+    profile = Profile.load(root / workload.target)
+    gpus = workload.gpus or tuple({s.gpu.name: s.gpu for s in profile.simulations}.values())
+    policies = workload.policies or tuple(dict.fromkeys(s.policy for s in profile.simulations))
+    wanted = {(gpu, policy) for policy in policies for gpu in gpus}
+    if wanted <= {(s.gpu, s.policy) for s in profile.simulations}:
+        return profile.with_simulations(tuple(s for s in profile.simulations if (s.gpu, s.policy) in wanted))
+    return resimulate(profile, gpus, policies)
 
 
 def baseline_path(place: Path, name: str, *, several: bool) -> Path:
@@ -36,25 +86,6 @@ def baseline_path(place: Path, name: str, *, several: bool) -> Path:
     return next((path for path in paths if path.is_file()), paths[0])
 
 
-def read_baseline(path: Path) -> Profile | None:
-    """The saved profile; None where there is no file.
-
-    Raises:
-        UsageError: it is damaged, or of a newer schema.
-    """
-    return Profile.load(path) if path.is_file() else None
-
-
-def other_version(baseline: Profile) -> str:
-    """Why a saved profile must not be compared with this memwall's figures; empty where it may."""
-    if baseline.memwall_version != __version__:
-        return (
-            f"the baseline was made by memwall {baseline.memwall_version[:40]}, this is {__version__}: their figures "
-            "are not comparable; --update it, or compare with --baseline-ref"
-        )
-    return ""
-
-
 def write_baselines(profiles: Mapping[Path, Profile]) -> None:
     """Write each profile whole, making the folder.
 
@@ -62,21 +93,42 @@ def write_baselines(profiles: Mapping[Path, Profile]) -> None:
         UsageError: one cannot be written.
     """
     for path, profile in profiles.items():
-        with contextlib.suppress(FileExistsError):
-            try:
-                path.parent.mkdir(parents=True)
-            except OSError as error:
-                if not isinstance(error, FileExistsError):
-                    raise UsageError(f"cannot make {path.parent}: {error.strerror or error}") from None
-        if path.name.endswith(".gz"):
-            import gzip
-
-            write_whole(path, gzip.compress(profile.to_json().encode(), mtime=0))
-        else:
-            profile.save(path)
+        try:
+            path.parent.mkdir(parents=True)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise UsageError(f"cannot make {path.parent}: {error.strerror or error}") from None
+        text = profile.to_json()
+        write_whole(path, gzip.compress(text.encode(), mtime=0) if path.name.endswith(".gz") else text)
 
 
-# -- git ---------------------------------------------------------------------------------------------------------------
+def shown(place: Path, root: Path) -> str:
+    """A path as the configuration has it: relative to its folder where it lies in it."""
+    return (place.relative_to(root) if place.is_relative_to(root) else place).as_posix()
+
+
+def from_files(place: Path, root: Path, workloads: Sequence[GatedWorkload], first: bool) -> Bases:
+    if not place.exists() and not first:
+        raise UsageError(f"no such baseline: {place}; --update writes it")
+    if place.is_file() and not place.name.endswith(SUFFIXES):
+        raise UsageError(f"{place} is neither a folder nor a saved profile ({' or '.join(SUFFIXES)})")
+    base = Bases(Baseline("file", shown(place, root)))
+    versions = set()
+    for workload in workloads:
+        path = baseline_path(place, workload.name, several=len(workloads) > 1)
+        if not path.is_file():
+            base.missing[workload.name] = f"no such file: {path}"
+            continue
+        base.profiles[workload.name] = profile = Profile.load(path)
+        versions.add(profile.memwall_version)
+        if refused := other_version(profile):
+            base.refused[workload.name] = refused
+    base.baseline = replace(base.baseline, memwall_version=", ".join(sorted(versions)))
+    return base
+
+
+# -- a commit ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -116,13 +168,9 @@ def place_in_repository(folder: Path) -> str:
     return "" if code else prefix.rstrip("/")
 
 
-def find_commit(folder: Path, ref: str) -> tuple[str, tuple[str, ...]]:
+def _find_commit(folder: Path, ref: str) -> tuple[str, tuple[str, ...]]:
     """The commit to compare with: where the head's history and ``ref`` parted, so that what others did since is not
-    taken for the head's doing; and what the user should know about it.
-
-    Raises:
-        UsageError: no repository, no such ref, or a shallow clone that lacks the common commit.
-    """
+    taken for the head's doing; and what the user should know about it."""
     code, said = _git(folder, "rev-parse", "--show-toplevel")
     if code and "not a git repository" not in said:
         raise UsageError(f"--baseline-ref {ref}: git says {said.splitlines()[0] if said else 'nothing'}")
@@ -137,17 +185,15 @@ def find_commit(folder: Path, ref: str) -> tuple[str, tuple[str, ...]]:
         hint = deeper if shallow else "git fetch it first, or name another (git branch --all lists them)"
         raise UsageError(f"--baseline-ref: there is no commit {ref!r} here; {hint}")
     code, base = _git(folder, "merge-base", tip, "HEAD")
+    if code and shallow:
+        raise UsageError(f"--baseline-ref {ref}: no common commit with HEAD; {deeper}")
     if code:
-        if shallow:
-            raise UsageError(f"--baseline-ref {ref}: no common commit with HEAD; {deeper}")
         raise UsageError(f"--baseline-ref {ref}: it has no common commit with HEAD; name one that has")
-    notes = []
-    dirty = bool(_git(folder, "status", "--porcelain", "--untracked-files=no")[1])
-    if dirty:
-        notes.append("the head is the working tree with its uncommitted changes")
-    elif base == _git(folder, "rev-parse", "HEAD")[1]:
-        notes.append("the base is the head's own commit: nothing can differ")
-    return base, tuple(notes)
+    if _git(folder, "status", "--porcelain", "--untracked-files=no")[1]:
+        return base, ("the head is the working tree with its uncommitted changes",)
+    if base == _git(folder, "rev-parse", "HEAD")[1]:
+        return base, ("the base is the head's own commit: nothing can differ",)
+    return base, ()
 
 
 @contextlib.contextmanager
@@ -155,18 +201,18 @@ def checked_out(folder: Path, ref: str) -> Iterator[Checkout]:
     """The base commit of ``ref`` in a temporary worktree, taken away at the end. The user's tree is not touched.
 
     Raises:
-        UsageError: as :func:`find_commit`, or the folder is not in that commit.
+        UsageError: no repository, no such ref, a shallow clone that lacks the common commit, or a commit without the
+            folder.
     """
-    commit, notes = find_commit(folder, ref)
+    commit, notes = _find_commit(folder, ref)
     top = Path(_git(folder, "rev-parse", "--show-toplevel")[1]).resolve()
     with tempfile.TemporaryDirectory(prefix="memwall-base-") as place:
         tree = Path(place).resolve() / top.name
         try:
             code, message = _git(folder, "worktree", "add", "--detach", "--quiet", str(tree), commit)
             if code:
-                raise UsageError(
-                    f"cannot check out {commit[:12]}: {message.splitlines()[-1] if message else 'git failed'}"
-                )
+                said = message.splitlines()[-1] if message else "git failed"
+                raise UsageError(f"cannot check out {commit[:12]}: {said}")
             if (tree / ".gitmodules").is_file():
                 notes += ("the base is checked out without its submodules",)
             inside = tree / folder.resolve().relative_to(top)
@@ -175,3 +221,57 @@ def checked_out(folder: Path, ref: str) -> Iterator[Checkout]:
             yield Checkout(commit, tree, inside, top, notes)
         finally:
             _git(folder, "worktree", "remove", "--force", str(tree))
+
+
+def from_commit(
+    ref: str, checkout: Checkout, workloads: Sequence[GatedWorkload], traced: Mapping[str, Traced]
+) -> Bases:
+    base = Bases(Baseline("ref", ref, checkout.commit, notes=checkout.notes))
+    for workload in workloads:
+        kind, place, _ = split_target(workload.target)
+        path = checkout.folder / place
+        if (kind != "module" or is_saved(workload.target)) and not path.resolve().is_relative_to(checkout.top):
+            base.refused[workload.name] = f"{place} is not in the repository, which has no other version of it"
+            continue
+        if is_saved(workload.target):
+            if path.is_file():
+                base.profiles[workload.name] = profile = saved_profile(workload, checkout.folder)
+                base.refused[workload.name] = other_version(profile)
+            else:
+                base.missing[workload.name] = f"no such file: {place}"
+            continue
+        row = traced[workload.name]
+        if row.absent:
+            base.missing[workload.name] = row.error
+        elif row.foreign:
+            files = ", ".join(row.foreign[:3]) + (" …" if len(row.foreign) > 3 else "")
+            why = f"the base would run the working tree's {files}, which is installed from there"
+            base.refused[workload.name] = why
+        elif row.profile is None:
+            base.refused[workload.name] = f"the base cannot be profiled: {row.error}"
+        else:
+            base.profiles[workload.name] = row.profile
+            base.baseline = noted(base.baseline, f"{workload.name} (base)", row.notes)
+    return base
+
+
+def left_out(config: GateConfig, checkout: Checkout | None, place: Path | None) -> list[str]:
+    """What the configuration itself lets pass: workloads that it gates no longer, limits that are not the base's."""
+    ours = {workload.name: workload for workload in config.workloads}
+    if checkout is None:
+        saved = sorted(place.iterdir()) if place is not None and place.is_dir() else []
+        names = [path.name.removesuffix(s) for path in saved for s in SUFFIXES if path.name.endswith(s)]
+        gone = [name for name in names if name not in ours] if ours else []
+        return [f"not gated, but in the baseline: {', '.join(gone)}"] if gone else []
+    path = checkout.folder / config.source
+    if not config.source or not path.is_file():
+        return []
+    try:
+        before = read_config(path)
+    except UsageError as error:
+        return [f"the base's configuration cannot be read: {error}"]
+    theirs = {workload.name: workload for workload in before.workloads}
+    gone = [name for name in theirs if name not in ours]
+    other = [name for name in theirs if name in ours and (ours[name], config.scope) != (theirs[name], before.scope)]
+    rows = (("gated no longer", gone), ("gated otherwise than in the base's configuration", other))
+    return [f"{what}: {', '.join(names)}" for what, names in rows if names]

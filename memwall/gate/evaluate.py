@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache
 
 from memwall.analysis.fused import capture_of
 from memwall.analysis.quantities import LIMITS, Quantity, unmodeled
@@ -23,6 +24,11 @@ from memwall.simulate.schedule import Schedule
 
 #: causes that a check keeps
 MOST_CAUSES = 8
+
+NOTHING_THERE = (
+    "no kernel belongs to the modules {!r}, so their limits check nothing; "
+    "memwall profile --by module lists what there is"
+)
 
 #: (quantity, module pattern) -> limits, for each GPU and policy
 LimitsOf = Mapping[tuple[str, str], Mapping[tuple[str, str], tuple[Limit, ...]]]
@@ -68,8 +74,8 @@ def check_workload(subject: Subject, limits: LimitsOf) -> tuple[list[Check], lis
                     continue
                 once.add((name, rows))
             values = _value(quantity, module, head), _value(quantity, module, base) if base else None
-            if module and not _kernels(head, module):
-                problems.append(_nothing_there(subject, module))
+            if module and not kernels_in(head.profile, schedule, module):
+                problems.append(Problem(subject.name, subject.target, "fail", NOTHING_THERE.format(module)))
                 continue
             for limit in rows:
                 check = _check(subject, head, base, quantity, module, limit, values)
@@ -96,32 +102,20 @@ def _base_side(subject: Subject, schedule: Schedule) -> Side | None:
 
 def _value(quantity: Quantity, module: str, side: Side) -> float | None:
     if module:
-        return sum(quantity.of(kernel) for kernel in _kernels(side, module))
+        return sum(quantity.of(kernel) for kernel in kernels_in(side.profile, side.schedule, module))
     return quantity.read(side.profile, side.schedule)
 
 
-def _kernels(side: Side, module: str) -> list[Estimate]:
-    """The kernels whose module, or a parent of it, fits a pattern; all for an empty pattern."""
-    if not module:
-        return list(side.schedule.kernels)
-    fits: dict[str, bool] = {}
-    found = []
-    for kernel in side.schedule.kernels:
-        path = kernel_module(side.profile, side.schedule, kernel)
-        if path not in fits:
-            parts = path.split(".")
-            fits[path] = any(fnmatchcase(".".join(parts[: i + 1]), module) for i in range(len(parts)))
-        if fits[path]:
-            found.append(kernel)
-    return found
+def kernels_in(profile: Profile, schedule: Schedule, pattern: str) -> list[Estimate]:
+    """The kernels whose module, or one that it stands in, fits a pattern; ``*`` fits what is in no module too."""
+    fits = cache(lambda path: any(fnmatchcase(around, pattern) for around in _with_outer(path)))
+    return [kernel for kernel in schedule.kernels if fits(kernel_module(profile, schedule, kernel))]
 
 
-def _nothing_there(subject: Subject, module: str) -> Problem:
-    return Problem(
-        subject.name, subject.target, "fail",
-        f"no kernel belongs to the modules {module!r}, so their limits check nothing; "
-        "memwall profile --by module lists what there is",
-    )  # fmt: skip
+def _with_outer(path: str) -> list[str]:
+    """``a.b`` and ``a`` of ``a.b``."""
+    parts = path.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _check(
@@ -141,21 +135,9 @@ def _check(
     else:
         allowed = limit.allowed(before)
         verdict = "pass" if limit.holds(value, before) else "fail"
-    schedule = head.schedule
-    gpu, policy = ("", "") if quantity.per == "profile" else (schedule.gpu.name, schedule.policy)
+    where = ("", "") if quantity.per == "profile" else (head.schedule.gpu.name, head.schedule.policy)
     return Check(
-        subject.name,
-        subject.target,
-        gpu,
-        policy,
-        module,
-        quantity.name,
-        limit.text,
-        value,
-        before,
-        allowed,
-        verdict,
-        why,
+        subject.name, subject.target, *where, module, quantity.name, limit.text, value, before, allowed, verdict, why
     )
 
 
@@ -180,27 +162,25 @@ def _no_baseline(subject: Subject, quantity: Quantity, schedule: Schedule, base:
 
 def _explained(check: Check, quantity: Quantity, head: Side, base: Side | None, causes: Sequence[Cause]) -> Check:
     """A check with the causes of its figure."""
-    values = {name: getattr(check, name) for name in Check.__slots__}
     if quantity.name == "graph_breaks":
         before, after = (capture_of(side.profile.capture) if side else None for side in (base, head))
-        return Check(**{**values, "causes": new_breaks(before, after, head.profile.graph)[:MOST_CAUSES]})
+        return replace(check, causes=new_breaks(before, after, head.profile.graph)[:MOST_CAUSES])
     if quantity.name == "coverage":
         names = ", ".join(unmodeled(head.profile)[:MOST_CAUSES])
-        return Check(**{**values, "message": f"no formula models {names}" if names else ""})
+        return replace(check, message=f"no formula models {names}" if names else "")
     if base is None:
-        kernels = _kernels(head, check.module)
-        return Check(**{**values, "causes": largest(head, quantity.name, kernels, MOST_CAUSES)})
+        all_kernels = head.schedule.kernels
+        kernels = kernels_in(head.profile, head.schedule, check.module) if check.module else all_kernels
+        return replace(check, causes=largest(head, quantity.name, kernels, MOST_CAUSES))
     inside = [c for c in causes if not check.module or _inside(c, check.module)]
-    found = top(inside, quantity.name, lower=quantity.lower, count=MOST_CAUSES)
     if quantity.name == "peak_memory":
-        values["message"] = _memory(base.schedule.memory, head.schedule.memory)
-    return Check(**{**values, "causes": found})
+        check = replace(check, message=_memory(base.schedule.memory, head.schedule.memory))
+    return replace(check, causes=top(inside, quantity.name, lower=quantity.lower, count=MOST_CAUSES))
 
 
 def _inside(cause: Cause, module: str) -> bool:
     """Whether a cause lies in the modules of a pattern; stars stand for the numbers of repeated blocks."""
-    parts = cause.module.split(".")
-    paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    paths = _with_outer(cause.module)
     return cause.kind != "elsewhere" and any(fnmatchcase(path, module) or _overlap(path, module) for path in paths)
 
 

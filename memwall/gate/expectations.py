@@ -8,19 +8,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.fused import CAPTURE_KEY, capture_of
+from memwall.analysis.fused import capture_of
 from memwall.analysis.numbers import apart
 from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
 from memwall.core.errors import UsageError
 from memwall.core.units import percent, size
-from memwall.frontend.dynamo.capture import capture
 from memwall.frontend.workload import Workload, resolve
+from memwall.gate.evaluate import kernels_in
 from memwall.gate.limits import Limit, near, parse_limit
-from memwall.ops import classify
 from memwall.perfmodel.roofline import Estimate
 from memwall.pipeline import profile as make_profile
 from memwall.record.kernels import WALLS, collapse, kernel_module, short_name
@@ -74,17 +72,8 @@ def _side(quantity: Quantity) -> str:
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def with_capture(made: Profile, target: Any, inputs: Any, options: Mapping[str, Any]) -> Profile:
-    """A profile with what TorchDynamo makes of its model: where the graph breaks."""
-    from memwall.frontend.torch import TraceOptions  # imports torch
-
-    names = ("mode", "dtype", "autocast", "real", "max_ops")
-    traced = TraceOptions(attention=made.graph.attention, **{name: options[name] for name in names if name in options})
-    found = capture(_workload(target, inputs, options), traced, classify, made.graph)
-    return replace(made, capture={**made.capture, CAPTURE_KEY: found.to_dict()})
-
-
-def _workload(target: Any, inputs: Any, options: Mapping[str, Any]) -> Workload:
+def workload_of(target: Any, inputs: Any, options: Mapping[str, Any]) -> Workload:
+    """What :func:`memwall.profile` profiles when given the same."""
     if isinstance(target, (str, Path)):
         sizes = {name: options[name] for name in ("batch", "seq", "input_specs", "mode") if name in options}
         target = resolve(str(target), **sizes)
@@ -129,9 +118,9 @@ def not_bound(profile: Profile, wall: str, module: str, share: float) -> str:
 
 def _not_bound(profile: Profile, schedule: Schedule, wall: str, pattern: str, share: float) -> str:
     """Why a schedule does not stand at a wall; empty if it does."""
-    modules = [kernel_module(profile, schedule, kernel) for kernel in schedule.kernels]
-    chosen = [k for k, module in zip(schedule.kernels, modules, strict=True) if _belongs(module, pattern)]
+    chosen = kernels_in(profile, schedule, pattern)
     if not chosen:
+        modules = [kernel_module(profile, schedule, kernel) for kernel in schedule.kernels]
         return f"no kernel of {_where(profile, schedule)} is in {pattern}; {_some(modules)}"
     times: dict[str, float] = {}
     for kernel in chosen:
@@ -145,12 +134,6 @@ def _not_bound(profile: Profile, schedule: Schedule, wall: str, pattern: str, sh
     rows = _rows(profile, schedule, others, lambda kernel: kernel.time_s, "s")
     first = f"{_where(profile, schedule)}: want {percent(share)} of the time{part} {wall}-bound; it is {shares}"
     return "\n".join([first, *rows])
-
-
-def _belongs(module: str, pattern: str) -> bool:
-    """Whether a pattern matches a module or one that it stands in; ``*`` matches what is in no module too."""
-    parts = module.split(".")
-    return any(fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1))
 
 
 def _some(modules: Iterable[str]) -> str:

@@ -94,13 +94,14 @@ class Profiler:
             AssertionError: a limit of the marker does not hold; names value, limit and the largest places.
         """
         __tracebackhide__ = True
-        from memwall.gate.expectations import exceeded, with_capture
+        from memwall.gate.expectations import exceeded, workload_of
+        from memwall.gate.tracing import with_capture
         from memwall.pipeline import profile
 
         options = {**self._expected.options, **options}
         made = profile(module_or_target, inputs, **options)
         if any(limit.quantity.name == "graph_breaks" for limit in self._expected.limits.values()):
-            made = with_capture(made, module_or_target, inputs, options)
+            made = with_capture(workload_of(module_or_target, inputs, options), made, options)
         self._expected.profiled = True
         if failed := list(exceeded(made, self._expected.limits)):
             raise AssertionError("\n".join(failed))

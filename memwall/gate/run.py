@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from memwall.analysis.fused import capture_of
+from memwall.bench.ab import Side, run_ab
 from memwall.core.errors import UsageError
 from memwall.core.version import __version__
-from memwall.gate.baseline import other_version
-from memwall.gate.bases import Bases, base_checkout, from_files, from_ref, left_out, noted, saved_profile, shown
+from memwall.gate.baseline import (
+    Bases,
+    Checkout,
+    checked_out,
+    from_commit,
+    from_files,
+    left_out,
+    noted,
+    other_version,
+    saved_profile,
+    shown,
+)
 from memwall.gate.config import APART, GateConfig, GatedWorkload, is_saved
 from memwall.gate.evaluate import Subject, check_workload
-from memwall.gate.measured import Measured, measure
+from memwall.gate.limits import Limit, parse_limit
 from memwall.gate.result import Baseline, Check, GateResult, Problem
-from memwall.gate.sides import Job, Traced, profile_sides
+from memwall.gate.tracing import Job, Traced, profile_sides
 from memwall.record.profile import Profile
+
+NO_WORKLOAD = (
+    "no workload to gate: name a TARGET, or list workloads in [tool.memwall.gate] of pyproject.toml or in memwall.toml"
+)  # fmt: skip
+NO_CHECK = "nothing is limited: add limits such as dram_bytes = '+2%', --limit 'time_s=3.2 ms', or a baseline"
+
+_MEASURED = "measured_s"
+#: the slow-down that is allowed where nothing is written
+_SLOWER = "+5%"
+#: options of ``memwall.profile`` that say what is run; the others say how it is modeled
+_RUN = ("mode", "batch", "seq", "input_specs", "dtype", "autocast", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -54,36 +77,30 @@ def run_gate(
         return GateRun(GateResult((), (Problem("", "", "fail", NO_WORKLOAD),)), {}, {})
     saved = {w.name: saved_profile(w, config.root) for w in workloads if is_saved(w.target)}
     jobs = [_job(config, w, compared=bool(baseline or baseline_ref)) for w in workloads if w.name not in saved]
-    with base_checkout(config, baseline_ref) as checkout:
+    with checked_out(config.root, baseline_ref) if baseline_ref is not None else nullcontext() as checkout:
         heads: dict[str, Traced] = {}
         bases: dict[str, Traced] = {}
         if jobs:
             heads, bases = profile_sides(config.root, checkout.folder if checkout else None, jobs, say,
                                          avoid=checkout.head_top if checkout else None)  # fmt: skip
-        timed = Measured()
         if checkout is not None:
-            base = from_ref(baseline_ref or "", checkout, workloads, bases)
+            base = from_commit(baseline_ref or "", checkout, workloads, bases)
         else:
             base = from_files(baseline, config.root, workloads, first) if baseline else Bases()
         if {w.name for w in config.workloads} <= {w.name for w in workloads}:
             notes = left_out(config, checkout, baseline)
             base.baseline = replace(base.baseline, notes=(*base.baseline.notes, *notes))
+        timed = GateResult(())
         if checkout is not None and measured_on:
             there = [w for w in workloads if w.name in base.profiles and w.name not in saved and heads[w.name].profile]
-            timed = measure(config, there, checkout, measured_on, say)
+            timed = _measured(config, there, checkout, measured_on, say)
     traced = {name: Traced(name, profile) for name, profile in saved.items()} | heads
     run = _judged(config, workloads, traced, base, allow_new)
     result = replace(
-        run.result, checks=(*run.result.checks, *timed.checks), problems=(*run.result.problems, *timed.problems),
+        run.result, checks=run.result.checks + timed.checks, problems=run.result.problems + timed.problems,
         contests=timed.contests,
     )  # fmt: skip
     return replace(run, result=result)
-
-
-NO_WORKLOAD = (
-    "no workload to gate: name a TARGET, or list workloads in [tool.memwall.gate] of pyproject.toml or in memwall.toml"
-)  # fmt: skip
-NO_CHECK = "nothing is limited: add limits such as dram_bytes = '+2%', --limit 'time_s=3.2 ms', or a baseline"
 
 
 def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
@@ -130,7 +147,7 @@ def _judged(
     config: GateConfig, workloads: Sequence[GatedWorkload], heads: Mapping[str, Traced], base: Bases, allow_new: bool
 ) -> GateRun:
     checks: list[Check] = []
-    problems = list(base.problems)
+    problems: list[Problem] = []
     baseline = base.baseline
     for workload in workloads:
         head = heads[workload.name]
@@ -140,14 +157,9 @@ def _judged(
         baseline = noted(baseline, workload.name, head.notes)
         before = base.profiles.get(workload.name)
         baseline = noted(baseline, workload.name, _other_step(before, head.profile))
+        breaks = _captured(head.profile) or (_captured(before) and not is_saved(workload.target))
         limits = {
-            (s.gpu.name, s.policy): config.limits(
-                workload,
-                s.gpu.name,
-                s.policy,
-                compared=base.asked,
-                breaks=_captured(head.profile) or (_captured(before) and not is_saved(workload.target)),
-            )
+            (s.gpu.name, s.policy): config.limits(workload, s.gpu.name, s.policy, compared=base.asked, breaks=breaks)
             for s in head.profile.simulations
         }
         written = {key for rows in limits.values() for key in rows}
@@ -164,3 +176,52 @@ def _judged(
     profiles = {name: row.profile for name, row in heads.items() if row.profile is not None}
     failed = frozenset(name for name, row in heads.items() if row.profile is None)
     return GateRun(GateResult(tuple(checks), tuple(problems), baseline), profiles, base.profiles, failed)
+
+
+# -- timing ------------------------------------------------------------------------------------------------------------
+
+
+def _allowed_of(config: GateConfig, workload: GatedWorkload) -> Limit:
+    """The slow-down that a workload may show.
+
+    Raises:
+        UsageError: it is no percentage above 0.
+    """
+    written = {**config.scope.limits, **workload.scope.limits, **config.over.limits}.get((_MEASURED, ""), ())
+    limit = written[0] if written else parse_limit(_MEASURED, _SLOWER)
+    if not limit.percent or limit.sign < 0 or not limit.amount or len(written) > 1:
+        raise UsageError(f"{_MEASURED} is {limit.text!r}; want one slow-down in percent above 0, such as '{_SLOWER}'")
+    return limit
+
+
+def _measured(
+    config: GateConfig, workloads: Sequence[GatedWorkload], checkout: Checkout, device: str,
+    say: Callable[[str], None],
+) -> GateResult:  # fmt: skip
+    """The head timed against the base on this machine's ``cpu`` or ``cuda``, workload by workload.
+
+    Raises:
+        UsageError: a limit is no slow-down in percent.
+        MissingError: the device is not there.
+    """
+    limits = {workload.name: _allowed_of(config, workload) for workload in workloads}
+    checks: list[Check] = []
+    problems: list[Problem] = []
+    contests: dict[str, Mapping[str, Any]] = {}
+    for workload in workloads:
+        options = {key: workload.options[key] for key in _RUN if key in workload.options}
+        base, head = (Side(folder, workload.target, options) for folder in (checkout.folder, config.root))
+        limit = limits[workload.name]
+        say(f"measuring {workload.name}, base and head in turns")
+        try:
+            found = run_ab(base, head, allowed=limit.amount, device=device, progress=say)
+        except UsageError as error:
+            problems.append(Problem(workload.name, workload.target, "fail", f"cannot be measured: {error}"))
+            continue
+        contests[workload.name] = found.to_dict()
+        checks.append(Check(
+            workload.name, workload.target, found.device, "eager", "", _MEASURED, limit.text, found.head_s,
+            found.base_s, limit.allowed(found.base_s) if found.base_s is not None else None, found.verdict,
+            found.sentence.removeprefix(found.verdict).lstrip(" :"), measured=True,
+        ))  # fmt: skip
+    return GateResult(tuple(checks), tuple(problems), contests=contests)

@@ -46,11 +46,13 @@ def warm():
     """Everything is imported before a session that forgets what it imported: torch can be imported but once."""
     import torch
 
-    import memwall.gate.expectations
+    import memwall
+    from memwall.gate.expectations import workload_of
+    from memwall.gate.tracing import with_capture
 
     linear, inputs = torch.nn.Linear(4, 4), (torch.zeros(2, 4),)
     made = memwall.profile(linear, inputs, policy=["eager", "ideal"])
-    assert memwall.gate.expectations.with_capture(made, linear, inputs, {}).simulations
+    assert with_capture(workload_of(linear, inputs, {}), made, {}).simulations
 
 
 @pytest.fixture

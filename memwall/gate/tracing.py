@@ -8,6 +8,7 @@ error.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import subprocess
@@ -18,8 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.fused import capture_of
+from memwall.analysis.fused import CAPTURE_KEY, MOST_UNASKED, capture_of, distinct_ops
+from memwall.core.errors import MemwallError, NeedsData
+from memwall.frontend.dynamo.capture import REAL_BYTES, capture
+from memwall.frontend.workload import Workload, resolve
+from memwall.frontend.workload.blame import blame
 from memwall.hardware.lookup import Gpu
+from memwall.ops import classify
 from memwall.record.profile import Profile
 
 #: the folder that holds this memwall
@@ -28,7 +34,7 @@ _START = """import sys
 sys.path.insert(0, sys.argv[1])
 import memwall
 sys.path.remove(sys.argv[1])
-from memwall.gate.child import main
+from memwall.gate.tracing import main
 main(sys.argv[2], sys.argv[3])
 """
 
@@ -162,3 +168,117 @@ def _traced(sides: Sequence[tuple[Path, Sequence[Job], Path | None]]) -> list[di
     finally:
         for _, child in running:
             child.close()
+
+
+# -- in the child ------------------------------------------------------------------------------------------------------
+
+
+def main(task: str, answer: str) -> None:
+    """Do the jobs of file ``task`` and write what became of them to file ``answer``."""
+    jobs, avoid = pickle.loads(Path(task).read_bytes())
+    folder = Path.cwd()
+    sys.path[:0] = [str(place) for place in _roots(folder)]
+    with contextlib.redirect_stdout(sys.stderr), Path(answer).open("wb") as file:
+        for job in jobs:
+            _as_at_the_start()
+            row = trace_job(job)
+            if avoid is not None:
+                row = replace(row, foreign=_loaded_from(avoid, folder))
+            pickle.dump(row, file)
+            file.flush()  # the next model may end this process
+
+
+def _as_at_the_start() -> None:
+    """Take back what the model before may have set for the whole process."""
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
+
+
+def _roots(folder: Path) -> list[Path]:
+    """Where a checkout's own packages lie: the folder and those above it up to the repository's, each with its src."""
+    top = _top(folder)
+    above = [place for place in (folder, *folder.parents) if place.is_relative_to(top)]
+    return [place for one in above for place in (one, one / "src") if place.is_dir()]
+
+
+def _top(folder: Path) -> Path:
+    """The top of a folder's repository; the folder itself outside of any."""
+    return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), folder)
+
+
+def trace_job(job: Job) -> Traced:
+    """One workload profiled, with its graph breaks where they are asked for or where it reads its own data."""
+    notes: list[str] = []
+    options = dict(job.options)
+    sizes = {key: options.pop(key) for key in ("batch", "seq", "input_specs") if key in options}
+    try:
+        workload = resolve(job.target, **sizes, mode=options.get("mode", "inference"))
+    except MemwallError as error:  # one that the user's code raised has a cause
+        return Traced(job.name, None, str(error), absent=error.__cause__ is None)
+    try:
+        profile = _profile(workload, job, options, notes)
+        count = distinct_ops(profile.graph) if job.breaks or notes else 0
+        if count > MOST_UNASKED and not job.asked:
+            notes.append(f"no capture: TorchDynamo would take {count:,} ops one by one")
+        elif job.breaks or notes:
+            profile = with_capture(workload, profile, options)
+            captured = capture_of(profile.capture)
+            if captured is not None and captured.failure:
+                notes.append(f"TorchDynamo captures nothing: {captured.failure}")
+    except MemwallError as error:
+        return Traced(job.name, None, str(error))
+    except (SystemExit, GeneratorExit, Exception) as error:
+        return Traced(job.name, None, str(blame(error, f"running {job.target}")))
+    return Traced(job.name, profile, notes=tuple(notes), real=bool(options.get("real")))
+
+
+def _profile(workload: Workload, job: Job, options: dict[str, Any], notes: list[str]) -> Profile:
+    """The profile; on real tensors where the model reads them and they are not too many."""
+    from memwall.pipeline import profile
+
+    try:
+        return profile(workload, gpu=job.gpus, policy=job.policies, **options)
+    except NeedsData as error:
+        if not _small(workload):
+            raise
+        options["real"] = True
+        notes.append(f"traced on real tensors: {str(error).partition(';')[0]}")
+        return profile(workload, gpu=job.gpus, policy=job.policies, **options)
+
+
+def _small(workload: Workload) -> bool:
+    from memwall.frontend.torch.build import build_module
+
+    module = build_module(workload.model, "meta", lambda message: None)
+    return sum(p.numel() * p.element_size() for p in module.parameters()) <= REAL_BYTES
+
+
+def with_capture(workload: Workload, profile: Profile, options: Mapping[str, Any]) -> Profile:
+    """The profile with what TorchDynamo makes of the workload: where its graph breaks."""
+    from memwall.frontend.torch import TraceOptions  # imports torch
+
+    keys = ("mode", "dtype", "autocast", "real", "max_ops")
+    traced = TraceOptions(attention=profile.graph.attention, **{key: options[key] for key in keys if key in options})
+    found = capture(workload, traced, classify, profile.graph)
+    return replace(profile, capture={**profile.capture, CAPTURE_KEY: found.to_dict()})
+
+
+def _loaded_from(avoid: Path, folder: Path) -> tuple[str, ...]:
+    """Modules' files under ``avoid``, relative to it, that are neither installed packages nor memwall's own."""
+    found = []
+    home, top = Path(__file__).parents[1], _top(folder)
+    for file in {getattr(module, "__file__", None) for module in list(sys.modules.values())}:
+        if not isinstance(file, str):
+            continue
+        path = _resolved(file)
+        if path.is_relative_to(avoid) and not (path.is_relative_to(top) or path.is_relative_to(home)):
+            inside = path.relative_to(avoid)
+            if not {"site-packages", "dist-packages"} & set(inside.parts):
+                found.append(inside.as_posix())
+    return tuple(sorted(found))
+
+
+_resolved = functools.cache(lambda file: Path(file).resolve())
