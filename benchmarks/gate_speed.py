@@ -23,7 +23,8 @@ from pathlib import Path
 
 from memwall.gate.reading import read_config
 from memwall.gate.run import run_gate
-from memwall.report.gate import render_gate
+from memwall.report import render
+from memwall.report.pages.gate import GateReport
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = 10
@@ -71,8 +72,8 @@ def judged_again(folder: Path, times: int) -> set[str]:
     found = set()
     for _ in range(times):
         result = run_gate(config, config.workloads, baseline=folder / "base").result
-        assert result.verdict == "pass", render_gate(result, "text")
-        found.add(result.to_json() + render_gate(result, "text"))
+        assert result.verdict == "pass", render(GateReport(result), "text")
+        found.add(result.to_json() + render(GateReport(result), "text"))
     return found
 
 

@@ -20,9 +20,10 @@ sys.path[:0] = [str(ROOT)]
 import memwall  # noqa: E402
 from memwall.analysis.accuracy import Row, Scored, cell, floors_s, score, score_files  # noqa: E402
 from memwall.analysis.accuracy.scores import kappa, regime  # noqa: E402
+from memwall.report import render  # noqa: E402
 from memwall.report.document import Document, Section  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
-from memwall.report.pages.accuracy import beside_table, render_accuracy, split_table  # noqa: E402
+from memwall.report.pages.accuracy import AccuracyReport, beside_table, split_table  # noqa: E402
 from reports.render import PAPER, layer_class  # noqa: E402
 from tests.unit.truth_folder import truth  # noqa: E402
 
@@ -260,8 +261,8 @@ def main() -> int:
         return 1
     scored = score_files(paths, split=True)
     (HERE / "accuracy.md").write_text(report(scored), encoding="utf-8")
-    (HERE / "accuracy.csv").write_text(str(render_accuracy(scored, "csv")), encoding="utf-8")
-    picture = render_accuracy(scored, "png")
+    (HERE / "accuracy.csv").write_text(str(render(AccuracyReport(scored), "csv")), encoding="utf-8")
+    picture = render(AccuracyReport(scored), "png")
     assert isinstance(picture, bytes)
     (HERE / "accuracy.png").write_bytes(picture)
     return 0

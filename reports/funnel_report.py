@@ -18,11 +18,11 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import memwall  # noqa: E402
+import memwall.report.columns as col  # noqa: E402
 from memwall.analysis.funnel import PUBLISHED, PUBLISHED_SOURCE, Funnel, funnel, operator_sets  # noqa: E402
 from memwall.fusion.compiled import kernels_of  # noqa: E402
 from memwall.record.schedules import graph_for  # noqa: E402
-from memwall.report.columns import plain_column  # noqa: E402
-from memwall.report.document import Document, Section, Sentence, Table, clean, table, text_column  # noqa: E402
+from memwall.report.document import Document, Section, Sentence, Table, clean  # noqa: E402
 from memwall.report.figures.funnel import funnel_figure  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
 
@@ -83,11 +83,11 @@ def _sets() -> Table:
     have = operator_sets()
     names = [name for name in (*LEVELS, "ATen overloads") if name in have]
     columns = [
-        text_column("level", names),
-        text_column("announced", [PUBLISHED.get(name, "-") for name in names]),
-        plain_column("this torch has", [have[name] for name in names]),
+        col.text("level", names),
+        col.text("announced", [PUBLISHED.get(name, "-") for name in names]),
+        col.plain("this torch has", [have[name] for name in names]),
     ]
-    return table("", columns)
+    return col.table("", columns)
 
 
 def _distinct(made: Mapping[str, Funnel]) -> Table:
@@ -112,19 +112,19 @@ def _level(made: Funnel, name: str, count: str) -> int:
 
 
 def _by_level(names: list[str], rows: list[list[int]], note: str) -> Table:
-    columns = [plain_column(name, [row[i] for row in rows]) for i, name in enumerate(LEVELS)]
-    return table("", [text_column("workload", names), *columns], note)
+    columns = [col.plain(name, [row[i] for row in rows]) for i, name in enumerate(LEVELS)]
+    return col.table("", [col.text("workload", names), *columns], note)
 
 
 def _undecomposed(made: Mapping[str, Funnel]) -> Table:
     """What stays an ATen call at the level of prims, and what Inductor calls a library for besides products."""
     columns = [
-        text_column("workload", list(made)),
-        text_column("still ATen at the level of prims", [_listed(f.no_decomposition) for f in made.values()]),
-        text_column("a library's in Inductor, beside products, convolutions and attention",
+        col.text("workload", list(made)),
+        col.text("still ATen at the level of prims", [_listed(f.no_decomposition) for f in made.values()]),
+        col.text("a library's in Inductor, beside products, convolutions and attention",
                     [clean(", ".join(f.fallbacks)) or "none" for f in made.values()]),
     ]  # fmt: skip
-    return table("", columns)
+    return col.table("", columns)
 
 
 def _listed(ops: Mapping[str, int]) -> str:

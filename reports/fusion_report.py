@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 import memwall
+import memwall.report.columns as col
 from memwall.analysis.savings import PolicyRow, policy_sets
 from memwall.core.graph import Graph, Op
 from memwall.core.units import duration, size
@@ -22,17 +23,9 @@ from memwall.fusion import Group, Plan, eager_plan, plan_graph
 from memwall.fusion.order import in_order
 from memwall.fusion.pricing import Pricer
 from memwall.record.kernels import short_name
-from memwall.report.columns import (
-    CellColumn,
-    percent_column,
-    plain_column,
-    seconds_column,
-    si_column,
-    times,
-    times_column,
-)
-from memwall.report.document import Column, Document, Section, Sentence, Table, table, text_column
-from memwall.report.figures.profile import waterfall_figure
+from memwall.report.document import Column, Document, Section, Sentence, Table
+from memwall.report.figures.picture import picture
+from memwall.report.figures.profile import waterfall_drawing
 from memwall.report.markdown import to_markdown
 from memwall.simulate.schedule import simulate
 
@@ -60,7 +53,7 @@ def pictures() -> dict[str, bytes]:
     record = memwall.profile(
         ROOT / "profiles" / "bert_large" / "model.py", mode="training", gpu=GPUS[0], policy=POLICIES
     )
-    return {"bert_large_fusion.png": waterfall_figure(record, GPUS[0], "memwall")}
+    return {"bert_large_fusion.png": picture("png", *waterfall_drawing(record, GPUS[0], "memwall"))}
 
 
 def introduction() -> Section:
@@ -86,29 +79,30 @@ def side_by_side(gpu: str) -> Section:
     cases = [(workload, mode) for workload in WORKLOADS for mode in MODES]
     eager, ours, ideal = ([policies(*case)[gpu][policy] for case in cases] for policy in POLICIES)
     columns = [
-        text_column("workload", [workload for workload, _ in cases]),
-        text_column("mode", [mode for _, mode in cases]),
+        col.text("workload", [workload for workload, _ in cases]),
+        col.text("mode", [mode for _, mode in cases]),
         _cells("time, eager", [duration(r.time_s) for r in eager]),
         _cells("memwall", [duration(r.time_s) for r in ours]),
-        times_column("speed-up", [r.speedup for r in ours]),
-        times_column("ideal's", [r.speedup for r in ideal]),
-        percent_column("time saved, of ideal", [r.time_score for r in ours], 0),
+        col.ratio("speed-up", [r.speedup for r in ours]),
+        col.ratio("ideal's", [r.speedup for r in ideal]),
+        col.percent("time saved, of ideal", [r.time_score for r in ours], 0),
         _cells("DRAM bytes, eager", [size(r.dram_bytes) for r in eager]),
         _cells("memwall", [size(r.dram_bytes) for r in ours]),
-        percent_column("bytes saved, of ideal", [r.byte_score for r in ours], 0),
-        plain_column("kernels, eager", [r.kernels for r in eager]),
-        plain_column("memwall", [r.kernels for r in ours]),
+        col.percent("bytes saved, of ideal", [r.byte_score for r in ours], 0),
+        col.plain("kernels, eager", [r.kernels for r in eager]),
+        col.plain("memwall", [r.kernels for r in ours]),
         _cells("peak, eager", [size(r.peak_memory_bytes) for r in eager]),
         _cells("memwall", [size(r.peak_memory_bytes) for r in ours]),
     ]
     mean = geometric_mean([r.speedup for r in ours])
     return Section(
-        f"All workloads on {gpu}", (table("", columns), Sentence(f"Geometric mean of the speed-ups: {times(mean)}."))
+        f"All workloads on {gpu}",
+        (col.table("", columns), Sentence(f"Geometric mean of the speed-ups: {col.times(mean)}.")),
     )
 
 
-def _cells(heading: str, cells: list[str]) -> CellColumn:
-    """Numbers with units of their own: workloads differ by a thousand times."""
+def _cells(heading: str, cells: list[str]) -> col.CellColumn:
+    """Numbers with units of their own: workloads differ by a thousand col.times."""
     return Column(heading), cells
 
 
@@ -166,11 +160,11 @@ def hand_fused_layer() -> Section:
     ours = plan_graph("memwall", graph, costs, gpu)
     plans = {"eager": eager_plan(graph, costs), "the paper's groups": _paper_plan(graph, costs, gpu), "memwall": ours}
     rows = [_found(graph, ours, kernel) for kernel in HAND_FUSED]
-    groups = table("", [
-        text_column("kernel", [kernel.name for kernel in HAND_FUSED]),
-        text_column("what it does", [kernel.what for kernel in HAND_FUSED]),
-        text_column("found", [found for found, _ in rows]),
-        text_column("our kernel", [ops for _, ops in rows]),
+    groups = col.table("", [
+        col.text("kernel", [kernel.name for kernel in HAND_FUSED]),
+        col.text("what it does", [kernel.what for kernel in HAND_FUSED]),
+        col.text("found", [found for found, _ in rows]),
+        col.text("our kernel", [ops for _, ops in rows]),
     ])  # fmt: skip
     return Section("The BERT-large layer that was fused by hand", (
         Sentence(
@@ -239,20 +233,20 @@ def _layer_totals(graph: Graph, plans: dict[str, Plan], gpu: memwall.Gpu) -> Tab
     totals = [simulate(graph, plan, gpu).totals for plan in plans.values()]
     words = [_words(graph, plan) for plan in plans.values()]
     columns = [
-        text_column("plan", list(plans)),
-        plain_column("kernels", [t.kernels for t in totals]),
-        si_column("words", "", words),
-        percent_column("fewer", [1 - w / words[0] for w in words], 2),
-        si_column("DRAM bytes", "B", [t.dram_bytes for t in totals]),
-        percent_column("fewer", [1 - t.dram_bytes / totals[0].dram_bytes for t in totals], 2),
-        seconds_column("time", [t.time_s for t in totals]),
-        times_column("speed-up", [totals[0].time_s / t.time_s for t in totals]),
+        col.text("plan", list(plans)),
+        col.plain("kernels", [t.kernels for t in totals]),
+        col.si("words", "", words),
+        col.percent("fewer", [1 - w / words[0] for w in words], 2),
+        col.si("DRAM bytes", "B", [t.dram_bytes for t in totals]),
+        col.percent("fewer", [1 - t.dram_bytes / totals[0].dram_bytes for t in totals], 2),
+        col.seconds("time", [t.time_s for t in totals]),
+        col.ratio("speed-up", [totals[0].time_s / t.time_s for t in totals]),
     ]
     note = (
         "words: elements that each kernel reads and writes, a mask's as any other, products included, the optimizer not;"
         " bytes: the same with a mask's element as one byte; baseline: every PyTorch op alone"
     )
-    return table("", columns, note)
+    return col.table("", columns, note)
 
 
 def _words(graph: Graph, plan: Plan) -> int:
@@ -282,14 +276,14 @@ def compiled_inference() -> Section:
         alone = [fused[gpu] for _, _, fused, _ in rows]
         rewritten = [both[gpu] for *_, both in rows]
         columns = [
-            text_column("model", [row[0] for row in rows]),
-            plain_column("batch", [row[1] for row in rows]),
-            times_column("fusion alone", alone),
-            text_column("in range", [_place(value, low, high) for value in alone]),
-            times_column("attention rewritten too", rewritten),
-            text_column("in range", [_place(value, low, high) for value in rewritten]),
+            col.text("model", [row[0] for row in rows]),
+            col.plain("batch", [row[1] for row in rows]),
+            col.ratio("fusion alone", alone),
+            col.text("in range", [_place(value, low, high) for value in alone]),
+            col.ratio("attention rewritten too", rewritten),
+            col.text("in range", [_place(value, low, high) for value in rewritten]),
         ]
-        blocks.append(table(f"{gpu}: measured {low:.2f}x to {high:.2f}x", columns))
+        blocks.append(col.table(f"{gpu}: measured {low:.2f}x to {high:.2f}x", columns))
     blocks.append(
         Sentence("Rows in range: " + "; ".join(_in_range(name, rows) for name in ("BERT-large", "GPT2-large")) + ".")
     )
@@ -357,9 +351,9 @@ def compiler_claims() -> Section:
     """PyTorch 2's training claims beside our workloads."""
     training = list(_training_speedups())
     columns = [
-        text_column("workload", [workload for workload, *_ in training]),
-        times_column("memwall", [ours for _, ours, _ in training]),
-        times_column("ideal", [ideal for *_, ideal in training]),
+        col.text("workload", [workload for workload, *_ in training]),
+        col.ratio("memwall", [ours for _, ours, _ in training]),
+        col.ratio("ideal", [ideal for *_, ideal in training]),
     ]
     ours, ideal = (geometric_mean([row[i] for row in training]) for i in (1, 2))
     return Section("PyTorch 2's claims for training on an A100", (
@@ -368,8 +362,8 @@ def compiler_claims() -> Section:
             " of which we do not know the models. Both may include what fusion does not win: CUDA graphs,"
             " Triton's matrix products, small batches that wait for Python."
         ),
-        table("", columns),
-        Sentence(f"Geometric mean: {times(ours)} (memwall), {times(ideal)} (ideal, the most that fusion alone could win)."),
+        col.table("", columns),
+        Sentence(f"Geometric mean: {col.times(ours)} (memwall), {col.times(ideal)} (ideal, the most that fusion alone could win)."),
     ))  # fmt: skip
 
 

@@ -41,7 +41,8 @@ from memwall.core.errors import MemwallError, MissingError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.core.version import __version__  # noqa: E402
 from memwall.hardware.lookup import Gpu  # noqa: E402
-from memwall.report.pages.measured import measured_markdown  # noqa: E402
+from memwall.report import render  # noqa: E402
+from memwall.report.pages.profile import MeasuredReport  # noqa: E402
 
 SCHEMA = "memwall.measured/1"
 SECONDS = 480.0
@@ -123,7 +124,7 @@ class Report:
         lines += ["", "## All workloads", "", *_overview(self.profiles), ""]
         lines += _paper(self.profiles)
         for profile in self.profiles:
-            lines += ["", measured_markdown(profile, top=LISTED).replace("\n# ", "\n## ").strip(), ""]
+            lines += ["", str(render(MeasuredReport(profile, top=LISTED), "md")).replace("\n# ", "\n## ").strip(), ""]
         return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ from memwall.core.errors import MemwallError, UsageError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.hardware.lookup import read_spec, spec_path  # noqa: E402
 from memwall.report.document import Document, Section  # noqa: E402
-from memwall.report.pages.fits import fits_table, value_table  # noqa: E402
+from memwall.report.pages.accuracy import fits_table, value_table  # noqa: E402
 from memwall.report.text import to_text  # noqa: E402
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, plan_outputs, show, terminal, write_all
+from memwall.cli.output import Messages, Output, plan_outputs, show
 from memwall.cli.parsing import Command
 from memwall.core.errors import UsageError
 
@@ -45,25 +45,21 @@ def command(
 
 def _score(files: Sequence[str], split: bool, outputs: Sequence[str], as_json: bool, messages: Messages) -> None:
     from memwall.analysis.accuracy import score_files
-    from memwall.report.pages.accuracy import render_accuracy
+    from memwall.report.pages.accuracy import AccuracyReport
 
     planned = plan_outputs(outputs, without=WITHOUT)
     scored = score_files(dict.fromkeys(files), split=split)
-    rendered = [(output.path, render_accuracy(scored, output.kind)) for output in planned]
-    printed = render_accuracy(scored, "json") if as_json else render_accuracy(scored, "text", **terminal())
-    write_all(rendered, messages.say)
-    show(str(printed))
+    show(AccuracyReport(scored), planned, as_json=as_json, messages=messages)
 
 
 def _fit(rows: str, outputs: Sequence[str], messages: Messages) -> None:
     from memwall.analysis.accuracy.refit import refit
-    from memwall.report.pages.fits import fits_text
+    from memwall.report.pages.accuracy import FitsReport
 
-    for name in outputs:
-        _check_target(Path(name))
-    found = refit(rows)
-    write_all([(Path(name), found.text) for name in outputs], messages.say)
-    show(fits_text(found.fits))
+    paths = [Path(name) for name in outputs]
+    for path in paths:
+        _check_target(path)
+    show(FitsReport(refit(rows)), [Output(path, "toml") for path in paths], messages=messages)
 
 
 def _check_target(path: Path) -> None:

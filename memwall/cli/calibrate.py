@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, show, terminal
+from memwall.cli.output import Messages, show
 from memwall.cli.parsing import Command
 
 
@@ -32,7 +32,7 @@ def command(device: str, output: str | None, threads: int, rounds: int, accept_b
     from memwall.core.errors import UsageError
     from memwall.core.files import write_whole
     from memwall.hardware.gpu_spec import read_spec
-    from memwall.report.text import render_gpu
+    from memwall.report.pages.gpus import GpuReport
 
     path = Path(output) if output is not None else default_spec_path(device)
     if path.suffix.lower() != ".toml":
@@ -44,7 +44,7 @@ def command(device: str, output: str | None, threads: int, rounds: int, accept_b
     messages = Messages(quiet=quiet)
     found = calibrate(device, threads=threads, rounds=rounds, accept_busy=accept_busy, progress=messages.say)
     write_whole(path, found.spec)
-    show(render_gpu(read_spec(path), **terminal()))
+    show(GpuReport(read_spec(path)))
     for quantity in found.uncertain:
         messages.warn(f"{quantity.name} varies by {quantity.spread:.0%}: measure again on an idle machine")
     messages.say(f"wrote {path}; use it as --gpu {path}")

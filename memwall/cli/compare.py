@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, emit, plan_outputs
+from memwall.cli.output import Messages, plan_outputs, show
 from memwall.cli.parsing import Command
 from memwall.cli.profile import is_record, make_profile, remember, user_output_to_stderr
 from memwall.core.errors import UsageError
@@ -45,12 +45,14 @@ def command(
 
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
+    from memwall.report.pages.comparison import ComparisonReport
+
     planned = plan_outputs(outputs, without=("trace.json",))
     messages = Messages(quiet=quiet, no_progress=no_progress)
     boards = load_gpus(gpus)
     price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}
     comparison = _compare(_or_last(targets, messages), boards, price, policies, workload, messages)
-    emit(comparison, planned, as_json=as_json, say=messages.say)
+    show(ComparisonReport(comparison), planned, as_json=as_json, messages=messages)
 
 
 def _or_last(targets: tuple[str, ...], messages: Messages) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import click
 
 from memwall.cli import options
 from memwall.cli.machine import chosen_gpus
-from memwall.cli.output import Messages, plan_outputs, show, terminal, write_all
+from memwall.cli.output import Messages, plan_outputs, show
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.cli.profile import is_record, make_profile, remember, user_output_to_stderr
 from memwall.core.errors import UsageError
@@ -95,7 +95,7 @@ def command(
     .json.
     """  # fmt: skip
     from memwall.analysis.whatif import parse_change
-    from memwall.report.pages.fused import render_fused
+    from memwall.report.pages.fused import FusedReport
 
     planned = plan_outputs(outputs, without=WITHOUT)
     changes = [parse_change(text) for text in what_ifs]
@@ -121,16 +121,19 @@ def command(
             found = replace(found, alternatives=families)
     messages.clear()
     found = replace(found, notes=(*found.notes, *notes))
-    shape = options.given(top=top, by=by)
-    files = [(output.path, render_fused(found, output.kind, **shape)) for output in planned]
-    printed = render_fused(found, "json") if as_json else render_fused(found, "text", **shape, **terminal())
-    if folder is not None:
-        _emit(Path(folder), found, messages)
-    write_all(files, messages.say)
-    if not is_record(target):
-        remember(found.profile, messages)
-    assert isinstance(printed, str)
-    show(printed)
+
+    def keep() -> None:
+        if not is_record(target):
+            remember(found.profile, messages)
+
+    show(
+        FusedReport(found, **options.given(top=top, by=by)),
+        planned,
+        as_json=as_json,
+        messages=messages,
+        before_files=lambda: _emit(folder, found, messages),
+        before_print=keep,
+    )
 
 
 # -- tracing and capturing ---------------------------------------------------------------------------------------------
@@ -278,9 +281,13 @@ def _check_emit(folder: Path, policies: Sequence[str]) -> None:
     check_folder(folder)
 
 
-def _emit(folder: Path, found: Fused, messages: Messages) -> None:
+def _emit(name: str | None, found: Fused, messages: Messages) -> None:
+    """Write the kernels where a folder for them is named."""
     from memwall.codegen.emit import EMITTED, INDEX, kernel_files, write_folder
 
+    if name is None:
+        return
+    folder = Path(name)
     files = kernel_files(found.profile, found.simulated(EMITTED))
     write_folder(folder, files)
     messages.say(

@@ -7,20 +7,21 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, plan_outputs, show, terminal, write_all
+from memwall.cli.output import GATE_SUFFIXES, Messages, Output, plan_outputs, show
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
-from memwall.report.gate import GATE_SUFFIXES, render_gate
 
 if TYPE_CHECKING:
     from memwall.gate.config import GateConfig, GatedWorkload
     from memwall.gate.run import GateRun
+    from memwall.report.pages.gate import GateReport
 
 
 @click.command("gate", cls=Command)
@@ -238,6 +239,8 @@ def _update(
     """Write the heads as the baseline, print what changed, and judge again by it; nothing where a head failed."""
     from memwall.gate.baseline import baseline_path, write_baselines
     from memwall.gate.run import judge_again
+    from memwall.report import render
+    from memwall.report.pages.gate import GateReport
 
     if run.failed or not run.heads:
         messages.warn("the baseline is not updated: " + (", ".join(sorted(run.failed)) or "there is no workload"))
@@ -245,7 +248,7 @@ def _update(
     files = {baseline_path(place, name, several=len(workloads) > 1): profile for name, profile in run.heads.items()}
     write_baselines(files)
     if not quiet:
-        click.echo("Against the baseline before:\n" + render_gate(run.result, "text"), err=True)
+        click.echo("Against the baseline before:\n" + str(render(GateReport(run.result), "text")), err=True)
     messages.say(f"wrote {len(files)} baseline{'s' if len(files) != 1 else ''} to {place}")
     return judge_again(config, workloads, run, place)
 
@@ -271,21 +274,25 @@ def _remember(path: str, run: GateRun, folder: Path, messages: Messages) -> None
 
 
 def _show(
-    run: GateRun, config: GateConfig, planned: Sequence[Any], *, as_json: bool, github: bool, messages: Messages
+    run: GateRun, config: GateConfig, planned: Sequence[Output], *, as_json: bool, github: bool, messages: Messages
 ) -> None:
     """Write the files and the step's summary, then print."""
     from memwall.gate.baseline import place_in_repository
+    from memwall.report.pages.gate import GateReport
 
-    result = run.result
-    places = {"folder": place_in_repository(config.root), "config": config.source}
-    files = [(output.path, render_gate(result, output.kind, **places)) for output in planned]
-    write_all(files, messages.say)
-    if github:
-        summary = os.environ.get("GITHUB_STEP_SUMMARY")
-        if summary:
-            _append(Path(summary), render_gate(result, "summary"))
-        click.echo(render_gate(result, "github", **places), err=as_json)
-    show(render_gate(result, "json") if as_json else render_gate(result, "text", **terminal()))
+    report = GateReport(run.result, folder=place_in_repository(config.root), config=config.source)
+    annotate = partial(_annotate, report, err=as_json) if github else lambda: None
+    show(report, planned, as_json=as_json, messages=messages, before_print=annotate)
+
+
+def _annotate(report: GateReport, *, err: bool) -> None:
+    """Add to the summary of GitHub's step, then print its annotations."""
+    from memwall.report import render
+
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        _append(Path(summary), str(render(report, "summary")))
+    click.echo(render(report, "github"), err=err)
 
 
 def _append(path: Path, text: str) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from memwall.cli import options
-from memwall.cli.output import show, terminal
+from memwall.cli.output import print_text, show
 from memwall.cli.parsing import Command
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import all_gpus, identity_violations, load_gpu, read_spec
@@ -26,16 +24,16 @@ def command(names: tuple[str, ...], checked: str | None, as_json: bool) -> None:
     if checked is not None:
         _check(checked)
         return
-    gpus = [load_gpu(name) for name in names] or list(all_gpus())
-    if as_json:
-        show(json.dumps([gpu.to_dict() for gpu in gpus], indent=2))
-        return
-    from memwall.report.text import render_gpu, render_gpus
+    from memwall.report.pages.gpus import GpuReport, GpusReport
 
-    if names:
-        show("\n".join(render_gpu(gpu, **terminal()) for gpu in gpus))
-    else:
-        show(render_gpus(gpus, **terminal()))
+    gpus = [load_gpu(name) for name in names]
+    if as_json or not gpus:
+        show(GpusReport(gpus or list(all_gpus())), as_json=as_json)
+        return
+    for i, gpu in enumerate(gpus):
+        if i:
+            print_text("")
+        show(GpuReport(gpu))
 
 
 def _check(path: str) -> None:
@@ -43,4 +41,4 @@ def _check(path: str) -> None:
     violations = identity_violations(path)
     if violations:
         raise UsageError("\nmemwall: ".join(violations))
-    show(f"{path}: {gpu.name} is fine")
+    print_text(f"{path}: {gpu.name} is fine")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, Output, plan_outputs, show, terminal, write_all
+from memwall.cli.output import Messages, Output, plan_outputs, show
 from memwall.cli.parsing import Command
 from memwall.cli.profile import is_record, remember, user_output_to_stderr
 from memwall.record.measurement import EXECUTORS
@@ -76,6 +76,7 @@ def command(
     -o FILE.json is written while the measurement runs; Ctrl-C keeps what was measured (exit 130).
     """  # fmt: skip
     from memwall.bench.kernels import Interrupted, measure
+    from memwall.report.pages.profile import MeasuredReport
 
     planned = plan_outputs(outputs)
     messages = Messages(quiet=quiet, no_progress=no_progress)
@@ -85,11 +86,11 @@ def command(
     )  # fmt: skip
     given.update(check=not no_check, steps=not no_step)
     source, keywords = _source(target, workload)
-    partial = _Partial([] if strict_device else planned)  # a refused measurement leaves no file
+    saved = _Partial([] if strict_device else planned)  # a refused measurement leaves no file
     code = 0
     try:
         with user_output_to_stderr():
-            profile = measure(source, progress=messages.progress, updated=partial.write, **given, **keywords)
+            profile = measure(source, progress=messages.progress, updated=saved.write, **given, **keywords)
     except Interrupted as interrupted:
         profile, code = interrupted.profile, INTERRUPTED
     except (SystemExit, GeneratorExit) as error:  # a model that leaves is no result, whatever its code
@@ -98,7 +99,8 @@ def command(
         raise blame(error, f"running {target}") from error
     finally:
         messages.clear()
-    _report(profile, planned, as_json, messages)
+    doubts = partial(_doubts, profile, messages)
+    show(MeasuredReport(profile), planned, as_json=as_json, messages=messages, before_print=doubts)
     if code:
         messages.warn("interrupted; what was measured until then is kept")
     if not is_record(target):
@@ -134,21 +136,12 @@ class _Partial:
             self._next_s = time.monotonic() + PARTIAL_EVERY_S
 
 
-def _report(profile: Profile, planned: Sequence[Output], as_json: bool, messages: Messages) -> None:
-    """Write the files, then print the table or the record; what puts the result in doubt comes first, and loudly."""
+def _doubts(profile: Profile, messages: Messages) -> None:
+    """What puts the result in doubt, loudly."""
     from memwall.analysis.validation import measurements
     from memwall.bench.kernels.benchmark_run import flags
     from memwall.bench.sensors import in_doubt
-    from memwall.report import render
-    from memwall.report.pages.measured import measured_markdown, render_measured
 
-    files: list[tuple[Path, str | bytes]] = []
-    for output in planned:
-        is_text = output.kind == "md"
-        files.append((output.path, measured_markdown(profile) if is_text else render(profile, output.kind)))
-    write_all(files, messages.say)
     counted = flags(measurements(profile))
     for flag in in_doubt(counted):
         messages.warn(f"{counted[flag]} kernels: {flag}")
-    printed = render(profile, "json") if as_json else render_measured(profile, **terminal())
-    show(printed if isinstance(printed, str) else printed.decode())

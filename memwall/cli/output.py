@@ -7,17 +7,26 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.files import write_whole
 
-#: File suffix -> kind that ``report.render`` knows; the longest suffix wins.
+if TYPE_CHECKING:
+    from memwall.report import Report
+
+#: End of a file's name -> kind that ``report.render`` knows; the longest wins, and so stands first.
 SUFFIXES = {
     ".trace.json": "trace.json", ".json": "json", ".html": "html", ".md": "md", ".csv": "csv",
     ".parquet": "parquet", ".png": "png", ".svg": "svg", ".txt": "text",
+}  # fmt: skip
+
+#: The same for a gate.
+GATE_SUFFIXES = {
+    "gl-code-quality-report.json": "gitlab", ".gitlab.json": "gitlab", ".sarif.json": "sarif", ".sarif": "sarif",
+    ".json": "json", ".xml": "junit", ".txt": "text", ".md": "md",
 }  # fmt: skip
 
 #: Kinds that need an optional dependency: its module and the extra that brings it.
@@ -66,16 +75,16 @@ def _kind(text: str, suffixes: Mapping[str, str], without: Sequence[str]) -> str
     return kind
 
 
-def emit(
-    thing: Any,
-    outputs: Sequence[Output],
+def show(
+    report: Report,
+    outputs: Sequence[Output] = (),
     *,
-    as_json: bool,
-    say: Callable[[str], None],
+    messages: Messages | None = None,
+    as_json: bool = False,
+    before_files: Callable[[], None] = lambda: None,
     before_print: Callable[[], None] = lambda: None,
-    **options: Any,
 ) -> None:
-    """Render everything, then write the files, then print.
+    """Render everything, then write the files, then print: the way of every result out of a command.
 
     Raises:
         UsageError: a file cannot be written.
@@ -83,12 +92,12 @@ def emit(
     """
     from memwall.report import render
 
-    files = [(output, render(thing, output.kind, **options)) for output in outputs]
-    kind = "json" if as_json else "text"
-    printed = render(thing, kind, **options, **({} if as_json else terminal()))
-    write_all([(output.path, data) for output, data in files], say)
+    files = [(output.path, render(report, output.kind)) for output in outputs]
+    printed = render(report, "json") if as_json else render(report, "text", **terminal())
+    before_files()
+    write_all(files, (messages or Messages()).say)
     before_print()
-    show(printed if isinstance(printed, str) else printed.decode())
+    print_text(printed if isinstance(printed, str) else printed.decode())
 
 
 def write_all(files: Sequence[tuple[Path, str | bytes]], say: Callable[[str], None]) -> None:
@@ -110,7 +119,7 @@ def write_all(files: Sequence[tuple[Path, str | bytes]], say: Callable[[str], No
         say(f"wrote {path}")
 
 
-def show(text: str) -> None:
+def print_text(text: str) -> None:
     """Print a result on standard output, ending in one newline."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     sys.stdout.flush()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import click
 
 from memwall.cli import options
 from memwall.cli.machine import chosen_gpus
-from memwall.cli.output import Messages, emit, plan_outputs, show, terminal
+from memwall.cli.output import Messages, plan_outputs, show
 from memwall.cli.parsing import Command
 from memwall.core.errors import UsageError
 
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
     from memwall.analysis.whatif import Change, Outcome
     from memwall.hardware.lookup import Gpu
     from memwall.record.profile import Profile
-    from memwall.report.pages.explanation import Explained
 
 
 def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        from memwall.report.text import render_rules
+        from memwall.report.pages.rules import RulesReport
 
-        show(render_rules(**terminal()))
+        show(RulesReport())
         context.exit()
 
 
@@ -78,6 +78,7 @@ def command(
 
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
+    from memwall.analysis.explanation import kernels_named
     from memwall.analysis.whatif import parse_change
     from memwall.cli.trace_input import is_trace, profile_trace
 
@@ -90,27 +91,19 @@ def command(
         return
     if ncu is not None:
         raise UsageError(f"--ncu goes with a profiler's trace, and {target} is none")
+    from memwall.report.pages.profile import ProfileReport
+
     planned = plan_outputs(outputs)
     changes = [parse_change(text) for text in what_ifs]
     result = make_profile(target, gpus, workload, messages)
-    told = _explained(result, explain)
-    emit(
+    report = ProfileReport(
         result,
-        planned,
-        as_json=as_json,
-        say=messages.say,
-        before_print=lambda: remember(result, messages),
-        **options.given(top=top, sort=sort, by=by, what_ifs=_what_ifs(result, changes, messages), explained=told),
+        what_ifs=_what_ifs(result, changes, messages),
+        explained=kernels_named(result, explain) if explain else (),
+        **options.given(top=top, sort=sort, by=by),
     )
-
-
-def _explained(profile: Profile, wanted: Sequence[str]) -> Explained:
-    """The kernels named, on every simulation."""
-    if not wanted:
-        return ()
-    from memwall.analysis.explanation import kernels_named
-
-    return kernels_named(profile, wanted)
+    keep = partial(remember, result, messages)
+    show(report, planned, as_json=as_json, messages=messages, before_print=keep)
 
 
 def _what_ifs(profile: Profile, changes: Sequence[Change], messages: Messages) -> tuple[Outcome, ...]:

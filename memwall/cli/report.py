@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, Output, emit, plan_outputs, show, terminal, write_all
+from memwall.cli.output import Messages, Output, plan_outputs, show
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
 
@@ -57,11 +57,12 @@ def command(
         raise UsageError("--quantity is of a --history; a profile has --sort")
     from memwall.cli.trace_input import refuse_trace
     from memwall.record.profile import Profile
+    from memwall.report.pages.profile import ProfileReport
 
     refuse_trace(record)
     planned = plan_outputs(outputs)
     profile = Profile.load(record)
-    emit(profile, planned, as_json=as_json, say=messages.say, **given)
+    show(ProfileReport(profile, **given), planned, as_json=as_json, messages=messages)
 
 
 def _refuse(given: dict[str, Any]) -> None:
@@ -71,11 +72,6 @@ def _refuse(given: dict[str, Any]) -> None:
 
 def _show_history(path: str, quantities: tuple[str, ...], planned: list[Output], messages: Messages) -> None:
     from memwall.analysis.history import read
-    from memwall.report.pages.history import render_history
+    from memwall.report.pages.history import HistoryReport
 
-    rows = read(Path(path))
-    files = [(output.path, render_history(rows, output.kind, quantities)) for output in planned]
-    printed = render_history(rows, "text", quantities, **terminal())
-    write_all(files, messages.say)
-    assert isinstance(printed, str)
-    show(printed)
+    show(HistoryReport(read(Path(path)), quantities), planned, messages=messages)

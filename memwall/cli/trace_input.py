@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwall.cli import options
-from memwall.cli.output import Messages, Output, plan_outputs, show, terminal, write_all
+from memwall.cli.output import Messages, plan_outputs, show
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,29 +93,14 @@ def profile_trace(
         UsageError: the trace, the report of Nsight Compute or an option is wrong, or its board is not known.
         MissingError: a kind of output needs a dependency that is not installed.
     """
-    from memwall.report.pages.trace import render_analysis
+    from memwall.report.pages.trace import TraceReport
 
     planned = plan_outputs(outputs, without=WITHOUT)
-    analysis = analyse_file(path, names, ncu=ncu, say=messages)
-    given = options.given(**shape)
-    files = [(output.path, _render(render_analysis, analysis, output, given)) for output in planned]
-    if as_json:
-        printed = render_analysis(analysis, "json")
-    else:
-        printed = render_analysis(analysis, "text", **given, **terminal())
-    write_all(files, messages.say)
-    assert isinstance(printed, str)
-    show(printed)
+    analysis = analyse_file(path, names, ncu=ncu)
+    show(TraceReport(analysis, **options.given(**shape)), planned, as_json=as_json, messages=messages)
 
 
-def _render(render: Any, analysis: TraceAnalysis, output: Output, given: dict[str, Any]) -> str | bytes:
-    rendered: str | bytes = render(analysis, output.kind, **given)
-    return rendered
-
-
-def analyse_file(
-    path: str, names: Sequence[str | Gpu], *, ncu: str | None = None, say: Messages | None = None
-) -> TraceAnalysis:
+def analyse_file(path: str, names: Sequence[str | Gpu], *, ncu: str | None = None) -> TraceAnalysis:
     """The analysis of a trace's file on the board given, else on its own.
 
     Raises:

@@ -1,7 +1,7 @@
 """What a notebook shows of a record, looked up by name: records stand below the reports that draw them.
 
 A record's methods (``Profile.to_pandas``, ``Comparison._repr_html_``) are one call of :func:`view` each; the report is
-imported then, with pandas, matplotlib or jinja2 behind it.
+imported then, with pandas or matplotlib behind it.
 """
 
 from __future__ import annotations

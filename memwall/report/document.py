@@ -1,14 +1,15 @@
-"""What a report says, apart from how it looks: a tree of facts, tables and sentences that each renderer walks.
+"""What a report says, apart from how it looks: a tree of facts, tables and sentences that each writer walks.
 
-Every string that came from a model passes :func:`clean` on its way in, so no renderer meets a control character; how
-``<`` or ``|`` is escaped is the renderer's own matter.
+Every string that came from a model passes :func:`clean` on its way in, so no writer meets a control character; how
+``<`` or ``|`` is escaped is the writer's own matter.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 #: C0 and C1 controls, line and paragraph separators, bidirectional overrides, lone surrogates
@@ -66,12 +67,62 @@ class Sentence:
     strong: bool = False
 
 
+class Part(NamedTuple):
+    """A piece of a bar: its length in percent of the page's width, and the text that it has room for."""
+
+    name: str
+    width: float
+    color: str
+    text: str = ""
+
+
+class Bar(NamedTuple):
+    """Pieces side by side, a label before and a text behind them."""
+
+    label: str
+    parts: Sequence[Part]
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars, one below the other; ``aligned`` ones share a column for labels. For HTML alone."""
+
+    rows: tuple[Bar, ...]
+    legend: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def aligned(self) -> bool:
+        """Whether labels and texts stand in columns: where a legend explains the colours."""
+        return bool(self.legend)
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """HTML that the page itself made, every name in it escaped."""
+
+    html: str
+
+
+Block = Table | Facts | Sentence | Bars | Markup
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A heading and what stands under it."""
 
     heading: str
-    blocks: tuple[Table | Facts | Sentence, ...]
+    blocks: tuple[Block, ...]
+    #: a class of the style sheet
+    look: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Sections of which a page shows one panel's at a time, the first at first. For HTML alone."""
+
+    label: str
+    sections: tuple[Section, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +130,6 @@ class Document:
     """A title and sections; the first section may have no heading."""
 
     title: str
-    sections: tuple[Section, ...]
-
-
-def text_column(
-    heading: str, cells: Iterable[object], *, flexible: bool = False, optional: bool = False, wraps: bool = False
-) -> tuple[Column, list[str]]:
-    """A left-aligned column."""
-    column = Column(heading, numeric=False, flexible=flexible, optional=optional, wraps=wraps)
-    return column, [clean(cell) for cell in cells]
-
-
-def optional(column: tuple[Column, list[str]]) -> tuple[Column, list[str]]:
-    """The same column, to be left out where the page is narrow."""
-    return replace(column[0], optional=True), column[1]
-
-
-def table(title: str, columns: Sequence[tuple[Column, Sequence[str]]], note: str = "") -> Table:
-    """A table from its columns."""
-    cells = [list(column_cells) for _, column_cells in columns]
-    return Table(title, tuple(column for column, _ in columns), tuple(zip(*cells, strict=True)), note)
+    sections: tuple[Section | Panel, ...]
+    #: JSON for the script of an HTML page
+    data: str = ""

@@ -7,9 +7,8 @@ most ``MAX_PANELS`` simulations.
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +20,16 @@ from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
 from memwall.core.units import duration
 from memwall.hardware.lookup import load_gpu
-from memwall.record.kernels import WALLS, wall_shares
+from memwall.record.kernels import wall_shares
 from memwall.record.profile import Profile
-from memwall.report.document import clean
-from memwall.report.figures.palette import WALL_COLORS
-from memwall.report.figures.profile import DPI, STYLE, roofline_panel
-from memwall.report.html import environment, share_part
+from memwall.report.document import Bar, Bars, Block, Section, Sentence, clean
+from memwall.report.figures.picture import METADATA, STYLE, WALL_COLORS, drawn, saved
+from memwall.report.figures.profile import roofline_panel
+from memwall.report.html import blocks_html, escape, resource, section_html
 from memwall.report.pages.comparison import comparison_document
-from memwall.report.pages.profile import full_title, header_facts, kernel_table, totals_table
-from memwall.report.tables import KERNEL_COLUMNS, profile_rows
+from memwall.report.pages.profile import KERNEL_COLUMNS, profile_rows
+from memwall.report.pages.profile_html import wall_parts
+from memwall.report.pages.profile_text import full_title, header_facts, kernel_table, totals_table
 from memwall.simulate.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -41,13 +41,6 @@ TOP, MAX_PANELS = 10, 8
 
 #: facts of the header that stand under the title
 _FACTS = ("inputs", "parameters", "FLOPs", "DRAM bytes", "coverage")
-
-#: kind of picture file -> what matplotlib is told so that equal figures give equal bytes
-_METADATA: Mapping[str, Mapping[str, None]] = {
-    "png": {"Software": None},
-    "svg": {"Date": None, "Creator": None},
-    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-}
 
 
 # -- data frames -------------------------------------------------------------------------------------------------------
@@ -129,23 +122,18 @@ def roofline(profile: Profile, path: str | os.PathLike[str] | None, gpu: str | N
     """The roofline of one simulation; see :meth:`memwall.Profile.roofline`.
 
     Raises:
-        UsageError: there is no such simulation, or the file's kind is none of ``_METADATA``.
+        UsageError: there is no such simulation, or no such kind of file.
     """
     schedule = _chosen(profile, gpu, policy)
     kind = "" if path is None else Path(path).suffix.removeprefix(".").lower()
-    if path is not None and kind not in _METADATA:
-        raise UsageError(f"cannot draw {Path(path).name}; give it one of .{', .'.join(_METADATA)}")
+    if path is not None and kind not in METADATA:
+        raise UsageError(f"cannot draw {Path(path).name}; give it one of .{', .'.join(METADATA)}")
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        figure: Figure = _picture_class()(figsize=(10.5, 6.2), dpi=DPI, layout="constrained")
-        FigureCanvasAgg(figure)
-        roofline_panel(figure, profile, schedule)
+        figure = drawn(_picture_class(), (10.5, 6.2), lambda whole: roofline_panel(whole, profile, schedule))
         if path is not None:
-            write_whole(path, _saved(figure, kind))
+            write_whole(path, saved(figure, kind))
     return figure
 
 
@@ -161,24 +149,17 @@ def _chosen(profile: Profile, gpu: str | None, policy: str | None) -> Schedule:
     raise UsageError(f"the profile has no simulation on {wanted} to draw; it has {known}")
 
 
-def _picture_class() -> Any:
+def _picture_class() -> type[Figure]:
     """A matplotlib figure that a notebook shows though pyplot does not know it."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     class Picture(Figure):
         def _repr_png_(self) -> bytes:
-            return _saved(self, "png")
+            with matplotlib.rc_context(STYLE):
+                return saved(self, "png")
 
     return Picture
-
-
-def _saved(figure: Figure, kind: str) -> bytes:
-    import matplotlib
-
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "memwall", "svg.fonttype": "path"}):
-        figure.savefig(buffer, format=kind, metadata=dict(_METADATA[kind]))
-    return buffer.getvalue()
 
 
 # -- HTML --------------------------------------------------------------------------------------------------------------
@@ -190,13 +171,17 @@ def profile_fragment(profile: Profile) -> str:
     profile = profile.with_simulations(by_gpu(profile))
     sims = profile.simulations
     left_out = len(sims) - MAX_PANELS
-    return _render(
-        title=facts["workload"],
-        facts=["; ".join(f"{key} {facts[key]}" for key in _FACTS if key in facts)],
-        totals=totals_table(profile) if sims else None,
-        panels=[_panel(profile, schedule) for schedule in sims[:MAX_PANELS]],
-        note=_note(len(sims), left_out),
-    )
+    parts = [f'<p class="facts">{escape("; ".join(f"{key} {facts[key]}" for key in _FACTS if key in facts))}</p>']
+    if sims:
+        parts.append(blocks_html((totals_table(profile),)))
+    for i, schedule in enumerate(sims[:MAX_PANELS]):
+        summary = f"<summary>{escape(full_title(profile, schedule))}</summary>"
+        inside = blocks_html(_panel(profile, schedule))
+        parts.append(f"<details{' open' if i == 0 else ''}>{summary}\n{inside}</details>")
+    if not sims or left_out > 0:
+        note = f"{left_out} more simulations are in the table alone." if sims else "Not simulated on any GPU."
+        parts.append(f'<p class="note">{note}</p>')
+    return _fragment(facts["workload"], parts)
 
 
 def comparison_fragment(comparison: Comparison) -> str:
@@ -204,44 +189,25 @@ def comparison_fragment(comparison: Comparison) -> str:
     document = comparison_document(comparison)
     longest_s = max((entry.time_s for entry in comparison.entries), default=0.0) or 1.0
     bars = [
-        {
-            "label": clean(entry.label),
-            "text": duration(entry.time_s),
-            "parts": _walls(entry.wall_shares, entry.time_s / longest_s),
-        }
+        Bar(clean(entry.label), wall_parts(entry.wall_shares, entry.time_s / longest_s), duration(entry.time_s))
         for entry in comparison.entries
     ]
-    return _render(title=document.title, bars=bars, sections=document.sections)
+    parts = [blocks_html((Bars(tuple(bars), tuple(WALL_COLORS.items())),))] if bars else []
+    return _fragment(document.title, [*parts, *(section_html(s) for s in document.sections if isinstance(s, Section))])
 
 
-def _render(**parts: Any) -> str:
-    empty: dict[str, Any] = {"facts": (), "totals": None, "bars": (), "panels": (), "sections": (), "note": ""}
-    text: str = environment().get_template("notebook.html.j2").render(**{**empty, **parts})
-    return text
+def _fragment(title: str, parts: Sequence[str]) -> str:
+    style = f"<style>\n{resource('notebook.css')}</style>"
+    return "\n".join(['<div class="memwall">', style, f'<p class="title">{escape(title)}</p>', *parts, "</div>"])
 
 
-def _note(count: int, left_out: int) -> str:
-    if not count:
-        return "Not simulated on any GPU."
-    return f"{left_out} more simulations are in the table alone." if left_out > 0 else ""
-
-
-def _panel(profile: Profile, schedule: Schedule) -> dict[str, Any]:
+def _panel(profile: Profile, schedule: Schedule) -> tuple[Block, ...]:
     """One simulation: the bar of its walls, the sentence, the longest kernels."""
     rows = kernel_rows(profile, schedule)
     more = len(rows) - TOP
     note = "xN: so many equal kernels, their figures summed"
-    return {
-        "title": full_title(profile, schedule),
-        "walls": {"label": "wall", "parts": _walls(wall_shares(schedule))},
-        "verdict": clean(verdict(profile, schedule)),
-        "kernels": kernel_table("", rows[:TOP], f"and {more:,} more rows; {note}" if more > 0 else note),
-    }
-
-
-def _walls(shares: Mapping[str, float], length: float = 1.0) -> list[dict[str, Any]]:
-    """The parts of a bar: each wall's share of the time, the whole as long as ``length`` of the page."""
-    return [
-        {**part, "width": round(part["width"] * length, 3)}
-        for part in (share_part(wall, shares[wall], WALL_COLORS[wall]) for wall in WALLS)
-    ]
+    return (
+        Bars((Bar("wall", wall_parts(wall_shares(schedule))),)),
+        Sentence(clean(verdict(profile, schedule)), strong=True),
+        kernel_table("", rows[:TOP], f"and {more:,} more rows; {note}" if more > 0 else note),
+    )

@@ -6,7 +6,7 @@ Only flexible columns give way when the width is short: kernel names lose their 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rich import box
@@ -16,65 +16,12 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from memwall.analysis.compare import Comparison
-from memwall.analysis.whatif import Outcome
-from memwall.hardware.lookup import Gpu
-from memwall.record.profile import Profile
-from memwall.report.document import Document, Facts, Sentence, Table
-from memwall.report.pages.comparison import comparison_document
-from memwall.report.pages.explanation import Explained, explanation_document
-from memwall.report.pages.gpus import gpu_document, gpus_document, growth_document
-from memwall.report.pages.profile import profile_document
-from memwall.report.pages.rules import rules_document
+from memwall.report.document import Document, Facts, Section, Sentence, Table
 
 DEFAULT_WIDTH = 118
 INDENT, GAP, NARROWEST = 2, 2, 12
 _WALL_STYLE = {"compute": "green", "bandwidth": "yellow", "overhead": "magenta", "NO": "bold red",
                "FAIL": "bold red", "inconclusive": "bold yellow", "pass": "green"}  # fmt: skip
-
-
-def render_text(
-    profile: Profile,
-    *,
-    by: str = "op",
-    top: int = 15,
-    sort: str = "time",
-    what_ifs: Sequence[Outcome] = (),
-    explained: Explained = (),
-    width: int | None = None,
-    color: bool = False,
-) -> str:
-    """The report of a profile; where kernels are to be explained, the explanations alone."""
-    if explained:
-        document = explanation_document(profile, explained)
-    else:
-        document = profile_document(profile, by=by, top=top, sort=sort, what_ifs=what_ifs)
-    return to_text(document, width=width, color=color)
-
-
-def render_comparison(comparison: Comparison, *, width: int | None = None, color: bool = False) -> str:
-    """The report of a comparison."""
-    return to_text(comparison_document(comparison), width=width, color=color)
-
-
-def render_gpus(gpus: Iterable[Gpu], *, width: int | None = None, color: bool = False) -> str:
-    """The hardware table."""
-    return to_text(gpus_document(list(gpus)), width=width, color=color)
-
-
-def render_gpu(gpu: Gpu, *, width: int | None = None, color: bool = False) -> str:
-    """One GPU, each number with its source."""
-    return to_text(gpu_document(gpu), width=width, color=color)
-
-
-def render_growth(gpus: Sequence[Gpu], *, width: int | None = None, color: bool = False) -> str:
-    """How machines grew, relative to the first."""
-    return to_text(growth_document(gpus), width=width, color=color)
-
-
-def render_rules(*, width: int | None = None, color: bool = False) -> str:
-    """The counting rules in words."""
-    return to_text(rules_document(), width=width, color=color)
 
 
 def to_text(document: Document, *, width: int | None = None, color: bool = False) -> str:
@@ -86,6 +33,7 @@ def to_text(document: Document, *, width: int | None = None, color: bool = False
     )  # fmt: skip
     console.print(Text(document.title, style="bold"))
     for section in document.sections:
+        assert isinstance(section, Section)
         if section.heading:
             console.print()
             console.print(Text(f"── {section.heading} ", style="bold cyan"))

@@ -9,7 +9,7 @@ from memwall.cli.options import parse_prices, profile_options
 from memwall.cli.output import SUFFIXES, plan_outputs
 from memwall.cli.parsing import spread
 from memwall.core.errors import MissingError, UsageError
-from memwall.report import KINDS
+from memwall.report.pages.profile import ProfileReport
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_device_name_with_blanks_is_one_value():
 
 
 def test_the_tables_agree():
-    assert set(SUFFIXES.values()) == set(KINDS)
+    assert set(SUFFIXES.values()) == set(ProfileReport.kinds)
     assert {name: group.get_command(None, name).name for name in COMMANDS} == {name: name for name in COMMANDS}
 
 

@@ -1,4 +1,4 @@
-"""The lowering funnel as text, Markdown and a picture, with what PyTorch announced beside it."""
+"""The picture of op counts by level of lowering, with what PyTorch announced."""
 
 from __future__ import annotations
 
@@ -6,70 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memwall.analysis.funnel import PUBLISHED, PUBLISHED_SOURCE, Funnel
+from memwall.analysis.funnel import Funnel
 from memwall.core.errors import UsageError
-from memwall.report.columns import plain_column
-from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, table, text_column
-from memwall.report.figures.palette import CLASS_COLORS
-from memwall.report.figures.profile import picture
-from memwall.report.markdown import to_markdown
-from memwall.report.text import to_text
+from memwall.report.document import clean
+from memwall.report.figures.picture import CLASS_COLORS, picture
 
-#: operators listed by name before the rest is counted
-LISTED = 12
-_FREE = "Free calls move nothing: views and allocations. Each other call counts once, in-place ones as functional."
+#: level -> operators that PyTorch announced
 _MARKS = {"ATen": 2000, "prims": 250, "loop IR": 50}
-
-
-def funnel_text(name: str, funnel: Funnel, sets: Mapping[str, int] | None = None, *, width: int | None = None) -> str:
-    """The funnel of one workload for a terminal; ``sets`` is what :func:`memwall.analysis.funnel.operator_sets`
-    gives."""
-    return to_text(funnel_document(name, funnel, sets), width=width)
-
-
-def funnel_markdown(name: str, funnel: Funnel, sets: Mapping[str, int] | None = None) -> str:
-    """The same as Markdown."""
-    return to_markdown(funnel_document(name, funnel, sets))
-
-
-def funnel_document(name: str, funnel: Funnel, sets: Mapping[str, int] | None = None) -> Document:
-    """The levels as a table, what they call most, and what has no decomposition."""
-    facts = [(level.name, _listed(level.ops)) for level in funnel.levels]
-    blocks: list[Table | Facts | Sentence] = [_levels(funnel, sets), Sentence(f"Announced: {PUBLISHED_SOURCE}.")]
-    kept = [("left as ATen at the level of prims", _listed(funnel.no_decomposition) or "none")]
-    if funnel.fallbacks:
-        kept.append(("called from a library by Inductor", clean(", ".join(funnel.fallbacks))))
-    kept += [(f"could not be decomposed: {clean(op)}", clean(why)) for op, why in funnel.failed.items()]
-    return Document(
-        clean(f"lowering funnel: {name}"),
-        (
-            Section("", tuple(blocks)),
-            Section("Most called", (Facts(tuple(facts)),)),
-            Section("No decomposition", (Facts(tuple(kept)),)),
-        ),
-    )
-
-
-def _levels(funnel: Funnel, sets: Mapping[str, int] | None) -> Table:
-    levels = funnel.levels
-    columns = [
-        text_column("level", [level.name for level in levels]),
-        plain_column("distinct ops", [level.distinct for level in levels]),
-        plain_column("calls", [level.calls for level in levels]),
-        plain_column("free calls", [level.free_calls or None for level in levels]),
-    ]
-    if sets is not None:
-        columns.append(plain_column("this torch has", [sets.get(level.name) for level in levels]))
-    columns.append(text_column("announced", [PUBLISHED.get(level.name, "-") for level in levels]))
-    return table("", columns, _FREE)
-
-
-def _listed(ops: Mapping[str, int]) -> str:
-    """The operators called most, ``aten.mm 12``, and how many more there are."""
-    names = [f"{op} {calls:,}" for op, calls in list(ops.items())[:LISTED]]
-    if len(ops) > LISTED:
-        names.append(f"and {len(ops) - LISTED} more")
-    return clean(", ".join(names))
 
 
 def funnel_figure(funnels: Mapping[str, Funnel], fmt: str = "png") -> bytes:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from memwall.analysis.table import KernelRow, kernel_rows
 from memwall.analysis.validation import Point, measured_points
+from memwall.core.graph import Pipe
+from memwall.core.units import bandwidth, flop_rate
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.labels import Box, Line, Placer
-from memwall.report.figures.palette import class_color
-from memwall.report.figures.roofs import Roof, compute_roofs, memory_roofs
+from memwall.report.figures.picture import DIM, INK, PALE, class_color, cut, dots, log_axes
 from memwall.simulate.schedule import Schedule
 
 MAX_LABELS, LONGEST_LABEL, FONT = 12, 30, 7.5
@@ -24,7 +26,6 @@ MAX_LABELS, LONGEST_LABEL, FONT = 12, 30, 7.5
 NOTABLE = 1e-3
 #: executor -> the mark of what it took
 MARKS = {"eager": "s", "inductor": "^", "generated": "D"}
-INK = "#1b1f24"
 
 Range = tuple[float, float]
 
@@ -36,16 +37,7 @@ def draw_roofline(axes: Any, profile: Profile, schedule: Schedule) -> None:
     measured = measured_points(profile, schedule)
     roofs, slopes = compute_roofs(profile, schedule), memory_roofs(schedule)
     x_range, y_range = _ranges(points, measured, roofs, slopes)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(*x_range)
-    axes.set_ylim(*y_range)
-    axes.grid(True, which="major")
-    axes.minorticks_off()
-    axes.set_xlabel("arithmetic intensity, FLOP per DRAM byte")
-    axes.set_ylabel("attained FLOP/s")
-    axes.yaxis.set_major_formatter(_engineering)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    log_axes(axes, x_range, y_range, "arithmetic intensity, FLOP per DRAM byte", "attained FLOP/s")
     _draw_roofs(axes, roofs, slopes, x_range, y_range)
     for row in sorted(points, key=lambda row: -row.time_share):
         axes.scatter(
@@ -81,13 +73,6 @@ def _ranges(
     return (max(x_range[0], 1e-3), x_range[1]), (max(min([top / 1e3, *(v / 2 for v in y)]), top / 1e8), top * 1.9)
 
 
-def _engineering(value: float, _: int) -> str:
-    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= scale:
-            return f"{value / scale:g} {prefix}"
-    return f"{value:g}"
-
-
 def _draw_roofs(axes: Any, roofs: Sequence[Roof], slopes: Sequence[Roof], x_range: Range, y_range: Range) -> None:
     """Horizontal roofs, named in the right margin; sloped ones, named along the line at its lower end."""
     fastest = max(slope.rate for slope in slopes)
@@ -99,8 +84,8 @@ def _draw_roofs(axes: Any, roofs: Sequence[Roof], slopes: Sequence[Roof], x_rang
         axes.annotate(
             roof.label.replace("  ", "\n"), (x_range[1], roof.rate), (1.015, _fraction(math.exp(at), y_range)),
             textcoords="axes fraction", va="center", fontsize=FONT,
-            color="#1b1f24" if roof.used else "#667080", annotation_clip=False, linespacing=1.15,
-            arrowprops={"arrowstyle": "-", "color": "#98a0ab", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0},
+            color=INK if roof.used else DIM, annotation_clip=False, linespacing=1.15,
+            arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0},
         )  # fmt: skip
     for slope in slopes:
         low = max(x_range[0], y_range[0] / slope.rate)
@@ -108,7 +93,7 @@ def _draw_roofs(axes: Any, roofs: Sequence[Roof], slopes: Sequence[Roof], x_rang
         axes.plot([low, high], [low * slope.rate, high * slope.rate], zorder=2, **_style(slope))
         axes.annotate(
             slope.label, (low * 1.15, low * 1.15 * slope.rate), (0, 4), textcoords="offset points", fontsize=FONT,
-            color="#1b1f24" if slope.used else "#667080", rotation=45, rotation_mode="anchor",
+            color=INK if slope.used else DIM, rotation=45, rotation_mode="anchor",
             transform_rotates_text=True, va="bottom", ha="left",
         )  # fmt: skip
 
@@ -116,8 +101,8 @@ def _draw_roofs(axes: Any, roofs: Sequence[Roof], slopes: Sequence[Roof], x_rang
 def _style(roof: Roof) -> dict[str, Any]:
     """Solid for what the workload uses, dashed for context."""
     if roof.used:
-        return {"color": "#1b1f24", "linewidth": 1.2}
-    return {"color": "#98a0ab", "linewidth": 0.9, "ls": "--"}
+        return {"color": INK, "linewidth": 1.2}
+    return {"color": PALE, "linewidth": 0.9, "ls": "--"}
 
 
 def _fraction(y: float, y_range: Range) -> float:
@@ -131,8 +116,6 @@ def mark_area(point: Point) -> float:
 
 def _draw_measured(axes: Any, points: Sequence[Point], x_range: Range, y_range: Range) -> None:
     """Each measured kernel, joined to its modeled place; and what the marks mean, in the empty corner at the top."""
-    from matplotlib.lines import Line2D
-
     for point in points:
         x, y = position(point.arithmetic_intensity, point.measured_flop_per_s, x_range, y_range)
         _, start = position(x, point.modeled_flop_per_s, x_range, y_range)
@@ -143,10 +126,11 @@ def _draw_measured(axes: Any, points: Sequence[Point], x_range: Range, y_range: 
         )  # fmt: skip
     if not points:
         return
-    look: dict[str, Any] = {"ls": "", "color": "#b0b6be", "markersize": 5.5}
-    handles = [Line2D([], [], marker="o", **look)]
+    grey = ["#b0b6be"]
     executors = [name for name in MARKS if any(point.executor == name for point in points)]
-    handles += [Line2D([], [], marker=MARKS[name], markeredgecolor=INK, **look) for name in executors]
+    handles = dots(grey, markersize=5.5)
+    for name in executors:
+        handles += dots(grey, markersize=5.5, marker=MARKS[name], markeredgecolor=INK)
     names = ["modeled", *(f"measured, {name}" for name in executors)]
     axes.add_artist(axes.legend(handles, names, loc="upper left", frameon=False, fontsize=FONT))
 
@@ -165,20 +149,19 @@ def _draw_bare(axes: Any, rows: Sequence[KernelRow]) -> None:
         kinds = "1 kind of kernel does" if len(rows) == 1 else f"{len(rows)} kinds of kernel do"
         text = f"{kinds} no FLOP: {100 * share:.1f} % of the time"
         axes.annotate(text, (1, 0), (-4, 5), xycoords="axes fraction", textcoords="offset points", ha="right",
-                      fontsize=FONT, color="#667080")  # fmt: skip
+                      fontsize=FONT, color=DIM)  # fmt: skip
 
 
 def _draw_legend(axes: Any, rows: Sequence[KernelRow]) -> None:
-    from matplotlib.lines import Line2D
-
     total: dict[str, float] = {}
     for row in rows:
         total[row.op_class] = total.get(row.op_class, 0.0) + row.time_share
     order = sorted(total, key=lambda name: (-total[name], name))
-    handles = [Line2D([], [], marker="o", ls="", markersize=6, color=class_color(name)) for name in order]
     names = [f"{clean(name)}  {100 * total[name]:.1f} %" for name in order]
-    axes.legend(handles, names, title="share of time", loc="lower left", bbox_to_anchor=(1.005, 0.0), frameon=False,
-                fontsize=FONT, title_fontsize=FONT, alignment="left", borderaxespad=0.0)  # fmt: skip
+    axes.legend(
+        dots(map(class_color, order)), names, title="share of time", loc="lower left", bbox_to_anchor=(1.005, 0.0),
+        frameon=False, fontsize=FONT, title_fontsize=FONT, alignment="left", borderaxespad=0.0,
+    )  # fmt: skip
 
 
 def _draw_labels(
@@ -217,8 +200,7 @@ def _draw_labels(
     inverse, x_start = axes.transData.inverted().transform, (x_range[0], y_range[0])
     seen: set[tuple[str, str]] = set()
     for row in points:
-        name = clean(short_name(row.name))
-        name = name if len(name) <= LONGEST_LABEL else name[: LONGEST_LABEL - 1] + "…"
+        name = cut(clean(short_name(row.name)), LONGEST_LABEL)
         if len(seen) >= MAX_LABELS or row.time_share < 0.01:
             break
         if (name, row.op_class) in seen:
@@ -235,7 +217,7 @@ def _draw_labels(
         text.set_position(inverse(((box.left + box.right) / 2, (box.bottom + box.top) / 2)))
         if leader:
             ends = inverse([(leader.x0, leader.y0), (leader.x1, leader.y1)])
-            axes.plot(ends[:, 0], ends[:, 1], color="#667080", linewidth=0.6, zorder=4)
+            axes.plot(ends[:, 0], ends[:, 1], color=DIM, linewidth=0.6, zorder=4)
 
 
 def _extent(text: Any) -> Box:
@@ -246,3 +228,45 @@ def _extent(text: Any) -> Box:
 def _line(to_pixels: Any, start: tuple[float, float], end: tuple[float, float]) -> Line:
     (x0, y0), (x1, y1) = to_pixels(start), to_pixels(end)
     return Line(float(x0), float(y0), float(x1), float(y1))
+
+
+# -- roofs -------------------------------------------------------------------------------------------------------------
+
+#: drawn for context even where the workload does not use them
+CONTEXT = (Pipe("tensor", "float16"), Pipe("vector", "float32"))
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """A horizontal ceiling (FLOP/s) or a sloped one (B/s)."""
+
+    name: str
+    label: str
+    rate: float
+    used: bool
+
+
+def compute_roofs(profile: Profile, schedule: Schedule) -> tuple[Roof, ...]:
+    """One roof per pipe that the workload runs on here, and those of ``CONTEXT``; the highest first."""
+    gpu = schedule.gpu
+    flops = {frozenset(cost.flops) for cost in profile.costs[schedule.graph]}
+    used = {gpu.ceiling_pipe(pipe) for pipes in flops for pipe in pipes}
+    context = {gpu.ceiling_pipe(pipe) for pipe in CONTEXT}
+    by_rate: dict[float, list[Pipe]] = {}
+    for pipe in sorted(used | context):
+        by_rate.setdefault(gpu.peak_flop_per_s[pipe], []).append(pipe)
+    roofs = []
+    for rate in sorted(by_rate, reverse=True):
+        pipes = [p for p in by_rate[rate] if p in used] or by_rate[rate][:1]
+        name = " = ".join(map(str, pipes))
+        roofs.append(Roof(name, f"{name}  {flop_rate(rate)}", rate, pipes[0] in used))
+    return tuple(roofs)
+
+
+def memory_roofs(schedule: Schedule) -> tuple[Roof, ...]:
+    """DRAM, and L2 where the GPU has one."""
+    gpu = schedule.gpu
+    roofs = [Roof("DRAM", f"DRAM  {bandwidth(gpu.dram_bytes_per_s)}", gpu.dram_bytes_per_s, True)]
+    if gpu.l2_bytes and gpu.l2_bytes_per_s > gpu.dram_bytes_per_s:
+        roofs.append(Roof("L2", f"L2  {bandwidth(gpu.l2_bytes_per_s)}", gpu.l2_bytes_per_s, False))
+    return tuple(roofs)

@@ -9,7 +9,7 @@ from typing import Any
 from memwall.analysis.accuracy import CLOSE, Row
 from memwall.core.errors import UsageError
 from memwall.report.document import clean
-from memwall.report.figures.profile import picture
+from memwall.report.figures.picture import Drawing, dots
 
 #: panels side by side, inches of one, and points that one draws at most
 _ACROSS, _INCHES, _POINTS = 4, 3.1, 4000
@@ -22,11 +22,11 @@ _COLORS = (
 )  # fmt: skip
 
 
-def scatter(rows: Sequence[Row], fmt: str) -> bytes:
-    """The picture as PNG or SVG.
+def scatter_drawing(rows: Sequence[Row]) -> Drawing:
+    """The picture.
 
     Raises:
-        UsageError: there is nothing to draw, or no such format.
+        UsageError: there is nothing to draw.
     """
     if not rows:
         raise UsageError("there is no row to draw")
@@ -48,10 +48,12 @@ def scatter(rows: Sequence[Row], fmt: str) -> bytes:
         for at, axes in enumerate(panels.flat[: len(gpus)]):
             if at + across >= len(gpus):
                 axes.set_xlabel("measured")
-        _legend(figure, colors, 2 * across)
+        figure.legend(
+            dots(colors.values(), markersize=5), map(clean, colors), loc="outside lower center", ncols=2 * across,
+            frameon=False, fontsize=8,
+        )  # fmt: skip
 
-    size = (_INCHES * across + 0.4, _INCHES * down + 0.25 * legend_rows + 0.3)
-    return picture(fmt, size, build)
+    return (_INCHES * across + 0.4, _INCHES * down + 0.25 * legend_rows + 0.3), build
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -104,13 +106,3 @@ def _panel(axes: Any, gpu: str, rows: Sequence[Row], colors: dict[str, str]) -> 
         0.04, 0.96, f"{len(rows):,} rows, {close:.0%} within {CLOSE:.0%}", transform=axes.transAxes, va="top",
         fontsize=7.5, color="#444b55",
     )  # fmt: skip
-
-
-def _legend(figure: Any, colors: dict[str, str], columns: int) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], marker="o", linestyle="", color=color, markersize=5, label=clean(name))
-        for name, color in colors.items()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)

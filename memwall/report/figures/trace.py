@@ -13,8 +13,8 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, flop_rate
 from memwall.report.document import clean
-from memwall.report.figures.palette import class_color
-from memwall.report.figures.profile import picture
+from memwall.report.figures.picture import DIM, INK, Drawing, class_color, dots, log_axes
+from memwall.report.figures.roofline import area
 from memwall.report.pages.trace_names import short_name
 from memwall.traces.analysis import RowGroup, TraceAnalysis
 
@@ -22,11 +22,10 @@ from memwall.traces.analysis import RowGroup, TraceAnalysis
 _NAMED, _NOTABLE = 8, 0.01
 #: drawn besides those that the trace uses
 _ROOF = Pipe("vector", "float32")
-_INK, _PALE = "#1b1f24", "#667080"
 
 
-def draw(analysis: TraceAnalysis, fmt: str) -> str | bytes:
-    """The picture: PNG as bytes, SVG as text.
+def trace_drawing(analysis: TraceAnalysis) -> Drawing:
+    """The roofline of a trace.
 
     Raises:
         UsageError: nothing in the trace has FLOPs and bytes.
@@ -34,8 +33,7 @@ def draw(analysis: TraceAnalysis, fmt: str) -> str | bytes:
     points = [group for group in analysis.groups("op") if group.known("flops") and group.known("bytes")]
     if not points:
         raise UsageError("nothing to draw: no op of the trace has known FLOPs and bytes")
-    data = picture(fmt, (10.5, 6.2), lambda figure: _build(figure, analysis, points))
-    return data.decode("utf-8") if fmt == "svg" else data
+    return (10.5, 6.2), lambda figure: _build(figure, analysis, points)
 
 
 def _build(figure: Any, analysis: TraceAnalysis, points: list[RowGroup]) -> None:
@@ -50,39 +48,27 @@ def _build(figure: Any, analysis: TraceAnalysis, points: list[RowGroup]) -> None
     whole = analysis.measured_s or 1.0
     notable = [y for group, (_, y) in zip(points, places, strict=True) if group.measured_s / whole > 1e-3]
     bottom = max(min([roofs[0][0] / 1e3, *(y / 2 for y in notable)]), roofs[0][0] / 1e8)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, roofs[0][0] * 2))
-    axes.set_xlabel("arithmetic intensity, FLOP per compulsory byte")
-    axes.set_ylabel("measured FLOP/s")
+    y_range = bottom, roofs[0][0] * 2
+    log_axes(axes, (low, high), y_range, "arithmetic intensity, FLOP per compulsory byte", "measured FLOP/s")
     axes.set_title(f"{clean(analysis.trace.path_name)[:60]} on {gpu.name}")
-    axes.grid(True, which="major")
-    axes.minorticks_off()
     for rate, pipe in roofs:
-        axes.plot([rate / gpu.dram_bytes_per_s, high], [rate, rate], color=_INK, linewidth=1.1, zorder=2)
+        axes.plot([rate / gpu.dram_bytes_per_s, high], [rate, rate], color=INK, linewidth=1.1, zorder=2)
         axes.annotate(f"{pipe}\n{flop_rate(rate)}", (high, rate), (4, 0), textcoords="offset points", va="center",
-                      fontsize=7.5, color=_PALE, annotation_clip=False)  # fmt: skip
+                      fontsize=7.5, color=DIM, annotation_clip=False)  # fmt: skip
     top = roofs[0][0]
-    axes.plot([low, top / gpu.dram_bytes_per_s], [low * gpu.dram_bytes_per_s, top], color=_INK, linewidth=1.1, zorder=2)
+    axes.plot([low, top / gpu.dram_bytes_per_s], [low * gpu.dram_bytes_per_s, top], color=INK, linewidth=1.1, zorder=2)
     at = max(low, bottom / gpu.dram_bytes_per_s) * 1.3
     axes.annotate(f"DRAM  {bandwidth(gpu.dram_bytes_per_s)}", (at, at * gpu.dram_bytes_per_s), (0, 4),
                   textcoords="offset points", rotation=45, rotation_mode="anchor", transform_rotates_text=True,
-                  fontsize=7.5, color=_PALE)  # fmt: skip
+                  fontsize=7.5, color=DIM)  # fmt: skip
     for group, (x, y) in zip(points, places, strict=True):
-        axes.scatter(x, max(y, bottom * 1.1), s=_area(group, whole), alpha=0.7, zorder=3,
+        axes.scatter(x, max(y, bottom * 1.1), s=area(group.measured_s / whole), alpha=0.7, zorder=3,
                      color=class_color(group.first.op_class), edgecolor="white", linewidth=0.6)  # fmt: skip
     _names(axes, points, places, bottom, whole)
     note = "a point above its roof: an algorithm with fewer FLOPs (Winograd), or operands in L2"
     axes.annotate(note, (0, 0), (0, -42), xycoords="axes fraction", textcoords="offset points", fontsize=7.5,
-                  color=_PALE)  # fmt: skip
-    axes.yaxis.set_major_formatter(_engineering)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+                  color=DIM)  # fmt: skip
     _legend(axes, analysis)
-
-
-def _engineering(value: float, _: int) -> str:
-    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= scale:
-            return f"{value / scale:g} {prefix}"
-    return f"{value:g}"
 
 
 def _names(
@@ -99,16 +85,11 @@ def _names(
             continue
         seen.add(name)
         taken.append(at)
-        reach = math.sqrt(_area(group, whole) / math.pi)
+        reach = math.sqrt(area(group.measured_s / whole) / math.pi)
         left = at[0] > math.log10(axes.get_xlim()[1]) - 1.2
         axes.annotate(name, (x, max(y, bottom * 1.1)), (-reach - 2 if left else reach + 2, 0), va="center",
-                      textcoords="offset points", ha="right" if left else "left", fontsize=7.5, color=_INK,
+                      textcoords="offset points", ha="right" if left else "left", fontsize=7.5, color=INK,
                       zorder=4)  # fmt: skip
-
-
-def _area(group: RowGroup, whole: float) -> float:
-    """Area of a circle in square points."""
-    return 9 + 1500 * group.measured_s / whole
 
 
 def _place(group: RowGroup) -> tuple[float, float]:
@@ -120,11 +101,9 @@ def _place(group: RowGroup) -> tuple[float, float]:
 
 
 def _legend(axes: Any, analysis: TraceAnalysis) -> None:
-    from matplotlib.lines import Line2D
-
     whole = analysis.measured_s or 1.0
     groups = analysis.groups("class")
-    handles = [Line2D([], [], marker="o", ls="", markersize=6, color=class_color(group.key)) for group in groups]
+    handles = dots(class_color(group.key) for group in groups)
     names = [f"{clean(group.key)}  {100 * group.measured_s / whole:.1f} %" for group in groups]
     axes.legend(handles, names, title="share of GPU time", loc="lower right", frameon=False, fontsize=7.5,
                 title_fontsize=7.5)  # fmt: skip

@@ -14,7 +14,7 @@ from memwall.analysis.history import Row, Series, Step, commits, steps, trends
 from memwall.analysis.numbers import apart, change_text
 from memwall.analysis.quantities import LIMITS, Quantity
 from memwall.report.document import clean
-from memwall.report.figures.profile import picture
+from memwall.report.figures.picture import Drawing, cut
 
 #: inches of a panel, and rows that a picture has at most
 _WIDE, _HIGH, _MOST_ROWS = 3.3, 1.9, 40
@@ -37,12 +37,8 @@ _FEW_DECADES = 100.0
 _Panel = dict[Series, tuple[Row, ...]]
 
 
-def trend_figure(rows: Sequence[Row], quantities: Sequence[str], fmt: str) -> bytes:
-    """The picture as PNG or SVG.
-
-    Raises:
-        UsageError: no such format.
-    """
+def trend_drawing(rows: Sequence[Row], quantities: Sequence[str]) -> Drawing:
+    """The picture of some quantities."""
     places = {commit: i for i, commit in enumerate(commits(rows))}
     panels: dict[tuple[str, str], _Panel] = {}
     for series, trend in trends(rows).items():
@@ -62,17 +58,12 @@ def trend_figure(rows: Sequence[Row], quantities: Sequence[str], fmt: str) -> by
         for axis, name in zip(axes[0], quantities, strict=True):
             axis.set_title(LIMITS[name].title)
         for axis, (workload, mode) in zip(axes[:, 0], drawn, strict=True):
-            axis.set_ylabel(f"{_short(workload)}\n{clean(mode)}")
+            axis.set_ylabel(f"{cut(clean(workload), _NAME)}\n{clean(mode)}")
         for axis in axes[-1]:
             _label_commits(axis, rows, places)
         _legend(figure, colors, policies, left_out=len(panels) - len(drawn))
 
-    return picture(fmt, (_WIDE * len(quantities) + 0.6, _HIGH * len(drawn) + 1.1), build)
-
-
-def _short(workload: str) -> str:
-    name = clean(workload)
-    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+    return (_WIDE * len(quantities) + 0.6, _HIGH * len(drawn) + 1.1), build
 
 
 def _draw(

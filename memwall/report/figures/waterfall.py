@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import memwall.report.columns as col
 from memwall.analysis.savings import LEAST_STEP, PolicySet, Waterfall, waterfall
-from memwall.report.columns import number
 from memwall.report.document import clean
-from memwall.report.figures.palette import class_color
+from memwall.report.figures.picture import class_color, cut, patches, time_unit
 from memwall.simulate.schedule import Schedule
 
 #: savings that have a bar of their own
@@ -55,7 +55,7 @@ def bars(fall: Waterfall, policy: str) -> tuple[Bar, ...]:
     at = fall.eager_s
     for step in fall.steps:
         count = f" x{step.count}" if step.count > 1 else ""
-        name = _short(step.name, LONGEST_NAME - len(count)) + count
+        name = cut(clean(step.name), LONGEST_NAME - len(count)) + count
         rows.append(Bar(name, clean(step.module or "(top)"), at, at - step.saved_s, step.op_class))
         at -= step.saved_s
     if abs(fall.others_s) > LEAST_STEP * fall.eager_s:
@@ -65,13 +65,8 @@ def bars(fall: Waterfall, policy: str) -> tuple[Bar, ...]:
 
 def label(bar: Bar, scale: float, whole: float) -> str:
     """A time, or a signed difference, in the unit of the axis."""
-    text = number(abs(bar.value_s) / scale, 2 if whole / scale >= 10 else 3)
+    text = col.number(abs(bar.value_s) / scale, 2 if whole / scale >= 10 else 3)
     return text if bar.kind == "total" else f"{'−' if bar.value_s < 0 else '+'}{text}"
-
-
-def _short(name: str, width: int) -> str:
-    text = clean(name)
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def axis_start_s(fall: Waterfall) -> float:
@@ -79,12 +74,6 @@ def axis_start_s(fall: Waterfall) -> float:
     least = min(fall.time_s, fall.ideal_s)
     start = least - MARGIN * (fall.eager_s - least)
     return start if start > ZERO_BELOW * fall.eager_s else 0.0
-
-
-def time_unit(longest_s: float) -> tuple[float, str]:
-    """Seconds per unit and the unit's name."""
-    units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-    return next((unit for unit in units if longest_s >= unit[0]), units[-1])
 
 
 def height(rows: int) -> float:
@@ -121,9 +110,8 @@ def draw_waterfall(axes: Any, fall: Waterfall, rows: tuple[Bar, ...]) -> None:
 
 
 def _draw_legend(axes: Any, rows: tuple[Bar, ...]) -> None:
-    from matplotlib.patches import Patch
-
     kinds = {WORDS.get(bar.kind, bar.kind): bar.color for bar in rows if bar.kind != "total"}
-    handles = [Patch(color=color) for color in kinds.values()]
-    axes.legend(handles, kinds, title="saves", loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False,
-                fontsize=8, title_fontsize=8, alignment="left")  # fmt: skip
+    axes.legend(
+        patches(kinds.values()), kinds, title="saves", loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False,
+        fontsize=8, title_fontsize=8, alignment="left",
+    )  # fmt: skip

@@ -7,14 +7,13 @@ mildest failures; what was left out is counted. Names stand in ``<code>``, where
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from memwall.gate.result import Cause, Check, GateResult
-from memwall.report.gate.findings import by_causes, raised
 from memwall.report.gate.wording import (
     NAME,
-    TOP,
     baseline_notes,
+    by_causes,
     cause_label,
     compared_with,
     counts,
@@ -24,10 +23,11 @@ from memwall.report.gate.wording import (
     name,
     problem_sentence,
     prose,
+    raised,
     rest_line,
     subject,
 )
-from memwall.report.markdown import escape
+from memwall.report.markdown import escape, row
 
 #: The first line of a comment, by which a bot finds it again.
 MARKER = "<!-- memwall-gate -->"
@@ -67,12 +67,12 @@ class _Page:
         return len(blocks)
 
 
-def gate_comment(result: GateResult, *, top: int = TOP) -> str:
+def gate_comment(result: GateResult, top: int) -> str:
     """The comment on a pull request: its first line is ``MARKER``, its size below what GitHub takes."""
     return _markdown(result, top, COMMENT_BYTES, MARKER)
 
 
-def gate_summary(result: GateResult, *, top: int = TOP) -> str:
+def gate_summary(result: GateResult, top: int) -> str:
     """The summary of a workflow's step."""
     return _markdown(result, top, SUMMARY_BYTES)
 
@@ -97,7 +97,7 @@ def _markdown(result: GateResult, top: int, limit: int, *first: str) -> str:
 
 def _problems(page: _Page, result: GateResult) -> None:
     rows = [[f"- {_code(note)}"] for note in baseline_notes(result)]
-    rows += [[f"- {_SIGN[row.verdict]} {_code(problem_sentence(row))}"] for row in result.problems]
+    rows += [[f"- {_SIGN[problem.verdict]} {_code(problem_sentence(problem))}"] for problem in result.problems]
     if rows:
         taken = page.take(rows, _SHARES[0])
         page.add("")
@@ -106,7 +106,7 @@ def _problems(page: _Page, result: GateResult) -> None:
 
 def _table(page: _Page, checks: Sequence[Check], share: float, rest: str) -> None:
     if checks:
-        page.add(_row(_HEADINGS), _row(_ALIGNED))
+        page.add(row(_HEADINGS), row(_ALIGNED))
         taken = page.take([[_check_row(check)] for check in checks], share)
         page.add("")
         _count_rest(page, len(checks) - taken, rest)
@@ -117,7 +117,7 @@ def _check_row(check: Check) -> str:
     names = (check.workload, subject(check), check.gpu, check.policy)
     change = f"**{escape(shown.change)}**" if shown.change and check.verdict != "pass" else escape(shown.change)
     numbers = (escape(shown.baseline), escape(shown.value), change, escape(name(check.limit)))
-    return _row((_SIGN[check.verdict], *(_code(name(part)) for part in names), *numbers))
+    return row((_SIGN[check.verdict], *(_code(name(part)) for part in names), *numbers))
 
 
 def _causes(group: Sequence[Check], top: int) -> list[str]:
@@ -131,7 +131,7 @@ def _causes(group: Sequence[Check], top: int) -> list[str]:
     lines += [f"- {_SIGN[check.verdict]} {_code(explained(check))}" for check in others[:top]]
     lines += [f"- and {len(others) - top:,} more"] if len(others) > top else []
     lines += [""] if others else []
-    lines += [_row(_CAUSE_HEADINGS), _row(":---" for _ in _CAUSE_HEADINGS)]
+    lines += [row(_CAUSE_HEADINGS), row(":---" for _ in _CAUSE_HEADINGS)]
     lines += [_cause_row(cause) for cause in first.causes[:top]]
     rest = ["", escape(rest_line(first.causes[top:]))] if len(first.causes) > top else []
     return [*lines, *rest, "", "</details>", ""]
@@ -139,7 +139,7 @@ def _causes(group: Sequence[Check], top: int) -> list[str]:
 
 def _cause_row(cause: Cause) -> str:
     names = (_code(name(text)) for text in (cause.op, cause.module or "(top)", cause.source))
-    return _row((escape(cause_label(cause)), *names, escape(deltas(cause)), _code(prose(cause.detail))))
+    return row((escape(cause_label(cause)), *names, escape(deltas(cause)), _code(prose(cause.detail))))
 
 
 def _count_rest(page: _Page, count: int, what: str) -> None:
@@ -149,7 +149,3 @@ def _count_rest(page: _Page, count: int, what: str) -> None:
 
 def _code(text: str) -> str:
     return f"<code>{escape(text)}</code>" if text else ""
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -1,8 +1,8 @@
-"""Sentences that every kind shares: the verdict, a check, a cause, what it was compared with. Plain text, one line."""
+"""Sentences and findings that every kind shares: verdict, check, cause, what it was compared with. Plain, one line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memwall.analysis.numbers import NO_CHANGE, apart, change_text, signed, unit_of
@@ -197,3 +197,51 @@ def by_workload(result: GateResult) -> dict[str, list[Check]]:
     for check in result.checks:
         groups.setdefault(check.workload, []).append(check)
     return groups
+
+
+# -- what a forge is to show: problems, and the checks that did not pass -----------------------------------------------
+
+#: Verdicts to show, the gravest first.
+RAISED = ("fail", "inconclusive")
+
+
+def findings_of(result: GateResult) -> list[Check | Problem]:
+    """By verdict: problems, then checks, the worst first. That nothing was checked is a failed problem itself."""
+    problems = list(result.problems)
+    if not result.checks and all(problem.verdict != "fail" for problem in problems):
+        problems.insert(0, Problem("", "", "fail", f"{counts(result)}; {compared_with(result)}"))
+    findings: list[Check | Problem] = []
+    for verdict in RAISED:
+        findings += [problem for problem in problems if problem.verdict == verdict]
+        findings += of_verdict(result.checks, verdict)
+    return findings
+
+
+def of_verdict(checks: Iterable[Check], verdict: str) -> list[Check]:
+    """The checks with a verdict, the worst first, else as configured."""
+    return sorted((check for check in checks if check.verdict == verdict), key=lambda check: -excess(check))
+
+
+def raised(checks: Iterable[Check]) -> list[Check]:
+    """The checks that failed, then those that are inconclusive."""
+    rows = list(checks)
+    return [check for verdict in RAISED for check in of_verdict(rows, verdict)]
+
+
+def by_causes(checks: Iterable[Check]) -> list[list[Check]]:
+    """Checks of one workload, GPU and policy that the same causes moved, together."""
+    groups: dict[tuple[object, ...], list[Check]] = {}
+    for check in checks:
+        alone = () if check.causes else (len(groups),)
+        groups.setdefault((check.workload, check.gpu, check.policy, check.causes, *alone), []).append(check)
+    return list(groups.values())
+
+
+def message_of(finding: Check | Problem) -> str:
+    """The sentence of a finding, on one line."""
+    return problem_sentence(finding) if isinstance(finding, Problem) else explained(finding)
+
+
+def rule_of(finding: Check | Problem) -> str:
+    """The quantity of a check; ``gate`` for a problem."""
+    return "gate" if isinstance(finding, Problem) else finding.quantity

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
+import memwall.report.columns as col
 from memwall.analysis.accuracy import CLOSE, Cell, Scored, Split, score, score_all
-from memwall.core.errors import UsageError
-from memwall.report.columns import CellColumn, percent_column, plain_column
-from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, table, text_column
-from memwall.report.markdown import to_markdown
-from memwall.report.pages.validation import error_column
-from memwall.report.tables import csv_text
-from memwall.report.text import to_text
+from memwall.analysis.accuracy.fit import Fit
+from memwall.analysis.accuracy.refit import Refit
+from memwall.report.document import Block, Document, Section, Sentence, Table, clean
+from memwall.report.figures.picture import Drawing
+from memwall.report.figures.scatter import scatter_drawing
+from memwall.report.kinds import Report
 
 NOTE = (
     "n: distinct kernels; MAPE, median, p90: of |modeled - measured| / measured; bias: its mean with its sign, above 0:"
@@ -27,28 +30,60 @@ SPLIT_NOTE = (
     "fit, other: shapes that the constants may be fitted to, and the others, by a hash of the shape; left out: all"
     " rows, with the constants of the most similar other board; held: rows inside the interval that is to hold 8 of 10"
 )
+FIT_NOTE = (
+    "before, after: mean of |modeled - measured| / measured on the other half of the shapes; median, bias: after;"
+    " held: rows of that half inside the interval that is to hold 8 of 10"
+)
 #: reasons for skipped rows that are printed
 _MAX_REASONS = 12
 
 
-def render_accuracy(scored: Scored, kind: str, *, width: int | None = None, color: bool = False) -> str | bytes:
-    """The scores as text, Markdown, CSV or JSON, these two one cell for each data set, GPU, op class and dtype; PNG and
-    SVG draw every row.
+@dataclass(frozen=True, slots=True)
+class AccuracyReport(Report):
+    """The scores; CSV and JSON have one cell for each data set, GPU, op class and dtype, pictures draw every row."""
 
-    Raises:
-        UsageError: there is no such kind.
-    """
-    if kind not in _KINDS:
-        raise UsageError(f"memwall accuracy writes no {kind!r}; there is {', '.join(_KINDS)}")
-    if kind == "text":
-        return to_text(accuracy_document(scored), width=width, color=color)
-    return _KINDS[kind](scored)
+    noun = "an accuracy report"
+    kinds = ("text", "md", "csv", "json", "png", "svg")
+
+    scored: Scored
+
+    def document(self, kind: str) -> Document:
+        """Violations, then all classes together, then each."""
+        return accuracy_document(self.scored)
+
+    def record(self) -> str:
+        """The cells."""
+        return json.dumps([cell.to_dict() for cell in score(self.scored.rows)], indent=1) + "\n"
+
+    def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
+        """The cells."""
+        return tuple(Cell.__slots__), (tuple(cell.to_dict().values()) for cell in score(self.scored.rows))
+
+    def figure(self) -> Drawing:
+        """Modeled against measured time of every row."""
+        return scatter_drawing(self.scored.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class FitsReport(Report):
+    """Constants fitted to the rows of one GPU, and the text of its file with them."""
+
+    noun = "a fit"
+    kinds = ("text", "toml")
+    own = MappingProxyType({"toml": lambda report: report.found.text})
+
+    found: Refit
+
+    def document(self, kind: str) -> Document:
+        """Before and after on the shapes that it did not see, then the values."""
+        fits = self.found.fits
+        return Document("Constants fitted", (Section("", (fits_table(fits), *map(value_table, fits))),))
 
 
 def accuracy_document(scored: Scored) -> Document:
     """Violations, then all classes together, then each."""
     whole, cells = score_all(scored.rows), score(scored.rows)
-    blocks: list[Table | Facts | Sentence] = []
+    blocks: list[Block] = []
     if violations := sum(cell.violations for cell in whole):
         kernels = "1 kernel was" if violations == 1 else f"{violations:,} kernels were"
         blocks.append(Sentence(f"OUR ERROR: {kernels} measured faster than our speed of light.", strong=True))
@@ -69,12 +104,12 @@ def _skipped(reasons: Mapping[str, int]) -> Sentence:
     return Sentence(f"Rows left out: {said}{more}.")
 
 
-def _names(cells: Sequence[Cell]) -> list[CellColumn]:
+def _names(cells: Sequence[Cell]) -> list[col.CellColumn]:
     return [
-        text_column("data", [c.dataset for c in cells]),
-        text_column("GPU", [c.gpu for c in cells], flexible=True),
-        text_column("class", [c.op_class for c in cells]),
-        text_column("dtype", [c.dtype for c in cells]),
+        col.text("data", [c.dataset for c in cells]),
+        col.names("GPU", [c.gpu for c in cells]),
+        col.text("class", [c.op_class for c in cells]),
+        col.text("dtype", [c.dtype for c in cells]),
     ]
 
 
@@ -82,30 +117,30 @@ def cell_table(title: str, cells: Sequence[Cell]) -> Table:
     """Cells as rows."""
     columns = [
         *_names(cells),
-        plain_column("n", [c.n for c in cells]),
-        percent_column("MAPE", [c.mape for c in cells]),
-        percent_column("median", [c.median_ape for c in cells]),
-        error_column("bias", [c.bias for c in cells]),
-        percent_column("p90", [c.p90 for c in cells]),
-        plain_column("rank", [c.spearman for c in cells], 2),
-        percent_column("close", [c.within_20 for c in cells], 0),
-        plain_column("faster", [c.violations for c in cells], unit="than bound"),
+        col.plain("n", [c.n for c in cells]),
+        col.percent("MAPE", [c.mape for c in cells]),
+        col.percent("median", [c.median_ape for c in cells]),
+        col.error("bias", [c.bias for c in cells]),
+        col.percent("p90", [c.p90 for c in cells]),
+        col.plain("rank", [c.spearman for c in cells], 2),
+        col.percent("close", [c.within_20 for c in cells], 0),
+        col.plain("faster", [c.violations for c in cells], unit="than bound"),
     ]
-    return table(title, columns, NOTE if title.startswith("By") else "")
+    return col.table(title, columns, NOTE if title.startswith("By") else "")
 
 
 def beside_table(title: str, cells: Sequence[Cell]) -> Table:
     """The same cells beside two rooflines, with how far labels and intervals hold."""
     columns = [
         *_names(cells),
-        percent_column("MAPE", [c.mape for c in cells]),
-        percent_column("R1", [c.r1_mape for c in cells]),
-        percent_column("R0", [c.r0_mape for c in cells]),
-        plain_column("kappa", [c.kappa for c in cells], 2),
-        percent_column("held", [c.coverage for c in cells], 0),
-        text_column("constants", [c.calibrated or "-" for c in cells]),
+        col.percent("MAPE", [c.mape for c in cells]),
+        col.percent("R1", [c.r1_mape for c in cells]),
+        col.percent("R0", [c.r0_mape for c in cells]),
+        col.plain("kappa", [c.kappa for c in cells], 2),
+        col.percent("held", [c.coverage for c in cells], 0),
+        col.text("constants", [c.calibrated or "-" for c in cells]),
     ]
-    return table(title, columns, BESIDE_NOTE)
+    return col.table(title, columns, BESIDE_NOTE)
 
 
 def split_table(title: str, split: Split) -> Table:
@@ -120,44 +155,48 @@ def split_table(title: str, split: Split) -> Table:
 
     columns = [
         *_names(named),
-        plain_column("n", of(other, "n"), unit="other"),
-        percent_column("MAPE fit", of(fit, "mape")),
-        percent_column("MAPE other", of(other, "mape")),
-        percent_column("median other", of(other, "median_ape")),
-        percent_column("R1 other", of(other, "r1_mape")),
-        percent_column("MAPE left out", of(left, "mape")),
-        percent_column("held other", of(other, "coverage"), 0),
-        percent_column("held left out", of(left, "coverage"), 0),
+        col.plain("n", of(other, "n"), unit="other"),
+        col.percent("MAPE fit", of(fit, "mape")),
+        col.percent("MAPE other", of(other, "mape")),
+        col.percent("median other", of(other, "median_ape")),
+        col.percent("R1 other", of(other, "r1_mape")),
+        col.percent("MAPE left out", of(left, "mape")),
+        col.percent("held other", of(other, "coverage"), 0),
+        col.percent("held left out", of(left, "coverage"), 0),
     ]
-    return table(title, columns, SPLIT_NOTE)
+    return col.table(title, columns, SPLIT_NOTE)
 
 
 def _by_name(cells: Iterable[Cell]) -> dict[tuple[str, str, str, str], Cell]:
     return {(c.dataset, c.gpu, c.op_class, c.dtype): c for c in cells}
 
 
-def _json(scored: Scored) -> str:
-    return json.dumps([cell.to_dict() for cell in score(scored.rows)], indent=1) + "\n"
+# -- fits --------------------------------------------------------------------------------------------------------------
 
 
-def _csv(scored: Scored) -> str:
-    return csv_text(Cell.__slots__, (tuple(cell.to_dict().values()) for cell in score(scored.rows)))
+def fits_table(fits: Sequence[Fit]) -> Table:
+    """A row for each fit."""
+    return col.table(
+        "On the shapes not fitted to",
+        [
+            col.text("GPU", [f.target.gpu for f in fits]),
+            col.text("constants", [f"{f.target.family}.{f.target.variant}" for f in fits]),
+            col.plain("n", [f.fitted for f in fits], unit="fitted"),
+            col.plain("n", [f.held_out for f in fits], unit="other"),
+            col.percent("before", [f.before.mape for f in fits]),
+            col.percent("after", [f.after.mape for f in fits]),
+            col.percent("median", [f.after.median for f in fits]),
+            col.percent("bias", [f.after.bias for f in fits]),
+            col.percent("held", [f.coverage for f in fits], 0),
+        ],
+        FIT_NOTE,
+    )
 
 
-def _picture(fmt: str) -> Callable[[Scored], bytes]:
-    def draw(scored: Scored) -> bytes:
-        from memwall.report.figures.scatter import scatter
-
-        return scatter(scored.rows, fmt)
-
-    return draw
-
-
-_KINDS: dict[str, Callable[[Scored], str | bytes]] = {
-    "text": lambda scored: to_text(accuracy_document(scored)),
-    "md": lambda scored: to_markdown(accuracy_document(scored)),
-    "csv": _csv,
-    "json": _json,
-    "png": _picture("png"),
-    "svg": _picture("svg"),
-}
+def value_table(found: Fit) -> Table:
+    """The constants of one fit."""
+    names = list(found.values)
+    return col.table(
+        f"{found.target.gpu} {found.target.family}.{found.target.variant}",
+        [col.text("constant", names), col.text("value", [f"{found.values[name]:.4g}" for name in names])],
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import memwall.report.columns as col
 from memwall.analysis.breaks import Loss
 from memwall.analysis.fused import Fused
 from memwall.core.units import duration, percent, size
 from memwall.frontend.dynamo.capture import Break, Capture
-from memwall.report.columns import plain_column, seconds_column, si_column
-from memwall.report.document import Facts, Section, Sentence, Table, clean, table, text_column
-
-Block = Table | Facts | Sentence
+from memwall.report.document import Block, Facts, Section, Sentence, clean
 
 #: Rows of the tables of breaks and guards.
 MAX_BREAKS, MAX_GUARDS = 20, 12
@@ -39,12 +37,12 @@ def capture_section(found: Fused, capture: Capture) -> Section:
     if capture.guards:
         rows = capture.guards[:MAX_GUARDS]
         columns = [
-            text_column("kind", [g.kind for g in rows]),
-            text_column("guard on", [g.name for g in rows], flexible=True),
-            text_column("must hold", [g.check for g in rows], wraps=True),
+            col.text("kind", [g.kind for g in rows]),
+            col.names("guard on", [g.name for g in rows]),
+            col.text("must hold", [g.check for g in rows], wraps=True),
         ]
         more = sum(capture.guard_kinds.values()) - len(rows)
-        blocks.append(table("Guards", columns, f"and {more:,} more; where one fails, Dynamo captures again"))
+        blocks.append(col.table("Guards", columns, f"and {more:,} more; where one fails, Dynamo captures again"))
     blocks += [Sentence(clean(_recompile(n, capture))) for n in range(len(capture.recompiles))]
     return Section("Capture by TorchDynamo", tuple(blocks))
 
@@ -76,15 +74,15 @@ def _break_tables(found: Fused, capture: Capture) -> list[Block]:
     for gpu, prices in found.prices.items() or [("", None)]:
         losses: list[Loss | None] = [None] * len(rows) if prices is None else [*prices.each[: len(rows)]]
         columns = [
-            text_column("at", [f"{b.file}:{b.line}" for b in rows]),
-            text_column("", [f"x{b.count}" if b.count > 1 else "" for b in rows]),
-            plain_column("after op", [b.after_op for b in rows]),
-            si_column("bytes", "B", [None if x is None else x.dram_bytes for x in losses]),
-            seconds_column("time", [None if x is None else x.time_s for x in losses]),
-            plain_column("kernels", [None if x is None else x.kernels for x in losses]),
-            text_column("why", [_why(found, b) for b in rows], wraps=True),
+            col.text("at", [f"{b.file}:{b.line}" for b in rows]),
+            col.repeats(b.count for b in rows),
+            col.plain("after op", [b.after_op for b in rows]),
+            col.si("bytes", "B", [None if x is None else x.dram_bytes for x in losses]),
+            col.seconds("time", [None if x is None else x.time_s for x in losses]),
+            col.plain("kernels", [None if x is None else x.kernels for x in losses]),
+            col.text("why", [_why(found, b) for b in rows], wraps=True),
         ]
-        blocks.append(table(f"Graph breaks{f' and their price on {gpu}' if gpu else ''}", columns, BREAK_NOTE))
+        blocks.append(col.table(f"Graph breaks{f' and their price on {gpu}' if gpu else ''}", columns, BREAK_NOTE))
         if prices is not None:
             blocks.append(Sentence(clean(_together(gpu, prices.together, found)), strong=True))
     return blocks

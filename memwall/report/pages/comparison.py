@@ -2,22 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import memwall.report.columns as col
 from memwall.analysis.compare import Change, Comparison, Entry, Flip
 from memwall.core.units import duration, percent
 from memwall.record.kernels import WALLS, short_name
-from memwall.report.columns import (
-    NOTHING,
-    CellColumn,
-    percent_column,
-    plain_column,
-    seconds_column,
-    si_column,
-    times_column,
-)
-from memwall.report.document import Document, Section, Sentence, Table, clean, optional, table, text_column
+from memwall.report.document import Bar, Bars, Document, Part, Section, Sentence, Table, clean
+from memwall.report.figures.comparison import comparison_drawing
+from memwall.report.figures.picture import WALL_COLORS, Drawing
+from memwall.report.kinds import Report
 from memwall.report.pages.gpus import machine_sections
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonReport(Report):
+    """GPUs or profiles side by side, or machines."""
+
+    noun = "a comparison"
+    kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg")
+
+    comparison: Comparison
+
+    def document(self, kind: str) -> Document:
+        """Its tables; as HTML below bars of the times by wall."""
+        document = comparison_document(self.comparison)
+        entries = self.comparison.entries
+        longest_s = max((entry.time_s for entry in entries), default=0.0)
+        if kind != "html" or not longest_s:
+            return document
+        bars = [Bar(clean(e.label), _wall_parts(e, longest_s), duration(e.time_s)) for e in entries]
+        section = Section("Time per step, by wall", (Bars(tuple(bars), tuple(WALL_COLORS.items())),))
+        return Document(document.title, (section, *document.sections))
+
+    def record(self) -> str:
+        """``memwall.comparison/1``."""
+        return self.comparison.to_json()
+
+    def rows(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """A row for each entry, or for each machine."""
+        record = self.comparison.to_dict()
+        flat = [_flat(row) for row in record["entries"] or record["machines"]]
+        columns = tuple(dict.fromkeys(key for row in flat for key in row))
+        return columns, [tuple(row.get(column) for column in columns) for row in flat]
+
+    def figure(self) -> Drawing:
+        """Bars; for machines, their growth."""
+        return comparison_drawing(self.comparison)
+
+
+def _wall_parts(entry: Entry, longest_s: float) -> list[Part]:
+    """A bar as long as the time of an entry."""
+    return [
+        Part(wall, 100 * share * entry.time_s / longest_s, WALL_COLORS[wall])
+        for wall, share in entry.wall_shares.items()
+    ]
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with its inner tables as columns: ``wall_shares.compute``."""
+    result: dict[str, Any] = {}
+    for key, value in row.items():
+        result |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
+    return result
 
 
 def comparison_document(comparison: Comparison) -> Document:
@@ -82,24 +131,24 @@ def _misfits(entries: Sequence[Entry]) -> str:
     return "; it fits none of them" if len(names) == len(entries) else f"; it does not fit {', '.join(names)}"
 
 
-def _labels(entries: Sequence[Entry], heading: str = "") -> CellColumn:
-    return text_column(heading, [entry.label for entry in entries], flexible=True)
+def _labels(entries: Sequence[Entry], heading: str = "") -> col.CellColumn:
+    return col.names(heading, [entry.label for entry in entries])
 
 
 def speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
     """Time, speed-up, throughput, utilization."""
     columns = [
         _labels(entries),
-        seconds_column("time", [e.time_s for e in entries]),
-        times_column("speed-up", [e.speedup for e in entries]),
-        optional(seconds_column("bound", [e.bound_s for e in entries], like=[e.time_s for e in entries])),
+        col.seconds("time", [e.time_s for e in entries]),
+        col.ratio("speed-up", [e.speedup for e in entries]),
+        col.optional(col.seconds("bound", [e.bound_s for e in entries], like=[e.time_s for e in entries])),
     ]
     if any(e.samples_per_s is not None for e in entries):
-        columns.append(si_column("samples", "/s", [e.samples_per_s for e in entries]))
+        columns.append(col.si("samples", "/s", [e.samples_per_s for e in entries]))
     if any(e.tokens_per_s is not None for e in entries):
-        columns.append(si_column("tokens", "/s", [e.tokens_per_s for e in entries]))
-    columns += [percent_column("MFU", [e.mfu for e in entries]), percent_column("MBU", [e.mbu for e in entries])]
-    return table("", columns, f"time: modeled; bound: speed of light; speed-up: over {versus}")
+        columns.append(col.si("tokens", "/s", [e.tokens_per_s for e in entries]))
+    columns += [col.percent("MFU", [e.mfu for e in entries]), col.percent("MBU", [e.mbu for e in entries])]
+    return col.table("", columns, f"time: modeled; bound: speed of light; speed-up: over {versus}")
 
 
 def work_table(entries: Sequence[Entry]) -> Table:
@@ -107,34 +156,34 @@ def work_table(entries: Sequence[Entry]) -> Table:
     first = entries[0]
     columns = [
         _labels(entries),
-        plain_column("kernels", [e.kernels for e in entries]),
-        si_column("FLOPs", "FLOP", [e.flops for e in entries]),
-        times_column("of the first", [e.flops / first.flops if first.flops else None for e in entries]),
-        si_column("bytes", "B", [e.dram_bytes for e in entries]),
-        times_column("of the first", [e.dram_bytes / first.dram_bytes if first.dram_bytes else None for e in entries]),
+        col.plain("kernels", [e.kernels for e in entries]),
+        col.si("FLOPs", "FLOP", [e.flops for e in entries]),
+        col.ratio("of the first", [e.flops / first.flops if first.flops else None for e in entries]),
+        col.si("bytes", "B", [e.dram_bytes for e in entries]),
+        col.ratio("of the first", [e.dram_bytes / first.dram_bytes if first.dram_bytes else None for e in entries]),
     ]
-    return table("Work", columns)
+    return col.table("Work", columns)
 
 
 def wall_table(entries: Sequence[Entry]) -> Table:
     """Share of time under each wall, and whether it fits."""
     columns = [
         _labels(entries),
-        *(percent_column(wall, [e.wall_shares[wall] for e in entries]) for wall in WALLS),
-        si_column("peak memory", "B", [e.peak_memory_bytes for e in entries]),
-        si_column("on board", "B", [e.gpu_bytes for e in entries]),
-        text_column("fits", ["yes" if e.fits else "NO" for e in entries]),
+        *(col.percent(wall, [e.wall_shares[wall] for e in entries]) for wall in WALLS),
+        col.si("peak memory", "B", [e.peak_memory_bytes for e in entries]),
+        col.si("on board", "B", [e.gpu_bytes for e in entries]),
+        col.text("fits", ["yes" if e.fits else "NO" for e in entries]),
     ]
-    return table("", columns)
+    return col.table("", columns)
 
 
 def cost_table(entries: Sequence[Entry]) -> Table:
     """Joule per step at TDP, and money where prices were given."""
-    columns = [_labels(entries), si_column("energy at TDP", "J/step", [e.energy_j for e in entries])]
+    columns = [_labels(entries), col.si("energy at TDP", "J/step", [e.energy_j for e in entries])]
     if any(e.energy_j is not None for e in entries):
         base = entries[0].energy_j
         ratios = [e.energy_j / base if e.energy_j is not None and base else None for e in entries]
-        columns.append(times_column("of the first", ratios))
+        columns.append(col.ratio("of the first", ratios))
     for heading, values in (
         ("USD per step", [e.usd_per_step for e in entries]),
         ("USD per million samples", [e.usd_per_million_samples for e in entries]),
@@ -142,8 +191,8 @@ def cost_table(entries: Sequence[Entry]) -> Table:
     ):
         if any(v is not None for v in values):
             words = heading.split(" ", 1)
-            columns.append(plain_column(words[1], values, _money_digits(values), words[0]))
-    return table("", columns)
+            columns.append(col.plain(words[1], values, _money_digits(values), words[0]))
+    return col.table("", columns)
 
 
 def _money_digits(values: Sequence[float | None]) -> int:
@@ -156,13 +205,13 @@ def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sent
     if not flips:
         return Sentence("Nothing notable: the kernels hit the same wall on all of them.")
     columns = [
-        text_column("kernel", [short_name(f.name) for f in flips], flexible=True),
-        text_column("", [f"x{f.count}" if f.count > 1 else "" for f in flips]),
-        text_column("module", [f.module or "(top)" for f in flips], flexible=True),
-        text_column("phase", [f.phase for f in flips], optional=True),
+        col.names("kernel", [short_name(f.name) for f in flips]),
+        col.repeats(f.count for f in flips),
+        col.modules(f.module for f in flips),
+        col.text("phase", [f.phase for f in flips], optional=True),
         *_flip_columns(flips, entries),
     ]
-    return table("", columns, "kernels of 0.1 % of the time or more whose wall differs, the longest time first")
+    return col.table("", columns, "kernels of 0.1 % of the time or more whose wall differs, the longest time first")
 
 
 #: with more entries than this, what flips is listed by wall
@@ -172,16 +221,16 @@ MAX_WIDE = 4
 MAX_LISTED = 3
 
 
-def _flip_columns(flips: Sequence[Flip], entries: Sequence[Entry]) -> list[CellColumn]:
+def _flip_columns(flips: Sequence[Flip], entries: Sequence[Entry]) -> list[col.CellColumn]:
     """One column per entry while they are few; else one per wall that lists the entries."""
     labels = [clean(entry.label) for entry in entries]
     if len(labels) <= MAX_WIDE:
-        return [text_column(label, [f.walls[i] or NOTHING for f in flips]) for i, label in enumerate(labels)]
+        return [col.text(label, [f.walls[i] or col.NOTHING for f in flips]) for i, label in enumerate(labels)]
     columns = []
     for wall in WALLS:
         cells = [_listed(labels, flip, wall) for flip in flips]
-        if any(cell != NOTHING for cell in cells):
-            columns.append(text_column(f"{wall} on", cells, wraps=True))
+        if any(cell != col.NOTHING for cell in cells):
+            columns.append(col.text(f"{wall} on", cells, wraps=True))
     return columns
 
 
@@ -191,19 +240,19 @@ def _listed(labels: Sequence[str], flip: Flip, wall: str) -> str:
     most = max(WALLS, key=flip.walls.count)
     if wall == most and len(names) > MAX_LISTED and all(flip.walls):
         return f"the other {len(names)}"
-    return ", ".join(names) or NOTHING
+    return ", ".join(names) or col.NOTHING
 
 
 def change_table(kind: str, rows: Sequence[Change]) -> Table:
     """What changed, in time, FLOPs and bytes."""
     before = [r.before_s for r in rows]
     columns = [
-        text_column(kind, [short_name(r.name) for r in rows], flexible=True),
-        seconds_column("before", before),
-        seconds_column("after", [r.after_s for r in rows], like=before),
-        seconds_column("change", [r.delta_s for r in rows], like=before, signed=True),
-        times_column("time", [r.after_s / r.before_s if r.before_s else None for r in rows]),
-        times_column("FLOPs", [r.after_flops / r.before_flops if r.before_flops else None for r in rows]),
-        times_column("bytes", [r.after_bytes / r.before_bytes if r.before_bytes else None for r in rows]),
+        col.names(kind, [short_name(r.name) for r in rows]),
+        col.seconds("before", before),
+        col.seconds("after", [r.after_s for r in rows], like=before),
+        col.seconds("change", [r.delta_s for r in rows], like=before, signed=True),
+        col.ratio("time", [r.after_s / r.before_s if r.before_s else None for r in rows]),
+        col.ratio("FLOPs", [r.after_flops / r.before_flops if r.before_flops else None for r in rows]),
+        col.ratio("bytes", [r.after_bytes / r.before_bytes if r.before_bytes else None for r in rows]),
     ]
-    return table({"class": "Classes", "kernel": "Kernels"}[kind], columns)
+    return col.table({"class": "Classes", "kernel": "Kernels"}[kind], columns)

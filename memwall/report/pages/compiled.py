@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import memwall.report.columns as col
 from memwall.codegen.compiling import Resources
 from memwall.codegen.distinct import Left
 from memwall.codegen.planned import Compiled, CompiledPlan
 from memwall.core.units import percent, size
 from memwall.record.kernels import short_name
-from memwall.report.columns import percent_column, plain_column, si_column
-from memwall.report.document import Facts, Section, Sentence, Table, clean, optional, table, text_column
-from memwall.report.pages.fusion import rows_left
+from memwall.report.document import Block, Facts, Section, Sentence, Table, clean
 
 #: Ops of a group without a kernel that are named.
 MAX_NAMED = 6
@@ -25,7 +24,7 @@ LEFT_NOTE = "groups that no kernel is generated for; bytes: of all of them in a 
 
 def compiled_section(made: CompiledPlan, top: int) -> Section:
     """The kernels of one plan: coverage, a table for each architecture, and what is left."""
-    blocks: list[Table | Facts | Sentence] = [Facts(_facts(made)), *_warnings(made)]
+    blocks: list[Block] = [Facts(_facts(made)), *_warnings(made)]
     kernels = sorted(made.kernels, key=lambda compiled: -compiled.dram_bytes)
     for name in made.architectures:
         rows = [(compiled, r) for compiled in kernels for r in compiled.resources[name]]
@@ -68,22 +67,21 @@ def _kernel_table(architecture: str, rows: Sequence[tuple[Compiled, Resources]],
     shown = rows[:top]
     firsts = [(c, n == 0 or shown[n - 1][0] is not c) for n, (c, _) in enumerate(shown)]
     columns = [
-        text_column("kernel", [_label(compiled, r) for compiled, r in shown], flexible=True),
-        optional(text_column("ops", [_ops(c.ops) if first else "" for c, first in firsts], flexible=True)),
-        text_column("", [f"x{len(c.groups)}" if first and len(c.groups) > 1 else "" for c, first in firsts]),
-        optional(text_column("path", [compiled.kernel.schedule for compiled, _ in shown])),
-        si_column("bytes", "B", [c.dram_bytes if first else None for c, first in firsts]),
-        plain_column("warps", [r.num_warps for _, r in shown]),
-        plain_column("registers", _numbers(shown, "registers")),
-        plain_column("spilled", _numbers(shown, "spilled_bytes"), unit="B"),
-        plain_column("shared", _numbers(shown, "shared_bytes"), unit="B"),
-        percent_column("occupancy", _numbers(shown, "occupancy"), digits=0),
-        optional(text_column("limited by", [r.limited_by for _, r in shown])),
+        col.names("kernel", [_label(compiled, r) for compiled, r in shown]),
+        col.optional(col.names("ops", [_ops(c.ops) if first else "" for c, first in firsts])),
+        col.text("", [f"x{len(c.groups)}" if first and len(c.groups) > 1 else "" for c, first in firsts]),
+        col.optional(col.text("path", [compiled.kernel.schedule for compiled, _ in shown])),
+        col.si("bytes", "B", [c.dram_bytes if first else None for c, first in firsts]),
+        col.plain("warps", [r.num_warps for _, r in shown]),
+        col.plain("registers", _numbers(shown, "registers")),
+        col.plain("spilled", _numbers(shown, "spilled_bytes"), unit="B"),
+        col.plain("shared", _numbers(shown, "shared_bytes"), unit="B"),
+        col.percent("occupancy", _numbers(shown, "occupancy"), digits=0),
+        col.optional(col.text("limited by", [r.limited_by for _, r in shown])),
     ]
     if any(_remark(r) for _, r in shown):
-        columns.append(text_column("remark", [_remark(r) for _, r in shown], wraps=True))
-    more = f"and {rows_left(len(rows) - top)}; " if len(rows) > top else ""
-    return table(f"Kernels on {architecture}", columns, f"{more}{KERNEL_NOTE}")
+        columns.append(col.text("remark", [_remark(r) for _, r in shown], wraps=True))
+    return col.table(f"Kernels on {architecture}", columns, KERNEL_NOTE, left=len(rows) - top)
 
 
 def _numbers(rows: Sequence[tuple[Compiled, Resources]], name: str) -> list[float | None]:
@@ -104,13 +102,12 @@ def _remark(resources: Resources) -> str:
 def _left_table(left: Sequence[Left], top: int) -> Table:
     shown = left[:top]
     columns = [
-        text_column("ops", [_ops(row.ops) for row in shown], wraps=True),
-        text_column("", [f"x{len(row.groups)}" if len(row.groups) > 1 else "" for row in shown]),
-        si_column("bytes", "B", [row.dram_bytes for row in shown]),
-        text_column("reason", [row.reason for row in shown], wraps=True),
+        col.text("ops", [_ops(row.ops) for row in shown], wraps=True),
+        col.repeats(len(row.groups) for row in shown),
+        col.si("bytes", "B", [row.dram_bytes for row in shown]),
+        col.text("reason", [row.reason for row in shown], wraps=True),
     ]
-    more = f"and {rows_left(len(left) - top)}; " if len(left) > top else ""
-    return table("Without a kernel", columns, f"{more}{LEFT_NOTE}")
+    return col.table("Without a kernel", columns, LEFT_NOTE, left=len(left) - top)
 
 
 def _ops(names: Sequence[str]) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
+import memwall.report.columns as col
 from memwall.analysis.agreement import Agreement
 from memwall.analysis.fused import Fused, Refused, refused_by_rule
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
-from memwall.core.errors import UsageError
 from memwall.core.units import size
 from memwall.record.kernels import collapse, short_name
-from memwall.report.columns import plain_column, seconds_column, si_column
-from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, table, text_column
-from memwall.report.markdown import to_markdown
+from memwall.report.document import Block, Document, Facts, Section, Table, clean
+from memwall.report.figures.picture import Drawing
+from memwall.report.figures.profile import profile_drawing
+from memwall.report.kinds import Report
 from memwall.report.pages.capture import capture_section
 from memwall.report.pages.compiled import compiled_section
 from memwall.report.pages.fusion import (
@@ -24,15 +25,11 @@ from memwall.report.pages.fusion import (
     missed_table,
     module_table,
     policy_table,
-    rows_left,
     sentences,
 )
-from memwall.report.pages.rewrites import alternatives_document
+from memwall.report.pages.rewrites import rewrite_sections
 from memwall.report.pages.whatif import what_if_section
-from memwall.report.text import to_text
 from memwall.simulate.schedule import Schedule
-
-Block = Table | Facts | Sentence
 
 #: Rows of the tables of groups, recomputed ops and Inductor's reasons.
 DEFAULT_TOP, MAX_AGAIN, MAX_REASONS = 15, 8, 8
@@ -46,34 +43,32 @@ REFUSED_NOTE = (
 AGAIN_NOTE = "ops that other kernels run once more instead of reading their result; not stored: bytes never written"
 
 
-# -- kinds of files ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class FusedReport(Report):
+    """What fusion wins; ``by`` is ``group`` or ``module``: what the table of savings lists."""
+
+    noun = "a fusion report"
+    kinds = ("text", "md", "json", "png", "svg")
+
+    found: Fused
+    by: str = "group"
+    top: int = DEFAULT_TOP
+
+    def document(self, kind: str) -> Document:
+        """The whole page."""
+        return fused_document(self.found, by=self.by, top=self.top)
+
+    def record(self) -> str:
+        """All of it as JSON."""
+        return json.dumps(self.found.to_dict(), indent=1) + "\n"
+
+    def figure(self) -> Drawing:
+        """What the groups save."""
+        return profile_drawing(self.found.profile)
 
 
-def render_fused(
-    found: Fused, kind: str, *, by: str = "group", top: int = DEFAULT_TOP, width: int | None = None, color: bool = False
-) -> str | bytes:  # fmt: skip
-    """The page as text, Markdown, JSON or a picture of what the groups save.
-
-    Raises:
-        UsageError: there is no such kind.
-    """
-    if kind not in KINDS:
-        raise UsageError(f"memwall fuse writes no {kind!r}; there is {', '.join(KINDS)}")
-    if kind in ("png", "svg"):
-        from memwall.report import render
-
-        return render(found.profile, kind)
-    if kind == "json":
-        return json.dumps(found.to_dict(), indent=1) + "\n"
-    document = fused_document(found, by=by, top=top)
-    return to_markdown(document) if kind == "md" else to_text(document, width=width, color=color)
-
-
-KINDS = ("text", "md", "json", "png", "svg")
-
-
-def fused_document(found: Fused, *, by: str = "group", top: int = DEFAULT_TOP) -> Document:
-    """The whole page. ``by`` is ``group`` or ``module``: what the table of savings lists."""
+def fused_document(found: Fused, *, by: str, top: int) -> Document:
+    """The whole page."""
     workload = found.profile.workload
     sections = [Section("", (Facts(_header(found)),))]
     for policies in policy_sets(found.profile):
@@ -82,8 +77,7 @@ def fused_document(found: Fused, *, by: str = "group", top: int = DEFAULT_TOP) -
     sections += [compiled_section(made, top) for made in found.compiled.values()]
     sections += [agreement_section(gpu, agreed) for gpu, agreed in found.agreements.items()]
     if found.alternatives:
-        for section in alternatives_document(found.alternatives, "").sections:
-            sections.append(replace(section, heading=f"{section.heading}: fused library ops"))
+        sections += rewrite_sections(found.alternatives)
     if found.what_ifs:
         sections.append(what_if_section(found.what_ifs))
     if found.capture is not None:
@@ -129,10 +123,10 @@ def _policy_section(
     if schedule.policy == "inductor" and lowered is not None and lowered.why_not_fused:
         reasons = sorted(lowered.why_not_fused.items(), key=lambda item: (-item[1], item[0]))
         columns = [
-            plain_column("pairs", [count for _, count in reasons[:MAX_REASONS]]),
-            text_column("reason", [reason for reason, _ in reasons[:MAX_REASONS]], wraps=True),
+            col.plain("pairs", [count for _, count in reasons[:MAX_REASONS]]),
+            col.text("reason", [reason for reason, _ in reasons[:MAX_REASONS]], wraps=True),
         ]
-        blocks.append(table("Why Inductor did not fuse", columns, "pairs of its nodes, as its scheduler says"))
+        blocks.append(col.table("Why Inductor did not fuse", columns, "pairs of its nodes, as its scheduler says"))
     return Section(clean(f"{policies.gpu.name}, {schedule.policy}: groups and refusals"), tuple(blocks))
 
 
@@ -155,28 +149,27 @@ def _again_tables(found: Fused, schedule: Schedule) -> list[Table]:
     if not rows:
         return []
     columns = [
-        text_column("op", [key[0] for key, _ in rows[:MAX_AGAIN]], flexible=True),
-        text_column("", [f"x{count}" if count > 1 else "" for _, (count, _, _) in rows[:MAX_AGAIN]]),
-        text_column("module", [key[1] or "(top)" for key, _ in rows[:MAX_AGAIN]], flexible=True),
-        text_column("phase", [key[2] for key, _ in rows[:MAX_AGAIN]]),
-        plain_column("runs again", [again for _, (_, again, _) in rows[:MAX_AGAIN]]),
-        si_column("not stored", "B", [nbytes for _, (_, _, nbytes) in rows[:MAX_AGAIN]]),
+        col.names("op", [key[0] for key, _ in rows[:MAX_AGAIN]]),
+        col.text("", [f"x{count}" if count > 1 else "" for _, (count, _, _) in rows[:MAX_AGAIN]]),
+        col.names("module", [key[1] or "(top)" for key, _ in rows[:MAX_AGAIN]]),
+        col.text("phase", [key[2] for key, _ in rows[:MAX_AGAIN]]),
+        col.plain("runs again", [again for _, (_, again, _) in rows[:MAX_AGAIN]]),
+        col.si("not stored", "B", [nbytes for _, (_, _, nbytes) in rows[:MAX_AGAIN]]),
     ]
-    more = f"and {rows_left(len(rows) - MAX_AGAIN)}; " if len(rows) > MAX_AGAIN else ""
-    return [table("Computed again instead of stored", columns, f"{more}{AGAIN_NOTE}")]
+    return [col.table("Computed again instead of stored", columns, AGAIN_NOTE, left=len(rows) - MAX_AGAIN)]
 
 
 def _refused_tables(rows: Sequence[Refused]) -> list[Table]:
     if not rows:
         return []
     columns = [
-        text_column("rule", [r.rule for r in rows]),
-        plain_column("pairs", [r.count for r in rows]),
-        si_column("bytes", "B", [r.saved_bytes for r in rows]),
-        seconds_column("time", [r.saved_s for r in rows]),
-        text_column("reason", [r.reason for r in rows], wraps=True),
+        col.text("rule", [r.rule for r in rows]),
+        col.plain("pairs", [r.count for r in rows]),
+        col.si("bytes", "B", [r.saved_bytes for r in rows]),
+        col.seconds("time", [r.saved_s for r in rows]),
+        col.text("reason", [r.reason for r in rows], wraps=True),
     ]
-    return [table("Refusals by rule", columns, REFUSED_NOTE)]
+    return [col.table("Refusals by rule", columns, REFUSED_NOTE)]
 
 
 # -- our planner beside Inductor ---------------------------------------------------------------------------------------
@@ -195,16 +188,16 @@ def agreement_section(gpu: str, agreed: Agreement) -> Section:
     )  # fmt: skip
     rows = agreed.differences[:MAX_DIFFERENCES]
     columns = [
-        text_column("module", [d.module or "(top)" for d in rows], flexible=True),
-        text_column("", [f"x{d.count}" if d.count > 1 else "" for d in rows]),
-        si_column("bytes", "B", [d.bytes for d in rows]),
-        seconds_column("time", [d.time_s for d in rows], signed=True),
-        text_column("ours", ["; ".join(d.ours) for d in rows], wraps=True),
-        text_column("Inductor's", ["; ".join(d.theirs) for d in rows], wraps=True),
+        col.modules(d.module for d in rows),
+        col.repeats(d.count for d in rows),
+        col.si("bytes", "B", [d.bytes for d in rows]),
+        col.seconds("time", [d.time_s for d in rows], signed=True),
+        col.text("ours", ["; ".join(d.ours) for d in rows], wraps=True),
+        col.text("Inductor's", ["; ".join(d.theirs) for d in rows], wraps=True),
     ]
     blocks: list[Block] = [Facts(facts)]
     if rows:
-        blocks.append(table("Where they differ", columns, DIFFERENCE_NOTE))
+        blocks.append(col.table("Where they differ", columns, DIFFERENCE_NOTE))
     return Section(clean(f"{gpu}: memwall's planner beside Inductor"), tuple(blocks))
 
 
@@ -229,11 +222,11 @@ def _funnel_section(found: Fused) -> Section:
     assert found.funnel is not None
     levels = found.funnel.levels
     columns = [
-        text_column("level", [level.name for level in levels]),
-        plain_column("distinct ops", [level.distinct for level in levels]),
-        plain_column("calls", [level.calls for level in levels]),
-        plain_column("free calls", [level.free_calls or None for level in levels]),
-        text_column("announced", [PUBLISHED.get(level.name, "-") for level in levels]),
+        col.text("level", [level.name for level in levels]),
+        col.plain("distinct ops", [level.distinct for level in levels]),
+        col.plain("calls", [level.calls for level in levels]),
+        col.plain("free calls", [level.free_calls or None for level in levels]),
+        col.text("announced", [PUBLISHED.get(level.name, "-") for level in levels]),
     ]
     note = f"free calls move nothing (views, allocations); the optimizer is left out; announced: {PUBLISHED_SOURCE}"
     kept = found.funnel.no_decomposition
@@ -242,5 +235,5 @@ def _funnel_section(found: Fused) -> Section:
     facts = [("left as ATen", f"{listed}{more}" if listed else "none")]
     if found.funnel.fallbacks:
         facts.append(("no lowering in Inductor", ", ".join(found.funnel.fallbacks)))
-    blocks = (table("", columns, note), Facts(tuple((label, clean(text)) for label, text in facts)))
+    blocks = (col.table("", columns, note), Facts(tuple((label, clean(text)) for label, text in facts)))
     return Section("Lowering funnel", blocks)

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memwall.analysis.savings import (
-    Missed,
-    PolicyRow,
-    PolicySet,
-    Saving,
-    group_savings,
-    missed_fusions,
-    module_savings,
-    policy_sets,
-)
+import memwall.report.columns as col
+from memwall.analysis.savings import Missed, PolicyRow, PolicySet, Saving, group_savings, missed_fusions, module_savings
 from memwall.analysis.table import OTHERS
 from memwall.core.units import duration, percent, size
 from memwall.record.profile import Profile
-from memwall.report.columns import (
-    CellColumn,
-    before_after_columns,
-    percent_column,
-    plain_column,
-    seconds_column,
-    si_column,
-    times,
-    times_column,
-)
-from memwall.report.document import Section, Sentence, Table, clean, optional, table, text_column
+from memwall.report.document import Section, Sentence, Table, clean
 from memwall.simulate.schedule import Schedule
 
 #: rows of the tables of groups, modules and missed fusions
@@ -52,19 +34,19 @@ def is_several(profile: Profile) -> bool:
 def policy_table(rows: Sequence[PolicyRow]) -> Table:
     """The totals of each policy and what it saves."""
     columns = [
-        text_column("policy", [r.policy for r in rows]),
-        seconds_column("time", [r.time_s for r in rows]),
-        times_column("speed-up", [r.speedup for r in rows]),
-        percent_column("of ideal", [r.time_score for r in rows]),
-        plain_column("kernels", [r.kernels for r in rows]),
-        si_column("DRAM bytes", "B", [r.dram_bytes for r in rows]),
-        si_column("saved", "B", [r.saved_bytes for r in rows]),
-        percent_column("of ideal", [r.byte_score for r in rows]),
-        si_column("peak", "B", [r.peak_memory_bytes for r in rows]),
-        percent_column("MFU", [r.mfu for r in rows]),
-        text_column("fits", ["yes" if r.fits else "NO" for r in rows]),
+        col.text("policy", [r.policy for r in rows]),
+        col.seconds("time", [r.time_s for r in rows]),
+        col.ratio("speed-up", [r.speedup for r in rows]),
+        col.percent("of ideal", [r.time_score for r in rows]),
+        col.plain("kernels", [r.kernels for r in rows]),
+        col.si("DRAM bytes", "B", [r.dram_bytes for r in rows]),
+        col.si("saved", "B", [r.saved_bytes for r in rows]),
+        col.percent("of ideal", [r.byte_score for r in rows]),
+        col.si("peak", "B", [r.peak_memory_bytes for r in rows]),
+        col.percent("MFU", [r.mfu for r in rows]),
+        col.text("fits", ["yes" if r.fits else "NO" for r in rows]),
     ]
-    return table("Policies", columns, POLICY_NOTE)
+    return col.table("Policies", columns, POLICY_NOTE)
 
 
 def saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
@@ -76,7 +58,7 @@ def saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     is_ideal = schedule.policy == "ideal"
     score = "" if row.time_score is None or is_ideal else f", {percent(row.time_score, 0)} of what ideal would"
     text = (
-        f"{schedule.policy} saves {duration(saved_s)} of {duration(eager.time_s)} ({times(row.speedup)}{score}),"
+        f"{schedule.policy} saves {duration(saved_s)} of {duration(eager.time_s)} ({col.times(row.speedup)}{score}),"
         f" {size(row.saved_bytes)} of DRAM traffic and {eager.kernels - row.kernels:,} of {eager.kernels:,} launches"
     )
     modules = [m for m in module_savings(policies, schedule) if m.saved_s > 0 and m.module != OTHERS]
@@ -92,34 +74,29 @@ def cut_name(name: str) -> str:
     return " + ".join(parts[:MAX_NAMES]) + (f" + {rest} more" if rest > 0 else "")
 
 
-def _saving_columns(rows: Sequence[Saving]) -> list[CellColumn]:
+def _saving_columns(rows: Sequence[Saving]) -> list[col.CellColumn]:
     return [
-        *before_after_columns("kernels", [r.eager_kernels for r in rows], [r.kernels for r in rows], plain_column),
-        *before_after_columns(
-            "bytes", [r.eager_bytes for r in rows], [r.bytes for r in rows], lambda h, v: si_column(h, "B", v)
+        *col.before_after("kernels", [r.eager_kernels for r in rows], [r.kernels for r in rows], col.plain),
+        *col.before_after(
+            "bytes", [r.eager_bytes for r in rows], [r.bytes for r in rows], lambda h, v: col.si(h, "B", v)
         ),
-        *before_after_columns("time", [r.eager_s for r in rows], [r.time_s for r in rows], seconds_column),
-        seconds_column("saved", [r.saved_s for r in rows], like=[r.eager_s for r in rows]),
+        *col.before_after("time", [r.eager_s for r in rows], [r.time_s for r in rows], col.seconds),
+        col.seconds("saved", [r.saved_s for r in rows], like=[r.eager_s for r in rows]),
     ]
 
 
 def group_table(rows: Sequence[Saving], more: Sequence[Saving] = ()) -> Table:
     """Groups by what they save; ``more`` are those that are not listed."""
     columns = [
-        text_column("group", [cut_name(r.name) for r in rows], flexible=True),
-        text_column("", [f"x{r.count}" if r.count > 1 else "" for r in rows]),
-        text_column("module", [r.module or "(top)" for r in rows], flexible=True),
+        col.names("group", [cut_name(r.name) for r in rows]),
+        col.repeats(r.count for r in rows),
+        col.modules(r.module for r in rows),
         *_saving_columns(rows),
     ]
     note = GROUP_NOTE
     if more:
-        note = f"and {rows_left(len(more))}, {_signed(sum(r.saved_s for r in more))} in sum; {note}"
-    return table("Groups by what they save", columns, note)
-
-
-def rows_left(count: int) -> str:
-    """``1 more row``, ``7 more rows``."""
-    return f"{count:,} more row{'s' if count > 1 else ''}"
+        note = f"and {col.rows_left(len(more))}, {_signed(sum(r.saved_s for r in more))} in sum; {note}"
+    return col.table("Groups by what they save", columns, note)
 
 
 def _signed(seconds: float) -> str:
@@ -128,23 +105,23 @@ def _signed(seconds: float) -> str:
 
 def module_table(rows: Sequence[Saving]) -> Table:
     """Modules by what they save."""
-    columns = [text_column("module", [r.module for r in rows], flexible=True), *_saving_columns(rows)]
-    return table("Modules by what they save", columns, MODULE_NOTE)
+    columns = [col.names("module", [r.module for r in rows]), *_saving_columns(rows)]
+    return col.table("Modules by what they save", columns, MODULE_NOTE)
 
 
 def missed_table(rows: Sequence[Missed]) -> Table:
     """Fusions that were refused, by what they would win."""
     columns = [
-        text_column("producer", [r.producer for r in rows], flexible=True),
-        text_column("consumer", [r.consumer for r in rows], flexible=True),
-        text_column("", [f"x{r.count}" if r.count > 1 else "" for r in rows]),
-        text_column("module", [r.module or "(top)" for r in rows], flexible=True),
-        si_column("bytes", "B", [r.saved_bytes for r in rows]),
-        seconds_column("time", [r.saved_s for r in rows]),
-        text_column("rule", [r.rule for r in rows]),
-        optional(text_column("reason", [r.reason for r in rows], wraps=True)),
+        col.names("producer", [r.producer for r in rows]),
+        col.names("consumer", [r.consumer for r in rows]),
+        col.repeats(r.count for r in rows),
+        col.modules(r.module for r in rows),
+        col.si("bytes", "B", [r.saved_bytes for r in rows]),
+        col.seconds("time", [r.saved_s for r in rows]),
+        col.text("rule", [r.rule for r in rows]),
+        col.optional(col.text("reason", [r.reason for r in rows], wraps=True)),
     ]
-    return table("Missed fusions by what they would win", columns, MISSED_NOTE)
+    return col.table("Missed fusions by what they would win", columns, MISSED_NOTE)
 
 
 def explained(policies: PolicySet) -> tuple[Schedule, ...]:
@@ -174,12 +151,3 @@ def sentences(policies: PolicySet) -> tuple[Sentence, ...]:
         for schedule in policies.schedules
         if schedule.policy != "eager"
     )
-
-
-def fusion_sections(profile: Profile) -> tuple[Section, ...]:
-    """For each GPU the policies side by side, then what each saves."""
-    sections = []
-    for policies in policy_sets(profile):
-        sections.append(Section(policies.gpu.name, (policy_table(policies.rows()), *sentences(policies))))
-        sections += [fusion_section(policies, schedule) for schedule in explained(policies)]
-    return tuple(sections)

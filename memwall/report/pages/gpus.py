@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import memwall.report.columns as col
 from memwall.analysis.compare import DTYPES, Machine, best_peak, compare_gpus
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent, si, size
 from memwall.hardware.lookup import Gpu, load_gpu
-from memwall.report.columns import NOTHING, CellColumn, number, plain_column, si_column, times_column
-from memwall.report.document import (
-    Column,
-    Document,
-    Facts,
-    Section,
-    Sentence,
-    Table,
-    clean,
-    optional,
-    table,
-    text_column,
-)
+from memwall.report.document import Column, Document, Facts, Section, Sentence, Table, clean
+from memwall.report.kinds import Report
 
 #: rows of the growth table: key of ``Machine.growth`` -> what a reader sees
 GROWTH = {
@@ -31,9 +22,41 @@ GROWTH = {
 }  # fmt: skip
 
 
-def _scaled(heading: str, unit: str, values: Sequence[float | None], scale: float, digits: int) -> CellColumn:
-    cells = [NOTHING if not v else number(v / scale, digits) for v in values]
-    return Column(heading, unit), cells
+@dataclass(frozen=True, slots=True)
+class GpusReport(Report):
+    """All GPUs in one table."""
+
+    noun = "the hardware table"
+    kinds = ("text", "json")
+
+    gpus: Sequence[Gpu]
+
+    def document(self, kind: str) -> Document:
+        """The table."""
+        return gpus_document(self.gpus)
+
+    def record(self) -> str:
+        """All that is known of each."""
+        return json.dumps([gpu.to_dict() for gpu in self.gpus], indent=2)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport(Report):
+    """One GPU, each number with its source."""
+
+    noun = "a GPU"
+    kinds = ("text",)
+
+    gpu: Gpu
+
+    def document(self, kind: str) -> Document:
+        """Its page."""
+        return gpu_document(self.gpu)
+
+
+def _scaled(heading: str, unit: str, values: Sequence[float | None], scale: float, digits: int) -> col.CellColumn:
+    """Numbers in a given unit; none where it is zero."""
+    return col.fixed(heading, unit, [v or None for v in values], scale, digits)
 
 
 def gpus_document(gpus: Sequence[Gpu]) -> Document:
@@ -41,32 +64,32 @@ def gpus_document(gpus: Sequence[Gpu]) -> Document:
     fp16 = [best_peak(gpu, "float16") or best_peak(gpu, "bfloat16") for gpu in gpus]
     ridge = [gpu.ridge_point(Pipe("tensor", "float16")) for gpu in gpus]
     columns = [
-        text_column("name", [gpu.name for gpu in gpus]),
-        text_column("release", [gpu.release or NOTHING for gpu in gpus]),
+        col.text("name", [gpu.name for gpu in gpus]),
+        col.text("release", [gpu.release or col.NOTHING for gpu in gpus]),
         _scaled("fp64", "TFLOP/s", [best_peak(gpu, "float64") for gpu in gpus], 1e12, 1),
         _scaled("fp32", "TFLOP/s", [best_peak(gpu, "float32") for gpu in gpus], 1e12, 1),
-        optional(_scaled("tf32", "TFLOP/s", [best_peak(gpu, "tf32") for gpu in gpus], 1e12, 0)),
+        col.optional(_scaled("tf32", "TFLOP/s", [best_peak(gpu, "tf32") for gpu in gpus], 1e12, 0)),
         _scaled("16 bit", "TFLOP/s", fp16, 1e12, 1),
-        optional(_scaled("fp8", "TFLOP/s", [best_peak(gpu, "fp8") for gpu in gpus], 1e12, 0)),
+        col.optional(_scaled("fp8", "TFLOP/s", [best_peak(gpu, "fp8") for gpu in gpus], 1e12, 0)),
         _scaled("DRAM", "GB/s", [gpu.dram_bytes_per_s for gpu in gpus], 1e9, 0),
         _scaled("memory", "GB", [gpu.dram_bytes for gpu in gpus], 1e9, 0),
-        optional(_scaled("cache", "MB", [gpu.l2_bytes for gpu in gpus], 1e6, 1)),
-        plain_column("ridge", ridge, 0, "FLOP/B"),
-        optional(_scaled("TDP", "W", [gpu.tdp_w for gpu in gpus], 1.0, 0)),
+        col.optional(_scaled("cache", "MB", [gpu.l2_bytes for gpu in gpus], 1e6, 1)),
+        col.plain("ridge", ridge, 0, "FLOP/B"),
+        col.optional(_scaled("TDP", "W", [gpu.tdp_w for gpu in gpus], 1.0, 0)),
     ]
     note = (
         "peaks are dense, of the faster engine; ridge: FLOP per byte above which 16-bit matrix work is limited by "
         "compute; one board with its sources: memwall gpus NAME"
     )
-    return Document("GPUs", (Section("", (table("", columns, note),)),))
+    return Document("GPUs", (Section("", (col.table("", columns, note),)),))
 
 
 def gpu_document(gpu: Gpu) -> Document:
     """One board: every number and where it comes from."""
     facts = Facts((
-        ("name", gpu.name), ("also", clean(", ".join(gpu.aliases)) or NOTHING), ("vendor", clean(gpu.vendor)),
+        ("name", gpu.name), ("also", clean(", ".join(gpu.aliases)) or col.NOTHING), ("vendor", clean(gpu.vendor)),
         ("architecture", clean(f"{gpu.architecture} {gpu.compute_capability or ''}")),
-        ("release", gpu.release or NOTHING),
+        ("release", gpu.release or col.NOTHING),
         ("calibration", gpu.calibration),
     ))  # fmt: skip
     tables = [_peaks_table(gpu), _numbers_table(gpu)]
@@ -84,12 +107,12 @@ def _utilization_table(gpu: Gpu) -> Table:
         source = gpu.sources.get(f"utilization.{key}") or _borrowed(gpu, kernels)
         rows.setdefault((kernels, source), []).append(f"{name} {value:.4g}")
     columns = [
-        text_column("kernels", [kernels for kernels, _ in rows]),
-        text_column("constants", [", ".join(values) for values in rows.values()], wraps=True),
-        text_column("source", [source for _, source in rows], wraps=True),
+        col.text("kernels", [kernels for kernels, _ in rows]),
+        col.text("constants", [", ".join(values) for values in rows.values()], wraps=True),
+        col.text("source", [source for _, source in rows], wraps=True),
     ]
     note = "interval: measured over modeled time of 8 rows in 10; what each constant means: memwall/work"
-    return table("Utilization", columns, note)
+    return col.table("Utilization", columns, note)
 
 
 def _borrowed(gpu: Gpu, table_name: str) -> str:
@@ -100,18 +123,18 @@ def _borrowed(gpu: Gpu, table_name: str) -> str:
 def _peaks_table(gpu: Gpu) -> Table:
     pipes = sorted(gpu.peak_flop_per_s, key=lambda pipe: (pipe.engine, -gpu.peak_flop_per_s[pipe], pipe.dtype))
     columns = [
-        text_column("ceiling", pipes),
+        col.text("ceiling", pipes),
         (Column("peak"), [flop_rate(gpu.peak_flop_per_s[pipe]) for pipe in pipes]),
         (Column("achievable"), [percent(gpu.achievable_fraction(pipe)) for pipe in pipes]),
-        plain_column("ridge", [gpu.ridge_point(pipe) for pipe in pipes], 1, "FLOP/B"),
-        text_column("source of the peak", [_source(gpu, f"peak_flop_per_s.{pipe}") for pipe in pipes], wraps=True),
+        col.plain("ridge", [gpu.ridge_point(pipe) for pipe in pipes], 1, "FLOP/B"),
+        col.text("source of the peak", [_source(gpu, f"peak_flop_per_s.{pipe}") for pipe in pipes], wraps=True),
     ]
-    return table("Compute", columns)
+    return col.table("Compute", columns)
 
 
 def _source(gpu: Gpu, key: str) -> str:
     """The comment beside a number, or what stands in where the file does not say."""
-    return gpu.sources.get(key) or NOTHING
+    return gpu.sources.get(key) or col.NOTHING
 
 
 def _numbers_table(gpu: Gpu) -> Table:
@@ -124,22 +147,17 @@ def _numbers_table(gpu: Gpu) -> Table:
         ("link, both directions", bandwidth(gpu.link_bytes_per_s), "link.link_bytes_per_s"),
         ("units (SM, CU)", str(gpu.sm_count), "compute.sm_count"),
         ("boost clock", si(gpu.boost_clock_hz, "Hz"), "compute.boost_clock_hz"),
-        ("TDP", f"{gpu.tdp_w:.0f} W" if gpu.tdp_w else NOTHING, "power.tdp_w"),
+        ("TDP", f"{gpu.tdp_w:.0f} W" if gpu.tdp_w else col.NOTHING, "power.tdp_w"),
         ("launch floor", duration(gpu.launch_overhead_s), "host.launch_overhead_s"),
         ("CPU per eager op", duration(gpu.dispatch_s), "host.dispatch_s"),
         *((f"achievable {key}", percent(f), f"achievable.{key}") for key, f in gpu.achievable.items() if key != "dram"),
     ]
     columns = [
-        text_column("number", [row[0] for row in rows]),
+        col.text("number", [row[0] for row in rows]),
         (Column("value"), [row[1] for row in rows]),
-        text_column("source", [_source(gpu, row[2]) for row in rows], wraps=True),
+        col.text("source", [_source(gpu, row[2]) for row in rows], wraps=True),
     ]
-    return table("Memory, power, host", columns)
-
-
-def growth_document(gpus: Sequence[Gpu]) -> Document:
-    """How machines grew, relative to the first."""
-    return Document("compare: machines", tuple(machine_sections(compare_gpus(gpus).machines)))
+    return col.table("Memory, power, host", columns)
 
 
 #: the two boards between which the wall is usually told
@@ -166,20 +184,20 @@ def _datasheet(machines: Sequence[Machine]) -> Table:
     dtypes = [dtype for dtype in DTYPES if any(_peak(m, dtype) for m in machines)]
     ridge = [fp16 / m.dram_bytes_per_s if (fp16 := _peak(m, "float16")) else None for m in machines]
     columns = [
-        text_column("", [m.name for m in machines]),
-        text_column("release", [m.release or NOTHING for m in machines], optional=True),
+        col.text("", [m.name for m in machines]),
+        col.text("release", [m.release or col.NOTHING for m in machines], optional=True),
         *(_peak_column(d, machines) for d in dtypes),
-        si_column("bandwidth", "B/s", [m.dram_bytes_per_s for m in machines]),
+        col.si("bandwidth", "B/s", [m.dram_bytes_per_s for m in machines]),
         _scaled("memory", "GB", [m.dram_bytes for m in machines], 1e9, 0),
-        plain_column("ridge fp16", ridge, 0, "FLOP/B"),
-        optional(_scaled("TDP", "W", [m.tdp_w for m in machines], 1.0, 0)),
+        col.plain("ridge fp16", ridge, 0, "FLOP/B"),
+        col.optional(_scaled("TDP", "W", [m.tdp_w for m in machines], 1.0, 0)),
     ]
-    return table("", columns, "dense peaks of the faster engine; int8 in TOP/s")
+    return col.table("", columns, "dense peaks of the faster engine; int8 in TOP/s")
 
 
-def _peak_column(dtype: str, machines: Sequence[Machine]) -> CellColumn:
+def _peak_column(dtype: str, machines: Sequence[Machine]) -> col.CellColumn:
     column = _scaled(_SHORT.get(dtype, dtype), "TFLOP/s", [_peak(m, dtype) for m in machines], 1e12, 1)
-    return column if dtype in _CORE else optional(column)
+    return column if dtype in _CORE else col.optional(column)
 
 
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -193,15 +211,15 @@ def _growth_table(machines: Sequence[Machine]) -> Table:
     """One row per quantity, or, for many machines, one row per machine."""
     keys = [key for key in GROWTH if any(m.growth.get(key) for m in machines[1:])]
     if len(machines) <= MAX_WIDE:
-        columns = [text_column("", [GROWTH[key] for key in keys])]
-        columns += [times_column(clean(m.name), [m.growth.get(key) for key in keys]) for m in machines[1:]]
-        return table("", columns)
-    columns = [text_column("", [m.name for m in machines])]
+        columns = [col.text("", [GROWTH[key] for key in keys])]
+        columns += [col.ratio(clean(m.name), [m.growth.get(key) for key in keys]) for m in machines[1:]]
+        return col.table("", columns)
+    columns = [col.text("", [m.name for m in machines])]
     for key in keys:
-        column, cells = times_column("", [m.growth.get(key) for m in machines])
+        column, cells = col.ratio("", [m.growth.get(key) for m in machines])
         heading, _, unit = GROWTH[key].partition(" ")
         columns.append((replace(column, heading=heading, unit=unit, optional=key not in _CORE), cells))
-    return table("", columns)
+    return col.table("", columns)
 
 
 #: what a narrow page keeps

@@ -6,21 +6,21 @@ Where the version of memwall changed, lines break and a dashed one stands: figur
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import memwall.report.columns as col
 from memwall.analysis.history import THRESHOLD, Row, Step, commits, steps, trends
 from memwall.analysis.numbers import apart, change_text
 from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
 from memwall.core.units import percent
 from memwall.gate.limits import find_quantity
-from memwall.report.columns import CellColumn
-from memwall.report.document import Column, Document, Facts, Section, Sentence, Table, clean, table, text_column
-from memwall.report.figures.trend import trend_figure
-from memwall.report.html import environment
-from memwall.report.markdown import to_markdown
-from memwall.report.tables import csv_text
-from memwall.report.text import to_text
+from memwall.report.document import Block, Column, Document, Facts, Markup, Section, Sentence, Table, clean
+from memwall.report.figures.picture import Drawing, picture
+from memwall.report.figures.trend import trend_drawing
+from memwall.report.kinds import Report
 
 #: what is drawn and listed unless quantities are named
 SHOWN = ("time_s", "dram_bytes", "kernels", "peak_memory")
@@ -43,26 +43,63 @@ STEP_NOTE = (
 )
 
 
-def render_history(
-    rows: Sequence[Row], kind: str, quantities: Sequence[str] = (), *, width: int | None = None, color: bool = False
-) -> str | bytes:
-    """A history as one of ``HISTORY_KINDS``: tables of the steps, every figure (csv), or a picture.
-
-    ``quantities`` are what is drawn and whose steps are listed; none named draws ``SHOWN`` and lists all steps.
+@dataclass(frozen=True, slots=True)
+class HistoryReport(Report):
+    """A history: ``quantities`` are what is drawn and whose steps are listed; none named draws ``SHOWN`` and lists all
+    steps.
 
     Raises:
-        UsageError: there is no such kind or quantity, or nothing to show.
+        UsageError: there is no such quantity, or nothing to show.
     """
-    if kind not in _KINDS:
-        raise UsageError(f"a history has no {kind!r} form; there is {', '.join(_KINDS)}")
-    if not rows:
-        raise UsageError("the history is empty: there is no commit in it yet")
-    names = tuple(dict.fromkeys(find_quantity(name, "--quantity").name for name in quantities))
-    if missing := [name for name in names if all(name not in row.figures for row in rows)]:
-        raise UsageError(f"the history has no {missing[0]}; it has {', '.join(_known(rows))}")
-    if kind == "text":
-        return to_text(history_document(rows, names), width=width, color=color)
-    return _KINDS[kind](rows, names)
+
+    noun = "a history"
+    kinds = ("text", "md", "csv", "html", "png", "svg")
+
+    history: Sequence[Row]
+    quantities: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not self.history:
+            raise UsageError("the history is empty: there is no commit in it yet")
+        names = tuple(dict.fromkeys(find_quantity(name, "--quantity").name for name in self.quantities))
+        if missing := [name for name in names if all(name not in row.figures for row in self.history)]:
+            raise UsageError(f"the history has no {missing[0]}; it has {', '.join(_known(self.history))}")
+        object.__setattr__(self, "quantities", names)
+
+    def document(self, kind: str) -> Document:
+        """Tables of the steps; as HTML below the picture."""
+        document = history_document(self.history, self.quantities)
+        if kind != "html":
+            return document
+        drawing = base64.b64encode(picture("svg", *self.figure())).decode("ascii")
+        titles = ", ".join(LIMITS[name].title for name in self.quantities or SHOWN)
+        image = (
+            f'<div class="scroll"><img src="data:image/svg+xml;base64,{drawing}"'
+            f' alt="{titles} of each workload, commit by commit" style="max-width:100%;background:white"></div>'
+        )
+        return Document(document.title, (Section("", (Markup(image),)), *document.sections))
+
+    def rows(self) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+        """A row for each figure; ``before`` and ``change`` where it is a step."""
+        return CSV_COLUMNS, _csv_rows(self.history, self.quantities)
+
+    def figure(self) -> Drawing:
+        """A panel for each workload and quantity."""
+        return trend_drawing(self.history, self.quantities or SHOWN)
+
+
+def _csv_rows(rows: Sequence[Row], quantities: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    found = {(*step.row.key, step.quantity): step for step in steps(rows, quantities)}
+    for row in rows:
+        for name in quantities or _known(rows):
+            if name in row.figures:
+                step = found.get((*row.key, name))
+                before = "" if step is None else step.before
+                change = "" if step is None or step.change is None else step.change
+                yield (
+                    row.commit, row.date, row.memwall_version, row.workload, row.mode, row.gpu, row.policy, name,
+                    row.figures[name], before, change,
+                )  # fmt: skip
 
 
 def _known(rows: Sequence[Row]) -> list[str]:
@@ -76,7 +113,7 @@ def _known(rows: Sequence[Row]) -> list[str]:
 def history_document(rows: Sequence[Row], quantities: Sequence[str] = ()) -> Document:
     """What the history spans, its steps, newest first, and where each series stands now."""
     found = steps(rows, quantities)
-    blocks: list[Facts | Sentence | Table] = [Facts(_facts(rows)), Sentence(_sentence(found), strong=True)]
+    blocks: list[Block] = [Facts(_facts(rows)), Sentence(_sentence(found), strong=True)]
     if found:
         blocks.append(_step_table(rows, found))
     blocks.append(_latest_table(rows, quantities))
@@ -117,20 +154,20 @@ def _step_table(rows: Sequence[Row], found: Sequence[Step]) -> Table:
     shown = merged[:_MOST]
     first = [group[0] for group in shown]
     pairs = [apart([step.before, step.after], LIMITS[step.quantity].unit) for step in first]
-    columns: list[CellColumn] = [
-        text_column("date", [step.row.date[:10] for step in first]),
-        text_column("commit", [step.row.commit[:SHORT] for step in first]),
-        text_column("workload", [named(step.row) for step in first], flexible=True),
-        text_column("GPU", [_together(group, boards) for group in shown], flexible=True),
-        text_column("policy", [step.row.policy for step in first]),
-        text_column("quantity", [step.quantity for step in first]),
+    columns: list[col.CellColumn] = [
+        col.text("date", [step.row.date[:10] for step in first]),
+        col.text("commit", [step.row.commit[:SHORT] for step in first]),
+        col.names("workload", [named(step.row) for step in first]),
+        col.names("GPU", [_together(group, boards) for group in shown]),
+        col.text("policy", [step.row.policy for step in first]),
+        col.text("quantity", [step.quantity for step in first]),
         (Column("from"), [before for before, _ in pairs]),
         (Column("to"), [after for _, after in pairs]),
         (Column("change"), [change_text(step.change) or "new" for step in first]),
-        text_column("", ["worse" if step.worse else "better" for step in first]),
+        col.text("", ["worse" if step.worse else "better" for step in first]),
     ]
     rest = f"{len(merged) - len(shown):,} older rows are not shown; " if len(merged) > len(shown) else ""
-    return table("Steps, newest first", columns, rest + STEP_NOTE)
+    return col.table("Steps, newest first", columns, rest + STEP_NOTE)
 
 
 def _by_change(found: Sequence[Step]) -> list[list[Step]]:
@@ -168,59 +205,15 @@ def _names(rows: Sequence[Row]) -> Callable[[Row], str]:
 def _latest_table(rows: Sequence[Row], quantities: Sequence[str]) -> Table:
     named, last = _names(rows), [trend[-1] for trend in trends(rows).values()]
     shown = last[:_MOST]
-    columns: list[CellColumn] = [
-        text_column("workload", [named(row) for row in shown], flexible=True),
-        text_column("GPU", [row.gpu for row in shown], flexible=True),
-        text_column("policy", [row.policy for row in shown]),
-        text_column("commit", [row.commit[:SHORT] for row in shown]),
+    columns: list[col.CellColumn] = [
+        col.names("workload", [named(row) for row in shown]),
+        col.names("GPU", [row.gpu for row in shown]),
+        col.text("policy", [row.policy for row in shown]),
+        col.text("commit", [row.commit[:SHORT] for row in shown]),
     ]
     for name in quantities or SHOWN:
         quantity = LIMITS[name]
         cells = apart([row.figures.get(name) for row in shown], quantity.unit)
         columns.append((Column(quantity.title), [cell or "-" for cell in cells]))
     rest = f"{len(last) - len(shown):,} further series are not shown" if len(last) > len(shown) else ""
-    return table("Now", columns, rest)
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def history_csv(rows: Sequence[Row], quantities: Sequence[str]) -> str:
-    """One row for each figure; ``before`` and ``change`` where it is a step."""
-    found = {(*step.row.key, step.quantity): step for step in steps(rows, quantities)}
-    lines = []
-    for row in rows:
-        for name in quantities or _known(rows):
-            if name in row.figures:
-                step = found.get((*row.key, name))
-                lines.append((
-                    row.commit, row.date, row.memwall_version, row.workload, row.mode, row.gpu, row.policy, name,
-                    row.figures[name], "" if step is None else step.before,
-                    "" if step is None or step.change is None else step.change,
-                ))  # fmt: skip
-    return csv_text(CSV_COLUMNS, lines)
-
-
-def _html(rows: Sequence[Row], quantities: Sequence[str]) -> str:
-    names = quantities or SHOWN
-    return (
-        environment()
-        .get_template("trend.html.j2")
-        .render(
-            document=history_document(rows, quantities),
-            picture=base64.b64encode(trend_figure(rows, names, "svg")).decode("ascii"),
-            alt=f"{', '.join(LIMITS[name].title for name in names)} of each workload, commit by commit",
-        )
-    )
-
-
-_KINDS: Mapping[str, Callable[[Sequence[Row], Sequence[str]], str | bytes]] = {
-    "text": lambda rows, names: to_text(history_document(rows, names)),
-    "md": lambda rows, names: to_markdown(history_document(rows, names)),
-    "csv": history_csv,
-    "html": _html,
-    "png": lambda rows, names: trend_figure(rows, names or SHOWN, "png"),
-    "svg": lambda rows, names: trend_figure(rows, names or SHOWN, "svg"),
-}
-
-HISTORY_KINDS = tuple(_KINDS)
+    return col.table("Now", columns, rest)

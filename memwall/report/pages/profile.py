@@ -1,299 +1,152 @@
-"""Profile → Document: what a report of one workload says, in the order in which it is read."""
+"""A profile as a report, and its kernels as rows of CSV, Parquet and data frames."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
+from memwall.analysis.quantities import columns_of
 from memwall.analysis.savings import PolicySet, policy_sets
-from memwall.analysis.table import KernelRow, Row, class_rows, kernel_rows, module_rows, phase_rows
-from memwall.analysis.verdict import main_pipe, verdict
+from memwall.analysis.validation import COLUMNS as MEASURED_COLUMNS
+from memwall.analysis.validation import rows as measured_rows
+from memwall.analysis.validation import summary
 from memwall.analysis.whatif import Outcome
-from memwall.core.errors import UsageError
-from memwall.core.graph import Pipe
-from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
-from memwall.record.kernels import WALLS, rates, schedule_label, short_name, wall_shares
+from memwall.perfmodel.roofline import Estimate
+from memwall.record.kernels import kernel_module, kernel_phase, shapes_text
 from memwall.record.profile import Profile
-from memwall.report.columns import (
-    interval_column,
-    percent_column,
-    plain_column,
-    quantity_columns,
-    seconds_column,
-    si_column,
-)
-from memwall.report.document import (
-    Column,
-    Document,
-    Facts,
-    Section,
-    Sentence,
-    Table,
-    clean,
-    optional,
-    table,
-    text_column,
-)
-from memwall.report.pages.explanation import trust_text
-from memwall.report.pages.fusion import explained, fusion_section, is_several, policy_table, sentences
+from memwall.report.document import Document, Section, Sentence, clean
+from memwall.report.figures.picture import Drawing
+from memwall.report.figures.profile import profile_drawing
+from memwall.report.kinds import Report
+from memwall.report.pages.explanation import Explained, explanation_dict, explanation_sections
+from memwall.report.pages.fusion import is_several
+from memwall.report.pages.profile_html import profile_page
+from memwall.report.pages.profile_text import profile_document
 from memwall.report.pages.validation import measured_sections
-from memwall.report.pages.whatif import what_if_section
+from memwall.report.trace_events import render_trace
 from memwall.simulate.schedule import Schedule
 
-MATRIX_NOTE = (
-    "times fewer FLOP/s: than contraction, convolution and attention attain together; "
-    "FLOPs and bytes are compulsory, time is modeled"
-)
 
-#: names that a report has no room for, at most so many
-MAX_UNMODELED = 8
+@dataclass(frozen=True, slots=True)
+class ProfileReport(Report):
+    """A profile: ``by`` chooses what the longest table lists, ``top`` how much of it and ``sort`` its order.
 
-
-def profile_document(
-    profile: Profile, *, by: str = "op", top: int = 15, sort: str = "time", what_ifs: Sequence[Outcome] = ()
-) -> Document:
-    """The whole report. ``by`` chooses what the longest table lists; what was measured comes first, ``what_ifs`` last.
-
-    Raises:
-        UsageError: no such ``by`` or ``sort``.
+    As text, kernels that are ``explained`` stand alone; Markdown and JSON have them too.
     """
-    if by not in BREAKDOWNS:
-        raise UsageError(f"cannot group by {by!r}; choose one of {', '.join(BREAKDOWNS)}")
-    sections = [Section("", (Facts(header_facts(profile)),)), *measured_sections(profile, top=top)]
-    if is_several(profile):
-        for policies in policy_sets(profile):
-            sections += _policy_sections(policies, by, top, sort)
-    else:
-        if len(profile.simulations) > 1:
-            sections.append(Section("Totals", (totals_table(profile),)))
-        sections += [_schedule_section(profile, s, by, top, sort) for s in profile.simulations]
-    if what_ifs:
-        sections.append(what_if_section(what_ifs))
-    return Document(clean(profile.workload.name), tuple(sections))
+
+    noun = "a profile"
+    kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg", "trace.json")
+    own = MappingProxyType({"trace.json": lambda report: render_trace(report.profile)})
+
+    profile: Profile
+    by: str = "op"
+    top: int = 15
+    sort: str = "time"
+    what_ifs: Sequence[Outcome] = ()
+    explained: Explained = ()
+
+    def document(self, kind: str) -> Document:
+        """The page; as HTML with bars, rooflines and the kernels to sort and filter.
+
+        Raises:
+            UsageError: no such ``by`` or ``sort``.
+        """
+        if kind == "html":
+            return profile_page(self.profile, self.what_ifs)
+        explanations = explanation_sections(self.profile, self.explained)
+        if kind == "text" and explanations:
+            return Document(clean(self.profile.workload.name), explanations)
+        document = profile_document(self.profile, self.by, self.top, self.sort, self.what_ifs)
+        return replace(document, sections=(*document.sections, *explanations))
+
+    def record(self) -> str:
+        """``memwall.profile/1``; what-ifs, explanations and the sums of what was measured, which readers pass over,
+        under keys of their own."""
+        further: dict[str, Any] = {"what_if": [o.to_dict() for o in self.what_ifs]} if self.what_ifs else {}
+        if self.explained:
+            further["explanations"] = [explanation_dict(schedule, told) for schedule, told in self.explained]
+        if self.profile.measurements:
+            further["measured"] = summary(self.profile)
+        return self.profile.to_json(further)
+
+    def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
+        """A row for each kernel."""
+        return table_rows(self.profile)
+
+    def figure(self) -> Drawing:
+        """Rooflines, waterfalls, shares of op classes."""
+        return profile_drawing(self.profile)
 
 
-def _policy_sections(policies: PolicySet, by: str, top: int, sort: str) -> list[Section]:
-    """The policies of one GPU side by side, the first in full, of the others what they save."""
-    profile, first = policies.profile, policies.schedules[0]
-    side_by_side: tuple[Table | Sentence, ...] = (policy_table(policies.rows()), *sentences(policies))
-    return [
-        Section(gpu_title(profile, first), side_by_side),
-        _schedule_section(profile, first, by, top, sort),
-        *(fusion_section(policies, schedule) for schedule in explained(policies)),
-    ]
+@dataclass(frozen=True, slots=True)
+class MeasuredReport(ProfileReport):
+    """A profile of which text and Markdown have alone what was measured: what ``memwall measure`` shows."""
+
+    def document(self, kind: str) -> Document:
+        """What was measured; as HTML the page of the profile."""
+        if kind == "html":
+            return profile_page(self.profile, self.what_ifs)
+        w = self.profile.workload
+        sections = measured_sections(self.profile, top=self.top)
+        title = clean(f"{w.name}, {w.mode}, {w.dtype}: modeled beside measured")
+        return Document(title, sections or (Section("", (Sentence("Nothing was measured."),)),))
 
 
-def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, sort: str) -> Section:
-    blocks: list[Table | Facts | Sentence] = []
-    if len(profile.simulations) == 1:
-        blocks.append(totals_table(profile))
-    blocks.append(class_table(profile, schedule))
-    blocks += BREAKDOWNS[by](profile, schedule, top, sort)
-    phases = phase_rows(profile, schedule)
-    if len(phases) > 1:
-        blocks.append(share_table("Phases", "phase", phases))
-    blocks.append(memory_table(profile, schedule))
-    blocks.append(Sentence(verdict(profile, schedule), strong=True))
-    facts = {"calibrated": trust_text(profile, schedule), "launched": _launched(schedule)}
-    if any(facts.values()):
-        blocks.append(Facts(tuple((label, text) for label, text in facts.items() if text)))
-    title = schedule_label(profile, schedule) if is_several(profile) else full_title(profile, schedule)
-    return Section(title, tuple(blocks))
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+_CSV = columns_of("csv")
+
+#: columns of a kernel's row; seconds and bytes in base units
+KERNEL_COLUMNS = (
+    "gpu", "policy", "id", "name", "class", "phase", "module", "shapes",
+    *(quantity.name for quantity in _CSV), "modeled",
+)  # fmt: skip
+
+#: what a kernel's row has more where there are several policies: the eager kernels of the same ops
+SAVING_COLUMNS = ("ops", "launches", "eager_launches", "eager_bytes", "eager_time_s", "saved_bytes", "saved_s")
 
 
-def _launched(schedule: Schedule) -> str:
-    captured = not schedule.gpu.dispatch_s and schedule.gpu.cpu is None
-    return "as a CUDA graph: no kernel waits for the CPU" if captured else ""
+def profile_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
+    """One tuple of ``KERNEL_COLUMNS`` per kernel of each simulation, in launch order."""
+    for schedule in profile.simulations:
+        for kernel in schedule.kernels:
+            yield _kernel(profile, schedule, kernel)
 
 
-def full_title(profile: Profile, schedule: Schedule) -> str:
-    """The GPU with its ceilings, and the policy where it is not eager."""
-    return f"{gpu_title(profile, schedule)}{policy_suffix(profile, schedule)}"
-
-
-def gpu_title(profile: Profile, schedule: Schedule) -> str:
-    """``h100-sxm (NVIDIA H100 SXM5 80GB, 3.35 TB/s, 989.40 TFLOP/s tensor.float16)``: its matrix ceiling."""
-    gpu = schedule.gpu
-    pipe = gpu.ceiling_pipe(main_pipe(profile, schedule) or Pipe("tensor", "float16"))
-    return clean(f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {flop_rate(gpu.peak(pipe))} {pipe})")
-
-
-def policy_suffix(profile: Profile, schedule: Schedule) -> str:
-    """What tells two simulations of one GPU apart."""
-    return schedule_label(profile, schedule)[len(schedule.gpu.name) :]
-
-
-# -- the header --------------------------------------------------------------------------------------------------------
-
-
-def header_facts(profile: Profile) -> tuple[tuple[str, str], ...]:
-    """What was profiled and what it must do, whatever the GPU."""
-    w = profile.workload
-    how = [w.mode, w.dtype, f"autocast {w.autocast}" if w.autocast else "", w.optimizer if w.mode == "training" else ""]
-    moved = profile.dram_bytes
-    facts = [
-        ("workload", f"{w.name}, {', '.join(clean(word) for word in how if word)}"),
-        ("target", w.target),
-        ("inputs", ", ".join(f"{i['dtype']}{list(i['shape'])}".replace(" ", "") for i in w.inputs)),
-        ("parameters", f"{si(w.parameters, '')} ({w.parameters:,})"),
-        ("FLOPs", f"{flops(profile.flops)} ({profile.flops:,})"),
-        ("of matrix work", _matrix_fact(profile)),
-        ("DRAM bytes", f"{size(moved)} ({moved:,}), compulsory, unfused"),
-        ("intensity", f"{intensity(profile.flops / moved if moved else 0.0)} FLOP/byte"),
-        ("coverage", _coverage_fact(profile)),
-        ("counted on", _graphs_fact(profile)),
-    ]
-    return tuple((label, clean(text)) for label, text in facts if text)
-
-
-def _matrix_fact(profile: Profile) -> str:
-    share = profile.model_flops / profile.flops if profile.flops else 0.0
-    text = f"{percent(share, 2)} ({profile.model_flops:,})"
-    if profile.dense_model_flops != profile.model_flops:
-        text += f"; with attention counted dense, as most tools do: {profile.dense_model_flops:,}"
-    return text
-
-
-def _graphs_fact(profile: Profile) -> str:
-    """Which GPU's graph the header counts, where GPUs run different attention kernels."""
-    if len(profile.graphs) < 2:
-        return ""
-    names = []
-    for i, graph in enumerate(profile.graphs):
-        gpus = dict.fromkeys(schedule.gpu.name for schedule in profile.simulations if schedule.graph == i)
-        names.append(f"{graph.attention} attention ({', '.join(gpus)})")
-    return f"{names[0]}; further graphs for {', '.join(names[1:])}"
-
-
-def _coverage_fact(profile: Profile) -> str:
-    cover = profile.coverage
-    if not cover.unmodeled:
-        return f"100 % of {len(profile.graph.ops):,} ops"
-    names = ", ".join(cover.unmodeled[:MAX_UNMODELED])
-    more = len(cover.unmodeled) - MAX_UNMODELED
-    tail = f" and {more} more" if more > 0 else ""
+def _kernel(profile: Profile, schedule: Schedule, kernel: Estimate) -> tuple[Any, ...]:
+    graph, costs = profile.graphs[schedule.graph], profile.costs[schedule.graph]
+    specs = [graph.values[i].spec for op_id in kernel.op_ids for i in graph.ops[op_id].inputs]
     return (
-        f"{percent(cover.ops)} of {len(profile.graph.ops):,} ops, {percent(cover.bytes)} of bytes; "
-        f"no formula for {names}{tail} (charged bytes only)"
-    )
+        schedule.gpu.name, schedule.policy, kernel.id, kernel.name, kernel.op_class,
+        kernel_phase(profile, schedule, kernel), kernel_module(profile, schedule, kernel), shapes_text(specs),
+        *(quantity.of(kernel) for quantity in _CSV),
+        all(costs[i].modeled for i in kernel.op_ids),
+    )  # fmt: skip
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
+def saving_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
+    """One tuple of ``KERNEL_COLUMNS`` and ``SAVING_COLUMNS`` per kernel, GPU by GPU."""
+    for policies in policy_sets(profile):
+        for schedule in policies.schedules:
+            for kernel in schedule.kernels:
+                yield (*_kernel(profile, schedule, kernel), *_saving(policies, kernel))
 
 
-def totals_table(profile: Profile) -> Table:
-    """One row per simulation: what a reader compares first."""
-    sims = profile.simulations
-    speeds = [rates(profile, s) for s in sims]
-    columns = [
-        text_column("GPU", [schedule_label(profile, s) for s in sims]),
-        seconds_column("time", [s.totals.time_s for s in sims]),
-        optional(seconds_column("bound", [s.totals.bound_s for s in sims], like=[s.totals.time_s for s in sims])),
-        interval_column([(s.totals.low_s, s.totals.high_s) for s in sims], [s.totals.time_s for s in sims]),
-        optional(plain_column("kernels", [s.totals.kernels for s in sims])),
-    ]
-    if profile.workload.samples is not None:
-        columns.append(optional(si_column("samples", "/s", [r.samples_per_s for r in speeds])))
-    if profile.workload.tokens is not None:
-        columns.append(optional(si_column("tokens", "/s", [r.tokens_per_s for r in speeds])))
-    if len({s.totals.flops for s in sims}) > 1:  # other attention kernels, or another policy
-        columns.append(si_column("FLOPs", "FLOP", [s.totals.flops for s in sims]))
-    columns += [
-        percent_column("MFU", [s.totals.mfu for s in sims]),
-        optional(percent_column("MBU", [s.mbu for s in sims])),
-        *(percent_column(wall, [wall_shares(s)[wall] for s in sims], 0) for wall in WALLS),
-        si_column("peak", "B", [s.totals.peak_memory_bytes for s in sims]),
-        text_column("fits", ["yes" if s.fits else "NO" for s in sims]),
-    ]
-    return table(
-        "",
-        columns,
-        "bound: speed of light; 8 in 10: where 8 of 10 real runs should lie; compute, bandwidth, overhead: share of"
-        " time under each wall",
-    )
+def _saving(policies: PolicySet, kernel: Estimate) -> tuple[Any, ...]:
+    eager = policies.replaced(kernel)
+    eager_bytes, eager_s = sum(k.bytes for k in eager), sum(k.time_s for k in eager)
+    return (
+        len(kernel.op_ids), kernel.launches, sum(k.launches for k in eager), eager_bytes, eager_s,
+        eager_bytes - kernel.bytes, eager_s - kernel.time_s,
+    )  # fmt: skip
 
 
-def class_table(profile: Profile, schedule: Schedule) -> Table:
-    """Op classes and their shares."""
-    rows = class_rows(profile, schedule)
-    columns = [text_column("class", [r.key for r in rows]), *quantity_columns("class", rows, {"flop_share": 2})]
-    return table("Op classes", columns, MATRIX_NOTE)
-
-
-def share_table(title: str, heading: str, rows: Sequence[Row]) -> Table:
-    """Phases or modules."""
-    return table(title, [text_column(heading, [r.key for r in rows], flexible=True), *quantity_columns("share", rows)])
-
-
-def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table:
-    """Kernels, repeats as one row."""
-    columns = [
-        text_column("kernel", [short_name(r.name) for r in rows], flexible=True),
-        text_column("", [f"x{r.count}" if r.count > 1 else "" for r in rows]),
-        text_column("module", [r.module or "(top)" for r in rows], flexible=True),
-        text_column("phase", [_PHASES.get(r.phase, r.phase) for r in rows], optional=True),
-        *quantity_columns("kernel", rows),
-    ]
-    return table(title, columns, note)
-
-
-_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
-
-
-def memory_table(profile: Profile, schedule: Schedule) -> Table:
-    """Peak memory and what it holds."""
-    m, gpu = schedule.memory, schedule.gpu
-    values = (m.parameters, m.gradients, m.optimizer_state, m.activations, m.total, gpu.dram_bytes)
-    names = ("parameters", "gradients", "optimizer state", "activations", "peak", "on board")
-    fits = "fits" if schedule.fits else "DOES NOT FIT"
-    note = f"{fits}: {percent(m.total / gpu.dram_bytes)} of the board's memory"
-    gradients = profile.graphs[schedule.graph].role_bytes["gradient"]
-    if m.gradients < gradients:
-        note += f"; at the moment of the peak {size(m.gradients)} of the {size(gradients)} of gradients are alive"
-    columns = [(Column(name), [size(value)]) for name, value in zip(names, values, strict=True)]
-    return table("Peak memory", columns, note)
-
-
-# -- what --by chooses -------------------------------------------------------------------------------------------------
-
-Blocks = list[Table | Facts | Sentence]
-
-
-def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str) -> Blocks:
-    rows = kernel_rows(profile, schedule, sort=sort)
-    shown, rest = rows[:top], rows[top:]
-    note = "xN: so many equal kernels, their figures summed; bound: speed of light, time: modeled"
-    if rest:
-        rest_s = sum(r.time_s for r in rest)
-        note = f"and {len(rest):,} more row{'s' if len(rest) > 1 else ''}, {duration(rest_s)}; {note}"
-    return [kernel_table(f"Top kernels by {sort}", shown, note)]
-
-
-def _by_module(profile: Profile, schedule: Schedule, top: int, sort: str) -> Blocks:
-    return [share_table("Modules", "module", module_rows(profile, schedule, top=top))]
-
-
-def _by_phase(profile: Profile, schedule: Schedule, top: int, sort: str) -> Blocks:
-    rows = kernel_rows(profile, schedule, sort=sort)
-    phases = dict.fromkeys(row.phase for row in phase_kernels(rows))
-    return [kernel_table(f"Top kernels, {p}", [r for r in rows if r.phase == p][:top]) for p in phases]
-
-
-def phase_kernels(rows: Sequence[KernelRow]) -> list[KernelRow]:
-    """The rows in the order of the phases."""
-    order = list(_PHASES)
-    return sorted(rows, key=lambda row: order.index(row.phase))
-
-
-def _by_class(profile: Profile, schedule: Schedule, top: int, sort: str) -> Blocks:
-    rows = kernel_rows(profile, schedule, sort=sort)
-    classes = [row.key for row in class_rows(profile, schedule)]
-    return [kernel_table(f"Top kernels, {c}", [r for r in rows if r.op_class == c][:top]) for c in classes]
-
-
-#: ``--by`` key -> the blocks that break the time down that way
-BREAKDOWNS: dict[str, Callable[[Profile, Schedule, int, str], Blocks]] = {
-    "op": _by_op,
-    "module": _by_module,
-    "class": _by_class,
-    "phase": _by_phase,
-}
+def table_rows(profile: Profile) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+    """The kernels; of several policies with what each kernel saves, of a measured profile the measured ones."""
+    if profile.measurements:
+        return MEASURED_COLUMNS, (tuple(row.values()) for row in measured_rows(profile))
+    if is_several(profile):
+        return KERNEL_COLUMNS + SAVING_COLUMNS, saving_rows(profile)
+    return KERNEL_COLUMNS, profile_rows(profile)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from memwall.report.document import Document, Facts, Section, Sentence
+from memwall.report.kinds import Report
 
 _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
@@ -55,7 +58,14 @@ _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 )  # fmt: skip
 
 
-def rules_document() -> Document:
+@dataclass(frozen=True, slots=True)
+class RulesReport(Report):
     """All rules."""
-    opening = Section("", (Sentence("What memwall counts, and how it turns counts into seconds."),))
-    return Document("Counting rules", (opening, *(Section(h, (Facts(rules),)) for h, rules in _SECTIONS)))
+
+    noun = "the list of rules"
+    kinds = ("text",)
+
+    def document(self, kind: str) -> Document:
+        """A section for each kind of figure."""
+        opening = Section("", (Sentence("What memwall counts, and how it turns counts into seconds."),))
+        return Document("Counting rules", (opening, *(Section(h, (Facts(rules),)) for h, rules in _SECTIONS)))

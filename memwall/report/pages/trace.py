@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import memwall.report.columns as col
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent
-from memwall.report.columns import NOTHING, percent_column, plain_column, seconds_column, si_column, times_column
-from memwall.report.document import Document, Facts, Section, Sentence, Table, clean, optional, table, text_column
+from memwall.report.document import Document, Facts, Section, Sentence, Table, clean
+from memwall.report.figures.picture import Drawing, cut
+from memwall.report.figures.trace import trace_drawing
+from memwall.report.kinds import Report
 from memwall.report.pages.trace_names import short_name
 from memwall.traces.analysis import RowGroup, TraceAnalysis, TraceRow
 from memwall.traces.costs import LINK
@@ -47,52 +51,39 @@ COLUMNS = (
     "wall", "assumed", "reason", "measured_dram_bytes",
 )  # fmt: skip
 
-#: kinds that :func:`render_analysis` knows
-KINDS = ("text", "md", "html", "json", "csv", "parquet", "png", "svg")
 
+@dataclass(frozen=True, slots=True)
+class TraceReport(Report):
+    """A profiler's trace next to what a GPU could do; ``top`` ops are listed, 15, on a page 200."""
 
-def render_analysis(
-    analysis: TraceAnalysis,
-    kind: str,
-    *,
-    by: str = "op",
-    top: int | None = None,
-    sort: str = "time",
-    width: int | None = None,
-    color: bool = False,
-) -> str | bytes:
-    """The analysis as one of :data:`KINDS`; png and parquet are bytes. ``top`` ops are listed: 15, on a page 200.
+    noun = "a trace"
+    kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg")
 
-    Raises:
-        UsageError: no such kind.
-        MissingError: the kind needs a dependency that is not installed.
-    """
-    if kind in ("text", "md", "html"):
-        shown = top or (_HTML_ROWS if kind == "html" else _TEXT_ROWS)
-        document = trace_document(analysis, by=by, top=shown, sort=sort)
-        if kind == "text":
-            from memwall.report.text import to_text
+    analysis: TraceAnalysis
+    by: str = "op"
+    top: int | None = None
+    sort: str = "time"
 
-            return to_text(document, width=width, color=color)
-        if kind == "md":
-            from memwall.report.markdown import to_markdown
+    def document(self, kind: str) -> Document:
+        """The report, in the order in which it is read.
 
-            return to_markdown(document)
-        from memwall.report.html import render_document_html
+        Raises:
+            UsageError: no such ``by`` or ``sort``.
+        """
+        top = self.top or (_HTML_ROWS if kind == "html" else _TEXT_ROWS)
+        return trace_document(self.analysis, by=self.by, top=top, sort=self.sort)
 
-        return render_document_html(document)
-    if kind == "json":
-        return json.dumps(analysis.to_dict(), indent=1, allow_nan=False) + "\n"
-    if kind in ("csv", "parquet"):
-        from memwall.report.tables import csv_text, to_parquet
+    def record(self) -> str:
+        """All of it as JSON."""
+        return json.dumps(self.analysis.to_dict(), indent=1, allow_nan=False) + "\n"
 
-        rows = [_cells(analysis, row) for row in analysis.rows]
-        return csv_text(COLUMNS, rows) if kind == "csv" else to_parquet(COLUMNS, rows)
-    if kind in ("png", "svg"):
-        from memwall.report.figures.trace import draw
+    def rows(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """A row for each op."""
+        return COLUMNS, [_cells(self.analysis, row) for row in self.analysis.rows]
 
-        return draw(analysis, kind)
-    raise UsageError(f"a trace has no {kind!r} form; there is {', '.join(KINDS)}")
+    def figure(self) -> Drawing:
+        """The roofline of what was measured."""
+        return trace_drawing(self.analysis)
 
 
 def _cells(analysis: TraceAnalysis, row: TraceRow) -> tuple[Any, ...]:
@@ -133,15 +124,15 @@ def _over_roof(analysis: TraceAnalysis) -> list[Section]:
         return []
     shown = rows[:_OVER]
     columns = [
-        text_column("op", [short_name(row.name) for row in shown], flexible=True),
-        text_column("shapes", [_shapes(row) for row in shown], flexible=True),
-        seconds_column("measured", [row.measured_s for row in shown]),
-        seconds_column("bound", [row.bound_s for row in shown], like=[row.measured_s for row in shown]),
-        percent_column("of roof", [row.of_roof for row in shown]),
-        text_column("wall", [row.wall for row in shown]),
+        col.names("op", [short_name(row.name) for row in shown]),
+        col.names("shapes", [_shapes(row) for row in shown]),
+        col.seconds("measured", [row.measured_s for row in shown]),
+        col.seconds("bound", [row.bound_s for row in shown], like=[row.measured_s for row in shown]),
+        col.percent("of roof", [row.of_roof for row in shown]),
+        col.text("wall", [row.wall for row in shown]),
     ]
     text = f"{_counted(len(rows), 'row')} faster than {analysis.gpu.name} can be: an error of memwall's counting"
-    return [Section("Over the roof", (Sentence(text, strong=True), table("", columns)))]
+    return [Section("Over the roof", (Sentence(text, strong=True), col.table("", columns)))]
 
 
 def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
@@ -198,35 +189,35 @@ def _walls(analysis: TraceAnalysis) -> Table:
     seconds = {wall: time_s for wall, time_s in analysis.by_wall().items() if time_s}
     whole = analysis.measured_s or 1.0
     columns = [
-        text_column("wall", list(seconds)),
-        seconds_column("measured", list(seconds.values())),
-        percent_column("time", [time_s / whole for time_s in seconds.values()]),
+        col.text("wall", list(seconds)),
+        col.seconds("measured", list(seconds.values())),
+        col.percent("time", [time_s / whole for time_s in seconds.values()]),
     ]
-    return table("", columns, "the wall is the model's: the largest of its terms for that op on this board")
+    return col.table("", columns, "the wall is the model's: the largest of its terms for that op on this board")
 
 
 def _classes(analysis: TraceAnalysis) -> Table:
     groups = analysis.groups("class")
     columns = _figures(analysis, groups, "class", [group.key for group in groups])
-    columns.append(times_column("/measured", [group.modeled_over_measured for group in groups]))
-    return table("Op classes", columns)
+    columns.append(col.ratio("/measured", [group.modeled_over_measured for group in groups]))
+    return col.table("Op classes", columns)
 
 
 def _kernels(analysis: TraceAnalysis, by: str, top: int, sort: str) -> tuple[Table | Sentence, ...]:
     groups = sorted(analysis.groups(by), key=SORTS[sort], reverse=True)
     shown = groups[:top]
     shorten = {"op": short_name, "module": _tail}.get(by, str)
-    names = [shorten(group.key) or NOTHING for group in shown]
+    names = [shorten(group.key) or col.NOTHING for group in shown]
     columns = _figures(analysis, shown, by, names)
     if by == "op":
-        columns.insert(1, text_column("shapes", [_shapes(g.first) for g in shown], flexible=True))
+        columns.insert(1, col.names("shapes", [_shapes(g.first) for g in shown]))
         if any(group.first.module for group in shown):
-            columns.append(optional(text_column("module", [_module(group) for group in shown], flexible=True)))
+            columns.append(col.optional(col.names("module", [_module(group) for group in shown])))
     note = "FLOPs and bytes count once for each op, whatever it launched; '-' is unknown, not zero"
     if len(groups) > top:
         rest_s = sum(group.measured_s for group in groups[top:])
         note += f"; {len(groups) - top:,} more take {percent(rest_s / (analysis.measured_s or 1.0))} (--top)"
-    return (table("", columns, note),)
+    return (col.table("", columns, note),)
 
 
 def _figures(analysis: TraceAnalysis, groups: Sequence[RowGroup], heading: str, names: Sequence[str]) -> list[Any]:
@@ -235,23 +226,22 @@ def _figures(analysis: TraceAnalysis, groups: Sequence[RowGroup], heading: str, 
     whole = analysis.measured_s or 1.0
     seen = [group.known("dram_bytes") for group in groups]
     return [
-        text_column(heading, names, flexible=True),
-        optional(plain_column("count", [len(group.rows) for group in groups])),
-        seconds_column("measured", times),
-        percent_column("time", [time_s / whole for time_s in times]),
-        si_column("FLOPs", "FLOP", [group.known("flops") for group in groups]),
-        si_column("bytes", "B", [group.known("moved_bytes") for group in groups]),
-        *([si_column("by ncu", "B", seen)] if any(value is not None for value in seen) else []),
-        seconds_column("bound", [group.known("bound_s") for group in groups], like=times),
-        percent_column("of roof", [group.of_roof for group in groups]),
-        text_column("wall", [group.wall for group in groups]),
-        seconds_column("modeled", [group.known("modeled_s") for group in groups], like=times),
+        col.names(heading, names),
+        col.optional(col.plain("count", [len(group.rows) for group in groups])),
+        col.seconds("measured", times),
+        col.percent("time", [time_s / whole for time_s in times]),
+        col.si("FLOPs", "FLOP", [group.known("flops") for group in groups]),
+        col.si("bytes", "B", [group.known("moved_bytes") for group in groups]),
+        *([col.si("by ncu", "B", seen)] if any(value is not None for value in seen) else []),
+        col.seconds("bound", [group.known("bound_s") for group in groups], like=times),
+        col.percent("of roof", [group.of_roof for group in groups]),
+        col.text("wall", [group.wall for group in groups]),
+        col.seconds("modeled", [group.known("modeled_s") for group in groups], like=times),
     ]
 
 
 def _shapes(row: TraceRow) -> str:
-    text = row.shapes
-    return text if len(text) <= _LONGEST_SHAPES else f"{text[: _LONGEST_SHAPES - 1]}…"
+    return cut(row.shapes, _LONGEST_SHAPES)
 
 
 def _module(group: RowGroup) -> str:
@@ -277,13 +267,13 @@ def _gap_section(analysis: TraceAnalysis) -> list[Section]:
         causes.setdefault(gap.cause, []).append(gap.dur_us * _US)
     shown = sorted(causes.items(), key=lambda item: (-sum(item[1]), item[0]))[:_GAPS]
     columns = [
-        text_column("what the CPU did when it ended", [cause for cause, _ in shown], flexible=True),
-        plain_column("gaps", [len(times) for _, times in shown]),
-        seconds_column("in all", [sum(times) for _, times in shown]),
-        seconds_column("longest", [max(times) for _, times in shown]),
+        col.names("what the CPU did when it ended", [cause for cause, _ in shown]),
+        col.plain("gaps", [len(times) for _, times in shown]),
+        col.seconds("in all", [sum(times) for _, times in shown]),
+        col.seconds("longest", [max(times) for _, times in shown]),
     ]
     text = f"{_counted(len(gaps), 'gap')}, {duration(analysis.gap_s)} in which no stream ran anything"
-    return [Section("Exposed gaps", (Sentence(text), table("", columns)))]
+    return [Section("Exposed gaps", (Sentence(text), col.table("", columns)))]
 
 
 def _farthest(analysis: TraceAnalysis) -> list[Section]:
@@ -300,15 +290,15 @@ def _farthest(analysis: TraceAnalysis) -> list[Section]:
         return []
     times = [group.measured_s for group in shown]
     columns = [
-        text_column("op", [short_name(group.key) for group in shown], flexible=True),
-        text_column("shapes", [_shapes(group.first) for group in shown], flexible=True),
-        plain_column("count", [len(group.rows) for group in shown]),
-        seconds_column("measured", times),
-        seconds_column("modeled", [group.known("modeled_s") for group in shown], like=times),
-        times_column("/measured", [group.modeled_over_measured for group in shown]),
-        text_column("kernel", [short_name(group.first.kernels[-1].name) for group in shown], flexible=True),
+        col.names("op", [short_name(group.key) for group in shown]),
+        col.names("shapes", [_shapes(group.first) for group in shown]),
+        col.plain("count", [len(group.rows) for group in shown]),
+        col.seconds("measured", times),
+        col.seconds("modeled", [group.known("modeled_s") for group in shown], like=times),
+        col.ratio("/measured", [group.modeled_over_measured for group in shown]),
+        col.names("kernel", [short_name(group.first.kernels[-1].name) for group in shown]),
     ]
-    return [Section("Farthest from the model", (table("", columns),))]
+    return [Section("Farthest from the model", (col.table("", columns),))]
 
 
 def _without(analysis: TraceAnalysis) -> list[Section]:
@@ -324,17 +314,17 @@ def _without(analysis: TraceAnalysis) -> list[Section]:
     times = [sum(row.measured_s for row in rows) for _, rows in shown]
     whole = analysis.measured_s or 1.0
     columns = [
-        text_column("op or kernel", [short_name(name) for (name, _), _ in shown], flexible=True),
-        plain_column("count", [len(rows) for _, rows in shown]),
-        seconds_column("measured", times),
-        percent_column("time", [time_s / whole for time_s in times]),
-        text_column("why", [reason for (_, reason), _ in shown], flexible=True),
+        col.names("op or kernel", [short_name(name) for (name, _), _ in shown]),
+        col.plain("count", [len(rows) for _, rows in shown]),
+        col.seconds("measured", times),
+        col.percent("time", [time_s / whole for time_s in times]),
+        col.names("why", [reason for (_, reason), _ in shown]),
     ]
     unmatched = [row for row in analysis.rows if not row.matched]
     note = f"linked to no op: {_counted(sum(len(row.kernels) for row in unmatched), 'kernel')}"
     if len(order) > len(shown):
         note += f"; {len(order) - len(shown):,} more kinds are in the JSON and CSV"
-    return [Section("Without figures", (table("", columns, note),))]
+    return [Section("Without figures", (col.table("", columns, note),))]
 
 
 def _notes(analysis: TraceAnalysis) -> list[Section]:

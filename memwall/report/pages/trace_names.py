@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from memwall.report.columns import NOTHING
+import memwall.report.columns as col
 from memwall.report.document import clean
 
 #: characters that a table shows at most, and those of the end, where tiles and layouts stand
@@ -38,7 +38,7 @@ def short_name(name: str) -> str:
         short = _without_arguments(_NAMESPACES.sub("", text)) or text
     else:
         short = _abbreviated(text)
-    return _cut(short) or NOTHING
+    return _cut(short) or col.NOTHING
 
 
 def _without_arguments(text: str) -> str:

@@ -5,27 +5,17 @@ First of all stands what is wrong: kernels measured faster than our speed of lig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from memwall.analysis.validation import Device, Pair, Run, Share, devices
+import memwall.report.columns as col
+from memwall.analysis.savings import group_name
+from memwall.analysis.validation import Contest, Device, GroupTimes, Pair, Run, Share, devices
 from memwall.core.units import bandwidth, duration, size
+from memwall.record.kernels import collapse
 from memwall.record.profile import Profile
-from memwall.report.columns import (
-    NOTHING,
-    CellColumn,
-    Numbers,
-    percent_column,
-    plain_column,
-    seconds_column,
-    si_column,
-    times_column,
-)
-from memwall.report.document import Column, Facts, Section, Sentence, Table, clean, optional, table, text_column
-from memwall.report.pages.ab import contest_table, group_table, name_columns
-from memwall.report.pages.fusion import rows_left
-
-Block = Table | Facts | Sentence
+from memwall.report.document import Block, Facts, Section, Sentence, Table, clean
+from memwall.report.pages.fusion import cut_name
 
 #: Rows of the tables of kernels and groups, of violations, and of reasons why a kernel has no time.
 DEFAULT_TOP, MAX_VIOLATIONS, MAX_LOST = 15, 20, 12
@@ -79,15 +69,17 @@ def _violations(device: Device) -> list[Block]:
     shown = found[:MAX_VIOLATIONS]
     pairs = [pair for _, pair in shown]
     columns = [
-        text_column("executor", [run.measurement.executor for run, _ in shown]),
+        col.text("executor", [run.measurement.executor for run, _ in shown]),
         *name_columns(pairs),
-        text_column("shapes", [pair.shapes[:LONGEST_SHAPES] for pair in pairs], flexible=True),
-        seconds_column("bound", [pair.kernel.bound_s for pair in pairs]),
-        seconds_column("measured", [pair.measured_s for pair in pairs]),
-        percent_column("of bound", [pair.of_bound for pair in pairs]),
+        col.names("shapes", [pair.shapes[:LONGEST_SHAPES] for pair in pairs]),
+        col.seconds("bound", [pair.kernel.bound_s for pair in pairs]),
+        col.seconds("measured", [pair.measured_s for pair in pairs]),
+        col.percent("of bound", [pair.of_bound for pair in pairs]),
     ]
-    more = f"and {rows_left(len(found) - len(shown))}" if len(found) > len(shown) else ""
-    return [Sentence(text, strong=True), table("Faster than our speed of light", columns, more)]
+    return [
+        Sentence(text, strong=True),
+        col.table("Faster than our speed of light", columns, left=len(found) - len(shown)),
+    ]
 
 
 def _doubts(device: Device) -> list[Sentence]:
@@ -138,22 +130,22 @@ def run_table(device: Device) -> Table:
     runs, totals = device.runs, [run.total for run in device.runs]
     steps = [run.measurement.step.median_s if run.measurement.step else None for run in runs]
     columns = [
-        text_column("executor", [run.measurement.executor for run in runs]),
-        text_column("kernels", [_reached(run) for run in runs]),
+        col.text("executor", [run.measurement.executor for run in runs]),
+        col.text("kernels", [_reached(run) for run in runs]),
         *_time_columns(totals),
         *_fraction_columns(totals),
-        percent_column("streaming", [run.streaming_of_copy for run in runs]),
+        col.percent("streaming", [run.streaming_of_copy for run in runs]),
     ]
     if any(steps):
         columns += [
-            seconds_column("step", steps),
-            error_column("error", [run.step_error for run in runs]),
-            times_column("of eager", _speedups(runs, steps)),
+            col.seconds("step", steps),
+            col.error("error", [run.step_error for run in runs]),
+            col.ratio("of eager", _speedups(runs, steps)),
         ]
     note = f"{RUN_NOTE}; of eager: how many times faster than the eager step" if any(steps) else RUN_NOTE
     if any(run.streaming for run in runs):
         note += "; streaming: geomean of copy over kernels of 64 MB or more without matrix work"
-    return table("Executors", [c for c in columns if set(c[1]) != {NOTHING}], note)
+    return col.table("Executors", col.known(columns), note)
 
 
 def _reached(run: Run) -> str:
@@ -162,31 +154,23 @@ def _reached(run: Run) -> str:
     return f"{run.total.kernels:,}/{whole:,}"
 
 
-def _speedups(runs: Sequence[Run], steps: Numbers) -> list[float | None]:
+def _speedups(runs: Sequence[Run], steps: col.Numbers) -> list[float | None]:
     eager = next((step for run, step in zip(runs, steps, strict=True) if run.measurement.executor == "eager"), None)
     return [eager / step if eager and step else None for step in steps]
 
 
-def _time_columns(rows: Sequence[Share]) -> list[CellColumn]:
+def _time_columns(rows: Sequence[Share]) -> list[col.CellColumn]:
     like = [*(r.modeled_s for r in rows), *(r.measured_s for r in rows)]
     return [
-        seconds_column("modeled", [r.modeled_s for r in rows], like=like),
-        seconds_column("measured", [r.measured_s for r in rows], like=like),
-        error_column("error", [r.error for r in rows]),
-        percent_column("|error|", [r.median_error for r in rows]),
+        col.seconds("modeled", [r.modeled_s for r in rows], like=like),
+        col.seconds("measured", [r.measured_s for r in rows], like=like),
+        col.error("error", [r.error for r in rows]),
+        col.percent("|error|", [r.median_error for r in rows]),
     ]
 
 
-def _fraction_columns(rows: Sequence[Share]) -> list[CellColumn]:
-    return [
-        percent_column("of bound", [r.of_bound for r in rows]),
-        percent_column("of copy", [r.of_copy for r in rows]),
-    ]
-
-
-def error_column(heading: str, values: Numbers) -> CellColumn:
-    """A signed fraction in percent: ``+3.1``, ``-12.0``."""
-    return Column(heading, "%"), [NOTHING if v is None else f"{100 * v:+,.1f}" for v in values]
+def _fraction_columns(rows: Sequence[Share]) -> list[col.CellColumn]:
+    return [col.percent("of bound", [r.of_bound for r in rows]), col.percent("of copy", [r.of_copy for r in rows])]
 
 
 # -- one executor ------------------------------------------------------------------------------------------------------
@@ -208,13 +192,13 @@ def _run_section(device: Device, run: Run, top: int) -> Section:
 def share_table(rows: Sequence[Share]) -> Table:
     """Op classes of one executor."""
     columns = [
-        text_column("class", [r.key for r in rows]),
-        plain_column("kernels", [r.kernels for r in rows]),
-        plain_column("distinct", [r.distinct for r in rows]),
+        col.text("class", [r.key for r in rows]),
+        col.plain("kernels", [r.kernels for r in rows]),
+        col.plain("distinct", [r.distinct for r in rows]),
         *_time_columns(rows),
         *_fraction_columns(rows),
     ]
-    return table("By class", [c for c in columns if set(c[1]) != {NOTHING}])
+    return col.table("By class", col.known(columns))
 
 
 def kernel_table(run: Run, pairs: Sequence[Pair], more: Sequence[Pair] = ()) -> Table:
@@ -222,20 +206,19 @@ def kernel_table(run: Run, pairs: Sequence[Pair], more: Sequence[Pair] = ()) -> 
     measured = [pair.measured_s for pair in pairs]
     columns = [
         *name_columns(pairs),
-        optional(text_column("dtype", [pair.dtype for pair in pairs])),
-        optional(text_column("schedule", [pair.kernel.schedule for pair in pairs])),
-        optional(si_column("bytes", "B", [pair.kernel.bytes for pair in pairs])),
-        seconds_column("modeled", [pair.kernel.modeled_s for pair in pairs], like=measured),
-        seconds_column("measured", measured),
-        percent_column("+-", [_half_interval(pair) for pair in pairs]),
-        percent_column("in step", [pair.step_s / run.total.measured_s for pair in pairs]),
-        error_column("error", [pair.error for pair in pairs]),
-        percent_column("of bound", [pair.of_bound for pair in pairs]),
-        percent_column("of copy", [pair.of_copy for pair in pairs]),
+        col.optional(col.text("dtype", [pair.dtype for pair in pairs])),
+        col.optional(col.text("schedule", [pair.kernel.schedule for pair in pairs])),
+        col.optional(col.si("bytes", "B", [pair.kernel.bytes for pair in pairs])),
+        col.seconds("modeled", [pair.kernel.modeled_s for pair in pairs], like=measured),
+        col.seconds("measured", measured),
+        col.percent("+-", [_half_interval(pair) for pair in pairs]),
+        col.percent("in step", [pair.step_s / run.total.measured_s for pair in pairs]),
+        col.error("error", [pair.error for pair in pairs]),
+        col.percent("of bound", [pair.of_bound for pair in pairs]),
+        col.percent("of copy", [pair.of_copy for pair in pairs]),
     ]
-    note = f"and {rows_left(len(more))}; {KERNEL_NOTE}" if more else KERNEL_NOTE
-    shown = [c for c in columns if set(c[1]) not in ({NOTHING}, {""}) or not c[0].heading]
-    return table("Kernels that take longest", shown, note)
+    shown = [c for c in columns if set(c[1]) not in ({col.NOTHING}, {""}) or not c[0].heading]
+    return col.table("Kernels that take longest", shown, KERNEL_NOTE, left=len(more))
 
 
 def _half_interval(pair: Pair) -> float | None:
@@ -247,9 +230,69 @@ def lost_table(run: Run) -> Table:
     """Kernels that have no time, by status and reason."""
     shown, rest = run.lost[:MAX_LOST], run.lost[MAX_LOST:]
     columns = [
-        text_column("status", [status for status, _, _, _ in shown]),
-        plain_column("kernels", [count for _, _, count, _ in shown]),
-        si_column("bytes", "B", [nbytes for _, _, _, nbytes in shown]),
-        text_column("reason", [reason for _, reason, _, _ in shown], wraps=True),
+        col.text("status", [status for status, _, _, _ in shown]),
+        col.plain("kernels", [count for _, _, count, _ in shown]),
+        col.si("bytes", "B", [nbytes for _, _, _, nbytes in shown]),
+        col.text("reason", [reason for _, reason, _, _ in shown], wraps=True),
     ]
-    return table("Without a time", columns, f"and {rows_left(len(rest))}" if rest else "")
+    return col.table("Without a time", columns, left=len(rest))
+
+
+# -- the same groups under several executors --------------------------------------------------------------------------
+
+CONTEST_NOTE = (
+    "ratio of the sums over all repeats, geomean and worst of the distinct groups, above 1: faster; slower: groups"
+    " whose intervals do not meet; eager: the measured eager kernels of the group's ops, summed"
+)
+GROUP_NOTE = "medians of one launch; xN: so many equal groups in a step; the last columns: how many times faster"
+
+
+def contest_table(rows: Sequence[Contest]) -> Table:
+    """Executors against each other over the groups that both ran."""
+    like = [*(r.seconds for r in rows), *(r.versus_seconds for r in rows)]
+    columns = [
+        col.text("", [f"{r.executor} / {r.versus}" for r in rows]),
+        col.plain("groups", [r.groups for r in rows]),
+        col.seconds("first", [r.seconds for r in rows], like=like),
+        col.seconds("second", [r.versus_seconds for r in rows], like=like),
+        col.ratio("ratio", [r.ratio for r in rows]),
+        col.ratio("geomean", [r.geomean for r in rows]),
+        col.ratio("worst", [r.worst for r in rows]),
+        col.plain("slower", [r.slower for r in rows]),
+    ]
+    return col.table("The same groups of ops", columns, CONTEST_NOTE)
+
+
+def group_table(groups: Sequence[GroupTimes], more: Sequence[GroupTimes] = ()) -> Table:
+    """Groups under each executor."""
+    pairs = [group.pair for group in groups]
+    executors = [name for name in ("eager", "inductor", "generated") if any(name in g.times for g in groups)]
+    medians = {n: [g.times[n].median_s if n in g.times else None for g in groups] for n in executors}
+    like = [value for values in medians.values() for value in values]
+    columns = [
+        *name_columns(pairs),
+        col.si("bytes", "B", [pair.kernel.bytes for pair in pairs]),
+        col.seconds("modeled", [pair.kernel.modeled_s for pair in pairs], like=like),
+        *(col.seconds(name, medians[name], like=like) for name in executors),
+        *(
+            col.ratio(f"/{versus}", [g.ratio(name, versus) for g in groups], name)
+            for name, versus in (("inductor", "eager"), ("generated", "eager"), ("generated", "inductor"))
+            if any(g.ratio(name, versus) for g in groups)
+        ),
+    ]
+    return col.table("Groups that take longest", columns, GROUP_NOTE, left=len(more))
+
+
+def name_columns(pairs: Iterable[Pair]) -> list[col.CellColumn]:
+    """Which kernels: name, repeats, module."""
+    found = list(pairs)
+    return [
+        col.names("kernel", [cut_name(group_name(p.op_names or [p.kernel.name])) for p in found]),
+        col.repeats(p.kernel.repeats for p in found),
+        col.optional(col.names("module", [_module(p) for p in found])),
+    ]
+
+
+def _module(pair: Pair) -> str:
+    """The module of a kernel; that of equal ones with its numbers as stars."""
+    return (collapse(pair.module) if pair.kernel.repeats > 1 else pair.module) or "(top)"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import memwall.report.columns as col
 from memwall.analysis.whatif import Outcome
-from memwall.report.columns import plain_column, seconds_column, si_column, times_column
-from memwall.report.document import Section, Sentence, Table, clean, optional, table, text_column
+from memwall.report.document import Block, Section, Sentence, clean
 
 NOTE = "change, ±: after less before; fuse: a module as one kernel that keeps all that lies between its ops on chip"
 #: Notes that are listed before the rest is counted.
@@ -20,20 +20,20 @@ def what_if_section(outcomes: Sequence[Outcome]) -> Section:
     change_s = [a.time_s - b.time_s for a, b in zip(after, before, strict=True)]
     change_bytes = [a.dram_bytes - b.dram_bytes for a, b in zip(after, before, strict=True)]
     columns = [
-        text_column("what if", _once([o.label for o in outcomes]), wraps=True),
-        *([text_column("GPU", [o.gpu for o in outcomes])] if several else []),
-        text_column("policy", [o.policy for o in outcomes]),
-        seconds_column("before", [t.time_s for t in before]),
-        seconds_column("after", [t.time_s for t in after], like=[t.time_s for t in before]),
-        seconds_column("change", change_s, like=[t.time_s for t in before], signed=True),
-        times_column("speed-up", [o.speedup for o in outcomes]),
-        si_column("bytes", "B", [t.dram_bytes for t in before]),
-        si_column("± bytes", "B", change_bytes),
-        optional(plain_column("kernels", [t.kernels for t in before])),
-        plain_column("± kernels", [a.kernels - b.kernels for a, b in zip(after, before, strict=True)]),
+        col.text("what if", _once([o.label for o in outcomes]), wraps=True),
+        *([col.text("GPU", [o.gpu for o in outcomes])] if several else []),
+        col.text("policy", [o.policy for o in outcomes]),
+        col.seconds("before", [t.time_s for t in before]),
+        col.seconds("after", [t.time_s for t in after], like=[t.time_s for t in before]),
+        col.seconds("change", change_s, like=[t.time_s for t in before], signed=True),
+        col.ratio("speed-up", [o.speedup for o in outcomes]),
+        col.si("bytes", "B", [t.dram_bytes for t in before]),
+        col.si("± bytes", "B", change_bytes),
+        col.optional(col.plain("kernels", [t.kernels for t in before])),
+        col.plain("± kernels", [a.kernels - b.kernels for a, b in zip(after, before, strict=True)]),
     ]
     notes = dict.fromkeys(note for o in outcomes for note in o.notes)
-    blocks: list[Table | Sentence] = [table("", columns, NOTE)]
+    blocks: list[Block] = [col.table("", columns, NOTE)]
     if notes:
         more = f", and {len(notes) - MAX_NOTES} more" if len(notes) > MAX_NOTES else ""
         blocks.append(Sentence(clean(f"Not changed: {'; '.join([*notes][:MAX_NOTES])}{more}.")))

@@ -26,7 +26,7 @@ from memwall.analysis.accuracy import (  # fmt: skip
 from memwall.analysis.accuracy.scores import regime
 from memwall.core.errors import UsageError
 from memwall.report import render
-from memwall.report.pages.accuracy import render_accuracy
+from memwall.report.pages.accuracy import AccuracyReport
 from tests.unit.measured_fixture import make_measured
 from tests.unit.report_fixture import make_profile
 
@@ -214,11 +214,11 @@ def test_what_is_no_file_of_ours(tmp_path):
 
 
 def test_the_page(record, golden):
-    golden("accuracy.txt", render_accuracy(score_files([record]), "text"))
+    golden("accuracy.txt", render(AccuracyReport(score_files([record])), "text"))
 
 
 def test_json_is_a_list_of_cells(record):
-    cells = json.loads(render_accuracy(score_files([record]), "json"))
+    cells = json.loads(render(AccuracyReport(score_files([record])), "json"))
     assert list(cells[0])[:12] == [
         "dataset", "gpu", "op_class", "dtype", "n", "mape", "median_ape", "bias", "p90", "spearman", "within_20",
         "violations",
@@ -230,18 +230,18 @@ def test_json_is_a_list_of_cells(record):
 
 def test_csv_and_markdown(record):
     scored = score_files([record])
-    assert render_accuracy(scored, "csv").startswith(
+    assert render(AccuracyReport(scored), "csv").startswith(
         "dataset,gpu,op_class,dtype,n,mape,median_ape,bias,p90,spearman,within_20,violations,"
     )
-    text = render_accuracy(scored, "md")
+    text = render(AccuracyReport(scored), "md")
     assert "> **OUR ERROR: 2 kernels were measured faster than our speed of light.**" in text
     assert "| memwall eager | old | attention | float16 | 1 | 12.4 | 12.4 | +12.4 |" in text
-    with pytest.raises(UsageError, match="writes no 'html'"):
-        render_accuracy(scored, "html")
+    with pytest.raises(UsageError, match="has no 'html' form"):
+        render(AccuracyReport(scored), "html")
 
 
 def test_a_picture_has_every_gpu(record):
-    picture = render_accuracy(score_files([record]), "png")
+    picture = render(AccuracyReport(score_files([record])), "png")
     assert picture.startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="no row to draw"):
-        render_accuracy(Scored([]), "svg")
+        render(AccuracyReport(Scored([])), "svg")

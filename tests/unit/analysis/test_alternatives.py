@@ -25,7 +25,10 @@ from memwall.analysis.rewrites import (
 from memwall.core.graph import Pipe
 from memwall.fusion import eager_plan
 from memwall.hardware.lookup import load_gpu
-from memwall.report.pages.rewrites import alternatives_markdown, alternatives_text
+from memwall.report.document import Document
+from memwall.report.markdown import to_markdown
+from memwall.report.pages.rewrites import rewrite_sections
+from memwall.report.text import to_text
 from memwall.simulate.schedule import simulate
 from tests.unit.truth_folder import truth
 
@@ -333,12 +336,12 @@ def test_forms_are_read_off_the_graph():
 
 
 def test_the_table_says_what_each_form_changes(families):
-    text = alternatives_text(families, "forms", width=140)
+    document = Document("forms", tuple(rewrite_sections(families)))
+    text = to_text(document, width=140)
     assert text.count("attention") == 2
     assert "flash (now)" in text
     assert max(map(len, text.splitlines())) <= 140
-    assert "| optimizer | foreach (now) |" in alternatives_markdown(families, "forms")
-    assert "Nothing in this model has another form" in alternatives_text((), "forms")
+    assert "| optimizer | foreach (now) |" in to_markdown(document)
 
 
 def test_products_of_float32_heads_stay_on_their_pipe():

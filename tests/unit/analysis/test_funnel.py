@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 import memwall
 import memwall.analysis.funnel
-from memwall.analysis.funnel import PUBLISHED, Funnel, Level, funnel, operator_sets
+from memwall.analysis.funnel import Funnel, Level, funnel, operator_sets
 from memwall.analysis.fused import fuse
 from memwall.core.errors import UsageError
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
 from memwall.ops import classify
-from memwall.report.figures.funnel import funnel_figure, funnel_markdown, funnel_text
+from memwall.report.figures.funnel import funnel_figure
 from tests.unit.one_call import Call, meta
 
 ROOT = Path(__file__).parents[3]
@@ -188,21 +188,6 @@ EXAMPLE = Funnel(
     ("aten.sort",),
     {"aten.odd": "no operator of this name to decompose"},
 )
-
-
-def test_as_text():
-    text = funnel_text("tiny", EXAMPLE, {"ATen": 1588, "prims": 126})
-    rows = [line.split() for line in text.splitlines()]
-    assert ["ATen", "2", "4", "7", "1,588", PUBLISHED["ATen"]] in rows
-    assert ["loop", "IR", "2", "16", "-", "-", PUBLISHED["loop IR"]] in rows
-    assert "and 2 more" in text  # 14 prims, 12 are named
-    assert "ASPLOS 2024" in text and "aten.sort" in text and "no operator of this name" in text
-
-
-def test_as_markdown():
-    text = funnel_markdown("tiny", EXAMPLE)
-    assert "| ATen | 2 | 4 | 7 | \\~2000+ |" in text
-    assert "aten.\\_softmax 1" in text
 
 
 def test_as_a_picture():

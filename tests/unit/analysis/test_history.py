@@ -15,10 +15,16 @@ from memwall.analysis.history import SCHEMA, Row, append, commits, committed, en
 from memwall.analysis.quantities import LIMITS
 from memwall.cli import main
 from memwall.core.errors import UsageError
-from memwall.report.pages.history import CSV_COLUMNS, HISTORY_KINDS, render_history
+from memwall.report import render
+from memwall.report.figures.trend import trend_drawing
+from memwall.report.pages.history import CSV_COLUMNS, HistoryReport
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 A, B, C, D = ("a" * 40, "b" * 40, "c" * 40, "d" * 40)
+
+
+def render_history(rows, kind, quantities=()):
+    return render(HistoryReport(rows, quantities), kind)
 
 
 def row(commit: str = A, day: int = 1, version: str = "1.0", gpu: str = "old", **figures: float) -> Row:
@@ -294,22 +300,8 @@ def test_the_pictures_are_pictures_and_always_the_same():
     assert render_history(trend(), "png").startswith(b"\x89PNG\r\n")
 
 
-def test_the_picture_marks_steps_breaks_lines_and_draws_versions(monkeypatch):
-    from memwall.report.figures import trend as module
-
-    seen = {}
-
-    def look(fmt, size, build):
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=size, layout="constrained")
-        build(figure)
-        seen["axes"] = figure.axes
-        return b""
-
-    monkeypatch.setattr(module, "picture", look)
-    module.trend_figure(trend(), ["kernels", "time_s"], "svg")
-    kernels, times = seen["axes"]
+def test_the_picture_marks_steps_breaks_lines_and_draws_versions():
+    kernels, times = drawn_axes(trend(), ["kernels", "time_s"])
     assert kernels.get_title(loc="center") == "kernels launched" or kernels.get_title(loc="left") == "kernels launched"
     drawn = [(list(line.get_xdata()), line.get_marker()) for line in kernels.get_lines()]
     # equal on both GPUs: one line, in two parts; a triangle for each GPU's step; a dashed line before the third commit
@@ -321,36 +313,29 @@ def test_the_picture_marks_steps_breaks_lines_and_draws_versions(monkeypatch):
     assert written == {"+17.0 %", "-25.0 %", "memwall 2.0"}
 
 
-def drawn_axes(monkeypatch, rows, quantities):
+def drawn_axes(rows, quantities):
     """The panels of a picture."""
     from matplotlib.figure import Figure
 
-    from memwall.report.figures import trend as module
-
-    figure = Figure(layout="constrained")
-
-    def build(fmt, size, draw):
-        draw(figure)
-        return b""
-
-    monkeypatch.setattr(module, "picture", build)
-    module.trend_figure(rows, quantities, "svg")
+    size, build = trend_drawing(rows, quantities)
+    figure = Figure(figsize=size, layout="constrained")
+    build(figure)
     figure.canvas.draw()
     return figure.axes
 
 
-def test_two_branches_of_two_versions_leave_the_panel_legible(monkeypatch):
+def test_two_branches_of_two_versions_leave_the_panel_legible():
     """By date they alternate: eleven changes of version, of which four are named."""
     rows = [row(f"{day:040x}", day, f"{1 + day % 2}.0", kernels=10) for day in range(1, 13)]
-    (axis,) = drawn_axes(monkeypatch, rows, ["kernels"])
+    (axis,) = drawn_axes(rows, ["kernels"])
     assert sum(line.get_linestyle() == "--" for line in axis.get_lines()) == 11
     assert len([text for text in axis.texts if text.get_text().startswith("memwall")]) == 4
 
 
 @pytest.mark.parametrize("high", [9e-3, 45e-3, 300e-3])
-def test_a_logarithmic_axis_can_be_read(monkeypatch, high):
+def test_a_logarithmic_axis_can_be_read(high):
     """A decade alone has often one tick or none."""
-    (axis,) = drawn_axes(monkeypatch, [row(A, 1, time_s=1.1e-3), row(B, 2, time_s=high)], ["time_s"])
+    (axis,) = drawn_axes([row(A, 1, time_s=1.1e-3), row(B, 2, time_s=high)], ["time_s"])
     low, top = axis.get_ylim()
     assert sum(low <= tick <= top for tick in axis.get_yticks()) >= 3
 
@@ -384,7 +369,7 @@ def test_report_writes_every_kind(history, tmp_path, capsys):
     files = [tmp_path / f"t{suffix}" for suffix in (".svg", ".png", ".html", ".md", ".csv", ".txt")]
     outputs = [part for file in files for part in ("-o", str(file))]
     assert main(["report", "--history", str(history), "-q", *outputs]) == 0
-    assert all(file.stat().st_size > 100 for file in files) and len(files) == len(HISTORY_KINDS)
+    assert all(file.stat().st_size > 100 for file in files) and len(files) == len(HistoryReport.kinds)
     assert "Steps, newest first" in capsys.readouterr().out
 
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from memwall.analysis.quantities import LIMITS
+from memwall.cli.output import GATE_SUFFIXES
 from memwall.gate.reading import OPTIONS
-from memwall.report.gate import GATE_SUFFIXES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "gate.md").read_text(encoding="utf-8")
 

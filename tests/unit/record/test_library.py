@@ -16,7 +16,8 @@ import pytest
 import memwall
 from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.core.errors import UsageError
-from memwall.report.tables import KERNEL_COLUMNS, comparison_csv, profile_csv
+from memwall.report import render
+from memwall.report.pages.profile import KERNEL_COLUMNS
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
@@ -155,7 +156,7 @@ def test_a_row_is_a_kernel_with_the_columns_of_the_csv(profile):
     frame = profile.to_pandas()
     assert list(frame.columns) == [*KERNEL_COLUMNS, "launches"]
     assert len(frame) == 2 * 12  # two GPUs, twelve ops
-    written = pandas.read_csv(io.StringIO(profile_csv(profile)))
+    written = pandas.read_csv(io.StringIO(render(profile, "csv")))
     assert frame["time_s"].tolist() == written["time_s"].tolist()
     for column in ("flops", "read_bytes", "write_bytes", "launches", "id"):
         assert frame[column].dtype == "int64"
@@ -206,7 +207,7 @@ def test_a_profile_on_no_gpu_is_an_empty_frame(profile):
 def test_a_comparison_is_a_row_for_each_entry(profile):
     comparison = compare_profile(profile, [OLD, NEW])
     frame = comparison.to_pandas()
-    assert set(frame.columns) == set(comparison_csv(comparison).splitlines()[0].split(","))
+    assert set(frame.columns) == set(render(comparison, "csv").splitlines()[0].split(","))
     assert frame["gpu"].tolist() == ["old", "new"]
     shares = frame[["wall_shares.compute", "wall_shares.bandwidth", "wall_shares.overhead"]].sum(axis=1)
     assert shares.tolist() == pytest.approx([1, 1])
@@ -378,7 +379,7 @@ def test_a_browser_leaves_the_page_around_it_alone(profile, tmp_path):
 @pytest.mark.parametrize("call", ["p.to_pandas()", "p.roofline()", "p._repr_html_()"])
 def test_what_draws_is_imported_when_it_is_asked_for(call, tmp_path):
     make_profile().save(tmp_path / "p.json")
-    heavy = "[m for m in ('pandas', 'matplotlib', 'jinja2', 'torch', 'memwall.report') if m in sys.modules]"
+    heavy = "[m for m in ('pandas', 'matplotlib', 'torch', 'memwall.report') if m in sys.modules]"
     load = f"import sys, memwall; p = memwall.Profile.load({str(tmp_path / 'p.json')!r})"
     code = f"{load}; a = {heavy}; {call}; print(a, {heavy})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

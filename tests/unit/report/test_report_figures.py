@@ -9,11 +9,9 @@ import pytest
 
 from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.core.errors import UsageError
-from memwall.hardware.lookup import load_gpu
 from memwall.report import render
 from memwall.report.figures.labels import Box, Line, Placer
-from memwall.report.figures.profile import FLAGSHIPS, class_shares_figure, memory_wall_figure, roofline_figure
-from memwall.report.figures.roofs import compute_roofs, memory_roofs
+from memwall.report.figures.roofline import compute_roofs, memory_roofs
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -40,17 +38,7 @@ def test_comparisons_as_pictures(profile):
         ET.fromstring(render(comparison, "svg"))
 
 
-def test_the_other_figures(profile):
-    assert roofline_figure(profile, "old", "png").startswith(PNG)
-    assert class_shares_figure(profile, "png").startswith(PNG)
-    assert memory_wall_figure([load_gpu(name) for name in FLAGSHIPS], "png").startswith(PNG)
-
-
 def test_what_cannot_be_drawn_is_said(profile):
-    with pytest.raises(UsageError, match="no simulation on h100; it has old, new"):
-        roofline_figure(profile, "h100")
-    with pytest.raises(UsageError, match="choose png or svg"):
-        roofline_figure(profile, "old", "pdf")
     with pytest.raises(UsageError, match="no simulation to draw"):
         render(make_profile(gpus=()), "png")
 

@@ -11,7 +11,8 @@ from memwall.analysis.whatif import parse_change
 from memwall.core.errors import UsageError
 from memwall.frontend.dynamo.capture import Break, Capture, Guard, PartialGraph, Recompile
 from memwall.fusion import Plan, Refusal
-from memwall.report.pages.fused import render_fused
+from memwall.report import render
+from memwall.report.pages.fused import FusedReport
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 POLICIES = ("eager", "memwall", "ideal")
@@ -42,19 +43,19 @@ def found():
 
 
 def test_the_page(found, golden):
-    golden("fuse.txt", render_fused(found, "text", width=118))
+    golden("fuse.txt", render(FusedReport(found), "text", width=118))
 
 
 def test_markdown_says_the_same(found):
-    text = render_fused(found, "md")
+    text = render(FusedReport(found), "md")
     assert "## old, memwall: groups and refusals" in text
     assert "### Graph breaks and their price on old" in text
     assert "| tiny.py:7 | x2 | 1 |" in text
 
 
 def test_a_narrow_page_keeps_its_numbers(found):
-    wide = render_fused(found, "text", width=118)
-    narrow = render_fused(found, "text", width=80)
+    wide = render(FusedReport(found), "text", width=118)
+    narrow = render(FusedReport(found), "text", width=80)
     assert max(map(len, narrow.splitlines())) <= 118
     saved = next(line.split()[1] for line in wide.splitlines() if line.startswith("  memwall "))
     assert any(line.split()[1:2] == [saved] for line in narrow.splitlines() if line.startswith("  memwall "))
@@ -62,8 +63,8 @@ def test_a_narrow_page_keeps_its_numbers(found):
 
 def test_only_so_many_groups_are_listed(found):
     """The made-up step has more than one group that saves: with one listed, the others are counted."""
-    assert " in sum; " in render_fused(found, "text", top=1)
-    assert " in sum; " not in render_fused(found, "text")
+    assert " in sum; " in render(FusedReport(found, top=1), "text")
+    assert " in sum; " not in render(FusedReport(found), "text")
 
 
 def test_a_capture_comes_back_from_its_record():
@@ -98,5 +99,5 @@ def test_policies_of_several_gpus():
 
 
 def test_an_unknown_kind_is_refused(found):
-    with pytest.raises(UsageError, match="memwall fuse writes no 'html'"):
-        render_fused(found, "html")
+    with pytest.raises(UsageError, match="a fusion report has no 'html' form"):
+        render(FusedReport(found), "html")

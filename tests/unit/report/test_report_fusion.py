@@ -13,11 +13,10 @@ import pytest
 from memwall.analysis.savings import Missed, Step, Waterfall
 from memwall.core.errors import UsageError
 from memwall.report import render
-from memwall.report.document import Document
-from memwall.report.figures.profile import waterfall_figure
-from memwall.report.figures.waterfall import axis_start_s, bars, label, time_unit
-from memwall.report.pages.fusion import cut_name, fusion_sections, missed_table
-from memwall.report.text import to_text
+from memwall.report.figures.picture import picture, time_unit
+from memwall.report.figures.profile import waterfall_drawing
+from memwall.report.figures.waterfall import axis_start_s, bars, label
+from memwall.report.pages.fusion import cut_name, missed_table
 from tests.unit.fused_fixture import MIB, make_fused
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
@@ -96,11 +95,11 @@ def test_a_hostile_name_is_inert_on_the_page():
 
 def test_the_picture_of_several_policies(fused):
     assert render(fused, "png").startswith(b"\x89PNG")
-    svg = waterfall_figure(fused, "old", "inductor", "svg")
+    svg = picture("svg", *waterfall_drawing(fused, "old", "inductor"))
     ET.fromstring(svg)
-    assert svg == waterfall_figure(fused, "old", "inductor", "svg")
+    assert svg == picture("svg", *waterfall_drawing(fused, "old", "inductor"))
     with pytest.raises(UsageError, match="no simulation of memwall on old"):
-        waterfall_figure(fused, "old", "memwall")
+        waterfall_drawing(fused, "old", "memwall")
 
 
 FALL = Waterfall(
@@ -138,9 +137,3 @@ def test_missed_fusions_name_their_rule():
     assert table.rows == (
         ("mm", "gelu", "x24", "layers.*", "1.000", "1.000", "contraction without epilogue", "no epilogue"),
     )
-
-
-def test_the_sections_stand_alone(fused):
-    text = to_text(Document("fusion", fusion_sections(fused)))
-    assert "Groups by what they save" in text
-    assert "Op classes" not in text

@@ -12,7 +12,8 @@ import pytest
 
 from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.report import render
-from memwall.report.html import MAX_ROWS, embed
+from memwall.report.html import embed
+from memwall.report.pages.profile_html import MAX_ROWS
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -80,11 +81,11 @@ def test_repeats_are_one_row_and_a_large_page_stays_small():
 
 
 def test_kernels_that_do_not_repeat_are_cut_at_a_limit(monkeypatch):
-    import memwall.report.html as html
+    import memwall.report.pages.profile_html as html
 
     assert MAX_ROWS * 3 * 300 < 2_000_000  # three GPUs' rows of some 300 bytes
     monkeypatch.setattr(html, "MAX_ROWS", 3)
-    page = html.render_html(make_profile())
+    page = render(make_profile(), "html")
     assert len(json.loads(Tags(page).data)["kernels"]) == 3
     assert "5 more rows, of the least time, are left out" in page
 

@@ -12,8 +12,8 @@ import pytest
 from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.core.errors import MissingError
 from memwall.record.profile import Profile
-from memwall.report import KINDS, render
-from memwall.report.tables import KERNEL_COLUMNS
+from memwall.report import render
+from memwall.report.pages.profile import KERNEL_COLUMNS, ProfileReport
 from tests.unit.report_fixture import HOSTILE, NEW, OLD, make_profile
 
 
@@ -77,6 +77,6 @@ def test_json_is_the_record(profile):
     assert Profile.from_dict(json.loads(render(profile, "json"))).workload == profile.workload
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "parquet"])
+@pytest.mark.parametrize("kind", [k for k in ProfileReport.kinds if k != "parquet"])
 def test_every_kind_takes_the_options_of_the_command_line(profile, kind):
     assert render(profile, kind, top=3, sort="bytes", by="module")
