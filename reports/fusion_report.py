@@ -102,7 +102,7 @@ def side_by_side(gpu: str) -> Section:
 
 
 def _cells(heading: str, cells: list[str]) -> col.CellColumn:
-    """Numbers with units of their own: workloads differ by a thousand col.times."""
+    """Numbers with units of their own: workloads differ by a thousand times."""
     return Column(heading), cells
 
 

@@ -171,7 +171,7 @@ def test_growth_reads_from_the_first():
     text = render(compare_gpus([OLD, NEW]), "text")
     assert "Growth over old" in text
     assert "fp16 FLOP/s grew 10.0 times, bandwidth 2.0 times, capacity 5.0 times" in text
-    assert "a kernel must do 5.0 col.times as" in text
+    assert "a kernel must do 5.0 times as" in text
 
 
 def test_many_gpus_still_fit_the_page(profile):
