@@ -29,7 +29,8 @@ from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
 from memwall.ops.launches import Attention, Stream, Work
-from memwall.ops.registry import register_cost
+from memwall.ops.registry import define, register_cost
+from memwall.ops.results import products
 
 #: [b, heads, length, size]
 _HEADS_FIRST = (
@@ -205,3 +206,16 @@ def _backward_passes(call: Call, shape: _Shape) -> tuple[int, int]:
             extra += 2 * group * (call.need("key").nbytes + call.need("value").nbytes)
             kernels += 2
     return extra, kernels
+
+
+# -- results of recorded calls, those of attention libraries too -------------------------------------------------------
+
+_NO_RULE = ("_flash_attention_forward_no_dropout_inplace", "_for_cpu")
+define(" ".join(name for name in (*_HEADS_FIRST, *_LENGTH_FIRST) if not name.endswith(_NO_RULE)),
+       results=products.attention)  # fmt: skip
+define(" ".join(name for name in (*_HEADS_FIRST_BACKWARD, *_LENGTH_FIRST_BACKWARD) if "_for_cpu" not in name),
+       results=products.attention_backward)  # fmt: skip
+define("flash_attn::_flash_attn_forward flash_attn::_flash_attn_varlen_forward aiter::_flash_attn_forward"
+       " aiter::mha_fwd aiter::fmha_v3_fwd aiter::wrapper_fmha_v3_fwd", results=products.attention)  # fmt: skip
+define("flash_attn::_flash_attn_backward flash_attn::_flash_attn_varlen_backward aiter::_flash_attn_backward"
+       " aiter::mha_bwd aiter::wrapper_fmha_v3_bwd", results=products.attention_backward)  # fmt: skip

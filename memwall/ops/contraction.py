@@ -26,7 +26,8 @@ from typing import Any
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.launches import Gemm, Stream, VectorGemm, Work
-from memwall.ops.registry import register_cost
+from memwall.ops.registry import define, register_cost
+from memwall.ops.results import products
 
 _TENSOR_PIPES = {
     "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "float64": "float64",
@@ -306,3 +307,17 @@ def recurrent_layer_backward(call: Call) -> Cost:
     """Two products per weight matrix of one layer and direction."""
     weights = tuple(spec for name in ("weight1", "weight2") for spec in call.args(name))
     return _rnn_cost(call, weights, 2, 2)
+
+
+# -- results of recorded calls -----------------------------------------------------------------------------------------
+
+for _name, (_left, _right) in {**_PRODUCTS, **_PRODUCTS_WITH_ADDEND}.items():
+    if _name not in ("_int_mm", "linear", "_scaled_mm_v2", "_weight_int4pack_mm"):
+        define(_name, results=products.product(_left, _right))
+define("sgl_kernel::fp8_scaled_mm", results=products.product("self", "mat2"))
+define("_int_mm", results=products.integer_product)
+define("linear vllm::rocm_unquantized_gemm", results=products.linear)
+define("_grouped_mm _scaled_grouped_mm", results=products.grouped_product)
+define("linear_backward", results=products.linear_backward)
+define("_cudnn_rnn miopen_rnn", results=products.recurrent)
+define("_cudnn_rnn_backward miopen_rnn_backward", results=products.recurrent_backward)

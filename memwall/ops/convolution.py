@@ -21,7 +21,8 @@ from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost, touched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
 from memwall.ops.launches import Convolution, Stream, Work
-from memwall.ops.registry import register_cost
+from memwall.ops.registry import define, register_cost
+from memwall.ops.results import windows
 
 _FORWARD = (
     "aten.convolution", "aten._convolution", "aten.convolution_overrideable",
@@ -172,3 +173,12 @@ def slow_convolution_backward(call: Call) -> Cost:
     flops = _work(call, grad, weight, passes=sum(mask[:2]))
     works = _gradients(call, mask, _input(call).nbytes)
     return call.cost(flops, kernels=max(sum(mask), 1), works=works)
+
+
+# -- results of recorded calls -----------------------------------------------------------------------------------------
+
+define(" ".join((*_FORWARD, *_TRANSPOSED, "thnn_conv2d_forward")), results=windows.convolution)
+define(" ".join(_BACKWARD), results=windows.convolution_backward)
+define("cudnn_convolution_backward miopen_convolution_backward cudnn_convolution_transpose_backward",
+       results=windows.convolution_backward)  # fmt: skip
+define(" ".join(windows.LONE_GRADIENTS), results=windows.legacy_convolution_gradient)

@@ -27,7 +27,12 @@ from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, always
 from memwall.ops.expressions import Expression
 from memwall.ops.launches import Stream, Work
+from memwall.ops.recorded import same
 from memwall.ops.registry import define, find_row, register_cost, rows
+from memwall.ops.results import movement as moved
+from memwall.ops.results import pointwise as results
+from memwall.ops.results import products, windows
+from memwall.ops.results.rows import loss as reduced_loss
 
 _DOUBLE = frozenset({"float64", "complex128"})
 _COMPLEX = frozenset({"complex32", "complex64", "complex128"})
@@ -174,7 +179,7 @@ def pointwise(
     """
     names = " ".join(f"{name} {name}_" if in_place else name for name in names.split())
     kind = {"launch_kind": "relu"} if is_module else {}
-    given = {"op_class": "elementwise", "cost": pointwise_cost, **kind, **stages}
+    given = {"op_class": "elementwise", "cost": pointwise_cost, "results": results.pointwise, **kind, **stages}
     define(names, flops=flops, integers=integers, expression=expression, **given)
 
 
@@ -279,13 +284,14 @@ pointwise("floor_divide", 0, write.floor_divide, integers="integers", preserves=
 pointwise("absolute negative sgn round trunc clip threshold fmod remainder gcd lcm heaviside nan_to_num"
           " bitwise_left_shift bitwise_right_shift", 0, integers="integers")  # fmt: skip
 pointwise("__lshift__ __rshift__ fmax fmin", 0, in_place=False, integers="integers")
-pointwise("max.other min.other", 0, in_place=False, integers="integers")
+pointwise("max.other min.other", 0, in_place=False, integers="integers", results=results.pointwise)
 pointwise("hardtanh", 0, integers="integers", is_module=True)
 pointwise("relu6", 0, is_module=True)
 pointwise("hardshrink", 0, in_place=False, is_module=True)
 pointwise("conj_physical copysign fix nextafter", 0)
 pointwise("threshold_backward", 0, "tl.where({self} <= {threshold}, 0.0, {grad_output})", in_place=False)
-pointwise("complex polar real imag _conj_physical view_as_real_copy view_as_complex_copy hardshrink_backward"
+pointwise("_conj_physical", 0, in_place=False, results=same)
+pointwise("complex polar real imag view_as_real_copy view_as_complex_copy hardshrink_backward"
           " hardtanh_backward softshrink_backward", 0, in_place=False)  # fmt: skip
 
 for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
@@ -295,10 +301,15 @@ for _name, _sign in (("logical_and", "&"), ("logical_or", "|"), ("logical_xor", 
 pointwise("logical_not", 0, "{self} == 0", casts="none", integers="bool")
 pointwise("isnan", 0, "{self} != {self}", in_place=False, casts="none", integers="bool")
 pointwise("isinf isfinite isneginf isposinf signbit", 0, in_place=False, integers="bool")
-pointwise("isin", 0, in_place=False, integers="bool", loop=loops.opaque)
-pointwise("bucketize", 0, in_place=False, loop=loops.opaque)
+pointwise("isin", 0, in_place=False, integers="bool", loop=loops.opaque, results=moved.places_in)
+pointwise("bucketize", 0, in_place=False, loop=loops.opaque, results=moved.places_in)
 pointwise(
-    "searchsorted", 0, in_place=False, loop=loops.opaque, domains={"sorted_sequence": always("ascending", high=100)}
+    "searchsorted",
+    0,
+    in_place=False,
+    loop=loops.opaque,
+    results=moved.places_in,
+    domains={"sorted_sequence": always("ascending", high=100)},
 )
 
 pointwise("add", 1, write.unless_bool("{self} + {alpha} * {other}", "{self} | {other}"), integers="integers",
@@ -332,16 +343,18 @@ pointwise("subtract multiply", 1, integers="integers")
 pointwise("divide tan asin acos atan atan2 sinh cosh asinh acosh atanh erfinv float_power lgamma digamma polygamma i0"
           " frac deg2rad rad2deg ldexp", 1)  # fmt: skip
 pointwise("special_erfcx special_i0e special_i1 special_i1e special_ndtri _masked_scale leaky_relu_backward"
-          " hardsigmoid_backward angle _prelu_kernel rrelu_with_noise_functional", 1, in_place=False)  # fmt: skip
-pointwise("native_dropout", 1, in_place=False, is_random=True, cpu_rate="dropout")
-pointwise("_fused_dropout", 1, in_place=False, is_random=True)
+          " hardsigmoid_backward angle", 1, in_place=False)  # fmt: skip
+pointwise("_prelu_kernel rrelu_with_noise_functional", 1, in_place=False, results=same)
+pointwise("native_dropout", 1, in_place=False, is_random=True, cpu_rate="dropout", results=results.dropout)
+pointwise("_fused_dropout", 1, in_place=False, is_random=True, results=results.dropout)
 pointwise("native_dropout_backward", 1, "{grad_output} * {mask}.to(tl.float32) * {scale}", in_place=False)
 
 pointwise("addcmul", 2, "{self} + {value} * ({tensor1} * {tensor2})", integers="integers")
 pointwise("addcdiv", 2, "{self} + {value} * ({tensor1} / {tensor2})")
 pointwise("hardsigmoid", 2, is_module=True)
 pointwise("sinc xlogy", 2)
-pointwise("_prelu_kernel_backward special_entr special_xlog1py huber_loss_backward smooth_l1_loss_backward", 2,
+pointwise("_prelu_kernel_backward", 2, in_place=False, results=results.two_gradients)
+pointwise("special_entr special_xlog1py huber_loss_backward smooth_l1_loss_backward", 2,
           in_place=False)  # fmt: skip
 pointwise("sigmoid", 3, "tl.sigmoid({self})", cpu_rate="sigmoid")
 pointwise("lerp", 3, write.lerp)
@@ -356,7 +369,9 @@ pointwise("elu_backward hardswish_backward log_sigmoid_forward special_log_ndtr 
 pointwise("silu", 4, "{self} * tl.sigmoid({self})", is_module=True, cpu_rate="silu")
 pointwise("mish", 4, is_module=True)
 pointwise("softplus", 4, write.softplus, in_place=False, is_module=True)
-pointwise("glu glu_backward logaddexp binary_cross_entropy_backward", 4, in_place=False)
+pointwise("glu", 4, in_place=False, results=results.halved)
+pointwise("glu_backward", 4, in_place=False, results=windows.like_input)
+pointwise("logaddexp binary_cross_entropy_backward", 4, in_place=False)
 pointwise("gelu", 5, write.gelu, launch_kind="gelu", cpu_rate="gelu")
 pointwise("softplus_backward", 5, in_place=False)
 pointwise("log_sigmoid_backward soft_margin_loss_backward", 6, in_place=False)
@@ -365,12 +380,17 @@ pointwise("gelu_backward", 11, write.gelu_backward, in_place=False, cpu_rate="ge
 pointwise("mish_backward", 12, in_place=False)
 
 _RANDOM: dict[str, Any] = {"op_class": "elementwise", "cost": random_fill}
-define("normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ random random_ rand rand_like"
-       " randn randn_like randint randint_like rrelu_with_noise rrelu_with_noise_", is_random=True,
-       **_RANDOM)  # fmt: skip
+define("bernoulli bernoulli_ normal normal_ rrelu_with_noise rrelu_with_noise_ rand_like randn_like randint_like",
+       is_random=True, results=same, **_RANDOM)  # fmt: skip
+define("rand randn randint", is_random=True, results=moved.filled, **_RANDOM)
+define("uniform uniform_ exponential exponential_ random random_", is_random=True, **_RANDOM)
 define("cauchy cauchy_ geometric geometric_ log_normal log_normal_", **_RANDOM)
-define("randperm multinomial poisson", loop=loops.opaque, **_RANDOM)
-define("_thnn_fused_gru_cell _thnn_fused_lstm_cell grid_sampler_2d grid_sampler_3d cudnn_grid_sampler",
-       loop=loops.opaque)  # fmt: skip
-define("binary_cross_entropy_with_logits", loop=loops.loss, domains={"target": always("positive", scale=0.5)})
+define("randperm", loop=loops.opaque, results=moved.permuted, **_RANDOM)
+define("multinomial poisson", loop=loops.opaque, **_RANDOM)
+define("_thnn_fused_gru_cell _thnn_fused_lstm_cell", loop=loops.opaque, results=products.gates)
+define("grid_sampler_2d grid_sampler_3d cudnn_grid_sampler", loop=loops.opaque, results=windows.sampled)
+define("binary_cross_entropy_with_logits", loop=loops.loss, results=reduced_loss,
+       domains={"target": always("positive", scale=0.5)})  # fmt: skip
 define("upsample_bilinear2d upsample_bicubic2d upsample_linear1d", loop=loops.gather)
+define(" ".join(name for name in _RESAMPLING if not name.endswith("_backward")), results=windows.resized)
+define(" ".join(name for name in _RESAMPLING if name.endswith("_backward")), results=windows.like_input)

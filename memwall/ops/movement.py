@@ -24,7 +24,12 @@ from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
 from memwall.ops.elementwise import launched, loop_instructions, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.recorded import same
 from memwall.ops.registry import Formula, define, register_cost
+from memwall.ops.results import movement as results
+from memwall.ops.results.pointwise import no_elements, pointwise
+from memwall.ops.results.rows import with_places
+from memwall.ops.results.windows import like_input
 
 
 def _register(names: str) -> Callable[[Formula], Formula]:
@@ -370,30 +375,58 @@ def fourier(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(real, round(flops))), side.numel)
 
 
-# -- fusion, arithmetic and inputs -------------------------------------------------------------------------------------
+# -- fusion, arithmetic, results of recorded calls, inputs -------------------------------------------------------------
 
-define("contiguous arange fill fill_ full full_like zeros zeros_like zero_ ones ones_like new_zeros new_ones new_full"
-       " scalar_tensor constant_pad_nd tril triu tril_ triu_ slice_backward select_backward slice_scatter"
-       " select_scatter diagonal_backward expand_copy view_copy unsqueeze_copy squeeze_copy slice_copy select_copy"
-       " linspace eye _chunk_cat", loop=loops.point)  # fmt: skip
-define("flip roll repeat pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle permute_copy"
-       " transpose_copy t_copy", loop=loops.point, moves=True)  # fmt: skip
-define("_to_copy cat stack", loop=loops.point, preserves="values")
-define("clone", loop=loops.point, expression="{self}", preserves="values")
-define("copy copy_", loop=loops.point, expression="{src}")
-define("index", loop=loops.gather, preserves="values", domains={"indices": nth_index})
-define("index_select", loop=loops.gather, preserves="values", domains={"index": places(distinct=False)})
-define("gather", loop=loops.gather, domains={"index": places(distinct=False)})
-define("embedding", loop=loops.gather, domains={"indices": rows_of("weight")})
-define("take _unsafe_index take_along_dim im2col reflection_pad1d reflection_pad2d replication_pad1d"
-       " replication_pad2d", loop=loops.gather)  # fmt: skip
-define("index_put index_put_", loop=loops.scatter, domains={"indices": nth_index})
-define("_unsafe_index_put _index_put_impl_", loop=loops.scatter)
-define("index_add index_add_", loop=loops.scatter, domains={"index": places(distinct=False)})
-define("scatter scatter_ scatter_add scatter_add_", loop=loops.scatter, domains={"index": places(distinct=True)})
+define("arange", loop=loops.point, results=results.counted)
+define("full zeros ones new_zeros new_ones new_full", loop=loops.point, results=results.filled)
+define("linspace", loop=loops.point, results=results.permuted)
+define("logspace", results=results.permuted)
+define("scalar_tensor", loop=loops.point, results=no_elements)
+define("contiguous fill fill_ full_like zeros_like ones_like view_copy tril tril_ triu triu_ slice_scatter"
+       " select_scatter", loop=loops.point, results=same)  # fmt: skip
+define("rot90 alias_copy lift_fresh_copy diagonal_scatter as_strided_scatter argsort msort scatter_reduce index_copy"
+       " index_fill", results=same)  # fmt: skip
+define("zero_ eye expand_copy unsqueeze_copy squeeze_copy slice_copy select_copy", loop=loops.point)
+define("flip roll pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle", loop=loops.point, moves=True,
+       results=same)  # fmt: skip
+define("repeat", loop=loops.point, moves=True, results=results.repeated)
+define("permute_copy transpose_copy t_copy", loop=loops.point, moves=True)
+define("_to_copy", loop=loops.point, results=same, preserves="values")
+define("clone", loop=loops.point, expression="{self}", results=same, preserves="values")
+define("copy copy_", loop=loops.point, expression="{src}", results=same)
+define("cat stack", loop=loops.point, results=results.concatenated, preserves="values")
+define("_chunk_cat", loop=loops.point, results=results.concatenated)
+define("constant_pad_nd", loop=loops.point, results=results.padded)
+define("reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d", loop=loops.gather,
+       results=results.padded)  # fmt: skip
+define("reflection_pad3d replication_pad3d", results=results.padded)
+define("slice_backward select_backward diagonal_backward", loop=loops.point, results=like_input)
+define("unfold_backward reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward"
+       " replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward",
+       results=like_input)  # fmt: skip
+define("index", loop=loops.gather, results=results.indexed, preserves="values", domains={"indices": nth_index})
+define("_unsafe_index", loop=loops.gather, results=results.indexed)
+define("index_select", loop=loops.gather, results=results.selected, preserves="values",
+       domains={"index": places(distinct=False)})  # fmt: skip
+define("gather", loop=loops.gather, results=results.gathered, domains={"index": places(distinct=False)})
+define("take take_along_dim", loop=loops.gather, results=results.gathered)
+define("im2col", loop=loops.gather)
+define("embedding", loop=loops.gather, results=results.embedded, domains={"indices": rows_of("weight")})
+define("index_put index_put_", loop=loops.scatter, results=same, domains={"indices": nth_index})
+define("_unsafe_index_put", loop=loops.scatter, results=same)
+define("_index_put_impl_", loop=loops.scatter)
+define("index_add index_add_", loop=loops.scatter, results=same, domains={"index": places(distinct=False)})
+define("scatter scatter_ scatter_add scatter_add_", loop=loops.scatter, results=same,
+       domains={"index": places(distinct=True)})  # fmt: skip
+define("masked_scatter", results=pointwise)
 define("embedding_dense_backward", loop=loops.scatter, domains={"indices": rows_counted})
+define("embedding_dense_backward _embedding_bag_dense_backward", results=results.embedding_gradient)
 define("_embedding_bag", domains={"indices": rows_of("weight"), "offsets": ascending_to("indices")})
+define("_embedding_bag _embedding_bag_forward_only", results=results.bag)
 define("_embedding_bag_backward",
        domains={"indices": rows_counted, "offsets": ascending_to("indices"), "offset2bag": ascending_to("offsets"),
                 "bag_size": POSITIVE})  # fmt: skip
 define("sparse::add_", preserves="sign", domains={"other": sparse_rows})
+define("nonzero masked_select argwhere _unique2 unique_consecutive unique_dim", results=results.unknown_count)
+define("sort topk", results=with_places)
+define("_fft_c2c _fft_r2c _fft_c2r", results=results.transformed)

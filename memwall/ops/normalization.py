@@ -25,7 +25,10 @@ from memwall.ops.base import Call, Cost
 from memwall.ops.domains import MEAN, POSITIVE, along_dim, class_number, counted_targets
 from memwall.ops.elementwise import launched, pass_over, streamed, vector_flops
 from memwall.ops.launches import Rows, Work
+from memwall.ops.recorded import same
 from memwall.ops.registry import define, register_cost
+from memwall.ops.results import rows as results
+from memwall.ops.results import windows
 
 #: shared memory that a block may use without opting in to more (cudaDeviceProp.sharedMemPerBlock)
 _SHARED_BYTES = 48 * 1024
@@ -358,29 +361,41 @@ def nll_loss_backward(call: Call) -> Cost:
     return launched(cost, pass_over(0, cost.write_bytes), pass_over(read, again, target.numel))
 
 
-# -- fusion, rates on a CPU, and inputs --------------------------------------------------------------------------------
+# -- fusion, results of recorded calls, rates on a CPU, inputs ---------------------------------------------------------
 
-define("_softmax _safe_softmax", loop=loops.softmax, cpu_rate="softmax")
-define("_log_softmax", loop=loops.softmax, cpu_rate="log_softmax")
-define("_softmax_backward_data", loop=loops.softmax, cpu_rate="softmax_backward",
+define("_softmax _safe_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="softmax")
+define("_log_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="log_softmax")
+define("_masked_softmax", results=results.softmax)
+define("_softmax_backward_data", loop=loops.softmax, results=same, cpu_rate="softmax_backward",
        domains={"output": along_dim("probabilities")})  # fmt: skip
-define("_log_softmax_backward_data", loop=loops.softmax, cpu_rate="softmax_backward",
+define("_log_softmax_backward_data", loop=loops.softmax, results=same, cpu_rate="softmax_backward",
        domains={"output": along_dim("log_probabilities")})  # fmt: skip
+define("_masked_softmax_backward", results=same)
 _MOMENTS = {"mean": MEAN, "rstd": POSITIVE}
-define("native_layer_norm", loop=loops.row_norm, cpu_rate="layer_norm")
-define("native_layer_norm_backward", loop=loops.row_norm_backward, cpu_rate="layer_norm_backward", domains=_MOMENTS)
-define("_fused_rms_norm", loop=loops.row_norm)
-define("_fused_rms_norm_backward", loop=loops.row_norm_backward, domains={"rstd": POSITIVE})
-define("native_group_norm", loop=loops.group_norm)
-define("native_group_norm_backward", loop=loops.group_norm_backward, domains=_MOMENTS)
+define("native_layer_norm", loop=loops.row_norm, results=results.layer_norm, cpu_rate="layer_norm")
+define("native_layer_norm_backward", loop=loops.row_norm_backward, results=results.norm_backward,
+       cpu_rate="layer_norm_backward", domains=_MOMENTS)  # fmt: skip
+define("_fused_rms_norm", loop=loops.row_norm, results=results.layer_norm)
+define("_C::rms_norm aiter::rms_norm aiter::rmsnorm2d_fwd", results=results.rms_norm_only)
+define("_fused_rms_norm_backward", loop=loops.row_norm_backward, results=results.norm_backward,
+       domains={"rstd": POSITIVE})  # fmt: skip
+define("native_group_norm", loop=loops.group_norm, results=results.group_norm)
+define("native_group_norm_backward", loop=loops.group_norm_backward, results=results.norm_backward, domains=_MOMENTS)
 _RUNNING = {"running_mean": MEAN, "running_var": POSITIVE}
-define("native_batch_norm", loop=loops.batch_norm, cpu_rate="batch_norm_training", domains=_RUNNING)
-define("native_batch_norm_backward", loop=loops.batch_norm, cpu_rate="batch_norm_backward",
-       domains={**_RUNNING, "save_mean": MEAN, "save_invstd": POSITIVE})  # fmt: skip
-define("cudnn_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update",
-       loop=loops.batch_norm, cpu_rate="batch_norm_training")  # fmt: skip
-define("_native_batch_norm_legit_no_training _batch_norm_no_update", loop=loops.batch_norm, cpu_rate="batch_norm")
-define("cudnn_batch_norm_backward", loop=loops.batch_norm, cpu_rate="batch_norm_backward")
-define("batch_norm_backward", loop=loops.batch_norm)
-define("nll_loss_forward", loop=loops.nll, domains={"target": class_number})
-define("nll_loss_backward", loop=loops.nll_backward, domains={"target": class_number, "total_weight": counted_targets})
+define("native_batch_norm", domains=_RUNNING)
+define("native_batch_norm cudnn_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional"
+       " _batch_norm_with_update", loop=loops.batch_norm, results=results.batch_norm,
+       cpu_rate="batch_norm_training")  # fmt: skip
+define("_native_batch_norm_legit_no_training _batch_norm_no_update", loop=loops.batch_norm, results=results.batch_norm,
+       cpu_rate="batch_norm")  # fmt: skip
+define("miopen_batch_norm", results=results.batch_norm)
+define("native_batch_norm_backward", domains={**_RUNNING, "save_mean": MEAN, "save_invstd": POSITIVE})
+define("native_batch_norm_backward cudnn_batch_norm_backward", loop=loops.batch_norm, results=results.norm_backward,
+       cpu_rate="batch_norm_backward")  # fmt: skip
+define("batch_norm_backward", loop=loops.batch_norm, results=results.norm_backward)
+define("miopen_batch_norm_backward", results=results.norm_backward)
+define("nll_loss_forward", loop=loops.nll, results=results.nll_loss, domains={"target": class_number})
+define("nll_loss2d_forward", results=results.nll_loss)
+define("nll_loss_backward", loop=loops.nll_backward, results=windows.like_input,
+       domains={"target": class_number, "total_weight": counted_targets})  # fmt: skip
+define("nll_loss2d_backward", results=windows.like_input)

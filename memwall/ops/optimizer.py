@@ -20,6 +20,7 @@ from memwall.ops.domains import POSITIVE, SECOND_MOMENT, WEIGHT_SCALE, always
 from memwall.ops.elementwise import scalar_flops, streamed, vector_flops
 from memwall.ops.reduction import norm_flops
 from memwall.ops.registry import define, find_row, register_cost
+from memwall.ops.results.pointwise import norms
 
 _CHUNK_ELEMENTS = 65536
 _MAX_CHUNKS = 320
@@ -178,9 +179,10 @@ def fused_step(call: Call) -> Cost:
     return streamed(cost, total)
 
 
-# -- inputs ------------------------------------------------------------------------------------------------------------
+# -- inputs, and results of recorded calls -----------------------------------------------------------------------------
 
 define("_foreach_mul _foreach_mul_ _foreach_addcmul_ _foreach_lerp_ _foreach_add_", preserves="sign")
 define("_foreach_sqrt _foreach_sqrt_", domains={"self": always("positive", scale=SECOND_MOMENT)})
 define("_foreach_addcdiv _foreach_addcdiv_", domains={"self": always("normal", scale=WEIGHT_SCALE)})
 define("_foreach_div _foreach_div_", domains={"other": POSITIVE})
+define("_foreach_norm", results=norms)

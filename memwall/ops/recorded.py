@@ -115,11 +115,6 @@ _SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "
                  24: "float8_e4m3fn", 25: "float8_e5m2fnuz", 26: "float8_e4m3fnuz"}  # fmt: skip
 
 
-def each(names: str, rule: Rule) -> dict[str, Rule]:
-    """The same rule for several ops."""
-    return dict.fromkeys(names.split(), rule)
-
-
 def broadcast(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """The shape that some shapes broadcast to."""
     result: list[int] = []

@@ -17,6 +17,9 @@ from memwall.ops.base import Call, Cost, touched_bytes
 from memwall.ops.domains import pooled_places
 from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, table_of, vector_flops
 from memwall.ops.registry import define, register_cost
+from memwall.ops.results import rows as results
+from memwall.ops.results import windows
+from memwall.ops.results.pointwise import no_elements
 
 #: FLOPs per element of the input
 _REDUCTIONS = table_of({
@@ -215,14 +218,25 @@ def adaptive_average_pool_backward(call: Call) -> Cost:
     return streamed(cost, output.numel)
 
 
-# -- fusion and inputs -------------------------------------------------------------------------------------------------
+# -- fusion, results of recorded calls, inputs -------------------------------------------------------------------------
 
-define("sum mean", loop=loops.reduction, preserves="sign")
-define("amax amin prod all any nansum logsumexp linalg_vector_norm argmax argmin max min", loop=loops.reduction)
-define("var std var_mean", loop=loops.reduction, cpu_rate="variance")
-define("std_mean", cpu_rate="variance")
-define("mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss", loop=loops.loss)
-define("max_pool2d_with_indices max_pool2d", loop=loops.gather, cpu_rate="max_pool")
-define("max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d avg_pool2d_backward"
-       " _adaptive_avg_pool2d_backward", loop=loops.gather)  # fmt: skip
-define("max_pool2d_with_indices_backward", loop=loops.gather, domains={"indices": pooled_places})
+define("sum mean", loop=loops.reduction, results=results.reduced, preserves="sign")
+define("amax amin prod all any nansum logsumexp linalg_vector_norm argmax argmin max min", loop=loops.reduction,
+       results=results.reduced)  # fmt: skip
+define("var std var_mean", loop=loops.reduction, results=results.reduced, cpu_rate="variance")
+define("std_mean", results=results.reduced, cpu_rate="variance")
+define("aminmax _aminmax count_nonzero norm median nanmedian trace kthvalue mode", results=results.reduced)
+define("equal dist", results=no_elements)
+define("cumsum cumprod logcumsumexp", results=results.scanned)
+define("cummax cummin", results=results.with_places)
+define("mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss", loop=loops.loss,
+       results=results.loss)  # fmt: skip
+define("max_pool2d_with_indices max_pool2d", loop=loops.gather, results=windows.pool, cpu_rate="max_pool")
+define("max_pool3d_with_indices avg_pool2d avg_pool3d", loop=loops.gather, results=windows.pool)
+define("_adaptive_avg_pool2d", loop=loops.gather, results=windows.resized)
+define("_adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d", results=windows.resized)
+define("max_pool2d_with_indices_backward", loop=loops.gather, results=windows.like_input,
+       domains={"indices": pooled_places})  # fmt: skip
+define("avg_pool2d_backward _adaptive_avg_pool2d_backward", loop=loops.gather, results=windows.like_input)
+define("max_pool3d_with_indices_backward avg_pool3d_backward _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward"
+       " adaptive_max_pool3d_backward", results=windows.like_input)  # fmt: skip

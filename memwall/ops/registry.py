@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memwall.ops.domains import DomainRule
     from memwall.ops.expressions import Expression
     from memwall.ops.loops import LoopRule
+    from memwall.ops.recorded import Rule as ResultRule
 
 #: Classes of ops, in the order in which reports list them.
 OP_CLASSES = (
@@ -49,6 +50,8 @@ class Row:
     expression: Expression | None = None
     #: dtype to which tensors are cast before: ``result``, ``common`` (of them all) or ``none``
     casts: str = "result"
+    #: specs of the results of a recorded call
+    results: ResultRule | None = None
     #: argument → what a numerics check has to fill it with, where just any numbers would not do
     domains: Mapping[str, DomainRule] = field(default_factory=dict)
     #: what holds of the results where it holds of what is read: ``values`` within a range, or their ``sign``
@@ -90,7 +93,7 @@ def define(names: str, **stages: Any) -> None:
 
 def full_name(name: str) -> str:
     """``aten.add`` for ``add``, ``mylib.swish`` for ``mylib::swish``."""
-    return name.replace("::", ".") if "::" in name else f"aten.{name}"
+    return name.replace("::", ".") if "::" in name or name.startswith("aten.") else f"aten.{name}"
 
 
 def register_cost(*names: str, op_class: str = "other", replace: bool = False) -> Callable[[Formula], Formula]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import Call
 from memwall.ops.recorded import Recorded, Specs, UnknownCall
-from memwall.ops.results import attributes_of, results_of, unrecorded_inputs
+from memwall.ops.results.derive import attributes_of, results_of, unrecorded_inputs
 from memwall.ops.signatures import OVERWRITES, SHAPE_ONLY
 from memwall.traces.records import TracedOp
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES, Schema, bind, parse_value, schemas_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from memwall.core.graph import contiguous
-from memwall.ops.recorded import Recorded, Rule, Specs, UnknownCall, each, promote, same, stated_dtype
+from memwall.ops.recorded import Recorded, Specs, UnknownCall, promote, stated_dtype
 
 
 def concatenated(call: Recorded) -> Specs:
@@ -140,24 +140,3 @@ def bag(call: Recorded) -> Specs:
     """``_embedding_bag``: a row for each bag."""
     weight, offsets = call.need("weight"), call.need("offsets")
     return (contiguous((max(offsets.numel, 1), *weight.shape[1:]), weight.dtype),)
-
-
-RULES: dict[str, Rule] = {
-    **each("roll flip rot90 tril triu argsort msort view_copy alias_copy lift_fresh_copy _conj_physical slice_scatter"
-           " select_scatter diagonal_scatter as_strided_scatter scatter scatter_add scatter_reduce index_add index_copy"
-           " index_fill index_put _unsafe_index_put channel_shuffle native_channel_shuffle pixel_shuffle"
-           " pixel_unshuffle", same),
-    **each("cat _chunk_cat stack", concatenated),
-    **each("randperm linspace logspace", permuted),
-    **each("gather take take_along_dim", gathered),
-    **each("index _unsafe_index", indexed),
-    **each("embedding_dense_backward _embedding_bag_dense_backward", embedding_gradient),
-    **each("full zeros ones new_zeros new_ones new_full rand randn randint", filled),
-    **each("constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d"
-           " replication_pad3d", padded),
-    **each("nonzero masked_select argwhere _unique2 unique_consecutive unique_dim", unknown_count),
-    **each("bucketize searchsorted isin", places_in),
-    **each("_fft_c2c _fft_r2c _fft_c2r", transformed),
-    **each("_embedding_bag _embedding_bag_forward_only", bag),
-    "index_select": selected, "embedding": embedded, "arange": counted, "repeat": repeated,
-}  # fmt: skip

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from memwall.core.graph import contiguous
-from memwall.ops.recorded import Recorded, Rule, Specs, UnknownCall, broadcast, dense, each, stated_dtype
+from memwall.ops.recorded import Recorded, Rule, Specs, UnknownCall, broadcast, dense, stated_dtype
 
 
-def _product(left: str, right: str) -> Rule:
+def product(left: str, right: str) -> Rule:
     def rule(call: Recorded) -> Specs:
         a, b = call.need(left), call.need(right)
         if not a.shape or not b.shape:
@@ -28,7 +28,7 @@ def linear(call: Recorded) -> Specs:
 
 def integer_product(call: Recorded) -> Specs:
     """int8 x int8 to int32."""
-    (spec,) = _product("self", "mat2")(call)
+    (spec,) = product("self", "mat2")(call)
     return (contiguous(spec.shape, "int32"),)
 
 
@@ -88,25 +88,3 @@ def attention(call: Recorded) -> Specs:
 def attention_backward(call: Recorded) -> Specs:
     """The gradients of query, key and value."""
     return tuple(dense(s.shape, s.dtype, [s]) for s in map(call.need, ("query", "key", "value")))
-
-
-RULES: dict[str, Rule] = {
-    **each("mm bmm _scaled_mm _weight_int8pack_mm fp8_scaled_mm", _product("self", "mat2")),
-    **each("linear rocm_unquantized_gemm", linear),
-    **each("addmm _addmm_activation", _product("mat1", "mat2")),
-    **each("_grouped_mm _scaled_grouped_mm", grouped_product),
-    "_int_mm": integer_product, "matmul": _product("self", "other"), "mv": _product("self", "vec"),
-    "dot": _product("self", "tensor"), "vdot": _product("self", "other"), "baddbmm": _product("batch1", "batch2"),
-    "addmv": _product("mat", "vec"), "linear_backward": linear_backward,
-    **each("_cudnn_rnn miopen_rnn", recurrent),
-    **each("_cudnn_rnn_backward miopen_rnn_backward", recurrent_backward),
-    **each("_thnn_fused_lstm_cell _thnn_fused_gru_cell", gates),
-    **each("_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
-           " _scaled_dot_product_cudnn_attention _flash_attention_forward _efficient_attention_forward"
-           " _scaled_dot_product_fused_attention_overrideable _flash_attn_forward _flash_attn_varlen_forward mha_fwd"
-           " fmha_v3_fwd wrapper_fmha_v3_fwd", attention),
-    **each("_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward"
-           " _scaled_dot_product_cudnn_attention_backward _flash_attention_backward _efficient_attention_backward"
-           " _scaled_dot_product_fused_attention_overrideable_backward _flash_attn_backward _flash_attn_varlen_backward"
-           " mha_bwd wrapper_fmha_v3_bwd", attention_backward),
-}  # fmt: skip

@@ -8,14 +8,11 @@ from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops.recorded import (
     INTEGERS,
     Recorded,
-    Rule,
     Specs,
     UnknownCall,
     broadcast,
     dense,
-    each,
     first_tensor,
-    same,
     stated_dtype,
     taken_elsewhere,
 )
@@ -153,24 +150,3 @@ def scanned(call: Recorded) -> Specs:
     data = first_tensor(call)
     wide = "int64" if data.dtype in (*INTEGERS, "bool") else data.dtype
     return (contiguous(data.shape, stated_dtype(call, wide)),)
-
-
-RULES: dict[str, Rule] = {
-    **each("_softmax _log_softmax _safe_softmax _masked_softmax", softmax),
-    **each("_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward", same),
-    **each("native_layer_norm _fused_rms_norm", layer_norm),
-    **each("rms_norm rmsnorm2d_fwd", rms_norm_only),
-    "native_group_norm": group_norm,
-    **each("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit _batch_norm_with_update"
-           " _native_batch_norm_legit_no_training _batch_norm_no_update _native_batch_norm_legit_functional",
-           batch_norm),
-    **each("native_layer_norm_backward _fused_rms_norm_backward native_group_norm_backward native_batch_norm_backward"
-           " batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward", norm_backward),
-    **each("nll_loss_forward nll_loss2d_forward", nll_loss),
-    **each("mse_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy binary_cross_entropy_with_logits",
-           loss),
-    **each("sum nansum mean prod max min amax amin aminmax _aminmax argmax argmin any all count_nonzero norm"
-           " linalg_vector_norm var std var_mean std_mean median nanmedian logsumexp trace kthvalue mode", reduced),
-    **each("cumsum cumprod logcumsumexp", scanned),
-    **each("sort topk cummax cummin", with_places),
-}  # fmt: skip

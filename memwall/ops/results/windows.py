@@ -6,23 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memwall.core.graph import TensorSpec, contiguous
-from memwall.ops.recorded import Recorded, Rule, Specs, UnknownCall, dense, each, first_tensor, taken_elsewhere
-
-_CONVOLUTIONS = frozenset(
-    ("convolution", "_convolution", "convolution_overrideable", "cudnn_convolution",
-     "cudnn_convolution_relu", "cudnn_convolution_add_relu", "miopen_convolution",
-     "miopen_convolution_relu", "miopen_convolution_add_relu", "miopen_depthwise_convolution",
-     "mkldnn_convolution", "_conv_depthwise2d", "conv_depthwise3d", "_slow_conv2d_forward",
-     "slow_conv3d_forward", "slow_conv_dilated2d", "slow_conv_dilated3d", "thnn_conv2d_forward")
-)  # fmt: skip
-_TRANSPOSED = frozenset(
-    ("cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d",
-     "slow_conv_transpose3d")
-)  # fmt: skip
-_POOLS = {"max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3, "avg_pool2d": 2, "avg_pool3d": 3, "max_pool2d": 2}
-WINDOWED = _CONVOLUTIONS | {"convolution_backward", "cudnn_convolution_backward", "miopen_convolution_backward",
-                             *(f"{library}_convolution_backward_{part}" for library in ("cudnn", "miopen")
-                               for part in ("input", "weight"))}  # fmt: skip
+from memwall.ops.recorded import Recorded, Specs, UnknownCall, dense, first_tensor, taken_elsewhere
 
 
 def per_axis(value: Sequence[int] | None, rank: int, default: int) -> tuple[int, ...]:
@@ -54,7 +38,7 @@ def convolution(call: Recorded) -> Specs:
         per_axis(call.sizes("padding"), rank, 0),
         per_axis(call.sizes("dilation"), rank, 1),
     )
-    if call.value("transposed") is True or call.packet in _TRANSPOSED:
+    if call.value("transposed") is True or "transpose" in call.packet:
         more = per_axis(call.sizes("output_padding"), rank, 0)
         groups = call.value("groups", 1)
         channels = weight.shape[1] * (groups if type(groups) is int else 1)
@@ -177,10 +161,13 @@ LONE_GRADIENTS: dict[str, dict[str, Any]] = {
     for part, mask in (("input", [True, False, False]), ("weight", [False, True, False]))
 }
 
+#: rules of ops whose stride and padding follow from shapes, where they were not recorded
+WINDOWED = frozenset((convolution, convolution_backward, legacy_convolution_gradient))
+
 
 def pool(call: Recorded) -> Specs:
     """Windows over the last axes; a maximum also gives its places."""
-    data, rank = first_tensor(call), _POOLS[call.packet]
+    data, rank = first_tensor(call), 3 if "3d" in call.packet else 2
     kernel = call.sizes("kernel_size")
     if kernel is None:
         batch = data.shape[:-rank]
@@ -234,26 +221,3 @@ def sampled(call: Recorded) -> Specs:
     """``grid_sampler``: a value for each place of the grid and channel."""
     data, grid = call.need("input"), call.need("grid")
     return (contiguous((*data.shape[:2], *grid.shape[1:-1]), data.dtype),)
-
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(_CONVOLUTIONS | _TRANSPOSED, convolution),
-    **each("convolution_backward convolution_backward_overrideable cudnn_convolution_backward"
-           " miopen_convolution_backward cudnn_convolution_transpose_backward", convolution_backward),
-    **dict.fromkeys(LONE_GRADIENTS, legacy_convolution_gradient),
-    **dict.fromkeys(_POOLS, pool),
-    **each("_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d"
-           " upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d"
-           " _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d",
-           resized),
-    **each("max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward"
-           " _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward"
-           " adaptive_max_pool3d_backward upsample_nearest1d_backward upsample_nearest2d_backward"
-           " upsample_nearest3d_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward"
-           " upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward"
-           " upsample_bicubic2d_backward nll_loss_backward nll_loss2d_backward slice_backward select_backward"
-           " diagonal_backward unfold_backward glu_backward reflection_pad1d_backward reflection_pad2d_backward"
-           " reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward"
-           " replication_pad3d_backward", like_input),
-    **each("grid_sampler_2d grid_sampler_3d cudnn_grid_sampler", sampled),
-}  # fmt: skip
