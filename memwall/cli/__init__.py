@@ -31,6 +31,7 @@ COMMANDS = {
     "report": "Render a saved profile as text, HTML, pictures or tables.",
     "accuracy": "Score the model against measured kernels.",
     "gpus": "List the GPUs, or show one with its sources.",
+    "ops": "Say which ops are costed, fused, generated and read from traces.",
     "calibrate": "Measure what this machine reaches; write it as a hardware spec.",
 }
 

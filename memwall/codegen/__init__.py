@@ -14,6 +14,15 @@ __all__ = ["Kernel", "Launch", "NotGenerated", "generate"]
 _CONTRACTIONS = ("contraction", "convolution", "attention")
 
 
+def covers(name: str) -> bool:
+    """Whether kernels are generated for an op, at least for some of its forms."""
+    from memwall.codegen.lowering import rule_of
+    from memwall.codegen.multi import covers as covers_lists
+    from memwall.codegen.product import PRODUCTS
+
+    return rule_of(name) is not None or covers_lists(name) or name.removeprefix("aten.") in PRODUCTS
+
+
 def generate(graph: Graph, flow: Flow, group: Group, gpu: Gpu) -> Kernel:
     """The Triton source of a group of the ``memwall`` policy, for a GPU.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from memwall.codegen.index import Index, offset
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops import RULES
-from memwall.codegen.ops.base import OpView, Scatter, Waiting
+from memwall.codegen.ops.base import OpRule, OpView, Scatter, Waiting
 from memwall.codegen.ops.elementwise import point
 from memwall.codegen.tensors import Body, Indices, Tensor, compute_dtype
 from memwall.core.flow import Flow
@@ -29,8 +29,7 @@ class Lowering:
             self._op(graph.ops[op_id], inside, position)
 
     def _op(self, op: Op, inside: frozenset[int], position: int) -> None:
-        packet = _packet(op.name)
-        rule = RULES.get(packet) or (point if (row := find_row(op.name)) and row.expression else None)
+        packet, rule = _packet(op.name), rule_of(op.name)
         if rule is None:
             raise NotGenerated(f"no rule for {op.name}")
         if op.op_class == "normalization" and "float64" in {spec.dtype for spec in self.graph.specs(op.inputs)}:
@@ -97,6 +96,12 @@ class Lowering:
             return self.stored.get(version, made).at(body, indices)
 
         return Tensor(made.shape, made.dtype, rule)
+
+
+def rule_of(name: str) -> OpRule | None:
+    """How an op's results are made of its arguments; None where nothing is generated for it."""
+    row = find_row(name)
+    return RULES.get(_packet(name)) or (point if row and row.expression else None)
 
 
 def locate(place: Index, spec: TensorSpec) -> Indices:

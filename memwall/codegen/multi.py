@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
+from memwall.codegen.multi_fused import FUSED
 from memwall.codegen.multi_rows import Column, Lists, Row, packet_of, refuse_races
 from memwall.codegen.multi_text import Operand, Variant, source_of
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group
 from memwall.hardware.lookup import Gpu
+from memwall.ops.registry import find_row
 
 #: elements that a thread handles in one pass: a load of 16 bytes where they are of 2 bytes
 _PER_THREAD = 8
@@ -38,7 +40,7 @@ def multi_kernel(graph: Graph, flow: Flow, group: Group, gpu: Gpu) -> Kernel:
         places.setdefault(value_id, len(places))
     config = _config(sum(sum(variant.sizes) for variant in variants), gpu)
     return Kernel(
-        name=f"lists_{'_'.join(map(packet_of, lists.ops))}",
+        name=f"lists_{'_'.join(packet_of(op.name) for op in lists.ops)}",
         source=source_of(variants, places, config),
         inputs=tuple(places),
         outputs=tuple(i for variant in variants for ids in variant.outputs for i in ids),
@@ -48,6 +50,15 @@ def multi_kernel(graph: Graph, flow: Flow, group: Group, gpu: Gpu) -> Kernel:
         config=config,
         configs=_configs(config),
     )
+
+
+def covers(name: str) -> bool:
+    """Whether an op over lists of tensors has a rule."""
+    packet = packet_of(name)
+    if not name.startswith("aten._foreach_"):
+        return packet in FUSED
+    row = find_row(f"aten.{packet}")
+    return packet == "zero" or (row is not None and row.expression is not None)
 
 
 # -- blocks ----------------------------------------------------------------------------------------------------------

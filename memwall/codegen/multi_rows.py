@@ -103,7 +103,7 @@ class Lists:
         self.graph, self.flow, self.group = graph, flow, group
         self.ops = [graph.ops[i] for i in sorted((*group.op_ids, *group.recomputes))]
         for op in self.ops:
-            if not op.name.startswith("aten._foreach_") and (packet_of(op) not in FUSED or len(self.ops) > 1):
+            if not op.name.startswith("aten._foreach_") and (packet_of(op.name) not in FUSED or len(self.ops) > 1):
                 raise NotGenerated(f"{op.name} is no op over lists of tensors with a rule")
         lengths = {len(self._targets(op)) for op in self.ops}
         if len(lengths) != 1:
@@ -115,7 +115,7 @@ class Lists:
 
     def _targets(self, op: Op) -> tuple[int, ...]:
         """The list that gives each position its size: the results, or the parameters of an optimizer."""
-        if packet_of(op) not in FUSED:
+        if packet_of(op.name) not in FUSED:
             return op.outputs
         return tuple(i for name, i in zip(op.arguments, op.inputs, strict=True) if name == "self")
 
@@ -126,7 +126,7 @@ class Lists:
         for number, row in enumerate(rows):
             row.dtype = self._compute_dtype(number)
         for op in self.ops:
-            if packet_of(op) in FUSED:
+            if packet_of(op.name) in FUSED:
                 self._add_optimizer(op, rows)
             else:
                 self._add(op, rows)
@@ -153,13 +153,13 @@ class Lists:
         for name in dict.fromkeys(op.arguments):
             start, count = op.arguments.index(name), op.arguments.count(name)
             if count not in (1, self.length):
-                raise NotGenerated(f"{name} of {packet_of(op)} is a list of another length")
+                raise NotGenerated(f"{name} of {packet_of(op.name)} is a list of another length")
             found[name] = op.inputs[start + (number if count > 1 else 0)]
         return found
 
     def _add(self, op: Op, rows: Sequence[Row]) -> None:
         """One line of arithmetic in each row."""
-        packet, values = packet_of(op), self.graph.values
+        packet, values = packet_of(op.name), self.graph.values
         renamed = {**_NAMESAKE, **_NAMESAKES.get(packet, {})}
         fixed = {renamed.get(k, k): v for k, v in op.attributes.items() if not isinstance(v, (tuple, list))}
         per_tensor = {renamed.get(k, k): v for k, v in op.attributes.items() if isinstance(v, (tuple, list))}
@@ -188,7 +188,7 @@ class Lists:
             names = {
                 name: _read(row, value, inputs["self"], is_number=name in NUMBERS) for name, value in inputs.items()
             }
-            step = FUSED[packet_of(op)](names, op.attributes, row.dtype)
+            step = FUSED[packet_of(op.name)](names, op.attributes, row.dtype)
             row.before, row.lines = step.before, step.lines
             row.made = [(inputs[name], variable) for name, variable in step.results.items()]
 
@@ -230,8 +230,9 @@ def _text(packet: str, operands: Operands) -> str:
     return write(row.expression, operands)
 
 
-def packet_of(op: Op) -> str:
-    return op.name.split(".")[1].removeprefix("_foreach_").rstrip("_")
+def packet_of(name: str) -> str:
+    """``add`` of ``aten._foreach_add_.Scalar``, ``_fused_adamw`` of ``aten._fused_adamw_``."""
+    return name.split(".")[1].removeprefix("_foreach_").rstrip("_")
 
 
 def _is_dense(spec: TensorSpec) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memwall.core.graph import Graph, Op, TensorSpec
-from memwall.ops.registry import find_row
+from memwall.ops.registry import Row, find_row
 
 #: kind -> what a generated kernel does for the op
 KINDS: Mapping[str, str] = {
@@ -53,6 +53,12 @@ def loop_of(graph: Graph, op: Op) -> Loop:
     row = find_row(op.name)
     rule = (row.loop if row else None) or _BY_CLASS.get(op.op_class)
     return OPAQUE if rule is None or not op.outputs else rule(View(graph, op))
+
+
+def is_fused(row: Row) -> bool:
+    """Whether the planner can put ops of a row into a kernel with others."""
+    rule = row.loop or _BY_CLASS.get(row.op_class)
+    return rule is not None and rule is not opaque
 
 
 class View:

@@ -50,6 +50,8 @@ class Row:
     expression: Expression | None = None
     #: dtype to which tensors are cast before: ``result``, ``common`` (of them all) or ``none``
     casts: str = "result"
+    #: ``mylib::swish(Tensor self) -> Tensor``; those of aten stand in ``traces/schemas.txt``
+    schema: str = ""
     #: specs of the results of a recorded call
     results: ResultRule | None = None
     #: argument → what a numerics check has to fill it with, where just any numbers would not do

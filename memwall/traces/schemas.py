@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from memwall.core.graph import ITEMSIZE
+from memwall.ops.registry import find_row
 from memwall.traces.records import TracedOp
 
 #: C++ name of a recorded type -> dtype; what is not here is no tensor
@@ -146,7 +147,9 @@ def _kind(op: TracedOp, place: int) -> str:
 def schemas_of(name: str) -> tuple[Schema, ...]:
     """The schemas of an op as a trace names it: ``aten::add``; an ``autograd.Function`` has no namespace there."""
     key = name if "::" in name else f"autograd_function::{name}"
-    return tuple(_parse(line) for line in _lines().get(key, ()))
+    row = find_row(key.replace("::", "."))
+    own = (row.schema,) if row and row.schema else ()
+    return tuple(_parse(line) for line in (*_lines().get(key, ()), *own))
 
 
 @cache

@@ -30,7 +30,7 @@ def test_no_command_at_all_shows_the_help_and_fails(run):
     assert "Commands:" in result.err
 
 
-@pytest.mark.parametrize("args", [["--help"], ["gpus"], ["gpus", "h100"], ["gpus", "--json"]])
+@pytest.mark.parametrize("args", [["--help"], ["gpus"], ["gpus", "h100"], ["gpus", "--json"], ["ops"]])
 def test_light_commands_import_nothing_heavy(shell, args):
     code = (
         "import sys; from memwall.cli import main; code = main(sys.argv[1:]); "
@@ -136,6 +136,20 @@ def test_gpus(run, folder):
     one = run("gpus", "NVIDIA H100 80GB HBM3").out
     assert "3.35 TB/s" in one
     assert [gpu["name"] for gpu in json.loads(run("gpus", "h100", "t4", "--json").out)] == ["h100-sxm", "t4"]
+
+
+def test_ops_says_what_is_covered(run):
+    everything = run("ops").out
+    assert all(family in everything for family in ("contraction", "elementwise", "movement"))
+    found = {op["name"]: op for op in json.loads(run("ops", "elementwise", "--json").out)}
+    assert found["silu"] == {"name": "silu", "family": "elementwise", "cost": True, "fusion": True, "codegen": True,
+                             "traces": True}  # fmt: skip
+    assert "silu_" not in found  # the same op
+    assert (found["bucketize"]["fusion"], found["bucketize"]["codegen"]) == (False, False)
+    assert "_softmax" in run("ops", "normalization").out
+    failed = run("ops", "softmax")
+    assert failed.code == 2
+    assert "no family of ops named 'softmax'; one of contraction, " in failed.err
 
 
 def test_check_a_file_of_the_user(run, folder):

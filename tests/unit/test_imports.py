@@ -19,8 +19,8 @@ ORDER = (
 
 #: Modules that stay importable without torch: the front door of every folder, and every command.
 LIGHT = ("memwall", "memwall.pipeline", *(f"memwall.{name}" for name in ORDER[:-2] if name != "pipeline"),
-         *(f"memwall.cli.{name}" for name in ("gpus", "profile", "compare", "report", "fuse", "accuracy", "calibrate",
-                                               "measure", "gate", "trace_input")),
+         *(f"memwall.cli.{name}" for name in ("gpus", "ops", "profile", "compare", "report", "fuse", "accuracy",
+                                               "calibrate", "measure", "gate", "trace_input")),
          "memwall.analysis.fused", "memwall.analysis.accuracy", "memwall.analysis.history", "memwall.gate.run",
          "memwall.gate.pytest_plugin", "memwall.frontend.workload", "memwall.frontend.dynamo.capture",
          "memwall.record.profile", "memwall.bench.kernels", "memwall.bench.ab", "memwall.bench.calibrate",

@@ -1,0 +1,32 @@
+"""``memwall ops``: which ops are costed, fused, generated and read from traces."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from memwall.cli import options
+from memwall.cli.output import show, terminal
+from memwall.cli.parsing import Command
+
+
+@click.command("ops", cls=Command)
+@click.argument("families", nargs=-1, metavar="[FAMILY]...")
+@options.as_json
+@options.debug
+def command(families: tuple[str, ...], as_json: bool) -> None:
+    """Say what is covered for each family of ops; with FAMILY, for each op of it.
+
+    cost: FLOPs and bytes are counted; an op without is charged its bytes. fusion: the planner knows its loop nest.
+    codegen: a Triton kernel is generated for it. traces: its results are derived from a recorded call.
+    """
+    from memwall.report.pages.ops import coverage, families_document, family_document
+    from memwall.report.text import to_text
+
+    found = coverage(families)
+    if as_json:
+        show(json.dumps([item._asdict() for item in found], indent=2))
+        return
+    document = family_document(found) if families else families_document(found)
+    show(to_text(document, **terminal()))
