@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from memwall.cli import options
-from memwall.cli.output import show, terminal
+from memwall.cli.output import show
 from memwall.cli.parsing import Command
 
 
@@ -21,12 +19,6 @@ def command(families: tuple[str, ...], as_json: bool) -> None:
     cost: FLOPs and bytes are counted; an op without is charged its bytes. fusion: the planner knows its loop nest.
     codegen: a Triton kernel is generated for it. traces: its results are derived from a recorded call.
     """
-    from memwall.report.pages.ops import coverage, families_document, family_document
-    from memwall.report.text import to_text
+    from memwall.report.pages.ops import OpsReport, coverage
 
-    found = coverage(families)
-    if as_json:
-        show(json.dumps([item._asdict() for item in found], indent=2))
-        return
-    document = family_document(found) if families else families_document(found)
-    show(to_text(document, **terminal()))
+    show(OpsReport(coverage(families), by_family=not families), as_json=as_json)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import memwall.report.columns as col
 from memwall.codegen import covers
 from memwall.core.errors import UsageError
 from memwall.ops.loops import is_fused
 from memwall.ops.registry import OP_CLASSES, Row, rows
-from memwall.report.document import Column, Document, Section, table, text_column
+from memwall.report.document import Column, Document, Section, Table
+from memwall.report.kinds import Report
 from memwall.traces.schemas import schemas_of
 
 STAGES = ("cost", "fusion", "codegen", "traces")
@@ -53,23 +57,39 @@ def _is_read(name: str, row: Row) -> bool:
     return (writes or row.results is not None) and bool(schemas_of(f"{library}::{packet.partition('.')[0]}"))
 
 
-def families_document(found: Sequence[Coverage]) -> Document:
-    """One row for each family: how many of its ops each stage knows."""
-    families = [name for name in OP_CLASSES if any(op.family == name for op in found)]
-    of = {name: [op for op in found if op.family == name] for name in families}
-    columns = [text_column("family", families), (Column("ops"), [str(len(of[name])) for name in families])]
-    columns += [
-        (Column(stage), [str(sum(getattr(op, stage) for op in of[name])) for name in families]) for stage in STAGES
-    ]
-    note = (
-        "ops with a formula for FLOPs and bytes (cost), a loop nest for the planner (fusion), a generated kernel "
-        "(codegen), results derived from a recorded call (traces); each op of one family: memwall ops FAMILY"
-    )
-    return Document("Ops", (Section("", (table("", columns, note),)),))
+@dataclass(frozen=True, slots=True)
+class OpsReport(Report):
+    """Coverage by family or, where families were asked for, by op."""
+
+    noun = "the coverage of ops"
+    kinds = ("text", "json")
+
+    ops: Sequence[Coverage]
+    by_family: bool
+
+    def document(self, kind: str) -> Document:
+        """One table."""
+        return Document("Ops", (Section("", (self._families() if self.by_family else self._each(),)),))
+
+    def record(self) -> str:
+        """Each op."""
+        return json.dumps([op._asdict() for op in self.ops], indent=2)
+
+    def _families(self) -> Table:
+        """How many ops of each family each stage knows."""
+        of = {name: [op for op in self.ops if op.family == name] for name in OP_CLASSES}
+        columns = [col.text("family", of), (Column("ops"), [str(len(ops)) for ops in of.values()])]
+        columns += [(Column(stage), [str(sum(getattr(op, stage) for op in ops)) for ops in of.values()])
+                    for stage in STAGES]  # fmt: skip
+        return col.table("", columns, _NOTE)
+
+    def _each(self) -> Table:
+        columns = [col.text("op", [op.name for op in self.ops]), col.text("family", [op.family for op in self.ops])]
+        columns += [col.text(stage, ["yes" if getattr(op, stage) else "-" for op in self.ops]) for stage in STAGES]
+        return col.table("", columns)
 
 
-def family_document(found: Sequence[Coverage]) -> Document:
-    """One row for each op."""
-    columns = [text_column("op", [op.name for op in found]), text_column("family", [op.family for op in found])]
-    columns += [text_column(stage, ["yes" if getattr(op, stage) else "-" for op in found]) for stage in STAGES]
-    return Document("Ops", (Section("", (table("", columns),)),))
+_NOTE = (
+    "ops with a formula for FLOPs and bytes (cost), a loop nest for the planner (fusion), a generated kernel (codegen), "
+    "results derived from a recorded call (traces); each op of one family: memwall ops FAMILY"
+)
