@@ -90,6 +90,6 @@ class OpsReport(Report):
 
 
 _NOTE = (
-    "ops with a formula for FLOPs and bytes (cost), a loop nest for the planner (fusion), a generated kernel (codegen), "
-    "results derived from a recorded call (traces); each op of one family: memwall ops FAMILY"
+    "ops with a formula for FLOPs and bytes (cost), a loop nest for the planner (fusion), a generated kernel (codegen),"
+    " results derived from a recorded call (traces); each op of one family: memwall ops FAMILY"
 )
