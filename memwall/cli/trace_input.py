@@ -136,9 +136,9 @@ def _board(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tu
         UsageError: several were given, or none and the trace's own is not known.
     """
     from memwall.hardware.lookup import load_gpu, load_gpus
-    from memwall.traces import board, used
+    from memwall.traces import gpu_name, used
 
-    own = board(trace)
+    own = gpu_name(trace)
     ran_on = ", ".join(dict.fromkeys(device.name for device in used(trace) if device.name))
     if names:
         gpus = load_gpus(names)

@@ -1,28 +1,18 @@
-"""Reading profiler traces: PyTorch's (Kineto) Chrome traces and Nsight Compute's CSV.
+"""Profiler traces: PyTorch's (Kineto's) Chrome traces and Nsight Compute's CSV, and what they say of a GPU.
 
-:func:`read_trace` streams a trace and links every GPU row to the op that launched it; :mod:`memwall.traces.records`
-says what comes out.
+A file's events (``stream``) are kept in columns (``events``) and linked: kernel to launch (``matching``), launch to the
+op around it (``nesting``), backward to forward (``owners``); :func:`read_trace` returns the :class:`Trace`. Then what
+one execution of an op launched is a row (``rows``), and its record a call that the formulas of ``ops/`` count
+(``schemas``, ``calls``, ``library_ops``, ``triton``), with what stands around it (``surroundings``) where the record is
+not enough. ``costs`` prices a row on a GPU; ``analysis.analyse`` returns all of it. Start reading in ``records``, then
+``reading`` and ``analysis``.
 """
 
-from __future__ import annotations
-
-from memwall.traces.devices import board, used
-from memwall.traces.ncu import NcuJoin, NcuRow, join_ncu, read_ncu_csv
-from memwall.traces.reading import read_trace
-from memwall.traces.records import Device, Gap, Step, Trace, TracedKernel, TracedOp
+from memwall.traces.ncu import NcuRow, join_ncu, read_ncu_csv
+from memwall.traces.reading import gpu_name, read_trace, used
+from memwall.traces.records import Device, Trace, TracedKernel, TracedOp
 
 __all__ = [
-    "Device",
-    "Gap",
-    "NcuJoin",
-    "NcuRow",
-    "Step",
-    "Trace",
-    "TracedKernel",
-    "TracedOp",
-    "board",
-    "join_ncu",
-    "read_ncu_csv",
-    "read_trace",
+    "Device", "NcuRow", "Trace", "TracedKernel", "TracedOp", "gpu_name", "join_ncu", "read_ncu_csv", "read_trace",
     "used",
-]
+]  # fmt: skip

@@ -1,9 +1,9 @@
-"""A trace on a board → what its kernels reached: one row for each execution of an op, and the sums.
+"""A trace on a GPU → what its kernels reached: one row for each execution of an op, and the sums.
 
 ``measured_s`` is the profiler's. FLOPs, bytes, ``bound_s`` and ``modeled_s`` are ours and count for the op, whatever
 number of kernels it launched; where the trace does not tell them they are None, never 0, and ``reason`` says why.
 Profilers before 2024 cut durations to whole microseconds: such a row is taken to have been as long as it can have been
-(:attr:`TraceAnalysis.resolution_s` for each kernel) where it is held against the roof.
+(:attr:`TraceAnalysis.resolution_s` for each kernel) where it is compared with the roof.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memwall.analysis.table import group_by, share
 from memwall.core.graph import Pipe
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
-from memwall.traces.costs import LINK, WALLS, Pricing, row_cost
-from memwall.traces.generation import older_kernels_note
+from memwall.traces.costs import LINK, WALLS, Pricing, older_kernels_note, row_cost
 from memwall.traces.records import Trace, TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, is_call, rows_of
 from memwall.traces.surroundings import Surroundings
@@ -26,6 +26,7 @@ SCHEMA = "memwall.trace/1"
 UNKNOWN = "unknown"
 _US = 1e-6
 _NOTABLE_PIPE = 0.05
+_SHARES = ("matched_share", "shaped_share", "costed_share", "costed_of_shaped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class TraceRow:
     matched: bool
     shaped: bool
     measured_s: float
-    #: what is held against the roof: ``measured_s`` and what its kernels' durations may have lost
+    #: what is compared with the roof: ``measured_s`` and what its kernels' durations may have lost
     longest_s: float
     flops: int | None
     #: what most of the FLOPs run on
@@ -84,7 +85,7 @@ class TraceRow:
 
     @property
     def is_over_roof(self) -> bool:
-        """Faster than light: an error of ours."""
+        """Whether it exceeds the roofline bound: an error of the model."""
         return self.bound_s is not None and self.bound_s > self.longest_s > 0
 
     @property
@@ -107,7 +108,6 @@ class RowGroup:
 
     @property
     def measured_s(self) -> float:
-        """Seconds of all rows."""
         return sum(row.measured_s for row in self.rows)
 
     def known(self, field: str) -> float | None:
@@ -141,7 +141,7 @@ def _seconds(rows: Iterable[TraceRow], wall: str) -> float:
 
 @dataclass(frozen=True)
 class TraceAnalysis:
-    """A trace held against the board ``gpu``; ``notes`` are the trace's own and those of the analysis."""
+    """A trace compared with ``gpu``; ``notes`` are the trace's own and those of the analysis."""
 
     trace: Trace
     gpu: Gpu
@@ -171,8 +171,7 @@ class TraceAnalysis:
 
     def share(self, holds: Callable[[TraceRow], bool]) -> float:
         """Share of the GPU time of the rows for which something holds."""
-        whole = self.measured_s
-        return sum(row.measured_s for row in self.rows if holds(row)) / whole if whole else 0.0
+        return share(sum(row.measured_s for row in self.rows if holds(row)), self.measured_s)
 
     @property
     def matched_share(self) -> float:
@@ -192,8 +191,7 @@ class TraceAnalysis:
     @property
     def costed_of_shaped(self) -> float:
         """Share of the GPU time with sizes that has FLOPs, bytes and a wall; 0 where there is none."""
-        shaped = self.shaped_share
-        return self.share(lambda row: row.shaped and row.bound_s is not None) / shaped if shaped else 0.0
+        return share(self.share(lambda row: row.shaped and row.bound_s is not None), self.shaped_share)
 
     @property
     def modeled_s(self) -> float:
@@ -207,7 +205,7 @@ class TraceAnalysis:
         return sum(row.measured_s for row in self.rows if row.modeled_s is not None and row.wall != LINK)
 
     def pipes(self) -> list[Pipe]:
-        """What the FLOPs run on, on this board, the most used first; those with less than 5 % are left out."""
+        """What the FLOPs run on, on this GPU, the most used first; those with less than 5 % are left out."""
         flops: dict[Pipe, int] = {}
         for row in self.rows:
             if row.pipe is not None and row.flops:
@@ -226,9 +224,7 @@ class TraceAnalysis:
             "op": lambda row: row.key, "module": lambda row: row.module, "class": lambda row: row.op_class,
             "phase": lambda row: row.phase,
         }  # fmt: skip
-        found: dict[Any, list[TraceRow]] = {}
-        for row in self.rows:
-            found.setdefault(keys[by](row), []).append(row)
+        found = group_by(self.rows, map(keys[by], self.rows))
         groups = [RowGroup(key if isinstance(key, str) else key[0], tuple(rows)) for key, rows in found.items()]
         return sorted(groups, key=lambda group: (-group.measured_s, group.key))
 
@@ -255,8 +251,7 @@ class TraceAnalysis:
             "kernels": len(self.trace.kernels), "rows": len(self.rows), "measured_s": self.measured_s,
             "busy_s": self.busy_s, "gap_s": self.gap_s, "span_s": self.trace.span_us * _US,
             "exposed_communication_s": sum(self.trace.exposed_communication_us.values()) * _US,
-            "matched_share": self.matched_share, "shaped_share": self.shaped_share,
-            "costed_share": self.costed_share, "costed_of_shaped": self.costed_of_shaped,
+            **{what: getattr(self, what) for what in _SHARES},
             "flops": sum(row.flops or 0 for row in self.rows),
             "bytes": sum(row.bytes or 0 for row in self.rows),
             "bound_s": sum(row.bound_s or 0.0 for row in self.rows),
@@ -265,16 +260,18 @@ class TraceAnalysis:
         }  # fmt: skip
 
 
+#: attributes of a row that its record holds, and those that go by another name there
+_WRITTEN = ("id", "name", "op_class", "phase", "module", "source", "shapes", "device", "start_s", "measured_s", "flops",
+            "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s", "wall", "assumed",
+            "reason")  # fmt: skip
+_KEYS = {"name": "op", "op_class": "class"}
+
+
 def _row_dict(row: TraceRow) -> dict[str, Any]:
-    record = {
-        "id": row.id, "op": row.name, "class": row.op_class, "phase": row.phase, "module": row.module,
-        "source": row.source, "shapes": row.shapes, "device": row.device, "start_s": row.start_s,
-        "measured_s": row.measured_s, "flops": row.flops, "read_bytes": row.read_bytes,
-        "write_bytes": row.write_bytes, "link_bytes": row.link_bytes, "bound_s": row.bound_s,
-        "of_roof": row.of_roof, "modeled_s": row.modeled_s, "wall": row.wall, "assumed": row.assumed,
-        "reason": row.reason, "notes": list(row.notes),
-        "kernels": [{"name": k.name, "stream": k.stream, "time_s": k.dur_us * _US} for k in row.kernels],
-    }  # fmt: skip
+    record = {_KEYS.get(name, name): getattr(row, name) for name in _WRITTEN}
+    record |= {"notes": list(row.notes), "kernels": [
+        {"name": k.name, "stream": k.stream, "time_s": k.dur_us * _US} for k in row.kernels
+    ]}  # fmt: skip
     if row.dram_bytes is not None:
         record["measured_dram_bytes"] = row.dram_bytes
     return record
@@ -286,7 +283,7 @@ def _row_dict(row: TraceRow) -> dict[str, Any]:
 def analyse(
     trace: Trace, gpu: Gpu, *, dram_bytes: Mapping[int, int] | None = None, notes: Sequence[str] = ()
 ) -> TraceAnalysis:
-    """Hold a trace against a board.
+    """Compare a trace with what a GPU can do.
 
     Args:
         dram_bytes: measured DRAM bytes by kernel id, from Nsight Compute.
@@ -310,48 +307,30 @@ def _resolution_s(trace: Trace) -> float:
 
 
 def _row(
-    number: int,
-    launches: Launches,
-    found: RowCost,
-    pricing: Pricing,
-    resolution_s: float,
-    dram_bytes: Mapping[int, int],
+    number: int, launches: Launches, found: RowCost, pricing: Pricing, resolution_s: float, measured: Mapping[int, int]
 ) -> TraceRow:
-    op, kernels = launches.op, launches.kernels
+    """``measured`` are DRAM bytes by kernel id."""
+    op, cost, kernels = launches.op, found.cost, launches.kernels
     measured_s = sum(kernel.dur_us for kernel in kernels) * _US
     longest_s = measured_s + resolution_s * len(kernels)
     priced = pricing.price(found, longest_s)
-    cost = found.cost
-    seen = [dram_bytes[kernel.id] for kernel in kernels if kernel.id in dram_bytes]
-    has_sizes = cost is not None and launches.kind != "kernel"
+    seen = [measured[kernel.id] for kernel in kernels if kernel.id in measured]
+    call = op if op is not None and is_call(op) else None
+    shaped = call is not None and bool(call.dims) if launches.kind == "kernel" else cost is not None
     return TraceRow(
-        id=number,
-        name=_name(launches),
-        op_class=found.op_class,
-        phase=op.phase if op else "",
-        module=op.module if op else "",
-        source=op.source if op else "",
-        shapes=shapes_text(op) if op is not None and is_call(op) else "",
-        device=kernels[0].device,
-        start_s=kernels[0].start_us * _US,
-        kernels=kernels,
-        matched=op is not None,
-        shaped=has_sizes or (op is not None and launches.kind == "kernel" and is_call(op) and bool(op.dims)),
-        measured_s=measured_s,
-        longest_s=longest_s,
-        flops=cost.total_flops if cost is not None else None,
-        pipe=max(cost.flops, key=cost.flops.__getitem__, default=None) if cost is not None else None,
-        read_bytes=cost.read_bytes if cost is not None else None,
-        write_bytes=cost.write_bytes if cost is not None else None,
-        link_bytes=round(found.link_bytes) if cost is not None else None,
-        bound_s=priced.bound_s if priced else None,
-        modeled_s=priced.modeled_s if priced else None,
-        wall=priced.wall if priced else UNKNOWN,
-        assumed=priced.assumed if priced else "",
-        reason=found.reason,
-        notes=found.notes,
+        id=number, name=_name(launches), op_class=found.op_class,
+        phase=op.phase if op else "", module=op.module if op else "", source=op.source if op else "",
+        shapes=shapes_text(call) if call else "", device=kernels[0].device, start_s=kernels[0].start_us * _US,
+        kernels=kernels, matched=op is not None, shaped=shaped, measured_s=measured_s, longest_s=longest_s,
+        flops=cost.total_flops if cost else None,
+        pipe=max(cost.flops, key=cost.flops.__getitem__, default=None) if cost else None,
+        read_bytes=cost.read_bytes if cost else None, write_bytes=cost.write_bytes if cost else None,
+        link_bytes=round(found.link_bytes) if cost else None,
+        bound_s=priced.bound_s if priced else None, modeled_s=priced.modeled_s if priced else None,
+        wall=priced.wall if priced else UNKNOWN, assumed=priced.assumed if priced else "",
+        reason=found.reason, notes=found.notes,
         dram_bytes=sum(seen) if seen and len(seen) == len(kernels) else None,
-    )
+    )  # fmt: skip
 
 
 def _name(launches: Launches) -> str:

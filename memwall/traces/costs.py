@@ -1,4 +1,4 @@
-"""A row of kernels → its cost, and the cost on a board → speed of light, wall and prediction.
+"""A row of kernels → its cost, and the cost on a GPU → speed of light, wall and prediction.
 
 ``bound_s`` is that of :mod:`memwall.perfmodel.roofline`: datasheet peaks, each compulsory byte once. It treats the
 kernel as one that starts with nothing in L2. In a running model that need not be so, and a trace leaves more open. Each
@@ -10,16 +10,17 @@ which:
 3. Where strides were not recorded, or an op need not read all that it is given (a gather whose indices repeat, a
    triangle): inputs of few bytes.
 
-None of them touches FLOPs, and a row that is faster than all of them stands over the roof: an error of ours.
+None of them touches FLOPs, and a row that is faster than all of them stands over the roof: an error of the model.
 
-A copy's bytes are the profiler's own; over the link (host, peer) they are held against half of the board's
+A copy's bytes are the profiler's own; over the link (host, peer) they are compared with half of the GPU's
 ``link_bytes_per_s``, which counts both directions. So is what one rank must send of a collective: ``(n - 1) / n`` of
 the message, a half where the number of ranks is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +49,7 @@ WALLS = ("compute", "bandwidth", "overhead", LINK)
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A row's cost on a board. ``assumed`` says which reading of the trace the bound took, empty for the plain one."""
+    """A row's cost on a GPU. ``assumed`` says which reading of the trace the bound took, empty for the plain one."""
 
     bound_s: float
     modeled_s: float
@@ -226,11 +227,11 @@ def _number(value: Any) -> int:
         return 0
 
 
-# ---- the price on a board
+# ---- the price on a GPU
 
 
 class Pricing:
-    """Prices on one board; equal costs are priced once."""
+    """Prices on one GPU; equal costs are priced once."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -273,3 +274,45 @@ def _warm_bound_s(cost: Cost, gpu: Gpu) -> float:
     arithmetic_s = bound_s(replace(cost, read_bytes=0, write_bytes=0), gpu)
     dram = max(cost.read_bytes - gpu.l2_bytes, 0) + max(cost.write_bytes - gpu.l2_bytes, 0)
     return max(arithmetic_s, dram / gpu.dram_bytes_per_s, cost.bytes / gpu.l2_bytes_per_s)
+
+
+# ---- products in kernels of an earlier GPU's instructions: a reason to be slower than the model says
+
+#: generation that a name of a product on tensor cores states -> major compute capability
+_NAMED = {"volta": 7, "turing": 7, "ampere": 8}
+_STATED = re.compile(
+    r"\b(?:cutlass_(?P<cutlass>\d\d)_\w*tensorop\w*?gemm|sm(?P<sm>\d\d)_xmma_gemm"
+    r"|(?P<name>volta|turing|ampere)_\w*?[hsi](?:884|1688|16816|8816|16832)gemm)"
+)
+
+
+def older_kernels_note(kernels: Iterable[TracedKernel], gpu: Gpu) -> str:
+    """How long products ran in kernels of an earlier generation than the GPU's; empty where none did.
+
+    The model knows products as a GPU's own library kernels run them. Kernels of an earlier generation run on a later
+    GPU (a library too old for it, operands that the later kernels do not take) at the earlier instructions' rate.
+    """
+    capability = (gpu.compute_capability or "").partition(".")[0]
+    if not capability.isdecimal():
+        return ""
+    older = [kernel for kernel in kernels if 0 < _generation(kernel.name) < int(capability)]
+    if not older:
+        return ""
+    count = "1 kernel" if len(older) == 1 else f"{len(older):,} kernels"
+    taken = f"{sum(kernel.dur_us for kernel in older):,.0f} us of products ran in {count}"
+    return f"{taken} of an earlier GPU generation ({_longest_match(older)}): the model takes {gpu.name}'s own"
+
+
+def _longest_match(kernels: list[TracedKernel]) -> str:
+    """The kernel that took the longest, as far as its name states its generation."""
+    match = _STATED.search(max(kernels, key=lambda kernel: kernel.dur_us).name)
+    return match[0] if match else ""
+
+
+def _generation(name: str) -> int:
+    """The major compute capability that a kernel's name states; 0 where it states none."""
+    match = _STATED.search(name)
+    if match is None:
+        return 0
+    digits = match["cutlass"] or match["sm"]
+    return int(digits) // 10 if digits else _NAMED[match["name"]]

@@ -1,4 +1,4 @@
-"""Reading Nsight Compute's CSV (``ncu --csv --page raw`` or ``details``) and laying it beside a trace's kernels.
+"""Reading Nsight Compute's CSV (``ncu --csv --page raw`` or ``details``) and joining it to a trace's kernels.
 
 ``raw`` has a column per metric and a second row of units; ``details`` a row per kernel and metric, with columns
 "Metric Name", "Metric Unit" and "Metric Value". Lines such as ``==PROF== Connected`` stand anywhere before the table,
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from memwall.core.errors import UsageError
 from memwall.traces.records import Trace, TracedKernel
@@ -104,15 +104,18 @@ def read_ncu_csv(path: str | os.PathLike[str]) -> tuple[NcuRow, ...]:
     return _rows(path, cells)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
+class _Cell(NamedTuple):
     """One metric of one kernel, as written."""
 
-    launch: tuple[str, str]  # process, ID
     record: Mapping[str, str]
     field: str
     unit: str
     text: str
+
+    @property
+    def launch(self) -> tuple[str, str]:
+        """Process and ID."""
+        return self.record.get("Process ID", ""), self.record.get("ID", "")
 
 
 def _lines(path: str | os.PathLike[str]) -> list[str]:
@@ -131,7 +134,7 @@ def _long(records: Iterable[Mapping[str, str]]) -> Iterator[_Cell]:
     for record in records:
         field = _METRICS.get(record.get("Metric Name", ""))
         if field is not None:
-            yield _Cell(_launch(record), record, field, record.get("Metric Unit", ""), record.get("Metric Value", ""))
+            yield _Cell(record, field, record.get("Metric Unit", ""), record.get("Metric Value", ""))
 
 
 def _wide(records: Sequence[Mapping[str, str]], header: Sequence[str]) -> Iterator[_Cell]:
@@ -141,27 +144,20 @@ def _wide(records: Sequence[Mapping[str, str]], header: Sequence[str]) -> Iterat
     for record in records:
         for metric in header:
             if metric in _METRICS:
-                yield _Cell(_launch(record), record, _METRICS[metric], units.get(metric, ""), record.get(metric, ""))
-
-
-def _launch(record: Mapping[str, str]) -> tuple[str, str]:
-    return record.get("Process ID", ""), record.get("ID", "")
+                yield _Cell(record, _METRICS[metric], units.get(metric, ""), record.get(metric, ""))
 
 
 def _rows(path: str | os.PathLike[str], cells: Sequence[_Cell]) -> tuple[NcuRow, ...]:
     dotted = any(_DOTTED.fullmatch(cell.text.strip()) for cell in cells)
-    first: dict[tuple[str, str], _Cell] = {}
-    values: dict[tuple[str, str], dict[str, float]] = {}
+    launches: dict[tuple[str, str], tuple[_Cell, dict[str, float]]] = {}
     for cell in cells:
-        first.setdefault(cell.launch, cell)
-        value = _value(path, cell, dotted)
-        if value is not None:
-            values.setdefault(cell.launch, {})[cell.field] = value
-    rows = [_row(path, cell, values.get(launch, {})) for launch, cell in first.items()]
-    return tuple(sorted(rows, key=lambda row: row.id))
+        _, values = launches.setdefault(cell.launch, (cell, {}))
+        if (value := _value(path, cell, dotted)) is not None:
+            values[cell.field] = value
+    return tuple(sorted((_row(path, *known) for known in launches.values()), key=lambda row: row.id))
 
 
-def _row(path: str | os.PathLike[str], cell: _Cell, values: Mapping[str, float]) -> NcuRow:
+def _row(path: str | os.PathLike[str], cell: _Cell, values: Mapping[str, Any]) -> NcuRow:
     number = cell.launch[1].strip()
     if not (number.isdecimal() and len(number) < 19):
         raise UsageError(f'{path}: "ID" {number[:40]!r} is no number')
@@ -170,10 +166,7 @@ def _row(path: str | os.PathLike[str], cell: _Cell, values: Mapping[str, float])
         kernel=printable(cell.record["Kernel Name"]),
         grid=_sizes(cell.record.get("Grid Size", "")),
         block=_sizes(cell.record.get("Block Size", "")),
-        dram_read_bytes=values.get("dram_read_bytes"),
-        dram_write_bytes=values.get("dram_write_bytes"),
-        dram_total_bytes=values.get("dram_total_bytes"),
-        duration_s=values.get("duration_s"),
+        **values,
     )
 
 
@@ -208,7 +201,7 @@ def _sizes(text: str) -> tuple[int, ...] | None:
 
 
 def join_ncu(trace: Trace, rows: Sequence[NcuRow]) -> NcuJoin:
-    """Rows beside the kernels of a trace: by name, grid and block, in order of launch.
+    """Rows joined to the kernels of a trace: by name, grid and block, in order of launch.
 
     A report of one step serves a trace of several equal ones: where the trace holds a whole multiple of a kernel's
     rows, they repeat. Any other count joins nothing of that name, and is said.

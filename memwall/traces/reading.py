@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memwall.core.errors import UsageError
-from memwall.traces.devices import read_devices
+from memwall.hardware.lookup import load_gpu, match_device
 from memwall.traces.events import Activity, Recording
 from memwall.traces.matching import Match, match
 from memwall.traces.nesting import Nesting
@@ -63,7 +63,7 @@ def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Trace
         for number, (activity, found) in enumerate(zip(activities, matches, strict=True))
     )
     properties = next((header[key] for key in _DEVICES if key in header), None)
-    devices = read_devices(properties, Counter(kernel.device for kernel in kernels))
+    devices = _devices(properties, Counter(kernel.device for kernel in kernels))
     return Trace(
         path_name=name, devices=devices, ops=ops, kernels=kernels, gaps=gaps(kernels, ops, recording, nesting, base),
         steps=tuple(Step(text, start - base, dur) for start, dur, text in sorted(recording.steps)), span_us=end - base,
@@ -166,3 +166,59 @@ def _launch_notes(kernels: Sequence[TracedKernel]) -> list[str]:
     if early:
         notes.append(f"{early} GPU rows begin over 1 ms before their launch: CPU and GPU clocks disagree")
     return notes
+
+
+# ---- which GPUs it ran on
+
+#: a device with fewer of its GPU's multiprocessors is a part of it: a MIG slice, a partition of an MI300X
+_WHOLE_GPU = 0.9
+
+
+def _devices(properties: object, kernels_of: Mapping[int, int]) -> tuple[Device, ...]:
+    """The devices of ``deviceProperties`` and those that only kernels name, by index.
+
+    ROCm numbers a kernel's device among all agents of the machine and ``deviceProperties`` among visible GPUs; where
+    all of these are of one kind, a device without properties is one of them.
+    """
+    listed = [entry for entry in properties if isinstance(entry, dict)] if isinstance(properties, list) else []
+    known = {_whole(entry.get("id"), default=place): entry for place, entry in enumerate(listed)}
+    kinds = {str(entry.get("name", "")) for entry in listed}
+    only = listed[0] if len(kinds) == 1 else {}
+    indices = sorted({*known, *kernels_of})
+    return tuple(_device(index, known.get(index, only), kernels_of.get(index, 0)) for index in indices)
+
+
+def gpu_name(trace: Trace) -> str | None:
+    """memwall's name of the GPU that ran the kernels; None where it has no spec, no name, or several ran.
+
+    A device with a part of the multiprocessors (a MIG slice) is not that GPU.
+    """
+    names = {_gpu_of(device) for device in used(trace)}
+    return next(iter(names)) if len(names) == 1 else None
+
+
+def used(trace: Trace) -> Sequence[Device]:
+    """The devices that ran something."""
+    return [device for device in trace.devices if device.kernels]
+
+
+def _gpu_of(device: Device) -> str | None:
+    gpu = match_device(device.name) if device.name else None
+    if gpu is None:
+        return None
+    whole = load_gpu(gpu.name).sm_count
+    part = device.sm_count is not None and device.sm_count < _WHOLE_GPU * whole
+    return None if part else gpu.name
+
+
+def _device(index: int, entry: Mapping[str, Any], kernels: int) -> Device:
+    counts = (_whole(entry.get(name)) for name in ("numSms", "multiProcessorCount"))  # the second: early 2021
+    sm_count = next((count for count in counts if count is not None), None)
+    return Device(index=index, name=printable(str(entry.get("name", "")))[:200], sm_count=sm_count, kernels=kernels)
+
+
+def _whole(value: object, default: int | None = None) -> Any:
+    """A whole number from 0 on, also from a text."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 19:
+        value = int(value)
+    return value if type(value) is int and value >= 0 else default

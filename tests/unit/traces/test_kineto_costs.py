@@ -10,7 +10,7 @@ import pytest
 
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.recorded import UnknownCall
-from memwall.traces import board, read_trace
+from memwall.traces import gpu_name, read_trace
 from memwall.traces.analysis import UNKNOWN, TraceAnalysis, TraceRow, analyse
 from memwall.traces.calls import Hints, list_dtype, read_call
 from memwall.traces.costs import LINK
@@ -645,7 +645,7 @@ def test_an_op_without_a_schema_says_so() -> None:
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
 def test_real_traces(path: Path) -> None:
     trace = read_trace(path)
-    analysis = analyse(trace, load_gpu(board(trace) or ""))
+    analysis = analyse(trace, load_gpu(gpu_name(trace) or ""))
     assert analysis.over_roof == ()
     if analysis.shaped_share:
         assert analysis.costed_of_shaped >= 0.95

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.traces import board, read_trace, stream
+from memwall.traces import gpu_name, read_trace, stream
 from memwall.traces.fields import is_communication, user_frame
 from tests.unit.kineto_traces import annotation, call, frame, kernel, op, real_traces, write
 
@@ -361,7 +361,7 @@ def test_kernels_that_communicate(name: str) -> None:
 def test_boards_by_the_driver_s_name(tmp_path: Path, name: str, sms: int, expected: str | None) -> None:
     properties = [{"id": 0, "name": name, "numSms": sms}, {"id": 1, "name": "NVIDIA L4", "numSms": 58}]
     trace = read_trace(write(tmp_path, SMALL, deviceProperties=properties))
-    assert board(trace) == expected
+    assert gpu_name(trace) == expected
     assert [(d.index, d.name, d.kernels) for d in trace.devices] == [(0, name, 2), (1, "NVIDIA L4", 0)]
 
 
@@ -370,10 +370,10 @@ def test_rocm_numbers_devices_among_all_agents(tmp_path: Path) -> None:
     mi300 = {"id": 0, "name": "AMD Instinct MI300X", "numSms": 304, "computeMajor": 9, "computeMinor": 4}
     events = [kernel("k", 0, 1, 1, device=2)]
     trace = read_trace(write(tmp_path, events, deviceProperties=[mi300]))
-    assert board(trace) == "mi300x"
+    assert gpu_name(trace) == "mi300x"
     assert [(d.index, d.kernels) for d in trace.devices] == [(0, 0), (2, 1)]
-    assert board(read_trace(write(tmp_path, events, deviceProperties=[mi300, {**H100, "id": 1}]))) is None
-    assert board(read_trace(write(tmp_path, events))) is None
+    assert gpu_name(read_trace(write(tmp_path, events, deviceProperties=[mi300, {**H100, "id": 1}]))) is None
+    assert gpu_name(read_trace(write(tmp_path, events))) is None
 
 
 # --- the real traces, against a second, slow way of linking them
@@ -433,7 +433,7 @@ def test_real_traces_are_covered(path: Path) -> None:
     trace = read_trace(path)
     total = sum(k.dur_us for k in trace.kernels)
     matched = sum(k.dur_us for k in trace.kernels if k.op is not None)
-    assert (len(trace.kernels), board(trace)) == (rows, name)
+    assert (len(trace.kernels), gpu_name(trace)) == (rows, name)
     assert matched / total == pytest.approx(share, abs=0.001)
     assert 0 < sum(trace.busy_us.values()) <= total * (1 + 1e-9)
     idle = sum(gap.dur_us for gap in trace.gaps)
@@ -662,7 +662,7 @@ def test_properties_of_early_2021(tmp_path: Path) -> None:
     v100 = {"id": 0, "name": "Tesla V100-DGXS-32GB", "major": 7, "minor": 0, "multiProcessorCount": 80}
     trace = read_trace(write(tmp_path, SMALL, computeProperties=[v100]))
     assert trace.devices[0].sm_count == 80
-    assert board(trace) == "v100-sxm2-32gb"
+    assert gpu_name(trace) == "v100-sxm2-32gb"
 
 
 def test_nothing_but_one_line_for_any_damage(tmp_path: Path) -> None:
