@@ -163,9 +163,14 @@ def serve() -> None:
     if isinstance(answer, type):
         answer = answer()
     pipe: Connection[Any, Any] = Connection(descriptor)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while True:
-            pipe.send(_answered(answer, pipe.recv()))
+    while True:
+        try:
+            question = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        made = _answered(answer, question)  # what it raises ends this process
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            pipe.send(made)
 
 
 def _answered(answer: Callable[..., Any], question: tuple[Any, ...]) -> tuple[bool, Any]:

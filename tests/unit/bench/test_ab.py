@@ -19,80 +19,14 @@ import pytest
 
 from memwall.bench.ab import ABResult, Side, run_ab
 from memwall.bench.ab import worker as ab_worker
-from memwall.bench.ab.run import BLOCKS, CONFIDENCE, Rules, run_launches, verdict_of
+from memwall.bench.ab.run import BLOCKS, Rules, run_launches, verdict_of
 from memwall.bench.ab.sides import Block, Launch, Round
-from memwall.bench.machine import Counters, Usage, read_counters
-from memwall.bench.stats import Ratio, ratio, sign_test, timing
+from memwall.bench.machine import Usage
+from memwall.bench.stats import Ratio
 from memwall.core.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
 QUIET = Usage(wall_s=0.06, capacity_s=0.12)
-
-
-# ---- statistics
-
-
-@pytest.mark.parametrize(
-    ("signs", "expected"),
-    [
-        ([1] * 5, 2 / 32),
-        ([-1] * 10, 2 / 1024),
-        ([1, 1, 1, 1, -1], 2 * (1 + 5) / 32),
-        ([1, -1, 1, -1], 1.0),
-        ([0, 0, 1, 1], 2 / 4),  # ties say nothing
-        ([], 1.0),
-    ],
-)
-def test_the_sign_test_counts_splits(signs, expected):
-    assert sign_test(signs) == pytest.approx(expected)
-
-
-def test_rounds_that_agree_leave_no_doubt():
-    found = ratio([[math.log(1.1)] * 4] * 3, CONFIDENCE)
-    assert (found.ratio, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
-    assert found.smallest_detectable == pytest.approx(0.0)
-    assert found.p_value == pytest.approx(2 / 2**12)
-
-
-def test_of_one_launch_it_is_the_interval_of_a_median():
-    """Order statistics give the same interval without drawing anything."""
-    generator = random.Random(1)
-    logs = [generator.gauss(0.0, 0.02) for _ in range(200)]
-    found, exact = ratio([logs], confidence=0.95), timing(logs)
-    assert math.log(found.ratio) == pytest.approx(exact.median_s)
-    assert math.log(found.low) == pytest.approx(exact.low_s, abs=0.0008)
-    assert math.log(found.high) == pytest.approx(exact.high_s, abs=0.0008)
-
-
-def test_launches_that_disagree_widen_it():
-    """Eight rounds say almost the same in each launch; what they share must not count eight times."""
-    wiggle = [i * 1e-5 for i in range(8)]
-    found = ratio([[shift + w for w in wiggle] for shift in (-0.04, 0.0, 0.04)], CONFIDENCE)
-    assert found.low == pytest.approx(math.exp(-0.04), abs=1e-3)
-    assert found.high == pytest.approx(math.exp(0.04), abs=1e-3)
-
-
-def test_it_holds_the_truth_as_often_as_it_says():
-    """Seven launches that differ by 1 %, rounds by 2 %: at 90 %, 140 intervals of 150 and more would be luck, and so
-    would fewer than 115."""
-    generator = random.Random(7)
-    held = 0
-    for _ in range(150):
-        shifts = [generator.gauss(0.03, 0.01) for _ in range(7)]
-        found = ratio([[generator.gauss(s, 0.02) for _ in range(8)] for s in shifts], confidence=0.90)
-        held += found.low <= math.exp(0.03) <= found.high
-    assert 115 <= held <= 149
-
-
-def test_the_same_samples_give_the_same_interval():
-    logs = [[0.01, 0.03, -0.02], [0.0, 0.02, 0.05]]
-    assert ratio(logs, 0.95) == ratio(logs, 0.95)
-
-
-@pytest.mark.parametrize("launches", [[], [[]], [[0.1], [0.1, 0.2]]])
-def test_samples_that_make_no_table_are_refused(launches):
-    with pytest.raises(ValueError, match=r"rounds|inhomogeneous"):
-        ratio(launches, 0.95)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +43,6 @@ def test_samples_that_make_no_table_are_refused(launches):
 )
 def test_the_whole_interval_decides(low, high, verdict):
     assert verdict_of(Ratio(math.sqrt(low * high), low, high, 1.0), 0.05) == verdict
-
-
-def test_the_smallest_slow_down_that_shows_is_half_of_the_width():
-    assert Ratio(1.0, 1 / 1.03, 1.03, 1.0).smallest_detectable == pytest.approx(0.03)
 
 
 # ---- the course of an A/B benchmark, on a machine that is made up
@@ -345,69 +275,6 @@ def test_the_sentence():
         "fail: head +10.0 % in time (+8.0 % to +12.0 %) beside the base's 4.00 ms a step; +5.0 % is allowed;"
         " slow-downs from 1.8 % on would show; 24 rounds, 2 dropped"
     )
-
-
-# ---- what the system counts
-
-
-def written(root: Path, ticks: str, queued: str, quota: int, throttled: int) -> Path:
-    """The files that are read, as Linux writes them."""
-    files = {
-        "proc/stat": f"cpu  {ticks} 0 0\ncpu0 1 2 3\n",
-        "proc/self/schedstat": queued + "\n",
-        "sys/fs/cgroup/cpu.stat": f"usage_usec 5\nthrottled_usec {quota}\n",
-        "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": f"{throttled}\n",
-        "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": "0\n",
-    }
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="ascii")
-    return root
-
-
-def test_the_counters_are_read_and_subtracted(tmp_path):
-    """user, nice, system, irq and softirq are work; idle and iowait are not; a tick is 10 ms."""
-    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-    before = read_counters(written(tmp_path, "100 10 20 1000 50 1 2 5", "1000000000 20000000 7", 3000, 4))
-    after = read_counters(written(tmp_path, "160 12 25 1100 60 2 4 8", "1500000000 70000000 9", 5000, 6))
-    usage = replace(before, wall_s=10.0, own_s=1.0, cores=4).usage(
-        replace(after, wall_s=10.5, own_s=1.45, cores=4), ("shared: x",)
-    )
-    assert usage.capacity_s == pytest.approx(2.0)
-    assert usage.others_s == pytest.approx((60 + 2 + 5 + 1 + 2) * tick_s - 0.45)
-    assert usage.stolen_s == pytest.approx(3 * tick_s)
-    assert usage.waited_s == pytest.approx(0.050 + 0.002)
-    assert usage.throttles == 2
-    assert usage.flags == ("shared: x",)
-
-
-def test_a_system_that_says_nothing_is_not_trusted(tmp_path):
-    before, after = (replace(read_counters(tmp_path), wall_s=w, own_s=o) for w, o in ((0.0, 0.0), (1.0, 0.7)))
-    usage = before.usage(after)
-    assert usage.waited_s == pytest.approx(0.3)  # what one thread did not run
-    assert any("no /proc/stat" in doubt for doubt in usage.doubts("cpu"))
-
-
-def test_usages_add_up():
-    total = sum([BUSY, HOT, CAPPED, CAPPED], Usage())
-    assert total.wall_s == pytest.approx(0.24)
-    assert (total.others_s, total.throttles, total.flags) == (0.06, 1, ("throttled: power cap",))
-
-
-@pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="needs Linux's /proc/stat")
-def test_a_process_that_never_rests_is_seen():
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
-        try:
-            time.sleep(0.2)
-            before = read_counters()
-            time.sleep(0.6)
-            usage = before.usage(read_counters())
-        finally:
-            busy.kill()
-    # of 0.6 s; on a crowded machine its place is taken by others, which counts the same
-    assert usage.others_s > 0.3
-    assert isinstance(before, Counters)
 
 
 # ---- the processes

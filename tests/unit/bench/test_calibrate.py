@@ -11,8 +11,7 @@ from memwall.bench.calibrate import default_spec_path
 from memwall.bench.calibrate.cuda_spec import cuda_spec
 from memwall.bench.calibrate.sampling import Benchmark, Busy, Quantity, measure
 from memwall.bench.calibrate.spec import cpu_spec
-from memwall.bench.clock import Clocks, timing_environment
-from memwall.bench.machine import cache_bytes, cpu_name, machine_busy_s, vendor_name
+from memwall.bench.clock import Clocks
 from memwall.core.graph import Pipe, contiguous
 from memwall.hardware.cpu_rates import KERNELS, PRODUCTS, Cpu
 from memwall.hardware.gpu import Gpu
@@ -88,50 +87,12 @@ def test_benchmarks_take_turns():
     assert order == [*"aaaabbbb", *"ababab"]
 
 
-# ---- the machine
-
-
-def test_caches_that_hold_data_by_level(tmp_path):
-    rows = [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "1M"), ("3", "Unified", "32768K")]
-    for n, row in enumerate(rows):
-        folder = tmp_path / f"index{n}"
-        folder.mkdir()
-        for name, text in zip(("level", "type", "size"), row, strict=True):
-            (folder / name).write_text(text + "\n")
-    assert cache_bytes(tmp_path) == {"l1": 49152, "l2": 1048576, "l3": 33554432}
-    assert cache_bytes(tmp_path / "nowhere") == {}
-
-
-def test_the_name_of_the_processor(tmp_path):
-    file = tmp_path / "cpuinfo"
-    file.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9B45\nflags\t: fpu\n")
-    assert (cpu_name(file), vendor_name(file)) == ("AMD EPYC 9B45", "AMD")
-    assert cpu_name(tmp_path / "nowhere")
-
-
-def test_busy_seconds_leave_out_idle_and_waiting(tmp_path):
-    import os
-
-    tick = os.sysconf("SC_CLK_TCK")
-    file = tmp_path / "stat"
-    file.write_text(f"cpu  {tick} {tick} {tick} {50 * tick} {9 * tick} 0 0 {tick} 0 0\ncpu0 1 2 3\n")
-    assert machine_busy_s(file) == pytest.approx(4.0)  # user, nice, system, steal
-    assert machine_busy_s(tmp_path / "nowhere") == 0.0
-
-
 def test_where_the_spec_lies(monkeypatch, tmp_path):
     monkeypatch.delenv("MEMWALL_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_spec_path() == tmp_path / "memwall" / "cpu.toml"
     monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "own"))
     assert default_spec_path("cuda") == tmp_path / "own" / "cuda.toml"
-
-
-def test_the_process_that_measures_keeps_its_memory():
-    environment = timing_environment("cpu")
-    assert environment["OMP_NUM_THREADS"] == "1"
-    assert environment["MALLOC_MMAP_MAX_"] == "0"
-    assert int(environment["MALLOC_TRIM_THRESHOLD_"]) >= 1 << 30
 
 
 # ---- a CPU's spec

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,15 +11,13 @@ import pytest
 import torch
 
 import memwall
-from memwall.bench.clock import Cpu, Ready, timing_environment
+from memwall.bench.clock import Ready
 from memwall.bench.kernels.benchmark_run import ROUNDS, BenchmarkRun, Limits, Result, share
 from memwall.bench.kernels.executors import Built, Choices, choose
 from memwall.bench.kernels.jobs import plan_work
 from memwall.bench.kernels.run import need_compiler
 from memwall.bench.kernels.session import Questions, failure
 from memwall.bench.kernels.workers import Ran, Run, Worker, WorkerFailed
-from memwall.bench.sensors import Nvml, in_doubt, merged, open_nvml
-from memwall.bench.stats import tail_rank, timing
 from memwall.codegen import NotGenerated
 from memwall.codegen.load import source_hash
 from memwall.core.errors import MissingError, UsageError
@@ -31,36 +26,6 @@ from memwall.perfmodel.families import constants
 from memwall.record.measurement import Sensors
 
 ROOT = Path(__file__).parents[3]
-
-# -- statistics --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("count", "low", "high"),
-    # ranks of the 95 % interval of a median, from the usual tables (Conover 1999, table of binomial order statistics)
-    [(1, 1, 1), (5, 1, 5), (6, 1, 6), (8, 1, 8), (9, 2, 8), (10, 2, 9), (20, 6, 15), (30, 10, 21), (50, 18, 33)],
-)
-def test_the_ranks_of_the_interval_are_those_of_the_tables(count, low, high):
-    assert tail_rank(count) + 1 == low
-    assert count - tail_rank(count) == high
-
-
-def test_median_and_interval_of_thirty_samples_in_any_order():
-    samples = [float(n) for n in range(1, 31)]
-    found = timing([*samples[::2], *samples[1::2]])
-    assert (found.median_s, found.low_s, found.high_s) == (15.5, 10.0, 21.0)
-    assert (found.min_s, found.max_s, found.samples) == (1.0, 30.0, 30)
-
-
-def test_an_outlier_moves_the_maximum_alone():
-    calm, wild = timing([1.0] * 29 + [2.0]), timing([1.0] * 29 + [1000.0])
-    assert (calm.median_s, calm.high_s) == (wild.median_s, wild.high_s)
-    assert wild.max_s == 1000.0
-
-
-def test_no_samples_have_no_median():
-    with pytest.raises(ValueError):
-        timing([])
 
 
 @pytest.mark.parametrize(("total", "sizes"), [(30, [10, 10, 10]), (7, [2, 2, 3]), (1, [0, 0, 1]), (2, [0, 1, 1])])
@@ -120,139 +85,6 @@ def test_numbers_of_jobs_are_unique_over_executors_and_top_keeps_the_weightiest(
 def test_an_executor_that_is_none(blocks):
     with pytest.raises(UsageError, match="no executor named 'jit'"):
         plan_work(blocks, blocks.simulations[0].gpu, ["jit"])
-
-
-# -- sensors -----------------------------------------------------------------------------------------------------------
-
-
-class FakeNvml:
-    """An NVML that answers as told; a method that is not told of raises NVML's error."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-
-    def __init__(self, reasons=0, pids=(), power=None):
-        self.reasons, self.pids, self.power = reasons, pids, power
-
-    def nvmlDeviceGetClockInfo(self, handle, which):  # noqa: N802  NVML's name
-        return {1: 1980, 2: 2619}[which]
-
-    def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802
-        if self.power is None:
-            raise self.NVMLError("not supported")
-        return self.power
-
-    def nvmlDeviceGetTemperature(self, handle, which):  # noqa: N802
-        return 41
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):  # noqa: N802
-        return self.reasons
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
-        return [type("Process", (), {"pid": pid}) for pid in self.pids]
-
-
-def test_nvml_in_base_units_and_what_it_does_not_say_is_none():
-    found = Nvml(FakeNvml(), "handle", lambda: frozenset([7])).read()
-    assert (found.clock_hz, found.memory_clock_hz) == (1.98e9, 2.619e9)
-    assert (found.power_w, found.temperature_c, found.flags) == (None, 41.0, ())
-    assert Nvml(FakeNvml(power=350_000), "handle", frozenset).read().power_w == 350.0
-
-
-@pytest.mark.parametrize(
-    ("reasons", "pids", "words"),
-    [
-        (0x1, [7], []),  # idle: nothing slows it down
-        (0x4 | 0x20, [7], ["power cap", "temperature"]),
-        (0x80, [7], ["power brake"]),
-        (0, [7, 8, 9], ["2 other processes"]),
-        (0, [900], []),  # one process under a number of the host's: it is us
-        (0, [900, 901], ["1 other process"]),
-    ],
-)
-def test_flags_of_a_throttled_or_shared_board(reasons, pids, words):
-    flags = Nvml(FakeNvml(reasons, pids), "handle", lambda: frozenset([7])).read().flags
-    assert len(flags) == len(words)
-    assert all(word in flag for word, flag in zip(words, flags, strict=True))
-    assert in_doubt(flags) == flags
-
-
-def test_readings_are_merged():
-    both = merged([Sensors(clock_hz=1e9, flags=("a",)), Sensors(clock_hz=2e9, power_w=100.0, flags=("a", "b"))])
-    assert both == Sensors(clock_hz=1.5e9, power_w=100.0, flags=("a", "b"))
-    assert merged([]) == Sensors()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a board to ask")
-def test_a_board_that_nobody_can_ask_says_so_and_is_not_in_doubt():
-    flags = open_nvml(None).read().flags
-    assert len(flags) == 1 and flags[0].startswith("unknown clocks: ")
-    assert in_doubt(flags) == ()
-
-
-def test_the_workers_of_one_parent_are_a_family():
-    code = "from memwall.bench.sensors import family; import os; print(os.getpid(), *family()); input()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    first, second = (subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2))
-    own, *known = map(int, second.stdout.readline().split())
-    assert own == second.pid
-    assert {os.getpid(), first.pid, second.pid} <= set(known)
-    for process in (first, second):
-        process.communicate("done\n")
-
-
-# -- the CPU's clock ---------------------------------------------------------------------------------------------------
-
-
-class Quiet:
-    def read(self):
-        return Sensors()
-
-
-class FakeClocks:
-    """Each call of the timed part takes the next of some pairs of CPU and wall time, ns."""
-
-    def __init__(self, steps):
-        self.steps = iter(steps)
-
-    def time(self, call):
-        call()
-        cpu, wall = next(self.steps)
-        return wall / 1e9, cpu / wall
-
-
-def test_a_repetition_that_lost_the_core_is_taken_again():
-    clock = FakeClocks([(100, 100), (50, 100), (94, 100), (95, 100), (300, 300)])
-    samples, sensors = Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 3, 1e9)
-    assert samples == [100e-9, 100e-9, 300e-9]
-    assert sensors.flags == ()
-
-
-def test_a_machine_that_is_never_free_is_flagged_and_its_best_repetitions_kept():
-    clock = FakeClocks([(80, 100), (60, 120), (50, 130), (40, 140)] * 2)
-    samples, sensors = Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 2, 1e9)
-    assert samples == [100e-9, 100e-9]
-    assert sensors.flags == ("contended: no repetition had 95% of a core",)
-
-
-def test_a_spent_budget_leaves_one_sample():
-    clock = FakeClocks([(100, 100)] * 9)
-    assert len(Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 5, 0.0)[0]) == 1
-
-
-def test_what_is_written_over_is_put_back_before_each_sample():
-    x = torch.ones(4)
-    seen = []
-
-    def call():
-        seen.append(float(x[0]))
-        x.add_(1.0)
-
-    cpu = Cpu(Quiet(), FakeClocks([(1, 1)] * 9))
-    cpu.samples(Ready(call, lambda: x.fill_(1.0)), 3, 1e9)
-    assert seen == [1.0, 1.0, 1.0]
 
 
 # -- choices -----------------------------------------------------------------------------------------------------------
@@ -423,14 +255,6 @@ def test_a_block_has_its_share_of_the_time_that_is_left():
     assert Limits().block_s(10) == 20.0
     assert Limits(deadline=-math.inf).block_s(10) == 0.05
     assert Limits(deadline=-math.inf).is_over
-
-
-def test_a_cpu_worker_keeps_its_memory_and_finds_this_package(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    environment = timing_environment("cpu")
-    assert environment["MALLOC_MMAP_MAX_"] == "0" and environment["OMP_NUM_THREADS"] == "1"
-    assert environment["PYTHONPATH"].split(os.pathsep)[1] == "/elsewhere"
-    assert "MALLOC_MMAP_MAX_" not in timing_environment("cuda") or "MALLOC_MMAP_MAX_" in os.environ
 
 
 class Dead(Worker):

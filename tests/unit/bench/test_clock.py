@@ -1,0 +1,67 @@
+"""The CPU's clock on times that are made up, and the variables of a process in which kernels are timed."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from memwall.bench.clock import Cpu, Ready, timing_environment
+from memwall.record.measurement import Sensors
+
+
+class Quiet:
+    def read(self):
+        return Sensors()
+
+
+class FakeClocks:
+    """Each call of the timed part takes the next of some pairs of CPU and wall time, ns."""
+
+    def __init__(self, steps):
+        self.steps = iter(steps)
+
+    def time(self, call):
+        call()
+        cpu, wall = next(self.steps)
+        return wall / 1e9, cpu / wall
+
+
+def test_a_repetition_that_lost_the_core_is_taken_again():
+    clock = FakeClocks([(100, 100), (50, 100), (94, 100), (95, 100), (300, 300)])
+    samples, sensors = Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 3, 1e9)
+    assert samples == [100e-9, 100e-9, 300e-9]
+    assert sensors.flags == ()
+
+
+def test_a_machine_that_is_never_free_is_flagged_and_its_best_repetitions_kept():
+    clock = FakeClocks([(80, 100), (60, 120), (50, 130), (40, 140)] * 2)
+    samples, sensors = Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 2, 1e9)
+    assert samples == [100e-9, 100e-9]
+    assert sensors.flags == ("contended: no repetition had 95% of a core",)
+
+
+def test_a_spent_budget_leaves_one_sample():
+    clock = FakeClocks([(100, 100)] * 9)
+    assert len(Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 5, 0.0)[0]) == 1
+
+
+def test_what_is_written_over_is_put_back_before_each_sample():
+    x = torch.ones(4)
+    seen = []
+
+    def call():
+        seen.append(float(x[0]))
+        x.add_(1.0)
+
+    cpu = Cpu(Quiet(), FakeClocks([(1, 1)] * 9))
+    cpu.samples(Ready(call, lambda: x.fill_(1.0)), 3, 1e9)
+    assert seen == [1.0, 1.0, 1.0]
+
+
+def test_a_cpu_worker_keeps_its_memory_and_finds_this_package(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    environment = timing_environment("cpu")
+    assert environment["MALLOC_MMAP_MAX_"] == "0" and environment["OMP_NUM_THREADS"] == "1"
+    assert environment["PYTHONPATH"].split(os.pathsep)[1] == "/elsewhere"
+    assert "MALLOC_MMAP_MAX_" not in timing_environment("cuda") or "MALLOC_MMAP_MAX_" in os.environ

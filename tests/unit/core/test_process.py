@@ -1,0 +1,104 @@
+"""A child process: its answers, its errors, and how it is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from memwall.core.errors import MissingError, NeedsData, UsageError
+from memwall.core.process import Child, Lost, environment
+
+
+def answer(word, *arguments):
+    """What the child calls."""
+    if word == "raise":
+        raise arguments[0]
+    if word == "exit":
+        os._exit(arguments[0])
+    if word == "kill":
+        os.kill(os.getpid(), arguments[0])
+    if word == "sleep":
+        time.sleep(arguments[0])
+    if word == "stdin":
+        return input("")
+    return word, arguments
+
+
+class Counter:
+    """One instance answers all questions."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        return self.asked
+
+
+@pytest.fixture
+def start():
+    """Starts children, and stops them."""
+    children = []
+
+    def started(target="answer", **options):
+        children.append(Child(f"tests.unit.core.test_process:{target}", environment(), **options))
+        return children[-1]
+
+    yield started
+    for child in children:
+        child.stop()
+
+
+def test_it_answers_and_keeps_its_state(start):
+    assert start().ask(60.0, "a", 1, [2]) == ("a", (1, [2]))
+    counter = start("Counter")
+    assert [counter.ask(60.0), counter.ask(60.0)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(MissingError("no GPU"), MissingError), (NeedsData("reads a tensor"), UsageError)]
+)
+def test_an_expected_error_comes_back_and_the_child_lives(start, error, kind):
+    child = start()
+    with pytest.raises(kind, match=str(error)):
+        child.ask(60.0, "raise", error)
+    assert child.ask(60.0, "still", "there") == ("still", ("there",))
+
+
+@pytest.mark.parametrize(
+    ("question", "status", "message", "code"),
+    [
+        (("exit", 7), "failed", "the process ended with exit code 7", 7),
+        (("kill", signal.SIGSEGV), "failed", "the process crashed: SIGSEGV", -signal.SIGSEGV),
+        (("kill", signal.SIGKILL), "out of memory", "as it does when memory runs out", -signal.SIGKILL),
+        (("raise", ValueError("odd")), "failed", "exit code 1: ValueError: odd", 1),
+    ],
+)
+def test_the_cause_of_death_is_known(start, question, status, message, code):
+    with pytest.raises(Lost, match=message) as lost:
+        start().ask(60.0, *question)
+    assert (lost.value.status, lost.value.code) == (status, code)
+
+
+def test_it_may_take_so_long_and_is_stopped_whatever_it_does(start):
+    child = start()
+    child.ask(60.0, "up")
+    with pytest.raises(Lost, match=r"took longer than its limit of 0 s") as lost:
+        child.ask(0.1, "sleep", 60.0)
+    assert lost.value.status == "timeout"
+    began = time.monotonic()
+    child.stop()
+    assert time.monotonic() - began < 10.0
+
+
+def test_what_it_calls_cannot_read_what_keeps_it_alive(start):
+    with pytest.raises(Lost, match="EOFError"):
+        start().ask(60.0, "stdin")
+
+
+def test_a_folder_that_is_not_there(start, tmp_path):
+    with pytest.raises(OSError, match="No such file"):
+        start(folder=tmp_path / "nowhere")
