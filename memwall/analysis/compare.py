@@ -7,12 +7,13 @@ bound on what the board draws; cost is the price of that many seconds.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.savings import CHEAP
-from memwall.analysis.table import class_rows, equal_kernels
+from memwall.analysis.table import Sums, class_rows, equal_kernels, group_by, join, time_by_wall
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.version import __version__
@@ -211,11 +212,8 @@ def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
             known[same] = equal_kernels(profile, schedule.graph, schedule.kernels)
         groups.append(known[same])
     columns = [_walls(schedule, keys) for schedule, keys in zip(schedules, groups, strict=True)]
-    counts: dict[tuple, int] = {}
-    for key in groups[0]:
-        counts[key] = counts.get(key, 0) + 1
     found = []
-    for key, count in counts.items():
+    for key, count in Counter(groups[0]).items():
         cells = [column.get(key, ("", 0.0)) for column in columns]
         flipped = len({wall for wall, _ in cells if wall}) > 1
         if flipped and any(cell[1] >= NOTABLE * s.totals.time_s for cell, s in zip(cells, schedules, strict=True)):
@@ -227,16 +225,8 @@ def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
 
 def _walls(schedule: Schedule, keys: Sequence[tuple]) -> dict[tuple, tuple[str, float]]:
     """Per group of equal kernels: the wall under which most of its time stands, and its time."""
-    number: dict[tuple, int] = {}
-    member = [number.setdefault(key, len(number)) for key in keys]
-    sums = {wall: [0.0] * len(number) for wall in WALLS}
-    for group, kernel in zip(member, schedule.kernels, strict=True):
-        sums[kernel.limited_by][group] += kernel.time_s
-    rows = zip(*(sums[wall] for wall in WALLS), strict=True)
-    result = {}
-    for key, row in zip(number, rows, strict=True):
-        result[key] = WALLS[row.index(max(row))], sum(row)
-    return result
+    sums = {key: time_by_wall(kernels) for key, kernels in group_by(schedule.kernels, keys).items()}
+    return {key: (max(WALLS, key=walls.__getitem__), sum(walls.values())) for key, walls in sums.items()}
 
 
 def _entry(profile: Profile, schedule: Schedule, label: str, base_s: float, price: Prices | None) -> Entry:
@@ -314,13 +304,14 @@ def _changes(base: Profile, other: Profile, name: str) -> list[Change]:
     """Classes and kernels that changed, on the first GPU that both have, most time first."""
     after = min(other.simulations, key=lambda s: _counterpart(base, s).gpu.name != s.gpu.name)
     before = _counterpart(base, after)
-    pairs = (("class", _class_sums(base, before), _class_sums(other, after)),
-             ("kernel", _kernel_sums(base, before), _kernel_sums(other, after)))  # fmt: skip
+    sides = ((base, before), (other, after))
+    classes = [{row.key: row for row in class_rows(profile, schedule)} for profile, schedule in sides]
+    kernels = [_by_name(profile, schedule) for profile, schedule in sides]
     rows = []
-    for kind, old, new in pairs:
+    for kind, (old, new) in (("class", classes), ("kernel", kernels)):
         found = []
-        for key in dict.fromkeys((*old, *new)):
-            a, b = old.get(key, (0.0, 0, 0)), new.get(key, (0.0, 0, 0))
+        for key, one, two in join(old, new):
+            a, b = _figures(one), _figures(two)
             if a != b:
                 found.append(Change(name, kind, key, a[0], b[0], a[1], b[1], a[2], b[2]))
         found.sort(key=lambda row: (-abs(row.delta_s), row.name))
@@ -328,18 +319,15 @@ def _changes(base: Profile, other: Profile, name: str) -> list[Change]:
     return rows
 
 
-def _class_sums(profile: Profile, schedule: Schedule) -> dict[str, tuple[float, int, int]]:
-    return {row.key: (row.time_s, row.flops, row.bytes) for row in class_rows(profile, schedule)}
+def _figures(row: Sums | None) -> tuple[float, int, int]:
+    return (row.time_s, row.flops, row.bytes) if row else (0.0, 0, 0)
 
 
-def _kernel_sums(profile: Profile, schedule: Schedule) -> dict[str, tuple[float, int, int]]:
-    total: dict[str, tuple[float, int, int]] = {}
+def _by_name(profile: Profile, schedule: Schedule) -> dict[str, Sums]:
+    """The sums of kernels of one name, module and phase."""
     keys = equal_kernels(profile, schedule.graph, schedule.kernels)
-    for key, kernel in zip(keys, schedule.kernels, strict=True):
-        name = " ".join(part for part in (key[0], key[3], f"({key[2]})") if part)
-        time_s, flops, moved = total.get(name, (0.0, 0, 0))
-        total[name] = time_s + kernel.time_s, flops + kernel.flops, moved + kernel.bytes
-    return total
+    names = [" ".join(part for part in (key[0], key[3], f"({key[2]})") if part) for key in keys]
+    return {name: Sums.of(kernels) for name, kernels in group_by(schedule.kernels, names).items()}
 
 
 # -- the machines themselves -------------------------------------------------------------------------------------------

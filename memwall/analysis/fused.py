@@ -12,8 +12,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from memwall.analysis.agreement import Agreement, agreement
 from memwall.analysis.breaks import BreakPrices, Cut, is_broken, planned, price_breaks
+from memwall.analysis.plan_diff import PlanDiff, plan_diff
 from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, policy_sets
 from memwall.analysis.whatif import Change, Outcome, what_if
@@ -68,7 +68,7 @@ class Refused:
 class Fused:
     """A profile whose simulations are those of every policy on every GPU, and all that fusion has to say about it.
 
-    ``prices`` of the breaks, ``lowered``, ``agreements`` (ours with Inductor) and ``compiled`` (our kernels) are by
+    ``prices`` of the breaks, ``lowered``, ``plan_diffs`` (ours with Inductor) and ``compiled`` (our kernels) are by
     GPU. ``notes`` say what is missing and why.
     """
 
@@ -76,7 +76,7 @@ class Fused:
     capture: Capture | None = None
     prices: Mapping[str, BreakPrices] = field(default_factory=dict)
     lowered: Mapping[str, Lowered] = field(default_factory=dict)
-    agreements: Mapping[str, Agreement] = field(default_factory=dict)
+    plan_diffs: Mapping[str, PlanDiff] = field(default_factory=dict)
     compiled: Mapping[str, CompiledPlan] = field(default_factory=dict)
     alternatives: tuple[Family, ...] = ()
     funnel: Funnel | None = None
@@ -99,7 +99,7 @@ class Fused:
             "memwall_version": __version__,
             "workload": {"name": self.profile.workload.name, "mode": self.profile.workload.mode},
             "gpus": [_gpu_dict(self, policies) for policies in policy_sets(self.profile)],
-            "agreement": {name: asdict(found) for name, found in self.agreements.items()},
+            "agreement": {name: asdict(found) for name, found in self.plan_diffs.items()},
             **({"compiled": [made.to_dict() for made in self.compiled.values()]} if self.compiled else {}),
             "alternatives": [asdict(family) for family in self.alternatives],
             "capture": self.capture.to_dict() if self.capture else None,
@@ -159,7 +159,7 @@ def fuse(
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
     outcomes = what_if(made, changes, gpus, named, maker.planned)
     found = Fused(
-        made, capture, maker.prices(gpus), maker.lowered, maker.agreements(), maker.compiled,
+        made, capture, maker.prices(gpus), maker.lowered, maker.plan_diffs(), maker.compiled,
         funnel=None, what_ifs=tuple(outcomes), notes=maker.notes,
     )  # fmt: skip
     return _with_funnel(found, say) if funnel else found
@@ -257,7 +257,7 @@ class _Maker:
             return made.plan
         return plan_graph(policy, graph, costs, gpu, self.planned.get(number))
 
-    def agreements(self) -> dict[str, Agreement]:
+    def plan_diffs(self) -> dict[str, PlanDiff]:
         """Our planner beside Inductor, on the GPUs on which both have planned."""
         made = {(s.gpu.name, s.policy): s for s in self.schedules}
         found = {}
@@ -265,7 +265,7 @@ class _Maker:
             ours = made.get((name, "memwall"))
             if policy == "inductor" and ours is not None and ours.plan and theirs.plan:
                 graph = self.profile.graphs[ours.graph]
-                found[name] = agreement(graph, ours.plan, theirs.plan, ours.gpu)
+                found[name] = plan_diff(graph, ours.plan, theirs.plan, ours.gpu)
         return found
 
     @cached_property

@@ -96,9 +96,7 @@ class Sums:
     @classmethod
     def of(cls, rows: Sequence[Estimate | Sums]) -> Sums:
         """The sums of some kernels, or of some sums."""
-        walls = dict.fromkeys(WALLS, 0.0)
-        for row in rows:
-            walls[row.limited_by] += row.time_s
+        walls = time_by_wall(rows)
         return cls(**sums(rows, _SUMMED), limited_by=max(WALLS, key=walls.__getitem__))
 
     @property
@@ -119,6 +117,14 @@ class Sums:
     def interval_s(self) -> tuple[float, float]:
         """8 of 10 real runs lie between these."""
         return self.low_s, self.high_s
+
+
+def time_by_wall(rows: Iterable[Estimate | Sums]) -> dict[str, float]:
+    """Seconds per wall, each row whole under what limits it."""
+    walls = dict.fromkeys(WALLS, 0.0)
+    for row in rows:
+        walls[row.limited_by] += row.time_s
+    return walls
 
 
 _SUMMED = tuple(field.name for field in dataclasses.fields(Sums) if field.name != "limited_by")

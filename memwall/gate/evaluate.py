@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 
+from memwall.analysis.diff import Cause, Side, explain, largest, new_breaks, top
 from memwall.analysis.fused import capture_of
+from memwall.analysis.matching import match_ops
 from memwall.analysis.quantities import LIMITS, Quantity, unmodeled
 from memwall.analysis.savings import CHEAP
 from memwall.core.units import size
-from memwall.gate.causes import Side, explain, largest, new_breaks, top
 from memwall.gate.limits import Limit
-from memwall.gate.matching import match_ops
-from memwall.gate.result import Cause, Check, Problem
+from memwall.gate.result import Check, Problem
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module
 from memwall.record.profile import Profile

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from memwall.analysis.diff import Cause
 from memwall.core.structure import write
 from memwall.core.version import __version__
 
@@ -17,31 +18,6 @@ SCHEMA = "memwall.gate/1"
 
 #: Verdict -> exit code; of several the worst counts: fail before inconclusive before pass.
 EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
-
-#: What can have moved a figure; ``largest`` names, without a baseline, where a figure comes from (its own sums then).
-CAUSE_KINDS = ("appeared", "vanished", "grew", "shrank", "lost fusion", "fused", "graph break", "elsewhere", "largest")
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Kernels that changed together, summed over ``count`` equal places (the numbers of repeated blocks as stars).
-
-    ``kernels``, ``flops``, ``dram_bytes`` and ``time_s`` are head less base, so that the causes of one workload on one
-    GPU under one policy add up to the difference of the totals. ``source`` is ``path:line`` in the head (in the base
-    for what vanished), or empty. ``detail`` says in words what changed.
-    """
-
-    kind: str
-    op: str
-    module: str
-    phase: str
-    source: str
-    count: int
-    kernels: int
-    flops: int
-    dram_bytes: int
-    time_s: float
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)

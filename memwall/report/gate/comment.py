@@ -9,7 +9,8 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from memwall.gate.result import Cause, Check, GateResult
+from memwall.analysis.diff import Cause
+from memwall.gate.result import Check, GateResult
 from memwall.report.gate.wording import (
     NAME,
     baseline_notes,

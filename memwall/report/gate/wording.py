@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from memwall.analysis.diff import Cause
 from memwall.analysis.numbers import NO_CHANGE, apart, change_text, signed, unit_of
-from memwall.gate.result import Baseline, Cause, Check, GateResult, Problem
+from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.report.document import clean
 
 NAME = "memwall gate"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import memwall.report.columns as col
-from memwall.analysis.agreement import Agreement
 from memwall.analysis.fused import Fused, Refused, refused_by_rule
+from memwall.analysis.plan_diff import PlanDiff
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
 from memwall.core.units import size
 from memwall.record.kernels import collapse, short_name
@@ -75,7 +75,7 @@ def fused_document(found: Fused, *, by: str, top: int) -> Document:
         sections.append(_gpu_section(policies))
         sections += [_policy_section(found, policies, s, by, top) for s in explained(policies)]
     sections += [compiled_section(made, top) for made in found.compiled.values()]
-    sections += [agreement_section(gpu, agreed) for gpu, agreed in found.agreements.items()]
+    sections += [agreement_section(gpu, agreed) for gpu, agreed in found.plan_diffs.items()]
     if found.alternatives:
         sections += rewrite_sections(found.alternatives)
     if found.what_ifs:
@@ -175,7 +175,7 @@ def _refused_tables(rows: Sequence[Refused]) -> list[Table]:
 # -- our planner beside Inductor ---------------------------------------------------------------------------------------
 
 
-def agreement_section(gpu: str, agreed: Agreement) -> Section:
+def agreement_section(gpu: str, agreed: PlanDiff) -> Section:
     """How far our planner and Inductor agree, and where they do not, by what it costs in bytes."""
     ours, theirs = agreed.kernels
     facts = (

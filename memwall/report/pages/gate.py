@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import memwall.report.columns as col
-from memwall.gate.result import Cause, Check, GateResult
+from memwall.analysis.diff import Cause
+from memwall.gate.result import Check, GateResult
 from memwall.report.document import Block, Column, Document, Facts, Section, Sentence, Table
 from memwall.report.gate.comment import gate_comment, gate_summary
 from memwall.report.gate.forges import CONFIG, gate_code_quality, gate_commands, gate_junit, gate_sarif

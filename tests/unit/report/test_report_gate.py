@@ -18,10 +18,11 @@ import pytest
 import xmlschema
 from markdown_it import MarkdownIt
 
+from memwall.analysis.diff import Cause
 from memwall.analysis.numbers import apart, change_text
 from memwall.cli.output import GATE_SUFFIXES
 from memwall.core.errors import UsageError
-from memwall.gate.result import Cause, GateResult, Problem
+from memwall.gate.result import GateResult, Problem
 from memwall.report import render
 from memwall.report.gate.places import fingerprints, place_of, source_place, target_place
 from memwall.report.gate.wording import counts, name, sentence, subject

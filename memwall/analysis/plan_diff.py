@@ -7,19 +7,20 @@ policy fuses across one, so counting them would flatter.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from memwall.analysis.matching import clusters
+from memwall.analysis.table import group_by, merged
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import predict_cost
+from memwall.record.kernels import collapse
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 #: readers of one tensor that are paired with each other: each with the next so many
 _SIBLINGS = 4
 
@@ -41,7 +42,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class PlanDiff:
     """How far two plans agree. ``pairs`` could meet; ``same`` of them are together in both or apart in both.
 
     ``all_pairs`` are all pairs of ops of one phase, matrix kernels aside, ``all_same`` those on which the groups that
@@ -69,9 +70,9 @@ class Agreement:
         return self.same / self.pairs if self.pairs else 1.0
 
 
-def agreement(
+def plan_diff(
     graph: Graph, first: Plan, second: Plan, gpu: Gpu, phases: Sequence[str] = ("forward", "backward")
-) -> Agreement:
+) -> PlanDiff:
     """Compare two plans over the ops of some phases."""
     places = [_places(plan) for plan in (first, second)]
     counts = [0, 0, 0, 0]
@@ -79,7 +80,7 @@ def agreement(
         one, two = (not place[a].isdisjoint(place[b]) for place in places)
         counts[2 * one + two] += 1
     groups = [[g for g in plan.groups if graph.ops[g.op_ids[0]].phase in phases] for plan in (first, second)]
-    return Agreement(
+    return PlanDiff(
         sum(counts), counts[0] + counts[3], counts[2], counts[1], *_rand(graph, first, second, phases),
         (_launches(groups[0]), _launches(groups[1])),
         (_bytes(groups[0]), _bytes(groups[1])),
@@ -138,33 +139,18 @@ def _pairs(graph: Graph, phases: frozenset[str]) -> set[tuple[int, int]]:
 
 
 def _differences(graph: Graph, ours: Sequence[Group], theirs: Sequence[Group], gpu: Gpu) -> list[Difference]:
-    root: dict[int, int] = {}
-
-    def find(op: int) -> int:
-        while root.setdefault(op, op) != op:
-            root[op] = root[root[op]]
-            op = root[op]
-        return op
-
-    for group in (*ours, *theirs):
-        for op in group.op_ids[1:]:
-            root[find(op)] = find(group.op_ids[0])
-    sides: dict[int, tuple[list[Group], list[Group]]] = {}
-    for side, groups in enumerate((ours, theirs)):
-        for group in groups:
-            sides.setdefault(find(group.op_ids[0]), ([], []))[side].append(group)
-    rows: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], list[float]] = {}
-    for mine, other in sides.values():
-        if _parts(mine) == _parts(other):
-            continue
-        module = _NUMBER.sub("*", graph.ops[mine[0].op_ids[0]].module)
-        phase = graph.ops[mine[0].op_ids[0]].phase
-        row = rows.setdefault((module, phase, _names(graph, mine), _names(graph, other)), [0, 0, 0.0])
-        row[0] += 1
-        row[1] += _bytes(other) - _bytes(mine)
-        row[2] += _time_s(other, gpu) - _time_s(mine, gpu)
-    found = [Difference(key[0], key[1], key[2], key[3], int(n), int(b), t) for key, (n, b, t) in rows.items()]
-    return sorted(found, key=lambda d: (-abs(d.bytes), d.module, d.ours))
+    found = []
+    for one, two in clusters([group.op_ids for group in ours], [group.op_ids for group in theirs]):
+        mine, other = [ours[i] for i in one], [theirs[i] for i in two]
+        if _parts(mine) != _parts(other):
+            first = graph.ops[mine[0].op_ids[0]]
+            found.append(Difference(
+                collapse(first.module), first.phase, _names(graph, mine), _names(graph, other), 1,
+                _bytes(other) - _bytes(mine), _time_s(other, gpu) - _time_s(mine, gpu),
+            ))  # fmt: skip
+    equal = group_by(found, [(row.module, row.phase, row.ours, row.theirs) for row in found])
+    rows = [merged(rows, ("count", "bytes", "time_s")) for rows in equal.values()]
+    return sorted(rows, key=lambda row: (-abs(row.bytes), row.module, row.ours))
 
 
 def _parts(groups: Sequence[Group]) -> set[tuple]:

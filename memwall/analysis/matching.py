@@ -1,4 +1,4 @@
-"""Which op of the head is which op of the base: by place first, then by what it does.
+"""Which op of the head is which op of the base: by place first, then by what it does; which groups share ops.
 
 Ops are matched within their module and phase, in order, where name, shapes, dtypes and arguments agree; what is left
 there by name alone (the op is still there and grew), then by class for the classes of :data:`_REPLACED` (another kernel
@@ -8,7 +8,7 @@ appeared or vanished.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memwall.core.graph import Graph, Op
 
@@ -28,13 +28,13 @@ def match_ops(base: Graph, head: Graph) -> dict[int, int]:
     ours, theirs = _by_place(head), _by_place(base)
     for place in dict.fromkeys((*ours, *theirs)):
         heads, bases = ours.get(place, []), theirs.get(place, [])
-        same = _in_order([base_keys[i] for i in bases], [head_keys[i] for i in heads])
+        same = in_order([base_keys[i] for i in bases], [head_keys[i] for i in heads])
         found = {heads[h]: bases[b] for b, h in same}
         for kind in ("name", "op_class"):
             taken = set(found.values())
             rest_base = [i for i in bases if i not in taken and _may(base.ops[i], kind)]
             rest_head = [i for i in heads if i not in found and _may(head.ops[i], kind)]
-            alike = _in_order(
+            alike = in_order(
                 [getattr(base.ops[i], kind) for i in rest_base], [getattr(head.ops[i], kind) for i in rest_head]
             )
             found |= {rest_head[h]: rest_base[b] for b, h in alike}
@@ -44,8 +44,41 @@ def match_ops(base: Graph, head: Graph) -> dict[int, int]:
         pairs |= found
     left_base.sort()
     left_head.sort()
-    moved = _in_order([base_keys[i] for i in left_base], [head_keys[i] for i in left_head])
+    moved = in_order([base_keys[i] for i in left_base], [head_keys[i] for i in left_head])
     return pairs | {left_head[h]: left_base[b] for b, h in moved}
+
+
+def clusters(
+    first: Sequence[Sequence[int]], second: Sequence[Sequence[int]], same: Callable[[int], int | None] = lambda op: op
+) -> list[tuple[list[int], list[int]]]:
+    """Groups of ops of two sides that share ops, directly or by way of others: their numbers on either side.
+
+    Every group is in exactly one cluster, those with a group of the first side in its order, then the others.
+
+    Args:
+        same: the op of the second side that an op of the first is; None where there is none.
+    """
+    offset = len(first)
+    parent = list(range(offset + len(second)))
+
+    def root(node: int) -> int:
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    holder: dict[int | None, int] = {op: offset + i for i, ops in enumerate(second) for op in ops}
+    for i, ops in enumerate(first):
+        for op in ops:
+            other = holder.get(same(op))
+            if other is not None:
+                one, two = root(i), root(other)
+                parent[max(one, two)] = min(one, two)
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for node in range(len(parent)):
+        sides = found.setdefault(root(node), ([], []))
+        sides[node >= offset].append(node - offset * (node >= offset))
+    return list(found.values())
 
 
 def _may(op: Op, kind: str) -> bool:
@@ -67,7 +100,7 @@ def _by_place(graph: Graph) -> dict[tuple[str, str], list[int]]:
     return places
 
 
-def _in_order(base: Sequence[object], head: Sequence[object]) -> list[tuple[int, int]]:
+def in_order(base: Sequence[object], head: Sequence[object]) -> list[tuple[int, int]]:
     """Pairs (base index, head index) of equal items of which the order is the same on both sides."""
     if not base or not head:
         return []

@@ -1,6 +1,6 @@
-"""Why a figure moved: base and head of one workload on one GPU under one policy, taken apart kernel by kernel.
+"""What changed from one profile to another: base and head on one GPU under one policy, taken apart kernel by kernel.
 
-Kernels of both sides that share an op (see :mod:`memwall.gate.matching`) belong together; each such cluster is one
+Kernels of both sides that share an op (see :mod:`memwall.analysis.matching`) belong together; each such cluster is one
 change, and since every kernel is in exactly one cluster the changes add up to the difference of the totals. Clusters
 that changed alike in the places of a repeated block form one :class:`Cause` with a count. Clusters whose ops are all
 the same still differ in time where the CPU's lead or the contents of L2 changed: together the cause ``elsewhere``.
@@ -9,14 +9,15 @@ the same still differ in time where the CPU's lead or the contents of L2 changed
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from memwall.analysis.matching import clusters, match_ops
+from memwall.analysis.quantities import LIMITS
+from memwall.analysis.table import group_by, merged, sums
 from memwall.core.graph import Graph, Op
 from memwall.frontend.dynamo.capture import Break, Capture
 from memwall.fusion import Refusal
-from memwall.gate.matching import match_ops
-from memwall.gate.result import Cause
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import collapse, common_module, shapes_text, short_name
 from memwall.record.profile import Profile
@@ -28,11 +29,35 @@ _LEAST_S = 1e-12
 #: names that one cause lists
 _NAMED = 4
 
-#: what each quantity is explained by: the field of a cause that is its part
-MEASURE: Mapping[str, str] = {
-    "kernels": "kernels", "flops": "flops", "dram_bytes": "dram_bytes", "peak_memory": "dram_bytes",
-    "materialized_bytes": "dram_bytes",
-}  # fmt: skip
+#: unit of a quantity -> the field of a cause that is its part; seconds for all others
+_PART = {"count": "kernels", "FLOP": "flops", "B": "dram_bytes"}
+
+#: what can have moved a figure; ``largest`` names, without a baseline, where a figure comes from (its own sums then)
+CAUSE_KINDS = ("appeared", "vanished", "grew", "shrank", "lost fusion", "fused", "graph break", "elsewhere", "largest")
+
+_ADDED = ("count", "kernels", "flops", "dram_bytes", "time_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Kernels that changed together, summed over ``count`` equal places (the numbers of repeated blocks as stars).
+
+    ``kernels``, ``flops``, ``dram_bytes`` and ``time_s`` are head less base, so that the causes of one workload on one
+    GPU under one policy add up to the difference of the totals. ``source`` is ``path:line`` in the head (in the base
+    for what vanished), or empty. ``detail`` says in words what changed.
+    """
+
+    kind: str
+    op: str
+    module: str
+    phase: str
+    source: str
+    count: int
+    kernels: int
+    flops: int
+    dram_bytes: int
+    time_s: float
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -72,59 +97,32 @@ def explain(base: Side, head: Side, pairs: Mapping[int, int] | None = None) -> t
     if pairs is None:
         pairs = match_ops(base.graph, head.graph)
     refusals = _refusals(head.schedule)
-    found: dict[tuple[str, ...], list[Cause]] = {}
-    for cluster in _clusters(base, head, pairs):
-        cause = _cause(cluster, base, head, refusals)
-        if cause is not None:
-            key = (cause.kind, cause.op, collapse(cause.module), cause.phase, cause.source, cause.detail)
-            found.setdefault(key, []).append(cause)
-    causes = [_together(rows) for rows in found.values()]
+    causes = [c for cluster in _clusters(base, head, pairs) if (c := _cause(cluster, base, head, refusals)) is not None]
+    keys = [(c.kind, c.op, collapse(c.module), c.phase, c.source, c.detail) for c in causes]
+    causes = [_together(rows) for rows in group_by(causes, keys).values()]
     causes = [c for c in causes if c.kind != "elsewhere" or abs(c.time_s) > _LEAST_S]
     causes.sort(key=lambda c: (-c.time_s, -c.dram_bytes, c.module, c.op, c.source, c.kind, c.detail))
     return tuple(causes)
 
 
-def _clusters(base: Side, head: Side, pairs: Mapping[int, int]) -> list[Cluster]:
-    """Union-find over the kernels of both sides: linked where an op of the one is an op of the other."""
-    offset = len(head.schedule.kernels)
-    parent = list(range(offset + len(base.schedule.kernels)))
-
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
-    kernel_of_base = {op: offset + i for i, k in enumerate(base.schedule.kernels) for op in k.op_ids}
-    for i, kernel in enumerate(head.schedule.kernels):
-        for op in kernel.op_ids:
-            if op in pairs and pairs[op] in kernel_of_base:
-                one, other = root(i), root(kernel_of_base[pairs[op]])
-                parent[max(one, other)] = min(one, other)
-    clusters: dict[int, Cluster] = {}
+def _clusters(base: Side, head: Side, pairs: Mapping[int, int]) -> Iterator[Cluster]:
+    ours, theirs = head.schedule.kernels, base.schedule.kernels
     stayed = set(pairs.values())
-    for i, kernel in enumerate(head.schedule.kernels):
-        cluster = clusters.setdefault(root(i), Cluster([], [], [], [], []))
-        cluster.head.append(kernel)
-        for op in kernel.op_ids:
-            ours = head.graph.ops[op]
-            if op in pairs:
-                cluster.kept.append((base.graph.ops[pairs[op]], ours))
-            else:
-                cluster.appeared.append(ours)
-    for i, kernel in enumerate(base.schedule.kernels):
-        cluster = clusters.setdefault(root(offset + i), Cluster([], [], [], [], []))
-        cluster.base.append(kernel)
-        cluster.vanished += [base.graph.ops[op] for op in kernel.op_ids if op not in stayed]
-    return list(clusters.values())
+    for mine, other in clusters([k.op_ids for k in ours], [k.op_ids for k in theirs], pairs.get):
+        heads, bases = [ours[i] for i in mine], [theirs[i] for i in other]
+        ops = [head.graph.ops[op] for kernel in heads for op in kernel.op_ids]
+        yield Cluster(
+            bases, heads,
+            appeared=[op for op in ops if op.id not in pairs],
+            vanished=[base.graph.ops[op] for kernel in bases for op in kernel.op_ids if op not in stayed],
+            kept=[(base.graph.ops[pairs[op.id]], op) for op in ops if op.id in pairs],
+        )  # fmt: skip
 
 
 def _cause(cluster: Cluster, base: Side, head: Side, refusals: Mapping[int, list[Refusal]]) -> Cause | None:
     """What changed in a cluster; None where nothing did."""
-    kernels = _sum(cluster.head, "launches") - _sum(cluster.base, "launches")
-    flops = _sum(cluster.head, "flops") - _sum(cluster.base, "flops")
-    moved = _sum(cluster.head, "bytes") - _sum(cluster.base, "bytes")
-    time_s = sum(k.time_s for k in cluster.head) - sum(k.time_s for k in cluster.base)
+    before, after = (sums(side, ("launches", "flops", "bytes", "time_s")) for side in (cluster.base, cluster.head))
+    kernels, flops, moved, time_s = (after[name] - before[name] for name in after)
     kind, ops, detail = _change(cluster, base, head, refusals)
     if not kind and (kernels or flops or moved):
         kind, ops, detail = (
@@ -144,10 +142,6 @@ def _cause(cluster: Cluster, base: Side, head: Side, refusals: Mapping[int, list
 
 
 _ELSEWHERE = "the same kernels waiting more or less for the CPU, or finding other bytes in L2"
-
-
-def _sum(kernels: Iterable[Estimate], name: str) -> int:
-    return sum(getattr(kernel, name) for kernel in kernels)
 
 
 def _change(
@@ -237,10 +231,8 @@ def _differ(before: Graph, old: Op, after: Graph, new: Op) -> bool:
 
 def _refusals(schedule: Schedule) -> dict[int, list[Refusal]]:
     """Consumer op id → why it was not fused."""
-    found: dict[int, list[Refusal]] = {}
-    for refusal in schedule.plan.refusals if schedule.plan is not None else ():
-        found.setdefault(refusal.consumer, []).append(refusal)
-    return found
+    refusals = schedule.plan.refusals if schedule.plan is not None else ()
+    return group_by(refusals, [refusal.consumer for refusal in refusals])
 
 
 def _together(rows: Sequence[Cause]) -> Cause:
@@ -248,11 +240,8 @@ def _together(rows: Sequence[Cause]) -> Cause:
     first = rows[0]
     if len(rows) == 1:
         return first
-    modules = dict.fromkeys(row.module for row in rows)
-    sums = {
-        name: sum(getattr(row, name) for row in rows) for name in ("count", "kernels", "flops", "dram_bytes", "time_s")
-    }
-    return replace(first, module=first.module if len(modules) == 1 else collapse(first.module), **sums)
+    modules = {row.module for row in rows}
+    return merged(rows, _ADDED, module=first.module if len(modules) == 1 else collapse(first.module))
 
 
 # -- what moved one quantity -------------------------------------------------------------------------------------------
@@ -260,39 +249,33 @@ def _together(rows: Sequence[Cause]) -> Cause:
 
 def top(causes: Sequence[Cause], quantity: str, *, lower: bool, count: int) -> tuple[Cause, ...]:
     """The causes that moved a quantity for the worse, most first; those beyond ``count`` are summed into one."""
-    measure = MEASURE.get(quantity, "time_s")
+    measure = _PART.get(LIMITS[quantity].unit, "time_s")
     sign = 1 if lower or measure == "time_s" else -1
     worse = [cause for cause in causes if sign * getattr(cause, measure) > 0]
     worse.sort(key=lambda cause: (cause.kind == "elsewhere", -sign * getattr(cause, measure)))
     if len(worse) <= count:
         return tuple(worse)
     rest = worse[count - 1 :]
-    sums = {
-        name: sum(getattr(row, name) for row in rest) for name in ("count", "kernels", "flops", "dram_bytes", "time_s")
-    }
-    return (*worse[: count - 1], Cause("elsewhere", "", "", "", "", detail=f"{len(rest)} further changes", **sums))
+    others = Cause("elsewhere", "", "", "", "", detail=f"{len(rest)} further changes", **sums(rest, _ADDED))
+    return (*worse[: count - 1], others)
 
 
 def largest(side: Side, quantity: str, kernels: Sequence[Estimate], count: int) -> tuple[Cause, ...]:
     """Where a figure comes from that has no baseline: the kernels with the largest part of it, equal ones together."""
-    measure = {"kernels": "launches", "flops": "flops", "dram_bytes": "bytes", "bound_s": "bound_s"}.get(
-        quantity, "time_s"
-    )
-    ops = side.graph.ops
-    found: dict[tuple[str, ...], list[Cause]] = {}
-    weight: dict[tuple[str, ...], float] = {}
-    for kernel in kernels:
-        mine = [ops[i] for i in kernel.op_ids]
-        source = next((op.source for op in mine if op.source), "")
-        module = common_module([op.module for op in mine])
-        key = (kernel.name, collapse(module), mine[0].phase, source)
-        name, phase = short_name(kernel.name), mine[0].phase
-        cause = Cause("largest", name, module, phase, source, 1, kernel.launches, kernel.flops, kernel.bytes,
-                      kernel.time_s, "")  # fmt: skip
-        found.setdefault(key, []).append(cause)
-        weight[key] = weight.get(key, 0.0) + getattr(kernel, measure)
+    wanted = LIMITS[quantity] if LIMITS[quantity].adds else LIMITS["time_s"]
+    causes = [_largest(side.graph.ops, kernel) for kernel in kernels]
+    keys = [(kernel.name, collapse(c.module), c.phase, c.source) for kernel, c in zip(kernels, causes, strict=True)]
+    weight = {key: sum(map(wanted.of, own)) for key, own in group_by(kernels, keys).items()}
+    found = group_by(causes, keys)
     order = sorted(found, key=lambda key: (-weight[key], key))
     return tuple(_together(found[key]) for key in order[:count])
+
+
+def _largest(ops: Sequence[Op], kernel: Estimate) -> Cause:
+    mine = [ops[i] for i in kernel.op_ids]
+    source, module = next((op.source for op in mine if op.source), ""), common_module([op.module for op in mine])
+    return Cause("largest", short_name(kernel.name), module, mine[0].phase, source, 1, kernel.launches, kernel.flops,
+                 kernel.bytes, kernel.time_s, "")  # fmt: skip
 
 
 def new_breaks(base: Capture | None, head: Capture | None, graph: Graph) -> tuple[Cause, ...]:
@@ -315,7 +298,5 @@ _METHOD = re.compile(r"Tensor\.\w+\(\)")
 
 
 def _breaks(capture: Capture | None) -> dict[tuple[str, str, str], list[Break]]:
-    found: dict[tuple[str, str, str], list[Break]] = {}
-    for row in capture.breaks if capture else ():
-        found.setdefault((row.reason, row.function, row.source_line), []).append(row)
-    return found
+    breaks = capture.breaks if capture else ()
+    return group_by(breaks, [(row.reason, row.function, row.source_line) for row in breaks])

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import memwall
-from memwall.gate.causes import Side, explain, largest, top
-from memwall.gate.matching import _in_order, match_ops
-from memwall.gate.result import Cause
+from memwall.analysis.diff import Cause, Side, explain, largest, top
+from memwall.analysis.matching import in_order, match_ops
 from memwall.record.profile import Profile
 
 ROWS, WIDTH = 64, 32
@@ -207,7 +206,7 @@ FEW = st.lists(st.integers(0, 3), max_size=12)
 @settings(max_examples=200, deadline=None)
 @given(FEW, FEW)
 def test_ops_of_one_place_are_matched_in_order_as_many_as_can_be(first, second):
-    pairs = _in_order(first, second)
+    pairs = in_order(first, second)
     assert all(first[i] == second[j] for i, j in pairs)
     assert all(a < c and b < d for (a, b), (c, d) in pairwise(sorted(pairs)))
     assert len(pairs) == common_length(first, second)
