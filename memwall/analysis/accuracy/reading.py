@@ -9,12 +9,14 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from memwall.analysis.accuracy.samples import Sample
 from memwall.analysis.accuracy.scores import Row
 from memwall.analysis.accuracy.tables import TABLES, Skip, Table
-from memwall.analysis.accuracy.tables.own import own_row
+from memwall.analysis.accuracy.tables.own import OWN
 from memwall.analysis.validation import rows
 from memwall.core.errors import UsageError
 from memwall.record.profile import Profile
@@ -67,7 +69,7 @@ def _profile(source: Path) -> Measured:
     profile = Profile.load(source)
     if not profile.measurements:
         raise UsageError(f"{source} has no measurements; memwall measure makes them")
-    return _collect(source, own_row, ((0, record) for record in rows(profile)))
+    return _collect(source, OWN, ((0, record) for record in rows(profile)))
 
 
 def _table(source: Path) -> Measured:
@@ -76,27 +78,15 @@ def _table(source: Path) -> Measured:
     if first is None:
         return Measured()
     kind = _recognise(source, first[1])
-    return _collect(source, kind.read, _chain(first, records))
+    return _collect(source, kind, chain([first], records))
 
 
-def _chain(
-    first: tuple[int, Mapping[str, str]], others: Iterator[tuple[int, Mapping[str, str]]]
-) -> Iterator[tuple[int, Mapping[str, str]]]:
-    yield first
-    yield from others
-
-
-def _collect(
-    source: Path,
-    read: Callable[[Mapping[str, str]], Sample | Row | Iterable[Sample]],
-    records: Iterable[tuple[int, Mapping[str, str]]],
-) -> Measured:
+def _collect(source: Path, kind: Table, records: Iterable[tuple[int, Mapping[str, Any]]]) -> Measured:
     found = Measured()
     for line, record in records:
         try:
-            item = read(record)
-            for part in (item,) if isinstance(item, (Sample, Row)) else item:
-                found.add(part)
+            for item in kind.read(record):
+                found.add(item)
         except Skip as reason:
             found.skipped[str(reason)] += 1
         except ValueError as error:

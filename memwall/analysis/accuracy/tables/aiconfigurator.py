@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memwall.analysis.accuracy.samples import Sample
-from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, count, seconds, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, board, count, size
 from memwall.core.graph import ITEMSIZE
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -36,7 +35,7 @@ _INSTRUCTIONS = 16
 _ONE_CACHE, _LARGEST_GROUP = "trtllm_1.0.0", 32
 
 
-def _gemm(record: Record) -> Sample:
+def _gemm(record: Record) -> Call:
     gpu, dtype = board(record["gpu"]), record["dtype"]
     if dtype not in _OPERANDS:
         raise Skip(f"dtype {dtype[:40]!r} is not known")
@@ -47,8 +46,7 @@ def _gemm(record: Record) -> Sample:
     warm = _warm_bytes(cost, gpu, weights)
     if dtype == "fp8":
         cost = _quantised(cost, m * k, gpu)
-    return Sample(GEMM.name, record["gpu"], gpu, "gemm", dtype, f"m={m},n={n},k={k}", cost, "graph", warm,
-                  seconds(record, "latency_ms"), split=f"{m}x{n}x{k}")  # fmt: skip
+    return Call(op_class="gemm", dtype=dtype, shape=f"m={m},n={n},k={k}", cost=cost, warm=warm, split=f"{m}x{n}x{k}")
 
 
 def _warm_bytes(cost: Cost, gpu: Gpu, weights: int) -> int:
@@ -74,7 +72,7 @@ def _quantised(product: Cost, elements: int, gpu: Gpu) -> Cost:
     )  # fmt: skip
 
 
-def _attention(record: Record) -> Sample:
+def _attention(record: Record) -> Call:
     gpu, phase = board(record["gpu"]), record["phase"]
     batch, heads, kv_heads = (size(record, name) for name in ("batch", "heads", "kv_heads"))
     if heads % kv_heads:
@@ -94,8 +92,7 @@ def _attention(record: Record) -> Sample:
         cost = _keys_alone(cost)
     shape = f"b={batch},h={heads},kv={kv_heads},q={queries},k={keys},d={width}"
     warm = cost.read_bytes if cost.bytes <= gpu.l2_bytes else 0
-    return Sample(ATTENTION.name, record["gpu"], gpu, phase, dtype, f"{phase} {shape}", cost, "graph",
-                  warm, seconds(record, "latency_ms"))  # fmt: skip
+    return Call(op_class=phase, dtype=dtype, shape=f"{phase} {shape}", cost=cost, warm=warm)
 
 
 def _keys_alone(cost: Cost) -> Cost:
@@ -107,9 +104,7 @@ def _keys_alone(cost: Cost) -> Cost:
     return replace(cost, read_bytes=cost.read_bytes - once, works=(work,))
 
 
-GEMM = Table("aiconfigurator_gemm", frozenset(["gpu", "framework", "dtype", "m", "n", "k", "latency_ms"]), _gemm)
+GEMM = Table("aiconfigurator_gemm", "gpu framework dtype m n k latency_ms", _gemm)
 ATTENTION = Table(
-    "aiconfigurator_attention",
-    frozenset(["gpu", "phase", "batch", "isl", "step", "heads", "kv_heads", "head_dim", "dtype", "latency_ms"]),
-    _attention,
+    "aiconfigurator_attention", "gpu phase batch isl step heads kv_heads head_dim dtype latency_ms", _attention
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -26,17 +26,64 @@ class Skip(Exception):
     """A row that cannot be scored; says why. Rows are counted by this reason."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What one time of a row is of: the cost of a call on the shape that the row states.
+
+    ``warm`` bytes of what it reads lie in L2 before it, None: what the same call leaves there. ``split`` as
+    :class:`Sample` has it; ``time`` is the column of the time where it is not the table's, ``measured_s`` the time
+    itself where no column has it.
+    """
+
+    op_class: str
+    dtype: str
+    shape: str
+    cost: Cost
+    warm: int | None = None
+    split: str = ""
+    time: str = ""
+    measured_s: float | None = None
+
+
 @dataclass(frozen=True)
 class Table:
-    """A kind of table: the columns that tell it, and how a row of it is read.
+    """A kind of table: the columns that tell it, and what a row of it is of.
 
-    ``read`` gives a sample or a row that is modeled already, or several; it raises ValueError where a cell is wrong,
-    and :class:`Skip` where the row holds nothing to score.
+    ``call`` raises ValueError where a cell is wrong, and :class:`Skip` where the row holds nothing to score; a row that
+    is modeled already is taken as it is. ``launch`` is how calls were timed, ``gpu`` and ``time`` (ms) are columns.
     """
 
     name: str
-    columns: frozenset[str]
-    read: Callable[[Record], Sample | Row | Iterable[Sample]]
+    #: the columns, with blanks between
+    told_by: str
+    call: Callable[[Record], Call | Row | Iterable[Call]]
+    launch: str = "graph"
+    gpu: str = "gpu"
+    time: str = "latency_ms"
+    resolution_s: float = 0.0
+
+    @property
+    def columns(self) -> frozenset[str]:
+        return frozenset(self.told_by.split())
+
+    def read(self, record: Record) -> Iterator[Sample | Row]:
+        """The samples of a row.
+
+        Raises:
+            ValueError: a cell is wrong.
+            Skip: it holds nothing to score.
+        """
+        found = self.call(record)
+        for item in (found,) if isinstance(found, (Call, Row)) else found:
+            yield item if isinstance(item, Row) else self._sample(record, item)
+
+    def _sample(self, record: Record, call: Call) -> Sample:
+        label = record.get(self.gpu, self.gpu)
+        gpu, cost = board(label), call.cost
+        warm = int(cost.read_bytes * kept_share(gpu, cost.bytes)) if call.warm is None else call.warm
+        measured_s = seconds(record, call.time or self.time) if call.measured_s is None else call.measured_s
+        return Sample(self.name, label, gpu, call.op_class, call.dtype, call.shape, cost, self.launch, warm, measured_s,
+                      self.resolution_s, call.split)  # fmt: skip
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------
@@ -112,6 +159,7 @@ _LABELS: Mapping[str, str] = {
     "GH200 96GB HBM3 (120GB LPDDR)": "gh200",
     "MI250X one GCD": "mi250x",
     "V100": "v100-sxm2-16gb",
+    "V100-SXM2-16GB": "v100-sxm2-16gb",
     "P100": "p100-pcie-16gb",
     "A100 SXM": "a100-80gb-sxm",
     "A100 PCIe": "a100-80gb-pcie",
@@ -130,8 +178,3 @@ def board(label: str) -> Gpu:
         return load_gpu(_LABELS[label]) if label in _LABELS else match_device(label) or load_gpu(label)
     except UsageError:
         raise Skip(f"there is no spec of the GPU {label[:60]!r}") from None
-
-
-def warm_bytes(cost: Cost, gpu: Gpu) -> int:
-    """Bytes that a repeated call finds in L2 of what it reads."""
-    return int(cost.read_bytes * kept_share(gpu, cost.bytes))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memwall.analysis.accuracy.samples import Sample
-from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, count, seconds, size, warm_bytes
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, board, count, size
 from memwall.ops import table_calls as calls
 
 #: precision of the table -> dtype of the operands
@@ -16,25 +15,25 @@ _PASSES = {"fwd_ms": "forward", "bwd_input_ms": "input", "bwd_weight_ms": "weigh
 
 
 def _precision(record: Record) -> tuple[str, str]:
+    board(record["gpu"])
     name = str(record["precision"]).partition("(")[0].strip()
     if name not in _OPERANDS:
         raise Skip(f"precision {name[:40]!r} is not known")
     return name, _OPERANDS[name]
 
 
-def _gemm(record: Record) -> Sample:
-    gpu, (precision, dtype) = board(record["gpu"]), _precision(record)
+def _gemm(record: Record) -> Call:
+    precision, dtype = _precision(record)
     m, n, k = (size(record, name) for name in "mnk")
     cost = calls.product(m, n, k, dtype)
     if precision == "pseudo_fp16":  # half precision in memory, float32 arithmetic
         cost = calls.in_float32(cost)
     shape = f"m={m},n={n},k={k},{record['transA']}{record['transB']}"
-    return Sample(GEMM.name, record["gpu"], gpu, "gemm", precision, shape, cost, "graph", warm_bytes(cost, gpu),
-                  seconds(record, "latency_ms"), _RESOLUTION_S, f"{m}x{n}x{k}")  # fmt: skip
+    return Call(op_class="gemm", dtype=precision, shape=shape, cost=cost, split=f"{m}x{n}x{k}")
 
 
-def _conv(record: Record) -> Iterator[Sample]:
-    gpu, (precision, dtype) = board(record["gpu"]), _precision(record)
+def _conv(record: Record) -> Iterator[Call]:
+    precision, dtype = _precision(record)
     n, c, h, w, k, fh, fw = (size(record, name) for name in ("N", "C", "H", "W", "K", "fh", "fw"))
     stride = size(record, "stride_h"), size(record, "stride_w")
     padding = count(record, "pad_h"), count(record, "pad_w")
@@ -47,13 +46,11 @@ def _conv(record: Record) -> Iterator[Sample]:
         # Of pseudo_fp16 seven rows of a P100 reach 11 to 16 TFLOP/s, more than its float32 units have: convolutions
         # compute in half precision.
         cost = calls.convolution((n, c, h, w), (k, c, fh, fw), stride, padding, dtype, role)
-        yield Sample(CONV.name, record["gpu"], gpu, f"conv {role}", precision, f"{role} {shape}", cost, "graph",
-                     warm_bytes(cost, gpu), seconds(record, column), _RESOLUTION_S)  # fmt: skip
+        yield Call(op_class=f"conv {role}", dtype=precision, shape=f"{role} {shape}", cost=cost, time=column)
 
 
-GEMM = Table("deepbench_gemm", frozenset(["gpu", "precision", "m", "n", "k", "transA", "transB", "latency_ms"]), _gemm)
+GEMM = Table("deepbench_gemm", "gpu precision m n k transA transB latency_ms", _gemm, resolution_s=_RESOLUTION_S)
 CONV = Table(
-    "deepbench_conv",
-    frozenset(("gpu precision W H C N K fw fh pad_w pad_h stride_w stride_h " + " ".join(_PASSES)).split()),
-    _conv,
-)
+    "deepbench_conv", f"gpu precision W H C N K fw fh pad_w pad_h stride_w stride_h {' '.join(_PASSES)}", _conv,
+    resolution_s=_RESOLUTION_S,
+)  # fmt: skip

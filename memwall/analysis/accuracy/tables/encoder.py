@@ -10,18 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from memwall.analysis.accuracy.samples import Sample
-from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, seconds
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table
 from memwall.core.graph import contiguous
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 
-_BOARD, _DTYPE = "v100-sxm2-16gb", "float16"
+_DTYPE = "float16"
 _WIDTH, _HEADS, _FFN = 1024, 16, 4096
 _MASK = [True, True, True]
 
 
-def _encoder(record: Record) -> Sample:
+def _encoder(record: Record) -> Call:
     sizes = re.search(r"\bb(\d{1,6}) s(\d{1,6})\b", str(record["config"]))
     if not sizes:
         raise Skip("its config states no batch and sequence")
@@ -29,8 +28,7 @@ def _encoder(record: Record) -> Sample:
         raise Skip("the kernels of another framework")
     batch, sequence = map(int, sizes.groups())
     cost = sum(layer_costs(batch, sequence), start=Cost(kernels=0))
-    return Sample(ENCODER.name, "V100-SXM2-16GB", board(_BOARD), "encoder layer", _DTYPE, str(record["config"]), cost,
-                  "graph", 0, seconds(record, "ms"))  # fmt: skip
+    return Call(op_class="encoder layer", dtype=_DTYPE, shape=str(record["config"]), cost=cost, warm=0)
 
 
 def layer_costs(batch: int, sequence: int) -> Iterator[Cost]:
@@ -108,4 +106,5 @@ def _norm(tokens: int) -> Iterator[Cost]:
                      normalized_shape=[_WIDTH], output_mask=_MASK)  # fmt: skip
 
 
-ENCODER = Table("ivanov_encoder_e2e", frozenset(["what", "config", "implementation", "ms"]), _encoder)
+#: all of it was measured on one board
+ENCODER = Table("ivanov_encoder_e2e", "what config implementation ms", _encoder, gpu="V100-SXM2-16GB", time="ms")

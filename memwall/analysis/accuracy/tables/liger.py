@@ -10,8 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memwall.analysis.accuracy.samples import Sample
-from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, seconds, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, board, size
 from memwall.core.graph import ITEMSIZE
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
@@ -59,22 +58,21 @@ _FORWARD: Mapping[tuple[str, str], Callable[[_Config, int, str], Cost]] = {
 }
 
 
-def _op(record: Record) -> Sample:
+def _op(record: Record) -> Call:
     if record["metric_name"] != "speed":
         raise Skip("it is a size in memory, not a time")
-    kernel, provider = record["kernel_name"], record["kernel_provider"]
-    return _sample(OPS.name, record, kernel, provider, record["kernel_operation_mode"], "median")
+    return _call(record, record["kernel_provider"])
 
 
-def _pair(record: Record) -> Sample:
-    kernel, provider = record["kernel_name"], record["kernel_provider_fused"]
-    return _sample(PAIRS.name, record, kernel, provider, record["kernel_operation_mode"], "median_fused")
+def _pair(record: Record) -> Call:
+    return _call(record, record["kernel_provider_fused"])
 
 
-def _sample(dataset: str, record: Record, kernel: str, provider: str, mode: str, column: str) -> Sample:
+def _call(record: Record, provider: str) -> Call:
+    kernel, mode = record["kernel_name"], record["kernel_operation_mode"]
     if mode != "forward" or (kernel, provider) not in _FORWARD:
         raise Skip("a backward pass, a module or another kernel: benchmarks/liger_pairs.py traces what it can of them")
-    gpu = board(record["gpu_name"])
+    board(record["gpu_name"])
     x = size(record, "x_value")
     try:
         config = json.loads(record["config"])
@@ -85,37 +83,16 @@ def _sample(dataset: str, record: Record, kernel: str, provider: str, mode: str,
         raise Skip("its config states no shape that is known") from None
     op_class = f"{kernel} {'fused' if provider.startswith('liger') else 'eager'}"
     shape = f"{kernel} {provider} {record.get('x_name', 'x')}={record['x_value']} {record['config']}"
-    return Sample(dataset, record["gpu_name"], gpu, op_class, dtype, shape, cost, "graph", 0, seconds(record, column))
+    return Call(op_class=op_class, dtype=dtype, shape=shape, cost=cost, warm=0)
 
 
 OPS = Table(
     "liger_fused_vs_unfused",
-    frozenset(
-        [
-            "kernel_name",
-            "kernel_provider",
-            "kernel_operation_mode",
-            "metric_name",
-            "x_value",
-            "median",
-            "config",
-            "gpu_name",
-        ]
-    ),
-    _op,
-)
+    "kernel_name kernel_provider kernel_operation_mode metric_name x_value median config gpu_name",
+    _op, gpu="gpu_name", time="median",
+)  # fmt: skip
 PAIRS = Table(
     "liger_pairs",
-    frozenset(
-        [
-            "kernel_name",
-            "kernel_operation_mode",
-            "gpu_name",
-            "x_value",
-            "config",
-            "kernel_provider_fused",
-            "median_fused",
-        ]
-    ),
-    _pair,
-)
+    "kernel_name kernel_operation_mode gpu_name x_value config kernel_provider_fused median_fused",
+    _pair, gpu="gpu_name", time="median_fused",
+)  # fmt: skip

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from memwall.analysis.accuracy.samples import Sample
-from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, count, seconds, size, warm_bytes
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, board, count, size
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
@@ -49,7 +48,7 @@ _OPS: Mapping[str, tuple[str, Callable[[Record], Cost]]] = {
 }
 
 
-def _op(record: Record) -> Sample:
+def _op(record: Record) -> Call:
     op = str(record["op"]).strip().lower()
     if op not in _OPS:
         raise Skip(f"op {op[:40]!r} is not known")
@@ -58,8 +57,7 @@ def _op(record: Record) -> Sample:
     cost = build(record)
     shape = ",".join(f"{name}={_cell(record, name)}" for name in "bmknh" if _cell(record, name))
     split = _split(record, op, op_class, gpu)
-    return Sample(OPS.name, record["gpu"], gpu, op_class, _DTYPE, f"{op} {shape}", cost, "call",
-                  warm_bytes(cost, gpu), seconds(record, "latency_ms"), split=split)  # fmt: skip
+    return Call(op_class=op_class, dtype=_DTYPE, shape=f"{op} {shape}", cost=cost, split=split)
 
 
 def _split(record: Record, op: str, op_class: str, gpu: Gpu) -> str:
@@ -78,19 +76,16 @@ def _cell(record: Record, name: str) -> str:
     return str(record.get(name, "")).strip().removesuffix(".0")
 
 
-def _conv(record: Record) -> Sample:
-    gpu = board(record["gpu"])
+def _conv(record: Record) -> Call:
+    board(record["gpu"])
     n, cin, cout, window, hw, stride = (size(record, name) for name in ("n", "cin", "cout", "ksize", "hw", "stride"))
     pad = count(record, "padding")
     if hw + 2 * pad < window:
         raise ValueError(f"ksize is {window}, more than the padded input has")
     cost = calls.convolution((n, cin, hw, hw), (cout, cin, window, window), (stride, stride), (pad, pad), _DTYPE)
     shape = f"{n}x{cin}x{hw}x{hw} * {cout}x{window}x{window} /{stride} +{pad}"
-    return Sample(CONV.name, record["gpu"], gpu, "conv2d", _DTYPE, shape, cost, "call", warm_bytes(cost, gpu),
-                  seconds(record, "latency_ms"))  # fmt: skip
+    return Call(op_class="conv2d", dtype=_DTYPE, shape=shape, cost=cost)
 
 
-OPS = Table("neusight_ops", frozenset(["op", "gpu", "b", "m", "k", "n", "h", "latency_ms"]), _op)
-CONV = Table(
-    "neusight_conv", frozenset(["gpu", "n", "cin", "cout", "ksize", "hw", "stride", "padding", "latency_ms"]), _conv
-)
+OPS = Table("neusight_ops", "op gpu b m k n h latency_ms", _op, "call")
+CONV = Table("neusight_conv", "gpu n cin cout ksize hw stride padding latency_ms", _conv, "call")

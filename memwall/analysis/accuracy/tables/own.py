@@ -51,8 +51,6 @@ def _sample(gpu: Gpu, pair: Pair, cost: Cost) -> Sample:
 
 
 OWN = Table(
-    "measured kernels as memwall writes them",
-    frozenset(["gpu", "executor", "class", "dtype", "modeled_s", "measured_s", "bound_s", "status"]),
-    own_row,
+    "measured kernels as memwall writes them", "gpu executor class dtype modeled_s measured_s bound_s status", own_row
 )
 assert OWN.columns <= set(COLUMNS)

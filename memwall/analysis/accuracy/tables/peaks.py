@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from memwall.analysis.accuracy.samples import Sample
-from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, positive, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, board, positive, size
 from memwall.ops import table_calls as calls
 
 _ARRAY_BYTES = 1 << 30
@@ -28,7 +27,7 @@ _OPERANDS = {
 }
 
 
-def _bandwidth(record: Record) -> Sample:
+def _bandwidth(record: Record) -> Call:
     name = str(record["benchmark"])
     if "threshold" in name:
         raise Skip("it is a vendor's threshold, not a measurement")
@@ -36,27 +35,27 @@ def _bandwidth(record: Record) -> Sample:
     known = [word for word in words if word in _STREAMS]
     if not known or not {"stream", "babelstream"} & set(words):
         raise Skip(f"what the benchmark {name[:40]!r} reads and writes is not stated")
-    gpu = board(record["gpu"])
+    board(record["gpu"])
     read, written = (_ARRAY_BYTES * arrays for arrays in _STREAMS[known[0]])
     cost = calls.stream(read, written, _ARRAY_BYTES // 8)
-    return Sample(BANDWIDTH.name, record["gpu"], gpu, "stream", "float64", name, cost, "graph", 0,
-                  (read + written) / (positive(record, "measured_GBps") * 1e9))  # fmt: skip
+    took_s = (read + written) / (positive(record, "measured_GBps") * 1e9)
+    return Call(op_class="stream", dtype="float64", shape=name, cost=cost, warm=0, measured_s=took_s)
 
 
-def _product(record: Record) -> Sample:
+def _product(record: Record) -> Call:
     sizes = re.fullmatch(r"(\d{1,15})x(\d{1,15})x(\d{1,15})", str(record["shape_mnk"]).strip())
     if not sizes:
         raise Skip("no shape is stated")
     name = str(record["dtype"]).partition(" ")[0].partition("(")[0]
     if name not in _OPERANDS:
         raise Skip(f"dtype {name[:40]!r} is not known")
-    gpu = board(record["gpu"])
+    board(record["gpu"])
     m, n, k = (size({"shape_mnk": side}, "shape_mnk") for side in sizes.groups())
     out = "bfloat16" if name == "fp8" else ""
     cost = calls.product(m, n, k, _OPERANDS[name], out=out)
     took_s = 2 * m * n * k / (positive(record, "measured_tflops") * 1e12)
-    return Sample(PRODUCTS.name, record["gpu"], gpu, "gemm", name, f"m={m},n={n},k={k}", cost, "graph", 0, took_s)
+    return Call(op_class="gemm", dtype=name, shape=f"m={m},n={n},k={k}", cost=cost, warm=0, measured_s=took_s)
 
 
-BANDWIDTH = Table("bandwidth_measured", frozenset(["gpu", "benchmark", "measured_GBps"]), _bandwidth)
-PRODUCTS = Table("gemm_peak_measured", frozenset(["gpu", "dtype", "measured_tflops", "shape_mnk"]), _product)
+BANDWIDTH = Table("bandwidth_measured", "gpu benchmark measured_GBps", _bandwidth)
+PRODUCTS = Table("gemm_peak_measured", "gpu dtype measured_tflops shape_mnk", _product)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from memwall.analysis.accuracy.samples import Sample
 from memwall.analysis.accuracy.scores import Row
-from memwall.analysis.accuracy.tables.base import Record, Skip, Table, board, seconds, size, warm_bytes
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, board, seconds, size
 from memwall.analysis.accuracy.tables.links import all_reduce_row
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
@@ -97,21 +96,20 @@ def _weight_bytes(cost: Cost) -> int:
     return sum(work.k * work.n * work.itemsize for work in works_of(cost) if isinstance(work, Gemm))
 
 
-def _op(record: Record) -> Sample:
+def _op(record: Record) -> Call:
     op = record["op"]
     if op not in _OPS:
         raise Skip(f"op {op[:40]!r} is not known")
     op_class, build = _OPS[op]
     gpu, layer = board(record["gpu"]), _Layer(record)
     cost = build(layer)
-    warm = warm_bytes(cost, gpu)
+    warm = None
     if op_class == "gemm":  # the other layers' weights run through L2 between two calls
         warm = cost.read_bytes - _weight_bytes(cost) if cost.bytes <= gpu.l2_bytes else 0
     shape = f"{op} t={layer.tokens},tp={layer.tp},h={layer.heads}/{layer.kv_heads},w={layer.width},f={layer.ffn}"
     work = works_of(cost)[0]
     split = f"{work.m}x{work.n}x{work.k}" if isinstance(work, Gemm) else ""
-    return Sample(OPS.name, record["gpu"], gpu, op_class, _DTYPE, shape, cost, "kernel", warm,
-                  seconds(record, "median_ms"), _RESOLUTION_S, split)  # fmt: skip
+    return Call(op_class=op_class, dtype=_DTYPE, shape=shape, cost=cost, warm=warm, split=split)
 
 
 def _all_reduce(record: Record) -> Row:
@@ -124,12 +122,7 @@ def _all_reduce(record: Record) -> Row:
 
 
 OPS = Table(
-    "vidur_mlp_ops",
-    frozenset(
-        ["gpu", "op", "num_tokens", "tp", "n_head", "n_kv_head", "n_embd", "n_ffn", "vocab", "gated_mlp", "median_ms"]
-    ),
-    _op,
-)
-ALL_REDUCE = Table(
-    "vidur_allreduce", frozenset(["network", "num_workers", "size", "median_ms", "devices_per_node"]), _all_reduce
-)
+    "vidur_mlp_ops", "gpu op num_tokens tp n_head n_kv_head n_embd n_ffn vocab gated_mlp median_ms", _op, "kernel",
+    time="median_ms", resolution_s=_RESOLUTION_S,
+)  # fmt: skip
+ALL_REDUCE = Table("vidur_allreduce", "network num_workers size median_ms devices_per_node", _all_reduce)
