@@ -22,8 +22,8 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from memwall.analysis.accuracy import Sample, read_measured  # noqa: E402
-from memwall.analysis.accuracy.boards import fit_board, tables_of  # noqa: E402
 from memwall.analysis.accuracy.fit import INTERVAL, Fit, Target  # noqa: E402
+from memwall.analysis.accuracy.refit import fit_gpu, tables_of  # noqa: E402
 from memwall.analysis.accuracy.spec_text import Constant, with_tables  # noqa: E402
 from memwall.core.errors import MemwallError, UsageError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
@@ -41,7 +41,7 @@ def main() -> int:
             found
             for gpu, of_gpu in by_board(samples).items()
             if not options.gpu or gpu in options.gpu
-            for found in fit_board(of_gpu, search=not options.intervals, wanted=lambda t: wanted(t, options.family))
+            for found in fit_gpu(of_gpu, search=not options.intervals, wanted=lambda t: wanted(t, options.family))
         ]
     except MemwallError as error:
         sys.stderr.write(f"fit_utilization: {error}\n")

@@ -20,8 +20,8 @@ sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 from memwall.analysis.accuracy import Sample, read_measured  # noqa: E402
 from memwall.analysis.accuracy.fit import LEAST, by_target, parts_of, residuals  # noqa: E402
+from memwall.analysis.accuracy.samples import halves, held_out_gpu  # noqa: E402
 from memwall.analysis.accuracy.scores import percentile  # noqa: E402
-from memwall.analysis.accuracy.split import halves, stranger  # noqa: E402
 from memwall.hardware.constants import CONSTANTS  # noqa: E402
 from memwall.hardware.lookup import Gpu  # noqa: E402
 from memwall.perfmodel.families import constants  # noqa: E402
@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--truth", type=Path, default=Path("../shared/truth"), help="folder of measured tables")
     folder = parser.parse_args().truth
     samples = [s for name in TABLES for s in read_measured(folder / f"{name}.csv").samples]
-    for name, known_as in (("FOREIGN", stranger), ("UNKNOWN", bare)):
+    for name, known_as in (("FOREIGN", held_out_gpu), ("UNKNOWN", bare)):
         for family, fitted, others in pools(samples, known_as):
             low, high = percentile(fitted, 0.1), percentile(fitted, 0.9)
             inside = sum(low <= value <= high for value in others) / len(others)

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple, cast
 
-from memwall.analysis.accuracy.samples import Sample
+from memwall.analysis.accuracy.samples import Sample, halves
 from memwall.analysis.accuracy.scores import percentile
-from memwall.analysis.accuracy.split import halves
 from memwall.core.errors import need
 from memwall.hardware.constants import CONSTANTS, Constants, LaunchConstants
 from memwall.hardware.lookup import Gpu

@@ -1,4 +1,4 @@
-"""Files of measured times → samples and rows: a saved profile by its suffix, a table by its columns.
+"""Files of measured times → samples and rows, and these modeled: a saved profile by its suffix, a table by its columns.
 
 Lines that begin with ``#`` before the header are comments. A row that cannot be scored is counted by its reason.
 """
@@ -13,7 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.accuracy.samples import Sample
+from memwall.analysis.accuracy.predict import model_rows
+from memwall.analysis.accuracy.samples import Sample, halves, left_out
 from memwall.analysis.accuracy.scores import Row
 from memwall.analysis.accuracy.tables import TABLES, Skip, Table
 from memwall.analysis.accuracy.tables.own import OWN
@@ -54,15 +55,6 @@ def read_measured(path: str | Path) -> Measured:
         reason = f": {found.skipped.most_common(1)[0][0]}" if found.skipped else ""
         raise UsageError(f"{source} holds no measured kernel that was timed{reason}")
     return found
-
-
-def read_samples(path: str | Path) -> list[Sample]:
-    """The samples of a table.
-
-    Raises:
-        UsageError: as :func:`read_measured`.
-    """
-    return read_measured(path).samples
 
 
 def _profile(source: Path) -> Measured:
@@ -139,3 +131,42 @@ def _records(source: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
 
 
 _READERS: Mapping[str, Callable[[Path], Measured]] = {".json": _profile, ".csv": _table}
+
+
+# -- what is to be reported ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows of shapes that constants may be fitted to, those of other shapes, and all of them on boards whose own
+    constants were taken away."""
+
+    fit: list[Row]
+    held_out: list[Row]
+    left_out: list[Row]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows with their predictions. ``skipped``: reason -> rows that could not be scored; ``split`` where asked for."""
+
+    rows: list[Row]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    split: Split | None = None
+
+
+def score_files(paths: Iterable[str | Path], *, split: bool = False) -> Scored:
+    """All rows of some files.
+
+    Raises:
+        UsageError: as :func:`memwall.analysis.accuracy.read_measured`.
+    """
+    found = [read_measured(path) for path in paths]
+    samples = [sample for measured in found for sample in measured.samples]
+    skipped: Counter[str] = sum((measured.skipped for measured in found), Counter())
+    rows = [row for measured in found for row in measured.rows] + model_rows(samples)
+    if not split:
+        return Scored(rows, skipped)
+    to_fit, to_score = halves(samples)
+    parts = Split(model_rows(to_fit), model_rows(to_score), model_rows(left_out(samples)))
+    return Scored(rows, skipped, parts)

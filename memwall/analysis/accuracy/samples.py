@@ -1,10 +1,14 @@
-"""One measured row as the model sees it: what ran, on which GPU, how it was timed, and how long it took."""
+"""One measured row as the model sees it: what ran, on which GPU, how it was timed, how long it took; and the parts of a
+data set to fit to and to score: by a hash of the shape, and by leaving a GPU out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from memwall.hardware.lookup import Gpu
+from memwall.hardware.lookup import Gpu, inherit, stated
 from memwall.ops import Cost
 
 
@@ -37,3 +41,33 @@ class Sample:
     def split_by(self) -> str:
         """What tells the half that it belongs to: rows of one shape, whatever their board, are in one half."""
         return self.split or self.shape
+
+
+# -- parts of a data set ------------------------------------------------------------------------------------------------
+
+
+def in_fit_half(shape: str) -> bool:
+    """Whether the constants may see a shape: the parity of its SHA-256, the same on every GPU."""
+    return hashlib.sha256(shape.encode()).digest()[-1] % 2 == 0
+
+
+def halves(samples: Iterable[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """The samples to fit, and those to score; equal shapes are in one half."""
+    parts: tuple[list[Sample], list[Sample]] = ([], [])
+    for sample in samples:
+        parts[not in_fit_half(sample.split_by)].append(sample)
+    return parts
+
+
+@lru_cache(maxsize=64)
+def held_out_gpu(gpu: Gpu) -> Gpu:
+    """The GPU as if no kernel had been measured on it: with the constants of the most similar of the others. The
+    host's way around an eager call, which is no property of a GPU, stays."""
+    host = {key: n for key, n in gpu.utilization.items() if key.startswith("launch.call.")}
+    others = [other for other in stated() if other.name != gpu.name]
+    return inherit(replace(gpu, utilization=host, fitted_on={}), others)
+
+
+def left_out(samples: Iterable[Sample]) -> list[Sample]:
+    """The samples on GPUs as if there were no data of them."""
+    return [replace(sample, gpu=held_out_gpu(sample.gpu)) for sample in samples]

@@ -8,22 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.accuracy import (  # fmt: skip
-    TABLES,
-    Row,
-    Scored,
-    Table,
-    floors_s,
-    kappa,
-    percentile,
-    read_rows,
-    reading,
-    score,
-    score_all,
-    score_files,
-    spearman,
-)
-from memwall.analysis.accuracy.scores import regime
+from memwall.analysis.accuracy import TABLES, Row, Scored, Table, reading, score, score_all, score_files
+from memwall.analysis.accuracy.scores import floors_s, kappa, percentile, regime, spearman
 from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.pages.accuracy import AccuracyReport
@@ -148,7 +134,7 @@ def record(tmp_path):
 
 
 def test_a_saved_profile_and_its_table_say_the_same(record, tmp_path):
-    rows = read_rows(record)
+    rows = score_files([record]).rows
     assert len(rows) == 6 + 5 + 2  # those that have a time
     assert {r.dataset for r in rows} == {"memwall eager", "memwall inductor", "memwall generated"}
     mm = rows[0]
@@ -156,18 +142,18 @@ def test_a_saved_profile_and_its_table_say_the_same(record, tmp_path):
     assert (mm.modeled_s, mm.measured_s, mm.bound_s) == pytest.approx((22.47483648e-6, 25e-6, 21.47483648e-6))
     table = tmp_path / "rows.csv"
     table.write_text(render(make_measured(), "csv"), encoding="utf-8")
-    assert read_rows(table) == rows
+    assert score_files([table]).rows == rows
 
 
 def test_other_tables_may_be_added(tmp_path, monkeypatch):
     def read(record):
         return row(float(record["guess"]), float(record["clock"]), dataset="theirs")
 
-    kind = Table("their table", frozenset(("guess", "clock")), read)
+    kind = Table("their table", "guess clock", read)
     monkeypatch.setattr(reading, "TABLES", (*TABLES, kind))
     path = tmp_path / "t.csv"
     path.write_text("clock,guess,else\n2,1,x\n", encoding="utf-8")
-    assert read_rows(path) == [row(1.0, 2.0, dataset="theirs")]
+    assert score_files([path]).rows == [row(1.0, 2.0, dataset="theirs")]
 
 
 HEADER = "gpu,executor,class,dtype,modeled_s,measured_s,bound_s,status\n"
@@ -192,7 +178,7 @@ def test_a_bad_table_is_named(tmp_path, text):
     path = tmp_path / "t.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError) as raised:
-        read_rows(path)
+        score_files([path]).rows
     assert BAD_TABLES[text] in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -200,14 +186,14 @@ def test_a_bad_table_is_named(tmp_path, text):
 def test_what_is_no_file_of_ours(tmp_path):
     make_profile().save(tmp_path / "bare.json")
     with pytest.raises(UsageError, match=r"bare.json has no measurements; memwall measure makes them"):
-        read_rows(tmp_path / "bare.json")
+        score_files([tmp_path / "bare.json"]).rows
     with pytest.raises(UsageError, match="no such file"):
-        read_rows(tmp_path / "none.csv")
+        score_files([tmp_path / "none.csv"]).rows
     with pytest.raises(UsageError, match="want a saved profile"):
-        read_rows(tmp_path / "x.txt")
+        score_files([tmp_path / "x.txt"]).rows
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="is not UTF-8"):
-        read_rows(tmp_path / "b.csv")
+        score_files([tmp_path / "b.csv"]).rows
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from memwall.analysis.accuracy import Sample
-from memwall.analysis.accuracy.boards import fit_board
 from memwall.analysis.accuracy.fit import Target, by_target, fit, with_interval
 from memwall.analysis.accuracy.predict import predicted
-from memwall.analysis.accuracy.refit import refit
+from memwall.analysis.accuracy.refit import fit_gpu, refit
+from memwall.analysis.accuracy.samples import halves, held_out_gpu, in_fit_half
 from memwall.analysis.accuracy.spec_text import Constant, number, renamed, with_tables
-from memwall.analysis.accuracy.split import halves, in_fit_half, stranger
 from memwall.core.errors import UsageError
 from memwall.hardware.constants import StreamConstants
 from memwall.hardware.lookup import load_gpu, read_spec, spec_path
@@ -89,8 +88,8 @@ def test_halves_depend_on_the_shape_alone():
 def test_a_board_left_out_has_nothing_of_its_own():
     for name in ("h100-sxm", "v100-pcie-32gb", "mi100"):
         gpu = load_gpu(name)
-        assert gpu.name not in stranger(gpu).fitted_on.values()
-        assert stranger(gpu).peak_flop_per_s == gpu.peak_flop_per_s
+        assert gpu.name not in held_out_gpu(gpu).fitted_on.values()
+        assert held_out_gpu(gpu).peak_flop_per_s == gpu.peak_flop_per_s
 
 
 TEXT = """name = "x"
@@ -181,5 +180,5 @@ def test_the_script_prints_and_changes_nothing(tmp_path):
 def test_a_board_is_fitted_in_one_go():
     pytest.importorskip("scipy")
     gpu = load_gpu("h100-sxm")
-    fits = fit_board(list(copies(gpu, SIZES)), search=False)
+    fits = fit_gpu(list(copies(gpu, SIZES)), search=False)
     assert {found.target for found in fits} == {COPY}

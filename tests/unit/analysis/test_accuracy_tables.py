@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.analysis.accuracy import read_measured, read_rows, read_samples, score
+from memwall.analysis.accuracy import read_measured, score, score_files
 from memwall.analysis.accuracy.tables.encoder import layer_costs
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
@@ -24,7 +24,7 @@ def sample(tmp_path):
     def read(text):
         path = tmp_path / "t.csv"
         path.write_text("# source: made up\n# ms\n" + text, encoding="utf-8")
-        return read_samples(path)
+        return read_measured(path).samples
 
     return read
 
@@ -105,7 +105,7 @@ def test_a_convolution_is_up_to_three_samples(sample):
 def test_an_all_reduce_by_hand(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("network,num_workers,size,median_ms,devices_per_node\nh100_dgx,8,90000000,0.4,8\n")
-    (row,) = read_rows(path)
+    (row,) = score_files([path]).rows
     # 2 x 7 / 8 of 90 MB at 450 GB/s each way are 350 us
     assert row.r0_s == pytest.approx(350e-6)
     assert row.modeled_s == pytest.approx(350e-6 / 0.787 + 26e-6 + 14 * 0.35e-6)
@@ -138,7 +138,7 @@ def test_a_bad_table_is_named(tmp_path, text):
     path = tmp_path / "t.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError) as raised:
-        read_samples(path)
+        read_measured(path).samples
     assert BAD[text] in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -147,7 +147,7 @@ def test_lines_are_counted_with_the_comments(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("# one\n# two\n" + NEUSIGHT + "relu,Tesla T4,8,,,,8,soon\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"t\.csv:4: latency_ms"):
-        read_samples(path)
+        read_measured(path).samples
 
 
 #: file -> rows that it has, and what R0 and R1 score on some of its cells (percent, from the whole of which these are
@@ -182,7 +182,7 @@ def test_every_row_of_a_real_table_is_read(name):
     assert len(found.samples) + len(found.rows) == count
     assert not found.skipped
     if baselines:
-        cells = {(c.gpu, c.op_class, c.dtype): c for c in score(read_rows(path))}
+        cells = {(c.gpu, c.op_class, c.dtype): c for c in score(score_files([path]).rows)}
         for key, (r0, r1) in baselines.items():
             assert 100 * cells[key].r0_mape == pytest.approx(r0, rel=0.06)
             assert 100 * cells[key].r1_mape == pytest.approx(r1, rel=0.06)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from memwall.analysis.accuracy import read_rows
+from memwall.analysis.accuracy import score_files
 from memwall.analysis.validation import COLUMNS
 from memwall.bench.kernels import Interrupted
 from memwall.core.errors import MissingError
@@ -37,7 +37,7 @@ def test_what_is_written_is_read_back(profile, tmp_path):
         rows = list(csv.DictReader(handle))
     assert tuple(rows[0]) == COLUMNS
     assert len(rows) == sum(len(m["kernels"]) for m in profile.measurements)
-    assert read_rows(place / "rows.csv")
+    assert score_files([place / "rows.csv"]).rows
     text = (tmp_path / "reports" / "measured_h100-sxm.md").read_text()
     assert "- a note" in text
     for measurement in profile.measurements:

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from memwall.analysis.accuracy.split import stranger
+from memwall.analysis.accuracy.samples import held_out_gpu
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import VectorGemmConstants
 from memwall.hardware.lookup import Gpu, load_gpu
@@ -209,5 +209,5 @@ def test_held_out_rows_are_met(file: str, label: str, board: str, op: str, most:
 )
 def test_rows_of_a_board_left_out_are_met(label: str, board: str, op: str) -> None:
     """With the constants of the most similar other board."""
-    pairs = list(_held_out("neusight_ops_train_subsample.csv", label, op, stranger(load_gpu(board))))
+    pairs = list(_held_out("neusight_ops_train_subsample.csv", label, op, held_out_gpu(load_gpu(board))))
     assert fmean(abs(modeled / measured - 1) for modeled, measured in pairs) < 0.15
