@@ -133,7 +133,7 @@ def _records(source: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
 _READERS: Mapping[str, Callable[[Path], Measured]] = {".json": _profile, ".csv": _table}
 
 
-# -- what is to be reported ---------------------------------------------------------------------------------------------
+# -- what is to be reported --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

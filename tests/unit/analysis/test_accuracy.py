@@ -178,7 +178,7 @@ def test_a_bad_table_is_named(tmp_path, text):
     path = tmp_path / "t.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError) as raised:
-        score_files([path]).rows
+        score_files([path])
     assert BAD_TABLES[text] in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -186,14 +186,14 @@ def test_a_bad_table_is_named(tmp_path, text):
 def test_what_is_no_file_of_ours(tmp_path):
     make_profile().save(tmp_path / "bare.json")
     with pytest.raises(UsageError, match=r"bare.json has no measurements; memwall measure makes them"):
-        score_files([tmp_path / "bare.json"]).rows
+        score_files([tmp_path / "bare.json"])
     with pytest.raises(UsageError, match="no such file"):
-        score_files([tmp_path / "none.csv"]).rows
+        score_files([tmp_path / "none.csv"])
     with pytest.raises(UsageError, match="want a saved profile"):
-        score_files([tmp_path / "x.txt"]).rows
+        score_files([tmp_path / "x.txt"])
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="is not UTF-8"):
-        score_files([tmp_path / "b.csv"]).rows
+        score_files([tmp_path / "b.csv"])
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def test_a_bad_table_is_named(tmp_path, text):
     path = tmp_path / "t.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError) as raised:
-        read_measured(path).samples
+        read_measured(path)
     assert BAD[text] in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -147,7 +147,7 @@ def test_lines_are_counted_with_the_comments(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("# one\n# two\n" + NEUSIGHT + "relu,Tesla T4,8,,,,8,soon\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"t\.csv:4: latency_ms"):
-        read_measured(path).samples
+        read_measured(path)
 
 
 #: file -> rows that it has, and what R0 and R1 score on some of its cells (percent, from the whole of which these are
