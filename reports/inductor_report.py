@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT)]
 import torch  # noqa: E402
 
 import memwall  # noqa: E402
-from memwall.analysis.agreement import Agreement, Difference, agreement  # noqa: E402
+from memwall.analysis.plan_diff import Difference, PlanDiff, plan_diff  # noqa: E402
 from memwall.fusion import plan_graph  # noqa: E402
 from memwall.fusion.compiled import inductor_plan  # noqa: E402
 
@@ -36,7 +36,7 @@ class Row(NamedTuple):
     workload: str
     mode: str
     compile_s: float
-    found: Agreement
+    found: PlanDiff
 
 
 def measure(workload: str, mode: str) -> Row:
@@ -46,7 +46,7 @@ def measure(workload: str, mode: str) -> Row:
     start = time.perf_counter()
     theirs = inductor_plan(graph, costs, gpu)
     compile_s = time.perf_counter() - start
-    return Row(workload, mode, compile_s, agreement(graph, plan_graph("memwall", graph, costs, gpu), theirs, gpu))
+    return Row(workload, mode, compile_s, plan_diff(graph, plan_graph("memwall", graph, costs, gpu), theirs, gpu))
 
 
 def explanation(row: Difference) -> str:

@@ -129,7 +129,7 @@ exec(compile(before + row + end + after, place, "exec"), sys.modules[name].__dic
 
 from memwall.cli import main
 from memwall.gate.limits import parse_limit
-from memwall.report.tables import KERNEL_COLUMNS
+from memwall.report.pages.profile import KERNEL_COLUMNS
 
 assert parse_limit("extra_bytes", "3 MB").amount == 3e6
 assert KERNEL_COLUMNS[11] == "extra_bytes"  # after flops, read_bytes, write_bytes
