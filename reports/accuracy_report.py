@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import memwall  # noqa: E402
-from memwall.analysis.accuracy import Row, Scored, cell, floors_s, score, score_files  # noqa: E402
-from memwall.analysis.accuracy.scores import kappa, regime  # noqa: E402
+from memwall.analysis.accuracy import Row, Scored, score, score_files  # noqa: E402
+from memwall.analysis.accuracy.scores import cell, floors_s, kappa, regime  # noqa: E402
 from memwall.report import render  # noqa: E402
 from memwall.report.document import Document, Section  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
