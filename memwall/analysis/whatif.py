@@ -18,7 +18,7 @@ from typing import Any
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Pipe
 from memwall.fusion import plan_graph
-from memwall.fusion.by_hand import fuse_by_hand, modules_of
+from memwall.fusion.hand_fused import fuse_modules, modules_of
 from memwall.hardware.gpu import FIELDS, PIPE_NAMES, WrongValue, fraction, positive, shown
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
@@ -253,7 +253,7 @@ def _outcome(profile: Profile, before: Schedule, changes: Sequence[Change], regi
     if patterns and plan.policy in FLOORS:
         notes = (f"{plan.policy} is a floor: a kernel written by hand leaves it as it is",)
     elif patterns:
-        written = fuse_by_hand(graph, costs, changed, plan, patterns)
+        written = fuse_modules(graph, costs, changed, plan, patterns)
         plan, notes = written.plan, written.refused
     after = simulate(graph, plan, changed).totals
     return Outcome(tuple(change.text for change in changes), before.gpu.name, plan.policy, before.totals, after, notes)

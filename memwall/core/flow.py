@@ -10,10 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from memwall.core.graph import Graph
-
-#: roles of storages that exist before and after the step
-_PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
+from memwall.core.graph import PERSISTENT, Graph
 
 #: (value id, version)
 Use = tuple[int, int]
@@ -95,7 +92,7 @@ class _Walk:
                 value = values[value_id]
                 old = self.current.get(value.storage)
                 partial = value.spec.nbytes < storages[value.storage].nbytes
-                fresh = old is None and storages[value.storage].role not in _PERSISTENT
+                fresh = old is None and storages[value.storage].role not in PERSISTENT
                 if old is None and not fresh:
                     old = self._new(value.storage, -1)
                 if old is not None:
@@ -115,7 +112,7 @@ class _Walk:
         kept = set()
         for storage in graph.storages:
             version = self.current.get(storage.id, -1)
-            lives_on = storage.role in _PERSISTENT or storage.role == "gradient" or storage.id in outputs
+            lives_on = storage.role in PERSISTENT or storage.role == "gradient" or storage.id in outputs
             while version >= 0 and lives_on:
                 kept.add(version)
                 version = self.carries[version]

@@ -22,6 +22,8 @@ ITEMSIZE: Mapping[str, int] = {
 
 PHASES = ("forward", "backward", "optimizer")
 ROLES = ("parameter", "buffer", "input", "gradient", "optimizer_state", "activation")
+#: roles of storages that exist before and after the step
+PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
 
 
 class Pipe(NamedTuple):

@@ -10,10 +10,11 @@ the whole run and one to one, so wiring that differs anywhere is a contradiction
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from memwall.core.graph import Graph, Op
+from memwall.core.graph import PERSISTENT, Graph, Op
 
 #: Layers that may take turns (local and global attention, dense and expert MLPs): lists are tried in groups of as many.
 PERIODS = (1, 2, 3, 4, 6)
@@ -23,9 +24,6 @@ LISTS = ("aten._foreach_", "aten._fused_")
 
 #: phase -> whether later layers come later (1) or earlier (-1) in it
 DIRECTIONS: Mapping[str, int] = {"forward": 1, "backward": -1, "optimizer": 1}
-
-#: Roles of what is there before the first op.
-PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +201,15 @@ def find_runs(graph: Graph, least: int, accept: Callable[[Run], bool]) -> list[R
                 break
         runs += best
     return runs
+
+
+def collapse(module: str) -> str:
+    """A module path with its numbers as stars, so that repeated layers have one: ``layers.3.attn`` is
+    ``layers.*.attn``."""
+    return _NUMBER.sub("*", module)
+
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def first_writers(graph: Graph) -> dict[int, int]:

@@ -14,10 +14,8 @@ from dataclasses import replace
 
 from memwall.core.graph import Graph
 from memwall.fusion.inductor import Lowered, LoweredKernel, lower
-from memwall.fusion.order import in_order
-from memwall.fusion.placement import Placement
-from memwall.fusion.plan import Group, Plan
-from memwall.fusion.pricing import Pricer
+from memwall.fusion.plan import Group, Plan, in_order
+from memwall.fusion.pricing import Placement, Pricer
 from memwall.fusion.repeats import shorten
 from memwall.fusion.works import with_works
 from memwall.hardware.lookup import Gpu

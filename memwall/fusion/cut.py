@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
-from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
-from memwall.core.layers import LISTS, PERSISTENT, Run, Track, Twins, first_writers
+from memwall.core.graph import PERSISTENT, Graph, Op, Storage, TensorSpec, Value
+from memwall.core.layers import LISTS, Run, Track, Twins, first_writers
 
 _NO_SWAP: Mapping[int, int] = {}
 

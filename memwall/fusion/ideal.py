@@ -17,8 +17,7 @@ from dataclasses import replace
 
 from memwall.core.flow import Flow
 from memwall.core.graph import PHASES, Graph, Value, distinct_bytes
-from memwall.fusion.order import in_order
-from memwall.fusion.plan import Group, Plan
+from memwall.fusion.plan import Group, Plan, in_order
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.fusion.works import with_works
 from memwall.hardware.lookup import Gpu

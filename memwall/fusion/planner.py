@@ -16,22 +16,20 @@ from types import MappingProxyType
 
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
-from memwall.fusion.order import in_order
-from memwall.fusion.placement import Placement
-from memwall.fusion.plan import Group, Plan, Refusal
-from memwall.fusion.pricing import Pricer
+from memwall.fusion.plan import Group, Plan, Refusal, in_order
+from memwall.fusion.pricing import Placement, Pricer
 from memwall.fusion.recompute import Parts, recompute
 from memwall.fusion.repeats import Expanded, Shortened, shorten
 from memwall.fusion.rules import (
     REGISTER_SPILL,
     Candidate,
+    CandidatePair,
     Edge,
-    Meeting,
     Shape,
     Spills,
     aligned,
-    objection,
     too_many_tensors,
+    veto,
     work_of,
 )
 from memwall.hardware.lookup import Gpu
@@ -175,7 +173,7 @@ class _Walk:
                 index = self.group_of[op.id]
                 target = self.group_of[other]
                 if target != index:
-                    self._meet(target, index)
+                    self._try_pair(target, index)
 
     def _single(self, op_id: int) -> Candidate:
         op, loop = self.graph.ops[op_id], self.pricer.loops[op_id]
@@ -246,7 +244,7 @@ class _Walk:
 
     # -- may they, and is it worth it ---------------------------------------------------------------------------------
 
-    def _meet(self, a: int, b: int) -> None:
+    def _try_pair(self, a: int, b: int) -> None:
         first, second = self.groups[a], self.groups[b]
         assert first is not None and second is not None
         edges = self._edges(first, second)
@@ -256,8 +254,8 @@ class _Walk:
         if backward:
             first, second, edges = second, first, backward
             a, b = b, a
-        meeting = Meeting(first, second, edges)
-        found = objection(meeting)
+        pair = CandidatePair(first, second, edges)
+        found = veto(pair)
         before = self._between(a, b) if found is None else None
         if found is None and before is None:
             found = "cycle", "another kernel must run between them"

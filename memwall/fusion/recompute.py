@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from memwall.core.graph import PHASES
-from memwall.fusion.placement import Placement
 from memwall.fusion.plan import Refusal
-from memwall.fusion.pricing import Pricer
+from memwall.fusion.pricing import Placement, Pricer
 from memwall.fusion.rules import MAX_OPS, MAX_TENSORS, REGISTER_SPILL, Spills, work_of
 from memwall.ops.loops import Loop, is_random
 

@@ -97,7 +97,7 @@ class Edge:
 
 
 @dataclass
-class Meeting:
+class CandidatePair:
     """Two groups that might become one; ``edges`` run from the first to the second, none for siblings."""
 
     first: Candidate
@@ -105,12 +105,12 @@ class Meeting:
     edges: Sequence[Edge] = ()
 
     @property
-    def pair(self) -> tuple[Candidate, Candidate]:
+    def both(self) -> tuple[Candidate, Candidate]:
         """Both groups, the one that comes first in front."""
         return self.first, self.second
 
 
-Rule = Callable[[Meeting], str | None]
+Rule = Callable[[CandidatePair], str | None]
 
 #: What a kernel does, so that its twins in repeated layers and in other plans are known: the names of its ops in call
 #: order, each with the spec of its first result.
@@ -129,41 +129,41 @@ def work_of(graph: Graph, op_ids: Iterable[int]) -> Work:
     return tuple((op.name, graph.values[op.outputs[0]].spec if op.outputs else None) for op in ops)
 
 
-def graph_break(meeting: Meeting) -> str | None:
+def graph_break(pair: CandidatePair) -> str | None:
     """A compiler sees one partial graph at a time."""
-    first, second = meeting.pair
+    first, second = pair.both
     return "the compiler's graph breaks between them" if first.region != second.region else None
 
 
-def outside_the_graph(meeting: Meeting) -> str | None:
+def outside_the_graph(pair: CandidatePair) -> str | None:
     """An op that no partial graph holds runs eagerly, and so alone."""
-    outside = EAGER in (meeting.first.region, meeting.second.region)
+    outside = EAGER in (pair.first.region, pair.second.region)
     return "one of them runs outside the compiler's graph" if outside else None
 
 
-def phase(meeting: Meeting) -> str | None:
+def phase(pair: CandidatePair) -> str | None:
     """Forward, backward and the optimizer's step are launched one after another."""
-    first, second = meeting.pair
+    first, second = pair.both
     if first.phase != second.phase:
         return f"{first.phase} and {second.phase} are launched as two graphs"
     return None
 
 
-def contraction(meeting: Meeting) -> str | None:
+def contraction(pair: CandidatePair) -> str | None:
     """Libraries' products add into a matrix (GEMM's beta), and that is all that their epilogues do here."""
-    if _accumulates(meeting):
+    if _accumulates(pair):
         return None
-    for group in meeting.pair:
+    for group in pair.both:
         if group.op_class in MATRIX_CLASSES:
             return f"the {group.op_class} is a library kernel without an epilogue for it"
     return None
 
 
-def _accumulates(meeting: Meeting) -> bool:
-    first, second = meeting.pair
-    if [*first.members] != [edge.producer.id for edge in meeting.edges] or len(second.members) != 1:
+def _accumulates(pair: CandidatePair) -> bool:
+    first, second = pair.both
+    if [*first.members] != [edge.producer.id for edge in pair.edges] or len(second.members) != 1:
         return False
-    edge = meeting.edges[0]
+    edge = pair.edges[0]
     return (
         edge.producer.name in ("aten.mm", "aten.bmm")
         and edge.consumer.name in ("aten.add.Tensor", "aten.add_.Tensor")
@@ -174,24 +174,24 @@ def _accumulates(meeting: Meeting) -> bool:
     )
 
 
-def library_kernel(meeting: Meeting) -> str | None:
+def library_kernel(pair: CandidatePair) -> str | None:
     """Ops whose loop nest nobody knows, or that a library runs as a whole."""
-    if _accumulates(meeting):
+    if _accumulates(pair):
         return None
-    for group in meeting.pair:
+    for group in pair.both:
         if "opaque" in group.shape.kinds:
             return "no kernel is generated for one of them"
     return None
 
 
-def tensor_lists(meeting: Meeting) -> str | None:
+def tensor_lists(pair: CandidatePair) -> str | None:
     """A kernel over a list of tensors takes only ops over the same list, in the same order."""
-    first, second = meeting.first.shape, meeting.second.shape
+    first, second = pair.first.shape, pair.second.shape
     if ("multi" in first.kinds) != ("multi" in second.kinds):
         return "one works on a list of tensors"
     if "multi" in first.kinds and (first.numel, first.rows) != (second.numel, second.rows):
         return "their lists of tensors differ"
-    if "multi" in first.kinds and any(_written_at(edge) != _read_at(edge) for edge in meeting.edges):
+    if "multi" in first.kinds and any(_written_at(edge) != _read_at(edge) for edge in pair.edges):
         return "their lists of tensors are in different order"
     return None
 
@@ -207,9 +207,9 @@ def _read_at(edge: Edge) -> int:
     return place - arguments.index(arguments[place]) if arguments else place
 
 
-def data_dependent_index(meeting: Meeting) -> str | None:
+def data_dependent_index(pair: CandidatePair) -> str | None:
     """A gather needs the whole tensor that it picks from; what is scattered is whole only when the kernel ends."""
-    for edge in meeting.edges:
+    for edge in pair.edges:
         if edge.consumer_kind == "scatter" and edge.argument == "self":
             return f"{_short(edge.consumer)} adds to it at places found in data"
         if edge.consumer_kind == "gather" and edge.argument not in INDEX_ARGUMENTS:
@@ -217,16 +217,16 @@ def data_dependent_index(meeting: Meeting) -> str | None:
     return None
 
 
-def unfinished_sum(meeting: Meeting) -> str | None:
+def unfinished_sum(pair: CandidatePair) -> str | None:
     """A second, small launch finishes the sums; ops of their size that read nothing else of the kernel join it."""
-    late = [edge for edge in meeting.edges if edge.written.id in meeting.first.late]
+    late = [edge for edge in pair.edges if edge.written.id in pair.first.late]
     if not late:
         return None
     size = late[0].written.spec.numel
     follows = (
-        len(late) == len(meeting.edges)
-        and meeting.second.shape.kinds == {"point"}
-        and meeting.second.shape.numel == size
+        len(late) == len(pair.edges)
+        and pair.second.shape.kinds == {"point"}
+        and pair.second.shape.numel == size
         and all(edge.written.spec.numel == size for edge in late)
         and not any(edge.moves for edge in late)
     )
@@ -238,9 +238,9 @@ def _short(op: Op) -> str:
     return parts[1] if parts[0] == "aten" and len(parts) > 1 else op.name
 
 
-def reduction_axes(meeting: Meeting) -> str | None:
+def reduction_axes(pair: CandidatePair) -> str | None:
     """Two reductions share a kernel if they split their elements into the same rows and columns."""
-    first, second = meeting.first.shape, meeting.second.shape
+    first, second = pair.first.shape, pair.second.shape
     if "multi" in first.kinds or not (first.rows and second.rows):
         return None
     if (first.rows, first.cols, first.axes) != (second.rows, second.cols, second.axes):
@@ -248,37 +248,37 @@ def reduction_axes(meeting: Meeting) -> str | None:
             f"one reduces {first.cols} of {first.numel} elements at a time and the other {second.cols} of"
             f" {second.numel}, over other axes"
         )
-    if "grid" in first.kinds and meeting.edges and ("grid" in second.kinds or "column" in second.kinds):
+    if "grid" in first.kinds and pair.edges and ("grid" in second.kinds or "column" in second.kinds):
         return "the second needs sums over all that the first writes after its own sums"
     return None
 
 
-def shape_change(meeting: Meeting) -> str | None:
+def shape_change(pair: CandidatePair) -> str | None:
     """Both run over equally many elements, but for one number a row or column, and what is cheap to repeat."""
-    first, second = meeting.first.shape, meeting.second.shape
+    first, second = pair.first.shape, pair.second.shape
     if "multi" in first.kinds:
         return None
-    if first.numel == second.numel or _accumulates(meeting):
+    if first.numel == second.numel or _accumulates(pair):
         return None
-    small, large = (meeting.first, meeting.second) if first.numel < second.numel else (meeting.second, meeting.first)
-    if not meeting.edges:
+    small, large = (pair.first, pair.second) if first.numel < second.numel else (pair.second, pair.first)
+    if not pair.edges:
         return f"{first.numel} and {second.numel} elements: their loops differ"
     if not small.shape.rows and large.shape.rows and small.shape.numel in (large.shape.rows, large.shape.cols):
         return None  # one number for each row, or for each column
-    if small is meeting.first and not small.shape.rows and len(small.members) <= MAX_REPEATED_OPS:
+    if small is pair.first and not small.shape.rows and len(small.members) <= MAX_REPEATED_OPS:
         return None  # computed where it is used: a broadcast, or a part of a concatenation
     return f"{first.numel} elements against {second.numel}"
 
 
-def order(meeting: Meeting) -> str | None:
+def order(pair: CandidatePair) -> str | None:
     """A value can be read at another place than it is written only where it can be computed there once more."""
-    shape = meeting.first.shape
+    shape = pair.first.shape
     repeatable = not (shape.has_row or shape.has_columns or shape.kinds & {"grid", "gather"})
-    for edge in meeting.edges:
+    for edge in pair.edges:
         if aligned(edge.written, edge.read) and not edge.moves:
             continue
         if edge.written.storage == edge.read.storage and repeatable:
-            if len(meeting.first.members) <= MAX_REPEATED_OPS:
+            if len(pair.first.members) <= MAX_REPEATED_OPS:
                 continue
             return "it is read in another order than written, and too long to be computed twice"
         return "it is read in another order than written"
@@ -306,19 +306,19 @@ def _runs(spec: TensorSpec) -> tuple[tuple[int, int], ...]:
     return tuple(runs)
 
 
-def in_place(meeting: Meeting) -> str | None:
+def in_place(pair: CandidatePair) -> str | None:
     """Two views of one storage, one of them written: another thread may write what this one has yet to read."""
-    first, second = meeting.pair
+    first, second = pair.both
     for storage in first.overwritten | second.overwritten:
-        views = [group.views[storage] for group in meeting.pair if storage in group.views]
+        views = [group.views[storage] for group in pair.both if storage in group.views]
         if None in views or (len(views) == 2 and not aligned(*views)):  # type: ignore[arg-type]
             return "a tensor is overwritten that is also read at other places, or through another view"
     return None
 
 
-def too_many_live_values(meeting: Meeting) -> str | None:
+def too_many_live_values(pair: CandidatePair) -> str | None:
     """Each op in flight holds registers; the limit is :data:`MAX_OPS`."""
-    members = len(meeting.first.members) + len(meeting.second.members)
+    members = len(pair.first.members) + len(pair.second.members)
     return f"{members} ops in one kernel (at most {MAX_OPS})" if members > MAX_OPS else None
 
 
@@ -328,9 +328,9 @@ def too_many_tensors(group: Group) -> str | None:
     return f"{tensors} tensors in one kernel (at most {MAX_TENSORS})" if tensors > MAX_TENSORS else None
 
 
-def shared_memory(meeting: Meeting) -> str | None:
+def shared_memory(pair: CandidatePair) -> str | None:
     """Column sums beside a row reduction need a row of accumulators in each thread block."""
-    first, second = meeting.pair
+    first, second = pair.both
     if not (first.shape.has_columns or second.shape.has_columns):
         return None
     if not (first.shape.has_row or second.shape.has_row):
@@ -360,10 +360,10 @@ RULES: dict[str, Rule] = {
 }
 
 
-def objection(meeting: Meeting) -> tuple[str, str] | None:
+def veto(pair: CandidatePair) -> tuple[str, str] | None:
     """Name and reason of the first rule that forbids it, or None."""
     for name, rule in RULES.items():
-        reason = rule(meeting)
+        reason = rule(pair)
         if reason:
             return name, reason
     return None

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memwall.core.graph import PHASES, TensorSpec
+from memwall.core.layers import collapse as collapse
 from memwall.perfmodel.roofline import WALLS as WALLS
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
-
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +24,6 @@ class Rates:
 
 
 # -- where a kernel belongs --------------------------------------------------------------------------------------------
-
-
-def collapse(module: str) -> str:
-    """A module path with its numbers as stars: ``layers.3.attn`` is ``layers.*.attn``."""
-    return _NUMBER.sub("*", module)
 
 
 def common_module(paths: Sequence[str]) -> str:

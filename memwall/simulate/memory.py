@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memwall.core.graph import Graph, Storage
+from memwall.core.graph import PERSISTENT, Graph, Storage
 from memwall.fusion import Plan
 
 
@@ -24,7 +24,6 @@ class MemoryPeak:
         return self.parameters + self.gradients + self.optimizer_state + self.activations
 
 
-_PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
 #: role of a storage -> which field of MemoryPeak counts it
 _FIELD = {"parameter": 0, "buffer": 0, "gradient": 1, "optimizer_state": 2, "input": 3, "activation": 3}
 
@@ -55,7 +54,7 @@ def memory_levels(graph: Graph, plan: Plan) -> Iterator[tuple[int, int, int, int
     births: dict[int, list[Storage]] = {}
     deaths: dict[int, list[Storage]] = {}
     for storage in graph.storages:
-        if storage.role in _PERSISTENT:
+        if storage.role in PERSISTENT:
             live[_FIELD[storage.role]] += storage.nbytes
         elif storage.id in first:
             births.setdefault(first[storage.id], []).append(storage)

@@ -21,8 +21,7 @@ def joint_of(graph: Graph, device: str = "cpu"):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from memwall.fusion.inductor.lowering import EAGER, _regions
-    from memwall.fusion.inductor.opaque import Opaque
-    from memwall.fusion.inductor.replay import replay
+    from memwall.fusion.inductor.replay import Opaque, replay
     from memwall.fusion.inductor.scope import scope_of
     from memwall.ops.evaluate import Operators
 

@@ -19,8 +19,7 @@ import memwall
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, TensorSpec
 from memwall.fusion import Group, Plan, plan_graph
-from memwall.fusion.placement import Placement
-from memwall.fusion.pricing import Pricer
+from memwall.fusion.pricing import Placement, Pricer
 from memwall.hardware.lookup import Gpu
 
 PROFILES = Path(__file__).parents[2] / "profiles"

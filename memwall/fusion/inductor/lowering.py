@@ -7,21 +7,17 @@ import logging
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memwall.core.errors import MemwallError, MissingError, UsageError, need
-from memwall.core.graph import Graph, Op
+from memwall.core.graph import EAGER, Graph, Op
 from memwall.fusion.inductor.owners import Launch, own
 from memwall.fusion.inductor.scope import scope_of
 from memwall.fusion.inductor.types import Lowered, LoweredKernel
-from memwall.fusion.inductor.written_out import note_on
 from memwall.hardware.lookup import Gpu
 from memwall.ops import classify
-
-#: Region number of an op that runs eagerly, between compiled regions.
-EAGER = -1
 
 #: Classes of ops that Inductor always leaves to a library.
 _LIBRARY_CLASSES = frozenset(("contraction", "convolution", "attention"))
@@ -136,7 +132,7 @@ def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]
 
     from memwall.fusion.inductor.compiling import patterns_loaded, quiet
     from memwall.fusion.inductor.fake_gpu import device_for
-    from memwall.fusion.inductor.opaque import Opaque
+    from memwall.fusion.inductor.replay import Opaque
     from memwall.ops.evaluate import Operators
 
     operators, table, result = Operators(), select_decomp_table(), _Result()
@@ -155,11 +151,10 @@ def _compile(
 ) -> None:  # fmt: skip
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from memwall.fusion.inductor.adoption import adopt
     from memwall.fusion.inductor.compiling import Scheduled, joint_passes, partition, schedule, write_back
+    from memwall.fusion.inductor.origins import assign_origins, mark_results
     from memwall.fusion.inductor.reading import launches
     from memwall.fusion.inductor.replay import replay
-    from memwall.fusion.inductor.tags import mark_results
 
     mode = FakeTensorMode()
     with mode:
@@ -167,7 +162,7 @@ def _compile(
     result.opaque.extend(joint.opaque)
     result.fx_ops.update(joint.calls())
     module = joint_passes(joint.module, mode, target, graph.attention)
-    adopt(graph, module, scope.op_ids)
+    assign_origins(graph, module, scope.op_ids)
     mark_results(module)
     forward, backward = partition(joint, module, mode)
     visible = write_back(joint, forward)
@@ -221,5 +216,69 @@ def _gathered(graph: Graph, result: _Result) -> Lowered:
         kernels=tuple(kernels),
         why_not_fused=dict(result.refusals.most_common()),
         fallbacks=tuple(sorted(name for name in named if classify(name) not in _LIBRARY_CLASSES)),
-        notes=note_on(graph, by_library),
+        notes=_notes(graph, by_library),
     )
+
+
+#: Classes of what may stand between a product and the softmax: a scale, a mask, a dropout, a copy.
+_BETWEEN = frozenset(("elementwise", "dropout", "movement"))
+
+_DECOMPOSED = (
+    "attention is written out by hand; torch.compile replaces some forms of it by one fused kernel in "
+    "training, and this plan keeps the products and the softmax apart"
+)
+
+
+def _decomposed_attention(graph: Graph) -> list[int]:
+    """The forward softmax ops that stand between two matrix products."""
+    makers, readers = _neighbours(graph)
+    return [
+        op.id
+        for op in graph.ops
+        if op.phase == "forward"
+        and op.name.startswith("aten._softmax")
+        and _meets_product(graph, op, makers)
+        and _meets_product(graph, op, readers)
+    ]
+
+
+def _notes(graph: Graph, replaced: Iterable[int]) -> tuple[str, ...]:
+    """What to say of a training step in which attention stays written out; ``replaced`` ops became one call."""
+    training = any(op.phase == "backward" for op in graph.ops)
+    left = set(_decomposed_attention(graph)).difference(replaced)
+    return (_DECOMPOSED,) if training and left else ()
+
+
+def _neighbours(graph: Graph) -> tuple[Mapping[int, list[int]], Mapping[int, list[int]]]:
+    """Of each forward op those that made what it reads, and those that read what it makes."""
+    last: dict[int, int] = {}
+    makers: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
+    for op in graph.ops:
+        if op.phase != "forward":
+            continue
+        for value_id in op.inputs:
+            maker = last.get(graph.values[value_id].storage)
+            if maker is not None:
+                makers.setdefault(op.id, []).append(maker)
+                readers.setdefault(maker, []).append(op.id)
+        for value_id in op.outputs:
+            last[graph.values[value_id].storage] = op.id
+    return makers, readers
+
+
+def _meets_product(graph: Graph, start: Op, beside: Mapping[int, Sequence[int]]) -> bool:
+    """Whether a matrix product is reached in one direction through what may stand between."""
+    pending, seen = [start.id], {start.id}
+    while pending:
+        for number in beside.get(pending.pop(), ()):
+            op = graph.ops[number]
+            if op.name in _SCORES:
+                return True
+            if op.op_class in _BETWEEN and number not in seen:
+                seen.add(number)
+                pending.append(number)
+    return False
+
+
+_SCORES = frozenset(("aten.bmm", "aten.baddbmm"))

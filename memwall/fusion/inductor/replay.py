@@ -16,11 +16,10 @@ from torch.fx import GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from memwall.core.graph import Graph, Op
-from memwall.fusion.inductor.opaque import Opaque
+from memwall.core.graph import Graph, Op, TensorSpec
+from memwall.fusion.inductor.origins import OP, mark_results, op_of
 from memwall.fusion.inductor.scope import Feed, Scope
 from memwall.fusion.inductor.storages import Storages
-from memwall.fusion.inductor.tags import OP, mark_results, op_of
 from memwall.ops.evaluate import Call, NoOperator, Operators, empty, evaluate
 
 _ATEN: Any = torch.ops.aten
@@ -86,6 +85,46 @@ def replay(
     _expand_products(module, {i for i in scope.op_ids if graph.ops[i].phase == "forward"})
     mark_results(module)
     return Joint(module, scope, tangents, tuple(player.by_name))
+
+
+class Opaque:
+    """Context manager: while open, an operator stands for any kernel that torch cannot call here (another library's,
+    sparse ones, whole recurrent layers), given the specs of its results. To a compiler it is a library's.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._specs: list[tuple[TensorSpec, ...]] = []
+        self._library: Any = None
+
+    def __enter__(self) -> Opaque:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    def call(
+        self, name: str, inputs: Sequence[torch.Tensor], specs: Sequence[TensorSpec], device: str
+    ) -> list[torch.Tensor]:
+        """Tensors of the given specs that depend on the inputs."""
+        if self._library is None:
+            self._library = torch.library.Library("memwall", "DEF")
+            self._library.define("opaque(Tensor[] inputs, int number) -> Tensor[]")
+            for key in ("Meta", "CPU"):
+                self._library.impl("opaque", self._results, key)
+        self.names.append(name)
+        self._specs.append(tuple(specs))
+        given = list(inputs) or [torch.zeros((), device=device)]
+        result: list[torch.Tensor] = torch.ops.memwall.opaque(given, len(self.names) - 1)
+        return result
+
+    def _results(self, inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+        return [
+            torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype), device=inputs[0].device)
+            for spec in self._specs[number]
+        ]
 
 
 class _Player:

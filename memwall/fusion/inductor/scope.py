@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from memwall.core.graph import Graph, Op, TensorSpec, Value, contiguous
+from memwall.core.graph import PERSISTENT, Graph, Op, TensorSpec, Value, contiguous
 from memwall.fusion.inductor.views import row_major_order
-
-#: Roles of storages that exist before the step.
-PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from memwall.analysis.whatif import FuseChange, GpuChange, parse_change, what_if
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.fusion import eager_plan, plan_graph
-from memwall.fusion.by_hand import fuse_by_hand, modules_of
+from memwall.fusion.hand_fused import fuse_modules, modules_of
 from memwall.record.profile import Profile, WorkloadInfo
 from memwall.simulate.schedule import simulate
 from tests.unit.report_fixture import TENSOR, VECTOR, Builder, make_gpu
@@ -267,7 +267,7 @@ def interleaved() -> Profile:
 def test_of_two_modules_that_wait_for_each_other_one_is_fused():
     profile = interleaved()
     graph, costs = profile.graph, profile.costs[0]
-    written = fuse_by_hand(graph, costs, GPU, eager_plan(graph, costs), ["a", "b"])
+    written = fuse_modules(graph, costs, GPU, eager_plan(graph, costs), ["a", "b"])
     assert written.fused == 1
     assert written.refused == ("b (forward): it and another module wait for each other",)
     assert [group.op_ids for group in written.plan.groups] == [(1,), (0, 2), (3,)]
@@ -278,7 +278,7 @@ def test_a_group_in_the_way_falls_apart():
     profile = interleaved()
     graph, costs = profile.graph, profile.costs[0]
     plan = plan_graph("memwall", graph, costs, GPU)
-    written = fuse_by_hand(graph, costs, GPU, plan, ["a"])
+    written = fuse_modules(graph, costs, GPU, plan, ["a"])
     assert written.refused == ()
     assert (0, 2) in [group.op_ids for group in written.plan.groups]
     assert sorted(op for group in written.plan.groups for op in group.op_ids) == [0, 1, 2, 3]

@@ -7,7 +7,6 @@ priced as if all that lies between its ops stayed on chip. Only a circle forbids
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -16,21 +15,18 @@ from itertools import accumulate
 from memwall.core.errors import UsageError
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
-from memwall.fusion.order import in_order
-from memwall.fusion.placement import Placement
-from memwall.fusion.plan import Group, Plan
-from memwall.fusion.pricing import Pricer
+from memwall.core.layers import collapse
+from memwall.fusion.plan import Group, Plan, in_order
+from memwall.fusion.pricing import Placement, Pricer
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 
 #: (path, phase)
 Unit = tuple[str, str]
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-
 
 @dataclass(frozen=True)
-class HandWritten:
+class HandFused:
     """A plan in which modules run as one kernel each: how many do, and those that cannot, with the reason."""
 
     plan: Plan
@@ -60,14 +56,14 @@ def modules_of(graph: Graph, pattern: str) -> dict[Unit, tuple[int, ...]]:
 def _near_modules(graph: Graph, pattern: str) -> str:
     paths: dict[str, None] = {}
     for op in graph.ops:
-        starred = _NUMBER.sub("*", op.module)
+        starred = collapse(op.module)
         paths.update(dict.fromkeys(accumulate(starred.split("."), lambda path, part: f"{path}.{part}")))
     paths.pop("", None)
     near = [p for p in paths if p.endswith(f".{pattern}")] or difflib.get_close_matches(pattern, paths, 3, 0.4)
     return f"did you mean {', '.join(near[:3])}?" if near else f"there is {', '.join([*paths][:6]) or 'none'}"
 
 
-def fuse_by_hand(graph: Graph, costs: Sequence[Cost], gpu: Gpu, plan: Plan, patterns: Sequence[str]) -> HandWritten:
+def fuse_modules(graph: Graph, costs: Sequence[Cost], gpu: Gpu, plan: Plan, patterns: Sequence[str]) -> HandFused:
     """The plan with each module that a pattern finds, phase by phase, as one kernel priced like any group.
 
     A module that a path leaves and comes back into cannot be one kernel: it stays as it was. A group of the plan that
@@ -92,7 +88,7 @@ def fuse_by_hand(graph: Graph, costs: Sequence[Cost], gpu: Gpu, plan: Plan, patt
         parts = _take_out(plan, whole)
         groups = _without_circles(pricer, parts)
         if groups is not None:
-            return HandWritten(replace(plan, groups=tuple(groups)), len(whole), tuple(refused))
+            return HandFused(replace(plan, groups=tuple(groups)), len(whole), tuple(refused))
         unit, _ = whole.popitem()
         refused.append(f"{_name(unit)}: it and another module wait for each other")
 
@@ -123,7 +119,7 @@ class _Part:
     op_ids: tuple[int, ...]
     recomputes: tuple[int, ...]
     group: Group | None = None
-    by_hand: bool = False
+    is_module: bool = False
 
 
 def _take_out(plan: Plan, units: Mapping[Unit, Sequence[int]]) -> list[_Part]:
@@ -141,7 +137,7 @@ def _take_out(plan: Plan, units: Mapping[Unit, Sequence[int]]) -> list[_Part]:
         elif rest:
             parts.append(_Part(rest, group.recomputes))
     for unit, ops in units.items():
-        parts.append(_Part(tuple(ops), tuple(sorted(again[unit].difference(ops))), by_hand=True))
+        parts.append(_Part(tuple(ops), tuple(sorted(again[unit].difference(ops))), is_module=True))
     return parts
 
 
@@ -152,7 +148,7 @@ def _without_circles(pricer: Pricer, parts: list[_Part]) -> list[Group] | None:
             return in_order(pricer.flow, _priced(pricer, parts))
         except ValueError:
             stuck = _in_circles(pricer.flow, parts)
-            loose = {i for i in stuck if len(parts[i].op_ids) > 1 and not parts[i].by_hand}
+            loose = {i for i in stuck if len(parts[i].op_ids) > 1 and not parts[i].is_module}
             if not loose:
                 return None
             singles = [_Part((op,), parts[i].recomputes) for i in sorted(loose) for op in parts[i].op_ids]

@@ -1,0 +1,132 @@
+"""Which traced op an FX node came from: what a node carries under ``meta["custom"]``, which torch's passes keep.
+
+A node that a pass put in the place of others (decomposed attention that became one call) carries none; it is assigned
+the ops that no node computes any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from memwall.core.graph import Graph
+
+#: Keys: the op's id, whether the node is what the op hands on, and further ops that went into the node.
+OP, RESULT, ALSO = "memwall_op", "memwall_result", "memwall_also"
+
+_ATEN: Any = torch.ops.aten
+
+
+def op_of(node: Node) -> int | None:
+    """The id of the op that an FX node computes a part of; None for views and for what no op asked for."""
+    if is_view(node):
+        return None
+    number = (node.meta.get("custom") or {}).get(OP)
+    return number if isinstance(number, int) else None
+
+
+def ops_of(node: Node) -> tuple[int, ...]:
+    """Like :func:`op_of`, with the further ops that a pass replaced by this node."""
+    own = op_of(node)
+    return () if own is None else (own, *node.meta["custom"].get(ALSO, ()))
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node only looks at its input in another way."""
+    target = node.target
+    return node.op != "call_function" or getattr(target, "is_view", False) or target in _UNSEEN_VIEWS
+
+
+def behind_views(node: Node) -> Node:
+    """The node that a chain of views looks at."""
+    while is_view(node) and node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+_UNSEEN_VIEWS = frozenset(
+    (_ATEN._unsafe_view.default, _ATEN.alias.default, _ATEN.detach.default, _ATEN.empty_strided.default)
+)
+
+
+def mark_results(module: GraphModule) -> None:
+    """Mark the nodes that another op, or the caller, takes an op's result from, where no node of the op is marked."""
+    nodes = [(node, own) for node in module.graph.nodes if (own := op_of(node)) is not None]
+    known = {own for node, own in nodes if node.meta["custom"].get(RESULT)}
+    for node, own in nodes:
+        if own not in known and any(op_of(user) != own for user in users_behind_views(node)):
+            node.meta["custom"] = {**node.meta["custom"], RESULT: True}
+
+
+def users_behind_views(node: Node) -> list[Node]:
+    """The nodes that use a node's result, directly or through views of it."""
+    found: list[Node] = []
+    pending = list(node.users)
+    while pending:
+        user = pending.pop()
+        if user.op == "call_function" and is_view(user):
+            pending.extend(user.users)
+        else:
+            found.append(user)
+    return found
+
+
+def assign_origins(graph: Graph, module: GraphModule, op_ids: Iterable[int]) -> None:
+    """Give nodes without an op those ops that no node computes any more and whose results go where the node's go."""
+    computed = {op for node in module.graph.nodes for op in ops_of(node)}
+    vanished = set(op_ids) - computed
+    writer = _writers(graph)
+    for node in reversed(module.graph.nodes):
+        if not vanished or node.op != "call_function" or op_of(node) is not None or not _computes(node):
+            continue
+        readers = [op for user in _users(node) for op in ops_of(user)]
+        found = _behind(graph, readers, vanished, writer)
+        if found:
+            vanished -= found
+            last, *others = sorted(found, reverse=True)
+            node.meta["custom"] = {OP: last, ALSO: tuple(others), RESULT: True}
+
+
+def _computes(node: Node) -> bool:
+    """Whether a library does the node's work: what is left of a replaced group is such a call, or scraps beside it."""
+    return "attention" in str(node.target)
+
+
+def _users(node: Node) -> list[Node]:
+    """Who uses the results of a call, be it one tensor or several."""
+    found = []
+    for user in users_behind_views(node):
+        taken = str(user.target).startswith("<built-in function getitem")
+        found.extend(users_behind_views(user) if taken else [user])
+    return found
+
+
+def _writers(graph: Graph) -> dict[tuple[int, int], int]:
+    """(storage, reading op) -> the op that wrote the storage last before."""
+    last: dict[int, int] = {}
+    result: dict[tuple[int, int], int] = {}
+    for op in graph.ops:
+        for value_id in op.inputs:
+            storage = graph.values[value_id].storage
+            if storage in last:
+                result[storage, op.id] = last[storage]
+        for value_id in op.outputs:
+            last[graph.values[value_id].storage] = op.id
+    return result
+
+
+def _behind(graph: Graph, readers: list[int], vanished: set[int], writer: dict[tuple[int, int], int]) -> set[int]:
+    """The vanished ops that some ops' inputs come from, through vanished ops only."""
+    found: set[int] = set()
+    pending = list(readers)
+    while pending:
+        op = graph.ops[pending.pop()]
+        for value_id in op.inputs:
+            maker = writer.get((graph.values[value_id].storage, op.id))
+            if maker in vanished and maker not in found:
+                found.add(maker)
+                pending.append(maker)
+    return found
