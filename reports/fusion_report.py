@@ -20,7 +20,7 @@ from memwall.analysis.savings import PolicyRow, policy_sets
 from memwall.core.graph import Graph, Op
 from memwall.core.units import duration, size
 from memwall.fusion import Group, Plan, eager_plan, plan_graph
-from memwall.fusion.order import in_order
+from memwall.fusion.plan import in_order
 from memwall.fusion.pricing import Pricer
 from memwall.record.kernels import short_name
 from memwall.report.document import Column, Document, Section, Sentence, Table
