@@ -15,7 +15,7 @@ from memwall.hardware.lookup import Gpu, inherit, load_gpu, load_gpus, stated
 from memwall.ops import classify, graph_costs
 from memwall.record.format import WorkloadInfo
 from memwall.record.profile import Profile
-from memwall.record.schedules import attention_backend, simulate_profile
+from memwall.record.schedules import attention_backend
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,7 +83,7 @@ def profile(
         MissingError: an optional dependency is missing.
     """
     say = progress or (lambda message: None)
-    gpus = _captured(_gpus(gpu)) if cuda_graph else _gpus(gpu)
+    gpus = _gpus(gpu)
     policies = (policy,) if isinstance(policy, str) else tuple(policy)
     _check("mode", mode, MODES)
     _check("attention", attention, ATTENTION)
@@ -91,13 +91,13 @@ def profile(
     say(f"tracing {workload.name}")
     with _no_collection():
         return _profile(
-            workload, gpus, policies, say, mode, attention, strict,
+            workload, gpus, policies, "graph" if cuda_graph else "eager", say, mode, attention, strict,
             dtype=dtype, autocast=autocast, real=real, max_ops=max_ops, replay=replay,
         )  # fmt: skip
 
 
 def _profile(
-    workload: Workload, gpus: list[Gpu], policies: tuple[str, ...], say: Callable[[str], None], mode: str,
+    workload: Workload, gpus: list[Gpu], policies: tuple[str, ...], launch: str, say: Callable[[str], None], mode: str,
     attention: str, strict: bool, **options: Any,
 ) -> Profile:  # fmt: skip
     backends = [attention_backend(g) if attention == "auto" else attention for g in gpus]
@@ -122,7 +122,11 @@ def _profile(
     if strict and result.coverage.unmodeled:
         raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
     say(f"simulating {len(graphs[0].ops):,} ops on {', '.join(g.name for g in gpus)}")
-    return result.with_simulations(simulate_profile(result, gpus, policies, [order.index(b) for b in backends]))
+    numbers = [order.index(backend) for backend in backends]
+    runs = [(gpu, policy, number) for policy in policies for gpu, number in zip(gpus, numbers, strict=True)]
+    return result.with_simulations(
+        tuple(result.schedule(gpu, policy, graph=number, launch=launch) for gpu, policy, number in runs)
+    )
 
 
 def compare(
@@ -166,10 +170,12 @@ def resimulate(
 
     Where the GPU would take another attention kernel than any that was traced, the first graph stands for it.
     """
-    gpus = _captured(_gpus(gpu)) if cuda_graph else _gpus(gpu)
     policies = (policy,) if isinstance(policy, str) else tuple(policy)
-    known = [gpu if gpu.utilization or gpu.cpu else inherit(gpu, stated()) for gpu in gpus]  # an older record's
-    return saved.with_simulations(simulate_profile(saved, known, policies))
+    launch = "graph" if cuda_graph else "eager"
+    known = [gpu if gpu.utilization or gpu.cpu else inherit(gpu, stated()) for gpu in _gpus(gpu)]  # an older record's
+    return saved.with_simulations(
+        tuple(saved.schedule(gpu, policy, launch=launch) for policy in policies for gpu in known)
+    )
 
 
 class Trace:
@@ -283,11 +289,6 @@ def _gpus(gpu: Names) -> list[Gpu]:
     if not names:
         raise UsageError("no GPU given; name one, or a list (memwall gpus lists them)")
     return list(load_gpus(names))
-
-
-def _captured(gpus: list[Gpu]) -> list[Gpu]:
-    """The GPUs with a CPU that issues nothing."""
-    return [replace(gpu, dispatch_s=0.0) for gpu in gpus]
 
 
 def _check(option: str, value: str, choices: tuple[str, ...]) -> None:

@@ -21,7 +21,6 @@ import memwall  # noqa: E402
 import memwall.report.columns as col  # noqa: E402
 from memwall.analysis.funnel import PUBLISHED, PUBLISHED_SOURCE, Funnel, funnel, operator_sets  # noqa: E402
 from memwall.fusion.compiled import kernels_of  # noqa: E402
-from memwall.record.schedules import graph_for  # noqa: E402
 from memwall.report.document import Document, Section, Sentence, Table, clean  # noqa: E402
 from memwall.report.figures.funnel import funnel_figure  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
@@ -44,7 +43,7 @@ def funnels() -> Mapping[str, Funnel]:
     for name in WORKLOADS:
         print(f"lowering {name}", file=sys.stderr)
         profile = memwall.profile(ROOT / "profiles" / name / "model.py", mode="training", gpu=gpu)
-        graph = profile.graphs[graph_for(profile, gpu)]
+        graph = profile.graphs[profile.graph_for(gpu)]
         lowered = kernels_of(graph, gpu, source=True)
         found[name] = funnel(
             graph, inductor_ops=lowered.fx_ops, loop_ops=lowered.loop_ops, kernels=lowered.launches,

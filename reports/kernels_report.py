@@ -30,7 +30,6 @@ from memwall.fusion.planner import memwall_plan  # noqa: E402
 from memwall.hardware.lookup import Gpu  # noqa: E402
 from memwall.record.kernels import short_name  # noqa: E402
 from memwall.record.profile import Profile  # noqa: E402
-from memwall.record.schedules import graph_for  # noqa: E402
 
 #: architecture -> a board of it, which the kernels are planned for
 BOARDS = {
@@ -71,7 +70,7 @@ def compile_workloads(names: Sequence[str]) -> list[Row]:
     rows = []
     for workload, mode, record in traced:
         for name, gpu in boards.items():
-            number = graph_for(record, gpu)
+            number = record.graph_for(gpu)
             made = compiled_plan(record.graphs[number], record.costs[number], gpu)
             rows.append(Row(workload, mode, name, made))
             print(f"{workload} {mode} {name}: {len(made.kernels)} kernels, {made.coverage:.2%}", flush=True)
@@ -80,7 +79,7 @@ def compile_workloads(names: Sequence[str]) -> list[Row]:
 
 def kernels(record: Profile, gpu: Gpu) -> list[Kernel]:
     """The kernels of the first plan of a workload."""
-    number = graph_for(record, gpu)
+    number = record.graph_for(gpu)
     graph = record.graphs[number]
     plan = memwall_plan(graph, record.costs[number], gpu)
     return [made.kernel for made in distinct_kernels(graph, Flow.of(graph), plan, gpu, generate, {})[0]]

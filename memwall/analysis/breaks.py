@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 from memwall.core.graph import EAGER, Graph, Op
-from memwall.fusion import plan_graph
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.simulate.schedule import Totals, simulate
+from memwall.record.schedules import Schedules
+from memwall.simulate.schedule import Totals
 
 #: Breaks that are priced one by one; each takes a plan of its own.
 MAX_PRICED = 32
@@ -78,10 +77,10 @@ def price_breaks(
         behind: the first op behind the model; None where nothing is.
     """
     one = whole(graph, regions, behind)
+    schedules = Schedules((graph,), (costs,))
 
-    @cache
     def totals(of: tuple[int, ...]) -> Totals:
-        return simulate(graph, plan_graph(policy, graph, costs, gpu, planned(graph, of)), gpu).totals
+        return schedules.schedule(gpu, policy, regions=planned(graph, of)).totals
 
     broken = totals(tuple(regions))
     each: list[Loss | None] = [None] * len(cuts)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwall.analysis.savings import CHEAP
 from memwall.analysis.table import Sums, class_rows, equal_kernels, group_by, join, time_by_wall
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
@@ -22,7 +21,7 @@ from memwall.fusion import UNIVERSAL
 from memwall.hardware.lookup import Gpu
 from memwall.record.kernels import WALLS, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
-from memwall.record.schedules import simulate_profile
+from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -192,11 +191,8 @@ def compare_profile(
 
 def _simulated(profile: Profile, gpus: Sequence[Gpu], policies: Sequence[str]) -> list[Schedule]:
     """The simulations, policy by policy: those made in this run or by a compiler as they are, the others anew."""
-    known = {(s.gpu, s.policy): s for s in profile.simulations if s.plan is not None or s.policy not in CHEAP}
-    for policy in policies:
-        missing = [gpu for gpu in gpus if (gpu, policy) not in known]
-        known |= {(s.gpu, s.policy): s for s in simulate_profile(profile, missing, [policy])}
-    return [known[gpu, policy] for policy in policies for gpu in gpus]
+    known = {(s.gpu, s.policy): s for s in profile.simulations if s.policy not in CHEAP}
+    return [known.get((gpu, policy)) or profile.schedule(gpu, policy) for policy in policies for gpu in gpus]
 
 
 def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:

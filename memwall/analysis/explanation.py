@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from memwall.analysis.savings import CHEAP
 from memwall.core.errors import UsageError
 from memwall.core.units import duration
-from memwall.fusion import Plan, plan_graph
+from memwall.fusion import Plan
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -47,10 +46,9 @@ class Trust:
 def with_plan(profile: Profile, schedule: Schedule) -> Schedule:
     """The schedule with what was simulated: a saved one has it only where the plan can be made again without a
     compiler."""
-    if schedule.plan is not None or schedule.policy not in CHEAP:
+    plan = profile.plan(schedule)
+    if plan is None or plan is schedule.plan:
         return schedule
-    graph, costs = profile.graphs[schedule.graph], profile.costs[schedule.graph]
-    plan = plan_graph(schedule.policy, graph, costs, schedule.gpu)
     fits = [group.op_ids for group in plan.groups] == [kernel.op_ids for kernel in schedule.kernels]
     return replace(schedule, plan=plan) if fits else schedule
 

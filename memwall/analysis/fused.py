@@ -21,12 +21,11 @@ from memwall.core.errors import MemwallError, UsageError
 from memwall.core.graph import Graph
 from memwall.core.version import __version__
 from memwall.frontend.dynamo.capture import Break, Capture, Guard, PartialGraph, Recompile, carry, place_before
-from memwall.fusion import Plan, plan_graph
+from memwall.fusion import Plan
 from memwall.fusion.repeats import shorten
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
-from memwall.record.schedules import graph_for
-from memwall.simulate.schedule import Schedule, simulate
+from memwall.simulate.schedule import Schedule
 
 if TYPE_CHECKING:
     from memwall.analysis.funnel import Funnel
@@ -219,19 +218,20 @@ class _Maker:
         self.missing: dict[str, list[str]] = {}
 
     def add(self, gpu: Gpu, policy: str, *, optional: bool) -> None:
-        number = graph_for(self.profile, gpu)
+        number = self.profile.graph_for(gpu)
         graph = self.profile.graphs[number]
         self.say(f"simulating {len(graph.ops):,} ops under {policy} on {gpu.name}")
         try:
             if policy == "inductor" and optional and (count := distinct_ops(graph)) > MOST_UNASKED:
                 raise UsageError(f"it would compile {count:,} ops; --policy inductor does so, in its time")
-            plan = self._plan(policy, number, gpu)
+            regions, plan = self.planned.get(number), self._plan(policy, number, gpu)
+            found = self.profile.schedule(gpu, policy, graph=number, regions=regions, plan=plan)
         except (MemwallError, ImportError) as error:
             if policy != "inductor" or not optional:
                 raise
             self.missing.setdefault(str(error), []).append(gpu.name)
             return
-        self.schedules.append(simulate(graph, plan, gpu, graph_index=number))
+        self.schedules.append(found)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -240,7 +240,8 @@ class _Maker:
         doubts = [f"inductor: {note}" for lowered in self.lowered.values() for note in lowered.notes]
         return tuple(dict.fromkeys((*missing, *doubts)))
 
-    def _plan(self, policy: str, number: int, gpu: Gpu) -> Plan:
+    def _plan(self, policy: str, number: int, gpu: Gpu) -> Plan | None:
+        """The plan where more is to be known of it than that; None: as for any schedule."""
         graph, costs = self.profile.graphs[number], self.profile.costs[number]
         if policy == "inductor":
             from memwall.fusion.compiled import kernels_of, plan_of
@@ -255,7 +256,7 @@ class _Maker:
             made = compiled_plan(graph, costs, gpu, names, regions=self.planned.get(number), say=self.say)
             self.compiled[gpu.name] = made
             return made.plan
-        return plan_graph(policy, graph, costs, gpu, self.planned.get(number))
+        return None
 
     def plan_diffs(self) -> dict[str, PlanDiff]:
         """Our planner beside Inductor, on the GPUs on which both have planned."""
@@ -299,7 +300,7 @@ class _Maker:
         """What the breaks cost on each GPU whose graph is broken."""
         found = {}
         for gpu in gpus:
-            number = graph_for(self.profile, gpu)
+            number = self.profile.graph_for(gpu)
             if number in self._captured:
                 self.say(f"simulating {gpu.name} without graph breaks")
                 graph, costs = self.profile.graphs[number], self.profile.costs[number]

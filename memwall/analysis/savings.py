@@ -17,16 +17,13 @@ from functools import cached_property
 from itertools import groupby
 
 from memwall.analysis.table import OTHERS
-from memwall.fusion import Plan, plan_graph
+from memwall.fusion import Plan
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import collapse, common_module, kernel_module, short_name
 from memwall.record.profile import Profile
-from memwall.record.schedules import simulate_profile
 from memwall.simulate.schedule import Schedule
 
-#: policies whose plan can be made again from a saved record at once: no compiler, no torch
-CHEAP = ("eager", "memwall", "ideal")
 #: refusals of this rule are no miss: the fusion was modeled to lose
 DECLINED = "slower when fused"
 #: the share of the eager time that a step of a waterfall saves at least
@@ -178,9 +175,8 @@ def policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
     """The schedules of one GPU with eager and ideal beside them."""
     gpu, graph = schedules[0].gpu, schedules[0].graph
     found = {schedule.policy: schedule for schedule in schedules}
-    wanted = [policy for policy in ("eager", "ideal") if policy not in found]
-    found |= {s.policy: s for s in simulate_profile(profile, [gpu], wanted, [graph])}
-    return PolicySet(profile, gpu, tuple(schedules), found["eager"], found["ideal"])
+    eager, ideal = (found.get(policy) or profile.schedule(gpu, policy, graph=graph) for policy in ("eager", "ideal"))
+    return PolicySet(profile, gpu, tuple(schedules), eager, ideal)
 
 
 # -- groups and modules ------------------------------------------------------------------------------------------------
@@ -282,15 +278,11 @@ def missed_fusions(
     """The refusals of a policy that would win most, equal ones summed.
 
     Args:
-        plan: the plan that was simulated; None takes the schedule's own. That of a saved record is made again for the
-            policies of ``CHEAP``; others have none.
+        plan: the plan that was simulated; None takes :meth:`.Profile.plan`.
     """
-    plan = plan or schedule.plan
+    plan = plan or profile.plan(schedule)
     if plan is None:
-        if schedule.policy not in CHEAP:
-            return ()
-        graph, costs = profile.graphs[schedule.graph], profile.costs[schedule.graph]
-        plan = plan_graph(schedule.policy, graph, costs, schedule.gpu)
+        return ()
     ops = profile.graphs[schedule.graph].ops
     group_of = {op: i for i, group in enumerate(plan.groups) for op in group.op_ids}
     sums: dict[tuple[str, ...], Missed] = {}

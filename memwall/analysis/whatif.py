@@ -17,13 +17,11 @@ from typing import Any
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Pipe
-from memwall.fusion import plan_graph
 from memwall.fusion.hand_fused import fuse_modules, modules_of
 from memwall.hardware.gpu import FIELDS, PIPE_NAMES, WrongValue, fraction, positive, shown
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
-from memwall.record.schedules import graph_for
-from memwall.simulate.schedule import Schedule, Totals, simulate
+from memwall.simulate.schedule import Schedule, Totals
 
 #: Policies that decide anew on a GPU with other numbers, and around modules written by hand. The others keep their
 #: groups: eager has none, and Inductor hardly looks at the numbers.
@@ -219,21 +217,11 @@ def what_if(
     Raises:
         UsageError: a change fits neither the GPU nor the model.
     """
-    before = [_planned(profile, gpu, policy) for gpu in gpus for policy in policies]
+    before = [profile.schedule(gpu, policy) for gpu in gpus for policy in policies]
     sets = [(change,) for change in changes] + ([tuple(changes)] if len(changes) > 1 else [])
     return [
         _outcome(profile, schedule, some, (regions or {}).get(schedule.graph)) for some in sets for schedule in before
     ]
-
-
-def _planned(profile: Profile, gpu: Gpu, policy: str) -> Schedule:
-    """The simulation of a policy on a GPU, with its plan."""
-    for schedule in profile.simulations:
-        if schedule.plan is not None and (schedule.gpu, schedule.policy) == (gpu, policy):
-            return schedule
-    number = graph_for(profile, gpu)
-    graph = profile.graphs[number]
-    return simulate(graph, plan_graph(policy, graph, profile.costs[number], gpu), gpu, graph_index=number)
 
 
 def _outcome(profile: Profile, before: Schedule, changes: Sequence[Change], regions: Sequence[int] | None) -> Outcome:
@@ -249,13 +237,14 @@ def _outcome(profile: Profile, before: Schedule, changes: Sequence[Change], regi
     if patterns:
         regions = _regions(graph, patterns, regions)
     if plan.policy in REPLANNED and (changed != before.gpu or patterns):
-        plan = plan_graph(plan.policy, graph, costs, changed, regions)
+        plan = profile.schedule(changed, plan.policy, graph=before.graph, regions=regions).plan
+        assert plan is not None
     if patterns and plan.policy in FLOORS:
         notes = (f"{plan.policy} is a floor: a kernel written by hand leaves it as it is",)
     elif patterns:
         written = fuse_modules(graph, costs, changed, plan, patterns)
         plan, notes = written.plan, written.refused
-    after = simulate(graph, plan, changed).totals
+    after = profile.schedule(changed, graph=before.graph, plan=plan).totals
     return Outcome(tuple(change.text for change in changes), before.gpu.name, plan.policy, before.totals, after, notes)
 
 

@@ -11,14 +11,13 @@ from memwall.analysis.diff import Cause, Side, explain, largest, new_breaks, top
 from memwall.analysis.fused import capture_of
 from memwall.analysis.matching import match_ops
 from memwall.analysis.quantities import LIMITS, Quantity, unmodeled
-from memwall.analysis.savings import CHEAP
 from memwall.core.units import size
 from memwall.gate.limits import Limit
 from memwall.gate.result import Check, Problem
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module
 from memwall.record.profile import Profile
-from memwall.record.schedules import simulate_profile
+from memwall.record.schedules import CHEAP
 from memwall.simulate.memory import MemoryPeak
 from memwall.simulate.schedule import Schedule
 
@@ -96,7 +95,7 @@ def _base_side(subject: Subject, schedule: Schedule) -> Side | None:
     there = [s for s in subject.base.simulations if s.gpu == schedule.gpu]
     found = [s for s in there if s.policy == schedule.policy]
     if not found and there and schedule.policy in CHEAP:  # its graph is all that the policy needs
-        found = list(simulate_profile(subject.base, [schedule.gpu], [schedule.policy], [there[0].graph]))
+        found = [subject.base.schedule(schedule.gpu, schedule.policy, graph=there[0].graph)]
     return Side(subject.base, found[0]) if found else None
 
 

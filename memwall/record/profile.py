@@ -18,9 +18,12 @@ from memwall.core.graph import Graph
 from memwall.core.structure import BadRecord, check_schema, read, write
 from memwall.core.version import __version__
 from memwall.core.views import view
+from memwall.fusion import Plan
+from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.record.format import SavedProfile, WorkloadInfo, graph_to_row, json_lines, read_profile, schedule_to_row
 from memwall.record.measurement import Measurement
+from memwall.record.schedules import CHEAP, Schedules, attention_backend
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule
 
 if TYPE_CHECKING:
@@ -123,6 +126,47 @@ class Profile:
             if schedule.gpu.name == gpu and schedule.policy == policy:
                 return schedule
         raise KeyError(f"no simulation of policy {policy} on {gpu}")
+
+    def graph_for(self, gpu: Gpu) -> int:
+        """Which graph a GPU runs: the one it was simulated with, else that of its attention backend, else 0."""
+        known = {schedule.gpu.name: schedule.graph for schedule in self.simulations}
+        backends = [graph.attention for graph in self.graphs]
+        wanted = attention_backend(gpu)
+        return known.get(gpu.name, backends.index(wanted) if wanted in backends else 0)
+
+    @cached_property
+    def _schedules(self) -> Schedules:
+        return Schedules(self.graphs, self.costs)
+
+    def schedule(
+        self, gpu: Gpu, policy: str = "eager", *, graph: int | None = None, launch: str = "eager",
+        regions: Sequence[int] | None = None, plan: Plan | None = None,
+    ) -> Schedule:  # fmt: skip
+        """The schedule of a policy on a GPU, with its plan: a simulation of this profile that has one, else made here.
+
+        Args:
+            graph: which of the graphs; None takes that of :meth:`graph_for`.
+            launch: how kernels are issued, one of :data:`memwall.record.schedules.LAUNCHES`.
+            regions: for each op the region that it is in; the policy fuses within one only.
+            plan: simulate this one, which another planner made.
+
+        Raises:
+            UsageError: no such policy.
+            MissingError: the ``inductor`` policy needs a torch and a Triton that it knows.
+        """
+        number = self.graph_for(gpu) if graph is None else graph
+        if plan is None and regions is None and launch == "eager":
+            for known in self.simulations:
+                if known.plan is not None and (known.policy, known.graph, known.gpu) == (policy, number, gpu):
+                    return known
+        return self._schedules.schedule(gpu, policy, graph=number, launch=launch, regions=regions, plan=plan)
+
+    def plan(self, schedule: Schedule) -> Plan | None:
+        """What a schedule of this profile ran: its own plan; that of a saved one is made again where no compiler is
+        needed, and is None elsewhere."""
+        if schedule.plan is not None or schedule.policy not in CHEAP:
+            return schedule.plan
+        return self.schedule(schedule.gpu, schedule.policy, graph=schedule.graph).plan
 
     def with_simulations(self, simulations: tuple[Schedule, ...]) -> Profile:
         """A copy with other simulations."""

@@ -1,13 +1,23 @@
-"""Profile × GPUs → schedules: which of its graphs each GPU runs, and one simulation for each policy."""
+"""Graphs × policy × GPU → schedules: the only place that plans and simulates, each plan and each schedule once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from memwall.core.graph import Graph
 from memwall.fusion import UNIVERSAL, Plan, plan_graph
 from memwall.hardware.lookup import Gpu
-from memwall.record.profile import Profile
+from memwall.ops import Cost
 from memwall.simulate.schedule import PlanContext, Schedule, simulate
+
+#: How the CPU issues kernels: one after another; as a CUDA graph, which was issued before, so that nothing waits; each
+#: alone, issued before and with nothing in L2.
+LAUNCHES = ("eager", "graph", "alone")
+
+#: policies whose plan can be made again from a saved record at once: no compiler, no torch
+CHEAP = ("eager", "memwall", "ideal")
 
 
 def attention_backend(gpu: Gpu) -> str:
@@ -21,33 +31,44 @@ def attention_backend(gpu: Gpu) -> str:
     return "math" if gpu.architecture == "cdna" else "flash"
 
 
-def graph_for(profile: Profile, gpu: Gpu) -> int:
-    """Which graph of a profile a GPU runs: the one it was simulated with, else that of its backend, else 0."""
-    known = {schedule.gpu.name: schedule.graph for schedule in profile.simulations}
-    backends = [graph.attention for graph in profile.graphs]
-    wanted = attention_backend(gpu)
-    return known.get(gpu.name, backends.index(wanted) if wanted in backends else 0)
+@dataclass
+class Schedules:
+    """Plans and schedules of some graphs. ``costs[i][j]`` is the cost of ``graphs[i].ops[j]``."""
 
+    graphs: Sequence[Graph]
+    costs: Sequence[Sequence[Cost]]
+    _plans: dict[Any, tuple[Plan, PlanContext]] = field(default_factory=dict, repr=False)
+    _made: dict[Any, Schedule] = field(default_factory=dict, repr=False)
 
-def simulate_profile(
-    profile: Profile, gpus: Sequence[Gpu], policies: Sequence[str] = ("eager",), graphs: Sequence[int] | None = None
-) -> tuple[Schedule, ...]:
-    """The schedules of a profile, policy by policy; a plan that no GPU changes is made once per graph.
+    def schedule(
+        self, gpu: Gpu, policy: str = "eager", *, graph: int = 0, launch: str = "eager",
+        regions: Sequence[int] | None = None, plan: Plan | None = None,
+    ) -> Schedule:  # fmt: skip
+        """The schedule of a graph on a GPU, with its plan.
 
-    Args:
-        graphs: for each GPU the number of the graph that it runs; None looks it up with :func:`graph_for`.
-    """
-    numbers = [graph_for(profile, gpu) for gpu in gpus] if graphs is None else graphs
-    contexts: dict[tuple[str, int], tuple[Plan, PlanContext]] = {}
-    schedules = []
-    for policy in policies:
-        for gpu, number in zip(gpus, numbers, strict=True):
-            graph = profile.graphs[number]
-            if policy in UNIVERSAL and (policy, number) in contexts:
-                plan, context = contexts[policy, number]
-            else:
-                plan = plan_graph(policy, graph, profile.costs[number], gpu)
-                context = PlanContext.of(graph, plan)
-                contexts[policy, number] = plan, context
-            schedules.append(simulate(graph, plan, gpu, context=context, graph_index=number))
-    return tuple(schedules)
+        Args:
+            launch: one of :data:`LAUNCHES`.
+            regions: for each op the region that it is in; the policy fuses within one only.
+            plan: simulate this one, which another planner made.
+
+        Raises:
+            UsageError: no such policy.
+            MissingError: the ``inductor`` policy needs a torch and a Triton that it knows.
+        """
+        issued = gpu if launch == "eager" else replace(gpu, dispatch_s=0.0)
+        if plan is not None:
+            return simulate(self.graphs[graph], plan, issued, graph_index=graph)
+        apart = None if regions is None else tuple(regions)
+        key = (gpu, policy, graph, launch, apart)
+        if key not in self._made:
+            plan, context = self._planned(gpu if launch == "alone" else issued, policy, graph, apart)
+            context = context.cold() if launch == "alone" else context
+            self._made[key] = simulate(self.graphs[graph], plan, issued, context=context, graph_index=graph)
+        return self._made[key]
+
+    def _planned(self, gpu: Gpu, policy: str, graph: int, regions: tuple[int, ...] | None) -> tuple[Plan, PlanContext]:
+        key = (policy, None if policy in UNIVERSAL else gpu, graph, regions)
+        if key not in self._plans:
+            plan = plan_graph(policy, self.graphs[graph], self.costs[graph], gpu, regions)
+            self._plans[key] = plan, PlanContext.of(self.graphs[graph], plan)
+        return self._plans[key]

@@ -17,11 +17,10 @@ from memwall.analysis.rewrites.norms import SpelledNorm, spelled_norms, with_fus
 from memwall.analysis.rewrites.rewrite import Priced
 from memwall.core.graph import Graph
 from memwall.core.units import size
-from memwall.fusion import plan_graph
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
-from memwall.record.schedules import attention_backend, graph_for
-from memwall.simulate.schedule import Schedule, simulate
+from memwall.record.schedules import Schedules, attention_backend
+from memwall.simulate.schedule import Schedule
 
 __all__ = [
     "Family", "Form", "LinearLoss", "SpelledNorm", "alternatives", "default_rows", "linear_losses", "spelled_norms",
@@ -77,7 +76,7 @@ def alternatives(
     families = []
     for gpu in gpus:
         run = _Runner(gpu, policy)
-        number = graph_for(profile, gpu)
+        number = profile.graph_for(gpu)
         model = profile.graphs[number], profile.costs[number]
         now = run.form("", model)
         found = [*_traced_families(run, model[0], now, forms), *_norms(run, model, now)]
@@ -93,7 +92,7 @@ class _Runner:
 
     def form(self, name: str, model: Priced, note: str = "") -> Form:
         graph, costs = model
-        return as_form(name, simulate(graph, plan_graph(self.policy, graph, costs, self.gpu), self.gpu), note)
+        return as_form(name, Schedules((graph,), (costs,)).schedule(self.gpu, self.policy), note)
 
     def family(self, name: str, now: Form, called: str, others: Sequence[Form]) -> Family:
         step = Form(called, now.time_s, now.dram_bytes, now.peak_memory_bytes, now.kernels)
@@ -163,7 +162,7 @@ def _traced_families(run: _Runner, graph: Graph, now: Form, forms: Sequence[_Tra
         for traced in (form for form in forms if form.family == family and form.name != called):
             if traced.name == "flash" and attention_backend(run.gpu) != "flash":
                 continue
-            number = graph_for(traced.profile, run.gpu) if family == "optimizer" else 0
+            number = traced.profile.graph_for(run.gpu) if family == "optimizer" else 0
             other = traced.profile.graphs[number], traced.profile.costs[number]
             if _FORM_OF[family](other[0]) == traced.name:
                 others.append(run.form(traced.name, other))

@@ -8,13 +8,12 @@ from typing import Any
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
-from memwall.fusion import Group, Plan, plan_graph
+from memwall.fusion import Group, Plan
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.measurement import EXECUTORS
 from memwall.record.profile import Profile
-from memwall.record.schedules import graph_for
-from memwall.simulate.schedule import PlanContext, Schedule, simulate
+from memwall.simulate.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -68,15 +67,11 @@ def plan_work(profile: Profile, gpu: Gpu, executors: Sequence[str], top: int | N
     for name in executors:
         if name not in EXECUTORS:
             raise UsageError(f"no executor named {name!r}; there is {', '.join(EXECUTORS)}")
-    number = graph_for(profile, gpu)
-    graph, costs = profile.graphs[number], profile.costs[number]
-    plans, schedules, alone = {}, {}, {}
-    for policy in dict.fromkeys(EXECUTORS[name] for name in executors):
-        plan = plan_graph(policy, graph, costs, gpu)
-        context = PlanContext.of(graph, plan)
-        plans[policy] = plan
-        schedules[policy] = simulate(graph, plan, gpu, context=context, graph_index=number)
-        alone[policy] = simulate(graph, plan, replace(gpu, dispatch_s=0.0), context=context.cold())
+    graph = profile.graphs[profile.graph_for(gpu)]
+    policies = dict.fromkeys(EXECUTORS[name] for name in executors)
+    schedules = {policy: profile.schedule(gpu, policy) for policy in policies}
+    alone = {policy: profile.schedule(gpu, policy, launch="alone") for policy in policies}
+    plans = {policy: plan for policy in policies if (plan := schedules[policy].plan)}
     jobs: list[Job] = []
     for name in executors:
         policy = EXECUTORS[name]
