@@ -23,6 +23,8 @@ from typing import IO, Any
 
 from memwall.core.errors import MemwallError, MissingError, UsageError
 
+#: the folder that holds this package
+HOME = str(Path(__file__).resolve().parents[2])
 _START = "from memwall.core.process import serve; serve()"
 
 
@@ -80,8 +82,8 @@ class Child:
         with contextlib.suppress(OSError):
             self._pipe.send(question)
 
-    def receive(self, limit_s: float) -> Any:
-        """The answer.
+    def receive(self, limit_s: float | None) -> Any:
+        """The answer; None waits for it however long it takes.
 
         Raises:
             MemwallError: what the target has raised.
@@ -97,7 +99,7 @@ class Child:
             raise answer
         return answer
 
-    def ask(self, limit_s: float, *question: Any) -> Any:
+    def ask(self, limit_s: float | None, *question: Any) -> Any:
         """Ask, and wait for the answer; see :meth:`receive`."""
         self.send(*question)
         return self.receive(limit_s)
@@ -136,8 +138,7 @@ class Child:
 
 def environment() -> dict[str, str]:
     """The variables of this process; a child finds this package, wherever it runs."""
-    root = str(Path(__file__).resolve().parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (HOME, os.environ.get("PYTHONPATH"))))}
 
 
 def _has_descriptor(stream: Any) -> bool:

@@ -10,33 +10,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pickle
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from memwall.analysis.fused import CAPTURE_KEY, MOST_UNASKED, capture_of, distinct_ops
 from memwall.core.errors import MemwallError, NeedsData
+from memwall.core.process import HOME, Child, Lost, environment
 from memwall.frontend.dynamo.capture import REAL_BYTES, capture
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.blame import blame
 from memwall.hardware.lookup import Gpu
 from memwall.ops import classify
 from memwall.record.profile import Profile
-
-#: the folder that holds this memwall
-_HOME = Path(__file__).parents[2]
-_START = """import sys
-sys.path.insert(0, sys.argv[1])
-import memwall
-sys.path.remove(sys.argv[1])
-from memwall.gate.tracing import main
-main(sys.argv[2], sys.argv[3])
-"""
 
 #: workloads captured by TorchDynamo that one process takes, and the most processes for a side
 _JOBS, _MOST = 4, 4
@@ -70,46 +59,6 @@ class Traced:
     foreign: tuple[str, ...] = ()
     absent: bool = False
     real: bool = False
-
-
-class Running:
-    """A child at work on a folder's jobs; :meth:`result` waits for it."""
-
-    def __init__(self, folder: Path, jobs: Sequence[Job], avoid: Path | None = None) -> None:
-        self.folder, self.jobs, self.avoid = folder, jobs, avoid
-        self._place = tempfile.TemporaryDirectory(prefix="memwall-gate-")
-        task, self._answer = Path(self._place.name, "task"), Path(self._place.name, "answer")
-        task.write_bytes(pickle.dumps((list(jobs), avoid)))
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START, str(_HOME), str(task), str(self._answer)],
-            # the order of a set in a model is no difference between base and head
-            cwd=folder, stdin=subprocess.DEVNULL, stdout=2, env={**os.environ, "PYTHONHASHSEED": "0"},
-        )  # fmt: skip
-
-    def result(self) -> tuple[dict[str, Traced], list[Job]]:
-        """Name → what became of the job; and the jobs that are left because the child died of the one before them."""
-        code = self._process.wait()
-        rows = {row.name: row for row in _read(self._answer)}
-        left = [job for job in self.jobs if job.name not in rows]
-        if left:
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            name = left[0].name
-            rows[name] = Traced(name, None, f"its process {how}; out of memory, or the model ended it")
-        return rows, left[1:]
-
-    def close(self) -> None:
-        """Stop the child if it still runs, and take its files away."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._place.cleanup()
-
-
-def _read(answer: Path) -> Iterator[Traced]:
-    """The rows that a child has written, as far as they are whole."""
-    with contextlib.suppress(FileNotFoundError, EOFError, pickle.UnpicklingError), answer.open("rb") as file:
-        while True:
-            yield pickle.load(file)
 
 
 def profile_sides(
@@ -151,41 +100,65 @@ def _may_break(profile: Profile) -> bool:
 def _traced(sides: Sequence[tuple[Path, Sequence[Job], Path | None]]) -> list[dict[str, Traced]]:
     """Each side's jobs done, all sides at the same time, both in as many processes as the captures of one ask for: a
     model that changes its process does so to the same ones on either side."""
-    running: list[tuple[int, Running]] = []
+    captures = max(sum(job.breaks for job in jobs) for _, jobs, _ in sides)
+    parts = min(-(-captures // _JOBS) or 1, os.cpu_count() or 1, _MOST)
+    found: list[dict[str, Traced]] = [{} for _ in sides]
+    shares = [
+        (rows, folder, [*jobs[i::parts]], avoid)
+        for rows, (folder, jobs, avoid) in zip(found, sides, strict=True)
+        for i in range(parts)
+    ]
+    children: list[Child] = []
+    threads = ThreadPoolExecutor(len(shares))
     try:
-        captures = max(sum(job.breaks for job in jobs) for _, jobs, _ in sides)
-        parts = min(-(-captures // _JOBS) or 1, os.cpu_count() or 1, _MOST)
-        for number, (folder, jobs, avoid) in enumerate(sides):
-            shares = [jobs[i::parts] for i in range(parts)]
-            running += [(number, Running(folder, share, avoid)) for share in shares if share]
-        found: list[dict[str, Traced]] = [{} for _ in sides]
-        for number, child in running:  # which grows where one dies
-            rows, left = child.result()
-            found[number] |= rows
-            if left:
-                running.append((number, Running(child.folder, left, child.avoid)))
+        futures = [threads.submit(_do, *share, children) for share in shares]
+        for future in futures:
+            future.result()
         return found
-    finally:
-        for _, child in running:
-            child.close()
+    finally:  # done or interrupted: no job is begun any more, and what runs is ended
+        threads.shutdown(wait=False, cancel_futures=True)
+        for _, _, jobs, _ in shares:
+            jobs.clear()
+        for child in children:
+            child.stop()
+
+
+def _do(rows: dict[str, Traced], folder: Path, jobs: list[Job], avoid: Path | None, children: list[Child]) -> None:
+    """Name → what became of each job. A model that ends its process is lost alone: the next one gets another."""
+    # the order of a set in a model is no difference between base and head
+    variables = {**environment(), "PYTHONHASHSEED": "0"}
+    child: Child | None = None
+    while jobs:
+        job = jobs.pop(0)
+        if child is None:
+            child = Child("memwall.gate.tracing:Tracer", variables, folder=folder, own_path=True, shown=True)
+            children.append(child)
+        try:
+            rows[job.name] = child.ask(None, job, avoid)
+        except Lost as lost:
+            code = lost.code or 0
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            rows[job.name] = Traced(job.name, None, f"its process {how}; out of memory, or the model ended it")
+            child = None
 
 
 # -- in the child ------------------------------------------------------------------------------------------------------
 
 
-def main(task: str, answer: str) -> None:
-    """Do the jobs of file ``task`` and write what became of them to file ``answer``."""
-    jobs, avoid = pickle.loads(Path(task).read_bytes())
-    folder = Path.cwd()
-    sys.path[:0] = [str(place) for place in _roots(folder)]
-    with contextlib.redirect_stdout(sys.stderr), Path(answer).open("wb") as file:
-        for job in jobs:
+class Tracer:
+    """Profiles jobs in its working folder, whose own packages come first; this memwall is imported already."""
+
+    def __init__(self) -> None:
+        self._folder = Path.cwd()
+        with contextlib.suppress(ValueError):
+            sys.path.remove(HOME)
+        sys.path[:0] = [str(place) for place in _roots(self._folder)]
+
+    def __call__(self, job: Job, avoid: Path | None) -> Traced:
+        with contextlib.redirect_stdout(sys.stderr):
             _as_at_the_start()
             row = trace_job(job)
-            if avoid is not None:
-                row = replace(row, foreign=_loaded_from(avoid, folder))
-            pickle.dump(row, file)
-            file.flush()  # the next model may end this process
+        return row if avoid is None else replace(row, foreign=_loaded_from(avoid, self._folder))
 
 
 def _as_at_the_start() -> None:
