@@ -15,7 +15,7 @@ from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.perfmodel.families import CALIBRATED, as_run, calibrated, explain
-from memwall.perfmodel.roofline import Estimate, launch_floor_s, launches_of, works_of
+from memwall.perfmodel.roofline import Estimate, launch_floor_s, launches_of
 from memwall.record.kernels import kernel_module, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.memory import reuse_distances
@@ -76,7 +76,7 @@ def _cost(profile: Profile, schedule: Schedule, plan: Plan | None, kernel: Estim
 
 def _status(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...]]:
     """The least known of a cost's launches, and the boards that the constants come from."""
-    works = (as_run(work, gpu) for work in works_of(cost))
+    works = (as_run(work, gpu) for work in cost.launches)
     return _status_of(tuple((work.FAMILY, work.variant) for work in works), gpu)
 
 

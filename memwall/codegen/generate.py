@@ -101,7 +101,7 @@ class _Generator:
         """Whether the planner shares each row among several programs."""
         loops = [loop_of(self.graph, self.graph.ops[i]) for i in self.op_ids]
         rows = [loop.rows for loop in loops if loop.kind == "row"]
-        return bool(rows) and self.group.cost.programs is None and max(rows) < self.gpu.sm_count
+        return bool(rows) and self.group.cost.launches[0].thread_blocks is None and max(rows) < self.gpu.sm_count
 
     def kernel(self) -> Kernel:
         pending = self._stores()

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from memwall.core.graph import Graph
 from memwall.fusion.inductor import Lowered, LoweredKernel, lower
+from memwall.fusion.launches import with_launches
 from memwall.fusion.plan import Group, Plan, in_order
 from memwall.fusion.pricing import Placement, Pricer
 from memwall.fusion.repeats import shorten
-from memwall.fusion.works import with_works
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 
@@ -78,8 +78,10 @@ def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
     beyond = max(kernel.read_bytes + kernel.write_bytes - group.cost.bytes, 0)
     if kernel.kind == "extern" or any(pricer.loops[i].kind in _PARTIAL for i in (*group.op_ids, *group.recomputes)):
         beyond = 0
-    cost = replace(group.cost, kernels=kernel.launches, extra_bytes=beyond, programs=None)
-    cost = with_works(cost, group.cost.works)
+    cost = with_launches(
+        group.cost, group.cost.launches,
+        kernels=kernel.launches, extra_bytes=beyond, extra_flops=group.cost.extra_flops,
+    )  # fmt: skip
     return replace(group, cost=cost, name=kernel.name, source=kernel.source)
 
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from memwall.core.flow import Flow
 from memwall.core.graph import PHASES, Graph, Value, distinct_bytes
+from memwall.fusion.launches import with_launches
 from memwall.fusion.plan import Group, Plan, in_order
 from memwall.fusion.rules import MATRIX_CLASSES
-from memwall.fusion.works import with_works
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 
@@ -79,12 +79,8 @@ class _Ideal:
         last = self._last_writes(glue)
         write_bytes += last[1]
         writes.update(dict.fromkeys(last[0]))
-        total = sum((self.costs[i] for i in op_ids), start=Cost(kernels=0))
-        cost = replace(
-            total, read_bytes=read_bytes, write_bytes=write_bytes, extra_bytes=0, extra_flops=0, kernels=1,
-            programs=None,
-        )  # fmt: skip
-        cost = with_works(cost, total.works)
+        total = sum((self.costs[i] for i in op_ids), start=Cost(launches=()))
+        cost = with_launches(replace(total, read_bytes=read_bytes, write_bytes=write_bytes), total.launches)
         return Group(tuple(op_ids), tuple(reads), tuple(writes), cost)
 
     def _flows_on(self, op_ids: Sequence[int]) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from memwall.core.flow import Flow
 from memwall.core.graph import EAGER, Graph, Pipe, Value, distinct_bytes
+from memwall.fusion.launches import with_launches
 from memwall.fusion.plan import Group
-from memwall.fusion.works import with_works
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.loops import OPAQUE, loop_of
@@ -124,27 +125,18 @@ class Pricer:
         writes, write_bytes = self._writes(op_ids, inside)
         if cost is not None:
             return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
-        base = self._sum(op_ids)
-        extra = self._extra(op_ids, read_bytes, writes)
-        recomputed = sum(self.costs[i].total_flops for i in recomputes)
-        cost = replace(
-            base,
-            read_bytes=read_bytes,
-            write_bytes=write_bytes,
-            extra_bytes=extra,
-            extra_flops=base.extra_flops + recomputed,
-            kernels=self._launches(op_ids),
-            programs=self._programs(op_ids),
-        )
-        works = [work for i in op_ids for work in self.costs[i].works]
-        cost = with_works(cost, works)
-        if cost.programs is not None and cost.programs < self.gpu.sm_count:
-            cost = min(cost, with_works(self._split(cost), works), key=self._cost_time_s)
+        whole = replace(self._sum(op_ids), read_bytes=read_bytes, write_bytes=write_bytes)
+        extra_bytes = self._extra(op_ids, read_bytes, writes)
+        again = (*(self.costs[i].extra_flops for i in op_ids), *(self.costs[i].total_flops for i in recomputes))
+        kernels, rows = self._launches(op_ids), self._rows(op_ids)
+        eager = [launch for i in op_ids for launch in self.costs[i].launches]
+        given = partial(with_launches, whole, eager, extra_flops=sum(again))
+        cost = given(kernels=kernels, extra_bytes=extra_bytes, thread_blocks=rows)
+        if rows is not None and rows < self.gpu.sm_count:
+            # each row cut over several blocks: a launch for the sums, one that reads everything again
+            split = given(kernels=kernels + 1, extra_bytes=extra_bytes + read_bytes)
+            cost = min(cost, split, key=self._cost_time_s)
         return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
-
-    def _split(self, cost: Cost) -> Cost:
-        """The same with each row cut over several blocks: a launch for the sums, one that reads everything again."""
-        return replace(cost, programs=None, kernels=cost.kernels + 1, extra_bytes=cost.extra_bytes + cost.read_bytes)
 
     def alone(self, op_id: int) -> Group:
         """The op as its eager kernel: what a library runs whatever surrounds it."""
@@ -198,14 +190,13 @@ class Pricer:
         if len(op_ids) == 1:
             return self.costs[op_ids[0]]
         flops: dict[Pipe, int] = {}
-        modeled, extra_flops = True, 0
+        modeled = True
         for i in op_ids:
             cost = self.costs[i]
             modeled = modeled and cost.modeled
-            extra_flops += cost.extra_flops
             for pipe, count in cost.flops.items():
                 flops[pipe] = flops.get(pipe, 0) + count
-        return Cost(flops, modeled=modeled, extra_flops=extra_flops)
+        return Cost(flops, modeled=modeled)
 
     def _extra(self, op_ids: Sequence[int], read_bytes: int, writes: Collection[int]) -> int:
         gpu, extra = self.gpu, 0
@@ -250,6 +241,6 @@ class Pricer:
                 launches += self.costs[i].kernels - 1
         return launches
 
-    def _programs(self, op_ids: Sequence[int]) -> int | None:
+    def _rows(self, op_ids: Sequence[int]) -> int | None:
         rows = [self.loops[i].rows for i in op_ids if self.loops[i].kind == "row"]
         return max(rows) if rows else None

@@ -16,7 +16,7 @@ Conventions, with b batches, h query heads, s queries, t keys, head sizes d (que
   number of tokens can cost, so the bound stays a bound.
 - Bytes: query, key, value, mask and saved outputs once each; no score matrix. float32 runs in the
   memory-efficient kernel on the tensor engine as three TF32 products (gemm_kernel_utils.h,
-  OpMultiplyAddFastF32): one is counted, two are ``extra_flops``.
+  OpMultiplyAddFastF32): one is counted, :mod:`memwall.perfmodel.attention` knows of the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import NamedTuple
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
-from memwall.ops.launches import Attention, Stream, Work
+from memwall.ops.launches import Attention, Launch, Stream
 from memwall.ops.registry import define, register_cost
 from memwall.ops.results import products
 
@@ -110,11 +110,6 @@ def _pairs(call: Call, queries: int, keys: int) -> int:
     return max(upper - lower, 0)
 
 
-def _emulated(call: Call, flops: int) -> int:
-    """FLOPs beyond the first of the three TF32 products that a float32 product takes."""
-    return 2 * flops if call.need("query").dtype == "float32" else 0
-
-
 def _launch(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int, write_bytes: int, backward: bool) -> Attention:
     """The kernel that meets the pairs."""
     query = call.need("query")
@@ -136,8 +131,8 @@ def attention(call: Call) -> Cost:
     write_bytes = call.write_bytes - _random_state_bytes(call, call.outputs)
     return call.cost(
         {pipe: flops}, write_bytes=write_bytes,
-        dense_flops=per_pair * shape.queries * shape.keys, extra_flops=_emulated(call, flops),
-        works=(_launch(call, shape, pipe, call.read_bytes, write_bytes, backward=False),),
+        dense_flops=per_pair * shape.queries * shape.keys,
+        launches=(_launch(call, shape, pipe, call.read_bytes, write_bytes, backward=False),),
     )  # fmt: skip
 
 
@@ -154,24 +149,24 @@ def attention_backward(call: Call) -> Cost:
     shape = _shape(call)
     pairs = _pairs(call, shape.queries, shape.keys)
     per_pair = 4 * shape.batch * shape.heads * (shape.size + shape.value_size)
-    recomputed = 2 * shape.batch * shape.heads * pairs * shape.size
     pipe = product_pipe(call.need("query").dtype, call.attributes, allow_tf32=True)
-    extra_bytes, kernels = _backward_passes(call, shape)
     state = [spec for name, spec in zip(call.arguments, call.inputs, strict=True) if name in _RANDOM_STATE]
     read_bytes = call.read_bytes - _random_state_bytes(call, state)
     return call.cost(
         {pipe: per_pair * pairs},
         read_bytes=read_bytes,
         dense_flops=per_pair * shape.queries * shape.keys,
-        extra_flops=recomputed + _emulated(call, per_pair * pairs + recomputed),
-        extra_bytes=extra_bytes,
-        kernels=kernels,
-        works=_backward_launches(call, shape, pipe, read_bytes),
+        launches=_backward_launches(call, shape, pipe, read_bytes),
     )
 
 
-def _backward_launches(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int) -> tuple[Work, ...]:
-    """The passes that :func:`_backward_passes` counts, around the kernel that makes the gradients."""
+def _backward_launches(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int) -> tuple[Launch, ...]:
+    """The kernel that makes the gradients, and the passes around it.
+
+    Every variant first reduces ``grad_out * out`` to one number per query. Flash
+    (flash_bwd_launch_template.h) also accumulates dQ in float32 (cleared, summed, then converted), and sums
+    dK and dV over the query heads that share a key head in a further pass each (flash_api.cpp).
+    """
     grad, out, query = call.arg("grad_out") or call.need("grad_out_"), call.need("out"), call.need("query")
     shared = (call.need("key"), call.need("value"))
     row_bytes = 4 * shape.batch * shape.heads * shape.queries
@@ -188,24 +183,6 @@ def _backward_launches(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int) -
     write_bytes += sums_bytes - query.nbytes if sums_bytes else 0
     kernel = _launch(call, shape, pipe, read_bytes - out.nbytes + row_bytes, write_bytes, backward=True)
     return before, kernel, *after
-
-
-def _backward_passes(call: Call, shape: _Shape) -> tuple[int, int]:
-    """Extra DRAM bytes and launches of a backward call.
-
-    Every variant first reduces ``grad_out * out`` to one number per query. Flash
-    (flash_bwd_launch_template.h) also accumulates dQ in float32 (cleared, summed, then converted), and sums
-    dK and dV over the query heads that share a key head in a further pass each (flash_api.cpp).
-    """
-    grad = call.arg("grad_out") or call.need("grad_out_")
-    extra, kernels = grad.nbytes + call.need("out").nbytes, 2
-    if "flash" in call.name:
-        extra, kernels = extra + 3 * 4 * call.need("query").numel, 3
-        if shape.key_heads < shape.heads:
-            group = shape.heads // shape.key_heads
-            extra += 2 * group * (call.need("key").nbytes + call.need("value").nbytes)
-            kernels += 2
-    return extra, kernels
 
 
 # -- results of recorded calls, those of attention libraries too -------------------------------------------------------

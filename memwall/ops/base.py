@@ -8,19 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memwall.core.graph import Pipe, TensorSpec
-from memwall.ops.launches import Work
+from memwall.ops.launches import Launch, Plain
+
+#: stands for launches that were not given
+_ONE: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a call must do. Costs add up with ``+``.
+    """What a call must do, and how its kernels do it. Costs add up with ``+``.
 
-    The first three fields are the model's work and bound any kernel from below; the ``extra_`` fields are what the
-    eager kernel does beyond it (second passes, recomputation) and enter ``time_s`` only.
+    FLOPs and bytes are the model's work and bound any kernel from below. The launches may do more (second passes,
+    recomputation), which enters ``time_s`` only; every count of that is a sum over them.
     """
 
     #: multiply and add count one FLOP each, by the pipe that executes them
-    flops: Mapping[Pipe, int] = field(default_factory=dict)
+    flops: Mapping[Pipe, int] = field(default_factory=dict, hash=False)
     #: distinct bytes read from and written to device memory, each once
     read_bytes: int = 0
     write_bytes: int = 0
@@ -28,18 +31,13 @@ class Cost:
     modeled: bool = True
     #: attention only: FLOPs as other tools count them, without the causal mask
     dense_flops: int | None = None
-    #: DRAM traffic of the eager kernel beyond the compulsory bytes
-    extra_bytes: int = 0
-    #: FLOPs of the eager kernel beyond the model's (recomputation)
-    extra_flops: int = 0
-    #: kernels that the eager call launches
-    kernels: int = 1
-    #: FLOPs of the fastest algorithm known, where it needs fewer (Winograd); bounds what runs on vector engines
-    least_flops: int | None = None
-    #: thread blocks that the kernel's work falls into at most (a row each); None: as many as the GPU can use
-    programs: int | None = None
-    #: the launches, one after another; none given: one that streams the bytes, compulsory and extra
-    works: tuple[Work, ...] = ()
+    #: one after another; none given: one that moves the bytes and does the FLOPs
+    launches: tuple[Launch, ...] = _ONE
+
+    def __post_init__(self) -> None:
+        if self.launches is _ONE:
+            plain = Plain(read_bytes=self.read_bytes, write_bytes=self.write_bytes, flops=self.flops)
+            object.__setattr__(self, "launches", (plain,))
 
     @property
     def total_flops(self) -> int:
@@ -51,6 +49,27 @@ class Cost:
         """Compulsory DRAM bytes, read and written."""
         return self.read_bytes + self.write_bytes
 
+    @property
+    def kernels(self) -> int:
+        """Kernels that the call launches."""
+        return sum([launch.count for launch in self.launches])
+
+    @property
+    def extra_bytes(self) -> int:
+        """DRAM traffic of the launches beyond the compulsory bytes."""
+        return max(sum([launch.bytes for launch in self.launches]) - self.bytes, 0)
+
+    @property
+    def extra_flops(self) -> int:
+        """FLOPs of the launches beyond the model's (recomputation); kernels that memory holds may state none."""
+        return max(sum([sum(launch.pipe_flops.values()) for launch in self.launches]) - self.total_flops, 0)
+
+    @property
+    def least_flops(self) -> int | None:
+        """FLOPs of the fastest algorithm known, where it needs fewer (Winograd); bounds what runs on vector engines."""
+        spared = sum([launch.spared_flops for launch in self.launches])
+        return self.total_flops - spared if spared else None
+
     def __add__(self, other: Cost) -> Cost:
         flops = dict(self.flops)
         for pipe, count in other.flops.items():
@@ -60,27 +79,16 @@ class Cost:
             self.read_bytes + other.read_bytes,
             self.write_bytes + other.write_bytes,
             self.modeled and other.modeled,
-            _sum_known(self, other, "dense_flops"),
-            self.extra_bytes + other.extra_bytes,
-            self.extra_flops + other.extra_flops,
-            self.kernels + other.kernels,
-            _sum_known(self, other, "least_flops"),
-            works=_joined(self, other),
+            _sum_known(self.dense_flops, self, other.dense_flops, other),
+            self.launches + other.launches,
         )
 
 
-def _joined(a: Cost, b: Cost) -> tuple[Work, ...]:
-    """The launches of both; none where those of one that does something are not known."""
-    known = all(cost.works or not (cost.flops or cost.bytes) for cost in (a, b))
-    return a.works + b.works if known else ()
-
-
-def _sum_known(a: Cost, b: Cost, field_name: str) -> int | None:
-    """The sum of a field that stands for ``total_flops`` where it is None; None where it is in both."""
-    known = [getattr(cost, field_name) for cost in (a, b)]
-    if known == [None, None]:
+def _sum_known(a_known: int | None, a: Cost, b_known: int | None, b: Cost) -> int | None:
+    """The sum of ``dense_flops``, which stand for all FLOPs where they are None; None where they are in both."""
+    if a_known is None and b_known is None:
         return None
-    return sum(cost.total_flops if value is None else value for cost, value in zip((a, b), known, strict=True))
+    return (a.total_flops if a_known is None else a_known) + (b.total_flops if b_known is None else b_known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +132,22 @@ class Call:
         *,
         read_bytes: int | None = None,
         write_bytes: int | None = None,
-        **extra: Any,
+        extra_bytes: int = 0,
+        kernels: int = 1,
+        dense_flops: int | None = None,
+        launches: tuple[Launch, ...] | None = None,
     ) -> Cost:
-        """A :class:`Cost` with this call's compulsory bytes unless they are given."""
-        return Cost(
-            {pipe: int(n) for pipe, n in (flops or {}).items() if n},
-            self.read_bytes if read_bytes is None else int(read_bytes),
-            self.write_bytes if write_bytes is None else int(write_bytes),
-            **extra,
-        )
+        """A :class:`Cost` with this call's compulsory bytes unless they are given.
+
+        Without ``launches`` it is ``kernels`` of them that together read ``extra_bytes`` more.
+        """
+        counts = {pipe: int(n) for pipe, n in (flops or {}).items() if n}
+        read = self.read_bytes if read_bytes is None else int(read_bytes)
+        write = self.write_bytes if write_bytes is None else int(write_bytes)
+        if launches is None:
+            moved = {"read_bytes": read + extra_bytes, "write_bytes": write}
+            launches = (Plain(flops=counts, count=kernels, **moved),)
+        return Cost(counts, read, write, dense_flops=dense_flops, launches=launches)
 
 
 def touched_bytes(

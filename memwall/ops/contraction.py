@@ -25,7 +25,7 @@ from typing import Any
 
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
-from memwall.ops.launches import Gemm, Stream, VectorGemm, Work
+from memwall.ops.launches import Gemm, Launch, Stream, VectorGemm
 from memwall.ops.registry import define, register_cost
 from memwall.ops.results import products
 
@@ -127,10 +127,10 @@ def product(call: Call) -> Cost:
     flops = _flops(left, call.outputs[0].numel * _depth(left), call.attributes)
     if call.outputs[0].shape:
         sizes, bias = _sizes(call, left, right), call.arg("bias") is not None
-        work: Work = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias)
+        work: Launch = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias)
     else:
         work = Stream(read_bytes=call.read_bytes, write_bytes=call.write_bytes, elements=_depth(left))
-    return call.cost(flops, works=(work,))
+    return call.cost(flops, launches=(work,))
 
 
 @register_cost(*_names(_PRODUCTS_WITH_ADDEND), op_class="contraction")
@@ -146,15 +146,15 @@ def product_with_addend(call: Call) -> Cost:
     if call.attributes.get("beta", 1) == 0:
         read_bytes = min(call.read_bytes, left.nbytes + right.nbytes)
         lone = launch(left, call.attributes, sizes, read_bytes, call.write_bytes)
-        return call.cost(flops, read_bytes=read_bytes, works=(lone,))
+        return call.cost(flops, read_bytes=read_bytes, launches=(lone,))
     addend, output = call.need("self"), call.outputs[0]
     in_place = call.name.split(".")[1].endswith("_")
     bias = len(addend.shape) < len(output.shape)
     whole = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias)
     if not in_place and addend.shape == output.shape and addend.nbytes == output.nbytes:
         copy = Stream(read_bytes=addend.nbytes, write_bytes=output.nbytes, elements=output.numel)
-        return call.cost(flops, extra_bytes=2 * output.nbytes, kernels=2, works=(copy, whole))
-    return call.cost(flops, works=(whole,))
+        return call.cost(flops, launches=(copy, whole))
+    return call.cost(flops, launches=(whole,))
 
 
 @register_cost("aten.addbmm", "aten.addbmm_", op_class="contraction")
@@ -164,7 +164,7 @@ def addbmm(call: Call) -> Cost:
     sizes = (1, left.shape[1], right.shape[2], left.shape[0] * left.shape[2])
     return call.cost(
         _flops(left, left.numel * right.shape[-1], call.attributes),
-        works=(launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes),),
+        launches=(launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes),),
     )
 
 
@@ -174,7 +174,7 @@ def addr(call: Call) -> Cost:
     vector, results = call.need("vec1"), call.outputs[0].numel
     return call.cost(
         _flops(vector, vector.numel * call.need("vec2").numel, call.attributes),
-        works=(Stream(read_bytes=call.read_bytes, write_bytes=call.write_bytes, elements=results),),
+        launches=(Stream(read_bytes=call.read_bytes, write_bytes=call.write_bytes, elements=results),),
     )
 
 
@@ -191,8 +191,8 @@ def linear_backward(call: Call) -> Cost:
         launch(grad, call.attributes, (1, n, k, rows), grad.nbytes + input_bytes, weight.nbytes),
     )
     return call.cost(
-        _flops(grad, sum(wanted) * grad.numel * k, call.attributes), kernels=max(sum(wanted), 1),
-        works=tuple(one for one, asked in zip(launches, wanted, strict=True) if asked),
+        _flops(grad, sum(wanted) * grad.numel * k, call.attributes),
+        launches=tuple(one for one, asked in zip(launches, wanted, strict=True) if asked),
     )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def grouped_product(call: Call) -> Cost:
     sizes = (groups, m, n, k)
     return call.cost(
         _flops(left, multiply_adds, call.attributes),
-        works=(launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes),),
+        launches=(launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes),),
     )
 
 
@@ -221,12 +221,12 @@ def foreach_product(call: Call) -> Cost:
     lefts, rights = call.args("self"), call.args("mat2")
     pairs = tuple(zip(lefts, rights, strict=True))
     multiply_adds = sum(left.numel * right.shape[-1] for left, right in pairs)
-    works = tuple(
+    launches = tuple(
         launch(left, call.attributes, (1, left.shape[0], right.shape[1], left.shape[1]),
                left.nbytes + right.nbytes, left.shape[0] * right.shape[1] * left.itemsize)
         for left, right in pairs
     )  # fmt: skip
-    return call.cost(_flops(lefts[0], multiply_adds, call.attributes), kernels=len(lefts), works=works)
+    return call.cost(_flops(lefts[0], multiply_adds, call.attributes), launches=launches)
 
 
 # Recurrent layers. ``weight`` lists, per layer and direction, w_ih [gates*H, in], w_hh [gates*H, H], then
@@ -255,17 +255,15 @@ def _rnn_cost(call: Call, weights: tuple[TensorSpec, ...], stride: int, passes: 
     # A persistent kernel keeps the recurrent weights on chip; the general one reads them again at each step.
     rows, steps = _rnn_rows(call), _rnn_steps(call)
     matrices = sum(weight.numel for weight in weights if len(weight.shape) == 2)
-    recurrent = sum(weight.nbytes for weight in weights[1::stride])
-    layers = max(len(weights) // stride, 1)
     return call.cost(
         _flops(call.need("input"), passes * rows * matrices, call.attributes),
-        extra_bytes=max(steps - 1, 0) * recurrent,
-        kernels=passes * layers * (steps + 1),
-        works=passes * _rnn_launches(call, weights, stride, rows, steps),
+        launches=passes * _rnn_launches(call, weights, stride, rows, steps),
     )
 
 
-def _rnn_launches(call: Call, weights: tuple[TensorSpec, ...], stride: int, rows: int, steps: int) -> tuple[Work, ...]:
+def _rnn_launches(
+    call: Call, weights: tuple[TensorSpec, ...], stride: int, rows: int, steps: int
+) -> tuple[Launch, ...]:
     """Per layer and direction: the input's product for all steps at once, then a product for each step."""
 
     def one(weight: TensorSpec, some_rows: int) -> Gemm:
@@ -273,13 +271,13 @@ def _rnn_launches(call: Call, weights: tuple[TensorSpec, ...], stride: int, rows
         row_bytes = some_rows * weight.itemsize
         return launch(weight, call.attributes, (1, some_rows, n, k), weight.nbytes + k * row_bytes, n * row_bytes)
 
-    works: list[Work] = []
+    launches: list[Launch] = []
     for first in range(0, len(weights), max(stride, 1)):
         matrices = [weight for weight in weights[first : first + stride] if len(weight.shape) == 2]
-        works += [one(weight, rows) for weight in matrices[:1]]
+        launches += [one(weight, rows) for weight in matrices[:1]]
         step = [one(weight, math.ceil(rows / max(steps, 1))) for weight in matrices[1:]]
-        works += steps * step
-    return tuple(works)
+        launches += steps * step
+    return tuple(launches)
 
 
 @register_cost("aten._cudnn_rnn", "aten.miopen_rnn", op_class="contraction")

@@ -20,7 +20,7 @@ import math
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost, touched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
-from memwall.ops.launches import Convolution, Stream, Work
+from memwall.ops.launches import Convolution, Launch, Stream
 from memwall.ops.registry import define, register_cost
 from memwall.ops.results import windows
 
@@ -75,23 +75,19 @@ def convolution(call: Call) -> Cost:
     data, weight, output, bias = _input(call), call.need("weight"), call.outputs[0], call.arg("bias")
     flops = _work(call, data if _is_transposed(call) else output, weight)
     read = call.read_bytes - _skipped_bytes(call, data, weight, output)
-    least = _least_flops(call, weight, flops)
     if call.name in _SEPARATE_BIAS and bias is not None and not _is_depthwise(call, weight):
         product = _launch(call, "forward", data, output, read - bias.nbytes, output.nbytes)
         added = Stream(read_bytes=output.nbytes + bias.nbytes, write_bytes=output.nbytes, elements=output.numel)
-        return call.cost(
-            flops, read_bytes=read, extra_bytes=2 * output.nbytes, kernels=2, least_flops=least,
-            works=(product, added),
-        )  # fmt: skip
+        return call.cost(flops, read_bytes=read, launches=(product, added))
     product = _launch(call, "forward", data, output, read, call.write_bytes)
-    return call.cost(flops, read_bytes=read, least_flops=least, works=(product,))
+    return call.cost(flops, read_bytes=read, launches=(product,))
 
 
 #: role of a convolution -> that of the one which it transposes
 _TRANSPOSED_ROLE = {"forward": "input", "input": "forward", "weight": "weight"}
 
 
-def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_bytes: int, write_bytes: int) -> Work:
+def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_bytes: int, write_bytes: int) -> Launch:
     """The launch that makes the output or, of one of that shape, the gradient of the data or the weight."""
     weight = call.need("weight")
     if _is_transposed(call):
@@ -107,22 +103,6 @@ def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_by
         stride=_strides(call, len(kernel)), itemsize=weight.itemsize,
         channels_last=not data.is_contiguous and data.strides[-len(kernel) - 1] == 1,
     )  # fmt: skip
-
-
-def _least_flops(call: Call, weight: TensorSpec, flops: dict[Pipe, int]) -> int | None:
-    """A quarter for unit-stride windows of 3 and more, None elsewhere.
-
-    Winograd F(4x4, 3x3) needs a quarter (36 multiplies for 16 outputs of 9; Lavin and Gray 2015). For larger windows
-    larger tiles or an FFT may need still fewer: there a quarter is what measured rows bear out, not a proof.
-    """
-    if (
-        any(step != 1 for step in _strides(call, len(weight.shape) - 2))
-        or call.attributes.get("groups", 1) != 1
-        or len(weight.shape) < 4
-        or min(weight.shape[2:]) < 3
-    ):
-        return None
-    return sum(flops.values()) // 4
 
 
 def _skipped_bytes(call: Call, data: TensorSpec, weight: TensorSpec, output: TensorSpec) -> int:
@@ -147,14 +127,11 @@ def convolution_backward(call: Call) -> Cost:
     return call.cost(
         flops,
         read_bytes=grad.nbytes + weight.nbytes * mask[0] + touched * mask[1],
-        extra_bytes=max(sum(mask) - 1, 0) * grad.nbytes,
-        kernels=max(sum(mask), 1),
-        least_flops=_least_flops(call, weight, flops),
-        works=_gradients(call, mask, touched),
+        launches=_gradients(call, mask, touched),
     )
 
 
-def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Work, ...]:
+def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Launch, ...]:
     """One launch for each gradient asked for; ``touched_bytes`` of the input are met by some window."""
     grad, weight, data = call.need("grad_output"), call.need("weight"), _input(call)
     launches = (
@@ -171,8 +148,8 @@ def slow_convolution_backward(call: Call) -> Cost:
     grad, weight = call.need("grad_output"), call.need("weight")
     mask = [bool(wanted) for wanted in call.attributes.get("output_mask", (True, True, False))]
     flops = _work(call, grad, weight, passes=sum(mask[:2]))
-    works = _gradients(call, mask, _input(call).nbytes)
-    return call.cost(flops, kernels=max(sum(mask), 1), works=works)
+    launches = _gradients(call, mask, _input(call).nbytes)
+    return call.cost(flops, launches=launches)
 
 
 # -- results of recorded calls -----------------------------------------------------------------------------------------

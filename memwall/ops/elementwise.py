@@ -26,7 +26,7 @@ from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, always
 from memwall.ops.expressions import Expression
-from memwall.ops.launches import Stream, Work
+from memwall.ops.launches import Launch, Stream
 from memwall.ops.recorded import same
 from memwall.ops.registry import define, find_row, register_cost, rows
 from memwall.ops.results import movement as moved
@@ -101,9 +101,10 @@ def stream_of(cost: Cost, elements: int, **how: Any) -> Stream:
 
 
 def streamed(cost: Cost, elements: int, **how: Any) -> Cost:
-    """The cost with its launch: one that streams the compulsory bytes, and ``extra_bytes`` as reads."""
+    """The cost with a stream for its launch, whose bytes beyond the compulsory ones are reads."""
     work = stream_of(cost, elements, **how)
-    return replace(cost, works=(replace(work, read_bytes=work.read_bytes + cost.extra_bytes),))
+    read_bytes = cost.read_bytes + cost.extra_bytes
+    return replace(cost, launches=(replace(work, read_bytes=read_bytes, count=cost.kernels),))
 
 
 def pass_over(read_bytes: int, write_bytes: int, elements: int = 0) -> Stream:
@@ -111,9 +112,12 @@ def pass_over(read_bytes: int, write_bytes: int, elements: int = 0) -> Stream:
     return Stream(read_bytes=int(read_bytes), write_bytes=int(write_bytes), elements=elements)
 
 
-def launched(cost: Cost, *works: Work) -> Cost:
-    """The cost with these launches."""
-    return replace(cost, works=works)
+def launched(cost: Cost, *launches: Launch) -> Cost:
+    """The cost with these launches; kernels of it that none of them describes count with the last."""
+    left = cost.kernels - sum(launch.count for launch in launches)
+    if left > 0:
+        launches = (*launches[:-1], replace(launches[-1], count=launches[-1].count + left))
+    return replace(cost, launches=launches)
 
 
 #: integer instructions per element of a kernel that finds each place by itself: per axis a fast division and the
@@ -241,7 +245,7 @@ def binary_cross_entropy_with_logits(call: Call) -> Cost:
         extra_bytes=9 * logits.nbytes, kernels=5 if reduced else 4,
     )  # fmt: skip
     one, two = (pass_over(logits.nbytes, logits.nbytes, logits.numel), pass_over(2 * logits.nbytes, logits.nbytes))
-    return launched(cost, one, one, two, two, *([pass_over(logits.nbytes, 0)] if reduced else []))
+    return launched(cost, one, one, two, two, *([pass_over(logits.nbytes, call.write_bytes)] if reduced else []))
 
 
 #: op -> FLOPs per hidden element without and with biases: gate sums, 3 per sigmoid, 1 per tanh, and the

@@ -14,12 +14,16 @@ from memwall.core.graph import Pipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Launch:
     """One launch. The bytes are those that this kernel asks for, its second passes included."""
 
     FAMILY: ClassVar[str] = ""
     read_bytes: int = 0
     write_bytes: int = 0
+    #: kernels that do this work together, one after another; 0: it is part of the launch before it
+    count: int = 1
+    #: thread blocks that the work falls into at most; None: as many as the GPU can use
+    thread_blocks: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -32,13 +36,18 @@ class Work:
         return {}
 
     @property
+    def spared_flops(self) -> int:
+        """FLOPs that the fastest algorithm known does without."""
+        return 0
+
+    @property
     def variant(self) -> str:
         """Which of its family's tables of constants it goes by: a dtype or a kind."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gemm(Work):
+class Gemm(Launch):
     """``batch`` products of [m, k] with [k, n] on one pipe; ``itemsize`` bytes per element of an operand."""
 
     FAMILY: ClassVar[str] = "gemm"
@@ -73,7 +82,7 @@ class VectorGemm(Gemm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Convolution(Work):
+class Convolution(Launch):
     """One pass of a convolution; which of its three tensors is made of the other two is its ``role``.
 
     The geometry is that of the forward pass, whatever the role: channels of one group, and the places of the input and
@@ -105,13 +114,27 @@ class Convolution(Work):
         return {self.pipe: 2 * positions * self.groups * self.channels_in * self.channels_out}
 
     @property
+    def spared_flops(self) -> int:
+        """Three quarters for unit-stride windows of 3 and more.
+
+        Winograd F(4x4, 3x3) needs a quarter (36 multiplies for 16 outputs of 9; Lavin and Gray 2015). For larger
+        windows larger tiles or an FFT may need still fewer: there a quarter is what measured rows bear out, not a
+        proof.
+        """
+        plain = len(self.kernel) < 2 or min(self.kernel) < 3 or any(step != 1 for step in self.stride)
+        if plain or self.groups != 1:
+            return 0
+        (flops,) = self.pipe_flops.values()
+        return flops - flops // 4
+
+    @property
     def depthwise(self) -> bool:
         """Each channel is convolved alone, by PyTorch's own kernels: no library's product."""
         return self.pipe.engine == "vector" and self.groups > 1 and self.channels_in == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention(Work):
+class Attention(Launch):
     """Forward or backward of a fused kernel; ``pairs`` (query, key) pairs of one head have to be met.
 
     ``kernel`` is ``flash``, ``efficient`` or ``cudnn`` of PyTorch, or ``serving``: the op of an inference server,
@@ -163,7 +186,7 @@ class Attention(Work):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows(Work):
+class Rows(Launch):
     """``rows`` rows of ``columns`` adjacent elements, each held by one warp or block.
 
     ``kind`` is the kernel: ``softmax_warp`` (PersistentSoftmax.cuh: up to 1024 columns in a warp's registers),
@@ -178,7 +201,7 @@ class Rows(Work):
     itemsize: int
     #: bytes that a row's second and third pass read again, over all rows; they come from L2 where it holds what moves
     #: meanwhile
-    again_bytes: int = 0
+    second_pass_bytes: int = 0
     #: rows that a multiprocessor works on at once
     rows_per_sm: int = 16
 
@@ -188,7 +211,7 @@ class Rows(Work):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream(Work):
+class Stream(Launch):
     """``elements`` results, each made of what is read at its place."""
 
     FAMILY: ClassVar[str] = "stream"
@@ -205,8 +228,6 @@ class Stream(Work):
     #: turns of a block's loop, each of which waits for what it loads while other blocks' turns go on, and the blocks
     steps: int = 0
     blocks: int = 0
-    #: thread blocks that the work falls into at most; None: as many as the GPU can use
-    programs: int | None = None
 
     @property
     def pipe_flops(self) -> Mapping[Pipe, int]:
@@ -218,13 +239,12 @@ class Stream(Work):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plain(Work):
+class Plain(Launch):
     """FLOPs by pipe and bytes, nothing about their shape."""
 
     FAMILY: ClassVar[str] = "plain"
     flops: Mapping[Pipe, int] = field(default_factory=dict, hash=False)
-    #: FLOPs of the kernel beyond those, on the same pipes
-    extra_flops: int = 0
+    spared_flops: int = 0
 
     @property
     def pipe_flops(self) -> Mapping[Pipe, int]:

@@ -285,8 +285,8 @@ def index_scatter(call: Call) -> Cost:
     adds = "index_add" in call.name
     plain = _scatter_cost(call, touched, _others(call, "self"), reads=adds, adds=adds)
     slower = max(_ATOMIC_BYTES * touched - plain.bytes if adds else 0, 0)
-    last = replace(plain.works[-1], read_bytes=plain.works[-1].read_bytes + slower)
-    return replace(plain, extra_bytes=plain.extra_bytes + slower, works=(*plain.works[:-1], last))
+    last = replace(plain.launches[-1], read_bytes=plain.launches[-1].read_bytes + slower)
+    return replace(plain, launches=(*plain.launches[:-1], last))
 
 
 @_register("index_put index_put_ _unsafe_index_put _index_put_impl_")
@@ -356,12 +356,14 @@ def sort(call: Call) -> Cost:
 
 @_register("topk")
 def topk(call: Call) -> Cost:
-    """A radix select (TensorTopK.cu): a read per 8 bits of the key, one to gather; 48 KB stay in cache."""
+    """A radix select (TensorTopK.cu): a read per 8 bits of the key, one to gather; 48 KB stay in cache. Then what was
+    found is sorted in place."""
     data, dim = call.need("self"), call.attributes.get("dim", -1)
     row_bytes = (data.shape[dim] if data.shape else 1) * data.itemsize
     again = data.itemsize * data.nbytes if row_bytes > 48 * 1024 else 0
-    cost = call.cost(extra_bytes=again, kernels=2)
-    return launched(cost, pass_over(data.nbytes + again, 0, data.numel), stream_of(cost, call.outputs[0].numel))
+    select = pass_over(data.nbytes + again, call.write_bytes, data.numel)
+    order = pass_over(call.write_bytes, call.write_bytes, call.outputs[0].numel)
+    return call.cost(launches=(select, order))
 
 
 @register_cost("aten._fft_r2c", "aten._fft_c2r", "aten._fft_c2c", op_class="other")

@@ -23,8 +23,8 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import MEAN, POSITIVE, along_dim, class_number, counted_targets
-from memwall.ops.elementwise import launched, pass_over, streamed, vector_flops
-from memwall.ops.launches import Rows, Work
+from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.launches import Launch, Rows
 from memwall.ops.recorded import same
 from memwall.ops.registry import define, register_cost
 from memwall.ops.results import rows as results
@@ -68,24 +68,24 @@ def _row_blocks(spec: TensorSpec, dim: int) -> int:
     return 0 if in_warp or not adjacent or not length else spec.numel // length
 
 
-def _softmax_work(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: int, again_bytes: int) -> Work:
-    """The launch of a softmax kernel over a tensor like ``spec``; ``again_bytes`` are its second and third reads where
-    a row does not stay on chip."""
+def _softmax_launch(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: int, second_pass_bytes: int) -> Launch:
+    """The launch of a softmax kernel over a tensor like ``spec``; ``second_pass_bytes`` are its second and third reads
+    where a row does not stay on chip."""
     length, adjacent = _row(spec, dim)
     stays = _fits_on_chip(spec, dim) or (adjacent and length * spec.itemsize < _SHARED_BYTES)  # off 16 bytes: in L1
-    again = 0 if stays else again_bytes
+    again = 0 if stays else second_pass_bytes
     if not adjacent or not length:
         return pass_over(read_bytes + again, write_bytes, spec.numel)
     return Rows(
         kind="softmax_block" if _row_blocks(spec, dim) else "softmax_warp", rows=spec.numel // length,
-        columns=length, itemsize=spec.itemsize, read_bytes=read_bytes, write_bytes=write_bytes, again_bytes=again,
+        columns=length, itemsize=spec.itemsize, read_bytes=read_bytes, write_bytes=write_bytes, second_pass_bytes=again,
         rows_per_sm=2 * _BLOCKS_PER_SM,  # a row and its result
     )  # fmt: skip
 
 
-def _strided_bytes(spec: TensorSpec, dim: int, again_bytes: int) -> int:
-    """``again_bytes`` where the elements of a row lie apart: they are read from DRAM each time."""
-    return 0 if _row(spec, dim)[1] else again_bytes
+def _strided_bytes(spec: TensorSpec, dim: int, second_pass_bytes: int) -> int:
+    """``second_pass_bytes`` where the elements of a row lie apart: they are read from DRAM each time."""
+    return 0 if _row(spec, dim)[1] else second_pass_bytes
 
 
 @register_cost("aten._softmax", "aten._log_softmax", "aten._masked_softmax", op_class="normalization")
@@ -95,7 +95,7 @@ def softmax(call: Call) -> Cost:
     dim = -1 if given is None else given
     again = _strided_bytes(data, dim, 2 * data.nbytes)
     cost = call.cost(vector_flops(data, 5 * data.numel), extra_bytes=again)
-    return launched(cost, _softmax_work(data, dim, cost.read_bytes, cost.write_bytes, 2 * data.nbytes))
+    return launched(cost, _softmax_launch(data, dim, cost.read_bytes, cost.write_bytes, 2 * data.nbytes))
 
 
 @register_cost("aten._safe_softmax", op_class="normalization")
@@ -103,13 +103,11 @@ def safe_softmax(call: Call) -> Cost:
     """Softmax, then three kernels that zero the rows that are all -inf (native/transformers/attention.cpp): compare
     with -inf, reduce to a row's truth, select."""
     data, (out,) = call.need("self"), call.outputs
-    mask_bytes = data.numel
-    zeroing = data.nbytes + 2 * mask_bytes + 2 * out.nbytes
+    mask_bytes, rows = data.numel, data.numel // max(data.shape[call.attributes["dim"]] if data.shape else 1, 1)
+    compare, reduce = pass_over(data.nbytes, mask_bytes), pass_over(mask_bytes, rows)
+    select = pass_over(rows + out.nbytes, out.nbytes)
     plain = softmax(call)
-    cost = replace(plain, read_bytes=call.read_bytes, write_bytes=call.write_bytes,
-                   extra_bytes=plain.extra_bytes + zeroing, kernels=4)  # fmt: skip
-    compare, select = pass_over(data.nbytes, mask_bytes), pass_over(mask_bytes + out.nbytes, out.nbytes)
-    return launched(cost, *plain.works, compare, pass_over(mask_bytes, 0), select)
+    return replace(plain, launches=(*plain.launches, compare, reduce, select))
 
 
 @register_cost("aten._log_softmax_backward_data", op_class="normalization")
@@ -118,7 +116,7 @@ def log_softmax_backward(call: Call) -> Cost:
     grad = call.need("grad_output")
     dim = call.attributes["dim"]
     cost = call.cost(vector_flops(grad, 4 * grad.numel), extra_bytes=_strided_bytes(grad, dim, grad.nbytes))
-    return launched(cost, _softmax_work(grad, dim, cost.read_bytes, cost.write_bytes, grad.nbytes))
+    return launched(cost, _softmax_launch(grad, dim, cost.read_bytes, cost.write_bytes, grad.nbytes))
 
 
 @register_cost("aten._softmax_backward_data", op_class="normalization")
@@ -130,7 +128,7 @@ def softmax_backward(call: Call) -> Cost:
     again = _strided_bytes(grad, dim, grad.nbytes) + 2 * grad.nbytes + output.nbytes
     cost = call.cost(vector_flops(grad, 4 * grad.numel), kernels=2, extra_bytes=again)
     product = pass_over(grad.nbytes + output.nbytes, grad.nbytes, grad.numel)
-    rows = _softmax_work(grad, dim, grad.nbytes + output.nbytes, cost.write_bytes, grad.nbytes)
+    rows = _softmax_launch(grad, dim, grad.nbytes + output.nbytes, cost.write_bytes, grad.nbytes)
     return launched(cost, product, rows)
 
 
@@ -146,7 +144,7 @@ def layer_norm(call: Call) -> Cost:
     """7 per element in two passes over a row, for its moments and for its result (layer_norm_kernel.cu)."""
     data = call.need("input")
     cost = call.cost(vector_flops(data, 7 * data.numel))
-    return launched(cost, *_norm_works(call, data, cost))
+    return launched(cost, *_norm_launches(call, data, cost))
 
 
 #: threads of the block that goes over such a row for its result, an element each
@@ -156,7 +154,7 @@ _RESULT_THREADS = 256
 _VECTOR = 4
 
 
-def _norm_works(call: Call, data: TensorSpec, cost: Cost) -> tuple[Work, ...]:
+def _norm_launches(call: Call, data: TensorSpec, cost: Cost) -> tuple[Launch, ...]:
     """The launches of a layer or RMS norm."""
     length = _norm_length(call, data)
     if length % _VECTOR == 0:
@@ -175,11 +173,11 @@ def _norm_length(call: Call, data: TensorSpec) -> int:
     return math.prod(call.attributes.get("normalized_shape") or data.shape[-1:])
 
 
-def _norm_rows(call: Call, data: TensorSpec, read_bytes: int, write_bytes: int, again_bytes: int) -> Rows:
+def _norm_rows(call: Call, data: TensorSpec, read_bytes: int, write_bytes: int, second_pass_bytes: int) -> Rows:
     length = _norm_length(call, data)
     return Rows(
         kind="layer_norm", rows=data.numel // length if length else 0, columns=length, itemsize=data.itemsize,
-        read_bytes=read_bytes, write_bytes=write_bytes, again_bytes=again_bytes, rows_per_sm=_ROWS_PER_SM,
+        read_bytes=read_bytes, write_bytes=write_bytes, second_pass_bytes=second_pass_bytes, rows_per_sm=_ROWS_PER_SM,
     )  # fmt: skip
 
 
@@ -188,7 +186,7 @@ def rms_norm(call: Call) -> Cost:
     """4 per element, 3 without a weight."""
     data = call.need("input")
     cost = call.cost(vector_flops(data, (4 if call.arg("weight") is not None else 3) * data.numel))
-    return launched(cost, *_norm_works(call, data, cost))
+    return launched(cost, *_norm_launches(call, data, cost))
 
 
 #: op -> FLOPs per element of the input's gradient and of those of weight and bias
@@ -245,9 +243,9 @@ def group_norm(call: Call) -> Cost:
     moments, blend, result = (
         replace(pass_over(data.nbytes, 0, data.numel), steps=steps, blocks=groups),
         pass_over(0, 0),
-        streamed(replace(cost, extra_bytes=0), data.numel),
+        stream_of(cost, data.numel),
     )
-    return launched(cost, moments, blend, *result.works)
+    return launched(cost, moments, blend, result)
 
 
 @register_cost("aten.native_group_norm_backward", op_class="normalization")

@@ -10,7 +10,7 @@ from typing import Any
 
 from memwall.core.graph import Pipe, TensorSpec, contiguous
 from memwall.ops import Call, Cost, cost_of
-from memwall.ops.launches import Attention, Convolution, Gemm, Rows, Stream, VectorGemm, Work
+from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Rows, Stream, VectorGemm
 
 Inputs = Sequence[tuple[str, TensorSpec]]
 
@@ -45,10 +45,10 @@ def batched_product(batch: int, m: int, n: int, k: int, dtype: str) -> Cost:
 def in_float32(given: Cost) -> Cost:
     """The same work with float32 arithmetic on half-precision operands, as cublasSgemmEx does it."""
     pipe = Pipe("tensor", "float32")
-    return replace(given, flops={pipe: given.total_flops}, works=tuple(_in(pipe, work) for work in given.works))
+    return replace(given, flops={pipe: given.total_flops}, launches=tuple(_in(pipe, work) for work in given.launches))
 
 
-def _in(pipe: Pipe, work: Work) -> Work:
+def _in(pipe: Pipe, work: Launch) -> Launch:
     """A launch on another pipe."""
     if isinstance(work, Gemm):
         known = {item.name: getattr(work, item.name) for item in fields(Gemm)}
@@ -120,8 +120,10 @@ def served_attention(batch: int, heads: int, kv_heads: int, queries: int, keys: 
     key = contiguous((batch, keys, kv_heads, size), dtype)
     inputs = (("query", query), ("key", key), ("value", key))
     found = cost("aten._flash_attention_forward.default", inputs, [query], is_causal=True, dropout_p=0.0)
-    works = tuple(replace(work, kernel="serving") if isinstance(work, Attention) else work for work in found.works)
-    return replace(found, works=works)
+    launches = tuple(
+        replace(work, kernel="serving") if isinstance(work, Attention) else work for work in found.launches
+    )
+    return replace(found, launches=launches)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -129,7 +131,7 @@ def stream(read_bytes: int, write_bytes: int, elements: int, *, instructions: in
     """A kernel that moves so many bytes once, with so many integer instructions for each of its ``elements``."""
     work = Stream(read_bytes=read_bytes, write_bytes=write_bytes, elements=elements,
                   instructions=instructions * elements, round_trips=round_trips)  # fmt: skip
-    return Cost({}, read_bytes, write_bytes, works=(work,))
+    return Cost({}, read_bytes, write_bytes, launches=(work,))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -139,5 +141,5 @@ def rows(kind: str, shape: tuple[int, ...], dtype: str, read: int, written: int)
     spec = contiguous(shape, dtype)
     work = Rows(kind=kind, rows=math.prod(shape[:-1]), columns=shape[-1], itemsize=spec.itemsize,
                 read_bytes=read * spec.nbytes, write_bytes=written * spec.nbytes, rows_per_sm=2,
-                again_bytes=spec.nbytes)  # fmt: skip
-    return Cost({}, read * spec.nbytes, written * spec.nbytes, works=(work,))
+                second_pass_bytes=spec.nbytes)  # fmt: skip
+    return Cost({}, read * spec.nbytes, written * spec.nbytes, launches=(work,))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Attention, Convolution, Gemm, Plain, VectorGemm, Work
+from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, VectorGemm
 from memwall.perfmodel import attention, convolution, gemm, gemm_vector, plain, rows, stream
 from memwall.perfmodel.base import CALIBRATED, Terms, calibrated, constants, interval, table_of
 
@@ -39,14 +39,14 @@ MODELS: Mapping[str, Model] = {
 }
 
 
-def predict(work: Work, gpu: Gpu, resident_bytes: int = 0) -> Terms:
+def predict(work: Launch, gpu: Gpu, resident_bytes: int = 0) -> Terms:
     """The terms of a launch; ``resident_bytes`` of what it reads lie in L2 already."""
     work = as_run(work, gpu)
     known = constants(CONSTANTS[work.FAMILY], gpu, work.variant)
     return MODELS[work.FAMILY].predict(work, gpu, known, resident_bytes)
 
 
-def as_run(work: Work, gpu: Gpu) -> Work:
+def as_run(work: Launch, gpu: Gpu) -> Launch:
     """The launch as a GPU runs it: a product on vector units where it has no tensor cores for the dtype; and no more
     than FLOPs and bytes where there is nothing to compute, or other kernels run than those that the families describe.
     """
@@ -60,7 +60,7 @@ def as_run(work: Work, gpu: Gpu) -> Work:
     return Plain(read_bytes=work.read_bytes, write_bytes=work.write_bytes, flops=work.pipe_flops)
 
 
-def explain(work: Work, gpu: Gpu, terms: Terms) -> str:
+def explain(work: Launch, gpu: Gpu, terms: Terms) -> str:
     """One sentence: why the launch takes its time, with the numbers."""
     work = as_run(work, gpu)
     known = constants(CONSTANTS[work.FAMILY], gpu, work.variant)

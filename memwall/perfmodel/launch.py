@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memwall.hardware.constants import LaunchConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Convolution, Gemm, Rows, Stream, Work
+from memwall.ops.launches import Convolution, Gemm, Launch, Rows, Stream
 from memwall.perfmodel.base import constants
 
 #: way back to the second event, in that of a binary operator: nn.Module's call returns through more frames (V100 relu
@@ -12,7 +12,7 @@ from memwall.perfmodel.base import constants
 _MODULE_BACK = 1.2
 
 
-def call_s(gpu: Gpu, kernel_s: float, work: Work | None = None) -> float:
+def call_s(gpu: Gpu, kernel_s: float, work: Launch | None = None) -> float:
     """Seconds between events around one eager call on an idle GPU whose kernel takes ``kernel_s``."""
     known = constants(LaunchConstants, gpu, "call")
     if not known.back_share:
@@ -22,7 +22,7 @@ def call_s(gpu: Gpu, kernel_s: float, work: Work | None = None) -> float:
     return known.floor_s * max(way, way - back + kernel_s / known.floor_s)
 
 
-def way_of(known: LaunchConstants, work: Work | None) -> float:
+def way_of(known: LaunchConstants, work: Launch | None) -> float:
     """The host's way through one eager call of the op, in lengths of that of a binary operator."""
     if isinstance(work, Gemm):
         return known.batched if work.batch > 1 else known.linear

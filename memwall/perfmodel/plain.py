@@ -12,10 +12,7 @@ from memwall.perfmodel.memory import traffic_s
 
 def predict(work: Plain, gpu: Gpu, known: PlainConstants, resident_bytes: int = 0) -> Terms:
     """FLOPs at the fraction of the peak that large matrix products reach, bytes at that of a triad."""
-    total = sum(work.flops.values())
     compute_s = sum((n / (gpu.peak(p) * gpu.achievable_fraction(p)) for p, n in work.flops.items()), 0.0)
-    if total:
-        compute_s *= 1 + work.extra_flops / total
     resident = min(resident_bytes, work.read_bytes)
     return Terms(compute_s, traffic_s(gpu, work.bytes - resident, resident), facts={"resident": resident})
 

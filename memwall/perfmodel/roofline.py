@@ -1,6 +1,6 @@
 """Cost × Gpu → seconds: the speed of light, and the prediction with its interval.
 
-A cost is one launch or several, one after another; each launch is a :class:`memwall.ops.launches.Work`, and its
+A cost is one launch or several, one after another; each launch is a :class:`memwall.ops.launches.Launch`, and its
 family's model (:mod:`memwall.perfmodel.families`) says how well it uses the GPU::
 
     compute_s  = arithmetic at the rate that this shape reaches
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from memwall.hardware.constants import CONSTANTS, LaunchConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.ops.launches import Plain, Work
+from memwall.ops.launches import Launch
 from memwall.perfmodel.families import Terms, as_run, constants, interval, predict
 from memwall.perfmodel.memory import kept_share
 
@@ -103,19 +103,11 @@ def _least_compute_s(cost: Cost, gpu: Gpu) -> float:
     return peak_compute_s(cost, gpu) * cost.least_flops / cost.total_flops
 
 
-def works_of(cost: Cost) -> tuple[Work, ...]:
-    """The launches of a cost; where none are given, one of its FLOPs and bytes, compulsory and extra."""
-    if cost.works:
-        return cost.works
-    read_bytes = cost.read_bytes + cost.extra_bytes
-    return (Plain(read_bytes=read_bytes, write_bytes=cost.write_bytes, flops=cost.flops, extra_flops=cost.extra_flops),)
-
-
-def launches_of(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> list[tuple[Work, Terms]]:
+def launches_of(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> list[tuple[Launch, Terms]]:
     """The launches of a cost, of whose reads ``resident_bytes`` lie in L2 already; a later one finds in L2 what is left
     of what the one before it moved."""
     launches, resident = [], resident_bytes
-    for work in (as_run(work, gpu) for work in works_of(cost)):
+    for work in (as_run(work, gpu) for work in cost.launches):
         launches.append((work, predict(work, gpu, resident)))
         resident = int(work.bytes * kept_share(gpu, work.bytes))
     return launches

@@ -28,10 +28,10 @@ _SM_THREADS = 2048
 
 
 def missed_share(work: Rows, gpu: Gpu) -> float:
-    """Share of ``again_bytes`` that L2 no longer holds, by what all rows in flight take of it. How many threads a
+    """Share of ``second_pass_bytes`` that L2 no longer holds, by what all rows in flight take of it. How many threads a
     multiprocessor holds does not count: a T4's (1024) misses from the same rows on as a P4's (2048), with as much L2
     for each (NeuSight)."""
-    if not work.again_bytes or not gpu.l2_bytes:
+    if not work.second_pass_bytes or not gpu.l2_bytes:
         return 0.0
     in_flight = min(work.rows, gpu.sm_count * work.rows_per_sm) * work.columns * work.itemsize
     return min(max(in_flight / gpu.l2_bytes - L2_FRACTION, 0.0), 1.0)
@@ -43,7 +43,7 @@ def lone_rows_s(work: Rows, gpu: Gpu) -> float:
     threads = _BLOCK_THREADS.get(work.kind)
     if threads is None or not work.read_bytes:
         return 0.0
-    passes = 1 + math.ceil(work.again_bytes / work.read_bytes)
+    passes = 1 + math.ceil(work.second_pass_bytes / work.read_bytes)
     steps = math.ceil(work.columns * work.itemsize / (threads * _VECTOR_BYTES))
     return passes * steps_s(gpu, work.rows, steps, _SM_THREADS // threads)
 
@@ -52,7 +52,7 @@ def predict(work: Rows, gpu: Gpu, known: RowsConstants, resident_bytes: int = 0)
     """The terms of a launch with the constants given. Where what it reads lies in L2, what it writes stays there."""
     warm = min(resident_bytes / work.read_bytes, 1.0) if work.read_bytes else 0.0
     missed = missed_share(work, gpu) * (1 - warm)
-    dram = work.bytes * (1 - warm) + work.again_bytes * missed
+    dram = work.bytes * (1 - warm) + work.second_pass_bytes * missed
     reached = min(known.plateau * triad_fraction(gpu), 1.0)
     memory_s = traffic_s(gpu, dram, work.bytes * warm, reached)
     aligned = work.columns * work.itemsize % _VECTOR_BYTES == 0
@@ -73,7 +73,7 @@ def explain(work: Rows, gpu: Gpu, known: RowsConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     facts = terms.facts
     cached = f", {facts['warm']:.0%} in L2," if facts["warm"] else ""
-    again = f" with {facts['missed']:.0%} of the second pass missing L2" if work.again_bytes else ""
+    again = f" with {facts['missed']:.0%} of the second pass missing L2" if work.second_pass_bytes else ""
     alone = max(facts["rows_s"], facts["traffic_s"]) < facts["lone_s"]
     waits = f" too few to hide that a block waits for each load, {duration(facts['lone_s'])};" if alone else ""
     return (

@@ -69,8 +69,10 @@ def predict(work: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: int 
     places_s = work.instructions / (gpu.sm_count * gpu.boost_clock_hz * INTEGER_LANES)
     loops_s = steps_s(gpu, work.blocks, work.steps)  # other blocks' traffic passes meanwhile
     waits_s = work.round_trips * round_trip_s(gpu)
-    if work.programs is not None and 0 < work.programs < gpu.sm_count:  # the other multiprocessors move nothing
-        memory_s *= gpu.sm_count / work.programs
+    if (
+        work.thread_blocks is not None and 0 < work.thread_blocks < gpu.sm_count
+    ):  # the other multiprocessors move nothing
+        memory_s *= gpu.sm_count / work.thread_blocks
     facts = {"warm": warm, "reached": reached, "instructions_s": places_s, "traffic_s": memory_s, "loops_s": loops_s,
              "waits_s": waits_s}  # fmt: skip
     return Terms(flops_s, max(memory_s, places_s, loops_s), latency_s + waits_s, facts)
@@ -82,8 +84,8 @@ def explain(work: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> str
     source = f"{facts['reached']:.0%} of {bandwidth(gpu.dram_bytes_per_s)}"
     if facts["warm"]:
         source += f", {facts['warm']:.0%} of them in L2"
-    if work.programs is not None and work.programs < gpu.sm_count:
-        source += f" on {work.programs} of {gpu.sm_count} SMs"
+    if work.thread_blocks is not None and work.thread_blocks < gpu.sm_count:
+        source += f" on {work.thread_blocks} of {gpu.sm_count} SMs"
     said = [f"{size(work.read_bytes)} read and {size(work.write_bytes)} written take"
             f" {duration(facts['traffic_s'])} at {source}"]  # fmt: skip
     if work.instructions:

@@ -16,6 +16,7 @@ from memwall.core.graph import ITEMSIZE, PHASES, ROLES, Graph, Op, Pipe, Storage
 from memwall.core.structure import BadRecord, count, one_of, read
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
+from memwall.ops.launches import Plain
 from memwall.perfmodel.roofline import Estimate
 from memwall.simulate.launch_queue import issue_s, waits_within
 from memwall.simulate.memory import MemoryPeak
@@ -99,7 +100,6 @@ class _Op:
     extra_flops: int = 0
     kernels: int = 1
     least_flops: int | None = None
-    programs: int | None = None
     arguments: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
@@ -215,7 +215,7 @@ def _op_row(op: Op, cost: Cost) -> _Op:
         op.id, op.name, op.op_class, op.phase, op.module, op.inputs, op.outputs,
         cost.total_flops, cost.read_bytes, cost.write_bytes, cost.modeled,
         {pipe: cost.flops[pipe] for pipe in sorted(cost.flops)},
-        cost.dense_flops, cost.extra_bytes, cost.extra_flops, cost.kernels, cost.least_flops, cost.programs,
+        cost.dense_flops, cost.extra_bytes, cost.extra_flops, cost.kernels, cost.least_flops,
         op.arguments, op.attributes, op.source,
     )  # fmt: skip
 
@@ -308,7 +308,7 @@ def read_graph(row: _Graph, where: str) -> Costed:
         row.free_calls,
         row.attention,
     )
-    return graph, _with_works(graph, [_cost(op) for op in row.ops])
+    return graph, _with_launches(graph, [_cost(op) for op in row.ops])
 
 
 def _op(row: _Op, shared: dict[str, Mapping[str, Any]]) -> Op:
@@ -321,16 +321,21 @@ def _op(row: _Op, shared: dict[str, Mapping[str, Any]]) -> Op:
 
 
 def _cost(row: _Op) -> Cost:
-    return Cost(
-        row.pipes, row.read_bytes, row.write_bytes, row.modeled,
-        row.dense_flops, row.extra_bytes, row.extra_flops, row.kernels, row.least_flops, row.programs,
+    flops = dict(row.pipes)
+    if flops and row.extra_flops:
+        flops[max(flops, key=flops.__getitem__)] += row.extra_flops
+    spared_flops = 0 if row.least_flops is None else max(row.flops - row.least_flops, 0)
+    whole = Plain(
+        read_bytes=row.read_bytes + row.extra_bytes, write_bytes=row.write_bytes, count=row.kernels, flops=flops,
+        spared_flops=spared_flops,
     )  # fmt: skip
+    return Cost(row.pipes, row.read_bytes, row.write_bytes, row.modeled, row.dense_flops, (whole,))
 
 
 _counts = attrgetter("flops", "read_bytes", "write_bytes", "modeled", "kernels")
 
 
-def _with_works(graph: Graph, saved: Sequence[Cost]) -> tuple[Cost, ...]:
+def _with_launches(graph: Graph, saved: Sequence[Cost]) -> tuple[Cost, ...]:
     """The costs with their launches, which the formulas give again: a record holds counts alone. An op that no formula
     here knows, or that one now counts otherwise, keeps what was saved, as one streaming kernel."""
     try:

@@ -245,13 +245,10 @@ class PlanContext:
 def _numbered(costs: Sequence[Cost]) -> list[int]:
     """One number for each cost, the same for equal ones."""
     by_id: dict[int, int] = {}
-    by_value: dict[tuple[object, ...], int] = {}
+    by_value: dict[Cost, int] = {}
     for cost in costs:
         if id(cost) not in by_id:
-            flops = tuple(cost.flops.items())
-            value = (flops, cost.read_bytes, cost.write_bytes, cost.extra_bytes, cost.extra_flops, cost.least_flops,
-                     cost.kernels, cost.works)  # fmt: skip
-            by_id[id(cost)] = by_value.setdefault(value, len(by_value))
+            by_id[id(cost)] = by_value.setdefault(cost, len(by_value))
     return [by_id[id(cost)] for cost in costs]
 
 

@@ -27,6 +27,7 @@ from typing import Any
 from memwall.core.graph import ITEMSIZE
 from memwall.hardware.gpu import Gpu
 from memwall.ops import Cost, classify, cost_of
+from memwall.ops.launches import Plain
 from memwall.ops.recorded import UnknownCall
 from memwall.perfmodel.roofline import bound_s, predict_cost
 from memwall.traces.calls import Hints, read_call, record_of
@@ -161,7 +162,8 @@ def _copies(kernels: Sequence[TracedKernel]) -> RowCost | None:
             link += moved
         else:
             read, write = read + moved, write + moved
-    return RowCost(Cost({}, read, write, kernels=len(kernels)), "movement", link_bytes=float(link))
+    copies = Plain(read_bytes=read, write_bytes=write, count=len(kernels))
+    return RowCost(Cost({}, read, write, launches=(copies,)), "movement", link_bytes=float(link))
 
 
 # ---- collectives

@@ -13,7 +13,7 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import Call, Cost, cost_of
 from memwall.ops.contraction import product_pipe
 from memwall.ops.elementwise import streamed, vector_flops
-from memwall.ops.launches import Gemm, Stream
+from memwall.ops.launches import Gemm, Plain, Stream
 from memwall.ops.recorded import Recorded, UnknownCall
 from memwall.ops.results.derive import attributes_of
 from memwall.ops.results.products import attention, attention_backward
@@ -126,12 +126,10 @@ def _experts(call: Recorded) -> RowCost:
     per_token = min(chosen.shape[-1], count) if everywhere == count else 0
     weights = (first.nbytes + second.nbytes) // count * per_token
     pipe = product_pipe(first.dtype, {})
-    cost = Cost(
-        {pipe: 2 * chosen.numel * (first.numel + second.numel) // everywhere},
-        hidden.nbytes + weights + chosen.nbytes,
-        hidden.nbytes,
-        kernels=2,
-    )
+    flops = {pipe: 2 * chosen.numel * (first.numel + second.numel) // everywhere}
+    read_bytes = hidden.nbytes + weights + chosen.nbytes
+    both = Plain(flops=flops, read_bytes=read_bytes, write_bytes=hidden.nbytes, count=2)
+    cost = Cost(flops, read_bytes, hidden.nbytes, launches=(both,))
     note = "which experts were chosen was not recorded: the fewest are read"
     if everywhere > count:
         note += f", and {count} of {everywhere} are taken to have had their share of the tokens"
@@ -157,7 +155,7 @@ def _product(call: Recorded) -> RowCost:
     pipe = product_pipe(left.dtype, {})
     read, write = left.nbytes + right.nbytes, m * n * itemsize
     work = Gemm(pipe=pipe, batch=1, m=m, n=n, k=depth, itemsize=left.itemsize, read_bytes=read, write_bytes=write)
-    return RowCost(Cost({pipe: 2 * m * n * depth}, read, write, works=(work,)), "contraction")
+    return RowCost(Cost({pipe: 2 * m * n * depth}, read, write, launches=(work,)), "contraction")
 
 
 def _packed_product(call: Recorded) -> RowCost:
@@ -175,7 +173,7 @@ def _packed_product(call: Recorded) -> RowCost:
 
 def _sorted_experts(call: Recorded) -> RowCost:
     ids = call.need("topk_ids")
-    return RowCost(Cost({}, ids.nbytes, ids.nbytes, works=(Stream(read_bytes=ids.nbytes, write_bytes=ids.nbytes,
+    return RowCost(Cost({}, ids.nbytes, ids.nbytes, launches=(Stream(read_bytes=ids.nbytes, write_bytes=ids.nbytes,
                                                                       elements=ids.numel),)), "movement")  # fmt: skip
 
 

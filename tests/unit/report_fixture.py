@@ -10,6 +10,7 @@ from memwall.core.graph import Graph, Op, Pipe, Storage, Value, contiguous
 from memwall.fusion import eager_plan
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
+from memwall.ops.launches import Plain
 from memwall.record.profile import Profile, WorkloadInfo
 from memwall.simulate.schedule import simulate
 
@@ -54,11 +55,12 @@ class Builder:
         self.values.append(Value(number, spec, number, 0))
         return number
 
-    def op(self, name, op_class, phase, module, inputs, outputs, flops=None, **extra) -> None:
+    def op(self, name, op_class, phase, module, inputs, outputs, flops=None, extra_bytes=0, kernels=1, **extra) -> None:
         reads = sum(self.values[i].spec.nbytes for i in inputs)
         writes = sum(self.values[i].spec.nbytes for i in outputs)
         self.ops.append(Op(len(self.ops), name, op_class, phase, module, tuple(inputs), tuple(outputs)))
-        self.costs.append(Cost(flops or {}, reads, writes, **extra))
+        whole = Plain(read_bytes=reads + extra_bytes, write_bytes=writes, flops=flops or {}, count=kernels)
+        self.costs.append(Cost(flops or {}, reads, writes, launches=(whole,), **extra))
 
 
 def make_profile(gpus=(OLD, NEW), blocks: int = 2, name: str = "tiny", tokens: int | None = 1024) -> Profile:

@@ -18,11 +18,11 @@ from memwall.analysis.accuracy.scores import percentile
 from memwall.core.errors import need
 from memwall.hardware.constants import CONSTANTS, Constants, LaunchConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Work
+from memwall.ops.launches import Launch
 from memwall.perfmodel.families import MODELS, as_run, constants
 from memwall.perfmodel.launch import call_s
 from memwall.perfmodel.memory import kept_share
-from memwall.perfmodel.roofline import bound_s, launch_floor_s, works_of
+from memwall.perfmodel.roofline import bound_s, launch_floor_s
 
 #: samples that one fit looks at, and times that it may compute them all for each constant
 MOST, TRIES = 600, 40
@@ -77,7 +77,7 @@ class _Part(NamedTuple):
     """One sample as a function of the constants: the launches that depend on them, and the rest."""
 
     sample: Sample
-    works: tuple[tuple[Work, int], ...]
+    launches: tuple[tuple[Launch, int], ...]
     rest_s: float
     bound_s: float
 
@@ -127,17 +127,17 @@ def by_launch(samples: Iterable[Sample]) -> dict[Target, list[Sample]]:
     return found
 
 
-def _longest(sample: Sample) -> Work:
-    works = [as_run(work, sample.gpu) for work in works_of(sample.cost)]
-    if len(works) == 1:
-        return works[0]
-    return max(works, key=lambda work: (work.FAMILY != "stream", _time_s(work, sample.gpu, 0)))
+def _longest(sample: Sample) -> Launch:
+    launches = [as_run(work, sample.gpu) for work in sample.cost.launches]
+    if len(launches) == 1:
+        return launches[0]
+    return max(launches, key=lambda work: (work.FAMILY != "stream", _time_s(work, sample.gpu, 0)))
 
 
 # -- the objective -----------------------------------------------------------------------------------------------------
 
 
-def _time_s(work: Work, gpu: Gpu, resident: int, known: Any = None) -> float:
+def _time_s(work: Launch, gpu: Gpu, resident: int, known: Any = None) -> float:
     known = known or constants(CONSTANTS[work.FAMILY], gpu, work.variant)
     return MODELS[work.FAMILY].predict(work, gpu, known, resident).time_s
 
@@ -147,7 +147,7 @@ def parts_of(target: Target, samples: Sequence[Sample]) -> list[_Part]:
     parts = []
     for sample in samples:
         mine, rest_s, resident = [], 0.0, sample.resident_bytes
-        for work in (as_run(work, sample.gpu) for work in works_of(sample.cost)):
+        for work in (as_run(work, sample.gpu) for work in sample.cost.launches):
             if (work.FAMILY, work.variant) == (target.family, target.variant):
                 mine.append((work, resident))
             else:
@@ -162,10 +162,10 @@ def _ratios(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
     board = _with_launch(gpu, known, parts[0].sample.launch) if known.FAMILY == "launch" else gpu
     floor_s = {name: launch_floor_s(board, name) for name in ("graph", "kernel")}
     ratios = []
-    for sample, works, rest_s, bound in parts:
-        kernels_s = rest_s + sum(_time_s(work, gpu, resident, known) for work, resident in works)
+    for sample, launches, rest_s, bound in parts:
+        kernels_s = rest_s + sum(_time_s(work, gpu, resident, known) for work, resident in launches)
         if sample.launch == "call":
-            time_s = call_s(board, kernels_s + (sample.cost.kernels - 1) * floor_s["graph"], works_of(sample.cost)[0])
+            time_s = call_s(board, kernels_s + (sample.cost.kernels - 1) * floor_s["graph"], sample.cost.launches[0])
         else:
             time_s = kernels_s + sample.cost.kernels * floor_s[sample.launch]
         ratios.append(max(time_s, bound) / sample.measured_s)
@@ -179,7 +179,7 @@ def residuals(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]
     found = []
     for part, ratio in zip(parts, _ratios(gpu, parts, known), strict=True):
         time_s = ratio * part.sample.measured_s
-        own_s = part.rest_s + sum(_time_s(work, gpu, resident, known) for work, resident in part.works)
+        own_s = part.rest_s + sum(_time_s(work, gpu, resident, known) for work, resident in part.launches)
         host_s = time_s - own_s if part.sample.launch == "call" else 0.0
         if host_alone and host_s > own_s:
             found.append((part.sample.measured_s - own_s) / host_s)

@@ -15,7 +15,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.perfmodel.families import CALIBRATED, as_run, calibrated, interval
 from memwall.perfmodel.launch import call_s
-from memwall.perfmodel.roofline import Prediction, launch_floor_s, peak_compute_s, predict_cost, works_of
+from memwall.perfmodel.roofline import Prediction, launch_floor_s, peak_compute_s, predict_cost
 
 _R1_PEAK, _R1_DRAM, _R1_S = 0.75, 0.85, 3e-6
 
@@ -54,7 +54,7 @@ def predicted(sample: Sample) -> Prediction:
 def _eager_call_s(gpu: Gpu, cost: Cost, kernels_s: float) -> float:
     """Seconds of an eager call whose kernels take ``kernels_s``; those after the first wait for their launch only."""
     more_s = (cost.kernels - 1) * launch_floor_s(gpu)
-    return call_s(gpu, kernels_s + more_s, works_of(cost)[0])
+    return call_s(gpu, kernels_s + more_s, cost.launches[0])
 
 
 def _row(sample: Sample, predicted: Prediction) -> Row:
@@ -81,6 +81,6 @@ def limited_by(sample: Sample, predicted: Prediction) -> str:
 
 def known_by(cost: Cost, gpu: Gpu) -> str:
     """How the constants of a cost's launches are known: the worst of ``memwall.perfmodel.families.CALIBRATED``."""
-    works = (as_run(work, gpu) for work in works_of(cost))
+    works = (as_run(work, gpu) for work in cost.launches)
     known = {calibrated(CONSTANTS[work.FAMILY], gpu, work.variant) for work in works}
     return max(known, key=CALIBRATED.index)

@@ -22,7 +22,7 @@ from memwall.hardware.lookup import Gpu, load_gpu, match_device
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.perfmodel.families import constants, table_of
-from memwall.perfmodel.roofline import predict_cost, works_of
+from memwall.perfmodel.roofline import predict_cost
 
 #: the fastest of these stands for the bandwidth of a GPU without a datasheet
 _STREAM_NAMES = ("dram.copy", "dram.triad", "dram.read")
@@ -200,7 +200,7 @@ def _product(gpu: Gpu, dtype: str, quantity: Quantity) -> tuple[str, list[Line]]
     """The table of a dtype's products, and the rates with which the model takes as long as was measured."""
     side = round((quantity.work / 2) ** (1 / 3))
     cost = square_product(side, dtype)
-    work = works_of(cost)[0]
+    work = cost.launches[0]
     kind, table = CONSTANTS[work.FAMILY], f"{work.FAMILY}.{work.variant}"
     known, source = constants(kind, gpu, work.variant), table_of(kind, gpu, work.variant)
     held = {name: getattr(known, name) for name in names_of(kind) if not name.startswith("interval")}

@@ -193,4 +193,4 @@ def test_an_encoder_layer_does_the_work_of_the_papers_table():
     costs = list(layer_costs(8, 512))
     assert sum(cost.total_flops for cost in costs) == 335_686_926_336
     assert len(costs) == 48
-    assert all(cost.modeled and cost.works for cost in costs)
+    assert all(cost.modeled and cost.launches for cost in costs)

@@ -102,10 +102,10 @@ GEMM = Gemm(
 )  # fmt: skip
 
 
-def _with_works(gpu):
+def _with_launches(gpu):
     profile = make_profile(gpus=(gpu,))
     costs = tuple(
-        replace(cost, works=(GEMM,)) if op.name == "aten.mm" else cost
+        replace(cost, launches=(GEMM,)) if op.name == "aten.mm" else cost
         for op, cost in zip(profile.graph.ops, profile.costs[0], strict=True)
     )
     profile = replace(profile, costs=(costs,), simulations=())
@@ -123,7 +123,7 @@ def _with_works(gpu):
 )
 def test_the_time_says_on_what_its_constants_rest(utilization, fitted_on, expected):
     gpu = replace(OLD, utilization=utilization, fitted_on=fitted_on)
-    profile = _with_works(gpu)
+    profile = _with_launches(gpu)
     rows = trust(profile, profile.simulations[0])
     assert {row.calibrated for row in rows} == expected
     assert sum(row.time_s for row in rows) == pytest.approx(profile.simulations[0].totals.time_s)
@@ -132,7 +132,7 @@ def test_the_time_says_on_what_its_constants_rest(utilization, fitted_on, expect
 def test_a_tables_own_interval_is_taken():
     gpu = replace(OLD, utilization={"gemm.float16.interval_high": 1.25, "gemm.float16.interval_low": 0.9},
                   fitted_on={"gemm.float16": "old"})  # fmt: skip
-    found = predict_cost(Cost({GEMM.pipe: 2**31}, GEMM.read_bytes, GEMM.write_bytes, works=(GEMM,)), gpu)
+    found = predict_cost(Cost({GEMM.pipe: 2**31}, GEMM.read_bytes, GEMM.write_bytes, launches=(GEMM,)), gpu)
     assert found.high_s == pytest.approx(1.25 * found.time_s)
     assert found.low_s == pytest.approx(max(0.9 * found.time_s, found.bound_s))
 

@@ -77,7 +77,7 @@ def test_a_softmax_takes_a_prologue_and_an_epilogue():
     cost = only(b.graph(half)).cost
     assert (cost.read_bytes, cost.write_bytes) == (N + ROWS * COLS, N // 2)
     assert (cost.kernels, cost.extra_bytes) == (1, 0)  # a row of 4 KiB stays on chip between the passes
-    assert cost.programs == ROWS
+    assert cost.launches[0].thread_blocks == ROWS
 
 
 def rms_norm(b, x, weight, rows=ROWS, cols=COLS):

@@ -122,7 +122,7 @@ def test_index_arithmetic(left, right, per_element):
     permuted = left.strides == right.strides == (128, 8192, 1)
     output = left if permuted else spec(64, 32, 128, dtype=dtype)
     result = cost("aten.mul.Tensor", [("self", left), ("other", right)], output)
-    assert result.works[0].instructions == per_element * 262_144  # 64 * 32 * 128
+    assert result.launches[0].instructions == per_element * 262_144  # 64 * 32 * 128
 
 
 def test_index_arithmetic_takes_time_where_it_is_slower_than_memory():

@@ -34,10 +34,10 @@ def test_embedding_backward_writes_the_whole_table():
     assert result.kernels == 2
     long = [("grad_output", spec(8192, 64)), ("indices", spec(8192, dtype="int64"))]
     sorted_first = cost("aten.embedding_dense_backward", long, spec(50000, 64))
-    assert (sorted_first.kernels, sorted_first.works[-1].round_trips) == (15, 300)
+    assert (sorted_first.kernels, sorted_first.launches[-1].round_trips) == (15, 300)
     # again: 8192 * 64 * 2 of the gradient's rows; 8192 + 819 segments of 64 sums of 4 B, written and read
     assert sorted_first.extra_bytes == 1_048_576 + 2 * 9_011 * 256
-    assert sorted_first.works[-1].instructions == 80 * (8_192 + 2 * 9_011) * 64
+    assert sorted_first.launches[-1].instructions == 80 * (8_192 + 2 * 9_011) * 64
 
 
 def test_rows_are_fetched_element_by_element():
@@ -50,7 +50,7 @@ def test_rows_are_fetched_element_by_element():
     select = cost("aten.index_select", [("self", picked), ("index", ids)], picked, dim=0)
     assert predict_cost(select, h100).time_s == pytest.approx(136e-6, rel=0.1)
     gather = cost("aten.gather", [("self", picked), ("index", spec(4096, 5120, dtype="int64"))], picked, dim=0)
-    assert gather.works[0].instructions == 0
+    assert gather.launches[0].instructions == 0
 
 
 def test_atomic_adds_are_slower_than_their_bytes():
@@ -67,13 +67,13 @@ def test_atomic_adds_are_slower_than_their_bytes():
 
 def test_casts_and_copies_with_gaps_compute_their_places():
     wide, narrow = spec(1024, 512, dtype="float32"), spec(1024, 512)
-    assert cost("aten._to_copy", [("self", wide)], narrow).works[0].instructions == 53 * 524_288
-    assert cost("aten.clone", [("self", narrow)], narrow).works[0].instructions == 0
+    assert cost("aten._to_copy", [("self", wide)], narrow).launches[0].instructions == 53 * 524_288
+    assert cost("aten.clone", [("self", narrow)], narrow).launches[0].instructions == 0
     flipped = expanded((1024, 512), (1, 1024))
-    assert cost("aten.clone", [("self", flipped)], narrow).works[0].instructions == 36 * 524_288  # two axes
+    assert cost("aten.clone", [("self", flipped)], narrow).launches[0].instructions == 36 * 524_288  # two axes
     half = expanded((1024, 512), (1024, 1))  # the left half of 1024 columns
     joined = cost("aten.cat", [("tensors", [half, narrow])], spec(2048, 512))
-    assert joined.works[0].instructions == 36 * 524_288  # of the first only
+    assert joined.launches[0].instructions == 36 * 524_288  # of the first only
 
 
 def test_expand_is_not_billed():

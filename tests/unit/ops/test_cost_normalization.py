@@ -26,16 +26,16 @@ def test_softmax_of_a_short_row_reads_once():
 def test_softmax_passes(shape, dtype, again, kind):
     data = spec(*shape, dtype=dtype)
     result = cost("aten._log_softmax", [("self", data)], data, dim=-1)
-    (work,) = result.works
+    (work,) = result.launches
     assert (work.kind, work.rows, work.columns, result.extra_bytes) == (kind, *shape, 0)
-    assert work.again_bytes == again * data.nbytes
+    assert work.second_pass_bytes == again * data.nbytes
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((64, 10, 32), 1), ((10, 64), 0)])
 def test_softmax_over_elements_that_lie_apart_passes_three_times(shape, dim):
     data = spec(*shape, dtype="float32")
     result = cost("aten._log_softmax", [("self", data)], data, dim=dim)
-    (work,) = result.works
+    (work,) = result.launches
     assert result.extra_bytes == 2 * data.nbytes
     assert (work.read_bytes, work.write_bytes) == (3 * data.nbytes, data.nbytes)
 
@@ -57,8 +57,11 @@ def test_layer_norm():
     assert forward.read_bytes == 525_312  # 524,288 + 2 * 512
     assert forward.write_bytes == 532_480  # 524,288 + 2 * 1024 * 4
     assert forward.extra_bytes == 0
-    (work,) = forward.works
-    assert (work.again_bytes, work.rows_per_sm * work.columns * work.itemsize) == (524_288, 8_192)  # 16 rows of 512 B
+    (work,) = forward.launches
+    assert (work.second_pass_bytes, work.rows_per_sm * work.columns * work.itemsize) == (
+        524_288,
+        8_192,
+    )  # 16 rows of 512 B
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def test_one_block_of_32_threads_picks_the_losses(rows, reduction, turns):
     out = spec(rows, dtype="float32") if reduction == 0 else spec(dtype="float32")
     result = cost("aten.nll_loss_forward", [("self", scores), ("target", target)], [out], reduction=reduction)
     assert predict_cost(result, load_gpu("h100-sxm")).time_s > turns * 0.3e-6  # a load each turn, all caches missed
-    assert result.works[0].round_trips == turns  # 4096 / 32 turns of a target and its score; 33 / 32: two turns
+    assert result.launches[0].round_trips == turns  # 4096 / 32 turns of a target and its score; 33 / 32: two turns
 
 
 def test_nll_loss_backward_writes_the_whole_gradient():

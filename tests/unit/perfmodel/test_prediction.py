@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memwall.core.graph import Pipe
-from memwall.fusion.works import with_works
+from memwall.fusion.launches import with_launches
 from memwall.hardware.lookup import inherit, load_gpu
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
@@ -33,7 +33,7 @@ def gemm(**changes) -> Gemm:
 
 def test_each_launch_takes_the_longer_of_its_own_two():
     """100 TFLOP/s, 1 TB/s, 1 us a launch: 10 us and 20 us one after another, not the 21 us of the longer sum."""
-    cost = Cost({TENSOR: 10**9}, 11 * 10**6, 10**7, kernels=2, works=(COMPUTE, TRAFFIC))
+    cost = Cost({TENSOR: 10**9}, 11 * 10**6, 10**7, launches=(COMPUTE, TRAFFIC))
     found = predict_cost(cost, make_gpu())
     assert found.time_s == pytest.approx(32e-6)
     assert (found.compute_s, found.memory_s) == (pytest.approx(10e-6), pytest.approx(30e-6))
@@ -41,7 +41,7 @@ def test_each_launch_takes_the_longer_of_its_own_two():
 
 
 def test_a_later_launch_finds_in_l2_what_the_one_before_it_moved():
-    cost = Cost({}, 0, 0, kernels=2, works=(TRAFFIC, TRAFFIC))
+    cost = Cost({}, 0, 0, launches=(TRAFFIC, TRAFFIC))
     small, large = make_gpu(l2_bytes=1), make_gpu(l2_bytes=10**8)
     assert [terms.memory_s for _, terms in launches_of(cost, small)] == pytest.approx([20e-6, 20e-6])
     first, second = (terms.memory_s for _, terms in launches_of(cost, large))
@@ -101,24 +101,28 @@ def test_shipped_boards_without_rows_say_whose_constants_they_use():
 
 
 def test_a_product_keeps_its_shape_in_a_group_and_takes_the_groups_bytes():
-    cost = Cost({TENSOR: 1}, read_bytes=700, write_bytes=300, extra_bytes=50)
-    (work,) = with_works(cost, [gemm(), Stream(read_bytes=5, write_bytes=5)]).works
-    assert isinstance(work, Gemm)
-    assert (work.m, work.read_bytes, work.write_bytes) == (4096, 750, 300)
+    cost = Cost({TENSOR: 1}, read_bytes=700, write_bytes=300)
+    found = with_launches(cost, [gemm(), Stream(read_bytes=5, write_bytes=5)], kernels=2, extra_bytes=50)
+    (launch,) = found.launches
+    assert isinstance(launch, Gemm)
+    assert (launch.m, launch.read_bytes, launch.write_bytes) == (4096, 750, 300)
+    assert (found.kernels, found.extra_bytes) == (2, 50)
 
 
 def test_several_products_share_the_bytes_and_none_is_lost():
     cost = Cost({TENSOR: 1}, read_bytes=701, write_bytes=301)
-    works = with_works(cost, [gemm(), gemm(m=1, read_bytes=3, write_bytes=1), gemm()]).works
-    assert len(works) == 3
-    assert (sum(w.read_bytes for w in works), sum(w.write_bytes for w in works)) == (701, 301)
+    launches = with_launches(cost, [gemm(), gemm(m=1, read_bytes=3, write_bytes=1), gemm()]).launches
+    assert len(launches) == 3
+    assert (sum(w.read_bytes for w in launches), sum(w.write_bytes for w in launches)) == (701, 301)
+    assert [launch.count for launch in launches] == [1, 0, 0]  # one kernel
 
 
-def test_a_group_of_known_ops_is_one_stream_and_of_unknown_ones_nothing():
-    cost = Cost({Pipe("vector", "float32"): 10}, read_bytes=100, write_bytes=50, extra_bytes=7)
-    (work,) = with_works(cost, [Stream(read_bytes=5, write_bytes=5)]).works
-    assert (work.read_bytes, work.write_bytes, work.flops) == (107, 50, 10)
-    assert with_works(cost, []).works == ()
+def test_a_group_of_known_ops_is_one_stream_and_of_unknown_ones_plain():
+    cost = Cost({Pipe("vector", "float32"): 10}, read_bytes=100, write_bytes=50)
+    (launch,) = with_launches(cost, [Stream(read_bytes=5, write_bytes=5)], extra_bytes=7).launches
+    assert (launch.read_bytes, launch.write_bytes, launch.flops) == (107, 50, 10)
+    (launch,) = with_launches(cost, []).launches
+    assert launch == Plain(read_bytes=100, write_bytes=50, flops=cost.flops)
 
 
 # -- machines of other kinds, and captured steps -----------------------------------------------------------------------

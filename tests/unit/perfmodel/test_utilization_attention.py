@@ -226,7 +226,7 @@ def test_constants_of_a_variant_that_no_board_of_the_kind_states():
 
 def test_launches_of_a_forward_call():
     inputs = [("query", spec(2, 8, 128, 64)), ("key", spec(2, 2, 128, 64)), ("value", spec(2, 2, 128, 64))]
-    (work,) = cost("aten._scaled_dot_product_efficient_attention", inputs, [spec(2, 8, 128, 64)]).works
+    (work,) = cost("aten._scaled_dot_product_efficient_attention", inputs, [spec(2, 8, 128, 64)]).launches
     assert (work.kernel, work.kv_heads, work.pairs, work.backward) == ("efficient", 2, 128 * 128, False)
     assert (work.read_bytes, work.write_bytes) == (262_144 + 2 * 65_536, 262_144)
 
@@ -236,7 +236,7 @@ def test_launches_of_a_flash_backward_with_shared_keys():
     inputs = [("grad_out", query), ("query", query), ("key", key), ("value", key), ("out", query), ("logsumexp", row)]
     before, kernel, converted, *summed = cost(
         "aten._scaled_dot_product_flash_attention_backward", inputs, [query, key, key], is_causal=True
-    ).works
+    ).launches
     q, k, r = 262_144, 65_536, 8_192  # bytes: bfloat16 queries, keys, float32 row
     assert (before.read_bytes, before.write_bytes) == (2 * q, r + 2 * q)  # grad and out; sums of dQ in float32
     assert (kernel.read_bytes, kernel.write_bytes) == (2 * q + 2 * k + 2 * r, 2 * q + 8 * k)  # dK, dV of 8 heads

@@ -35,7 +35,7 @@ def launch(pipe=FP16, role="forward", n=32, cin=64, cout=64, hw=56, window=3, st
 def test_forward_is_one_launch_and_a_pass_for_the_bias():
     data, weight, out = spec(2, 3, 8, 8), spec(16, 3, 3, 3), spec(2, 16, 4, 4)
     inputs = [("input", data), ("weight", weight), ("bias", spec(16))]
-    conv, bias = cost("aten.convolution", inputs, out, stride=[2, 2], padding=[1, 1], groups=1).works
+    conv, bias = cost("aten.convolution", inputs, out, stride=[2, 2], padding=[1, 1], groups=1).launches
     assert (conv.role, conv.images, conv.channels_in, conv.channels_out) == ("forward", 2, 3, 16)
     assert (conv.places_in, conv.places_out, conv.kernel, conv.stride) == ((8, 8), (4, 4), (3, 3), (2, 2))
     assert (conv.read_bytes, conv.write_bytes) == (768 + 864, 1024)  # 384 + 432 and 512 elements of 2 bytes
@@ -47,28 +47,28 @@ def test_backward_is_one_launch_for_each_gradient():
     grad, data, weight = spec(2, 8, 4, 4), spec(2, 4, 4, 4), spec(8, 4, 3, 3)
     inputs = [("grad_output", grad), ("input", data), ("weight", weight)]
     result = cost("aten.convolution_backward", inputs, [data, weight, spec(8)], output_mask=(True, True, True))
-    of_input, of_weight, of_bias = result.works
+    of_input, of_weight, of_bias = result.launches
     assert (of_input.role, of_input.read_bytes, of_input.write_bytes) == ("input", 512 + 576, 256)
     assert (of_weight.role, of_weight.read_bytes, of_weight.write_bytes) == ("weight", 512 + 256, 576)
     assert (of_bias.read_bytes, of_bias.write_bytes) == (512, 16)
     only = cost("aten.convolution_backward", inputs, [weight], output_mask=(False, True, False))
-    assert [work.role for work in only.works] == ["weight"]
+    assert [work.role for work in only.launches] == ["weight"]
 
 
 def test_a_transposed_convolution_is_the_input_gradient_of_another():
     # weight [Cin 16, Cout 4, 2, 2]: the convolution that it transposes has 4 channels in and 16 out
     inputs = [("input", spec(1, 16, 8, 8)), ("weight", spec(16, 4, 2, 2))]
-    (work,) = cost("aten.convolution", inputs, spec(1, 4, 16, 16), transposed=True, groups=1, stride=[2, 2]).works
+    (work,) = cost("aten.convolution", inputs, spec(1, 4, 16, 16), transposed=True, groups=1, stride=[2, 2]).launches
     assert (work.role, work.channels_in, work.channels_out) == ("input", 4, 16)
     assert (work.places_in, work.places_out) == ((16, 16), (8, 8))
 
 
 def test_groups_and_depthwise():
     data, out = spec(1, 32, 8, 8), spec(1, 64, 8, 8)
-    (grouped,) = cost("aten.convolution", [("input", data), ("weight", spec(64, 8, 3, 3))], out, groups=4).works
+    (grouped,) = cost("aten.convolution", [("input", data), ("weight", spec(64, 8, 3, 3))], out, groups=4).launches
     assert (grouped.groups, grouped.channels_in, grouped.channels_out) == (4, 8, 16)
     assert not grouped.depthwise
-    (alone,) = cost("aten.convolution", [("input", data), ("weight", spec(32, 1, 3, 3))], data, groups=32).works
+    (alone,) = cost("aten.convolution", [("input", data), ("weight", spec(32, 1, 3, 3))], data, groups=32).launches
     assert alone.depthwise
     assert predict(alone, load_gpu("h100-sxm")).facts["way"] == "depthwise"
 

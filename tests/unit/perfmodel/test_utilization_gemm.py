@@ -126,7 +126,7 @@ def test_a_dtype_without_rows_goes_by_another_of_the_board():
 
 def test_a_product_is_one_launch_of_its_bytes():
     result = cost("aten.mm", [("self", spec(128, 64)), ("mat2", spec(64, 256))], spec(128, 256))
-    (work,) = result.works
+    (work,) = result.launches
     assert (work.batch, work.m, work.n, work.k, work.itemsize) == (1, 128, 256, 64, 2)
     assert (work.read_bytes, work.write_bytes) == (result.read_bytes, result.write_bytes)
     assert work.variant == "bfloat16" and type(work) is Gemm
@@ -134,51 +134,51 @@ def test_a_product_is_one_launch_of_its_bytes():
 
 def test_a_linear_layer_is_one_product_over_all_its_rows():
     operands = [("input", spec(4, 32, 64)), ("weight", spec(256, 64)), ("bias", spec(256))]
-    (work,) = cost("aten.linear", operands, spec(4, 32, 256)).works
+    (work,) = cost("aten.linear", operands, spec(4, 32, 256)).launches
     assert (work.batch, work.m, work.n, work.k) == (1, 128, 256, 64)  # 4 * 32 rows
 
 
 def test_a_batched_product_keeps_its_batch():
-    (work,) = cost("aten.bmm", [("self", spec(4, 32, 8)), ("mat2", spec(4, 8, 16))], spec(4, 32, 16)).works
+    (work,) = cost("aten.bmm", [("self", spec(4, 32, 8)), ("mat2", spec(4, 8, 16))], spec(4, 32, 16)).launches
     assert (work.batch, work.m, work.n, work.k) == (4, 32, 16, 8)
 
 
 def test_full_precision_is_another_family():
     operands = [("self", spec(8, 4, dtype="float32")), ("mat2", spec(4, 16, dtype="float32"))]
-    (work,) = cost("aten.mm", operands, spec(8, 16, dtype="float32")).works
+    (work,) = cost("aten.mm", operands, spec(8, 16, dtype="float32")).launches
     assert isinstance(work, VectorGemm) and not work.bias
     biased = [("self", spec(16, dtype="float32")), ("mat1", operands[0][1]), ("mat2", operands[1][1])]
-    (work,) = cost("aten.addmm", biased, spec(8, 16, dtype="float32")).works
+    (work,) = cost("aten.addmm", biased, spec(8, 16, dtype="float32")).launches
     assert isinstance(work, VectorGemm) and work.bias
-    (work,) = cost("aten.mm", operands, spec(8, 16, dtype="float32"), allow_tf32=True).works
+    (work,) = cost("aten.mm", operands, spec(8, 16, dtype="float32"), allow_tf32=True).launches
     assert type(work) is Gemm and work.variant == "tf32" and work.itemsize == 4
 
 
 def test_a_matrix_addend_is_copied_by_a_launch_before():
     operands = [("self", spec(128, 256)), ("mat1", spec(128, 64)), ("mat2", spec(64, 256))]
     result = cost("aten.addmm", operands, spec(128, 256))
-    copy, product = result.works
+    copy, product = result.launches
     assert isinstance(copy, Stream) and copy.bytes == 2 * 65_536
     assert copy.bytes + product.bytes == result.bytes + result.extra_bytes
 
 
 def test_grouped_products_are_a_batch():
     operands = [("self", spec(1024, 64)), ("mat2", spec(8, 64, 32)), ("offs", spec(8, dtype="int32"))]
-    (work,) = cost("aten._grouped_mm", operands, spec(1024, 32)).works
+    (work,) = cost("aten._grouped_mm", operands, spec(1024, 32)).launches
     assert (work.batch, work.m, work.n, work.k) == (8, 128, 32, 64)  # 1024 rows over 8 groups
 
 
 def test_a_vector_is_a_product_of_one_column_and_a_scalar_product_streams():
-    (work,) = cost("aten.mv", [("self", spec(128, 64)), ("vec", spec(64))], spec(128)).works
+    (work,) = cost("aten.mv", [("self", spec(128, 64)), ("vec", spec(64))], spec(128)).launches
     assert (work.m, work.n, work.k) == (128, 1, 64)
-    (work,) = cost("aten.dot", [("self", spec(64)), ("tensor", spec(64))], spec()).works
+    (work,) = cost("aten.dot", [("self", spec(64)), ("tensor", spec(64))], spec()).launches
     assert isinstance(work, Stream)
 
 
 def test_a_recurrent_layer_multiplies_at_every_step():
     weights = [("weight", spec(512, 64)), ("weight", spec(512, 128)), ("weight", spec(512)), ("weight", spec(512))]
     result = cost("aten._cudnn_rnn", [("input", spec(10, 4, 64)), *weights], spec(10, 4, 128), weight_stride0=4)
-    first, *steps = result.works
+    first, *steps = result.launches
     assert (first.m, first.n, first.k) == (40, 512, 64)  # 10 steps of 4 rows at once
     assert [(step.m, step.n, step.k) for step in steps] == 10 * [(4, 512, 128)]
     assert result.kernels == 11

@@ -48,17 +48,17 @@ def scan(*shape: int, dim: int) -> Call:
 
 
 def test_a_row_of_a_layer_norm_is_all_normalized_axes():
-    (work,) = cost_of(layer_norm((16, 64, 256, 256), 3)).works
+    (work,) = cost_of(layer_norm((16, 64, 256, 256), 3)).launches
     assert isinstance(work, Rows)
     assert (work.rows, work.columns) == (16, 64 * 256 * 256)
-    (work,) = cost_of(layer_norm((32, 512, 768), 1)).works
+    (work,) = cost_of(layer_norm((32, 512, 768), 1)).launches
     assert isinstance(work, Rows)
     assert (work.rows, work.columns) == (32 * 512, 768)
 
 
 def test_a_lone_block_waits_for_each_vector_of_its_row():
     """Blocks of 128 threads, four float32 each: 2**20 columns are 2048 turns, twice, since the row is read twice."""
-    (work,) = cost_of(layer_norm((8, 2**20), 1)).works
+    (work,) = cost_of(layer_norm((8, 2**20), 1)).launches
     assert predict(work, H100).memory_s == pytest.approx(2 * 2048 * round_trip_s(H100), rel=1e-2)
 
 
@@ -72,7 +72,7 @@ def test_layer_norm_of_sixteen_images_on_an_l40s():
 
 def test_many_rows_do_not_wait():
     """8192 rows of 1024 fill every multiprocessor: bytes and clocks say what they take, not the lone loop."""
-    (work,) = cost_of(layer_norm((8192, 1024), 1)).works
+    (work,) = cost_of(layer_norm((8192, 1024), 1)).launches
     for gpu in EVERY:
         terms = predict(work, gpu)
         assert terms.facts["lone_s"] < terms.time_s
@@ -81,7 +81,9 @@ def test_many_rows_do_not_wait():
 
 def test_more_rows_never_take_less():
     for gpu in EVERY:
-        times = [predict(cost_of(layer_norm((n, 65536), 1)).works[0], gpu).time_s for n in (1, 2, 16, 100, 133, 2000)]
+        times = [
+            predict(cost_of(layer_norm((n, 65536), 1)).launches[0], gpu).time_s for n in (1, 2, 16, 100, 133, 2000)
+        ]
         assert times == sorted(times)
 
 
@@ -114,7 +116,7 @@ def test_a_scan_down_the_first_axis_takes_a_load_a_row():
 
 def test_a_scan_along_rows_counts_its_network():
     """As many rows as columns: 16 threads share a row and take 32 elements a turn; 20 + 5 x 8 instructions each."""
-    (work,) = cost_of(scan(32768, 32768, dim=1)).works
+    (work,) = cost_of(scan(32768, 32768, dim=1)).launches
     assert isinstance(work, Stream)
     assert work.instructions == 60 * 32768**2
     assert (work.steps, work.blocks) == (1024, 32768 * 16 // 512)
@@ -122,17 +124,17 @@ def test_a_scan_along_rows_counts_its_network():
 
 def test_long_rows_have_more_threads():
     """128 rows of 4000: 2^((9 + 12 - 7) / 2) = 128 threads a row, 256 elements a turn."""
-    (work,) = cost_of(scan(128, 4000, dim=-1)).works
+    (work,) = cost_of(scan(128, 4000, dim=-1)).launches
     assert isinstance(work, Stream)
     assert work.steps == math.ceil(4000 / 256)
-    (work,) = cost_of(scan(4, 2**24, dim=1)).works
+    (work,) = cost_of(scan(4, 2**24, dim=1)).launches
     assert isinstance(work, Stream)
     assert work.steps == 2**24 // 1024  # 512 threads at most
     assert work.blocks == 4
 
 
 def test_a_scan_of_one_axis_streams():
-    (work,) = cost_of(scan(2**24, dim=0)).works
+    (work,) = cost_of(scan(2**24, dim=0)).launches
     assert isinstance(work, Stream)
     assert work.steps == work.instructions == 0
 
@@ -166,7 +168,7 @@ def test_depthwise_3x3_on_an_rtx_2080_ti(channels: int, size: int, measured_s: f
 
 def test_a_thread_of_a_depthwise_kernel_goes_over_its_window():
     """2048 threads of 132 multiprocessors: 590 clocks for each tap. Wider windows take longer by their taps."""
-    small, wide = (cost_of(depthwise(16, 128, 256, k)).works[0] for k in (3, 5))
+    small, wide = (cost_of(depthwise(16, 128, 256, k)).launches[0] for k in (3, 5))
     assert predict(small, H100).compute_s == pytest.approx(
         16 * 128 * 256 * 256 * 9 * 590 / (2048 * 132 * H100.boost_clock_hz)
     )
@@ -185,7 +187,7 @@ def test_tiles_of_the_memory_efficient_kernel():
             "aten._scaled_dot_product_efficient_attention", {"query": query, "key": query, "value": query},
             (query, spec(1, 10, 0)), compute_log_sumexp=False,
         )  # fmt: skip
-        (work,) = cost_of(attention).works
+        (work,) = cost_of(attention).launches
         tiles = predict(work, H100).facts["tiles"]
         assert (tiles.rows, tiles.columns, tiles.blocks) == (rows, columns, 10 * blocks)
 
@@ -200,7 +202,7 @@ def test_a_group_has_one_block_for_its_moments():
         "aten.native_group_norm", {"input": data, "weight": spec(64), "bias": spec(64)}, (data, moments, moments),
         N=2, C=64, HxW=128 * 1024, group=8, eps=1e-5,
     )  # fmt: skip
-    first = cost_of(norm).works[0]
+    first = cost_of(norm).launches[0]
     assert isinstance(first, Stream)
     assert (first.blocks, first.steps) == (16, 2048)
     assert predict(first, H100).time_s == pytest.approx(2048 * round_trip_s(H100), rel=1e-2)

@@ -95,8 +95,8 @@ def test_index_arithmetic_runs_on_64_lanes_of_each_multiprocessor():
 
 def test_few_programs_leave_multiprocessors_idle():
     work = stream(1 << 28, 1 << 28)
-    assert predict(replace(work, programs=27), A100).memory_s == pytest.approx(4 * predict(work, A100).memory_s)
-    assert predict(replace(work, programs=4000), A100).memory_s == predict(work, A100).memory_s
+    assert predict(replace(work, thread_blocks=27), A100).memory_s == pytest.approx(4 * predict(work, A100).memory_s)
+    assert predict(replace(work, thread_blocks=4000), A100).memory_s == predict(work, A100).memory_s
 
 
 def test_warm_inputs_are_served_by_l2():
@@ -123,7 +123,9 @@ def test_loads_in_a_row_come_on_top_and_loops_of_other_blocks_hide_them():
 def test_sixteen_indices_are_taken_one_after_another(gpu, measured):
     """16 rows of 5120 halves take so many us, 32 no more than 5 (Vidur, median)."""
     board = load_gpu(gpu)
-    few, more = (predict(embedding(count, 5120).works[0], board).time_s + board.launch_overhead_s for count in (16, 32))
+    few, more = (
+        predict(embedding(count, 5120).launches[0], board).time_s + board.launch_overhead_s for count in (16, 32)
+    )
     assert few == pytest.approx(measured * 1e-6, rel=0.25)
     assert more < 0.6 * few
 
@@ -148,17 +150,17 @@ def test_rows_take_turns_on_the_multiprocessors():
 def test_a_second_pass_misses_where_the_rows_in_flight_overflow_l2():
     """108 x 16 rows of 4096 floats are 28.3 MB of 41.9: 0.675 of L2, 0.175 above the half that keeps them."""
     again = 4 * 8192 * 4096
-    assert missed_share(rows(8192, 4096, again_bytes=again), A100) == pytest.approx(0.175, abs=1e-3)
-    assert missed_share(rows(8192, 2048, again_bytes=again), A100) == 0
-    assert missed_share(rows(8192, 32768, again_bytes=again), A100) == 1
-    assert missed_share(rows(8, 32768, again_bytes=again), A100) == 0, "8 rows are 1 MB"
+    assert missed_share(rows(8192, 4096, second_pass_bytes=again), A100) == pytest.approx(0.175, abs=1e-3)
+    assert missed_share(rows(8192, 2048, second_pass_bytes=again), A100) == 0
+    assert missed_share(rows(8192, 32768, second_pass_bytes=again), A100) == 1
+    assert missed_share(rows(8, 32768, second_pass_bytes=again), A100) == 0, "8 rows are 1 MB"
     assert missed_share(rows(8192, 4096), A100) == 0, "one pass"
 
 
 def test_threads_of_a_multiprocessor_do_not_change_what_misses():
     """A P4 and a T4 have 105 kB of L2 a multiprocessor, the T4 half the threads; 16 rows of 2048 floats are 131 kB."""
     for gpu in (P4, T4):
-        assert missed_share(rows(8192, 2048, again_bytes=1), gpu) == pytest.approx(0.75, abs=1e-3)
+        assert missed_share(rows(8192, 2048, second_pass_bytes=1), gpu) == pytest.approx(0.75, abs=1e-3)
 
 
 def test_a_p100_has_half_the_schedulers_and_takes_twice_the_clocks():
@@ -209,16 +211,16 @@ def test_row_kernels_grow_with_rows_and_stay_above_the_datasheet(gpu, kind):
 
 
 def test_softmax_has_a_kernel_by_row_length():
-    kinds = {n: calls.softmax((64, n), "float32").works[0].kind for n in (31, 1024, 1025, 30000)}
+    kinds = {n: calls.softmax((64, n), "float32").launches[0].kind for n in (31, 1024, 1025, 30000)}
     assert kinds == {31: "softmax_warp", 1024: "softmax_warp", 1025: "softmax_block", 30000: "softmax_block"}
-    assert calls.softmax((64, 4096), "float32").works[0].again_bytes == 0, "16 KB stay in shared memory"
-    assert calls.softmax((64, 30000), "float32").works[0].again_bytes == 2 * 4 * 64 * 30000
+    assert calls.softmax((64, 4096), "float32").launches[0].second_pass_bytes == 0, "16 KB stay in shared memory"
+    assert calls.softmax((64, 30000), "float32").launches[0].second_pass_bytes == 2 * 4 * 64 * 30000
 
 
 def test_layer_norm_of_odd_rows_takes_two_kernels():
-    (whole,) = calls.layer_norm((64, 1024), "float32").works
-    assert (whole.rows, whole.columns, whole.again_bytes) == (64, 1024, 4 * 64 * 1024)
-    moments, result = calls.layer_norm((64, 1023), "float32").works
+    (whole,) = calls.layer_norm((64, 1024), "float32").launches
+    assert (whole.rows, whole.columns, whole.second_pass_bytes) == (64, 1024, 4 * 64 * 1024)
+    moments, result = calls.layer_norm((64, 1023), "float32").launches
     assert moments.write_bytes == 2 * 4 * 64
     assert result.write_bytes == 4 * 64 * 1023
     assert moments.read_bytes + result.read_bytes > 2 * 4 * 64 * 1023
@@ -237,7 +239,7 @@ def test_launches_move_what_the_cost_says():
         calls.elementwise("aten.add.Tensor", (1024, 1024), "float32", 2),
     ]  # fmt: skip
     for cost in costs:
-        moved = sum(work.bytes for work in cost.works)
+        moved = sum(work.bytes for work in cost.launches)
         assert moved == pytest.approx(cost.bytes + cost.extra_bytes, rel=0.01)
 
 
@@ -245,7 +247,7 @@ def test_launches_move_what_the_cost_says():
 
 
 def test_a_call_hides_the_kernel_behind_the_host():
-    work = calls.elementwise("aten.add.Tensor", (8, 8), "float32", 2).works[0]
+    work = calls.elementwise("aten.add.Tensor", (8, 8), "float32", 2).launches[0]
     call = {"launch.call.floor_s": 30e-6, "launch.call.back_share": 0.5}
     host = replace(A100, name="host", utilization=call, fitted_on={"launch.call": "host"})
     assert call_s(host, 1e-6, work) == pytest.approx(30e-6)
@@ -258,7 +260,7 @@ def test_modules_have_a_longer_way_than_operators():
     spec = {"softmax": calls.softmax((8, 8), "float32"), "layer_norm": calls.layer_norm((8, 8), "float32"),
             "gelu": calls.elementwise("aten.gelu.default", (8, 8), "float32", 1),
             "add": calls.elementwise("aten.add.Tensor", (8, 8), "float32", 2)}  # fmt: skip
-    ways = {name: way_of(known, cost.works[0]) for name, cost in spec.items()}
+    ways = {name: way_of(known, cost.launches[0]) for name, cost in spec.items()}
     assert ways["add"] == 1 < ways["gelu"] < ways["softmax"] < ways["layer_norm"]
 
 
@@ -286,11 +288,11 @@ def measured():
                 shape = int(float(row["b"])), int(float(row["h"]))
                 if row["op"] in _OPS:
                     op, operands = _OPS[row["op"]]
-                    work, kind = calls.elementwise(op, shape, "float32", operands).works[0], "elementwise"
+                    work, kind = calls.elementwise(op, shape, "float32", operands).launches[0], "elementwise"
                 else:
                     kind = row["op"]
                     made = calls.softmax if kind == "softmax" else calls.layer_norm
-                    work = made(shape, "float32").works[0]
+                    work = made(shape, "float32").launches[0]
                 found.append((_BOARDS[row["gpu"]], kind, shape, work, 1e-3 * float(row["latency_ms"])))
     return found
 

@@ -6,6 +6,7 @@ from memwall.core.graph import Graph, Op, Pipe, Storage, Value, contiguous
 from memwall.fusion import eager_plan
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
+from memwall.ops.launches import Plain
 from memwall.simulate.memory import memory_peak, reuse_distances
 from memwall.simulate.schedule import simulate
 
@@ -65,7 +66,7 @@ def test_what_fits_l2_is_bound_by_the_l2s_bandwidth():
 
 
 def test_extra_passes_enter_the_time_and_not_the_bound():
-    cost = Cost({}, 500_000_000, 500_000_000, extra_bytes=1_000_000_000)
+    cost = Cost({}, 500_000_000, 500_000_000, launches=(Plain(read_bytes=1_500_000_000, write_bytes=500_000_000),))
     (kernel,) = run([500_000_000, 500_000_000], [cost]).kernels
     assert kernel.bound_s == pytest.approx(1e-3)
     assert kernel.memory_s == pytest.approx(2e-3)
@@ -136,9 +137,11 @@ def test_what_does_not_fit_is_said():
 
 def test_a_convolution_that_winograd_may_run_is_bound_by_a_quarter_on_vector_engines():
     fp32 = Pipe("tensor", "float32")  # falls back to the vector engine: 10 TFLOP/s
-    cost = Cost({fp32: 40_000_000_000}, 1_000, 1_000, least_flops=10_000_000_000)
+    flops = {fp32: 40_000_000_000}
+    cost = Cost(flops, 1_000, 1_000, launches=(Plain(flops=flops, spared_flops=30_000_000_000),))
     (kernel,) = run([1_000, 1_000], [cost], op_class="convolution").kernels
     assert kernel.bound_s == pytest.approx(1e-3)  # 10 GFLOP at 10 TFLOP/s
     assert kernel.compute_s == pytest.approx(4e-3)
-    half = Cost({FP16: 400_000_000_000}, 1_000, 1_000, least_flops=100_000_000_000)
+    flops = {FP16: 400_000_000_000}
+    half = Cost(flops, 1_000, 1_000, launches=(Plain(flops=flops, spared_flops=300_000_000_000),))
     assert run([1_000, 1_000], [half]).kernels[0].bound_s == pytest.approx(4e-3)  # tensor cores run it direct

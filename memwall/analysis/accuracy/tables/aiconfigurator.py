@@ -15,7 +15,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.launches import Attention
-from memwall.perfmodel.roofline import launch_floor_s, works_of
+from memwall.perfmodel.roofline import launch_floor_s
 from memwall.perfmodel.stream import round_trip_s
 
 #: dtype of the table -> dtype of the operands
@@ -65,11 +65,8 @@ def _quantised(product: Cost, elements: int, gpu: Gpu) -> Cost:
     largest = calls.stream(2 * elements, 0, elements, instructions=_INSTRUCTIONS, round_trips=waits)
     converted = calls.stream(2 * elements, elements, elements, instructions=_INSTRUCTIONS)
     # The product stands first: what it finds in L2 is known, and what the others find is what all of them touch.
-    works = (work for cost in (product, largest, converted) for work in works_of(cost))
-    return replace(
-        product, read_bytes=product.read_bytes + elements, extra_bytes=product.extra_bytes + 4 * elements,
-        kernels=product.kernels + 3, works=tuple(works),
-    )  # fmt: skip
+    launches = (*product.launches, replace(largest.launches[0], count=2), *converted.launches)
+    return replace(product, read_bytes=product.read_bytes + elements, launches=launches)
 
 
 def _attention(record: Record) -> Call:
@@ -97,11 +94,11 @@ def _attention(record: Record) -> Call:
 
 def _keys_alone(cost: Cost) -> Cost:
     """The same where keys and values share one place."""
-    work = works_of(cost)[0]
+    work = cost.launches[0]
     assert isinstance(work, Attention)
     once = (work.read_bytes - work.query_bytes) // 2
     work = replace(work, read_bytes=work.read_bytes - once)
-    return replace(cost, read_bytes=cost.read_bytes - once, works=(work,))
+    return replace(cost, read_bytes=cost.read_bytes - once, launches=(work,))
 
 
 GEMM = Table("aiconfigurator_gemm", "gpu framework dtype m n k latency_ms", _gemm)

@@ -27,7 +27,7 @@ def _encoder(record: Record) -> Call:
     if record["implementation"] != "PyTorch":
         raise Skip("the kernels of another framework")
     batch, sequence = map(int, sizes.groups())
-    cost = sum(layer_costs(batch, sequence), start=Cost(kernels=0))
+    cost = sum(layer_costs(batch, sequence), start=Cost(launches=()))
     return Call(op_class="encoder layer", dtype=_DTYPE, shape=str(record["config"]), cost=cost, warm=0)
 
 

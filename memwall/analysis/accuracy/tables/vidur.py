@@ -12,7 +12,6 @@ from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.launches import Gemm, Stream
 from memwall.ops.movement import select_steps
-from memwall.perfmodel.roofline import works_of
 from memwall.perfmodel.stream import BLOCK_THREADS
 
 _DTYPE, _ITEMSIZE = "float16", 2
@@ -45,7 +44,7 @@ class _Layer:
         work = Stream(read_bytes=read_bytes, write_bytes=write_bytes, elements=written, steps=steps,
                       instructions=_INSTRUCTIONS[kernel] * written,
                       blocks=math.ceil(blocks))  # fmt: skip
-        return Cost({}, read_bytes, write_bytes, works=(work,))
+        return Cost({}, read_bytes, write_bytes, launches=(work,))
 
 
 def _activation(layer: _Layer) -> Cost:
@@ -93,7 +92,7 @@ _OPS: Mapping[str, tuple[str, Callable[[_Layer], Cost]]] = {
 
 def _weight_bytes(cost: Cost) -> int:
     """Bytes of the right operand of a product."""
-    return sum(work.k * work.n * work.itemsize for work in works_of(cost) if isinstance(work, Gemm))
+    return sum(work.k * work.n * work.itemsize for work in cost.launches if isinstance(work, Gemm))
 
 
 def _op(record: Record) -> Call:
@@ -107,7 +106,7 @@ def _op(record: Record) -> Call:
     if op_class == "gemm":  # the other layers' weights run through L2 between two calls
         warm = cost.read_bytes - _weight_bytes(cost) if cost.bytes <= gpu.l2_bytes else 0
     shape = f"{op} t={layer.tokens},tp={layer.tp},h={layer.heads}/{layer.kv_heads},w={layer.width},f={layer.ffn}"
-    work = works_of(cost)[0]
+    work = cost.launches[0]
     split = f"{work.m}x{work.n}x{work.k}" if isinstance(work, Gemm) else ""
     return Call(op_class=op_class, dtype=_DTYPE, shape=shape, cost=cost, warm=warm, split=split)
 
