@@ -24,7 +24,7 @@ DEFAULTS = {
 #: policies where none is named: what runs today, and what a compiler could fuse, so that a lost fusion shows
 DEFAULT_POLICIES = ("eager", "memwall")
 
-#: what is held against every workload unless it says otherwise
+#: limits of every workload unless it says otherwise
 ALWAYS = {"coverage": "100 %"}
 
 #: quantities of which a limit leaves :data:`DEFAULTS` as they are: it says nothing of what the step costs
@@ -87,11 +87,11 @@ class GateConfig:
         self, name: str, target: str, options: Mapping[str, Any] | None = None, gpus: tuple[Gpu, ...] = (),
         policies: tuple[str, ...] = (), scope: Scope = Scope(),
     ) -> GatedWorkload:  # fmt: skip
-        """A workload with what the gate says where it says nothing; a saved profile has boards of its own."""
+        """A workload with what the gate says where it says nothing; a saved profile has GPUs of its own."""
         saved = is_saved(target)
         return GatedWorkload(
             name, target, {**self.options, **(options or {})},
-            gpus or self.gpus or (() if saved else default_gpus()),
+            gpus or self.gpus or (() if saved else (load_gpu("h100-sxm"),)),
             policies or self.policies or (() if saved else DEFAULT_POLICIES), scope,
         )  # fmt: skip
 
@@ -114,11 +114,6 @@ class GateConfig:
 
     def _names(self, workload: GatedWorkload) -> frozenset[str]:
         return self.scope.names | workload.scope.names | self.over.names
-
-
-def default_gpus() -> tuple[Gpu, ...]:
-    """The board where none is named."""
-    return (load_gpu("h100-sxm"),)
 
 
 def is_saved(target: str) -> bool:

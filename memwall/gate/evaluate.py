@@ -1,4 +1,4 @@
-"""Profiles → checks: each limit held against its figure, with what moved it."""
+"""Profiles → checks: each limit compared with its figure, with what moved it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a test expects of a profile: limits of its quantities, and the wall that it stands at.
 
-What does not hold is told with the places that make most of it: ops, modules and lines of the user's code.
+A limit that does not hold is reported with the places that make most of it: ops, modules and lines of the user's code.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from memwall.analysis.fused import capture_of
 from memwall.analysis.numbers import apart
 from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
+from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError
 from memwall.core.units import percent, size
 from memwall.frontend.workload import Workload, resolve
@@ -122,9 +123,8 @@ def _not_bound(profile: Profile, schedule: Schedule, wall: str, pattern: str, sh
     if not chosen:
         modules = [kernel_module(profile, schedule, kernel) for kernel in schedule.kernels]
         return f"no kernel of {_where(profile, schedule)} is in {pattern}; {_some(modules)}"
-    times: dict[str, float] = {}
-    for kernel in chosen:
-        times[kernel.limited_by] = times.get(kernel.limited_by, 0.0) + kernel.time_s
+    by_wall = group_by(chosen, (kernel.limited_by for kernel in chosen))
+    times = {name: sum(kernel.time_s for kernel in kernels) for name, kernels in by_wall.items()}
     total_s = sum(times.values())
     if times.get(wall, 0.0) >= share * total_s:
         return ""
@@ -167,16 +167,15 @@ def _rows(
 ) -> Iterator[str]:
     """Kernels by place, equal places of repeated blocks as one, the heaviest first."""
     ops = profile.graphs[schedule.graph].ops
-    sums: dict[tuple[str, str, str, str], list[float]] = {}
-    for kernel in kernels:
-        source = next((ops[i].source for i in kernel.op_ids if ops[i].source), "")
-        place = (collapse(kernel_module(profile, schedule, kernel)), short_name(kernel.name), source, kernel.limited_by)
-        found = sums.setdefault(place, [0.0, 0])
-        found[0] += weight(kernel)
-        found[1] += 1
-    total = sum(amount for amount, _ in sums.values())
-    heaviest = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))[:LARGEST]
-    for (module, name, source, wall), (amount, count) in heaviest:
+    kernels = list(kernels)
+    sources = [next((ops[i].source for i in kernel.op_ids if ops[i].source), "") for kernel in kernels]
+    places = [
+        (collapse(kernel_module(profile, schedule, kernel)), short_name(kernel.name), source, kernel.limited_by)
+        for kernel, source in zip(kernels, sources, strict=True)
+    ]
+    sums = [(sum(map(weight, rows)), place, len(rows)) for place, rows in group_by(kernels, places).items()]
+    total = sum(amount for amount, _, _ in sums)
+    for amount, (module, name, source, wall), count in sorted(sums, key=lambda row: (-row[0], row[1]))[:LARGEST]:
         share = f" ({percent(amount / total)})" if total else ""
         times = f" x{count}" if count > 1 else ""
         where = "".join(f", {part}" for part in (module, source) if part)

@@ -5,10 +5,10 @@
         memwall.profile(Net(), (torch.zeros(8, 512),))
 
 ``max_`` or ``min_`` and the name of any quantity that a gate knows is a limit; every other keyword is a default for
-:func:`memwall.profile`. Each profile that the fixture's ``profile`` makes is held against each limit, on each of its
-GPUs under each of its policies. Markers of the module and the class count too; the closest wins. A test that has limits
-and profiles nothing so fails. In a test that takes the fixture, ``memwall`` has all public names of the package
-besides.
+:func:`memwall.profile`. Each profile that the fixture's ``profile`` makes is checked against each limit, on each of
+its GPUs under each of its policies. Markers of the module and the class count too; the closest wins. A test that has
+limits and profiles nothing so fails. In a test that takes the fixture, ``memwall`` has all public names of the package
+too.
 
 pytest loads this file in every session of an environment that has memwall: it imports nothing that pytest has not.
 """
@@ -63,7 +63,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that passed without a profile to hold its limits against."""
+    """Fail a test that passed without a profile to check its limits on."""
     result = yield
     expected = item.stash.get(_EXPECTED, None)
     if expected is not None and expected.limits and not expected.profiled:
@@ -77,7 +77,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture(name="memwall")
 def _memwall(request: pytest.FixtureRequest) -> Profiler:
-    """Profiles a model with the marker's options, and holds it against the marker's limits."""
+    """Profiles a model with the marker's options, and checks the marker's limits."""
     return Profiler(request.node.stash.get(_EXPECTED, None) or Expected())
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import glob
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "mode": str, "batch": int, "seq": int, "dtype": str, "autocast": str, "optimizer": str, "attention": str,
     "cuda_graph": bool, "real": bool, "input": list, "max_ops": int,
 }  # fmt: skip
-_BOARDS: Mapping[str, type | tuple[type, ...]] = {"gpu": (str, list), "policy": (str, list)}
+_PLACES: Mapping[str, type | tuple[type, ...]] = {"gpu": (str, list), "policy": (str, list)}
 _SCOPES = ("gpus", "policies", "modules")
 #: settings of the whole gate alone
 _WHOLE: Mapping[str, type | tuple[type, ...]] = {
@@ -69,17 +70,15 @@ def read_config(path: Path) -> GateConfig:
     where = f"{path.name}: [tool.memwall.gate]"
     if not isinstance(table, dict):
         raise UsageError(f"{where} is no table")
-    settings, scope = _table(table, where, {**OPTIONS, **_BOARDS, **_WHOLE, "target": str})
+    settings, scope = _table(table, where, {**OPTIONS, **_PLACES, **_WHOLE, "target": str})
     options, gpus, policies = _how(settings, where, path.parent)
-    config = GateConfig(
-        path.parent.resolve(), path.name, (), scope, options, gpus, policies,
-        settings.get("baseline"), settings.get("baseline_ref"), settings.get("history"),
-    )  # fmt: skip
+    base = [settings.get(key) for key in ("baseline", "baseline_ref", "history")]
+    config = GateConfig(path.parent.resolve(), path.name, (), scope, options, gpus, policies, *base)
     if config.baseline is not None and config.baseline_ref is not None:
         raise UsageError(f"{where}: baseline and baseline_ref are two baselines; keep one")
     workloads = _workloads(config, settings, path.name)
-    _check_boards(config, workloads, path.name)
-    return GateConfig(**{**vars(config), "workloads": workloads})
+    _check_places(config, workloads, path.name)
+    return replace(config, workloads=workloads)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_own(record: dict[str, Any], file: str) -> None:
-    """A key beside the gate would be a setting that nobody reads."""
+    """A key outside of the gate would be a setting that nobody reads."""
     stray = sorted(set(record) - {"gate", "tool"})
     if stray:
         raise UsageError(f"{file}: {stray[0]} stands outside of [gate]; move it there")
@@ -105,9 +104,9 @@ def _check_own(record: dict[str, Any], file: str) -> None:
 
 
 def _gate_table(record: dict[str, Any]) -> Any:
-    tool = record.get("tool")
-    memwall = tool.get("memwall") if isinstance(tool, dict) else None
-    table = memwall.get("gate") if isinstance(memwall, dict) else None
+    table: Any = record
+    for key in ("tool", "memwall", "gate"):
+        table = table.get(key) if isinstance(table, dict) else None
     return record.get("gate") if table is None and "project" not in record else table
 
 
@@ -144,14 +143,14 @@ def _table(
 def _by_gpu(tables: Mapping[str, dict[str, Any]], where: str) -> dict[str, Limits]:
     found: dict[str, Limits] = {}
     for name, rows in tables.items():
-        gpu = _boards([name], f"{where} gpus")[0].name
+        gpu = _gpus([name], f"{where} gpus")[0].name
         if gpu in found:
             raise UsageError(f"{where}: gpus.{name} is {gpu}, which has a table already; keep one")
         found[gpu] = _inside(rows, f"{where} gpus.{name}")
     return found
 
 
-def _boards(names: Iterable[str | Path], where: str) -> list[Gpu]:
+def _gpus(names: Iterable[str | Path], where: str) -> list[Gpu]:
     try:
         return list(load_gpus(names))
     except UsageError as error:
@@ -206,7 +205,7 @@ def _how(
         options["input_specs"] = _texts(options.pop("input"), f"{where}: input")
     names = _texts(settings.get("gpu", []), f"{where}: gpu")
     paths = [root / name if name.lower().endswith(".toml") else name for name in names]
-    gpus = _boards(paths, f"{where}: gpu")
+    gpus = _gpus(paths, f"{where}: gpu")
     policies = tuple(_policy(name, where) for name in _texts(settings.get("policy", []), f"{where}: policy"))
     return options, tuple(gpus), tuple(dict.fromkeys(policies))
 
@@ -223,38 +222,32 @@ def _workloads(config: GateConfig, settings: Mapping[str, Any], file: str) -> tu
         if name in rows:
             raise UsageError(f"{file}: target and workloads have one {name} each; keep one")
         rows = {name: {"target": settings["target"]}, **rows}
-    return tuple(_workload(config, name, row, file) for name, row in rows.items())
+    where = f"{file}: [tool.memwall.gate.workloads."
+    return tuple(_workload(config, name, row, f"{where}{name}]") for name, row in rows.items())
 
 
-def _workload(config: GateConfig, name: str, row: Any, file: str) -> GatedWorkload:
-    where = f"{file}: [tool.memwall.gate.workloads.{name}]"
+def _workload(config: GateConfig, name: str, row: Any, where: str) -> GatedWorkload:
     if not isinstance(row, dict):
         raise UsageError(f'{where} is no table; want one with target = "model.py"')
     if not name or "/" in name or "\\" in name or name.startswith("."):
         raise UsageError(f"{where}: a workload's name has no / in it and begins with no dot")
-    settings, scope = _table(row, where, {**OPTIONS, **_BOARDS, "target": str})
+    settings, scope = _table(row, where, {**OPTIONS, **_PLACES, "target": str})
     if "target" not in settings:
         raise UsageError(f'{where} has no target; want one such as target = "model.py"')
-    options, gpus, policies = _how(settings, where, config.root)
-    return config.workload(name, settings["target"], options, gpus, policies, scope)
+    return config.workload(name, settings["target"], *_how(settings, where, config.root), scope)
 
 
-def _check_boards(config: GateConfig, workloads: tuple[GatedWorkload, ...], file: str) -> None:
+def _check_places(config: GateConfig, workloads: tuple[GatedWorkload, ...], file: str) -> None:
     """A limit for a GPU or a policy that nothing runs on would never be checked."""
-    rows: list[tuple[str, Scope, Sequence[GatedWorkload]]] = [
-        ("the gate", config.scope, (config.workload("", "any.py"), *workloads))
-    ]
-    rows += [(workload.name, workload.scope, (workload,)) for workload in workloads]
+    whole = (config.workload("", "any.py"), *workloads)
+    rows = [("the gate", config.scope, whole), *((w.name, w.scope, (w,)) for w in workloads)]
     for name, scope, runs in rows:
         gpus = {gpu.name for run in runs for gpu in run.gpus}
         policies = {policy for run in runs for policy in run.policies}
         for kind, limited, there in (("gpu", scope.gpus, gpus), ("policy", scope.policies, policies)):
-            for key in limited:
-                if key not in there:
-                    known = ", ".join(sorted(there))
-                    raise UsageError(
-                        f"{file}: {name} limits {kind} {key}, which nothing runs on; add it to {kind} = [{known}]"
-                    )
+            if stray := next((key for key in limited if key not in there), None):
+                add = f"add it to {kind} = [{', '.join(sorted(there))}]"
+                raise UsageError(f"{file}: {name} limits {kind} {stray}, which nothing runs on; {add}")
 
 
 def expand(target: str, root: Path) -> list[str]:

@@ -22,7 +22,7 @@ EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One limit held against one figure.
+    """One limit compared with one figure.
 
     ``quantity`` is a key of :data:`memwall.analysis.quantities.LIMITS`; ``value``, ``baseline`` and ``allowed``
     (the worst value that passes) are in its base unit: seconds, bytes, FLOPs, counts, fractions. ``module`` is the

@@ -72,7 +72,7 @@ def profile_sides(
     say(f"tracing {len(jobs)} workload{'s' if len(jobs) != 1 else ''}" + (" twice: base and head" if base else ""))
     if base is None:
         return _traced([(head, jobs, None)])[0], {}
-    # TorchDynamo takes most of the time, and a head without breaks needs no base to be held against
+    # TorchDynamo takes most of the time, and a head without breaks needs no base to compare with
     ours, theirs = _traced([(head, jobs, None), (base, [replace(job, breaks=False) for job in jobs], avoid)])
     again: tuple[list[Job], list[Job]] = [], []
     for job in jobs:
