@@ -72,8 +72,9 @@ def read_config(path: Path) -> GateConfig:
         raise UsageError(f"{where} is no table")
     settings, scope = _table(table, where, {**OPTIONS, **_PLACES, **_WHOLE, "target": str})
     options, gpus, policies = _how(settings, where, path.parent)
-    base = [settings.get(key) for key in ("baseline", "baseline_ref", "history")]
-    config = GateConfig(path.parent.resolve(), path.name, (), scope, options, gpus, policies, *base)
+    config = GateConfig(path.parent.resolve(), path.name, scope=scope, options=options, gpus=gpus, policies=policies,
+                        baseline=settings.get("baseline"), baseline_ref=settings.get("baseline_ref"),
+                        history=settings.get("history"))  # fmt: skip
     if config.baseline is not None and config.baseline_ref is not None:
         raise UsageError(f"{where}: baseline and baseline_ref are two baselines; keep one")
     workloads = _workloads(config, settings, path.name)
