@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, nearest
 from memwall.core.units import duration
 from memwall.fusion import Plan
 from memwall.hardware.constants import CONSTANTS
@@ -126,7 +125,7 @@ def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
     ]  # fmt: skip
     if not chosen:
         names = dict.fromkeys(short_name(k.name) for k in kernels)
-        near = difflib.get_close_matches(wanted, names, 3, 0.5) or list(names)[:3]
+        near = nearest(wanted, names, 3, 0.5) or list(names)[:3]
         raise UsageError(f"no kernel named {wanted[:60]!r} on {schedule.gpu.name}; there are {', '.join(near)}, ...")
     return chosen
 

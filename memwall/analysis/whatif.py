@@ -8,14 +8,13 @@ planner plans the rest anew around it; Inductor's groups stay as they are but fo
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, suggest
 from memwall.core.graph import Graph, Pipe
 from memwall.fusion.hand_fused import fuse_modules, modules_of
 from memwall.hardware.gpu import FIELDS, PIPE_NAMES, WrongValue, fraction, positive, shown
@@ -140,9 +139,8 @@ def _field(name: str) -> tuple[str, str]:
     if name in SCALARS:
         return name, ""
     known = [*SCALARS, *TABLES, *(f"{table}.{key}" for table, (_, keys) in TABLES.items() for key in keys)]
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"; did you mean {near[0]}?" if near else f"; there is {', '.join((*SCALARS, *TABLES))}"
-    raise UsageError(f"--what-if: a GPU has no number named {shown(name)}{hint}")
+    offer = suggest(name, known, listed=(*SCALARS, *TABLES))
+    raise UsageError(f"--what-if: a GPU has no number named {shown(name)}; {offer}")
 
 
 def _unit(field: str) -> str:

@@ -16,7 +16,7 @@ import click
 from memwall.cli import options
 from memwall.cli.output import GATE_SUFFIXES, Messages, Output, plan_outputs, show
 from memwall.cli.parsing import Command, SeveralOption
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, suggest
 
 if TYPE_CHECKING:
     from memwall.gate.config import GateConfig, GatedWorkload
@@ -152,9 +152,7 @@ def _chosen(
         if known is not None:
             found.append(known)
         elif configured and not is_target(text):
-            from memwall.gate.limits import near
-
-            raise UsageError(f"no workload {text!r} in {config.source}; {near(text, configured)}")
+            raise UsageError(f"no workload {text!r} in {config.source}; {suggest(text, configured, cutoff=0.5)}")
         else:
             found += [
                 config.workload(workload_name(target), target)

@@ -10,7 +10,7 @@ import click
 from memwall.analysis.quantities import SORT_KEYS
 from memwall.cli.output import SUFFIXES
 from memwall.cli.parsing import SeveralOption
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,15 +41,11 @@ def check_policies(
         UsageError: there is none of that name; names the nearest.
     """
     if names:
-        import difflib
-
         from memwall.fusion import POLICIES
 
         for name in names:
             if name not in POLICIES:
-                near = difflib.get_close_matches(name, POLICIES, 1)
-                hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(POLICIES)}"
-                raise UsageError(f"no policy named {name!r}; {hint}")
+                raise unknown("policy named", name, POLICIES)
     return tuple(dict.fromkeys(names))
 
 

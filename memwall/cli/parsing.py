@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, unknown
 
 
 class CommandLineError(UsageError):
@@ -48,11 +48,7 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
-            import difflib
-
-            near = difflib.get_close_matches(args[0], self._help, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(self._help)}"
-            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx) from None
+            raise click.UsageError(str(unknown("command", args[0], self._help)), ctx) from None
 
 
 class SeveralOption(click.Option):

@@ -10,12 +10,11 @@ partitions: ``cuda_occupancy.h``; AMD: LLVM's ``AMDGPUBaseInfo.cpp`` and the CDN
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, suggest
 from memwall.hardware.lookup import Gpu, gpu_names, load_gpu
 
 KIB = 1024
@@ -151,6 +150,5 @@ def find_target(text: str) -> tuple[str, Gpu | None]:
     name = re.sub(r"^sm_?", "sm_", text.lower())
     if name in CHIPS:
         return name, None
-    near = difflib.get_close_matches(name, [*CHIPS, *gpu_names()], n=3, cutoff=0.6)
-    hint = f"did you mean {', '.join(near)}?" if near else f"there is {', '.join(CHIPS)}"
-    raise UsageError(f"no architecture named {text[:60]!r}; {hint}")
+    offer = suggest(name, [*CHIPS, *gpu_names()], 3, listed=CHIPS)
+    raise UsageError(f"no architecture named {text[:60]!r}; {offer}")

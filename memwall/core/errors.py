@@ -5,6 +5,8 @@ Each class carries the exit code that the command line returns for it. Anything 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class MemwallError(Exception):
     """Base of all expected errors; the message is one line for the user."""
@@ -26,6 +28,30 @@ class MissingError(MemwallError):
     """A device or an optional dependency is missing (exit 3)."""
 
     exit_code = 3
+
+
+def nearest(name: object, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The known names that resemble one, the best first; capitals do not count."""
+    import difflib
+
+    folded = {each.lower(): each for each in known}
+    return [folded[each] for each in difflib.get_close_matches(str(name).lower(), folded, most, cutoff)]
+
+
+def suggest(
+    name: object, known: Iterable[str], most: int = 1, cutoff: float = 0.6, listed: Iterable[str] | None = None
+) -> str:
+    """``did you mean dram_bytes?``, else ``there is`` and all that is known, or what is to be ``listed`` of it."""
+    known = list(known)
+    found = nearest(name, known, most, cutoff)
+    if found:
+        return f"did you mean {', '.join(found)}?"
+    return f"there is {', '.join(known if listed is None else listed)}"
+
+
+def unknown(kind: str, name: object, known: Iterable[str], cutoff: float = 0.6, where: str = "") -> UsageError:
+    """The error that there is no such name: ``no policy named 'egaer'; did you mean eager?``."""
+    return UsageError(f"{where}: " * bool(where) + f"no {kind} {name!r}; {suggest(name, known, cutoff=cutoff)}")
 
 
 def need(module: str, extra: str) -> object:

@@ -6,13 +6,12 @@ priced as if all that lies between its ops stayed on chip. Only a circle forbids
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, nearest
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.core.layers import collapse
@@ -59,7 +58,7 @@ def _near_modules(graph: Graph, pattern: str) -> str:
         starred = collapse(op.module)
         paths.update(dict.fromkeys(accumulate(starred.split("."), lambda path, part: f"{path}.{part}")))
     paths.pop("", None)
-    near = [p for p in paths if p.endswith(f".{pattern}")] or difflib.get_close_matches(pattern, paths, 3, 0.4)
+    near = [p for p in paths if p.endswith(f".{pattern}")] or nearest(pattern, paths, 3, 0.4)
     return f"did you mean {', '.join(near[:3])}?" if near else f"there is {', '.join([*paths][:6]) or 'none'}"
 
 

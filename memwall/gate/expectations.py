@@ -15,11 +15,11 @@ from memwall.analysis.fused import capture_of
 from memwall.analysis.numbers import apart
 from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
 from memwall.analysis.table import group_by
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, unknown
 from memwall.core.units import percent, size
 from memwall.frontend.workload import Workload, resolve
 from memwall.gate.evaluate import kernels_in
-from memwall.gate.limits import Limit, near, parse_limit
+from memwall.gate.limits import Limit, parse_limit
 from memwall.perfmodel.roofline import Estimate
 from memwall.pipeline import profile as make_profile
 from memwall.record.kernels import WALLS, collapse, kernel_module, short_name
@@ -56,7 +56,7 @@ def _limit(keyword: str, value: Any, options: Iterable[str]) -> Limit:
     quantity = LIMITS.get(ALIASES.get(name, name))
     if side not in ("max", "min") or quantity is None or quantity.per == "machine":
         known = [f"{_side(q)}_{q.name}" for q in LIMITS.values() if q.per != "machine"]
-        raise UsageError(f"no keyword {keyword!r}; {near(keyword, [*known, *sorted(options)])}")
+        raise unknown("keyword", keyword, [*known, *sorted(options)], 0.5)
     if side != _side(quantity):
         better = "lower" if quantity.lower else "higher"
         raise UsageError(f"{keyword}: {better} is better; write {_side(quantity)}_{quantity.name}")
@@ -108,7 +108,7 @@ def not_bound(profile: Profile, wall: str, module: str, share: float) -> str:
     """
     __tracebackhide__ = True
     if wall not in WALLS:
-        raise UsageError(f"no wall {wall!r}; {near(wall, WALLS)}")
+        raise unknown("wall", wall, WALLS, 0.5)
     if not 0 < share <= 1:
         raise UsageError(f"share is {share!r}; want a fraction above 0, at most 1")
     if not profile.simulations:

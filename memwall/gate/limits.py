@@ -6,14 +6,12 @@ the baseline: a percentage of it, or an amount to add in the unit of the quantit
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, suggest, unknown
 
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -81,16 +79,8 @@ def find_quantity(name: str, where: str = "") -> Quantity:
     """
     known = LIMITS.get(ALIASES.get(name, name))
     if known is None:
-        raise UsageError(f"{where}: " * bool(where) + f"no quantity {name!r}; {near(name, LIMITS)}")
+        raise unknown("quantity", name, LIMITS, 0.5, where)
     return known
-
-
-def near(name: str, choices: Iterable[str]) -> str:
-    """``did you mean dram_bytes?``, or the list of what there is."""
-    choices = list(choices)
-    folded = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(str(name).lower(), folded, 1, 0.5)
-    return f"did you mean {folded[found[0]]}?" if found else f"there is {', '.join(choices)}"
 
 
 def parse_limit(quantity: Quantity | str, text: object, where: str = "") -> Limit:
@@ -128,7 +118,7 @@ def _scale(quantity: Quantity, unit: str, place: str) -> float:
     units = UNITS[quantity.unit]
     if unit not in units:
         named = [name for name in units if name]
-        hint = near(unit, [*named, "%"] if named else ["%"]) if named else "it is a plain number"
+        hint = suggest(unit, [*named, "%"], cutoff=0.5) if named else "it is a plain number"
         if unit == "%":
             hint = f"a percentage is of the baseline and has a sign, as in '+2%'; a budget is in {_example(quantity)}"
         raise UsageError(f"{place}: no unit {unit[:20]!r} for {quantity.title}; {hint}")

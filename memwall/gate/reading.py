@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from memwall.analysis.quantities import ALIASES, LIMITS
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, unknown
 from memwall.frontend.workload.target import split_target
 from memwall.fusion import POLICIES
 from memwall.gate.config import GateConfig, GatedWorkload, Limits, Scope, limits_of
-from memwall.gate.limits import Limit, near
+from memwall.gate.limits import Limit
 from memwall.hardware.lookup import Gpu, load_gpus
 
 #: the file that holds nothing but a gate
@@ -131,8 +131,7 @@ def _table(
         elif key in LIMITS or key in ALIASES:
             limits[key] = value
         else:
-            hint = near(key, (*settings, *_SCOPES, *LIMITS))
-            raise UsageError(f"{where}: no setting or quantity {key!r}; {hint}")
+            raise unknown("setting or quantity", key, (*settings, *_SCOPES, *LIMITS), 0.5, where)
     scope = Scope(
         {**limits_of(limits, where), **_by_module(inner["modules"], where)},
         {_policy(name, where): _inside(rows, f"{where} policies.{name}") for name, rows in inner["policies"].items()},
@@ -186,7 +185,7 @@ def _kind_names(kinds: type | tuple[type, ...]) -> str:
 
 def _policy(name: str, where: str) -> str:
     if name not in POLICIES:
-        raise UsageError(f"{where}: no policy named {name!r}; {near(name, POLICIES)}")
+        raise unknown("policy named", name, POLICIES, 0.5, where)
     return name
 
 

@@ -11,7 +11,6 @@ A file of a user's own needs ``schema``, ``name``, one number under ``[peak_flop
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, nearest
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.gpu import (
@@ -271,7 +270,7 @@ def _unknown(key: str, value: Any) -> str:
     """What is wrong with a key that no file may have."""
     if any(known.startswith(f"{key}.") for known in _KEYS):
         return f"must be a table, not {shown(value)}"
-    near = difflib.get_close_matches(key[:100], _KEYS, n=1, cutoff=0.6) or _same_ending(key)
+    near = nearest(key[:100], _KEYS) or _same_ending(key)
     return f"unknown key{f'; did you mean {near[0]}?' if near else ''}"
 
 

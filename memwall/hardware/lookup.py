@@ -6,7 +6,6 @@ callers find here all that they need of both. Standard library only, here and th
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from memwall.core.errors import MissingError, UsageError
+from memwall.core.errors import MissingError, UsageError, nearest
 from memwall.hardware.gpu import DTYPES, ENGINES, Gpu, shown
 from memwall.hardware.gpu_spec import SCHEMA, broken_identities, read_spec
 
@@ -236,5 +235,5 @@ def _only(query: str, names: list[str]) -> str:
 def _near(query: str, labels: Mapping[str, str], most: int = 5) -> list[str]:
     """Names whose label starts with the query, else those whose label resembles it, the best first."""
     starts = [label for label in labels if query and label.startswith(query)]
-    close = starts or difflib.get_close_matches(query, labels, n=most, cutoff=0.6)
+    close = starts or nearest(query, labels, most)
     return list(dict.fromkeys(labels[label] for label in close))[:most]

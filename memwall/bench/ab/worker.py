@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import gc
 import os
 import random
@@ -17,7 +16,7 @@ from typing import Any
 from memwall.bench.ab.sides import MOST_STEPS, Block, Side
 from memwall.bench.clock import open_device, versions
 from memwall.bench.machine import read_counters
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, suggest
 
 #: a model is warm when two spans of this length agree to this share, and after so many seconds in any case
 SPAN_S, AGREE, LONGEST_WARM_UP_S = 0.1, 0.05, 2.0
@@ -81,9 +80,7 @@ def _module_options(target: str, options: Mapping[str, Any]) -> Any:
     known = [field.name for field in dataclasses.fields(ModuleOptions) if field.name != "target"]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.6)
-            hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(known)}"
-            raise UsageError(f"no option {name!r} of a timed model; {hint}")
+            raise UsageError(f"no option {name!r} of a timed model; {suggest(name, known)}")
     return ModuleOptions(target, **{"input_specs": (), **options})
 
 

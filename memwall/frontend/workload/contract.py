@@ -9,7 +9,6 @@ Each may have ``loss(output)`` and ``optimizer(parameters)`` beside it.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, nearest
 from memwall.frontend.workload.base import Workload
 from memwall.frontend.workload.blame import blame
 from memwall.frontend.workload.inputs import input_builder
@@ -228,7 +227,7 @@ def _kind(thing: Any) -> str:
 
 def _offer(module: ModuleType, name: str) -> str:
     own = [n for n, thing in vars(module).items() if not n.startswith("_") and _defined_in(thing, module)]
-    near = difflib.get_close_matches(name, own, 3, 0.5)
+    near = nearest(name, own, 3, 0.5)
     if near:
         return f"; did you mean {', '.join(near)}?"
     return f"; it has {', '.join(own[:8])}" if own else ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, nearest
 from memwall.frontend.workload.base import Workload
 from memwall.frontend.workload.contract import Source, by_contract, by_name
 from memwall.frontend.workload.loading import importable, load_file, load_module
@@ -103,7 +102,7 @@ def _near(path: Path) -> str:
         names = sorted(item.name for item in path.parent.glob("*.py"))
     except OSError:
         return ""
-    near = difflib.get_close_matches(path.name, names, 1, 0.6)
+    near = nearest(path.name, names)
     return f"; did you mean {path.with_name(near[0])}?" if near else ""
 
 

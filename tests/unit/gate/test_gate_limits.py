@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memwall.analysis.quantities import ALIASES, LIMITS
-from memwall.core.errors import UsageError
-from memwall.gate.limits import find_quantity, near, parse_limit
+from memwall.core.errors import UsageError, suggest
+from memwall.gate.limits import find_quantity, parse_limit
 
 BUDGETS = [
     ("time_s", "3.2 ms", 3.2e-3),
@@ -154,6 +154,8 @@ def test_other_spellings_name_a_quantity():
 
 
 def test_the_nearest_name_is_offered_or_all():
-    assert near("dram_byte", LIMITS) == "did you mean dram_bytes?"
-    assert near("zzz", ("one", "two")) == "there is one, two"
-    assert near("", ("one",)) == "there is one"
+    assert suggest("dram_byte", LIMITS) == "did you mean dram_bytes?"
+    assert suggest("Dram_Byte", LIMITS) == "did you mean dram_bytes?"
+    assert suggest("zzz", ("one", "two")) == "there is one, two"
+    assert suggest("zzz", ("one", "two"), listed=["1"]) == "there is 1"
+    assert suggest("", ("one",)) == "there is one"
