@@ -1,4 +1,13 @@
-"""Graph → Plan: which ops share a launch. Eager is the plan of singletons."""
+"""Graph → Plan: which ops share a launch. Eager is the plan of singletons.
+
+In: a graph, the costs of its ops, and a GPU where the policy asks for one. Out: a :class:`Plan`: groups of ops in
+launch order with the cost of each, and the fusions that were refused with the reason.
+
+``policies`` lists the four policies: start there. ``memwall`` is ``planner``, by the rules of ``rules``, priced by
+``pricing``, then ``recompute``; layers that repeat are planned once (``repeats``, ``cut``). ``inductor`` is
+``compiled`` over ``inductor/``, which asks torch's compiler. ``ideal`` is the floor; ``hand_fused`` puts whole modules
+into one kernel for a what-if.
+"""
 
 from memwall.fusion.plan import Group, Plan, Refusal
 from memwall.fusion.policies import POLICIES, UNIVERSAL, eager_plan, plan_graph

@@ -13,9 +13,8 @@ in full (:class:`ReplayMismatch`).
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -151,7 +150,7 @@ class Replayer:
         # what is written into a view has a backward of its own, which a replayed output would not have
         recorder.guarded.update(stand_ins[h.place][0] for h in made if h.place and h.is_view and h.requires_grad)
         if any(handed.requires_grad for handed in made):
-            with self._unrecorded():
+            with self.recorder.unrecorded():
                 anchor = torch.empty((), device=recorder.device, requires_grad=True)
             results = iter(ReplayedBlock.apply(self, instance, anchor, *tensors))
         else:
@@ -202,7 +201,7 @@ class Replayer:
         stand_ins = {Place("forward", p.number) if p.kind == "made" else p: at for p, at in instance.stand_ins.items()}
         stand_ins |= self._stand_ins(present, "gradient")
         self._copy(template.segment, stand_ins, instance.path)
-        with self._unrecorded():
+        with self.recorder.unrecorded():
             for parameter, handed in zip(parameters, template.parameters, strict=True):
                 if handed is not None:
                     parameter.grad = self._tensor(handed, stand_ins, present)
@@ -231,7 +230,7 @@ class Replayer:
     def _run_again(self, instance: Instance, captured: dict[int, torch.Tensor]) -> list[Any]:
         """The block's forward with its tensors bound to the storages of its copied ops; its outputs, flattened."""
         recorder = self.recorder
-        with self._unrecorded(), torch.enable_grad():  # backward runs with gradients off
+        with self.recorder.unrecorded(), torch.enable_grad():  # backward runs with gradients off
             tensors = iter([
                 Capture.apply(t.detach().requires_grad_(), captured, i) if t.requires_grad else t.detach()
                 for i, t in enumerate(instance.tensors)
@@ -372,21 +371,13 @@ class Replayer:
         assert handed.place is not None and handed.value is not None
         recorder, spec = self.recorder, handed.value.spec
         storage, base = stand_ins[handed.place]
-        with self._unrecorded():
+        with self.recorder.unrecorded():
             dtype = getattr(torch, spec.dtype)
             raw = torch.empty(recorder.storages[storage].nbytes // spec.itemsize, dtype=dtype, device=recorder.device)
             tensor = torch.empty(0, dtype=dtype, device=recorder.device)
             tensor.set_(raw.untyped_storage(), handed.value.offset + base, spec.shape, spec.strides)
             recorder.bind(tensor, storage)
         return tensor
-
-    @contextlib.contextmanager
-    def _unrecorded(self) -> Iterator[None]:
-        previous, self.recorder.paused = self.recorder.paused, True
-        try:
-            yield
-        finally:
-            self.recorder.paused = previous
 
 
 class ReplayedBlock(torch.autograd.Function):

@@ -39,7 +39,7 @@ class CudaForms:
             "scaled_dot_product_attention": self._attention,
             "dropout": _dropout,
             "rms_norm": self._rms_norm,
-            **{name: self._recurrent(mode) for mode, name in _RECURRENT.items()},
+            **{name: self._recurrent(mode) for mode, name in RECURRENT.items()},
             "softmax.int": self._softmax("_softmax"),
             "log_softmax.int": self._softmax("_log_softmax"),
             "one_hot": _one_hot,
@@ -80,18 +80,19 @@ class CudaForms:
     ) -> torch.Tensor:  # fmt: skip
         """With real tensors: the CUDA kernel by name. The CPU has none, and random weights make any values as good."""
         batch, heads, rows, _ = query.shape
-        return self._opaque(
-            lambda run, q, k, v, m: run(q, k, v, m, dropout_p, is_causal, **options),
-            "scaled_dot_product_attention",
+        call = OpaqueCall(
             f"aten._scaled_dot_product_{backend}_attention",
             (("dropout_p", dropout_p), ("is_causal", is_causal)),
             ("query", "key", "value", "attn_bias"),
-            (query, key, value, mask),
             (([batch, heads, rows, value.shape[-1]], query.dtype), ([batch, heads, rows], torch.float32)),
             saved=(0, 1, 2, 3),
             saved_outputs=((0, "out"), (1, "logsumexp")),
             gradient="grad_out" if backend == "flash" else "grad_out_",
-        )[0]
+        )
+        return self._opaque(
+            lambda run, q, k, v, m: run(q, k, v, m, dropout_p, is_causal, **options),
+            "scaled_dot_product_attention", call, (query, key, value, mask),
+        )[0]  # fmt: skip
 
     def _softmax(self, name: str) -> Callable[..., torch.Tensor]:
         """Half to float goes through one kernel on CUDA (SoftMax.cpp), through a cast of its own elsewhere."""
@@ -107,13 +108,17 @@ class CudaForms:
 
     # -- opaque ops ------------------------------------------------------------------------------------------------
 
-    def _opaque(self, call: Callable[..., Any], op: str, *description: Any, **options: Any) -> tuple[torch.Tensor, ...]:
-        """An op that is recorded by name, as :meth:`Opaque.run` has it.
+    def _opaque(
+        self, compute: Callable[..., Any], op: str, call: OpaqueCall, inputs: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """The results of an op that is recorded by name.
 
         Args:
-            call: ``call(run, *inputs)`` calls torch's own kernel of ``op``, ``run``; of no use where values are not.
+            compute: ``compute(run, *inputs)`` calls torch's own kernel of ``op``, ``run``; of no use where values are
+                not.
         """
-        return Opaque.run(self.recorder, *description, **options)
+        results: tuple[torch.Tensor, ...] = Opaque.apply(self.recorder, call, *inputs)
+        return results
 
     def _rms_norm(
         self, x: torch.Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None
@@ -123,20 +128,11 @@ class CudaForms:
         given = () if eps is None else (("eps", float(eps)),)
         attributes = (("normalized_shape", tuple(map(int, shape))), *given)
         rows = [*x.shape[: x.dim() - len(shape)], *([1] * len(shape))]
-        outputs = (_like(x), (rows, torch.float32))
-        names = ("input", "weight")
-        return self._opaque(
-            lambda run, x, weight: run(x, shape, weight, eps),
-            "rms_norm",
-            "aten._fused_rms_norm",
-            attributes,
-            names,
-            (x, weight),
-            outputs,
-            saved=(0, 1),
-            saved_outputs=((1, "rstd"),),
-            gradient="grad_out",
-        )[0]
+        call = OpaqueCall(
+            "aten._fused_rms_norm", attributes, ("input", "weight"), (_like(x), (rows, torch.float32)),
+            saved=(0, 1), saved_outputs=((1, "rstd"),), gradient="grad_out",
+        )  # fmt: skip
+        return self._opaque(lambda run, x, weight: run(x, shape, weight, eps), "rms_norm", call, (x, weight))[0]
 
     def _recurrent(self, mode: int) -> Callable[..., Any]:
         def run(
@@ -158,23 +154,24 @@ class CudaForms:
             keep_reserve = train and any(t.requires_grad for t in inputs) and torch.is_grad_enabled()
             outputs = (output, *(_like(s) for s in states), *((reserve,) if keep_reserve else ()))
 
-            def call(run: Callable[..., Any], x: torch.Tensor, *others: torch.Tensor) -> Any:
+            def compute(run: Callable[..., Any], x: torch.Tensor, *others: torch.Tensor) -> Any:
                 """The call of torch's own kernel; an LSTM takes a list of states, the others one tensor."""
                 given, weights = others[: len(states)], others[len(states) :]
                 state = given if mode == 2 else given[0]
                 return run(x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
-            result = self._opaque(
-                call, _RECURRENT[mode], "aten._cudnn_rnn", attributes, names, inputs, outputs,
-                saved=tuple(range(len(inputs))), saved_outputs=((0, "output"), *(reserve_name if keep_reserve else ())),
+            call = OpaqueCall(
+                "aten._cudnn_rnn", attributes, names, outputs, saved=tuple(range(len(inputs))),
+                saved_outputs=((0, "output"), *(reserve_name if keep_reserve else ())),
             )  # fmt: skip
+            result = self._opaque(compute, RECURRENT[mode], call, inputs)
             return tuple(result[: 1 + len(states)])
 
         return run
 
 
 #: cuDNN's number of a recurrent layer -> ATen's name, and gates
-_RECURRENT = {2: "lstm.input", 3: "gru.input", 1: "rnn_tanh.input", 0: "rnn_relu.input"}
+RECURRENT = {2: "lstm.input", 3: "gru.input", 1: "rnn_tanh.input", 0: "rnn_relu.input"}
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 
 
@@ -188,67 +185,63 @@ def _like(tensor: torch.Tensor) -> tuple[list[int], torch.dtype]:
     return list(tensor.shape), tensor.dtype
 
 
-class Opaque(torch.autograd.Function):
-    """An op recorded by name without being dispatched, and its backward ``NAME_backward`` likewise."""
-
-    @staticmethod
-    def run(
-        recorder: Recorder, name: str, attributes: tuple, names: Sequence[str], inputs: Sequence[Any],
-        outputs: Sequence[tuple], saved: tuple[int, ...], saved_outputs: tuple[tuple[int, str], ...],
-        gradient: str = "grad_output",
-    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        """Record the call; returns tensors of the given (shape, dtype) ``outputs``.
-
-        Backward reads the gradients that arrive, as argument ``gradient``, the inputs numbered by ``saved`` and the
-        outputs numbered and named by ``saved_outputs``.
-        """
-        call = OpaqueCall(name, attributes, tuple(names), saved, saved_outputs, gradient)
-        result: tuple[torch.Tensor, ...] = Opaque.apply(recorder, call, tuple(outputs), *inputs)
-        return result
-
-    @staticmethod
-    def forward(
-        ctx: Any, recorder: Recorder, call: OpaqueCall, outputs: tuple, *inputs: Any
-    ) -> tuple[torch.Tensor, ...]:
-        given = [(n, t) for n, t in zip(call.names, inputs, strict=True) if t is not None]
-        device = given[0][1].device
-        results = tuple(_fresh(shape, dtype, device) for shape, dtype in outputs)
-        if not recorder.paused:
-            recorder.emit(call.name, [n for n, _ in given], [t for _, t in given], results, call.attributes)
-        ctx.recorder, ctx.call = recorder, call
-        kept = [(call.names[i], inputs[i]) for i in call.saved if inputs[i] is not None]
-        kept += [(name, results[i]) for i, name in call.saved_outputs]
-        ctx.kept_names = [name for name, _ in kept]
-        ctx.save_for_backward(*[tensor for _, tensor in kept])
-        ctx.shapes = [(t.shape, t.dtype) if isinstance(t, torch.Tensor) else None for t in inputs]
-        ctx.set_materialize_grads(False)
-        return results
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        kept, call = ctx.saved_tensors, ctx.call
-        results = [
-            _fresh(like[0], like[1], kept[0].device) if like and wanted else None
-            for like, wanted in zip(ctx.shapes, ctx.needs_input_grad[3:], strict=True)
-        ]
-        given = [g for g in gradients if g is not None]
-        if not ctx.recorder.paused:
-            ctx.recorder.emit(
-                f"{call.name}_backward", [call.gradient] * len(given) + ctx.kept_names, [*given, *kept],
-                [r for r in results if r is not None], call.attributes,
-            )  # fmt: skip
-        return (None, None, None, *results)
-
-
 class OpaqueCall(NamedTuple):
-    """What an opaque op is and what its backward reads; see :meth:`Opaque.run`."""
+    """An op recorded by name without being dispatched: the argument that each input is, and the (shape, dtype) of its
+    outputs.
+
+    Its backward, ``NAME_backward``, reads the gradients that arrive, as argument ``gradient``, the inputs numbered by
+    ``saved`` and the outputs numbered and named by ``saved_outputs``.
+    """
 
     name: str
     attributes: tuple
     names: tuple[str, ...]
+    outputs: tuple[tuple[Sequence[int], torch.dtype], ...]
     saved: tuple[int, ...]
     saved_outputs: tuple[tuple[int, str], ...]
-    gradient: str
+    gradient: str = "grad_output"
+
+    def record(self, ctx: Any, recorder: Recorder, inputs: Sequence[Any], results: Sequence[torch.Tensor]) -> None:
+        """Record the call, and keep what its backward reads."""
+        given = [(n, t) for n, t in zip(self.names, inputs, strict=True) if t is not None]
+        if not recorder.paused:
+            recorder.emit(self.name, [n for n, _ in given], [t for _, t in given], results, self.attributes)
+        kept = [(self.names[i], inputs[i]) for i in self.saved if inputs[i] is not None]
+        kept += [(name, results[i]) for i, name in self.saved_outputs]
+        ctx.recorder, ctx.call, ctx.kept_names = recorder, self, [name for name, _ in kept]
+        ctx.save_for_backward(*[tensor for _, tensor in kept])
+        ctx.set_materialize_grads(False)
+
+    def record_backward(self, ctx: Any, gradients: Sequence[Any], results: Sequence[Any]) -> None:
+        """Record the backward call."""
+        given = [g for g in gradients if g is not None]
+        if not ctx.recorder.paused:
+            ctx.recorder.emit(
+                f"{self.name}_backward", [self.gradient] * len(given) + ctx.kept_names,
+                [*given, *ctx.saved_tensors], [r for r in results if r is not None], self.attributes,
+            )  # fmt: skip
+
+
+class Opaque(torch.autograd.Function):
+    """An :class:`OpaqueCall` that is recorded and computes nothing, and its backward likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, recorder: Recorder, call: OpaqueCall, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        device = next(t.device for t in inputs if t is not None)
+        results = tuple(_fresh(shape, dtype, device) for shape, dtype in call.outputs)
+        call.record(ctx, recorder, inputs, results)
+        ctx.shapes = [(t.shape, t.dtype) if isinstance(t, torch.Tensor) else None for t in inputs]
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        device = ctx.saved_tensors[0].device
+        results = [
+            _fresh(like[0], like[1], device) if like and wanted else None
+            for like, wanted in zip(ctx.shapes, ctx.needs_input_grad[2:], strict=True)
+        ]
+        ctx.call.record_backward(ctx, gradients, results)
+        return (None, None, *results)
 
 
 def _fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -6,6 +6,7 @@ tracing on meta are what the CPU does beside the GPU, and are not recorded.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -110,6 +111,15 @@ class Recorder(TorchDispatchMode):
         self._classes: dict[str, str] = {}
         self._attributes: dict[tuple, Mapping[str, Any]] = {}
         self._parameter_modules: dict[int, str] = {}
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """What runs inside is not written down."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     # -- tensors ---------------------------------------------------------------------------------------------------
 

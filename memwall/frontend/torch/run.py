@@ -27,19 +27,15 @@ from memwall.frontend.torch.tensors import dtype_name, flat_tensors
 from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.frontend.workload import Workload
 from memwall.frontend.workload.blame import blame, user_frame
+from memwall.frontend.workload.inputs import SHORT_DTYPES
 
-#: dtype names a user may write
-DTYPES: Mapping[str, torch.dtype] = {
-    "float64": torch.float64, "fp64": torch.float64, "f64": torch.float64, "double": torch.float64,
-    "float32": torch.float32, "fp32": torch.float32, "f32": torch.float32, "float": torch.float32,
-    "float16": torch.float16, "fp16": torch.float16, "f16": torch.float16, "half": torch.float16,
-    "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
-}  # fmt: skip
+#: dtypes that a model can be cast to
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """How to trace. ``autocast`` and ``dtype`` are names of ``DTYPES``; ``attention`` is the SDPA backend."""
+    """How to trace. ``autocast`` and ``dtype`` are names of dtypes; ``attention`` is the SDPA backend."""
 
     mode: str = "inference"
     dtype: str | None = None
@@ -86,9 +82,11 @@ def parse_dtype(name: str) -> torch.dtype:
         UsageError: no such dtype.
     """
     key = name.lower().removeprefix("torch.")
+    key = SHORT_DTYPES.get(key, key)
     if key not in DTYPES:
         raise UsageError(f"no floating dtype named {name!r}; want float32, bfloat16, float16 or float64")
-    return DTYPES[key]
+    dtype: torch.dtype = getattr(torch, key)
+    return dtype
 
 
 def trace(
@@ -253,10 +251,8 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
         optimizer = make_optimizer(workload.optimizer, trainable)
         if optimizer is None:
             return None
-        recorder.paused = True
-        with recorder:
+        with recorder, recorder.unrecorded():
             settle(optimizer)
-        recorder.paused = False
     names = {id(p): recorder.storages[recorder.storage(p)].name for p in parameters}
     for parameter, state in optimizer.state.items():
         for key, item in state.items():

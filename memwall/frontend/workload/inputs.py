@@ -13,10 +13,11 @@ from memwall.core.graph import ITEMSIZE
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Short dtype names beside torch's own.
+#: Short dtype names next to torch's own.
 SHORT_DTYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
     "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "bool": "bool",
+    "fp64": "float64", "fp32": "float32", "fp16": "float16",
     "double": "float64", "float": "float32", "half": "float16", "long": "int64", "int": "int32", "short": "int16",
 }  # fmt: skip
 
