@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memwall.codegen.gemm_tiles import RANDOM_SHAPES, SCALAR_SHAPES, SHAPES, VECTOR_SHAPES, Shape, tiles
+from memwall.codegen.blocks import RANDOM_SHAPES, SCALAR_SHAPES, SHAPES, VECTOR_SHAPES, Shape, tiles
 from memwall.codegen.index import Index, offset, unravel
 from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.lowering import locate
@@ -26,7 +26,6 @@ from memwall.ops.loops import is_random
 #: sizes that are whole multiples of these need no mask whatever tile is chosen
 _WHOLE_TILE, _WHOLE_DEPTH = 256, 64
 MAX_BATCH = 65535
-_PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
 
 
 #: of the widest load
@@ -243,8 +242,8 @@ class _Gemm:
     def _target(self, value: Value, version: int) -> str:
         """The pointer to what is written: given memory where the storage was there before, else new."""
         storage = self.graph.storages[value.storage]
-        was_there = self.flow.writer[self.flow.storage.index(value.storage)] not in self.group.op_ids
-        if was_there or storage.role in _PERSISTENT:
+        was_there = self.flow.writer[self.flow.first[value.storage]] not in self.group.op_ids
+        if was_there or storage.is_persistent:
             return self.pointer(value.id)
         name = self.file.make(value.id)
         return self._point(name, value.id)

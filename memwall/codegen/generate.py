@@ -9,14 +9,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memwall.codegen.hazards import refuse_hazards
-from memwall.codegen.index import Index, Variable, ravel, unravel
+from memwall.codegen.index import Index, Variable, unravel
 from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.lowering import Lowering
-from memwall.codegen.nests import write_pointwise
-from memwall.codegen.ops.base import Scatter, Waiting
+from memwall.codegen.nests import write_finish, write_pointwise, write_split
+from memwall.codegen.ops.base import Waiting
 from memwall.codegen.rows import Rows, write_rows
-from memwall.codegen.stripes import write_finish, write_split
+from memwall.codegen.stores import Owed, refuse_hazards
 from memwall.codegen.tensors import Body, Reduction, Tensor
 from memwall.codegen.writer import Partial, Store, Writer, X
 from memwall.codegen.writing import INT32_LIMIT, File
@@ -26,12 +25,6 @@ from memwall.fusion.plan import Group
 from memwall.hardware.lookup import Gpu
 from memwall.ops.loops import loop_of
 
-_PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
-#: Triton's atomic additions carry memory orders, which PTX has from here on
-_ATOMICS_FROM = "7.0"
-_NO_ATOMICS = ("6.0", "6.1")
-#: dtypes that a scatter adds up, in float32
-_ADDED_UP = ("float32", "float16", "bfloat16")
 #: functions in one file; a group that asks for more is cut in a way that nobody wants
 MAX_FUNCTIONS = 16
 
@@ -82,6 +75,7 @@ class _Generator:
         self.op_ids = sorted((*group.op_ids, *group.recomputes))
         self.lowering = Lowering(graph, flow, self.op_ids)
         self.file = File(graph)
+        self.owed = Owed(graph, flow, group, gpu, self.lowering, self.file)
         self.scratch: dict[tuple[int, int], tuple[str, str]] = {}
         self.known: dict[int, list[Reduction]] = {}
         self.is_large = any(
@@ -104,7 +98,7 @@ class _Generator:
         return bool(rows) and self.group.cost.launches[0].thread_blocks is None and max(rows) < self.gpu.sm_count
 
     def kernel(self) -> Kernel:
-        pending = self._stores()
+        pending = self.owed.stores()
         while pending:
             if len(self.file.functions) > MAX_FUNCTIONS:
                 raise NotGenerated("too many launches")
@@ -112,10 +106,10 @@ class _Generator:
             if not done:
                 raise NotGenerated("its reductions wait for each other")
             for store in done:
-                self._remember(store)
+                self.owed.remember(store)
             finished = {id(store) for store in done}
             pending = [store for store in pending if id(store) not in finished]
-            pending += self._after(done)
+            pending += self.owed.after(done)
         refuse_hazards(self.graph, self.file.functions, self.file.inputs | self.file.outputs)
         writes = self.group.writes
         launched = self.file.functions
@@ -135,113 +129,6 @@ class _Generator:
             is_random=any(f.draws for f in launched),
             updates=tuple(self.lowering.updates),
         )
-
-    # -- what has to be stored ---------------------------------------------------------------------------------------
-
-    def _stores(self) -> list[Store]:
-        """The last version of each value that leaves the group; values that were there before are written in place."""
-        last: dict[int, int] = {}
-        for op_id in self.group.op_ids:
-            for value_id, version in self.flow.writes[op_id]:
-                if value_id in self.group.writes:
-                    last[value_id] = version
-        missing = set(self.group.writes) - set(last)
-        if missing:
-            raise NotGenerated("it writes what none of its ops makes")
-        stores: list[Store] = []
-        for value_id in self.group.writes:
-            made, written_id = self.lowering.made[last[value_id]]
-            assert written_id == value_id
-            self.file.versions[value_id] = last[value_id]
-            is_new = self._is_new(value_id)
-            if is_new:
-                self.file.make(value_id)
-            else:
-                self.file.take(value_id)
-            if isinstance(made, Scatter):
-                stores += self._scatter_stores(value_id, made, is_new)
-            else:
-                stores.append(Store(value_id, made))
-        for version, (made, value_id) in self.lowering.made.items():
-            if isinstance(made, Scatter) and version not in last.values():
-                stores.append(self._inner_scatter(value_id, made))
-        for value_id, tensor in self.lowering.updates.items():
-            stores.append(Store(value_id, tensor))
-        return [store for store in stores if store.numel]
-
-    def _is_new(self, value_id: int) -> bool:
-        """Whether the storage has no contents before the group runs."""
-        number = self.graph.values[value_id].storage
-        if self.graph.storages[number].role in _PERSISTENT:
-            return False
-        first = self.flow.storage.index(number)
-        return self.flow.writer[first] in set(self.op_ids)
-
-    def _scatter_stores(self, value_id: int, made: Scatter, is_new: bool) -> list[Store]:
-        """The stores of a scatter: what the output starts as, then what is added to it."""
-        spec = self.graph.values[value_id].spec
-        self._check_atomics(made)
-        if not spec.is_contiguous:
-            raise NotGenerated("scattering into a tensor that is not contiguous")
-        start = made.start
-        if not is_new:
-            if made.accumulate and made.dtype != "float32":
-                raise NotGenerated(f"adding to {made.dtype} in place")
-            return [Store(value_id, made.source, made)]
-        if not made.accumulate:
-            assert start is not None
-            return [Store(value_id, start), Store(value_id, made.source, made)]
-        if made.dtype not in _ADDED_UP:
-            raise NotGenerated(f"adding up {made.dtype}")
-        if made.dtype == "float32" and start is None:
-            self.file.zeroed.add(value_id)
-            return [Store(value_id, made.source, made)]
-        target = self.file.new_scratch("float32", str(math.prod(made.shape)), zero=True)
-        return [Store(value_id, made.source, made, target)]
-
-    def _inner_scatter(self, value_id: int, made: Scatter) -> Store:
-        """A scatter whose result only this group reads: it stays in scratch memory."""
-        self._check_atomics(made)
-        if not made.accumulate or made.dtype not in _ADDED_UP:
-            raise NotGenerated("a tensor is written in part and read in the same kernel")
-        target = self.file.new_scratch("float32", str(math.prod(made.shape)), zero=True)
-        return Store(value_id, made.source, made, target)
-
-    def _check_atomics(self, made: Scatter) -> None:
-        if made.accumulate and self.gpu.compute_capability in _NO_ATOMICS:
-            raise NotGenerated(f"Triton adds atomically from compute capability {_ATOMICS_FROM} on")
-
-    def _after(self, done: Sequence[Store]) -> list[Store]:
-        """What follows from scatters into scratch memory: the output from its start and what was added up."""
-        found = []
-        for store in done:
-            if store.scatter is None or not store.target:
-                continue
-            scatter, target = store.scatter, store.target
-
-            def rule(body: Body, i: tuple[Index, ...], scatter: Scatter = scatter, target: str = target) -> str:
-                writer = body.memory
-                assert isinstance(writer, Writer)
-                writer.point(target, target, "float32")
-                added = body.load_scratch(target, ravel(i, scatter.shape))
-                return f"{scatter.start.at(body, i)} + {added}" if scatter.start is not None else added
-
-            whole = Tensor(scatter.shape, scatter.dtype, rule)
-            for version, (made, _) in self.lowering.made.items():
-                if made is scatter:
-                    self.lowering.stored[version] = whole
-            if store.value_id in self.group.writes:
-                found.append(Store(store.value_id, whole))
-        return found
-
-    def _remember(self, store: Store) -> None:
-        """From now on a stored tensor is read from memory where it is used again."""
-        if store.value_id in self.lowering.updates or store.target:
-            return
-        own = store.scatter or store.tensor
-        for version, (made, value_id) in self.lowering.made.items():
-            if made is own and value_id == store.value_id:
-                self.lowering.stored[version] = self.lowering.load(value_id, version)
 
     # -- what is needed for it ---------------------------------------------------------------------------------------
 

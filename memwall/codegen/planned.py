@@ -1,5 +1,6 @@
 """Our plan with its kernels generated and compiled: what is covered, what each takes, and none that spills.
 
+Each distinct kernel is generated once, for all groups that do the same to other tensors.
 A kernel that spills registers at its chosen blocks is tried at the others worth trying. One that spills at every one is
 refused: the graph is planned again without it (:data:`memwall.fusion.rules.REGISTER_SPILL`), until none is new.
 """
@@ -8,28 +9,120 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from memwall.codegen import generate
 from memwall.codegen.compiling import Resources, Say, compile_all
-from memwall.codegen.distinct import Distinct, Generate, Left, distinct_kernels
-from memwall.codegen.kernel import Kernel, Launch
+from memwall.codegen.kernel import Kernel, Launch, NotGenerated
 from memwall.codegen.occupancy import architecture_of
 from memwall.core.flow import Flow
-from memwall.core.graph import Graph
-from memwall.fusion import Plan
+from memwall.core.graph import Graph, Value
+from memwall.fusion import Group, Plan
 from memwall.fusion.planner import memwall_plan
-from memwall.fusion.rules import Work, work_of
+from memwall.fusion.rules import MATRIX_CLASSES, Spills, Work, work_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 
 #: plans that are made before those that still spill are let stand, flagged
 MAX_ROUNDS = 8
 
+Generate = Callable[[Graph, Flow, Group, Gpu], Kernel]
 Compile = Callable[[Sequence[tuple[Kernel, str]]], Sequence[tuple[Resources, ...]]]
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """A kernel with its ops, the places in the plan of the groups that it runs, and the DRAM bytes of all of these."""
+
+    kernel: Kernel
+    ops: tuple[str, ...]
+    groups: tuple[int, ...]
+    dram_bytes: int
+    has_contraction: bool
+
+
+@dataclass(frozen=True)
+class Left:
+    """Equal groups that no kernel is generated for: their ops, why, and the DRAM bytes of all of them together."""
+
+    ops: tuple[str, ...]
+    reason: str
+    groups: tuple[int, ...]
+    dram_bytes: int
+
+
+def distinct_kernels(
+    graph: Graph, flow: Flow, plan: Plan, gpu: Gpu, generate: Generate, spills: Spills
+) -> tuple[tuple[Distinct, ...], tuple[Left, ...]]:
+    """The kernels of a plan in order of their first launch, and the groups that have none.
+
+    A contraction that shares its launch with nothing is its library's, and stands in neither. A group in ``spills`` has
+    no kernel: ops that the planner could not part run as eager kernels.
+    """
+    twins: dict[Hashable, list[int]] = {}
+    for place, group in enumerate(plan.groups):
+        has_contraction = _has_contraction(graph, group)
+        if not (has_contraction and len(group.op_ids) == 1):
+            twins.setdefault((group_key(graph, flow, group), has_contraction), []).append(place)
+    made: dict[tuple[str, str], Distinct] = {}
+    left = []
+    for places in twins.values():
+        group = plan.groups[places[0]]
+        ops = tuple(graph.ops[i].name for i in sorted((*group.op_ids, *group.recomputes)))
+        dram_bytes = sum(plan.groups[place].cost.bytes for place in places)
+        has_contraction = _has_contraction(graph, group)
+        reason = spills.get(work_of(graph, (*group.op_ids, *group.recomputes)))
+        try:
+            if reason is not None:
+                raise NotGenerated(reason)
+            kernel = generate(graph, flow, group, gpu)
+        except NotGenerated as error:
+            if not has_contraction:
+                left.append(Left(ops, str(error), tuple(places), dram_bytes))
+            continue
+        key = kernel.source, str(kernel.launches)
+        old = made.get(key, Distinct(kernel, ops, (), 0, has_contraction))
+        made[key] = replace(old, groups=(*old.groups, *places), dram_bytes=old.dram_bytes + dram_bytes)
+    return tuple(made.values()), tuple(left)
+
+
+def _has_contraction(graph: Graph, group: Group) -> bool:
+    return any(graph.ops[i].op_class in MATRIX_CLASSES for i in (*group.op_ids, *group.recomputes))
+
+
+def group_key(graph: Graph, flow: Flow, group: Group) -> Hashable:
+    """All that a kernel of a group depends on, with values and storages numbered as they first appear: groups of equal
+    keys have equal kernels but for the names in comments."""
+    numbers = _Numbers(graph)
+    again = frozenset(group.recomputes)
+    inside = again.union(group.op_ids)
+    steps = []
+    for i in sorted(inside):
+        op = graph.ops[i]
+        reads = tuple((*numbers.value(v), flow.writer[n] in inside) for v, n in flow.reads[i])
+        writes = tuple((*numbers.value(v), n == flow.first[flow.storage[n]]) for v, n in flow.writes[i])
+        steps.append((op.name, op.arguments, repr(sorted((op.attributes or {}).items())), reads, writes, i in again))
+    ends = tuple(numbers.value(v) for v in (*group.reads, *group.writes))
+    return tuple(steps), ends, len(group.reads)
+
+
+class _Numbers:
+    """Numbers that stand for values and storages, in order of appearance."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.values: dict[int, int] = {}
+        self.storages: dict[int, int] = {}
+
+    def value(self, value_id: int) -> tuple[Hashable, ...]:
+        value: Value = self.graph.values[value_id]
+        storage = self.graph.storages[value.storage]
+        number = self.values.setdefault(value_id, len(self.values))
+        place = self.storages.setdefault(value.storage, len(self.storages))
+        return number, place, value.spec, value.offset, storage.nbytes, storage.role
 
 
 @dataclass(frozen=True)

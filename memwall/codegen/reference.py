@@ -173,7 +173,7 @@ class _Writer:
         version = next(n for v, n in self.flow.writes[op.id] if v == value_id)
         storage = self.graph.storages[value.storage]
         before = self.flow.storage.index(value.storage)
-        if before < version or storage.role in ("parameter", "buffer", "input", "optimizer_state"):
+        if before < version or storage.is_persistent:
             self._take(value_id)
             return
         count = storage.nbytes // value.spec.itemsize

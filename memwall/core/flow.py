@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from memwall.core.graph import PERSISTENT, Graph
+from memwall.core.graph import Graph
 
 #: (value id, version)
 Use = tuple[int, int]
@@ -45,6 +45,11 @@ class Flow:
                 found[last[storage]] = self.writer[version]
             last[storage] = version
         return found
+
+    @cached_property
+    def first(self) -> dict[int, int]:
+        """Storage -> the version with which it begins."""
+        return {storage: version for version, storage in reversed([*enumerate(self.storage)])}
 
     @classmethod
     def of(cls, graph: Graph) -> Flow:
@@ -92,7 +97,7 @@ class _Walk:
                 value = values[value_id]
                 old = self.current.get(value.storage)
                 partial = value.spec.nbytes < storages[value.storage].nbytes
-                fresh = old is None and storages[value.storage].role not in PERSISTENT
+                fresh = old is None and not storages[value.storage].is_persistent
                 if old is None and not fresh:
                     old = self._new(value.storage, -1)
                 if old is not None:
@@ -112,7 +117,7 @@ class _Walk:
         kept = set()
         for storage in graph.storages:
             version = self.current.get(storage.id, -1)
-            lives_on = storage.role in PERSISTENT or storage.role == "gradient" or storage.id in outputs
+            lives_on = storage.is_persistent or storage.role == "gradient" or storage.id in outputs
             while version >= 0 and lives_on:
                 kept.add(version)
                 version = self.carries[version]

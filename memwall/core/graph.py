@@ -22,8 +22,6 @@ ITEMSIZE: Mapping[str, int] = {
 
 PHASES = ("forward", "backward", "optimizer")
 ROLES = ("parameter", "buffer", "input", "gradient", "optimizer_state", "activation")
-#: roles of storages that exist before and after the step
-PERSISTENT = frozenset(("parameter", "buffer", "input", "optimizer_state"))
 
 
 class Pipe(NamedTuple):
@@ -138,6 +136,11 @@ class Storage:
     nbytes: int
     role: str
     name: str = ""
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether it exists before and after the step."""
+        return self.role in ("parameter", "buffer", "input", "optimizer_state")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from memwall.core.graph import PERSISTENT, Graph, Op
+from memwall.core.graph import Graph, Op
 
 #: Layers that may take turns (local and global attention, dense and expert MLPs): lists are tried in groups of as many.
 PERIODS = (1, 2, 3, 4, 6)
@@ -310,7 +310,7 @@ def _run(twins: Twins, prefix: str, tracks: tuple[Track, ...], made: Mapping[int
             orbit.append(twins.twin[orbit[-1]])
         makers = [run.instance(made[s]) if s in made else None for s in orbit]
         base = 0
-        if twins.graph.storages[storage].role not in PERSISTENT:
+        if not twins.graph.storages[storage].is_persistent:
             base = next((n - i for i, n in enumerate(makers) if n is not None), 0)
             if any(n is not None and n != base + i for i, n in enumerate(makers)):
                 return None

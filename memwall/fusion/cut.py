@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
-from memwall.core.graph import PERSISTENT, Graph, Op, Storage, TensorSpec, Value
+from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.core.layers import LISTS, Run, Track, Twins, first_writers
 
 _NO_SWAP: Mapping[int, int] = {}
@@ -73,7 +73,7 @@ class Cut:
         maker = self.made.get(storage)
         if run.level.get(storage, 0) >= self.kept:
             return False
-        return maker is None or maker < user or self.whole.storages[storage].role in PERSISTENT
+        return maker is None or maker < user or self.whole.storages[storage].is_persistent
 
     def _ends_alike(self, run: Run) -> bool:
         """Whether each layer hands out the same: what is an output of the model in one is so in all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memwall.core.graph import PERSISTENT, Graph, Storage
+from memwall.core.graph import Graph, Storage
 from memwall.fusion import Plan
 
 
@@ -54,7 +54,7 @@ def memory_levels(graph: Graph, plan: Plan) -> Iterator[tuple[int, int, int, int
     births: dict[int, list[Storage]] = {}
     deaths: dict[int, list[Storage]] = {}
     for storage in graph.storages:
-        if storage.role in PERSISTENT:
+        if storage.is_persistent:
             live[_FIELD[storage.role]] += storage.nbytes
         elif storage.id in first:
             births.setdefault(first[storage.id], []).append(storage)

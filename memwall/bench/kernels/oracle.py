@@ -38,8 +38,6 @@ _MOVING = frozenset((
     "copy_", "zeros", "zeros_like", "new_zeros", "fill_", "zero_", "neg", "ones_like", "upsample_nearest2d",
 ))  # fmt: skip
 
-#: storages with these roles are there before the step
-_PERSISTENT = ("parameter", "buffer", "input", "optimizer_state")
 
 #: A generated kernel's ``run``.
 Run = Callable[..., Sequence[Tensor]]
@@ -107,7 +105,7 @@ class Oracle:
         before = [v for v in range(version) if self.flow.storage[v] == storage]
         if any(self.flow.writer[v] not in self._inside for v in before):
             return True
-        return self.graph.storages[storage].role in _PERSISTENT
+        return self.graph.storages[storage].is_persistent
 
     # -- results -----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from memwall.core.graph import PERSISTENT, Graph, Op, TensorSpec, Value, contiguous
+from memwall.core.graph import Graph, Op, TensorSpec, Value, contiguous
 from memwall.fusion.inductor.views import row_major_order
 
 
@@ -73,7 +73,7 @@ class _Walk:
                 self._keep(storage.id)
         for storage_id in self._unread_gradients():
             self._keep(storage_id)
-        mutated = [s for s in self.written if graph.storages[s].role in PERSISTENT]
+        mutated = [s for s in self.written if graph.storages[s].is_persistent]
         return Scope(
             op_ids=tuple(op.id for op in graph.ops if self.inside[op.id]),
             feeds=tuple(self.feeds),
@@ -105,7 +105,7 @@ class _Walk:
             self.last_writer[number] = op.phase
 
     def _exists(self, number: int) -> bool:
-        return self.graph.storages[number].role in PERSISTENT or number in self.last_writer
+        return self.graph.storages[number].is_persistent or number in self.last_writer
 
     def _hold(self, number: int, op: Op) -> None:
         if number not in self.held:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import memwall.report.columns as col
 from memwall.codegen.compiling import Resources
-from memwall.codegen.distinct import Left
-from memwall.codegen.planned import Compiled, CompiledPlan
+from memwall.codegen.planned import Compiled, CompiledPlan, Left
 from memwall.core.units import percent, size
 from memwall.record.kernels import short_name
 from memwall.report.document import Block, Facts, Section, Sentence, Table, clean

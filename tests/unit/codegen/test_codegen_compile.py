@@ -10,8 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from memwall.codegen import generate as ours
-from memwall.codegen.compile_worker import read_amdgcn, read_ptxas
-from memwall.codegen.compiling import Resources, compile_all, compile_kernel, default_cache
+from memwall.codegen.compiling import Resources, compile_all, compile_kernel, default_cache, read_amdgcn, read_ptxas
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
 from memwall.codegen.occupancy import CHIPS, architecture_of, find_target, occupancy
 from memwall.codegen.planned import compiled_plan, with_config

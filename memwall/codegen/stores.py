@@ -1,0 +1,192 @@
+"""What a group owes to memory, store by store; and what may not happen where it writes over memory that it reads.
+
+A write to a storage makes a new version of it (:mod:`memwall.core.flow`). Memory holds a version from the launch that
+writes it until a later version is written over it. Programs and warps run in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from memwall.codegen.index import Index, ravel
+from memwall.codegen.kernel import NotGenerated
+from memwall.codegen.lowering import Lowering
+from memwall.codegen.ops.base import Scatter
+from memwall.codegen.tensors import Body, Tensor
+from memwall.codegen.writer import Store, Writer
+from memwall.codegen.writing import File, Function, Touch
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph, Value
+from memwall.fusion.plan import Group
+from memwall.hardware.lookup import Gpu
+
+#: Triton's atomic additions carry memory orders, which PTX has from here on
+_ATOMICS_FROM = "7.0"
+_NO_ATOMICS = ("6.0", "6.1")
+#: dtypes that a scatter adds up, in float32
+_ADDED_UP = ("float32", "float16", "bfloat16")
+
+
+class Owed:
+    """The stores that a group has to make: at first, and after scatters into scratch memory."""
+
+    def __init__(self, graph: Graph, flow: Flow, group: Group, gpu: Gpu, lowering: Lowering, file: File) -> None:
+        self.graph, self.flow, self.group, self.gpu = graph, flow, group, gpu
+        self.lowering, self.file = lowering, file
+        self.inside = frozenset((*group.op_ids, *group.recomputes))
+
+    def stores(self) -> list[Store]:
+        """The last version of each value that leaves the group; values that were there before are written in place."""
+        last: dict[int, int] = {}
+        for op_id in self.group.op_ids:
+            for value_id, version in self.flow.writes[op_id]:
+                if value_id in self.group.writes:
+                    last[value_id] = version
+        missing = set(self.group.writes) - set(last)
+        if missing:
+            raise NotGenerated("it writes what none of its ops makes")
+        stores: list[Store] = []
+        for value_id in self.group.writes:
+            made, written_id = self.lowering.made[last[value_id]]
+            assert written_id == value_id
+            self.file.versions[value_id] = last[value_id]
+            is_new = self._is_new(value_id)
+            if is_new:
+                self.file.make(value_id)
+            else:
+                self.file.take(value_id)
+            if isinstance(made, Scatter):
+                stores += self._scatter_stores(value_id, made, is_new)
+            else:
+                stores.append(Store(value_id, made))
+        for version, (made, value_id) in self.lowering.made.items():
+            if isinstance(made, Scatter) and version not in last.values():
+                stores.append(self._inner_scatter(value_id, made))
+        for value_id, tensor in self.lowering.updates.items():
+            stores.append(Store(value_id, tensor))
+        return [store for store in stores if store.numel]
+
+    def _is_new(self, value_id: int) -> bool:
+        """Whether the storage has no contents before the group runs."""
+        storage = self.graph.storages[self.graph.values[value_id].storage]
+        return not storage.is_persistent and self.flow.writer[self.flow.first[storage.id]] in self.inside
+
+    def _scatter_stores(self, value_id: int, made: Scatter, is_new: bool) -> list[Store]:
+        """The stores of a scatter: what the output starts as, then what is added to it."""
+        spec = self.graph.values[value_id].spec
+        self._check_atomics(made)
+        if not spec.is_contiguous:
+            raise NotGenerated("scattering into a tensor that is not contiguous")
+        start = made.start
+        if not is_new:
+            if made.accumulate and made.dtype != "float32":
+                raise NotGenerated(f"adding to {made.dtype} in place")
+            return [Store(value_id, made.source, made)]
+        if not made.accumulate:
+            assert start is not None
+            return [Store(value_id, start), Store(value_id, made.source, made)]
+        if made.dtype not in _ADDED_UP:
+            raise NotGenerated(f"adding up {made.dtype}")
+        if made.dtype == "float32" and start is None:
+            self.file.zeroed.add(value_id)
+            return [Store(value_id, made.source, made)]
+        target = self.file.new_scratch("float32", str(math.prod(made.shape)), zero=True)
+        return [Store(value_id, made.source, made, target)]
+
+    def _inner_scatter(self, value_id: int, made: Scatter) -> Store:
+        """A scatter whose result only this group reads: it stays in scratch memory."""
+        self._check_atomics(made)
+        if not made.accumulate or made.dtype not in _ADDED_UP:
+            raise NotGenerated("a tensor is written in part and read in the same kernel")
+        target = self.file.new_scratch("float32", str(math.prod(made.shape)), zero=True)
+        return Store(value_id, made.source, made, target)
+
+    def _check_atomics(self, made: Scatter) -> None:
+        if made.accumulate and self.gpu.compute_capability in _NO_ATOMICS:
+            raise NotGenerated(f"Triton adds atomically from compute capability {_ATOMICS_FROM} on")
+
+    def after(self, done: Sequence[Store]) -> list[Store]:
+        """What follows from scatters into scratch memory: the output from its start and what was added up."""
+        found = []
+        for store in done:
+            if store.scatter is None or not store.target:
+                continue
+            scatter, target = store.scatter, store.target
+
+            def rule(body: Body, i: tuple[Index, ...], scatter: Scatter = scatter, target: str = target) -> str:
+                writer = body.memory
+                assert isinstance(writer, Writer)
+                writer.point(target, target, "float32")
+                added = body.load_scratch(target, ravel(i, scatter.shape))
+                return f"{scatter.start.at(body, i)} + {added}" if scatter.start is not None else added
+
+            whole = Tensor(scatter.shape, scatter.dtype, rule)
+            for version, (made, _) in self.lowering.made.items():
+                if made is scatter:
+                    self.lowering.stored[version] = whole
+            if store.value_id in self.group.writes:
+                found.append(Store(store.value_id, whole))
+        return found
+
+    def remember(self, store: Store) -> None:
+        """From now on a stored tensor is read from memory where it is used again."""
+        if store.value_id in self.lowering.updates or store.target:
+            return
+        own = store.scatter or store.tensor
+        for version, (made, value_id) in self.lowering.made.items():
+            if made is own and value_id == store.value_id:
+                self.lowering.stored[version] = self.lowering.load(value_id, version)
+
+
+def refuse_hazards(graph: Graph, functions: Sequence[Function], names: Mapping[int, str]) -> None:
+    """Every read finds the version that it asks for, whatever the order in which the programs of a launch run.
+
+    Args:
+        names: value → its pointer in the functions, which are in launch order.
+
+    Raises:
+        NotGenerated: it might find another.
+    """
+    values = graph.values
+    before: list[Touch] = []
+    for function in functions:
+        for read in dict.fromkeys(function.reads):
+            if any(_newer(values, write, read) for write in before):
+                raise NotGenerated("a later launch reads what an earlier one has overwritten")
+            for write in function.writes:
+                if _newer(values, write, read) and not _is_same(values, write, read):
+                    raise NotGenerated("a tensor is written over that is also read at other places")
+                if _newer(values, write, read) and _reads_late(function, names[read.value_id], names[write.value_id]):
+                    raise NotGenerated("a tensor is read again after it was written over")
+        for write in function.writes:
+            if any(_newer(values, other, write) for other in before):
+                raise NotGenerated("a part of a tensor is written before the whole")
+            if any(_newer(values, other, write) for other in function.writes):
+                raise NotGenerated("a tensor is written twice in one launch")
+        before += function.writes
+
+
+def _newer(values: Sequence[Value], write: Touch, other: Touch) -> bool:
+    """Whether a write puts a later version where the other finds or puts its own."""
+    a, b = values[write.value_id], values[other.value_id]
+    return a.storage == b.storage and write.version > other.version and _overlap(a, b)
+
+
+def _is_same(values: Sequence[Value], write: Touch, read: Touch) -> bool:
+    """Whether both mean the same element in each program."""
+    a, b = values[write.value_id], values[read.value_id]
+    return (a.spec.dtype, a.offset, write.place) == (b.spec.dtype, b.offset, read.place)
+
+
+def _reads_late(function: Function, read: str, written: str) -> bool:
+    """Whether a pointer is read after another has been written, in the order of the text."""
+    loads = [n for n, line in enumerate(function.lines) if f"tl.load({read} + " in line]
+    stores = [n for n, line in enumerate(function.lines) if line.lstrip().startswith(f"tl.store({written} + ")]
+    return bool(loads and stores) and max(loads) > min(stores)
+
+
+def _overlap(a: Value, b: Value) -> bool:
+    """Whether two values of one storage may have an element in common."""
+    (a_start, a_end), (b_start, b_end) = a.byte_range, b.byte_range
+    return a_start < b_end and b_start < a_end
