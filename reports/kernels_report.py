@@ -20,12 +20,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from memwall.codegen.distinct import distinct_kernels  # noqa: E402
-
 import memwall  # noqa: E402
 from memwall.codegen import Kernel, generate  # noqa: E402
 from memwall.codegen.compiling import Resources, compile_all  # noqa: E402
-from memwall.codegen.planned import CompiledPlan, compiled_plan  # noqa: E402
+from memwall.codegen.planned import CompiledPlan, compiled_plan, distinct_kernels  # noqa: E402
 from memwall.core.flow import Flow  # noqa: E402
 from memwall.fusion.planner import memwall_plan  # noqa: E402
 from memwall.hardware.lookup import Gpu  # noqa: E402
