@@ -1,9 +1,10 @@
-"""Print memwall/kineto/schemas.txt: the schemas of all ops that have a cost formula, as this torch states them.
+"""Print memwall/traces/schemas.txt: the schemas of all ops that have a cost formula, as this torch states them.
 
-    python tools/op_schemas.py > memwall/kineto/schemas.txt
+    python tools/op_schemas.py > memwall/traces/schemas.txt
 
 Left out are ``out=`` overloads, which take what the functional ones take and the result's tensors last, and overloads
-for scalars and named dimensions. Ops of older versions of torch stand in memwall/traces/schemas.py.
+for scalars and named dimensions. Ops of older versions of torch and of other libraries stand in
+memwall/traces/library_schemas.txt.
 """
 
 from __future__ import annotations

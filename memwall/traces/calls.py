@@ -63,7 +63,7 @@ def record_of(op: TracedOp, hints: Hints) -> Recorded | None:
     bound = bind(op)
     if bound is None:
         return None
-    op, schema, places = bound.op, bound.schema, bound.places
+    op, schema, places, out = bound
     given: dict[str, Specs | UnknownCall] = {}
     for argument in schema.arguments:
         place = places.get(argument.name)
@@ -83,7 +83,7 @@ def record_of(op: TracedOp, hints: Hints) -> Recorded | None:
         values={name: parse_value(op.concrete[place]) for name, place in places.items() if place < len(op.concrete)},
         defaults={argument.name: argument.default for argument in schema.arguments if argument.kind == "value"},
         written=frozenset(argument.name for argument in schema.arguments if argument.written),
-        results=schema.results, out=_present(spec_of(op, place) for place in bound.out),
+        results=schema.results, out=_present(spec_of(op, place) for place in out),
         beyond=_present(_readable(op, place) for place in range(len(places), len(op.dims))),
         allow_tf32=hints.allow_tf32, gradient=hints.gradient, consumers=hints.consumers,
         parent=() if parent is None else tuple(_readable(parent, place) for place in range(len(parent.dims))),

@@ -19,6 +19,7 @@ the message, a half where the number of ranks is not known.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from memwall.traces.calls import Hints, read_call, record_of
 from memwall.traces.library_ops import library_rule
 from memwall.traces.records import TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, can_be_costed, is_call
-from memwall.traces.schemas import DTYPES
+from memwall.traces.schemas import DTYPES, SCALAR_TYPES
 from memwall.traces.surroundings import Surroundings
 from memwall.traces.triton import is_triton, triton_cost
 
@@ -76,8 +77,7 @@ def row_cost(row: Launches, surroundings: Surroundings) -> RowCost:
         return RowCost(None, classify_op(op), _why_not(op))
     if is_triton(op):
         return _triton(op)
-    hints = surroundings.hints(op, row.kernels)
-    return _costed(op, hints, surroundings)
+    return _costed(op, surroundings.hints(op, row.kernels), surroundings)
 
 
 def _why_not(op: TracedOp) -> str:
@@ -152,8 +152,7 @@ def _copies(kernels: Sequence[TracedKernel]) -> RowCost | None:
     """Memory copies and fills by the bytes that the profiler states; None where it states none."""
     if any(kernel.bytes is None for kernel in kernels):
         return None
-    read = write = 0
-    link = 0
+    read = write = link = 0
     for kernel in kernels:
         moved = kernel.bytes or 0
         if kernel.category == "memset":
@@ -168,22 +167,21 @@ def _copies(kernels: Sequence[TracedKernel]) -> RowCost | None:
 
 # ---- collectives
 
-#: collective → which message a rank sends (True) or receives, in parts of ``(n - 1) / n``
-_ITEM_NAMES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1,
-               "Short": 2, "Float8_e4m3fn": 1, "Float8_e5m2": 1}  # fmt: skip
+#: collectives in which a rank sends or receives the whole message, not ``(n - 1) / n`` of it
 _WHOLE_MESSAGE = ("send", "recv", "broadcast")
 
 
 def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
     """The bytes that a rank must send or receive."""
     kernel = row.kernels[0]
-    message = _message_bytes(kernel.attributes) or next(
-        (found for op in surroundings.trace.around(row.op) if (found := _op_message_bytes(op))), 0
-    )
+    around = list(surroundings.trace.around(row.op))
+    message = _message_bytes(kernel.attributes) or next(filter(None, map(_op_message_bytes, around)), 0)
     if not message:
         return RowCost(None, "communication", "the size of the message was not recorded")
-    ranks = _ranks(kernel, row.op, surroundings)
-    name = _collective(kernel, row.op)
+    stated = (kernel.attributes, *(op.attributes for op in around))
+    sizes = (_number(attributes.get("Group size")) for attributes in stated)
+    ranks = next((size for size in sizes if size > 0), 0)
+    name = str(kernel.attributes.get("Collective name") or (row.op.name if row.op else "") or kernel.name).lower()
     share = 1.0 if any(word in name for word in _WHOLE_MESSAGE) else (ranks - 1) / ranks if ranks else 0.5
     if ranks == 1:
         return RowCost(Cost({}, 0, 0), "communication")
@@ -191,35 +189,20 @@ def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
     return RowCost(Cost({}, 0, 0), "communication", link_bytes=share * message, notes=notes)
 
 
-def _collective(kernel: TracedKernel, op: TracedOp | None) -> str:
-    return str(kernel.attributes.get("Collective name") or (op.name if op else "") or kernel.name).lower()
-
-
-def _ranks(kernel: TracedKernel, op: TracedOp | None, surroundings: Surroundings) -> int:
-    for attributes in (kernel.attributes, *(outer.attributes for outer in surroundings.trace.around(op))):
-        size = _number(attributes.get("Group size"))
-        if size > 0:
-            return size
-    return 0
-
-
 def _message_bytes(attributes: Any) -> int:
     count = max(_number(attributes.get("In msg nelems")), _number(attributes.get("Out msg nelems")))
-    return count * _ITEM_NAMES.get(str(attributes.get("dtype", "")), 0)
+    dtype = str(attributes.get("dtype", ""))
+    return count * ITEMSIZE.get(SCALAR_TYPES.get(dtype, dtype.lower()), 0)
 
 
 def _op_message_bytes(op: TracedOp) -> int:
     """Of ``nccl:all_reduce`` and what wraps it: the bytes of its first tensor."""
-    stated = _message_bytes(op.attributes)
-    if stated:
-        return stated
-    for dims, type_name in zip(op.dims, op.types, strict=False):
-        if type_name in DTYPES and dims and all(type(n) is int for n in dims):
-            count = 1
-            for n in dims:
-                count *= n
-            return count * ITEMSIZE[DTYPES[type_name]]
-    return 0
+    tensors = (
+        math.prod(dims) * ITEMSIZE[DTYPES[kind]]
+        for dims, kind in zip(op.dims, op.types, strict=False)
+        if kind in DTYPES and dims and all(type(n) is int for n in dims)
+    )
+    return _message_bytes(op.attributes) or next(tensors, 0)
 
 
 def _number(value: Any) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from memwall.core.graph import ITEMSIZE
 from memwall.ops.registry import find_row
@@ -68,8 +68,7 @@ class Schema:
     counted_as: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     """A recorded call with its arguments by name.
 
     ``places`` are the indices of the recorded values; ``out`` those of the results of an ``out=`` call.
