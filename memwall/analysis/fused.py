@@ -16,6 +16,7 @@ from memwall.analysis.breaks import BreakPrices, Cut, is_broken, planned, price_
 from memwall.analysis.plan_diff import PlanDiff, plan_diff
 from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, policy_sets
+from memwall.analysis.table import group_by, merged
 from memwall.analysis.whatif import Change, Outcome, what_if
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.graph import Graph
@@ -110,16 +111,13 @@ class Fused:
 
 def refused_by_rule(plan: Plan) -> tuple[Refused, ...]:
     """The refusals of a plan by rule, what would save most first."""
-    sums: dict[str, Refused] = {}
-    for refusal in sorted(plan.refusals, key=lambda r: -r.count * r.saved_s):
-        old = sums.get(refusal.rule, Refused(refusal.rule, 0, 0, 0.0, refusal.reason))
-        sums[refusal.rule] = replace(
-            old,
-            count=old.count + refusal.count,
-            saved_bytes=old.saved_bytes + refusal.count * refusal.saved_bytes,
-            saved_s=old.saved_s + refusal.count * refusal.saved_s,
-        )
-    return tuple(sorted(sums.values(), key=lambda row: (-row.saved_s, row.rule)))
+    found = [
+        Refused(r.rule, r.count, r.count * r.saved_bytes, r.count * r.saved_s, r.reason)
+        for r in sorted(plan.refusals, key=lambda r: -r.count * r.saved_s)
+    ]
+    by_rule = group_by(found, [row.rule for row in found]).values()
+    rows = [merged(rows, ("count", "saved_bytes", "saved_s")) for rows in by_rule]
+    return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.rule)))
 
 
 def fuse(

@@ -1,6 +1,6 @@
 """What fusion saves: policies side by side, group by group, module by module, and what was left apart.
 
-Conventions. Every policy is held against eager on the same GPU and against ``ideal``, the most that any fusion could
+Conventions. Every policy is compared with eager on the same GPU and against ``ideal``, the most that any fusion could
 win; both are simulated where the profile lacks them. A group saves the eager kernels of its ops less itself; since a
 plan holds every op once, the savings of all groups add up to the difference of the totals. A kernel stands under the
 module that all its ops share, and so do the eager kernels that it replaces. Repeated groups (the same ops in the same
@@ -11,12 +11,13 @@ two of them share a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from memwall.analysis.table import OTHERS
+from memwall.analysis.table import OTHERS, group_by, merged, sums
 from memwall.fusion import Plan
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
@@ -117,7 +118,7 @@ class Waterfall:
 
 @dataclass(frozen=True)
 class PolicySet:
-    """The policies of a profile on one GPU, in the profile's order, with the two that they are held against."""
+    """The policies of a profile on one GPU, in the profile's order, with the two that they are compared with."""
 
     profile: Profile
     gpu: Gpu
@@ -142,7 +143,7 @@ class PolicySet:
         return tuple(self.row(schedule) for schedule in self.schedules)
 
     def row(self, schedule: Schedule) -> PolicyRow:
-        """The totals of one policy beside eager and ideal."""
+        """The totals of one policy next to eager and ideal."""
         own, eager, ideal = schedule.totals, self.eager.totals, self.ideal.totals
         saved = eager.dram_bytes - own.dram_bytes
         return PolicyRow(
@@ -172,7 +173,7 @@ def policy_sets(profile: Profile) -> tuple[PolicySet, ...]:
 
 
 def policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
-    """The schedules of one GPU with eager and ideal beside them."""
+    """The schedules of one GPU with eager and ideal next to them."""
     gpu, graph = schedules[0].gpu, schedules[0].graph
     found = {schedule.policy: schedule for schedule in schedules}
     eager, ideal = (found.get(policy) or profile.schedule(gpu, policy, graph=graph) for policy in ("eager", "ideal"))
@@ -182,48 +183,36 @@ def policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
 # -- groups and modules ------------------------------------------------------------------------------------------------
 
 
-class _Sum:
-    """Adds up kernels of a policy and what they replace."""
-
-    def __init__(self) -> None:
-        self.count = self.ops = self.eager_kernels = self.kernels = self.eager_bytes = self.bytes = 0
-        self.eager_s = self.time_s = 0.0
-
-    def add(self, kernel: Estimate, replaced: Iterable[Estimate]) -> None:
-        self.count += 1
-        self.ops += len(kernel.op_ids)
-        self.kernels += kernel.launches
-        self.bytes += kernel.bytes
-        self.time_s += kernel.time_s
-        for eager in replaced:
-            self.eager_kernels += eager.launches
-            self.eager_bytes += eager.bytes
-            self.eager_s += eager.time_s
-
-    def saving(self, name: str, module: str, phase: str, op_class: str, ops: int) -> Saving:
-        return Saving(
-            name, module, phase, op_class, self.count, ops, self.eager_kernels, self.kernels, self.eager_bytes,
-            self.bytes, self.eager_s, self.time_s,
-        )  # fmt: skip
+def _saving(
+    policies: PolicySet, kernels: Sequence[Estimate], name: str, module: str, phase: str, op_class: str, ops: int
+) -> Saving:  # fmt: skip
+    """What some kernels save over those that they replace."""
+    own = sums(kernels, ("launches", "bytes", "time_s"))
+    eager = sums([eager for kernel in kernels for eager in policies.replaced(kernel)], tuple(own))
+    return Saving(
+        name, module, phase, op_class, len(kernels), ops, eager["launches"], own["launches"], eager["bytes"],
+        own["bytes"], eager["time_s"], own["time_s"],
+    )  # fmt: skip
 
 
 def group_savings(policies: PolicySet, schedule: Schedule) -> tuple[Saving, ...]:
     """The groups that differ from eager (several ops, or other work), repeats as one, largest saving first."""
     ops = policies.profile.graphs[schedule.graph].ops
-    sums: dict[tuple, _Sum] = {}
-    for kernel in schedule.kernels:
-        replaced = policies.replaced(kernel)
-        if len(replaced) == 1 and _work(kernel) == _work(replaced[0]):
-            continue
-        members = [ops[i] for i in kernel.op_ids]
-        names = tuple([op.name for op in members])
-        key = (
-            names, policies.module(schedule, kernel), members[0].phase, kernel.op_class, kernel.read_bytes,
-            kernel.write_bytes,
-        )  # fmt: skip
-        sums.setdefault(key, _Sum()).add(kernel, replaced)
-    rows = [total.saving(group_name(k[0]), k[1], k[2], k[3], len(k[0])) for k, total in sums.items()]
+    changed = [kernel for kernel in schedule.kernels if not _same_as_eager(kernel, policies.replaced(kernel))]
+    keys = [
+        (tuple([ops[i].name for i in k.op_ids]), policies.module(schedule, k), ops[k.op_ids[0]].phase, k.op_class,
+         k.read_bytes, k.write_bytes)
+        for k in changed
+    ]  # fmt: skip
+    rows = [
+        _saving(policies, kernels, group_name(names), module, phase, op_class, len(names))
+        for (names, module, phase, op_class, _, _), kernels in group_by(changed, keys).items()
+    ]
     return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.name, row.module, row.bytes)))
+
+
+def _same_as_eager(kernel: Estimate, replaced: Sequence[Estimate]) -> bool:
+    return len(replaced) == 1 and _work(kernel) == _work(replaced[0])
 
 
 def _work(kernel: Estimate) -> tuple:
@@ -232,10 +221,7 @@ def _work(kernel: Estimate) -> tuple:
 
 def group_name(names: Sequence[str]) -> str:
     """``add + layer_norm + mul x3``: the ops of a group, each once, in order of first appearance."""
-    counts: dict[str, int] = {}
-    for name in names:
-        short = short_name(name)
-        counts[short] = counts.get(short, 0) + 1
+    counts = Counter(map(short_name, names))
     return " + ".join(f"{name} x{count}" if count > 1 else name for name, count in counts.items())
 
 
@@ -251,12 +237,12 @@ def module_savings(policies: PolicySet, schedule: Schedule, *, top: int = 15) ->
 
 
 def _by_module(policies: PolicySet, schedule: Schedule, renamed: dict[str, str]) -> tuple[Saving, ...]:
-    sums: dict[str, _Sum] = {}
-    for kernel in schedule.kernels:
-        module = policies.module(schedule, kernel) or "(top)"
-        total = sums.setdefault(renamed.get(module, module), _Sum())
-        total.add(kernel, policies.replaced(kernel))
-    rows = [total.saving(module, module, "", "", total.ops) for module, total in sums.items()]
+    modules = [policies.module(schedule, kernel) or "(top)" for kernel in schedule.kernels]
+    groups = group_by(schedule.kernels, [renamed.get(module, module) for module in modules])
+    rows = [
+        _saving(policies, kernels, module, module, "", "", sum(len(kernel.op_ids) for kernel in kernels))
+        for module, kernels in groups.items()
+    ]
     return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.module)))
 
 
@@ -285,21 +271,23 @@ def missed_fusions(
         return ()
     ops = profile.graphs[schedule.graph].ops
     group_of = {op: i for i, group in enumerate(plan.groups) for op in group.op_ids}
-    sums: dict[tuple[str, ...], Missed] = {}
+    found = []
     for refusal in plan.refusals:
         where = group_of[refusal.consumer]
         again = refusal.producer in plan.groups[where].recomputes
         if refusal.rule == DECLINED or again or group_of[refusal.producer] == where:
             continue
         producer, consumer = ops[refusal.producer], ops[refusal.consumer]
-        module = collapse(common_module([producer.module, consumer.module]))
-        key = (producer.name, consumer.name, module, consumer.phase, refusal.rule)
-        old = sums.get(key)
-        known = (old.reason, old.count, old.saved_bytes, old.saved_s) if old else (refusal.reason, 0, 0, 0.0)
-        sums[key] = Missed(
-            short_name(producer.name), short_name(consumer.name), module, consumer.phase, refusal.rule, known[0],
-            known[1] + refusal.count, known[2] + refusal.count * refusal.saved_bytes,
-            known[3] + refusal.count * refusal.saved_s,
-        )  # fmt: skip
-    rows = sorted(sums.values(), key=lambda row: (-row.saved_s, row.producer, row.consumer, row.module))
+        found.append(Missed(
+            producer.name, consumer.name, collapse(common_module([producer.module, consumer.module])), consumer.phase,
+            refusal.rule, refusal.reason, refusal.count, refusal.count * refusal.saved_bytes,
+            refusal.count * refusal.saved_s,
+        ))  # fmt: skip
+    equal = group_by(found, [(m.producer, m.consumer, m.module, m.phase, m.rule) for m in found]).values()
+    summed = [
+        merged(rows, ("count", "saved_bytes", "saved_s"), producer=short_name(rows[0].producer),
+               consumer=short_name(rows[0].consumer))
+        for rows in equal
+    ]  # fmt: skip
+    rows = sorted(summed, key=lambda row: (-row.saved_s, row.producer, row.consumer, row.module))
     return tuple(rows[:top])
