@@ -142,7 +142,7 @@ def _overview(profiles: Sequence[Profile]) -> list[str]:
 
 def _lines(profile: Profile) -> Iterator[tuple[str, ...]]:
     for device in devices(profile):
-        against = {(c.executor, c.versus): c.geomean for c in device.contests}
+        against = {(c.executor, c.versus): c.geomean for c in device.same_groups}
         for run in device.runs:
             m, total = run.measurement, run.total
             lost = sum(k.status in ("wrong", "failed", "timeout", "out of memory") for k in m.kernels)

@@ -14,7 +14,7 @@ from memwall.record.measurement import MeasuredKernel, Measurement, Timing
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
 
-#: executors in the order in which they are read, and what each is held against
+#: executors in the order in which they are read, and what each is compared with
 ORDER = ("eager", "inductor", "generated")
 VERSUS = (("generated", "eager"), ("generated", "inductor"), ("inductor", "eager"))
 
@@ -38,8 +38,8 @@ class GroupTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """One executor against another over the groups that both ran. Seconds over all repeats; ratios above 1: faster."""
+class SameGroups:
+    """One executor next to another over the groups that both ran. Seconds over all repeats; ratios above 1: faster."""
 
     executor: str
     versus: str
@@ -88,9 +88,9 @@ class Device:
         return tuple(sorted(groups, key=lambda g: -max(t.median_s for t in g.times.values()) * g.pair.kernel.repeats))
 
     @cached_property
-    def contests(self) -> tuple[Contest, ...]:
+    def same_groups(self) -> tuple[SameGroups, ...]:
         """Each executor against those that came before it, on the same groups."""
-        return tuple(filter(None, (_contest(self.groups, *sides) for sides in VERSUS)))
+        return tuple(filter(None, (_same_groups(self.groups, *sides) for sides in VERSUS)))
 
 
 # -- from a profile ----------------------------------------------------------------------------------------------------
@@ -196,12 +196,12 @@ def _sum(parts: Sequence[Timing]) -> Timing:
     )  # fmt: skip
 
 
-def _contest(groups: Sequence[GroupTimes], executor: str, versus: str) -> Contest | None:
+def _same_groups(groups: Sequence[GroupTimes], executor: str, versus: str) -> SameGroups | None:
     both = [group for group in groups if group.ratio(executor, versus) is not None]
     if not both:
         return None
     ratios = [ratio for group in both if (ratio := group.ratio(executor, versus)) is not None]
-    return Contest(
+    return SameGroups(
         executor, versus, len(both), sum(g.times[executor].median_s * g.pair.kernel.repeats for g in both),
         sum(g.times[versus].median_s * g.pair.kernel.repeats for g in both), geomean(ratios), min(ratios),
         sum(g.is_slower(executor, versus) for g in both),

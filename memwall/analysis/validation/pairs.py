@@ -1,4 +1,4 @@
-"""What was modeled beside what was measured: one kernel, some kernels together, one run.
+"""What was modeled next to what was measured: one kernel, some kernels together, one run.
 
 Conventions. An *error* is ``modeled / measured - 1``: above 0 the model is too slow. A kernel counts as measured only
 where its status is ``ok``: a time with a wrong result is no time. A sum counts each kernel as often as the step runs
@@ -10,17 +10,19 @@ an op that does the same to tensors of the same shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 from typing import Any
 
+from memwall.analysis.table import group_by
 from memwall.ops.registry import OP_CLASSES
 from memwall.record.measurement import MeasuredKernel, Measurement, Timing
 from memwall.simulate.schedule import MODEL_CLASSES
 
-#: groups that move at least so much are held against the copy bandwidth
+#: groups that move at least so much are compared with the copy bandwidth
 STREAMING_BYTES = 64_000_000
 
 
@@ -134,11 +136,9 @@ class Run:
     def classes(self) -> tuple[Share, ...]:
         """Measured kernels by op class, in the order of the registry."""
         order = {name: i for i, name in enumerate(OP_CLASSES)}
-        names = {pair.kernel.op_class for pair in self.measured}
-        return tuple(
-            _share(name, [pair for pair in self.measured if pair.kernel.op_class == name])
-            for name in sorted(names, key=lambda name: (order.get(name, len(order)), name))
-        )
+        found = group_by(self.measured, [pair.kernel.op_class for pair in self.measured])
+        names = sorted(found, key=lambda name: (order.get(name, len(order)), name))
+        return tuple(_share(name, found[name]) for name in names)
 
     @property
     def step_error(self) -> float | None:
@@ -149,21 +149,16 @@ class Run:
     @cached_property
     def flags(self) -> Mapping[str, int]:
         """Why samples are in doubt -> how many distinct kernels it touches, the most first."""
-        counts: dict[str, int] = {}
-        for pair in self.pairs:
-            for flag in dict.fromkeys(pair.kernel.sensors.flags):
-                counts[flag] = counts.get(flag, 0) + 1
+        counts = Counter(flag for pair in self.pairs for flag in dict.fromkeys(pair.kernel.sensors.flags))
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     @cached_property
     def lost(self) -> tuple[tuple[str, str, int, int], ...]:
         """Kernels without a time that counts: status, reason, kernels of the step, bytes; the most bytes first."""
-        sums: dict[tuple[str, str], tuple[int, int]] = {}
-        for kernel in (pair.kernel for pair in self.pairs if not pair.timing):
-            count, nbytes = sums.get((kernel.status, kernel.reason), (0, 0))
-            total = (count + kernel.repeats, nbytes + kernel.repeats * kernel.bytes)
-            sums[kernel.status, kernel.reason] = total
-        found = [(status, reason, *total) for (status, reason), total in sums.items()]
+        kernels = [pair.kernel for pair in self.pairs if not pair.timing]
+        groups = group_by(kernels, [(kernel.status, kernel.reason) for kernel in kernels])
+        found = [(*key, sum(k.repeats for k in own), sum(k.repeats * k.bytes for k in own))
+                 for key, own in groups.items()]  # fmt: skip
         return tuple(sorted(found, key=lambda row: (-row[3], row[0], row[1])))
 
     @cached_property
@@ -183,14 +178,13 @@ class Run:
 
 
 def _share(key: str, pairs: Sequence[Pair]) -> Share:
-    def total(value: Callable[[MeasuredKernel], float]) -> Any:
-        return sum(value(pair.kernel) * pair.kernel.repeats for pair in pairs)
+    def total(name: str) -> Any:
+        return sum(getattr(pair.kernel, name) * pair.kernel.repeats for pair in pairs)
 
     errors = [abs(pair.error) for pair in pairs if pair.error is not None]
     return Share(
-        key, sum(pair.kernel.repeats for pair in pairs), len(pairs), total(lambda k: k.bytes),
-        total(lambda k: k.bound_s), total(lambda k: k.modeled_s), sum(pair.step_s for pair in pairs),
-        median(errors) if errors else None,
+        key, sum(pair.kernel.repeats for pair in pairs), len(pairs), total("bytes"), total("bound_s"),
+        total("modeled_s"), sum(pair.step_s for pair in pairs), median(errors) if errors else None,
         pairs[0].copy_bytes_per_s if pairs else 0.0,
     )  # fmt: skip
 

@@ -59,7 +59,7 @@ def summary(profile: Profile) -> list[dict[str, Any]]:
             "same_groups": [
                 {"executor": c.executor, "versus": c.versus, "groups": c.groups, "ratio": c.ratio,
                  "geomean": c.geomean, "worst": c.worst, "slower": c.slower}
-                for c in device.contests
+                for c in device.same_groups
             ],
         }
         for device in devices(profile)

@@ -10,7 +10,7 @@ from typing import Any
 
 import memwall.report.columns as col
 from memwall.analysis.savings import group_name
-from memwall.analysis.validation import Contest, Device, GroupTimes, Pair, Run, Share, devices
+from memwall.analysis.validation import Device, GroupTimes, Pair, Run, SameGroups, Share, devices
 from memwall.core.units import bandwidth, duration, size
 from memwall.record.kernels import collapse
 from memwall.record.profile import Profile
@@ -52,8 +52,8 @@ def measured_sections(profile: Profile, *, top: int = DEFAULT_TOP) -> tuple[Sect
 
 def _device_section(device: Device, top: int) -> Section:
     blocks: list[Block] = [*_violations(device), *_doubts(device), Facts(_facts(device)), run_table(device)]
-    if device.contests:
-        blocks.append(contest_table(device.contests))
+    if device.same_groups:
+        blocks.append(contest_table(device.same_groups))
         blocks.append(group_table(device.groups[:top], device.groups[top:]))
     return Section(clean(f"Measured on {device.name}, modeled as {device.gpu}"), tuple(blocks))
 
@@ -247,7 +247,7 @@ CONTEST_NOTE = (
 GROUP_NOTE = "medians of one launch; xN: so many equal groups in a step; the last columns: how many times faster"
 
 
-def contest_table(rows: Sequence[Contest]) -> Table:
+def contest_table(rows: Sequence[SameGroups]) -> Table:
     """Executors against each other over the groups that both ran."""
     like = [*(r.seconds for r in rows), *(r.versus_seconds for r in rows)]
     columns = [

@@ -176,7 +176,7 @@ def test_slower_means_beyond_both_intervals(device):
 
 def test_executors_against_each_other(device):
     """Two groups are ours: GELU and norm, twice in the step, and the odd op, 2 us everywhere."""
-    ours = {(c.executor, c.versus): c for c in device.contests}
+    ours = {(c.executor, c.versus): c for c in device.same_groups}
     assert list(ours) == [("generated", "eager"), ("generated", "inductor"), ("inductor", "eager")]
     first = ours["generated", "eager"]
     assert (first.groups, first.slower) == (2, 0)
@@ -211,7 +211,7 @@ def test_a_group_with_an_op_that_eager_lost_has_no_eager_time():
 
 def test_without_eager_there_is_nothing_to_hold_it_against():
     (device,) = devices(make_measured(("generated",)))
-    assert device.contests == ()
+    assert device.same_groups == ()
 
 
 def test_devices_are_kept_apart():
