@@ -1,6 +1,6 @@
 """What graph breaks cost: the fusion that is lost across them, in DRAM bytes and modeled time on a GPU.
 
-A plan with the partial graphs of a capture is held against plans in which breaks are healed: the graphs on both sides
+A plan with the partial graphs of a capture is compared with plans in which breaks are healed: the graphs on both sides
 become one, with the ops between that no graph held, and, where then all of forward is one graph, with their backward
 ops. What the breaks do not cause stays as it is in both: gradients are added up and the optimizer steps outside all
 graphs. Only fusion is priced, not the time that Python takes between two graphs.

@@ -1,7 +1,7 @@
 """One workload on N GPUs, N profiles side by side, or the machines themselves: ``memwall.comparison/1``.
 
-The first entry is the baseline of every speed-up and growth factor. Energy is the board's TDP over the step, an upper
-bound on what the board draws; cost is the price of that many seconds.
+The first entry is the baseline of every speed-up and growth factor. Energy is the GPU's TDP over the step, an upper
+bound on what the GPU draws; cost is the price of that many seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Prices = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One workload on one GPU under one policy. None where the workload or the board does not say."""
+    """One workload on one GPU under one policy. None where the workload or the GPU does not say."""
 
     label: str
     workload: str
@@ -328,7 +328,7 @@ def _by_name(profile: Profile, schedule: Schedule) -> dict[str, Sums]:
 
 # -- the machines themselves -------------------------------------------------------------------------------------------
 
-#: rows of the growth table: what grows -> how to read it off a GPU (None where the board has none)
+#: rows of the growth table: what grows -> how to read it off a GPU (None where the GPU has none)
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "int8")
 
 

@@ -6,7 +6,9 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 
+from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError, nearest
 from memwall.core.units import duration
 from memwall.fusion import Plan
@@ -34,12 +36,12 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
-    """The seconds of a schedule that rest on constants known in one way (:data:`CALIBRATED`), and from which boards."""
+class Provenance:
+    """The seconds of a schedule that rest on constants known in one way (:data:`CALIBRATED`), and from which GPUs."""
 
     calibrated: str
     time_s: float
-    boards: tuple[str, ...]
+    gpus: tuple[str, ...]
 
 
 def with_plan(profile: Profile, schedule: Schedule) -> Schedule:
@@ -52,18 +54,19 @@ def with_plan(profile: Profile, schedule: Schedule) -> Schedule:
     return replace(schedule, plan=plan) if fits else schedule
 
 
-def trust(profile: Profile, schedule: Schedule) -> tuple[Trust, ...]:
+def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
     """How the constants behind the modeled time are known, the best first; none on a CPU."""
     if schedule.gpu.cpu is not None:
         return ()
     plan = with_plan(profile, schedule).plan
-    sums: dict[str, float] = {}
-    boards: dict[str, dict[str, None]] = {}
-    for kernel in schedule.kernels:
-        status, taken = _status(_cost(profile, schedule, plan, kernel), schedule.gpu)
-        sums[status] = sums.get(status, 0.0) + kernel.time_s
-        boards.setdefault(status, {}).update(dict.fromkeys(taken))
-    return tuple(Trust(status, sums[status], tuple(boards[status])) for status in CALIBRATED if status in sums)
+    known = [_status(_cost(profile, schedule, plan, kernel), schedule.gpu) for kernel in schedule.kernels]
+    times_s = group_by([kernel.time_s for kernel in schedule.kernels], [status for status, _ in known])
+    gpus = group_by([taken for _, taken in known], [status for status, _ in known])
+    return tuple(
+        Provenance(status, sum(times_s[status]), tuple(dict.fromkeys(chain.from_iterable(gpus[status]))))
+        for status in CALIBRATED
+        if status in times_s
+    )
 
 
 def _cost(profile: Profile, schedule: Schedule, plan: Plan | None, kernel: Estimate) -> Cost:
@@ -74,7 +77,7 @@ def _cost(profile: Profile, schedule: Schedule, plan: Plan | None, kernel: Estim
 
 
 def _status(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...]]:
-    """The least known of a cost's launches, and the boards that the constants come from."""
+    """The least known of a cost's launches, and the GPUs that the constants come from."""
     works = (as_run(work, gpu) for work in cost.launches)
     return _status_of(tuple((work.FAMILY, work.variant) for work in works), gpu)
 
@@ -82,8 +85,8 @@ def _status(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...]]:
 @lru_cache(maxsize=4096)
 def _status_of(tables: tuple[tuple[str, str], ...], gpu: Gpu) -> tuple[str, tuple[str, ...]]:
     known = [calibrated(CONSTANTS[family], gpu, variant) for family, variant in tables]
-    boards = (gpu.fitted_on.get(f"{family}.{variant}") for family, variant in tables)
-    taken = dict.fromkeys(board for board in boards if board and board != gpu.name)
+    origins = (gpu.fitted_on.get(f"{family}.{variant}") for family, variant in tables)
+    taken = dict.fromkeys(origin for origin in origins if origin and origin != gpu.name)
     return max(known, key=CALIBRATED.index), tuple(taken)
 
 

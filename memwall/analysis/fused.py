@@ -135,8 +135,8 @@ def fuse(
     """Plan and simulate every policy on every GPU.
 
     Args:
-        policies: beside eager; None named means ``DEFAULT_POLICIES``; ``inductor`` is then left out, with a note, where
-            it cannot be.
+        policies: next to eager; none named means ``DEFAULT_POLICIES``; ``inductor`` is then left out, with a note,
+            where it cannot be.
         changes: what-ifs.
         capture: what Dynamo made of the model: fusion does not cross its breaks, and they are priced.
         source: keep the source of Inductor's kernels.
@@ -257,7 +257,7 @@ class _Maker:
         return None
 
     def plan_diffs(self) -> dict[str, PlanDiff]:
-        """Our planner beside Inductor, on the GPUs on which both have planned."""
+        """Our planner next to Inductor, on the GPUs on which both have planned."""
         made = {(s.gpu.name, s.policy): s for s in self.schedules}
         found = {}
         for (name, policy), theirs in made.items():

@@ -40,7 +40,7 @@ def replay_s(
 
 
 @dataclass(frozen=True, slots=True)
-class Levers:
+class Gains:
     """Seconds that each change would save."""
 
     bandwidth_s: float
@@ -51,7 +51,7 @@ class Levers:
     fusion_s: float
 
 
-def levers(schedule: Schedule) -> Levers:
+def gains(schedule: Schedule) -> Gains:
     """What twice the bandwidth, twice the FLOP/s, CUDA graphs and fusion would save."""
     now_s = schedule.totals.time_s
     fusible = {k.id for k in schedule.kernels if k.limited_by == "bandwidth" and k.op_class not in MODEL_CLASSES}
@@ -61,7 +61,7 @@ def levers(schedule: Schedule) -> Levers:
         replay_s(schedule, launch="graph"),
         replay_s(schedule, without=fusible),
     )
-    return Levers(*(max(0.0, now_s - then_s) for then_s in changed))
+    return Gains(*(max(0.0, now_s - then_s) for then_s in changed))
 
 
 def verdict(profile: Profile, schedule: Schedule) -> str:
@@ -70,7 +70,7 @@ def verdict(profile: Profile, schedule: Schedule) -> str:
         return "Nothing runs on the device, so there is no wall."
     shares = wall_shares(schedule)
     wall = max(WALLS, key=shares.__getitem__)
-    text = _SENTENCES[wall](profile, schedule, shares[wall], levers(schedule)) + "."
+    text = _SENTENCES[wall](profile, schedule, shares[wall], gains(schedule)) + "."
     return text if schedule.fits else _misfit(schedule) + text[0].lower() + text[1:]
 
 
@@ -84,10 +84,8 @@ def _opening(wall: str, share: float, schedule: Schedule) -> str:
     return f"{wall} is {rank}: {percent(share, 0)} of the {duration(schedule.totals.time_s)}"
 
 
-def _doubling(levers: Levers) -> str:
-    return (
-        f"twice the bandwidth would save {_saving(levers.bandwidth_s)}, twice the FLOP/s {_saving(levers.flop_rate_s)}"
-    )
+def _doubling(gains: Gains) -> str:
+    return f"twice the bandwidth would save {_saving(gains.bandwidth_s)}, twice the FLOP/s {_saving(gains.flop_rate_s)}"
 
 
 def _saving(seconds: float) -> str:
@@ -95,7 +93,7 @@ def _saving(seconds: float) -> str:
     return "nothing" if text in ("0 s", "0.0 ns") else text  # a difference of two sums is seldom exactly 0
 
 
-def _bandwidth(profile: Profile, schedule: Schedule, share: float, levers: Levers) -> str:
+def _bandwidth(profile: Profile, schedule: Schedule, share: float, gains: Gains) -> str:
     waiting = [k for k in schedule.kernels if k.limited_by == "bandwidth"]
     flop_share = sum(k.flops for k in waiting) / schedule.totals.flops if schedule.totals.flops else 0.0
     text = (
@@ -106,8 +104,8 @@ def _bandwidth(profile: Profile, schedule: Schedule, share: float, levers: Lever
     if matrix_s > 0.5 * sum(k.time_s for k in waiting):
         text += _low_reuse(profile, schedule, waiting)
     else:
-        text += f"fusing the ones outside contractions could save at most {_saving(levers.fusion_s)}"
-    return f"{text}; {_doubling(levers)}"
+        text += f"fusing the ones outside contractions could save at most {_saving(gains.fusion_s)}"
+    return f"{text}; {_doubling(gains)}"
 
 
 def _low_reuse(profile: Profile, schedule: Schedule, waiting: list[Estimate]) -> str:
@@ -122,25 +120,25 @@ def _low_reuse(profile: Profile, schedule: Schedule, waiting: list[Estimate]) ->
     )
 
 
-def _compute(profile: Profile, schedule: Schedule, share: float, levers: Levers) -> str:
+def _compute(profile: Profile, schedule: Schedule, share: float, gains: Gains) -> str:
     text = (
         f"{_opening('Compute', share, schedule)} goes to kernels that are busy multiplying "
-        f"({flops(schedule.totals.flops)}, MFU {percent(schedule.totals.mfu, 0)}); {_doubling(levers)}"
+        f"({flops(schedule.totals.flops)}, MFU {percent(schedule.totals.mfu, 0)}); {_doubling(gains)}"
     )
     return text + _faster_pipe(profile, schedule)
 
 
-def _overhead(profile: Profile, schedule: Schedule, share: float, levers: Levers) -> str:
+def _overhead(profile: Profile, schedule: Schedule, share: float, gains: Gains) -> str:
     work_s = sum(max(k.compute_s, k.memory_s) for k in schedule.kernels)
     return (
         f"{_opening('Overhead', share, schedule)} goes to kernels too small to hide their launch "
         f"({schedule.totals.kernels:,} launch{'es' if schedule.totals.kernels != 1 else ''} "
         f"for {duration(work_s)} of work); "
-        f"CUDA graphs would save {_saving(levers.graphs_s)} and a larger batch would fill the gaps; {_doubling(levers)}"
+        f"CUDA graphs would save {_saving(gains.graphs_s)} and a larger batch would fill the gaps; {_doubling(gains)}"
     )
 
 
-_SENTENCES: dict[str, Callable[[Profile, Schedule, float, Levers], str]] = {
+_SENTENCES: dict[str, Callable[[Profile, Schedule, float, Gains], str]] = {
     "bandwidth": _bandwidth,
     "compute": _compute,
     "overhead": _overhead,
@@ -159,7 +157,7 @@ def main_pipe(profile: Profile, schedule: Schedule) -> Pipe | None:
 
 
 def _faster_pipe(profile: Profile, schedule: Schedule) -> str:
-    """The way out for fp32 matrix work on a GPU with tensor cores."""
+    """The way to fix it for fp32 matrix work on a GPU with tensor cores."""
     gpu, pipe = schedule.gpu, main_pipe(profile, schedule)
     if pipe is None or pipe.dtype != "float32":
         return ""

@@ -36,7 +36,7 @@ INTERVAL = ("interval_low", "interval_high")
 
 
 class Target(NamedTuple):
-    """A table of constants on a board."""
+    """A table of constants on a GPU."""
 
     gpu: str
     family: str
@@ -204,7 +204,7 @@ def _score(ratios: Sequence[float]) -> Score:
 
 
 def fit(target: Target, samples: Sequence[Sample], *, search: bool = True, seed: int = SEED) -> Fit | None:
-    """The constants of one table from the samples of one board, None where there are too few.
+    """The constants of one table from the samples of one GPU, None where there are too few.
 
     ``search`` False keeps the present values and finds the interval only.
 

@@ -138,7 +138,7 @@ _READERS: Mapping[str, Callable[[Path], Measured]] = {".json": _profile, ".csv":
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of shapes that constants may be fitted to, those of other shapes, and all of them on boards whose own
+    """The rows of shapes that constants may be fitted to, those of other shapes, and all of them on GPUs whose own
     constants were taken away."""
 
     fit: list[Row]

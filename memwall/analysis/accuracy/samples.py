@@ -22,7 +22,7 @@ class Sample:
     """
 
     dataset: str
-    #: as the data name it, and the board that it is
+    #: as the data name it, and the GPU that it is
     label: str
     gpu: Gpu
     op_class: str
@@ -39,7 +39,7 @@ class Sample:
 
     @property
     def split_by(self) -> str:
-        """What tells the half that it belongs to: rows of one shape, whatever their board, are in one half."""
+        """What tells the half that it belongs to: rows of one shape, whatever their GPU, are in one half."""
         return self.split or self.shape
 
 

@@ -2,7 +2,7 @@
 
 Four families. Attention (``scaled_dot_product_attention`` as flash, memory-efficient or plain kernels) and the
 optimizer (one tensor after another, ``foreach``, ``fused``) are traced again, so they need the model. Norms that the
-model spells out, and a linear layer with a cross entropy on top, are found in the graph and replaced there by the
+model decomposes, and a linear layer with a cross entropy on top, are found in the graph and replaced there by the
 library's kernel and by torch's chunked loss. Every form is the whole step, so all figures compare with what the model
 does now.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memwall.analysis.rewrites.losses import LinearLoss, default_rows, linear_losses, with_chunked_loss
-from memwall.analysis.rewrites.norms import SpelledNorm, spelled_norms, with_fused_norms
+from memwall.analysis.rewrites.norms import DecomposedNorm, decomposed_norms, with_fused_norms
 from memwall.analysis.rewrites.rewrite import Priced
 from memwall.core.graph import Graph
 from memwall.core.units import size
@@ -23,8 +23,16 @@ from memwall.record.schedules import Schedules, attention_backend
 from memwall.simulate.schedule import Schedule
 
 __all__ = [
-    "Family", "Form", "LinearLoss", "SpelledNorm", "alternatives", "default_rows", "linear_losses", "spelled_norms",
-    "with_chunked_loss", "with_fused_norms",
+    "DecomposedNorm",
+    "Family",
+    "Form",
+    "LinearLoss",
+    "alternatives",
+    "decomposed_norms",
+    "default_rows",
+    "linear_losses",
+    "with_chunked_loss",
+    "with_fused_norms",
 ]  # fmt: skip
 
 #: traces the workload again with other options: ``attention=...`` or ``optimizer=...``
@@ -173,7 +181,7 @@ def _traced_families(run: _Runner, graph: Graph, now: Form, forms: Sequence[_Tra
 
 
 def _norms(run: _Runner, model: Priced, now: Form) -> Iterator[Family]:
-    norms = spelled_norms(model[0])
+    norms = decomposed_norms(model[0])
     if norms:
         name = "F.layer_norm" if norms[0].is_centered else "F.rms_norm"
         note = f"in place of {len(norms):,} that are spelled out"

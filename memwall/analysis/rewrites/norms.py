@@ -1,6 +1,6 @@
-"""Norms that a model spells out op by op, and the library's fused kernel in their place.
+"""Norms that a model decomposes op by op, and the library's fused kernel in their place.
 
-A module is a spelled-out norm when its forward ops are element-wise but for a reduction and a reciprocal root, read
+A module is a decomposed norm when its forward ops are element-wise but for a reduction and a reciprocal root, read
 one activation of full size, and hand one such on. In training its backward ops go with it; where they join its gradient
 with that of another branch, an add stays. torch runs ``F.rms_norm`` and ``F.layer_norm`` as one kernel forward and one
 or two backward where the weight has the input's dtype, and element by element as written where it has not.
@@ -23,7 +23,7 @@ _PLAIN = frozenset(("elementwise", "reduction", "movement"))
 
 
 @dataclass(frozen=True)
-class SpelledNorm:
+class DecomposedNorm:
     """A norm over the last axis. All but the op ids are value ids; backward ones are -1 in inference."""
 
     module: str
@@ -40,7 +40,7 @@ class SpelledNorm:
     joined: tuple[int, ...] = ()
 
 
-def spelled_norms(graph: Graph) -> tuple[SpelledNorm, ...]:
+def decomposed_norms(graph: Graph) -> tuple[DecomposedNorm, ...]:
     """The norms that a fused kernel of torch's could replace, in call order."""
     flow = Flow.of(graph)
     by_module: dict[str, list[Op]] = {}
@@ -51,7 +51,7 @@ def spelled_norms(graph: Graph) -> tuple[SpelledNorm, ...]:
     return tuple(norm for norm in found if norm is not None)
 
 
-def with_fused_norms(graph: Graph, costs: Sequence[Cost], norms: Sequence[SpelledNorm]) -> Priced:
+def with_fused_norms(graph: Graph, costs: Sequence[Cost], norms: Sequence[DecomposedNorm]) -> Priced:
     """The graph with the library's kernels in place of the norms."""
     rewrite = Rewrite(graph, costs)
     for norm in norms:
@@ -62,7 +62,7 @@ def with_fused_norms(graph: Graph, costs: Sequence[Cost], norms: Sequence[Spelle
 # -- finding them ------------------------------------------------------------------------------------------------------
 
 
-def _norm(graph: Graph, flow: Flow, module: str, ops: Sequence[Op]) -> SpelledNorm | None:
+def _norm(graph: Graph, flow: Flow, module: str, ops: Sequence[Op]) -> DecomposedNorm | None:
     forward = [op for op in ops if op.phase == "forward"]
     if not _looks_like_one(forward):
         return None
@@ -75,11 +75,11 @@ def _norm(graph: Graph, flow: Flow, module: str, ops: Sequence[Op]) -> SpelledNo
     if len(xs) != 1 or len(outs) != 1 or not _fits(graph, xs[0], outs[0], params):
         return None
     is_centered = any(op.name.startswith(_CENTERED) for op in forward)
-    norm = SpelledNorm(module, is_centered, tuple(sorted(first)), tuple(sorted(second)), xs[0], params, outs[0])
+    norm = DecomposedNorm(module, is_centered, tuple(sorted(first)), tuple(sorted(second)), xs[0], params, outs[0])
     return _with_backward(graph, flow, norm, region) if second else norm
 
 
-def _with_backward(graph: Graph, flow: Flow, norm: SpelledNorm, region: Collection[int]) -> SpelledNorm | None:
+def _with_backward(graph: Graph, flow: Flow, norm: DecomposedNorm, region: Collection[int]) -> DecomposedNorm | None:
     known = {graph.values[v].storage for v in (norm.x, *norm.affine)}
     outer = [v for v in _reads(flow, norm.backward, region) if graph.values[v].storage not in known]
     joined = [v for v in outer if _only_added(graph, norm.backward, v)]
@@ -145,7 +145,7 @@ def _fits(graph: Graph, x: int, out: int, params: Sequence[int]) -> bool:
 # -- replacing them ----------------------------------------------------------------------------------------------------
 
 
-def _replace(rewrite: Rewrite, norm: SpelledNorm) -> None:
+def _replace(rewrite: Rewrite, norm: DecomposedNorm) -> None:
     spec = rewrite.values[norm.x].spec
     statistics = [rewrite.tensor((*spec.shape[:-1], 1), "float32") for _ in range(1 + norm.is_centered)]
     name = "aten.native_layer_norm" if norm.is_centered else "aten._fused_rms_norm"
@@ -161,7 +161,7 @@ def _replace(rewrite: Rewrite, norm: SpelledNorm) -> None:
 
 
 def _backward(
-    rewrite: Rewrite, norm: SpelledNorm, name: str, reads: tuple[tuple[str, int], ...], attributes: dict
+    rewrite: Rewrite, norm: DecomposedNorm, name: str, reads: tuple[tuple[str, int], ...], attributes: dict
 ) -> list[NewOp]:
     """The library's backward kernel, and an add for each gradient that joins its own."""
     spec = rewrite.values[norm.x].spec

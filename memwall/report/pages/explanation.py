@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memwall.analysis.explanation import Explanation, trust
+from memwall.analysis.explanation import Explanation, provenance
 from memwall.core.units import percent
 from memwall.record.kernels import schedule_label, short_name
 from memwall.record.profile import Profile
@@ -46,15 +46,15 @@ def explanation_dict(schedule: Schedule, told: Explanation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def trust_text(profile: Profile, schedule: Schedule) -> str:
+def provenance_text(profile: Profile, schedule: Schedule) -> str:
     """``yes for 93.1 % of the time, by architecture (a100-40gb-pcie) for 6.9 %``; empty on a CPU."""
-    rows = trust(profile, schedule)
+    rows = provenance(profile, schedule)
     total = sum(row.time_s for row in rows)
     if not total:
         return ""
     if len(rows) == 1:
-        return f"{rows[0].calibrated}{_boards(rows[0].boards)}"
-    parts = [f"{row.calibrated}{_boards(row.boards)} for {percent(row.time_s / total)}" for row in rows]
+        return f"{rows[0].calibrated}{_boards(rows[0].gpus)}"
+    parts = [f"{row.calibrated}{_boards(row.gpus)} for {percent(row.time_s / total)}" for row in rows]
     return f"{parts[0]} of the time, {', '.join(parts[1:])}"
 
 

@@ -15,7 +15,7 @@ from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity,
 from memwall.record.kernels import WALLS, rates, schedule_label, short_name, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Column, Document, Facts, Section, Sentence, Table, clean
-from memwall.report.pages.explanation import trust_text
+from memwall.report.pages.explanation import provenance_text
 from memwall.report.pages.fusion import explained, fusion_section, is_several, policy_table, sentences
 from memwall.report.pages.validation import measured_sections
 from memwall.report.pages.whatif import what_if_section
@@ -69,7 +69,7 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
         blocks.append(share_table("Phases", "phase", phases))
     blocks.append(memory_table(profile, schedule))
     blocks.append(Sentence(verdict(profile, schedule), strong=True))
-    facts = {"calibrated": trust_text(profile, schedule), "launched": _launched(schedule)}
+    facts = {"calibrated": provenance_text(profile, schedule), "launched": _launched(schedule)}
     if any(facts.values()):
         blocks.append(Facts(tuple((label, text) for label, text in facts.items() if text)))
     title = schedule_label(profile, schedule) if is_several(profile) else full_title(profile, schedule)

@@ -15,10 +15,10 @@ import memwall
 from memwall.analysis.rewrites import (
     alternatives,
     attention_form,
+    decomposed_norms,
     default_rows,
     linear_losses,
     optimizer_form,
-    spelled_norms,
     with_chunked_loss,
     with_fused_norms,
 )
@@ -102,7 +102,7 @@ def work(graph, costs):
 def test_a_spelled_norm_becomes_what_the_library_traces_to(spelled, library, dtype, mode):
     written = trace(Blocks(spelled, dtype), dtype, mode)
     fused = trace(Blocks(library, dtype), dtype, mode)
-    norms = spelled_norms(written.graph)
+    norms = decomposed_norms(written.graph)
     assert [norm.module for norm in norms] == ["norms.0", "norms.1"]
     graph, costs = with_fused_norms(written.graph, written.costs[0], norms)
     assert work(graph, costs) == work(fused.graph, fused.costs[0])
@@ -114,13 +114,13 @@ def test_a_spelled_norm_becomes_what_the_library_traces_to(spelled, library, dty
 
 
 def test_a_library_norm_is_not_spelled_out():
-    assert spelled_norms(trace(Blocks(LibraryRMS, BF16), BF16, "training").graph) == ()
+    assert decomposed_norms(trace(Blocks(LibraryRMS, BF16), BF16, "training").graph) == ()
 
 
 def test_a_norm_that_torch_would_not_fuse_stays():
     mixed = trace(nn.Sequential(SpelledRMS(torch.float32)), BF16, "inference")  # torch takes no kernel for two dtypes
-    assert spelled_norms(mixed.graph) == ()
-    assert len(spelled_norms(trace(nn.Sequential(SpelledRMS()), BF16, "inference").graph)) == 1
+    assert decomposed_norms(mixed.graph) == ()
+    assert len(decomposed_norms(trace(nn.Sequential(SpelledRMS()), BF16, "inference").graph)) == 1
 
 
 def test_a_norm_among_other_ops_stays():
@@ -132,7 +132,7 @@ def test_a_norm_among_other_ops_stays():
         def forward(self, x):
             return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)) @ self.weight
 
-    assert spelled_norms(trace(Inline(), torch.float32, "inference").graph) == ()
+    assert decomposed_norms(trace(Inline(), torch.float32, "inference").graph) == ()
 
 
 # -- the chunked loss --------------------------------------------------------------------------------------------------

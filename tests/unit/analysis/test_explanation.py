@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.explanation import explanations, kernels_named, trust
+from memwall.analysis.explanation import explanations, kernels_named, provenance
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.fusion import eager_plan
@@ -124,7 +124,7 @@ def _with_launches(gpu):
 def test_the_time_says_on_what_its_constants_rest(utilization, fitted_on, expected):
     gpu = replace(OLD, utilization=utilization, fitted_on=fitted_on)
     profile = _with_launches(gpu)
-    rows = trust(profile, profile.simulations[0])
+    rows = provenance(profile, profile.simulations[0])
     assert {row.calibrated for row in rows} == expected
     assert sum(row.time_s for row in rows) == pytest.approx(profile.simulations[0].totals.time_s)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from memwall.analysis import quantities, table
-from memwall.analysis.verdict import levers, replay_s, verdict
+from memwall.analysis.verdict import gains, replay_s, verdict
 from memwall.core.errors import UsageError
 from memwall.fusion import eager_plan
 from memwall.record import kernels
@@ -193,7 +193,7 @@ def test_a_replay_of_what_is_gives_what_is(profile):
 
 
 def test_levers_by_hand(profile, old):
-    got = levers(old)
+    got = gains(old)
     # Half the arithmetic: five products fall from 21.47 us to 10.74 us, still above their 6.3 or 8.4 us of traffic.
     assert got.flop_rate_s == pytest.approx(5 * MM / 2)
     # Half the traffic of: 2 gelu (2 tiles), 2 norms (3), mystery (2), the optimizer (20), each still above its FLOPs.
@@ -211,7 +211,7 @@ def test_cuda_graphs_save_the_wait_for_the_cpu(profile):
     # 1 us later; it takes 41.94 us and two launches.
     issued_s = (9 * 50 + 2 * 45 + 30 + 1) * US
     assert slow.totals.time_s == pytest.approx(issued_s + 20 * TILE / 1e12 + 2 * US)
-    assert levers(slow).graphs_s == pytest.approx(slow.totals.time_s - fast.totals.time_s)
+    assert gains(slow).graphs_s == pytest.approx(slow.totals.time_s - fast.totals.time_s)
     text = verdict(profile, slow)
     assert text.startswith("Overhead is the wall: ")
     assert "CUDA graphs would save" in text

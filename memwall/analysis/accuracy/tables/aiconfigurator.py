@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, board, count, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, count, gpu_named, size
 from memwall.core.graph import ITEMSIZE
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -36,7 +36,7 @@ _ONE_CACHE, _LARGEST_GROUP = "trtllm_1.0.0", 32
 
 
 def _gemm(record: Record) -> Call:
-    gpu, dtype = board(record["gpu"]), record["dtype"]
+    gpu, dtype = gpu_named(record["gpu"]), record["dtype"]
     if dtype not in _OPERANDS:
         raise Skip(f"dtype {dtype[:40]!r} is not known")
     m, n, k = (size(record, name) for name in "mnk")
@@ -70,7 +70,7 @@ def _quantised(product: Cost, elements: int, gpu: Gpu) -> Cost:
 
 
 def _attention(record: Record) -> Call:
-    gpu, phase = board(record["gpu"]), record["phase"]
+    gpu, phase = gpu_named(record["gpu"]), record["phase"]
     batch, heads, kv_heads = (size(record, name) for name in ("batch", "heads", "kv_heads"))
     if heads % kv_heads:
         raise ValueError(f"heads is {heads}, which {kv_heads} kv_heads cannot share")

@@ -79,7 +79,7 @@ class Table:
 
     def _sample(self, record: Record, call: Call) -> Sample:
         label = record.get(self.gpu, self.gpu)
-        gpu, cost = board(label), call.cost
+        gpu, cost = gpu_named(label), call.cost
         warm = int(cost.read_bytes * kept_share(gpu, cost.bytes)) if call.warm is None else call.warm
         measured_s = seconds(record, call.time or self.time) if call.measured_s is None else call.measured_s
         return Sample(self.name, label, gpu, call.op_class, call.dtype, call.shape, cost, self.launch, warm, measured_s,
@@ -144,7 +144,7 @@ def _number(record: Record, name: str) -> float:
         raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a number") from None
 
 
-#: How data sets call a board where neither drivers nor our specs do.
+#: How data sets call a GPU where neither drivers nor our specs do.
 _LABELS: Mapping[str, str] = {
     "a100": "a100-80gb-sxm",  # Vidur: 80 GB
     "h100": "h100-sxm",  # Vidur: SXM or NVL, not stated
@@ -168,8 +168,8 @@ _LABELS: Mapping[str, str] = {
 
 
 @lru_cache(maxsize=256)
-def board(label: str) -> Gpu:
-    """The board that a data set means.
+def gpu_named(label: str) -> Gpu:
+    """The GPU that a data set means.
 
     Raises:
         Skip: there is no spec of it.

@@ -106,5 +106,5 @@ def _norm(tokens: int) -> Iterator[Cost]:
                      normalized_shape=[_WIDTH], output_mask=_MASK)  # fmt: skip
 
 
-#: all of it was measured on one board
+#: all of it was measured on one GPU
 ENCODER = Table("ivanov_encoder_e2e", "what config implementation ms", _encoder, gpu="V100-SXM2-16GB", time="ms")

@@ -1,7 +1,7 @@
 """Liger-Kernel's tables: layers as one Triton kernel each, timed with L2 cleared (triton.testing.do_bench).
 
 Scored are forward passes that are one kernel of Liger's or one or two ops of PyTorch, whose bytes follow from the table
-alone. The others are modules to be traced: benchmarks/liger_pairs.py holds them against the model.
+alone. The others are modules to be traced: benchmarks/liger_pairs.py compares them with the model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, board, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, gpu_named, size
 from memwall.core.graph import ITEMSIZE
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
@@ -72,7 +72,7 @@ def _call(record: Record, provider: str) -> Call:
     kernel, mode = record["kernel_name"], record["kernel_operation_mode"]
     if mode != "forward" or (kernel, provider) not in _FORWARD:
         raise Skip("a backward pass, a module or another kernel: benchmarks/liger_pairs.py traces what it can of them")
-    board(record["gpu_name"])
+    gpu_named(record["gpu_name"])
     x = size(record, "x_value")
     try:
         config = json.loads(record["config"])

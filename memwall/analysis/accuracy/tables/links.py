@@ -18,7 +18,7 @@ from memwall.hardware.lookup import Gpu
 class Link:
     """How NCCL uses what joins the GPUs of a network."""
 
-    #: one way, bytes per second; None: half of the board's own figure
+    #: one way, bytes per second; None: half of the GPU's own figure
     bytes_per_s: float | None
     #: fraction of it that large buffers reach
     reached: float
@@ -28,7 +28,7 @@ class Link:
 
 
 #: (network's kind, whether all GPUs lie behind one switch or bridge, architecture) -> the link that sets the pace.
-#: Nominal rates: NVLink as the board has it, an NVLink bridge of a pair 300e9, PCIe 4 and 5 x16, a 200 Gbit/s adapter.
+#: Nominal rates: NVLink as the GPU has it, an NVLink bridge of a pair 300e9, PCIe 4 and 5 x16, a 200 Gbit/s adapter.
 #: Fractions and latencies are fitted to Vidur's all-reduce rows; there are none over a network on Hopper.
 _LINKS = {
     ("dgx", True, "ampere"): Link(None, 0.571, 42e-6, 1.0e-6),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, board, count, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, count, gpu_named, size
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
@@ -53,7 +53,7 @@ def _op(record: Record) -> Call:
     if op not in _OPS:
         raise Skip(f"op {op[:40]!r} is not known")
     op_class, build = _OPS[op]
-    gpu = board(record["gpu"])
+    gpu = gpu_named(record["gpu"])
     cost = build(record)
     shape = ",".join(f"{name}={_cell(record, name)}" for name in "bmknh" if _cell(record, name))
     split = _split(record, op, op_class, gpu)
@@ -62,7 +62,7 @@ def _op(record: Record) -> Call:
 
 def _split(record: Record, op: str, op_class: str, gpu: Gpu) -> str:
     """The half that a row was in when the constants were fitted: by the product, or by rows and columns; those of
-    softmax and layer norm of NVIDIA's boards by the whole shape."""
+    softmax and layer norm of NVIDIA's GPUs by the whole shape."""
     if op_class in ("linear", "bmm"):
         b, m, n, k = (size(record, name) for name in "bmnk")
         b, m = (1, b * m) if op == "linear" else (b, m)
@@ -77,7 +77,7 @@ def _cell(record: Record, name: str) -> str:
 
 
 def _conv(record: Record) -> Call:
-    board(record["gpu"])
+    gpu_named(record["gpu"])
     n, cin, cout, window, hw, stride = (size(record, name) for name in ("n", "cin", "cout", "ksize", "hw", "stride"))
     pad = count(record, "padding")
     if hw + 2 * pad < window:

@@ -1,4 +1,4 @@
-"""Rows of ``memwall measure``, and tables that only a traced model can be held against."""
+"""Rows of ``memwall measure``, and tables that only a traced model can be compared with."""
 
 from __future__ import annotations
 

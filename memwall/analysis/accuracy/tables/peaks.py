@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, board, positive, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, gpu_named, positive, size
 from memwall.ops import table_calls as calls
 
 _ARRAY_BYTES = 1 << 30
@@ -35,7 +35,7 @@ def _bandwidth(record: Record) -> Call:
     known = [word for word in words if word in _STREAMS]
     if not known or not {"stream", "babelstream"} & set(words):
         raise Skip(f"what the benchmark {name[:40]!r} reads and writes is not stated")
-    board(record["gpu"])
+    gpu_named(record["gpu"])
     read, written = (_ARRAY_BYTES * arrays for arrays in _STREAMS[known[0]])
     cost = calls.stream(read, written, _ARRAY_BYTES // 8)
     took_s = (read + written) / (positive(record, "measured_GBps") * 1e9)
@@ -49,7 +49,7 @@ def _product(record: Record) -> Call:
     name = str(record["dtype"]).partition(" ")[0].partition("(")[0]
     if name not in _OPERANDS:
         raise Skip(f"dtype {name[:40]!r} is not known")
-    board(record["gpu"])
+    gpu_named(record["gpu"])
     m, n, k = (size({"shape_mnk": side}, "shape_mnk") for side in sizes.groups())
     out = "bfloat16" if name == "fp8" else ""
     cost = calls.product(m, n, k, _OPERANDS[name], out=out)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from memwall.analysis.accuracy.scores import Row
-from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, board, seconds, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, gpu_named, seconds, size
 from memwall.analysis.accuracy.tables.links import all_reduce_row
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
@@ -18,7 +18,7 @@ _DTYPE, _ITEMSIZE = "float16", 2
 _RESOLUTION_S = 1e-6
 
 #: kernel -> integer instructions for each result. These kernels take a scalar at a time; the counts are fitted to the
-#: rows of all three boards together
+#: rows of all three GPUs together
 _INSTRUCTIONS = {"silu_and_mul": 52, "rotary_embedding": 40, "embedding": 116}
 #: threads of the block that goes over a token: vLLM's activation_kernels.cu and pos_encoding_kernels.cu
 _SILU_THREADS, _ROPE_THREADS = 1024, 512
@@ -100,7 +100,7 @@ def _op(record: Record) -> Call:
     if op not in _OPS:
         raise Skip(f"op {op[:40]!r} is not known")
     op_class, build = _OPS[op]
-    gpu, layer = board(record["gpu"]), _Layer(record)
+    gpu, layer = gpu_named(record["gpu"]), _Layer(record)
     cost = build(layer)
     warm = None
     if op_class == "gemm":  # the other layers' weights run through L2 between two calls
@@ -113,7 +113,7 @@ def _op(record: Record) -> Call:
 
 def _all_reduce(record: Record) -> Row:
     network = record["network"]
-    gpu = board(network.partition("_")[0])
+    gpu = gpu_named(network.partition("_")[0])
     return all_reduce_row(
         ALL_REDUCE.name, network, gpu, size(record, "size"), size(record, "num_workers"),
         size(record, "devices_per_node"), seconds(record, "median_ms"),
