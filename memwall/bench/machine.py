@@ -15,7 +15,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from memwall.bench.sensors import LEAST_SHARE, in_doubt
@@ -54,15 +54,8 @@ class Usage:
     flags: tuple[str, ...] = ()
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.wall_s + other.wall_s,
-            self.capacity_s + other.capacity_s,
-            self.others_s + other.others_s,
-            self.stolen_s + other.stolen_s,
-            self.waited_s + other.waited_s,
-            self.throttles + other.throttles,
-            tuple(dict.fromkeys((*self.flags, *other.flags))),
-        )
+        sums = {item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
+        return Usage(**{**sums, "flags": tuple(dict.fromkeys(sums["flags"]))})
 
     def disturbances(self, kind: str) -> tuple[str, ...]:
         """Why one round does not count; empty where it does. ``kind`` is the device that was timed."""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from memwall.bench.ab.sides import Launch, Round, Side
 from memwall.bench.clock import DEVICES
@@ -98,25 +98,6 @@ def _change(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
-class Launched(Protocol):
-    """Both sides, started and warm."""
-
-    environment: Mapping[str, Any]
-
-    @property
-    def round_s(self) -> float:
-        """Seconds that a round should take."""
-        ...
-
-    def round(self, head_first: bool) -> Round:
-        """Time a block of each side."""
-        ...
-
-    def stop(self) -> None:
-        """End both."""
-        ...
-
-
 @dataclass(frozen=True)
 class Rules:
     """What an A/B benchmark goes by."""
@@ -179,7 +160,7 @@ def run_ab(
 
 
 def run_launches(
-    launch: Callable[[], Launched],
+    launch: Callable[[], Launch],
     rules: Rules,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -219,7 +200,7 @@ class _Progress:
     #: rounds of each launch: as many in all, so that each launch weighs the same
     rounds: int = 0
 
-    def run(self, sides: Launched, start_s: float) -> None:
+    def run(self, sides: Launch, start_s: float) -> None:
         """All rounds of one launch. One that the machine disturbed is repeated; a launch that is cut short is lost."""
         self.environment = sides.environment
         self.rounds = self.rounds or self._rounds(sides.round_s, start_s)

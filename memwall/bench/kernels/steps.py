@@ -14,15 +14,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from memwall.bench.kernels.executors import BUILDERS, Builder, Built
 from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import NotGenerated
-from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, TensorSpec, Value
 from memwall.frontend.torch.optimizers import make_optimizer
-from memwall.frontend.torch.run import parse_dtype
+from memwall.frontend.torch.run import backward, forward_step, parse_dtype, scalar_loss
 from memwall.frontend.workload import Workload, resolve
 from memwall.fusion import Group, Plan
 from memwall.ops.evaluate import dtype_of
@@ -181,14 +180,15 @@ def module_step(options: ModuleOptions, device: str, compiled: bool) -> Callable
         options.target, batch=options.batch, seq=options.seq, input_specs=options.input_specs, mode=options.mode
     )
     module, args, kwargs = _built(workload, options, device)
-    module.train(options.mode == "training")
-    forward = torch.compile(module) if compiled else module
+    training = options.mode == "training"
+    module.train(training)
+    step = forward_step(torch.compile(module) if compiled else module, workload.loss if training else None)
     autocast = _autocast(options.autocast, device)
-    if options.mode == "inference":
+    if not training:
 
         def infer() -> Any:
             with torch.no_grad(), autocast():
-                return forward(*args, **kwargs)
+                return step(*args, **kwargs)
 
         return infer
     named = options.optimizer if options.optimizer != "adamw" else workload.optimizer or "adamw"
@@ -197,8 +197,8 @@ def module_step(options: ModuleOptions, device: str, compiled: bool) -> Callable
     def train() -> None:
         module.zero_grad(set_to_none=True)
         with autocast():
-            loss = _loss(workload, forward(*args, **kwargs))
-        loss.backward()
+            loss = scalar_loss(workload, step(*args, **kwargs))
+        backward(loss)
         if optimizer is not None:
             optimizer.step()
 
@@ -231,20 +231,3 @@ def _autocast(name: str | None, device: str) -> Callable[[], AbstractContextMana
         return nullcontext
     dtype = parse_dtype(name)
     return lambda: torch.autocast(device, dtype)
-
-
-def _loss(workload: Workload, output: Any) -> torch.Tensor:
-    """What the workload's loss gives, else the output's ``.loss``, else the sum of its floating tensors."""
-    if workload.loss is not None:
-        return workload.loss(output)
-    loss = getattr(output, "loss", None)
-    if isinstance(loss, torch.Tensor):
-        return loss
-    tensors = tree_flatten(output)[0]
-    floating = [t for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point() and t.requires_grad]
-    if not floating:
-        raise UsageError("training needs a loss: no output of the model depends on a parameter")
-    total = floating[0].sum()
-    for tensor in floating[1:]:
-        total = total + tensor.sum()
-    return total

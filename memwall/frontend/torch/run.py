@@ -192,14 +192,14 @@ def _trace(
         stack.enter_context(torch.set_grad_enabled(training))
         with _blaming("running the model"), calls, TracedDevice(device), recorder, autocast:
             with autocast.region(autocast_dtype):
-                step = _step(module, workload.loss if training else None)
+                step = forward_step(module, workload.loss if training else None)
                 output = step(*args, **kwargs) if execution is None else execution(step, recorder, args, kwargs)
-                result = _scalar(workload, output) if training else output
+                result = scalar_loss(workload, output) if training else output
             if replayer is not None:
                 replayer.check()
             if training:
                 recorder.phase = "backward"
-                _backward(result)
+                backward(result)
         if training:
             _mark_gradients(recorder, module, args, kwargs)
         if optimizer is not None:
@@ -261,7 +261,7 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
     return optimizer
 
 
-def _step(module: nn.Module, loss: Callable[[Any], Any] | None) -> Callable[..., Any]:
+def forward_step(module: Callable[..., Any], loss: Callable[[Any], Any] | None) -> Callable[..., Any]:
     """Forward, and behind it the workload's own loss where there is one."""
     if loss is None:
         return module
@@ -272,7 +272,7 @@ def _step(module: nn.Module, loss: Callable[[Any], Any] | None) -> Callable[...,
     return step
 
 
-def _scalar(workload: Workload, output: Any) -> torch.Tensor:
+def scalar_loss(workload: Workload, output: Any) -> torch.Tensor:
     """The scalar to differentiate: what the workload's loss gave, else the output's ``.loss``, else the sum of its
     floating tensors."""
     loss: Any = None
@@ -298,7 +298,8 @@ def _scalar(workload: Workload, output: Any) -> torch.Tensor:
     return loss
 
 
-def _backward(loss: torch.Tensor) -> None:
+def backward(loss: torch.Tensor) -> None:
+    """Gradients of a loss, of all its elements together where it has several."""
     loss.backward(None if loss.numel() == 1 else torch.ones_like(loss))
 
 
