@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from memwall.codegen.blocks import RANDOM_SHAPES, SCALAR_SHAPES, SHAPES, VECTOR_SHAPES, Shape, tiles
 from memwall.codegen.index import Index, offset, unravel
 from memwall.codegen.kernel import Kernel, NotGenerated
-from memwall.codegen.lowering import locate
-from memwall.codegen.product import PRODUCTS, Misplaced, Product, packet_of
+from memwall.codegen.lowering import locate, packet_of
+from memwall.codegen.product import PRODUCTS, Misplaced, Product
 from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, compute_dtype, triton_dtype
 from memwall.codegen.writing import INT32_LIMIT, File, Function, Pointer
 from memwall.core.flow import Flow
@@ -53,7 +53,7 @@ class _Gemm:
         products = [graph.ops[i] for i in op_ids if graph.ops[i].op_class == "contraction"]
         if len(products) != 1:
             raise NotGenerated(f"{len(products)} products in one kernel")
-        if packet_of(products[0]) not in PRODUCTS:
+        if packet_of(products[0].name) not in PRODUCTS:
             raise NotGenerated(f"no template for {products[0].name}")
         self.product = products[0]
         self.dtype = self._operand_dtype()
@@ -68,7 +68,7 @@ class _Gemm:
         self.function = Function("matmul", constants=self.tiles[0].constants(), num_warps=self.tiles[0].warps)
 
     def _operand_dtype(self) -> str:
-        names = PRODUCTS[packet_of(self.product)]
+        names = PRODUCTS[packet_of(self.product.name)]
         pairs = zip(self.product.arguments, self.product.inputs, strict=True)
         dtypes = {self.graph.values[i].spec.dtype for name, i in pairs if name in names}
         if len(dtypes) != 1 or not dtypes <= {"float16", "bfloat16", "float32"}:
@@ -105,7 +105,7 @@ class _Gemm:
         tiles_text = f"triton.cdiv({space.m}, BLOCK_M) * triton.cdiv({space.n}, BLOCK_N)"
         self.function.grid = (tiles_text, str(space.batch)) if space.has_batch else (tiles_text,)
         source = self.file_text()
-        names = [packet_of(self.graph.ops[i]).strip("_") for i in sorted(self.group.op_ids)]
+        names = [packet_of(self.graph.ops[i].name).strip("_") for i in sorted(self.group.op_ids)]
         return Kernel(
             name="_".join(names),
             source=source,

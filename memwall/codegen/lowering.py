@@ -121,7 +121,13 @@ def locate(place: Index, spec: TensorSpec) -> Indices:
     return tuple(found)
 
 
-def _packet(name: str) -> str:
+def packet_of(name: str) -> str:
+    """An op's name without library and overload: ``add_`` of ``aten.add_.Tensor``; those of other libraries whole."""
     library, _, rest = name.partition(".")
-    packet = rest.partition(".")[0] if library == "aten" else name
+    return rest.partition(".")[0] if library == "aten" else name
+
+
+def _packet(name: str) -> str:
+    """The same for an op that writes over its argument as for the one that does not."""
+    packet = packet_of(name)
     return packet[:-1] if packet.endswith("_") and not packet.endswith("__") else packet

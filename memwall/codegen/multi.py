@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
-from memwall.codegen.multi_fused import FUSED, NUMBERS
+from memwall.codegen.multi_optimizers import FUSED, NUMBERS
 from memwall.codegen.multi_text import Operand, Variant, source_of
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, TensorSpec, Value

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memwall.codegen.index import Index, Variable, unravel
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.lowering import Lowering
+from memwall.codegen.lowering import Lowering, packet_of
 from memwall.codegen.ops.base import broadcast
 from memwall.codegen.tensors import Body, Indices, Tensor
 from memwall.core.flow import Flow
@@ -88,7 +88,7 @@ class Product(Lowering):
         for argument, (value_id, version) in zip(op.arguments, self.flow.reads[op.id], strict=True):
             made = self.flow.writer[version] in inside
             given[argument] = self.view(value_id, version) if made else self.load(value_id, version)
-        packet = packet_of(op)
+        packet = packet_of(op.name)
         self.left, self.right = (given[name] for name in PRODUCTS[packet])
         self.is_linear = packet == "linear"
         self.space = self._space()
@@ -131,9 +131,3 @@ class Product(Lowering):
         if self.is_linear:
             right = (space.column, space.depth("k_right"))
         return (self.left, left), (self.right, right)
-
-
-def packet_of(op: Op) -> str:
-    """The op's name without library and overload."""
-    library, _, rest = op.name.partition(".")
-    return rest.partition(".")[0] if library == "aten" else op.name
