@@ -21,7 +21,7 @@ from memwall.core.graph import Graph, Op, TensorSpec, Value
 from memwall.fusion import Group
 from memwall.fusion.inductor.views import Step, view_steps
 from memwall.ops.evaluate import Call, NoOperator, Operators, Target, evaluate
-from memwall.ops.signatures import SHAPE_ONLY
+from memwall.ops.registry import find_row
 
 #: Results of one call that get a name each; more are taken from a list.
 MAX_NAMED = 16
@@ -117,7 +117,7 @@ class _Writer:
             if writer[version] not in self.inside and value_id not in self.parameters:
                 self._take(value_id)
         self.targets = tuple(into)
-        self.shape_only = ".".join(op.name.split(".")[:2]) in SHAPE_ONLY
+        self.shape_only = (row := find_row(op.name)) is not None and row.shape_only
         for value_id in into:
             self._open(op, value_id)
 

@@ -398,3 +398,5 @@ define("binary_cross_entropy_with_logits", loop=loops.loss, results=reduced_loss
 define("upsample_bilinear2d upsample_bicubic2d upsample_linear1d", loop=loops.gather)
 define(" ".join(name for name in _RESAMPLING if not name.endswith("_backward")), results=windows.resized)
 define(" ".join(name for name in _RESAMPLING if name.endswith("_backward")), results=windows.like_input)
+define("uniform_ normal_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_", overwrites=True)
+define("rand_like randn_like randint_like", shape_only=True)

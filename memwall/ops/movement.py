@@ -389,6 +389,8 @@ define("contiguous fill fill_ full_like zeros_like ones_like view_copy tril tril
 define("rot90 alias_copy lift_fresh_copy diagonal_scatter as_strided_scatter argsort msort scatter_reduce index_copy"
        " index_fill", results=same)  # fmt: skip
 define("zero_ eye expand_copy unsqueeze_copy squeeze_copy slice_copy select_copy", loop=loops.point)
+define("copy_ fill_ zero_", overwrites=True)
+define("zeros_like ones_like full_like new_zeros new_ones new_full", shape_only=True)
 define("flip roll pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle", loop=loops.point, moves=True,
        results=same)  # fmt: skip
 define("repeat", loop=loops.point, moves=True, results=results.repeated)

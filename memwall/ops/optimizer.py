@@ -186,3 +186,4 @@ define("_foreach_sqrt _foreach_sqrt_", domains={"self": always("positive", scale
 define("_foreach_addcdiv _foreach_addcdiv_", domains={"self": always("normal", scale=WEIGHT_SCALE)})
 define("_foreach_div _foreach_div_", domains={"other": POSITIVE})
 define("_foreach_norm", results=norms)
+define("_foreach_copy_ _foreach_zero_", overwrites=True)

@@ -60,6 +60,10 @@ class Row:
     preserves: str = ""
     #: name of the op's rate in a CPU's spec
     cpu_rate: str = ""
+    #: writes over what it is given without reading it
+    overwrites: bool = False
+    #: takes its first argument only to learn its shape, dtype and device
+    shape_only: bool = False
     #: draws random numbers: computing it again would draw others
     is_random: bool = False
     #: puts elements at other places than it found them at

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from memwall.ops.registry import find_row
+
 #: Calls that launch nothing: allocations, metadata, aliases that ``func.is_view`` does not know.
 FREE = frozenset(
     "aten." + name
@@ -18,24 +20,6 @@ FREE = frozenset(
         "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "as_strided_", "_conj", "_neg_view",
         "_has_compatible_shallow_copy_type", "_version", "result_type", "is_nonzero",
         "_has_same_storage_numel",
-    )
-)  # fmt: skip
-
-#: In-place ops that overwrite their target without reading it.
-OVERWRITES = frozenset(
-    "aten." + name
-    for name in (
-        "copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "geometric_",
-        "cauchy_", "log_normal_", "_foreach_copy_", "_foreach_zero_",
-    )
-)  # fmt: skip
-
-#: Ops that take a tensor only to learn its shape, dtype and device.
-SHAPE_ONLY = frozenset(
-    "aten." + name
-    for name in (
-        "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones",
-        "new_full",
     )
 )  # fmt: skip
 
@@ -86,11 +70,12 @@ def signature_of(func: Any) -> Signature:
     schema = func._schema
     name = str(func).removesuffix(".default")
     packet = ".".join(name.split(".")[:2])
-    overwrites = packet in OVERWRITES
+    row = find_row(name)
+    overwrites, shape_only = (row.overwrites, row.shape_only) if row else (False, False)
     arguments = []
     for argument in schema.arguments:
         written = argument.alias_info is not None and argument.alias_info.is_write
-        unread = (written and (argument.is_out or overwrites)) or (argument.name == "self" and packet in SHAPE_ONLY)
+        unread = (written and (argument.is_out or overwrites)) or (argument.name == "self" and shape_only)
         default = argument.default_value if argument.has_default_value() else None
         arguments.append(Argument(argument.name, default, written, unread))
     free = func.is_view or packet in FREE

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import Call
 from memwall.ops.recorded import Recorded, Specs, UnknownCall
+from memwall.ops.registry import find_row
 from memwall.ops.results.derive import attributes_of, results_of, unrecorded_inputs
-from memwall.ops.signatures import OVERWRITES, SHAPE_ONLY
 from memwall.traces.records import TracedOp
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES, Schema, bind, parse_value, schemas_of
 
@@ -178,10 +178,10 @@ def read_call(op: TracedOp, hints: Hints) -> ReadCall:
 
 def _unread(recorded: Recorded, argument: str) -> bool:
     """Whether a tensor is passed for its shape, or to be overwritten."""
-    packet = ".".join(recorded.name.split(".")[:2])
-    if argument == "self" and (packet in OVERWRITES or packet in SHAPE_ONLY):
+    row = find_row(recorded.name)
+    if argument == "self" and row and (row.overwrites or row.shape_only):
         return True
-    if packet.startswith("aten.") or argument not in _RESULTS_ONLY:
+    if recorded.name.startswith("aten.") or argument not in _RESULTS_ONLY:
         return False
     return argument != "out" or not recorded.name.endswith(("backward.default", "bwd.default"))
 
