@@ -30,6 +30,7 @@ from memwall.hardware.gpu import Gpu
 from memwall.ops import Cost, classify, cost_of
 from memwall.ops.launches import Plain
 from memwall.ops.recorded import UnknownCall
+from memwall.perfmodel.collectives import least_share, link_s
 from memwall.perfmodel.roofline import bound_s, predict_cost
 from memwall.traces.calls import Hints, read_call, record_of
 from memwall.traces.library_ops import library_rule
@@ -167,9 +168,6 @@ def _copies(kernels: Sequence[TracedKernel]) -> RowCost | None:
 
 # ---- collectives
 
-#: collectives in which a rank sends or receives the whole message, not ``(n - 1) / n`` of it
-_WHOLE_MESSAGE = ("send", "recv", "broadcast")
-
 
 def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
     """The bytes that a rank must send or receive."""
@@ -182,11 +180,11 @@ def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
     sizes = (_number(attributes.get("Group size")) for attributes in stated)
     ranks = next((size for size in sizes if size > 0), 0)
     name = str(kernel.attributes.get("Collective name") or (row.op.name if row.op else "") or kernel.name).lower()
-    share = 1.0 if any(word in name for word in _WHOLE_MESSAGE) else (ranks - 1) / ranks if ranks else 0.5
     if ranks == 1:
         return RowCost(Cost({}, 0, 0), "communication")
     notes = () if ranks else ("the number of ranks was not recorded: half of the message must cross the link",)
-    return RowCost(Cost({}, 0, 0), "communication", link_bytes=share * message, notes=notes)
+    return RowCost(Cost({}, 0, 0), "communication", link_bytes=least_share(name, ranks) * message,
+                   notes=notes)  # fmt: skip
 
 
 def _message_bytes(attributes: Any) -> int:
@@ -231,14 +229,10 @@ class Pricing:
             self._known[id(row)] = row, tuple(_readings(row, self.gpu)), predicted.time_s, predicted.limited_by
         _, readings, modeled_s, wall = self._known[id(row)]
         bound, assumed = next((one for one in readings if one[0] <= measured_s), readings[0])
-        link_s = _link_s(row, self.gpu)
-        if link_s > modeled_s or (row.link_bytes and not row.cost.bytes):
-            modeled_s, wall = link_s, LINK
-        return Price(max(bound, link_s), max(modeled_s, bound, link_s), wall, assumed)
-
-
-def _link_s(row: RowCost, gpu: Gpu) -> float:
-    return row.link_bytes / (gpu.link_bytes_per_s / 2) if gpu.link_bytes_per_s else 0.0
+        crossing_s = link_s(row.link_bytes, self.gpu)
+        if crossing_s > modeled_s or (row.link_bytes and not row.cost.bytes):
+            modeled_s, wall = crossing_s, LINK
+        return Price(max(bound, crossing_s), max(modeled_s, bound, crossing_s), wall, assumed)
 
 
 def _readings(row: RowCost, gpu: Gpu) -> Iterator[tuple[float, str]]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 from memwall.analysis.accuracy.scores import Row
 from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, gpu_named, seconds, size
-from memwall.analysis.accuracy.tables.links import all_reduce_row
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.launches import Gemm, Stream
 from memwall.ops.movement import select_steps
+from memwall.perfmodel.collectives import all_reduce_s, link_of
 from memwall.perfmodel.stream import BLOCK_THREADS
 
 _DTYPE, _ITEMSIZE = "float16", 2
@@ -112,12 +112,18 @@ def _op(record: Record) -> Call:
 
 
 def _all_reduce(record: Record) -> Row:
+    """One measured all-reduce; its network is a GPU's label and what joins the GPUs, as in ``a100_dgx``."""
     network = record["network"]
-    gpu = gpu_named(network.partition("_")[0])
-    return all_reduce_row(
-        ALL_REDUCE.name, network, gpu, size(record, "size"), size(record, "num_workers"),
-        size(record, "devices_per_node"), seconds(record, "median_ms"),
-    )  # fmt: skip
+    label, _, kind = network.partition("_")
+    gpu, nbytes, workers = gpu_named(label), size(record, "size"), size(record, "num_workers")
+    per_node, measured_s = size(record, "devices_per_node"), seconds(record, "median_ms")
+    link = link_of(kind, workers <= per_node and (kind == "dgx" or workers <= 2), gpu.architecture)
+    if link is None:
+        raise Skip(f"how a network {kind[:40]!r} joins its GPUs is not known")
+    modeled_s, wire_s = all_reduce_s(gpu, link, nbytes, workers)
+    shape = f"{nbytes} bytes, {workers} GPUs, {per_node} in a node"
+    return Row(ALL_REDUCE.name, network, "all_reduce", "float16", modeled_s, measured_s, shape=shape,
+               r0_s=wire_s, r1_s=wire_s / 0.85 + 3e-6)  # fmt: skip
 
 
 OPS = Table(

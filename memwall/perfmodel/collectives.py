@@ -1,17 +1,30 @@
-"""All-reduce over the links of a node: a ring, its bytes and its steps.
+"""Collectives over the links of GPUs: what a rank must send, and how long that takes.
 
-Each of n GPUs sends and receives 2 (n - 1) / n of the buffer in 2 (n - 1) steps (Patarasu and Yuan, 2009). A link
-carries half of its datasheet figure each way. Two GPUs of a pair share a bridge of a part of the links; several pairs,
-or nodes, meet over PCIe or the network, which then sets the pace.
+A GPU's ``link_bytes_per_s`` counts both directions, so a link carries half of it each way. In a ring all-reduce each of
+n GPUs sends and receives 2 (n - 1) / n of the buffer in 2 (n - 1) steps (Patarasu and Yuan, 2009). Two GPUs of a pair
+share a bridge of a part of the links; several pairs, or nodes, meet over PCIe or the network, which then sets the pace.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memwall.analysis.accuracy.scores import Row
-from memwall.analysis.accuracy.tables.base import Skip
 from memwall.hardware.lookup import Gpu
+
+#: collectives in which a rank sends or receives the whole message, not ``(n - 1) / n`` of it
+_WHOLE_MESSAGE = ("send", "recv", "broadcast")
+
+
+def least_share(collective: str, ranks: int) -> float:
+    """The share of its message that one of n ranks must send or receive; a half where n is not known (0)."""
+    if any(word in collective for word in _WHOLE_MESSAGE):
+        return 1.0
+    return (ranks - 1) / ranks if ranks else 0.5
+
+
+def link_s(nbytes: float, gpu: Gpu) -> float:
+    """Seconds of bytes that cross the GPU's link one way, at the datasheet's rate; 0 where it has no link."""
+    return nbytes / (gpu.link_bytes_per_s / 2) if gpu.link_bytes_per_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +62,12 @@ def all_reduce_s(gpu: Gpu, link: Link, nbytes: int, workers: int) -> tuple[float
     return wire_s / link.reached + link.start_s + steps * link.step_s, wire_s
 
 
-def _link(kind: str, close: bool, architecture: str) -> Link:
-    """The link of a network; of an architecture without data that of another."""
+def link_of(kind: str, close: bool, architecture: str) -> Link | None:
+    """The link of a network; of an architecture without data that of another; None for a kind that is not known.
+
+    Args:
+        kind: ``dgx`` or ``pairwise_nvlink``.
+        close: all GPUs lie behind one switch or bridge.
+    """
     known = [link for (name, near, _), link in _LINKS.items() if (name, near) == (kind, close)]
-    if not known:
-        raise Skip(f"how a network {kind[:40]!r} joins its GPUs is not known")
-    return _LINKS.get((kind, close, architecture), known[-1])
-
-
-def all_reduce_row(
-    dataset: str, network: str, gpu: Gpu, nbytes: int, workers: int, per_node: int, measured_s: float
-) -> Row:
-    """One measured all-reduce; ``network`` is a GPU's label and what joins the GPUs, as in ``a100_dgx``."""
-    kind = network.partition("_")[2]
-    close = workers <= per_node and (kind == "dgx" or workers <= 2)
-    link = _link(kind, close, gpu.architecture)
-    modeled_s, wire_s = all_reduce_s(gpu, link, nbytes, workers)
-    shape = f"{nbytes} bytes, {workers} GPUs, {per_node} in a node"
-    return Row(dataset, network, "all_reduce", "float16", modeled_s, measured_s, shape=shape,
-               r0_s=wire_s, r1_s=wire_s / 0.85 + 3e-6)  # fmt: skip
+    return _LINKS.get((kind, close, architecture), known[-1]) if known else None
