@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT)]
 
 import memwall  # noqa: E402
 import memwall.report.columns as col  # noqa: E402
-from memwall.analysis.funnel import PUBLISHED, PUBLISHED_SOURCE, Funnel, funnel, operator_sets  # noqa: E402
+from memwall.analysis.op_counts import PUBLISHED, PUBLISHED_SOURCE, OpCounts, op_counts, operator_sets  # noqa: E402
 from memwall.fusion.compiled import kernels_of  # noqa: E402
 from memwall.report.document import Document, Section, Sentence, Table, clean  # noqa: E402
 from memwall.report.figures.funnel import funnel_figure  # noqa: E402
@@ -36,8 +36,8 @@ LISTED = 16
 
 
 @cache
-def funnels() -> Mapping[str, Funnel]:
-    """The funnel of a training step of each reference workload, on one GPU."""
+def counted() -> Mapping[str, OpCounts]:
+    """The op counts of a training step of each reference workload, on one GPU."""
     gpu = memwall.load_gpu(GPU)
     found = {}
     for name in WORKLOADS:
@@ -45,7 +45,7 @@ def funnels() -> Mapping[str, Funnel]:
         profile = memwall.profile(ROOT / "profiles" / name / "model.py", mode="training", gpu=gpu)
         graph = profile.graphs[profile.graph_for(gpu)]
         lowered = kernels_of(graph, gpu, source=True)
-        found[name] = funnel(
+        found[name] = op_counts(
             graph, inductor_ops=lowered.fx_ops, loop_ops=lowered.loop_ops, kernels=lowered.launches,
             fallbacks=lowered.fallbacks,
         )  # fmt: skip
@@ -54,7 +54,7 @@ def funnels() -> Mapping[str, Funnel]:
 
 def report() -> str:
     """The report as Markdown."""
-    made = funnels()
+    made = counted()
     sections = (
         Section("", (Sentence(_INTRODUCTION), Sentence(_versions()), _sets())),
         Section("Distinct operators", (_distinct(made),)),
@@ -89,7 +89,7 @@ def _sets() -> Table:
     return col.table("", columns)
 
 
-def _distinct(made: Mapping[str, Funnel]) -> Table:
+def _distinct(made: Mapping[str, OpCounts]) -> Table:
     """A row for each workload, and one for all of them together."""
     together = [len({op for f in made.values() if (level := f.level(name)) for op in level.ops}) for name in LEVELS]
     rows = [[_level(f, name, "distinct") for name in LEVELS] for f in made.values()]
@@ -98,12 +98,12 @@ def _distinct(made: Mapping[str, Funnel]) -> Table:
     return _by_level([*made, "all together"], [*rows, together], note)
 
 
-def _calls(made: Mapping[str, Funnel]) -> Table:
+def _calls(made: Mapping[str, OpCounts]) -> Table:
     rows = [[_level(f, name, "calls") for name in LEVELS] for f in made.values()]
     return _by_level(list(made), rows, "Kernels: launches.")
 
 
-def _level(made: Funnel, name: str, count: str) -> int:
+def _level(made: OpCounts, name: str, count: str) -> int:
     level = made.level(name)
     assert level is not None
     number: int = getattr(level, count)
@@ -115,7 +115,7 @@ def _by_level(names: list[str], rows: list[list[int]], note: str) -> Table:
     return col.table("", [col.text("workload", names), *columns], note)
 
 
-def _undecomposed(made: Mapping[str, Funnel]) -> Table:
+def _undecomposed(made: Mapping[str, OpCounts]) -> Table:
     """What stays an ATen call at the level of prims, and what Inductor calls a library for besides products."""
     columns = [
         col.text("workload", list(made)),
@@ -134,4 +134,4 @@ def _listed(ops: Mapping[str, int]) -> str:
 
 if __name__ == "__main__":
     (HERE / "funnel.md").write_text(report(), encoding="utf-8")
-    (HERE / "funnel.svg").write_bytes(funnel_figure(funnels(), "svg"))
+    (HERE / "funnel.svg").write_bytes(funnel_figure(counted(), "svg"))

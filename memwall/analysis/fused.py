@@ -1,6 +1,6 @@
 """What ``memwall fuse`` finds: policies side by side, what each fuses and refuses, what breaks and what-ifs cost.
 
-Everything here needs the graph alone, but for the ``inductor`` policy and the lowering funnel, which need torch, and
+Everything here needs the graph alone, but for the ``inductor`` policy and the op counts by IR level, which need torch, and
 the capture, which needs the model and is made by the caller.
 """
 
@@ -29,7 +29,7 @@ from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
 
 if TYPE_CHECKING:
-    from memwall.analysis.funnel import Funnel
+    from memwall.analysis.op_counts import OpCounts
     from memwall.codegen.planned import CompiledPlan
     from memwall.fusion.inductor import Lowered
 
@@ -79,7 +79,7 @@ class Fused:
     plan_diffs: Mapping[str, PlanDiff] = field(default_factory=dict)
     compiled: Mapping[str, CompiledPlan] = field(default_factory=dict)
     alternatives: tuple[Family, ...] = ()
-    funnel: Funnel | None = None
+    op_counts: OpCounts | None = None
     what_ifs: tuple[Outcome, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -103,7 +103,7 @@ class Fused:
             **({"compiled": [made.to_dict() for made in self.compiled.values()]} if self.compiled else {}),
             "alternatives": [asdict(family) for family in self.alternatives],
             "capture": self.capture.to_dict() if self.capture else None,
-            "funnel": self.funnel.to_dict() if self.funnel else None,
+            "funnel": self.op_counts.to_dict() if self.op_counts else None,
             "what_if": [outcome.to_dict() for outcome in self.what_ifs],
             "notes": list(self.notes),
         }  # fmt: skip
@@ -128,7 +128,7 @@ def fuse(
     changes: Sequence[Change] = (),
     capture: Capture | None = None,
     source: bool = False,
-    funnel: bool = True,
+    op_counts: bool = True,
     architectures: Mapping[str, Sequence[str]] = MappingProxyType({}),
     say: Say = lambda message: None,
 ) -> Fused:
@@ -140,7 +140,7 @@ def fuse(
         changes: what-ifs.
         capture: what Dynamo made of the model: fusion does not cross its breaks, and they are priced.
         source: keep the source of Inductor's kernels.
-        funnel: count ops at each level of lowering.
+        op_counts: count ops at each level of lowering.
         architectures: by the name of a GPU, what its kernels under ``memwall`` are compiled for (``sm_90``).
         say: called with one-line messages.
 
@@ -157,9 +157,9 @@ def fuse(
     outcomes = what_if(made, changes, gpus, named, maker.planned)
     found = Fused(
         made, capture, maker.prices(gpus), maker.lowered, maker.plan_diffs(), maker.compiled,
-        funnel=None, what_ifs=tuple(outcomes), notes=maker.notes,
+        what_ifs=tuple(outcomes), notes=maker.notes,
     )  # fmt: skip
-    return _with_funnel(found, say) if funnel else found
+    return _with_op_counts(found, say) if op_counts else found
 
 
 def distinct_ops(graph: Graph) -> int:
@@ -320,10 +320,10 @@ def _moved(first: int | None, places: Sequence[int | None]) -> int | None:
     return 0 if before is None else before + 1
 
 
-def _with_funnel(found: Fused, say: Say) -> Fused:
-    """The funnel of the first graph, with Inductor's levels where it was lowered."""
+def _with_op_counts(found: Fused, say: Say) -> Fused:
+    """The op counts of the first graph, with Inductor's levels where it was lowered."""
     try:
-        from memwall.analysis.funnel import funnel
+        from memwall.analysis.op_counts import op_counts
 
         say("tracing the levels of lowering")
         lowered = next(iter(found.lowered.values()), None)
@@ -331,7 +331,7 @@ def _with_funnel(found: Fused, say: Say) -> Fused:
         if lowered is not None:
             levels = {"inductor_ops": lowered.fx_ops, "loop_ops": lowered.loop_ops,
                       "kernels": lowered.launches, "fallbacks": lowered.fallbacks}  # fmt: skip
-        return replace(found, funnel=funnel(found.profile.graph, **levels))
+        return replace(found, op_counts=op_counts(found.profile.graph, **levels))
     except ImportError as error:
         return replace(found, notes=(*found.notes, f"no lowering funnel: {error}"))
 

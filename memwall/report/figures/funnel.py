@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memwall.analysis.funnel import Funnel
+from memwall.analysis.op_counts import OpCounts
 from memwall.core.errors import UsageError
 from memwall.report.document import clean
 from memwall.report.figures.picture import CLASS_COLORS, picture
@@ -15,7 +15,7 @@ from memwall.report.figures.picture import CLASS_COLORS, picture
 _MARKS = {"ATen": 2000, "prims": 250, "loop IR": 50}
 
 
-def funnel_figure(funnels: Mapping[str, Funnel], fmt: str = "png") -> bytes:
+def funnel_figure(funnels: Mapping[str, OpCounts], fmt: str = "png") -> bytes:
     """Distinct ops and calls per level, one line per workload, with PyTorch's announced numbers.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``memwall fuse`` as a page: policies side by side, groups, refusals, kernels, capture, lowering funnel, what-ifs."""
+"""``memwall fuse`` as a page: policies side by side, groups, refusals, kernels, capture, op counts by IR level, what-ifs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from memwall.simulate.schedule import Schedule
 
 #: Rows of the tables of groups, recomputed ops and Inductor's reasons.
 DEFAULT_TOP, MAX_AGAIN, MAX_REASONS = 15, 8, 8
-#: Operators that a level of the funnel lists.
+#: Operators that an IR level lists.
 MAX_KEPT = 8
 
 REFUSED_NOTE = (
@@ -82,8 +82,8 @@ def fused_document(found: Fused, *, by: str, top: int) -> Document:
         sections.append(what_if_section(found.what_ifs))
     if found.capture is not None:
         sections.append(capture_section(found, found.capture))
-    if found.funnel is not None:
-        sections.append(_funnel_section(found))
+    if found.op_counts is not None:
+        sections.append(_op_count_section(found))
     return Document(clean(f"{workload.name}: what fusion wins"), tuple(sections))
 
 
@@ -213,14 +213,14 @@ DIFFERENCE_NOTE = (
 MAX_DIFFERENCES = 8
 
 
-# -- the funnel --------------------------------------------------------------------------------------------------------
+# -- op counts by IR level ---------------------------------------------------------------------------------------------------
 
 
-def _funnel_section(found: Fused) -> Section:
-    from memwall.analysis.funnel import PUBLISHED, PUBLISHED_SOURCE
+def _op_count_section(found: Fused) -> Section:
+    from memwall.analysis.op_counts import PUBLISHED, PUBLISHED_SOURCE
 
-    assert found.funnel is not None
-    levels = found.funnel.levels
+    assert found.op_counts is not None
+    levels = found.op_counts.levels
     columns = [
         col.text("level", [level.name for level in levels]),
         col.plain("distinct ops", [level.distinct for level in levels]),
@@ -229,11 +229,11 @@ def _funnel_section(found: Fused) -> Section:
         col.text("announced", [PUBLISHED.get(level.name, "-") for level in levels]),
     ]
     note = f"free calls move nothing (views, allocations); the optimizer is left out; announced: {PUBLISHED_SOURCE}"
-    kept = found.funnel.no_decomposition
+    kept = found.op_counts.no_decomposition
     listed = ", ".join(f"{name} {calls:,}" for name, calls in [*kept.items()][:MAX_KEPT])
     more = f" and {len(kept) - MAX_KEPT} more" if len(kept) > MAX_KEPT else ""
     facts = [("left as ATen", f"{listed}{more}" if listed else "none")]
-    if found.funnel.fallbacks:
-        facts.append(("no lowering in Inductor", ", ".join(found.funnel.fallbacks)))
+    if found.op_counts.fallbacks:
+        facts.append(("no lowering in Inductor", ", ".join(found.op_counts.fallbacks)))
     blocks = (col.table("", columns, note), Facts(tuple((label, clean(text)) for label, text in facts)))
     return Section("Lowering funnel", blocks)

@@ -39,7 +39,7 @@ def made_up_capture(profile) -> Capture:
 def found():
     profile = make_profile(gpus=(OLD,))
     changes = [parse_change("dram_bytes_per_s*=2"), parse_change("fuse:blocks.*")]
-    return fuse(profile, [OLD], POLICIES, changes=changes, capture=made_up_capture(profile), funnel=False)
+    return fuse(profile, [OLD], POLICIES, changes=changes, capture=made_up_capture(profile), op_counts=False)
 
 
 def test_the_page(found, golden):
@@ -89,7 +89,7 @@ def test_refusals_are_summed_by_rule_with_their_counts():
 
 
 def test_policies_of_several_gpus():
-    found = fuse(make_profile(), [OLD, NEW], ("eager", "memwall"), funnel=False)
+    found = fuse(make_profile(), [OLD, NEW], ("eager", "memwall"), op_counts=False)
     assert [(s.gpu.name, s.policy) for s in found.profile.simulations] == [
         ("old", "eager"), ("old", "memwall"), ("new", "eager"), ("new", "memwall"),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The lowering funnel: how many distinct ops, and how many calls of them, a workload has at each level of a compiler.
+"""Op counts by IR level: how many distinct ops, and how many calls of them, a workload has at each level of a compiler.
 
 Levels: ATen as called; core ATen (``torch._decomp.core_aten_decompositions``); prims (PrimTorch: every registered
 decomposition and reference); and, from Inductor's own lowering where it is given, its graph, its loop-level IR and its
@@ -51,7 +51,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Funnel:
+class OpCounts:
     """All levels, from ATen down.
 
     ``no_decomposition`` has the ATen operators that are left at the level of prims, with their calls; ``fallbacks``
@@ -87,7 +87,7 @@ class Funnel:
         }
 
 
-def funnel(
+def op_counts(
     graph: Graph,
     *,
     inductor_ops: Mapping[str, int] | None = None,
@@ -95,8 +95,8 @@ def funnel(
     kernels: Mapping[str, int] | None = None,
     fallbacks: tuple[str, ...] = (),
     phases: tuple[str, ...] = PHASES,
-) -> Funnel:
-    """The funnel of a traced graph.
+) -> OpCounts:
+    """The op counts of a traced graph.
 
     Args:
         inductor_ops: calls of each operator in Inductor's graph, after its own decompositions.
@@ -126,7 +126,7 @@ def funnel(
         if counts is not None:
             levels.append(Level(name, _ranked(counts)))
     kept = {name: calls for name, calls in _ranked(prims.ops).items() if not name.startswith("prims.")}
-    return Funnel(tuple(levels), kept, fallbacks, failed)
+    return OpCounts(tuple(levels), kept, fallbacks, failed)
 
 
 #: Modules that register references, and so decompositions into prims, when they are imported.

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import memwall
-import memwall.analysis.funnel
-from memwall.analysis.funnel import Funnel, Level, funnel, operator_sets
+import memwall.analysis.op_counts
 from memwall.analysis.fused import fuse
+from memwall.analysis.op_counts import Level, OpCounts, op_counts, operator_sets
 from memwall.core.errors import UsageError
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
@@ -36,7 +36,7 @@ def graph_of(function, *inputs, mode="inference", optimizer=None):
 
 def levels(function, *inputs):
     """The ops at the first three levels."""
-    return [dict(level.ops) for level in funnel(graph_of(function, *inputs)).levels]
+    return [dict(level.ops) for level in op_counts(graph_of(function, *inputs)).levels]
 
 
 def test_addmm():
@@ -65,34 +65,34 @@ def test_layer_norm():
 
 
 def test_softmax_and_its_backward():
-    found = funnel(graph_of(lambda x: x.softmax(-1), meta(4, 8)))
+    found = op_counts(graph_of(lambda x: x.softmax(-1), meta(4, 8)))
     # exp(x - max) / sum
     assert found.levels[2].ops == dict.fromkeys(("prims.amax", "prims.div", "prims.exp", "prims.sub", "prims.sum"), 1)
     x = meta(4, 8).requires_grad_()
-    both = funnel(graph_of(lambda x: x.softmax(-1), x, mode="training"))
+    both = op_counts(graph_of(lambda x: x.softmax(-1), x, mode="training"))
     assert both.level("ATen").ops["aten._softmax_backward_data"] == 1
     assert not any(name.startswith("aten._softmax") for name in both.level("prims").ops)
 
 
 def test_calls_are_counted_and_distinct_ops_once():
     graph = graph_of(nn.Sequential(*[nn.Linear(8, 8) for _ in range(5)]), meta(4, 8))
-    found = funnel(graph)
+    found = op_counts(graph)
     assert [(level.distinct, level.calls) for level in found.levels] == [(1, 5), (1, 5), (3, 20)]
 
 
 def test_each_kind_of_call_is_decomposed_once(monkeypatch):
     decomposed = []
-    original = memwall.analysis.funnel._leaves
+    original = memwall.analysis.op_counts._leaves
     monkeypatch.setattr(
-        "memwall.analysis.funnel._leaves",
+        "memwall.analysis.op_counts._leaves",
         lambda graph, op, table: decomposed.append(op.name) or original(graph, op, table),
     )
-    funnel(graph_of(nn.Sequential(*[nn.Linear(8, 8) for _ in range(50)]), meta(4, 8)))
+    op_counts(graph_of(nn.Sequential(*[nn.Linear(8, 8) for _ in range(50)]), meta(4, 8)))
     assert decomposed == ["aten.addmm"] * 2  # once for each table
 
 
 def test_views_and_allocations_are_counted_apart():
-    found = funnel(graph_of(lambda x: x.t().reshape(2, 16).exp(), meta(4, 8)))
+    found = op_counts(graph_of(lambda x: x.t().reshape(2, 16).exp(), meta(4, 8)))
     # t, the copy's view; the copy itself does work
     assert found.levels[0].ops == {"aten.clone": 1, "aten.exp": 1}
     assert found.levels[0].free_calls == 2
@@ -109,13 +109,13 @@ def test_in_place_ops_count_as_functional_below_aten():
 
 
 def test_what_has_no_decomposition_is_listed():
-    found = funnel(graph_of(lambda x, w: (F.relu(x @ w)).topk(2)[0], meta(4, 8), meta(8, 8)))
+    found = op_counts(graph_of(lambda x, w: (F.relu(x @ w)).topk(2)[0], meta(4, 8), meta(8, 8)))
     assert found.no_decomposition == {"aten.mm": 1, "aten.topk": 1}
     assert found.failed == {}
 
 
 def test_an_op_recorded_by_name_alone_counts_as_itself():
-    found = funnel(graph_of(nn.LSTM(8, 8), meta(3, 2, 8)))
+    found = op_counts(graph_of(nn.LSTM(8, 8), meta(3, 2, 8)))
     assert found.level("prims").ops["aten._cudnn_rnn"] == 1
     assert "aten._cudnn_rnn" in found.failed
 
@@ -124,12 +124,14 @@ def test_the_optimizer_is_left_out():
     step = graph_of(nn.Linear(8, 8), meta(4, 8), mode="training", optimizer="sgd-plain")
     assert any(op.phase == "optimizer" for op in step.ops)
     plain = graph_of(nn.Linear(8, 8), meta(4, 8), mode="training")
-    assert funnel(step).levels[1].ops == funnel(plain).levels[1].ops
+    assert op_counts(step).levels[1].ops == op_counts(plain).levels[1].ops
 
 
 def test_inductors_levels_follow_when_they_are_given():
     graph = graph_of(F.gelu, meta(4, 8))
-    found = funnel(graph, loop_ops={"load": 1, "mul": 3, "store": 1}, kernels={"triton": 1}, fallbacks=("aten.sort",))
+    found = op_counts(
+        graph, loop_ops={"load": 1, "mul": 3, "store": 1}, kernels={"triton": 1}, fallbacks=("aten.sort",)
+    )
     assert [level.name for level in found.levels] == ["ATen", "core ATen", "prims", "loop IR", "kernels"]
     assert (found.level("loop IR").distinct, found.level("loop IR").calls) == (3, 5)
     assert found.fallbacks == ("aten.sort",)
@@ -138,7 +140,7 @@ def test_inductors_levels_follow_when_they_are_given():
 
 def test_a_reference_model_decomposes_without_failure():
     workload = resolve("profiles/resnet50/model.py", batch=2, mode="training")
-    found = funnel(trace(workload, TraceOptions(mode="training"), classify).graph)
+    found = op_counts(trace(workload, TraceOptions(mode="training"), classify).graph)
     assert found.failed == {}
     assert found.no_decomposition["aten.convolution"] == 53
     assert found.no_decomposition["aten.copy"] == 2 * 53  # running mean and variance of each batch norm
@@ -157,7 +159,7 @@ def test_the_report_says_what_this_torch_does():
     if written != torch.__version__.partition("+")[0]:
         pytest.skip(f"reports/funnel.md was written with torch {written}")
     workload = resolve(str(ROOT / "profiles/bert_layer/model.py"), mode="training")
-    found = funnel(trace(workload, TraceOptions(mode="training"), classify).graph)
+    found = op_counts(trace(workload, TraceOptions(mode="training"), classify).graph)
     rows = [[cell.strip() for cell in line.split("|")[2:5]] for line in text.splitlines() if "bert\\_layer" in line]
     assert rows[0] == [f"{level.distinct:,}" for level in found.levels]
     assert rows[1] == [f"{level.calls:,}" for level in found.levels]
@@ -170,14 +172,14 @@ def test_fuse_shows_inductors_levels():
         nn.Sequential(*[nn.Sequential(nn.Linear(64, 64, bias=False), nn.GELU()) for _ in range(4)]),
         (torch.randn(256, 64),), gpu="a100",
     )  # fmt: skip
-    found = fuse(record, [memwall.load_gpu("a100")], ("inductor",)).funnel
+    found = fuse(record, [memwall.load_gpu("a100")], ("inductor",)).op_counts
     assert found.level("Inductor graph").ops["aten.mm"] == 4
     loops = found.level("loop IR").ops
     assert (loops["erf"], loops["store"], loops["load"]) == (4, 4, 8)  # x is loaded for each of its two uses
     assert found.level("kernels").calls == 8
 
 
-EXAMPLE = Funnel(
+EXAMPLE = OpCounts(
     (
         Level("ATen", {"aten.mm": 3, "aten._softmax": 1}, 7),
         Level("core ATen", {"aten.mm": 3, "aten._softmax": 1}, 8),
