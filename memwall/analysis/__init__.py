@@ -4,6 +4,6 @@ In: profiles (:mod:`memwall.record`) and files of measured times. Out: frozen ro
 :mod:`memwall.gate` judges; nothing here formats a page. Start with ``quantities``, which says what every figure is
 called, its unit and where it appears, and ``table``, which groups and sums kernels. ``matching``, ``diff`` and
 ``plan_diff`` tell what changed; ``compare`` and ``history`` set profiles side by side. ``verdict``, ``explanation``,
-``savings``, ``whatif``, ``breaks``, ``rewrites`` and ``op_counts`` say what limits a step and what would help; ``fused``
-is all of ``memwall fuse``. ``validation`` and ``accuracy`` set the model next to measured times.
+``savings``, ``whatif``, ``breaks``, ``rewrites`` and ``op_counts`` say what limits a step and what would help;
+``fused`` is all of ``memwall fuse``. ``validation`` and ``accuracy`` set the model next to measured times.
 """

@@ -1,7 +1,7 @@
 """What ``memwall fuse`` finds: policies side by side, what each fuses and refuses, what breaks and what-ifs cost.
 
-Everything here needs the graph alone, but for the ``inductor`` policy and the op counts by IR level, which need torch, and
-the capture, which needs the model and is made by the caller.
+Everything here needs the graph alone, but for the ``inductor`` policy and the op counts by IR level, which need torch,
+and the capture, which needs the model and is made by the caller.
 """
 
 from __future__ import annotations

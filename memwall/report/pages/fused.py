@@ -1,4 +1,4 @@
-"""``memwall fuse`` as a page: policies side by side, groups, refusals, kernels, capture, op counts by IR level, what-ifs."""
+"""``memwall fuse`` as a page: policies side by side, groups, refusals, kernels, capture, op counts, what-ifs."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ DIFFERENCE_NOTE = (
 MAX_DIFFERENCES = 8
 
 
-# -- op counts by IR level ---------------------------------------------------------------------------------------------------
+# -- op counts by IR level ----------------------------------------------------------------------------------------------
 
 
 def _op_count_section(found: Fused) -> Section:
