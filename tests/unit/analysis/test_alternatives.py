@@ -14,14 +14,13 @@ from torch.nn import functional
 import memwall
 from memwall.analysis.rewrites import (
     alternatives,
-    attention_form,
     decomposed_norms,
     default_rows,
     linear_losses,
-    optimizer_form,
     with_chunked_loss,
     with_fused_norms,
 )
+from memwall.analysis.rewrites.alternatives import attention_form, optimizer_form
 from memwall.core.graph import Pipe
 from memwall.fusion import eager_plan
 from memwall.hardware.lookup import load_gpu
