@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from memwall.core.graph import TensorSpec
-from memwall.ops import Call, Cost, cost_of
+from memwall.ops import Cost, table_calls
 from memwall.ops.contraction import product_pipe
 from memwall.ops.elementwise import streamed, vector_flops
 from memwall.ops.launches import Gemm, Plain, Stream
-from memwall.ops.recorded import Recorded, UnknownCall
+from memwall.ops.recorded import Recorded, Specs, UnknownCall
 from memwall.ops.results.derive import attributes_of
 from memwall.ops.results.products import attention, attention_backward
 from memwall.traces.rows import RowCost
@@ -104,14 +104,8 @@ def _operands(call: Recorded) -> list[tuple[str, TensorSpec]]:
     return [(name, spec) for name in names if (spec := call.tensor(name)) is not None]
 
 
-def _counted(
-    call: Recorded, name: str, inputs: list[tuple[str, TensorSpec]], outputs: tuple[TensorSpec, ...]
-) -> RowCost:
-    specs = tuple(spec for _, spec in inputs)
-    found = cost_of(Call(
-        name, specs, tuple(argument for argument, _ in inputs), outputs,
-        attributes_of(call), sum(s.nbytes for s in specs), sum(s.nbytes for s in outputs),
-    ))  # fmt: skip
+def _counted(call: Recorded, name: str, inputs: list[tuple[str, TensorSpec]], outputs: Specs) -> RowCost:
+    found = table_calls.cost(name, inputs, outputs, **attributes_of(call))
     return RowCost(found, "attention", notes=(("; ".join(call.notes),) if call.notes else ()))
 
 

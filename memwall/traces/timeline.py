@@ -11,7 +11,6 @@ from memwall.traces.fields import ANNOTATION, OP, wait_of
 from memwall.traces.nesting import Nesting
 from memwall.traces.records import Gap, TracedKernel, TracedOp
 
-Interval = tuple[float, float]
 Kernels = Sequence[TracedKernel]
 
 #: a call or an overhead explains a gap when it fills at least this share of it
@@ -21,20 +20,15 @@ _EXPLAINS = 0.5
 _MOST_CALLS = 4096
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Intervals sorted by start as disjoint ones."""
-    merged: list[Interval] = []
-    for start, end in intervals:
-        if merged and start <= merged[-1][1]:
-            if end > merged[-1][1]:
-                merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((start, end))
-    return merged
-
-
 def _covered_us(kernels: Iterable[TracedKernel]) -> float:
-    return sum(end - start for start, end in union((kernel.start_us, kernel.end_us) for kernel in kernels))
+    """Time in which at least one of some kernels, sorted by start, ran."""
+    spans: list[tuple[float, float]] = []
+    for kernel in kernels:
+        if spans and kernel.start_us <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], kernel.end_us))
+        else:
+            spans.append((kernel.start_us, kernel.end_us))
+    return sum(end - start for start, end in spans)
 
 
 def busy_us(kernels: Kernels) -> dict[int, float]:
