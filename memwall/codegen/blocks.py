@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.occupancy import CHIPS, architecture_of
+from memwall.codegen.occupancy import architecture_of
 from memwall.codegen.product import Space
 from memwall.codegen.writing import next_power_of_2
 from memwall.core.errors import UsageError
+from memwall.hardware.chips import CHIPS
 from memwall.hardware.lookup import Gpu
 
 #: 32-bit registers of a multiprocessor
@@ -117,7 +118,6 @@ SCALAR_SHAPES = ((128, 128, 32, 8), (64, 64, 32, 4), (32, 64, 32, 4))
 RANDOM_SHAPES = ((128, 64, 64, 8), (64, 64, 64, 8))
 #: for products without matrix units: the sums fill the registers sooner
 VECTOR_SHAPES = ((64, 64, 32, 8), (32, 64, 32, 4))
-_WITHOUT_MATRIX_UNITS = ("sm_60", "sm_61", "sm_70", "sm_75")
 MAX_STAGES = 4
 
 
@@ -146,7 +146,7 @@ def tiles(space: Space, itemsize: int, shapes: Sequence[Shape], gpu: Gpu) -> tup
         architecture = architecture_of(gpu)
     except UsageError:
         raise NotGenerated(f"Triton makes no code for {gpu.name}") from None
-    if architecture in _WITHOUT_MATRIX_UNITS:
+    if not CHIPS[architecture].triton_products:
         raise NotGenerated("no tensor-core path below sm_80: the vendor's library keeps it")
     found = []
     for rows, columns, depth, warps in shapes:

@@ -29,10 +29,11 @@ from typing import Any
 
 from memwall.codegen.kernel import Kernel, Launch
 from memwall.codegen.load import load_source, source_hash
-from memwall.codegen.occupancy import CHIPS, architecture_of, occupancy
+from memwall.codegen.occupancy import architecture_of, occupancy
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.files import cache_folder, read_json, write_whole
 from memwall.core.process import Child, Lost, environment
+from memwall.hardware.chips import CHIPS
 from memwall.hardware.lookup import Gpu
 
 #: seconds that the compiler may take for one launch; a kernel that spills much takes minutes

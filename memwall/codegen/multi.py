@@ -19,6 +19,7 @@ from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, TensorSpec, Value
 from memwall.fusion import Group
 from memwall.fusion.rules import aligned
+from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops.expressions import Operands, write
 from memwall.ops.registry import find_row
@@ -68,7 +69,7 @@ def covers(name: str) -> bool:
 
 def _config(elements: int, gpu: Gpu) -> dict[str, int]:
     warps = 4
-    block = _PER_THREAD * warps * (64 if (gpu.compute_capability or "").startswith("gfx") else 32)
+    block = _PER_THREAD * warps * chip_of(gpu).warp_size
     chunk = block
     while chunk < _MAX_CHUNK and elements > chunk * _PROGRAMS_PER_SM * gpu.sm_count:
         chunk *= 2

@@ -3,76 +3,17 @@
 The arithmetic is that of NVIDIA's ``cuda_occupancy.h`` and of LLVM's ``GCNSubtarget`` for AMD: the fewest blocks that
 the limits on warps, blocks, registers and shared memory allow. Registers are handed out a warp at a time from the file
 of one of the multiprocessor's partitions. AMD's scalar registers are left out: they seldom limit.
-
-Sources of the table: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; granularities and
-partitions: ``cuda_occupancy.h``; AMD: LLVM's ``AMDGPUBaseInfo.cpp`` and the CDNA instruction set manuals.
+The table of chips is :mod:`memwall.hardware.chips`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memwall.core.errors import UsageError, suggest
+from memwall.hardware.chips import CHIPS, Chip, target_of
 from memwall.hardware.lookup import Gpu, gpu_names, load_gpu
-
-KIB = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Chip:
-    """One multiprocessor (AMD: compute unit) of an architecture."""
-
-    warp_size: int
-    # Warps (AMD: waves) and blocks that may be resident.
-    warps: int
-    blocks: int
-    # 32-bit registers, and how many of them a warp gets at least and in steps of.
-    registers: int
-    register_unit: int
-    partitions: int
-    # Shared memory (AMD: LDS) of all blocks and the most that one may have; the step in which it is given; what the
-    # driver takes for itself in each block.
-    shared_bytes: int
-    shared_block_bytes: int
-    shared_unit_bytes: int
-    shared_reserved_bytes: int = 0
-
-
-def _pascal(shared_kib: int, partitions: int) -> Chip:
-    return Chip(32, 64, 32, 64 * KIB, 256, partitions, shared_kib * KIB, 48 * KIB, 256)
-
-
-def _nvidia(warps: int, blocks: int, shared_kib: int, unit_bytes: int, reserved: int) -> Chip:
-    shared = shared_kib * KIB
-    return Chip(32, warps, blocks, 64 * KIB, 256, 4, shared, shared - reserved, unit_bytes, reserved)
-
-
-def _cdna(vector_registers: int, unit: int, waves: int, shared_kib: int = 64, unit_bytes: int = 512) -> Chip:
-    """Four SIMDs of 64 lanes. A block of several waves takes one of 16 barriers."""
-    shared = shared_kib * KIB
-    return Chip(64, 4 * waves, 16, 4 * 64 * vector_registers, 64 * unit, 4, shared, shared, unit_bytes)
-
-
-#: architecture -> one multiprocessor of it
-CHIPS: Mapping[str, Chip] = {
-    "sm_60": _pascal(64, partitions=2),
-    "sm_61": _pascal(96, partitions=4),
-    "sm_70": _nvidia(64, 32, 96, 256, 0),
-    "sm_75": _nvidia(32, 16, 64, 256, 0),
-    "sm_80": _nvidia(64, 32, 164, 128, KIB),
-    "sm_86": _nvidia(48, 16, 100, 128, KIB),
-    "sm_89": _nvidia(48, 24, 100, 128, KIB),
-    "sm_90": _nvidia(64, 32, 228, 128, KIB),
-    "sm_100": _nvidia(64, 32, 228, 128, KIB),
-    "sm_103": _nvidia(64, 32, 228, 128, KIB),
-    "sm_120": _nvidia(48, 24, 100, 128, KIB),
-    "gfx908": _cdna(256, 4, 10),
-    "gfx90a": _cdna(512, 8, 8),
-    "gfx942": _cdna(512, 8, 8),
-    "gfx950": _cdna(512, 8, 8, 160, 1280),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +67,7 @@ def architecture_of(gpu: Gpu) -> str:
     Raises:
         UsageError: Triton makes no code for the GPU.
     """
-    known = gpu.compute_capability or ""
-    name = known if known.startswith("gfx") else f"sm_{known.replace('.', '')}"
+    name = target_of(gpu)
     if name not in CHIPS:
         raise UsageError(f"no kernel can be compiled for {gpu.name}; there is {', '.join(CHIPS)}")
     return name

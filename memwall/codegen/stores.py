@@ -19,11 +19,9 @@ from memwall.codegen.writing import File, Function, Touch
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Value
 from memwall.fusion.plan import Group
+from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 
-#: Triton's atomic additions carry memory orders, which PTX has from here on
-_ATOMICS_FROM = "7.0"
-_NO_ATOMICS = ("6.0", "6.1")
 #: dtypes that a scatter adds up, in float32
 _ADDED_UP = ("float32", "float16", "bfloat16")
 
@@ -103,8 +101,8 @@ class Owed:
         return Store(value_id, made.source, made, target)
 
     def _check_atomics(self, made: Scatter) -> None:
-        if made.accumulate and self.gpu.compute_capability in _NO_ATOMICS:
-            raise NotGenerated(f"Triton adds atomically from compute capability {_ATOMICS_FROM} on")
+        if made.accumulate and not chip_of(self.gpu).triton_atomics:
+            raise NotGenerated("Triton adds atomically from compute capability 7.0 on")
 
     def after(self, done: Sequence[Store]) -> list[Store]:
         """What follows from scatters into scratch memory: the output from its start and what was added up."""

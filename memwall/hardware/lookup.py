@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from memwall.core.errors import MissingError, UsageError, nearest
+from memwall.hardware.chips import GENERATIONS
 from memwall.hardware.gpu import DTYPES, ENGINES, Gpu, shown
 from memwall.hardware.gpu_spec import SCHEMA, broken_identities, read_spec
 
@@ -126,10 +127,8 @@ def _own(name: str) -> Gpu:
     return read_spec(_files()[name])
 
 
-#: generations from which a board without data takes constants, its own first, then the nearest
-_GENERATIONS = ("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
 #: a relation as distant as this is none: other makers' boards
-_UNRELATED = len(_GENERATIONS)
+_UNRELATED = len(GENERATIONS)
 #: generations that a table further counts that was not scored on rows (derived, of another dtype, from published
 #: figures): of the same architecture, and of another
 _UNSCORED = (0.5, 1.5)
@@ -181,8 +180,8 @@ def _distance(gpu: Gpu, board: Gpu) -> tuple[float, float, str]:
         generations: float = -1
     elif gpu.architecture == board.architecture:
         generations = 0
-    elif {gpu.architecture, board.architecture} <= set(_GENERATIONS):
-        generations = abs(_GENERATIONS.index(gpu.architecture) - _GENERATIONS.index(board.architecture))
+    elif {gpu.architecture, board.architecture} <= set(GENERATIONS):
+        generations = abs(GENERATIONS.index(gpu.architecture) - GENERATIONS.index(board.architecture))
     elif gpu.architecture.rstrip("23") == board.architecture.rstrip("23"):  # cdna, cdna2, cdna3
         generations = 1
     else:

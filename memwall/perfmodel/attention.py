@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memwall.core.graph import Pipe
+from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import AttentionConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Attention
@@ -25,8 +26,6 @@ from memwall.perfmodel.memory import traffic_s
 TILE = (128, 64)
 #: the same in memory-efficient kernels, for heads of up to 64 and for wider ones (fmha_cutlassF_*_64x64, _32x128)
 EFFICIENT_TILES, _NARROW = ((64, 64), (32, 128)), 64
-#: the same in the kernels of a server, by architecture (what fits the rows of short sequences best)
-SERVING_TILES = {"ampere": (64, 32), "ada": (64, 32)}
 #: query heads of one key head that a decode kernel takes in one block (TensorRT-LLM, decoderXQARunner: 32)
 WIDEST_GROUP = 32
 #: query rows of the narrowest tensor core tile, to which a group is filled up
@@ -69,7 +68,7 @@ class _Tiles(NamedTuple):
 def _tile(work: Attention, gpu: Gpu) -> tuple[int, int]:
     if work.kernel == "efficient":
         return EFFICIENT_TILES[max(work.head_size, work.value_size) > _NARROW]
-    return SERVING_TILES.get(gpu.architecture, TILE) if work.kernel == "serving" else TILE
+    return chip_of(gpu).serving_tile if work.kernel == "serving" else TILE
 
 
 def _tiles(work: Attention, gpu: Gpu) -> _Tiles:

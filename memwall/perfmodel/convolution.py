@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from memwall.core.graph import Pipe
 from memwall.core.units import duration
+from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import ConvolutionConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Convolution
@@ -43,16 +44,13 @@ _OVER_SUSTAINED = 1.55
 _WEIGHT_PART_STEPS = 512
 #: side of the squares of outputs that Winograd makes, and the windows that it serves
 _SQUARE, _WINDOWS = 4, ((3, 3), (5, 5))
-#: whose tensor cores take channels in the slices that were fitted; later kernels are content with 16 bytes of them
-#: (NVIDIA's guide to the performance of convolutional layers)
-_SLICED, _ALIGNED = frozenset(("volta", "turing")), 8.0
+#: channels of 16 bytes
+_ALIGNED = 8.0
 _FLOAT32 = Pipe("vector", "float32")
 #: clocks that a thread of PyTorch's depthwise kernels takes for each tap of its output's window, mostly waiting: 3 x 3
 #: windows on a Titan Xp (2048 threads, 16.4e9 outputs/s) and an RTX 2080 Ti (1024, 22.4e9) take 600 and 540 (PyTorch
 #: issue 18631); 5 x 5 on a newer board 600 if that is an A100, 900 if an H100 (pull request 125362)
 _TAP_CLK = 590
-#: threads of a multiprocessor, where not 2048 (CUDA C++ programming guide)
-_SM_THREADS = {"7.5": 1024, **dict.fromkeys(("8.6", "8.7", "8.9", "12.0", "12.1"), 1536)}
 
 
 class _Product(NamedTuple):
@@ -114,7 +112,7 @@ def _channel_slice(gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> float:
     """Channels along k come in multiples of this."""
     if pipe.engine != "tensor":
         return 1.0
-    return known.channel_slice if gpu.architecture in _SLICED else _ALIGNED
+    return known.channel_slice if chip_of(gpu).sliced_channels else _ALIGNED
 
 
 def _dimensions(work: Convolution, channel_slice: float) -> tuple[int, int, float]:
@@ -190,7 +188,7 @@ def _depthwise(work: Convolution, gpu: Gpu, known: ConvolutionConstants, residen
     if work.role == "weight":  # a block for each place of the window reads both tensors
         memory_s += traffic_s(gpu, 0, (window - 1) * work.read_bytes)
     library = work.itemsize < 4 or work.channels_last
-    threads = _SM_THREADS.get(gpu.compute_capability or "", 2048)
+    threads = chip_of(gpu).threads
     if library or work.role == "weight":  # cuDNN, or a sum over the places
         compute_s = 2 * taps / (gpu.peak(work.pipe) * known.depthwise)
         facts = {"rate": f"{known.depthwise:.0%} of {gpu.peak(work.pipe) / 1e12:.3g} TFLOP/s"}

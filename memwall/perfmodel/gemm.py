@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent, size
+from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Gemm
@@ -34,8 +35,8 @@ from memwall.perfmodel.memory import kept_share, traffic_s
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (16, 128), (32, 64), (16, 64), (32, 32))
 #: the pipe by whose peak a board's power is told
 _HALF = Pipe("tensor", "float16")
-#: two SMs of a Blackwell GPU hold one tile between them
-_LARGER = {"blackwell": ((256, 256), *_TILES)}
+#: where two SMs hold one tile between them
+_PAIRED_TILES = ((256, 256), *_TILES)
 _AREA = 128 * 256
 #: a block goes along k in steps of so many bytes per row, and has no fewer elements of k than this
 _STEP_BYTES, _LEAST_DEPTH = 64, 128
@@ -101,7 +102,7 @@ def _choose(work: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_s:
     partial_s = _PARTIAL_BYTES * results / gpu.l2_bytes_per_s
     balance = sqrt(step_s * k / partial_s)  # the split that waits along k as long as it adds partial sums
     best: Choice | None = None
-    for tile in _LARGER.get(gpu.architecture, _TILES):
+    for tile in _PAIRED_TILES if chip_of(gpu).paired_tiles else _TILES:
         rows, columns = tile
         tiles = ceil(short / rows) * ceil(long / columns) * work.batch
         ends_s = known.tile_clocks * sqrt(rows * columns / _AREA) / clock

@@ -8,19 +8,18 @@ with 128 columns on Pascal (NeuSight bmm).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import ceil
 from typing import NamedTuple
 
 from memwall.core.graph import Pipe
 from memwall.core.units import duration
+from memwall.hardware.chips import Tile, chip_of
 from memwall.hardware.constants import VectorGemmConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import VectorGemm
 from memwall.perfmodel.base import Terms
 from memwall.perfmodel.memory import traffic_s
-
-Tile = tuple[int, int]
 
 _STEP = 8
 _LARGE: Tile = (128, 128)
@@ -34,18 +33,11 @@ _FEW_TILES = 8
 #: rows of the operands that the blocks of a wave step along together, and the distance at which channels repeat
 _ROWS_IN_FLIGHT, _CHANNEL_TURN_BYTES = 2048, 128 * 1024
 
-#: feature size by architecture; what a joule pays for grows with 16 nm over it to this power: 53 GFLOP on boards of 16
-#: and 12 nm (T4, P4: NeuSight), 128 on one of 5 nm (RTX 4090: gemm_peak_measured.csv), 131 on another (L4: NeuSight)
-_PROCESS_NM: Mapping[str, float] = {"ampere": 7, "ada": 5, "hopper": 5, "blackwell": 5}
+#: what a joule pays for grows with 16 nm over the feature size to this power: 53 GFLOP on boards of 16 and 12 nm (T4,
+#: P4: NeuSight), 128 on one of 5 nm (RTX 4090: gemm_peak_measured.csv), 131 on another (L4: NeuSight)
 _REFERENCE_NM, _ENERGY_EXPONENT = 16, 0.75
-#: tiles (rows, columns of the result) of a product alone, and of a batch by architecture: which fit NeuSight's bmm best
-#: on P100, P4, V100, T4 and A100. Architectures after Ampere are taken to be like it: they run its kernels
+#: tiles (rows, columns of the result) of a product alone
 _LONE: tuple[Tile, ...] = (_LARGE, (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
-_HALVES: tuple[Tile, ...] = (_LARGE, (64, 128), (64, 64))
-_BATCHED: Mapping[str, tuple[Tile, ...]] = {
-    "pascal": (_LARGE, (64, 128)), "volta": _HALVES, "turing": _HALVES, "ampere": (_LARGE,), "ada": (_LARGE,),
-    "hopper": (_LARGE,), "blackwell": (_LARGE,),
-}  # fmt: skip
 
 
 class Plan(NamedTuple):
@@ -110,7 +102,7 @@ def explain(work: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Terms
 
 def sustained(gpu: Gpu, pipe: Pipe, known: VectorGemmConstants) -> float:
     """Fraction of the peak that the board holds for long: what its clock gives, or what its power pays for."""
-    shrink = _REFERENCE_NM / _PROCESS_NM.get(gpu.architecture, _REFERENCE_NM)
+    shrink = _REFERENCE_NM / chip_of(gpu).energy_nm
     paid = known.flop_per_joule * shrink**_ENERGY_EXPONENT * gpu.tdp_w / gpu.peak(pipe)
     return min(known.plateau, paid) if gpu.tdp_w else known.plateau
 
@@ -141,7 +133,7 @@ def _untiled(work: VectorGemm, board: _Board) -> Plan:
 
 
 def _plans(work: VectorGemm, gpu: Gpu, board: _Board) -> Iterator[Plan]:
-    for tile in _BATCHED.get(gpu.architecture, _LONE) if work.batch > 1 else _LONE:
+    for tile in (work.batch > 1 and chip_of(gpu).batched_tiles) or _LONE:
         results = work.batch * ceil(work.m / tile[0]) * ceil(work.n / tile[1])
         waiting = board.sm_count * (_RESIDENT_RESULTS // (tile[0] * tile[1]))
         for splits in _SPLITS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from memwall.core.units import bandwidth, duration, size
+from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import RowsConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Rows
@@ -15,9 +16,8 @@ from memwall.perfmodel.stream import steps_s, triad_fraction
 #: the part of L2 in which a line stays between two reads: each half of an A100's keeps its own copy (A100 white paper).
 #: Layer norms of T4, V100, A100 (NeuSight), A100, H100 (Liger) move up to three tensors' bytes, not two, beyond it
 L2_FRACTION = 0.5
-#: warp schedulers of a multiprocessor (tuning guides of Pascal to Blackwell); clocks are stated for four. A P100's of
-#: two spends twice the clocks of a P4 on an element of softmax (NeuSight). A CU has four SIMDs
-_SCHEDULERS = {"6.0": 2}
+#: warp schedulers that clocks are stated for. A P100's multiprocessor of two spends twice the clocks of a P4's on an
+#: element of softmax (NeuSight)
 _COMMON_SCHEDULERS = 4
 _VECTOR_BYTES = 16
 #: threads of the block that has a row (layer_norm_kernel.cu; SoftMax.cu, for rows of 4096 bytes and more); of other
@@ -57,7 +57,7 @@ def predict(work: Rows, gpu: Gpu, known: RowsConstants, resident_bytes: int = 0)
     memory_s = traffic_s(gpu, dram, work.bytes * warm, reached)
     aligned = work.columns * work.itemsize % _VECTOR_BYTES == 0
     column_clk = known.column_clk * (1.0 if aligned else known.unaligned) + known.cold_clk * (1 - warm)
-    crowd = _COMMON_SCHEDULERS / _SCHEDULERS.get(gpu.compute_capability or "", _COMMON_SCHEDULERS)
+    crowd = _COMMON_SCHEDULERS / chip_of(gpu).partitions
     row_clk = crowd * (known.row_clk + column_clk * work.columns)
     turns = math.ceil(work.rows / gpu.sm_count)
     row_s, lone_s = row_clk / gpu.boost_clock_hz, lone_rows_s(work, gpu)

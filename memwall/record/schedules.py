@@ -8,6 +8,7 @@ from typing import Any
 
 from memwall.core.graph import Graph
 from memwall.fusion import UNIVERSAL, Plan, plan_graph
+from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.simulate.schedule import PlanContext, Schedule, simulate
@@ -21,14 +22,8 @@ CHEAP = ("eager", "memwall", "ideal")
 
 
 def attention_backend(gpu: Gpu) -> str:
-    """The SDPA backend that PyTorch takes on a GPU.
-
-    Flash from compute capability 8.0 on, memory-efficient before; on AMD flash from CDNA2 on; the others fuse too.
-    """
-    capability = gpu.compute_capability
-    if capability is not None and capability[:1].isdigit():
-        return "flash" if float(capability) >= 8.0 else "efficient"
-    return "math" if gpu.architecture == "cdna" else "flash"
+    """The SDPA backend that PyTorch takes on a GPU."""
+    return chip_of(gpu).attention
 
 
 @dataclass

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memwall.core.graph import ITEMSIZE
+from memwall.hardware.chips import CHIPS
 from memwall.hardware.gpu import Gpu
 from memwall.ops import Cost, classify, cost_of
 from memwall.ops.launches import Plain
@@ -258,7 +259,7 @@ def _warm_bound_s(cost: Cost, gpu: Gpu) -> float:
 # ---- products in kernels of an earlier GPU's instructions: a reason to be slower than the model says
 
 #: generation that a name of a product on tensor cores states -> major compute capability
-_NAMED = {"volta": 7, "turing": 7, "ampere": 8}
+_NAMED = {chip.architecture: int(name[3:-1]) for name, chip in CHIPS.items() if name.startswith("sm_")}
 _STATED = re.compile(
     r"\b(?:cutlass_(?P<cutlass>\d\d)_\w*tensorop\w*?gemm|sm(?P<sm>\d\d)_xmma_gemm"
     r"|(?P<name>volta|turing|ampere)_\w*?[hsi](?:884|1688|16816|8816|16832)gemm)"

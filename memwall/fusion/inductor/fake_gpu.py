@@ -8,39 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
+from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu, match_device
 
-
-class _Limits(NamedTuple):
-    """Per compute capability: CUDA C++ Programming Guide, table of technical specifications. Bytes."""
-
-    threads_per_sm: int
-    shared_per_sm: int
-    shared_per_block: int
-
-
-_KB = 1024
-_LIMITS: Mapping[tuple[int, int], _Limits] = {
-    (7, 0): _Limits(2048, 96 * _KB, 96 * _KB),
-    (7, 5): _Limits(1024, 64 * _KB, 64 * _KB),
-    (8, 0): _Limits(2048, 164 * _KB, 163 * _KB),
-    (8, 6): _Limits(1536, 100 * _KB, 99 * _KB),
-    (8, 9): _Limits(1536, 100 * _KB, 99 * _KB),
-    (9, 0): _Limits(2048, 228 * _KB, 227 * _KB),
-    (10, 0): _Limits(2048, 228 * _KB, 227 * _KB),
-    (12, 0): _Limits(1536, 100 * _KB, 99 * _KB),
-}
-_REGISTERS_PER_SM, _SHARED_PER_BLOCK, _THREADS_PER_BLOCK, _WARP = 65536, 48 * _KB, 1024, 32
+#: what a block may have without asking for more
+_SHARED_PER_BLOCK, _THREADS_PER_BLOCK = 48 * 1024, 1024
 
 
 def capability_of(gpu: Gpu) -> tuple[int, int]:
@@ -63,13 +45,13 @@ def capability_of(gpu: Gpu) -> tuple[int, int]:
 def properties_of(gpu: Gpu) -> SimpleNamespace:
     """What ``torch.cuda.get_device_properties`` would say of a board."""
     major, minor = capability_of(gpu)
-    limits = _LIMITS.get((major, minor)) or _LIMITS[max(c for c in _LIMITS if c <= (major, minor))]
+    chip = chip_of(gpu)
     return SimpleNamespace(
-        name=gpu.full_name, major=major, minor=minor, multi_processor_count=gpu.sm_count, warp_size=_WARP,
-        max_threads_per_multi_processor=limits.threads_per_sm, max_threads_per_block=_THREADS_PER_BLOCK,
-        regs_per_multiprocessor=_REGISTERS_PER_SM, total_memory=gpu.dram_bytes, L2_cache_size=gpu.l2_bytes,
-        shared_memory_per_block=_SHARED_PER_BLOCK, shared_memory_per_block_optin=limits.shared_per_block,
-        shared_memory_per_multiprocessor=limits.shared_per_sm, gcnArchName="", is_integrated=0,
+        name=gpu.full_name, major=major, minor=minor, multi_processor_count=gpu.sm_count, warp_size=chip.warp_size,
+        max_threads_per_multi_processor=chip.threads, max_threads_per_block=_THREADS_PER_BLOCK,
+        regs_per_multiprocessor=chip.registers, total_memory=gpu.dram_bytes, L2_cache_size=gpu.l2_bytes,
+        shared_memory_per_block=_SHARED_PER_BLOCK, shared_memory_per_block_optin=chip.shared_block_bytes,
+        shared_memory_per_multiprocessor=chip.shared_bytes, gcnArchName="", is_integrated=0,
         is_multi_gpu_board=0, uuid=gpu.name, clock_rate=int(gpu.boost_clock_hz / 1e3),
     )  # fmt: skip
 
@@ -162,10 +144,11 @@ def _triton_driver(known: SimpleNamespace) -> Iterator[None]:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    target = GPUTarget("cuda", known.major * 10 + known.minor, _WARP)
+    target = GPUTarget("cuda", known.major * 10 + known.minor, known.warp_size)
     described = {
-        "max_shared_mem": known.shared_memory_per_block_optin, "max_num_regs": _REGISTERS_PER_SM,
-        "multiprocessor_count": known.multi_processor_count, "sm_clock_rate": known.clock_rate, "warpSize": _WARP,
+        "max_shared_mem": known.shared_memory_per_block_optin, "max_num_regs": known.regs_per_multiprocessor,
+        "multiprocessor_count": known.multi_processor_count, "sm_clock_rate": known.clock_rate,
+        "warpSize": known.warp_size,
     }  # fmt: skip
     stub = SimpleNamespace(
         get_current_target=lambda: target,

@@ -12,12 +12,13 @@ import pytest
 from memwall.codegen import generate as ours
 from memwall.codegen.compiling import Resources, compile_all, compile_kernel, default_cache, read_amdgcn, read_ptxas
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
-from memwall.codegen.occupancy import CHIPS, architecture_of, find_target, occupancy
+from memwall.codegen.occupancy import architecture_of, find_target, occupancy
 from memwall.codegen.planned import compiled_plan, with_config
 from memwall.core.errors import MissingError, UsageError
 from memwall.fusion.planner import memwall_plan
 from memwall.fusion.repeats import shorten
 from memwall.fusion.rules import work_of
+from memwall.hardware.chips import CHIPS
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import graph_costs
 from memwall.report.document import Document

@@ -1,0 +1,155 @@
+"""What a multiprocessor of each compute capability holds, and how kernels use it. A new one is one row.
+
+Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; granularities and partitions:
+``cuda_occupancy.h``; AMD: LLVM's ``AMDGPUBaseInfo.cpp`` and the CDNA instruction set manuals. What libraries and
+compilers make of a chip has its source with the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from memwall.hardware.gpu import Gpu
+
+KIB = 1024
+
+#: rows and columns of what a block holds
+Tile = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """One multiprocessor (AMD: compute unit)."""
+
+    #: as the files of GPUs name it
+    architecture: str
+    warp_size: int = 32
+    #: warps (AMD: waves) and blocks that may be resident
+    warps: int = 64
+    blocks: int = 32
+    #: 32-bit registers, and how many of them a warp gets at least and in steps of
+    registers: int = 64 * KIB
+    register_unit: int = 256
+    #: parts with a warp scheduler and a register file of their own
+    partitions: int = 4
+    #: shared memory (AMD: LDS) of all blocks and the most that one may have; the step in which it is given; what the
+    #: driver takes for itself in each block
+    shared_bytes: int
+    shared_block_bytes: int
+    shared_unit_bytes: int = 256
+    shared_reserved_bytes: int = 0
+    #: feature size by which a FLOP's energy goes; boards of 12 nm, and AMD's, were fitted as if of 16
+    energy_nm: float = 16.0
+    #: SDPA backend that PyTorch takes (sdp_utils.cpp)
+    attention: str = "flash"
+    #: queries and keys of a server's attention tile (what fits the rows of short sequences best)
+    serving_tile: Tile = (128, 64)
+    #: two multiprocessors hold one tile of a library's product between them
+    paired_tiles: bool = False
+    #: tiles of a batch of products on vector units, which fit NeuSight's bmm best on P100, P4, V100, T4 and A100; later
+    #: chips run the kernels of the A100. Empty: those of a product alone
+    batched_tiles: tuple[Tile, ...] = ()
+    #: tensor cores take channels in the slices that were fitted; later kernels are content with 16 bytes of them
+    #: (NVIDIA's guide to the performance of convolutional layers)
+    sliced_channels: bool = False
+    #: Triton compiles atomic additions, whose memory orders PTX has from 7.0 on, and products on tensor cores
+    triton_atomics: bool = True
+    triton_products: bool = True
+
+    @property
+    def threads(self) -> int:
+        """Threads that may be resident."""
+        return self.warps * self.warp_size
+
+
+def _early(
+    architecture: str,
+    shared_kib: int,
+    block_kib: int,
+    partitions: int = 4,
+    warps: int = 64,
+    blocks: int = 32,
+    batched_tiles: tuple[Tile, ...] = ((128, 128), (64, 128), (64, 64)),
+    **more: bool,
+) -> Chip:
+    """Before Ampere: no products in Triton, no flash attention."""
+    return Chip(
+        architecture=architecture, warps=warps, blocks=blocks, partitions=partitions, shared_bytes=shared_kib * KIB,
+        shared_block_bytes=block_kib * KIB, attention="efficient", batched_tiles=batched_tiles, triton_products=False,
+        **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _nvidia(architecture: str, warps: int, blocks: int, shared_kib: int, energy_nm: float, **more: Tile | bool) -> Chip:
+    """From Ampere on; the driver takes 1 KiB of each block's shared memory."""
+    return Chip(
+        architecture=architecture, warps=warps, blocks=blocks, shared_bytes=shared_kib * KIB, energy_nm=energy_nm,
+        shared_block_bytes=(shared_kib - 1) * KIB, shared_unit_bytes=128, shared_reserved_bytes=KIB,
+        batched_tiles=((128, 128),), **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _amd(
+    architecture: str,
+    registers: int,
+    unit: int,
+    waves: int,
+    shared_kib: int = 64,
+    shared_unit_bytes: int = 512,
+    attention: str = "flash",
+) -> Chip:
+    """Four SIMDs of 64 lanes. A block of several waves takes one of 16 barriers."""
+    return Chip(
+        architecture=architecture, warp_size=64, warps=4 * waves, blocks=16, registers=4 * 64 * registers,
+        register_unit=64 * unit, shared_bytes=shared_kib * KIB, shared_block_bytes=shared_kib * KIB,
+        shared_unit_bytes=shared_unit_bytes, attention=attention,
+    )  # fmt: skip
+
+
+_PASCAL = ((128, 128), (64, 128))
+_SHORT = (64, 32)
+
+#: what code is compiled for -> one multiprocessor of it; NVIDIA's from the oldest
+CHIPS: Mapping[str, Chip] = {
+    "sm_60": _early("pascal", 64, 48, partitions=2, batched_tiles=_PASCAL, triton_atomics=False),
+    "sm_61": _early("pascal", 96, 48, batched_tiles=_PASCAL, triton_atomics=False),
+    "sm_70": _early("volta", 96, 96, sliced_channels=True),
+    "sm_75": _early("turing", 64, 64, warps=32, blocks=16, sliced_channels=True),
+    "sm_80": _nvidia("ampere", 64, 32, 164, 7, serving_tile=_SHORT),
+    "sm_86": _nvidia("ampere", 48, 16, 100, 7, serving_tile=_SHORT),
+    "sm_89": _nvidia("ada", 48, 24, 100, 5, serving_tile=_SHORT),
+    "sm_90": _nvidia("hopper", 64, 32, 228, 5),
+    "sm_100": _nvidia("blackwell", 64, 32, 228, 5, paired_tiles=True),
+    "sm_103": _nvidia("blackwell", 64, 32, 228, 5, paired_tiles=True),
+    "sm_120": _nvidia("blackwell", 48, 24, 100, 5),
+    "gfx908": _amd("cdna", 256, 4, 10, attention="math"),
+    "gfx90a": _amd("cdna2", 512, 8, 8),
+    "gfx942": _amd("cdna3", 512, 8, 8),
+    "gfx950": _amd("cdna4", 512, 8, 8, 160, 1280),
+}
+#: what is taken of a machine without a compute capability
+_UNKNOWN = Chip(architecture="", shared_bytes=64 * KIB, shared_block_bytes=48 * KIB)
+#: NVIDIA's architectures, the oldest first
+GENERATIONS = tuple(dict.fromkeys(chip.architecture for chip in CHIPS.values() if chip.warp_size == 32))
+
+
+def target_of(gpu: Gpu) -> str:
+    """``sm_90``, ``gfx942``: what code for a GPU is compiled for, be it a row of :data:`CHIPS` or not."""
+    known = gpu.compute_capability or ""
+    return known if known.startswith("gfx") else f"sm_{known.replace('.', '')}"
+
+
+def chip_of(gpu: Gpu) -> Chip:
+    """The chip of a GPU: the row of its compute capability, else that of the nearest lower one."""
+    return _chip(target_of(gpu))
+
+
+@lru_cache(maxsize=256)
+def _chip(target: str) -> Chip:
+    number = target.removeprefix("sm_")
+    if target in CHIPS or not number.isdecimal():
+        return CHIPS.get(target, _UNKNOWN)
+    lower = [name for name in CHIPS if name.startswith("sm_") and int(name[3:]) <= int(number)]
+    return CHIPS[lower[-1]] if lower else CHIPS["sm_60"]
