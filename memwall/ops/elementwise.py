@@ -28,7 +28,7 @@ from memwall.ops.domains import POSITIVE, always
 from memwall.ops.expressions import Expression
 from memwall.ops.launches import Launch, Stream
 from memwall.ops.recorded import same
-from memwall.ops.registry import define, find_row, register_cost, rows
+from memwall.ops.registry import define, find_row, flops_of, register_cost, rows
 from memwall.ops.results import movement as moved
 from memwall.ops.results import pointwise as results
 from memwall.ops.results import products, windows
@@ -190,12 +190,10 @@ def pointwise(
 def pointwise_cost(call: Call) -> Cost:
     """FLOPs of the row for each element of the (broadcast) output."""
     row, output = find_row(call.name), call.outputs[0]
-    assert row is not None
-    assert row.flops is not None
     name = call.name.split(".")[1].rstrip("_")
-    cost = call.cost(vector_flops(output, output.numel * scalar_flops(call, name, row.flops), name))
-    instructions = loop_instructions(call.inputs, output)
-    return streamed(cost, output.numel, kind=row.launch_kind, instructions=instructions)
+    cost = call.cost(vector_flops(output, output.numel * scalar_flops(call, name, flops_of(call.name)), name))
+    kind = row.launch_kind if row else ""
+    return streamed(cost, output.numel, kind=kind, instructions=loop_instructions(call.inputs, output))
 
 
 def flops_by_name() -> Mapping[str, int]:

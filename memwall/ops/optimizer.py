@@ -19,7 +19,7 @@ from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, SECOND_MOMENT, WEIGHT_SCALE, always
 from memwall.ops.elementwise import scalar_flops, streamed, vector_flops
 from memwall.ops.reduction import norm_flops
-from memwall.ops.registry import define, find_row, register_cost
+from memwall.ops.registry import define, flops_of, register_cost
 from memwall.ops.results.pointwise import norms
 
 _CHUNK_ELEMENTS = 65536
@@ -65,10 +65,7 @@ _FOREACH_POINTWISE = (
 def _foreach_flops(call: Call, name: str) -> int:
     if name in ("copy", "clone", "zero"):
         return 0
-    row = find_row(f"aten.{name}")
-    assert row is not None
-    assert row.flops is not None
-    flops = row.flops
+    flops = flops_of(f"aten.{name}")
     if name.startswith("addc") and call.name.endswith(("ScalarList", "Tensor")):
         return flops + 1  # one factor per tensor: taken to be other than 1
     return scalar_flops(call, name, flops)

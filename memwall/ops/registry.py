@@ -150,6 +150,18 @@ def find_row(name: str) -> Row | None:
     return _found[name]
 
 
+def flops_of(name: str) -> int:
+    """FLOPs per element of a pointwise op.
+
+    Raises:
+        LookupError: it is none; a formula that asks leaves the call unmodeled.
+    """
+    row = find_row(name)
+    if row is None or row.flops is None:
+        raise LookupError(f"{name} is no pointwise op")
+    return row.flops
+
+
 def rows() -> Iterator[tuple[str, Row]]:
     """(name, row) of all ops."""
     _load_families()

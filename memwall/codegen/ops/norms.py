@@ -51,19 +51,21 @@ def _scaled(value: Callable[[Body, Indices], str], weight: Tensor | None, bias: 
     return rule
 
 
-def _layer_norm(view: OpView) -> Made:
-    source = view.tensor("input")
-    cols = math.prod(view.number("normalized_shape"))
-    rows = _matrix(source, cols)
+Affine = tuple[Tensor | None, Tensor | None]
+
+
+def _normalised(view: OpView, rows: Tensor, affine: Affine, at: Callable[[Indices], Indices]) -> Made:
+    """Rows less their mean, over their deviation, then weight and bias (``affine``), whose place ``at`` gives."""
     mean, rstd = _statistics(rows, float(view.number("eps", 1e-5)))
-    weight, bias = (flat(view.find(name)) for name in ("weight", "bias"))
-    out = Tensor(
-        rows.shape, view.spec.dtype,
-        _scaled(lambda body, i: f"({rows.at(body, i)} - {mean.at(body, i[:1])}) * {rstd.at(body, i[:1])}",
-                weight, bias, lambda i: i[1:]),
-    )  # fmt: skip
-    shapes = [spec.shape for spec in view.outputs]
-    return [reshaped(t, shape) for t, shape in zip((out, mean, rstd), shapes, strict=False)]
+    element = _scaled(lambda body, i: f"({rows.at(body, i)} - {mean.at(body, i[:1])}) * {rstd.at(body, i[:1])}",
+                      *affine, at)  # fmt: skip
+    out = Tensor(rows.shape, view.spec.dtype, element)
+    return [reshaped(t, spec.shape) for t, spec in zip((out, mean, rstd), view.outputs, strict=False)]
+
+
+def _layer_norm(view: OpView) -> Made:
+    rows = _matrix(view.tensor("input"), math.prod(view.number("normalized_shape")))
+    return _normalised(view, rows, (flat(view.find("weight")), flat(view.find("bias"))), lambda i: i[1:])
 
 
 def _rms_norm(view: OpView) -> Made:
@@ -148,19 +150,9 @@ def _column_sum(tensor: Tensor, shape: Sequence[int], dtype: str) -> Tensor:
 
 
 def _group_norm(view: OpView) -> Made:
-    source = view.tensor("input")
-    groups, channels = int(view.number("group", 1)), int(view.number("C"))
-    rows = _grouped(source, groups)
-    mean, rstd = _statistics(rows, float(view.number("eps", 1e-5)))
-    channel = _channel_of(source.shape, groups)
-    assert channels == source.shape[1]
-    out = Tensor(
-        rows.shape, view.spec.dtype,
-        _scaled(lambda body, i: f"({rows.at(body, i)} - {mean.at(body, i[:1])}) * {rstd.at(body, i[:1])}",
-                view.find("weight"), view.find("bias"), channel),
-    )  # fmt: skip
-    shapes = [spec.shape for spec in view.outputs]
-    return [reshaped(t, shape) for t, shape in zip((out, mean, rstd), shapes, strict=False)]
+    source, groups = view.tensor("input"), int(view.number("group", 1))
+    affine = view.find("weight"), view.find("bias")
+    return _normalised(view, _grouped(source, groups), affine, _channel_of(source.shape, groups))
 
 
 def _grouped(tensor: Tensor, groups: int) -> Tensor:
