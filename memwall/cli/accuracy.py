@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, Output, plan_outputs, show
+from memwall.cli.output import Out, Output
 from memwall.cli.parsing import Command
 from memwall.core.errors import UsageError
-
-#: Kinds of files that there are none of.
-WITHOUT = ("html", "parquet", "trace.json")
 
 
 @click.command("accuracy", cls=Command)
 @click.argument("files", nargs=-1, metavar="FILE...")
 @click.option("--split", is_flag=True, help="Score too what the constants were not fitted to: shapes and boards.")
 @click.option("--fit", "rows", metavar="ROWS", help="Fit constants to the rows of one GPU; -o FILE.toml gets its file.")
-@options.common
-def command(
-    files: tuple[str, ...], split: bool, rows: str | None, outputs: tuple[str, ...], as_json: bool, quiet: bool,
-    no_progress: bool,
-) -> None:  # fmt: skip
+@options.common()
+def command(files: tuple[str, ...], split: bool, rows: str | None, out: Out) -> None:
     """Score the model against measured kernels.
 
     FILE is a saved profile that memwall measure wrote (.json), a table of its rows (.csv), or a table of measured times
@@ -33,37 +26,26 @@ def command(
     many are within 20 %, and how many were faster than the speed of light, which is our error; beside them what two
     rooflines score. Each distinct kernel counts once. -o writes .md, .csv, .json, .txt, .png or .svg.
     """
+    from memwall.report.pages.accuracy import AccuracyReport, FitsReport
+
     if rows is not None:
-        if files or split or as_json:
+        if files or split or out.as_json:
             raise UsageError("--fit takes the rows as its value; it goes with -o FILE.toml alone")
-        _fit(rows, outputs, Messages(quiet=quiet, no_progress=no_progress))
+        from memwall.analysis.accuracy.refit import refit
+
+        out.files = [Output(_target(Path(name)), "toml") for name in out.paths]
+        out.show(FitsReport(refit(rows)))
         return
     if not files:
         raise UsageError("Missing argument 'FILE...': what to score the model against")
-    _score(files, split, outputs, as_json, Messages(quiet=quiet, no_progress=no_progress))
-
-
-def _score(files: Sequence[str], split: bool, outputs: Sequence[str], as_json: bool, messages: Messages) -> None:
     from memwall.analysis.accuracy import score_files
-    from memwall.report.pages.accuracy import AccuracyReport
 
-    planned = plan_outputs(outputs, without=WITHOUT)
-    scored = score_files(dict.fromkeys(files), split=split)
-    show(AccuracyReport(scored), planned, as_json=as_json, messages=messages)
+    out.plan(AccuracyReport)
+    out.show(AccuracyReport(score_files(dict.fromkeys(files), split=split)))
 
 
-def _fit(rows: str, outputs: Sequence[str], messages: Messages) -> None:
-    from memwall.analysis.accuracy.refit import refit
-    from memwall.report.pages.accuracy import FitsReport
-
-    paths = [Path(name) for name in outputs]
-    for path in paths:
-        _check_target(path)
-    show(FitsReport(refit(rows)), [Output(path, "toml") for path in paths], messages=messages)
-
-
-def _check_target(path: Path) -> None:
-    """Raises UsageError where a fitted file must not stand."""
+def _target(path: Path) -> Path:
+    """Where the fitted file of a GPU may stand."""
     from memwall.hardware.lookup import gpu_names, spec_path
 
     if path.suffix != ".toml":
@@ -72,3 +54,4 @@ def _check_target(path: Path) -> None:
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     if path.resolve() in {spec_path(name).resolve() for name in gpu_names()}:
         raise UsageError(f"cannot write {path}: it is a file of memwall's own; choose another name")
+    return path

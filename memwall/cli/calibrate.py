@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, show
+from memwall.cli.output import Out
 from memwall.cli.parsing import Command
 
 
@@ -41,10 +41,11 @@ def command(device: str, output: str | None, threads: int, rounds: int, accept_b
         path.parent.mkdir(parents=True, exist_ok=True)
     elif not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
-    messages = Messages(quiet=quiet)
+    out = Out(quiet=quiet)
+    messages = out.messages
     found = calibrate(device, threads=threads, rounds=rounds, accept_busy=accept_busy, progress=messages.say)
     write_whole(path, found.spec)
-    show(GpuReport(read_spec(path)))
+    out.show(GpuReport(read_spec(path)))
     for quantity in found.uncertain:
         messages.warn(f"{quantity.name} varies by {quantity.spread:.0%}: measure again on an idle machine")
     messages.say(f"wrote {path}; use it as --gpu {path}")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, plan_outputs, show
+from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command
-from memwall.cli.profile import is_record, make_profile, remember, user_output_to_stderr
+from memwall.cli.target import is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, load_gpus
 
@@ -25,17 +25,9 @@ if TYPE_CHECKING:
 )
 @options.workload
 @options.policies
-@options.common
+@options.common()
 def command(
-    targets: tuple[str, ...],
-    gpus: tuple[str, ...],
-    policies: tuple[str, ...],
-    prices: tuple[str, ...],
-    outputs: tuple[str, ...],
-    as_json: bool,
-    quiet: bool,
-    no_progress: bool,
-    **workload: Any,
+    targets: tuple[str, ...], gpus: tuple[str, ...], prices: tuple[str, ...], out: Out, **workload: Any
 ) -> None:
     """Compare GPUs, or profiles.
 
@@ -47,12 +39,11 @@ def command(
     """
     from memwall.report.pages.comparison import ComparisonReport
 
-    planned = plan_outputs(outputs, without=("trace.json",))
-    messages = Messages(quiet=quiet, no_progress=no_progress)
+    out.plan(ComparisonReport)
     boards = load_gpus(gpus)
     price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}
-    comparison = _compare(_or_last(targets, messages), boards, price, policies, workload, messages)
-    show(ComparisonReport(comparison), planned, as_json=as_json, messages=messages)
+    comparison = _compare(_or_last(targets, out.messages), boards, price, workload, out.messages)
+    out.show(ComparisonReport(comparison))
 
 
 def _or_last(targets: tuple[str, ...], messages: Messages) -> tuple[str, ...]:
@@ -67,16 +58,13 @@ def _or_last(targets: tuple[str, ...], messages: Messages) -> tuple[str, ...]:
 
 
 def _compare(
-    targets: tuple[str, ...],
-    gpus: list[Gpu],
-    price: dict[str, float],
-    policies: tuple[str, ...],
-    workload: dict[str, Any],
-    messages: Messages,
+    targets: tuple[str, ...], gpus: list[Gpu], price: dict[str, float], workload: dict[str, Any], messages: Messages
 ) -> Comparison:
+    """The targets on the GPUs, or side by side, or the GPUs themselves."""
     from memwall.pipeline import compare
     from memwall.record.profile import Profile
 
+    policies = workload.pop("policies")
     models = [target for target in targets if not is_record(target)]
     if not models:
         reason = f"{targets[0]} is already traced" if targets else "there is no target, and no profile in this folder"
@@ -88,7 +76,7 @@ def _compare(
     if models and not gpus:
         raise UsageError(f"name the GPUs to compare, as in memwall compare {models[0]} --gpu a100 h100")
     if len(targets) == 1 and not models:
-        with user_output_to_stderr():  # a compiler may have something to say
+        with running(targets[0], messages):  # a compiler may have something to say
             return compare(Profile.load(targets[0]), gpu=gpus, price=price, policy=policies)
     how = {"policies": policies}
     records = [make_profile(t, gpus, {**workload, **how} if t in models else how, messages) for t in targets]

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from memwall.cli import options
 from memwall.cli.machine import chosen_gpus
-from memwall.cli.output import Messages, plan_outputs, show
+from memwall.cli.model import Model
+from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
-from memwall.cli.profile import is_record, make_profile, remember, user_output_to_stderr
+from memwall.cli.target import is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
     from memwall.analysis.fused import Fused
+    from memwall.analysis.whatif import Change
     from memwall.frontend.dynamo.capture import Capture
-    from memwall.frontend.workload import Workload
     from memwall.hardware.lookup import Gpu
     from memwall.record.profile import Profile
-
-#: Kinds of files that there are none of.
-WITHOUT = ("html", "csv", "parquet", "trace.json")
 
 
 @click.command("fuse", cls=Command)
@@ -39,7 +37,7 @@ WITHOUT = ("html", "csv", "parquet", "trace.json")
     help="eager, inductor, memwall or ideal. [default: all; inductor where torch and Triton allow it]",
 )
 @options.workload
-@click.option("--emit", "folder", metavar="DIR", help="Write the kernels, one file for each distinct group.")
+@click.option("--emit", "folder", metavar="DIR", type=Path, help="Write the kernels, one file for each distinct group.")
 @click.option(
     "--compile",
     "targets",
@@ -59,12 +57,12 @@ WITHOUT = ("html", "csv", "parquet", "trace.json")
     "--second-batch", type=click.IntRange(1), metavar="N", help="Capture again with this --batch: what recaptures."
 )
 @click.option("--second-seq", type=click.IntRange(1), metavar="N", help="The same with this --seq.")
-@options.common
+@options.common()
 def command(
     target: str,
     gpus: tuple[str, ...],
     policies: tuple[str, ...],
-    folder: str | None,
+    folder: Path | None,
     targets: tuple[str, ...],
     what_ifs: tuple[str, ...],
     top: int | None,
@@ -73,10 +71,7 @@ def command(
     no_capture: bool,
     second_batch: int | None,
     second_seq: int | None,
-    outputs: tuple[str, ...],
-    as_json: bool,
-    quiet: bool,
-    no_progress: bool,
+    out: Out,
     **workload: Any,
 ) -> None:
     """Say what fusion wins on TARGET, and what it does not and why.
@@ -97,134 +92,88 @@ def command(
     from memwall.analysis.whatif import parse_change
     from memwall.report.pages.fused import FusedReport
 
-    planned = plan_outputs(outputs, without=WITHOUT)
+    out.plan(FusedReport)
     changes = [parse_change(text) for text in what_ifs]
-    if folder is not None:
-        _check_emit(Path(folder), policies)
+    _check_emit(folder, policies)
     gpus, wanted = _compile_targets(targets, gpus, policies)
-    messages = Messages(quiet=quiet, no_progress=no_progress)
-    seconds = options.given(batch=second_batch, seq=second_seq)
-    if seconds and no_capture:
-        raise UsageError(f"--second-{next(iter(seconds))} captures again, and --no-capture captures nothing")
-    profile, capture, boards, notes = _traced(target, gpus, workload, seconds, not no_capture, messages)
-    from memwall.analysis.fused import fuse
-
-    with user_output_to_stderr():
-        found = fuse(
-            profile, boards, policies, changes=changes, capture=capture, source=folder is not None,
-            architectures=_architectures(boards, targets, wanted), say=messages.progress,
-        )  # fmt: skip
-        if alternatives:
-            from memwall.analysis.rewrites import alternatives as price
-
-            families = price(found.profile, boards, _retrace(target, boards, workload, messages))
-            found = replace(found, alternatives=families)
-    messages.clear()
-    found = replace(found, notes=(*found.notes, *notes))
+    sizes = options.given(batch=second_batch, seq=second_seq)
+    if sizes and no_capture:
+        raise UsageError(f"--second-{next(iter(sizes))} captures again, and --no-capture captures nothing")
+    if is_record(target):
+        made = _read(target, gpus, workload, sizes, not no_capture, out.messages)
+    else:
+        model = Model(target, workload, chosen_gpus(gpus, out.messages.say), out.messages)
+        made = _traced(model, sizes, not no_capture)
+    compiled_for = _architectures(made.gpus, targets, wanted)
+    found = _fused(made, policies, changes, compiled_for, alternatives, folder, out.messages)
 
     def keep() -> None:
-        if not is_record(target):
-            remember(found.profile, messages)
+        if made.model is not None:
+            remember(found.profile, out.messages)
 
-    show(
-        FusedReport(found, **options.given(top=top, by=by)),
-        planned,
-        as_json=as_json,
-        messages=messages,
-        before_files=lambda: _emit(folder, found, messages),
-        before_print=keep,
-    )
+    report = FusedReport(found, **options.given(top=top, by=by))
+    out.show(report, before_files=lambda: _emit(folder, found, out.messages), before_print=keep)
 
 
-# -- tracing and capturing ---------------------------------------------------------------------------------------------
+# -- what is fused -----------------------------------------------------------------------------------------------------
 
 
-def _traced(
-    target: str, names: Sequence[str], given: dict[str, Any], seconds: dict[str, int], captured: bool,
-    messages: Messages,
-) -> tuple[Profile, Capture | None, list[Gpu], list[str]]:  # fmt: skip
-    """The profile, what Dynamo made of it, the GPUs, and notes on what is missing."""
-    from memwall.analysis.fused import CAPTURE_KEY, MOST_UNASKED, capture_of, distinct_ops
+class Made(NamedTuple):
+    """A profile, what Dynamo made of it, the GPUs, notes on what is missing, and the model where it is at hand."""
 
-    if is_record(target):
-        if seconds:
-            options.refuse({f"second_{key}": value for key, value in seconds.items()}, f"{target} is already traced")
-        profile = make_profile(target, names, given, messages)
-        boards = list({s.gpu.name: s.gpu for s in profile.simulations}.values())
-        capture = capture_of(profile.capture) if captured else None
-        missing = captured and capture is None
-        return profile, capture, boards, [f"no capture: it needs the model, and {target} has none"] * missing
-    gpus = chosen_gpus(names, messages.say)
-    with user_output_to_stderr():
-        workload, keywords = _workload(target, given)
-        profile = _profile(workload, gpus, keywords, messages)
-        if not captured:
-            return profile, None, gpus, []
-        count = distinct_ops(profile.graph)
-        if count > MOST_UNASKED:
-            return profile, None, gpus, [f"no capture: TorchDynamo would take {count:,} ops one by one"]
-        messages.progress(f"tracing {workload.name} under TorchDynamo")
-        capture = _capture(profile, workload, given, _second(target, given, seconds), messages)
-        messages.clear()
-    return replace(profile, capture={**profile.capture, CAPTURE_KEY: capture.to_dict()}), capture, gpus, []
+    profile: Profile
+    capture: Capture | None
+    gpus: Sequence[Gpu]
+    notes: tuple[str, ...] = ()
+    model: Model | None = None
 
 
-def _profile(workload: Workload, gpus: list[Gpu], keywords: dict[str, Any], messages: Messages) -> Profile:
-    from memwall.pipeline import profile
+def _read(
+    target: str, names: Sequence[str], given: dict[str, Any], sizes: dict[str, int], captured: bool, messages: Messages
+) -> Made:
+    """A saved profile, which has no model to capture."""
+    from memwall.analysis.fused import capture_of
 
-    try:
-        return profile(workload, gpu=gpus, progress=messages.progress, **options.profile_options(keywords))
-    except (SystemExit, GeneratorExit) as error:  # a model that leaves is no result, whatever its code
-        from memwall.frontend.workload.blame import blame
-
-        raise blame(error, f"running {workload.target}") from error
-    finally:
-        messages.clear()
-
-
-def _retrace(target: str, gpus: list[Gpu], given: dict[str, Any], messages: Messages) -> Callable[..., Profile] | None:
-    """Traces the target again with another attention or optimizer; a saved profile has no model to trace."""
-    if is_record(target):
-        return None
-
-    def retrace(**changes: Any) -> Profile:
-        workload, keywords = _workload(target, given)
-        if "optimizer" in changes:
-            workload = replace(workload, optimizer=changes.pop("optimizer"))
-        return _profile(workload, gpus, {**keywords, **changes}, messages)
-
-    return retrace
+    options.refuse({f"second_{key}": value for key, value in sizes.items()}, f"{target} is already traced")
+    profile = make_profile(target, names, given, messages)
+    capture = capture_of(profile.capture) if captured else None
+    missing = (f"no capture: it needs the model, and {target} has none",) * (captured and capture is None)
+    return Made(profile, capture, list({s.gpu.name: s.gpu for s in profile.simulations}.values()), missing)
 
 
-def _workload(target: str, given: dict[str, Any]) -> tuple[Workload, dict[str, Any]]:
-    """The workload that a target names, and the options that say how to trace it."""
-    from memwall.frontend.workload import resolve
+def _traced(model: Model, sizes: dict[str, int], captured: bool) -> Made:
+    """A model, traced and captured."""
+    from memwall.analysis.fused import CAPTURE_KEY, MOST_UNASKED, distinct_ops
 
-    sizes = {key: given[key] for key in ("batch", "seq", "input_specs")}
-    workload = resolve(target, **sizes, mode=given["mode"] or "inference")
-    return workload, {key: value for key, value in given.items() if key not in sizes}
+    with running(model.target, model.messages):
+        workload = model.workload()
+    profile = model.profile(workload)
+    count = distinct_ops(profile.graph)
+    if not captured or count > MOST_UNASKED:
+        note = f"no capture: TorchDynamo would take {count:,} ops one by one"
+        return Made(profile, None, model.gpus, (note,) * captured, model)
+    capture = model.capture(profile, workload, sizes)
+    profile = replace(profile, capture={**profile.capture, CAPTURE_KEY: capture.to_dict()})
+    return Made(profile, capture, model.gpus, (), model)
 
 
-def _second(target: str, given: dict[str, Any], seconds: dict[str, int]) -> list[Any]:
-    """The inputs of a further call."""
-    if not seconds:
-        return []
-    return [_workload(target, {**given, **seconds})[0].inputs]
+def _fused(
+    made: Made, policies: Sequence[str], changes: Sequence[Change], architectures: dict[str, list[str]], priced: bool,
+    folder: Path | None, messages: Messages,
+) -> Fused:  # fmt: skip
+    """What fusion wins on it; other forms of the model are ``priced`` where asked for."""
+    from memwall.analysis.fused import fuse
+    from memwall.analysis.rewrites import alternatives
 
-
-def _capture(
-    profile: Profile, workload: Workload, given: dict[str, Any], others: list[Any], messages: Messages
-) -> Capture:
-    from memwall.frontend.dynamo.capture import capture
-    from memwall.frontend.torch import TraceOptions
-    from memwall.ops import classify
-
-    traced = TraceOptions(
-        mode=given["mode"] or "inference", dtype=given["dtype"], autocast=given["autocast"],
-        attention=profile.graph.attention, real=given["real"],
-        **options.given(max_ops=given["max_ops"]),
-    )  # fmt: skip
-    return capture(workload, traced, classify, profile.graph, others=others)
+    with running(made.profile.workload.target, messages):
+        found = fuse(
+            made.profile, made.gpus, policies, changes=changes, capture=made.capture, source=folder is not None,
+            architectures=architectures, say=messages.progress,
+        )  # fmt: skip
+        if priced:
+            retrace = made.model.retrace if made.model else None
+            found = replace(found, alternatives=alternatives(found.profile, made.gpus, retrace))
+    return replace(found, notes=(*found.notes, *made.notes))
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
@@ -268,12 +217,14 @@ def _architectures(
     return {name: list(dict.fromkeys(names)) for name, names in found.items() if names}
 
 
-def _check_emit(folder: Path, policies: Sequence[str]) -> None:
+def _check_emit(folder: Path | None, policies: Sequence[str]) -> None:
     """Refuse before any work what ``--emit`` could not write.
 
     Raises:
         UsageError: the folder may not be written, or no policy that was named has kernels.
     """
+    if folder is None:
+        return
     from memwall.codegen.emit import EMITTED, check_folder
 
     if policies and not set(policies).intersection(EMITTED):
@@ -281,15 +232,13 @@ def _check_emit(folder: Path, policies: Sequence[str]) -> None:
     check_folder(folder)
 
 
-def _emit(name: str | None, found: Fused, messages: Messages) -> None:
+def _emit(folder: Path | None, found: Fused, messages: Messages) -> None:
     """Write the kernels where a folder for them is named."""
+    if folder is None:
+        return
     from memwall.codegen.emit import EMITTED, INDEX, kernel_files, write_folder
 
-    if name is None:
-        return
-    folder = Path(name)
     files = kernel_files(found.profile, found.simulated(EMITTED))
     write_folder(folder, files)
-    messages.say(
-        f"wrote {sum(name.endswith('.py') for name in files):,} kernels to {folder}, listed in {folder / INDEX}"
-    )
+    count = sum(name.endswith(".py") for name in files)
+    messages.say(f"wrote {count:,} kernels to {folder}, listed in {folder / INDEX}")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwall.cli import options
-from memwall.cli.output import GATE_SUFFIXES, Messages, Output, plan_outputs, show
+from memwall.cli.output import GATE_SUFFIXES, Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
-from memwall.core.errors import UsageError, suggest
+from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
     from memwall.gate.config import GateConfig, GatedWorkload
@@ -49,17 +49,7 @@ if TYPE_CHECKING:
 @options.gpus
 @options.policies
 @options.workload
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    multiple=True,
-    metavar="FILE",
-    help=f"Write a file too; its suffix says what: {' '.join(GATE_SUFFIXES)}. May be repeated.",
-)
-@options.as_json
-@options.quiet
-@options.debug
+@options.common(GATE_SUFFIXES)
 def command(
     targets: tuple[str, ...],
     config: str | None,
@@ -74,10 +64,7 @@ def command(
     github: bool,
     gpus: tuple[str, ...],
     policies: tuple[str, ...],
-    outputs: tuple[str, ...],
-    as_json: bool,
-    quiet: bool,
-    no_progress: bool,
+    out: Out,
     **workload: Any,
 ) -> int:
     """Hold workloads against budgets and a baseline; say what moved and why.
@@ -92,17 +79,22 @@ def command(
 
     Exit code: 0 pass, 1 fail, 3 inconclusive, 2 misuse.
     """
+    from memwall.gate.baseline import place_in_repository
     from memwall.gate.run import run_gate
+    from memwall.gate.selection import base_of, configuration, on_gpus_of, selected
+    from memwall.hardware.lookup import load_gpus
 
     _tidy_when_stopped()
-    planned = plan_outputs(outputs, suffixes=GATE_SUFFIXES)
-    messages = Messages(quiet=quiet, no_progress=no_progress)
+    from memwall.report.pages.gate import GateReport
+
+    out.plan(GateReport, GATE_SUFFIXES)
+    messages = out.messages
     given = options.given(**workload)
-    whole = _config(config, limits)
-    chosen = _chosen(whole, targets, gpus, policies, given)
-    place, ref = _base(whole, baseline, baseline_ref, update)
+    whole = configuration(config, limits)
+    chosen = _with_options(given, selected(whole, targets, load_gpus(gpus), policies))
+    place, ref = base_of(whole, baseline, baseline_ref, update)
     if targets and place is not None and place.is_file() and not (update or gpus or whole.gpus):
-        chosen = _on_boards_of(place, chosen)
+        chosen = on_gpus_of(place, chosen)
     kept = history if history is not None else whole.history and str(whole.root / whole.history)
     if kept:
         from memwall.analysis.history import committed
@@ -115,124 +107,30 @@ def command(
     messages.clear()
     if update:
         assert place is not None
-        run = _update(whole, chosen, run, place, quiet=quiet, messages=messages)
+        run = _update(whole, chosen, run, place, messages)
     if kept:
         _remember(kept, run, whole.root, messages)
-    _show(run, whole, planned, as_json=as_json, github=github, messages=messages)
+    report = GateReport(run.result, folder=place_in_repository(whole.root), config=whole.source)
+    annotate = partial(_annotate, report, err=out.as_json) if github else lambda: None
+    out.show(report, before_print=annotate)
     return run.result.exit_code
 
 
-def _config(path: str | None, limits: Sequence[str]) -> GateConfig:
-    """The configuration named, or found, with the limits of the command line over it."""
-    from memwall.gate.config import GateConfig, parse_scope
-    from memwall.gate.reading import find_config, read_config
-
-    if path is not None:
-        found = read_config(Path(path))
-    else:
-        near = find_config(Path.cwd())
-        found = read_config(near) if near else GateConfig(Path.cwd())
-    return replace(found, over=parse_scope(limits))
-
-
-def _chosen(
-    config: GateConfig, targets: Sequence[str], gpus: Sequence[str], policies: tuple[str, ...], given: dict[str, Any]
-) -> list[GatedWorkload]:
-    """The workloads to gate: those named, else those configured, with what the command line says of them."""
-    from memwall.frontend.workload.target import is_target
-    from memwall.gate.reading import expand, workload_name
-    from memwall.hardware.lookup import load_gpus
-
-    boards = tuple(load_gpus(gpus))
-    configured = {workload.name: workload for workload in config.workloads}
-    by_target = {workload.target: workload for workload in config.workloads}
-    found: list[GatedWorkload] = []
-    for text in targets:
-        known = configured.get(text) or by_target.get(_inside(text, config.root))
-        if known is not None:
-            found.append(known)
-        elif configured and not is_target(text):
-            raise UsageError(f"no workload {text!r} in {config.source}; {suggest(text, configured, cutoff=0.5)}")
-        else:
-            found += [
-                config.workload(workload_name(target), target)
-                for target in expand(_inside(text, config.root), config.root)
-            ]
-    if not targets:
-        found = list(config.workloads)
-    names = [workload.name for workload in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two workloads are named {name}; name them in [tool.memwall.gate.workloads.NAME]")
-    return [
-        replace(
-            w,
-            gpus=boards or w.gpus,
-            policies=policies or w.policies,
-            options={**w.options, **_profile_options(given, w)},
-        )
-        for w in found
-    ]
-
-
-def _on_boards_of(place: Path, workloads: list[GatedWorkload]) -> list[GatedWorkload]:
-    """Where no board is named and the baseline is one profile: on the boards that it was made for."""
-    from memwall.record.profile import Profile
-
-    boards = tuple({s.gpu.name: s.gpu for s in Profile.load(place).simulations}.values())
-    return [replace(w, gpus=boards or w.gpus) for w in workloads]
-
-
-def _profile_options(given: dict[str, Any], workload: GatedWorkload) -> dict[str, Any]:
+def _with_options(given: dict[str, Any], workloads: Sequence[GatedWorkload]) -> list[GatedWorkload]:
+    """The workloads with what the command line says of how to trace them."""
     from memwall.gate.config import is_saved
 
-    if is_saved(workload.target):
-        options.refuse(given, f"{workload.target} is already traced")
-    renamed = options.profile_options(given)
-    if "input_specs" in renamed:
-        renamed["input_specs"] = tuple(renamed["input_specs"])
-    return renamed
-
-
-def _inside(target: str, root: Path) -> str:
-    """A target of the command line relative to the root, where it is a path."""
-    place, colon, name = target.rpartition(":")
-    path = Path(place if colon and place.endswith(".py") else target)
-    if not path.is_absolute() and root == Path.cwd():
-        return target
-    full = Path.cwd() / path
-    if not full.exists() and not any(sign in target for sign in "*?["):
-        return target
-    if not full.resolve().is_relative_to(root):
-        return str(full)
-    relative = full.resolve().relative_to(root).as_posix()
-    return f"{relative}:{name}" if colon and place.endswith(".py") else relative
-
-
-def _base(config: GateConfig, baseline: str | None, ref: str | None, update: bool) -> tuple[Path | None, str | None]:
-    """Where the baseline lies, or the ref; the command line goes before the configuration."""
-    if baseline is not None and ref is not None:
-        raise UsageError("--baseline and --baseline-ref are two baselines; give one")
-    if baseline is None and ref is None:
-        place = config.root / config.baseline if config.baseline is not None else None
-        ref = config.baseline_ref
-    else:
-        place = Path(baseline) if baseline is not None else None
-    if update and place is None:
-        raise UsageError(
-            "--update writes a baseline: say where with --baseline PATH, or baseline = in the configuration"
-        )
-    return place, ref
+    named = options.profile_options(given)
+    if "input_specs" in named:
+        named["input_specs"] = tuple(named["input_specs"])
+    for workload in workloads:
+        if is_saved(workload.target):
+            options.refuse(given, f"{workload.target} is already traced")
+    return [replace(workload, options={**workload.options, **named}) for workload in workloads]
 
 
 def _update(
-    config: GateConfig,
-    workloads: Sequence[GatedWorkload],
-    run: GateRun,
-    place: Path,
-    *,
-    quiet: bool,
-    messages: Messages,
+    config: GateConfig, workloads: Sequence[GatedWorkload], run: GateRun, place: Path, messages: Messages
 ) -> GateRun:
     """Write the heads as the baseline, print what changed, and judge again by it; nothing where a head failed."""
     from memwall.gate.baseline import baseline_path, write_baselines
@@ -245,7 +143,7 @@ def _update(
         return run
     files = {baseline_path(place, name, several=len(workloads) > 1): profile for name, profile in run.heads.items()}
     write_baselines(files)
-    if not quiet:
+    if not messages.quiet:
         click.echo("Against the baseline before:\n" + str(render(GateReport(run.result), "text")), err=True)
     messages.say(f"wrote {len(files)} baseline{'s' if len(files) != 1 else ''} to {place}")
     return judge_again(config, workloads, run, place)
@@ -269,18 +167,6 @@ def _remember(path: str, run: GateRun, folder: Path, messages: Messages) -> None
 
     append(Path(path), entries_of(run.heads, folder, path))
     messages.say(f"added to {path}")
-
-
-def _show(
-    run: GateRun, config: GateConfig, planned: Sequence[Output], *, as_json: bool, github: bool, messages: Messages
-) -> None:
-    """Write the files and the step's summary, then print."""
-    from memwall.gate.baseline import place_in_repository
-    from memwall.report.pages.gate import GateReport
-
-    report = GateReport(run.result, folder=place_in_repository(config.root), config=config.source)
-    annotate = partial(_annotate, report, err=as_json) if github else lambda: None
-    show(report, planned, as_json=as_json, messages=messages, before_print=annotate)
 
 
 def _annotate(report: GateReport, *, err: bool) -> None:

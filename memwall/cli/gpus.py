@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from memwall.cli import options
-from memwall.cli.output import print_text, show
+from memwall.cli.output import Out, print_text
 from memwall.cli.parsing import Command
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import all_gpus, identity_violations, load_gpu, read_spec
@@ -28,12 +28,12 @@ def command(names: tuple[str, ...], checked: str | None, as_json: bool) -> None:
 
     gpus = [load_gpu(name) for name in names]
     if as_json or not gpus:
-        show(GpusReport(gpus or list(all_gpus())), as_json=as_json)
+        Out(as_json=as_json).show(GpusReport(gpus or list(all_gpus())))
         return
     for i, gpu in enumerate(gpus):
         if i:
             print_text("")
-        show(GpuReport(gpu))
+        Out().show(GpuReport(gpu))
 
 
 def _check(path: str) -> None:

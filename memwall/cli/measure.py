@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, Output, plan_outputs, show
+from memwall.cli.output import Messages, Out, Output
 from memwall.cli.parsing import Command
-from memwall.cli.profile import is_record, remember, user_output_to_stderr
+from memwall.cli.target import is_record, remember, running
 from memwall.record.measurement import EXECUTORS
 
 if TYPE_CHECKING:
@@ -44,27 +44,24 @@ def _executors(context: click.Context, parameter: click.Parameter, texts: tuple[
 @options.workload
 @click.option("--samples", type=click.IntRange(1), metavar="N", help="Timings of each kernel. [default: 30]")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Only the N kernels that take most of the step.")
-@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="S",
+@click.option("--time-limit", "time_limit_s", type=click.FloatRange(min=0, min_open=True), metavar="S",
               help="Begin nothing new after S seconds; what was not reached is skipped.")  # fmt: skip
 @click.option("--no-check", is_flag=True, help="Do not compare results with eager and float64.")
 @click.option("--no-step", is_flag=True, help="Time kernels alone, not the whole step.")
 @click.option("--strict-device", is_flag=True, help="Fail (3) where the device is throttled or shared.")
-@options.common
+@options.common()
 def command(
     target: str,
-    device: str | None,
     executors: tuple[str, ...],
+    strict_device: bool,
+    no_check: bool,
+    no_step: bool,
+    device: str | None,
     gpu: str | None,
     samples: int | None,
     top: int | None,
-    time_limit: float | None,
-    no_check: bool,
-    no_step: bool,
-    strict_device: bool,
-    outputs: tuple[str, ...],
-    as_json: bool,
-    quiet: bool,
-    no_progress: bool,
+    time_limit_s: float | None,
+    out: Out,
     **workload: Any,
 ) -> int:
     """Time every kernel of TARGET on this machine, and the whole step, beside what the model says.
@@ -78,29 +75,23 @@ def command(
     from memwall.bench.kernels import Interrupted, measure
     from memwall.report.pages.profile import MeasuredReport
 
-    planned = plan_outputs(outputs)
-    messages = Messages(quiet=quiet, no_progress=no_progress)
+    out.plan(MeasuredReport)
     given = options.given(
-        device=device, executors=executors, gpu=gpu, samples=samples, top=top, time_limit_s=time_limit,
+        device=device, executors=executors, gpu=gpu, samples=samples, top=top, time_limit_s=time_limit_s,
         strict_device=strict_device,
     )  # fmt: skip
-    given.update(check=not no_check, steps=not no_step)
     source, keywords = _source(target, workload)
-    saved = _Partial([] if strict_device else planned)  # a refused measurement leaves no file
-    code = 0
+    saved = _Partial([] if strict_device else out.files)  # a refused measurement leaves no file
+    code, messages = 0, out.messages
     try:
-        with user_output_to_stderr():
-            profile = measure(source, progress=messages.progress, updated=saved.write, **given, **keywords)
+        with running(target, messages):
+            profile = measure(
+                source, progress=messages.progress, updated=saved.write, check=not no_check, steps=not no_step,
+                **given, **keywords,
+            )  # fmt: skip
     except Interrupted as interrupted:
         profile, code = interrupted.profile, INTERRUPTED
-    except (SystemExit, GeneratorExit) as error:  # a model that leaves is no result, whatever its code
-        from memwall.frontend.workload.blame import blame
-
-        raise blame(error, f"running {target}") from error
-    finally:
-        messages.clear()
-    doubts = partial(_doubts, profile, messages)
-    show(MeasuredReport(profile), planned, as_json=as_json, messages=messages, before_print=doubts)
+    out.show(MeasuredReport(profile), before_print=partial(_doubts, profile, messages))
     if code:
         messages.warn("interrupted; what was measured until then is kept")
     if not is_record(target):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
 from memwall.analysis.quantities import SORT_KEYS
-from memwall.cli.output import SUFFIXES
+from memwall.cli.output import SUFFIXES, Out
 from memwall.cli.parsing import SeveralOption
 from memwall.core.errors import UsageError, unknown
 
@@ -20,15 +21,6 @@ gpus = click.option(
     cls=SeveralOption,
     metavar="NAME...",
     help="One GPU or several, by name (see memwall gpus) or by the path of a TOML file. Default: this machine's.",
-)
-
-outputs = click.option(
-    "-o",
-    "--output",
-    "outputs",
-    multiple=True,
-    metavar="FILE",
-    help=f"Write a file too; its suffix says what: {' '.join(SUFFIXES)}. May be repeated.",
 )
 
 
@@ -66,12 +58,9 @@ what_ifs = click.option(
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the record as JSON, and nothing else.")
 
-_debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 
-_quiet = (
-    click.option("-q", "--quiet", is_flag=True, help="Print results and errors only."),
-    click.option("--no-progress", is_flag=True, help="Show no progress while working."),
-)
+quiet = click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")
 
 _shape = (
     click.option("--top", type=click.IntRange(1), metavar="N", help="List the N largest. [default: 15]"),
@@ -117,9 +106,23 @@ def _decorator(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
 
 workload = _decorator(_workload)
 shape = _decorator(_shape)
-common = _decorator((outputs, as_json, *_quiet, _debug))
-debug = _debug
-quiet = _decorator(_quiet)
+
+
+def common(suffixes: Iterable[str] = SUFFIXES) -> Callable[[F], F]:
+    """``-o`` with files of these suffixes, ``--json`` and what silences messages: the command gets them as ``out``."""
+    help_text = f"Write a file too; its suffix says what: {' '.join(suffixes)}. May be repeated."
+    no_progress = click.option("--no-progress", is_flag=True, help="Show no progress while working.")
+    files = click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help=help_text)
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def run(*, outputs: tuple[str, ...], as_json: bool, quiet: bool, no_progress: bool, **given: Any) -> Any:
+            out = Out(outputs, as_json=as_json, quiet=quiet, no_progress=no_progress)
+            return function(out=out, **given)
+
+        return _decorator((files, as_json, quiet, no_progress, debug))(run)  # type: ignore[return-value]
+
+    return decorate
 
 
 def given(**options: Any) -> dict[str, Any]:

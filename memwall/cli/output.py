@@ -45,24 +45,18 @@ class Output(NamedTuple):
 
 
 def plan_outputs(
-    paths: Sequence[str], without: Sequence[str] = (), suffixes: Mapping[str, str] = SUFFIXES
+    paths: Sequence[str], kinds: Sequence[str] = (), suffixes: Mapping[str, str] = SUFFIXES
 ) -> list[Output]:
-    """What each ``-o`` asks for; called before any work, so that a typing error costs nothing.
-
-    ``without`` lists kinds that there is none of; ``suffixes`` has the kind of each suffix, the longest first.
-
-    Raises:
-        UsageError: unknown suffix, or the folder is missing or not writable.
-        MissingError: the kind needs a dependency that is not installed.
-    """
-    return [Output(Path(text), _kind(text, suffixes, without)) for text in dict.fromkeys(paths)]
+    """The kind of each file by its suffix, one of ``kinds`` where given."""
+    known = kinds or tuple(suffixes.values())
+    return [Output(Path(text), _kind(text, suffixes, known)) for text in dict.fromkeys(paths)]
 
 
-def _kind(text: str, suffixes: Mapping[str, str], without: Sequence[str]) -> str:
+def _kind(text: str, suffixes: Mapping[str, str], kinds: Sequence[str]) -> str:
     name = Path(text).name.lower()
     kind = next((kind for suffix, kind in suffixes.items() if name.endswith(suffix)), "")
-    if not kind or kind in without:
-        known = " ".join(suffix for suffix, kind in suffixes.items() if kind not in without)
+    if kind not in kinds:
+        known = " ".join(suffix for suffix, kind in suffixes.items() if kind in kinds)
         raise UsageError(f"cannot tell what to write into {text!r}; end the name in one of {known}")
     folder = Path(text).parent
     if not folder.is_dir():
@@ -73,31 +67,6 @@ def _kind(text: str, suffixes: Mapping[str, str], without: Sequence[str]) -> str
     if module and find_spec(module) is None:
         raise MissingError(f"{text} needs {module}, which is not installed: pip install 'memwall[{extra}]'")
     return kind
-
-
-def show(
-    report: Report,
-    outputs: Sequence[Output] = (),
-    *,
-    messages: Messages | None = None,
-    as_json: bool = False,
-    before_files: Callable[[], None] = lambda: None,
-    before_print: Callable[[], None] = lambda: None,
-) -> None:
-    """Render everything, then write the files, then print: the way of every result out of a command.
-
-    Raises:
-        UsageError: a file cannot be written.
-        MissingError: a kind needs a dependency that is not installed.
-    """
-    from memwall.report import render
-
-    files = [(output.path, render(report, output.kind)) for output in outputs]
-    printed = render(report, "json") if as_json else render(report, "text", **terminal())
-    before_files()
-    write_all(files, (messages or Messages()).say)
-    before_print()
-    print_text(printed if isinstance(printed, str) else printed.decode())
 
 
 def write_all(files: Sequence[tuple[Path, str | bytes]], say: Callable[[str], None]) -> None:
@@ -139,13 +108,13 @@ class Messages:
     """Standard error: lasting lines by :meth:`say`, one passing line by :meth:`progress` on a terminal."""
 
     def __init__(self, *, quiet: bool = False, no_progress: bool = False) -> None:
-        self._quiet = quiet
+        self.quiet = quiet
         self._live = not quiet and not no_progress and sys.stderr.isatty()
         self._shown = False
 
     def say(self, message: str) -> None:
         """A line worth keeping; silenced by ``-q``."""
-        if not self._quiet:
+        if not self.quiet:
             self.clear()
             click.echo(f"memwall: {message}", err=True)
 
@@ -169,3 +138,45 @@ class Messages:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
             self._shown = False
+
+
+class Out:
+    """Where a command's result goes: files and standard output, with messages on standard error.
+
+    A command plans its files before any work, so that a typing error costs nothing, and shows its result once.
+    """
+
+    def __init__(self, paths: Sequence[str] = (), *, as_json: bool = False, **quiet: bool) -> None:
+        self.paths, self.as_json, self.messages = paths, as_json, Messages(**quiet)
+        self.files: list[Output] = []
+
+    def plan(self, report: type[Report], suffixes: Mapping[str, str] = SUFFIXES) -> None:
+        """What each ``-o`` asks for, of the kinds that a report has.
+
+        Raises:
+            UsageError: unknown suffix, or the folder is missing or not writable.
+            MissingError: the kind needs a dependency that is not installed.
+        """
+        self.files = plan_outputs(self.paths, report.kinds, suffixes)
+
+    def show(
+        self,
+        report: Report,
+        *,
+        before_files: Callable[[], None] = lambda: None,
+        before_print: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Render everything, then write the files, then print: the one way of a result out of a command.
+
+        Raises:
+            UsageError: a file cannot be written.
+            MissingError: a kind needs a dependency that is not installed.
+        """
+        from memwall.report import render
+
+        files = [(output.path, render(report, output.kind)) for output in self.files]
+        printed = render(report, "json") if self.as_json else render(report, "text", **terminal())
+        before_files()
+        write_all(files, self.messages.say)
+        before_print()
+        print_text(str(printed))

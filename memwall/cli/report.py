@@ -8,12 +8,9 @@ from typing import Any
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, Output, plan_outputs, show
+from memwall.cli.output import Out
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
-
-#: Kinds that there are none of for a history.
-WITHOUT = ("trace.json", "json", "parquet")
 
 
 @click.command("report", cls=Command)
@@ -29,27 +26,21 @@ WITHOUT = ("trace.json", "json", "parquet")
     help="What of a history to show: time_s, dram_bytes, kernels, or another that a gate limits.",
 )
 @options.shape
-@options.common
-def command(
-    record: str | None,
-    history: str | None,
-    quantities: tuple[str, ...],
-    outputs: tuple[str, ...],
-    as_json: bool,
-    quiet: bool,
-    no_progress: bool,
-    **shape: Any,
-) -> None:
+@options.common()
+def command(record: str | None, history: str | None, quantities: tuple[str, ...], out: Out, **shape: Any) -> None:
     """Print a saved PROFILE (.json); with -o, write it as HTML, Markdown, CSV, Parquet, PNG, SVG or a trace.
 
     With --history, print how figures went from commit to commit instead; with -o, write it as HTML, Markdown, CSV, PNG
     or SVG.
     """
-    messages = Messages(quiet=quiet, no_progress=no_progress)
     given = options.given(**shape)
     if history is not None:
-        _refuse({"PROFILE": record, "--json": as_json, **{f"--{name}": given[name] for name in given}})
-        _show_history(history, quantities, plan_outputs(outputs, without=WITHOUT), messages)
+        _refuse({"PROFILE": record, "--json": out.as_json, **{f"--{name}": given[name] for name in given}})
+        from memwall.analysis.history import read
+        from memwall.report.pages.history import HistoryReport
+
+        out.plan(HistoryReport)
+        out.show(HistoryReport(read(Path(history)), quantities))
         return
     if record is None:
         raise UsageError("nothing to show: name a saved profile, or a history with --history")
@@ -60,18 +51,10 @@ def command(
     from memwall.report.pages.profile import ProfileReport
 
     refuse_trace(record)
-    planned = plan_outputs(outputs)
-    profile = Profile.load(record)
-    show(ProfileReport(profile, **given), planned, as_json=as_json, messages=messages)
+    out.plan(ProfileReport)
+    out.show(ProfileReport(Profile.load(record), **given))
 
 
 def _refuse(given: dict[str, Any]) -> None:
     if named := [name for name, value in given.items() if value]:
         raise UsageError(f"{named[0]} has no use for a history; leave it out (a history is JSON lines itself)")
-
-
-def _show_history(path: str, quantities: tuple[str, ...], planned: list[Output], messages: Messages) -> None:
-    from memwall.analysis.history import read
-    from memwall.report.pages.history import HistoryReport
-
-    show(HistoryReport(read(Path(path)), quantities), planned, messages=messages)

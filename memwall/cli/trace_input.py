@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memwall.cli import options
-from memwall.cli.output import Messages, plan_outputs, show
+from memwall.cli.output import Out
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ _SNIFFED = 1 << 16
 _EVENT_KEYS = frozenset(("ph", "ts", "pid", "cat"))
 #: what an object with events has
 _TRACE_KEYS = ("traceEvents", "schemaVersion", "deviceProperties")
-#: kinds of output that there are none of for a trace
-WITHOUT = ("trace.json",)
 
 
 def is_trace(path: str) -> bool:
@@ -75,19 +72,8 @@ def refuse_trace(path: str) -> None:
         raise UsageError(f"{path} is a profiler's trace, not a saved profile; memwall profile {path} reads it")
 
 
-def profile_trace(
-    path: str,
-    names: Sequence[str | Gpu],
-    *,
-    ncu: str | None,
-    outputs: Sequence[str],
-    as_json: bool,
-    messages: Messages,
-    **shape: Any,
-) -> None:
-    """Read a trace, hold it against its board, write and print.
-
-    ``shape`` are ``top``, ``sort`` and ``by``.
+def profile_trace(path: str, names: Sequence[str | Gpu], ncu: str | None, out: Out, shape: dict[str, Any]) -> None:
+    """Read a trace, compare it with its GPU, write and print; ``shape`` may have ``top``, ``sort`` and ``by``.
 
     Raises:
         UsageError: the trace, the report of Nsight Compute or an option is wrong, or its board is not known.
@@ -95,9 +81,8 @@ def profile_trace(
     """
     from memwall.report.pages.trace import TraceReport
 
-    planned = plan_outputs(outputs, without=WITHOUT)
-    analysis = analyse_file(path, names, ncu=ncu)
-    show(TraceReport(analysis, **options.given(**shape)), planned, as_json=as_json, messages=messages)
+    out.plan(TraceReport)
+    out.show(TraceReport(analyse_file(path, names, ncu=ncu), **shape))
 
 
 def analyse_file(path: str, names: Sequence[str | Gpu], *, ncu: str | None = None) -> TraceAnalysis:

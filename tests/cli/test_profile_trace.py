@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from memwall.cli.output import Messages
+from memwall.cli.output import Out
 from memwall.cli.trace_input import analyse_file, is_trace, profile_trace, refuse_trace
 from memwall.core.errors import UsageError
 from memwall.report.pages.trace_names import short_name
@@ -44,7 +44,7 @@ def trace(folder: Path, device: Any = H100, **how: Any) -> str:
 def shown(path: str, capsys: pytest.CaptureFixture[str], *gpus: str, **options: Any) -> str:
     ncu, outputs = options.pop("ncu", None), options.pop("outputs", ())
     as_json = options.pop("as_json", False)
-    profile_trace(path, gpus, ncu=ncu, outputs=outputs, as_json=as_json, messages=Messages(quiet=True), **options)
+    profile_trace(path, gpus, ncu, Out(outputs, as_json=as_json, quiet=True), options)
     return capsys.readouterr().out
 
 
