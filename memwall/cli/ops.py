@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from memwall.cli import options
-from memwall.cli.output import show
+from memwall.cli.output import Out
 from memwall.cli.parsing import Command
 
 
@@ -21,4 +21,4 @@ def command(families: tuple[str, ...], as_json: bool) -> None:
     """
     from memwall.report.pages.ops import OpsReport, coverage
 
-    show(OpsReport(coverage(families), by_family=not families), as_json=as_json)
+    Out(as_json=as_json).show(OpsReport(coverage(families), by_family=not families))
