@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwall.codegen import NotGenerated, generate
-from memwall.core.errors import UsageError
+from memwall.core.errors import Unsupported, UsageError
 from memwall.core.files import read_json
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
@@ -117,7 +117,7 @@ class _Written:
 
 
 def _written(graph: Graph, flow: Flow, group: Group, gpu: Gpu | None, operators: Operators) -> _Written:
-    from memwall.codegen.reference import NoReference, reference
+    from memwall.codegen.reference import reference
 
     if group.source:
         return _Written(f"{group.source.rstrip()}\n", "Inductor's Triton kernel", group.reads, group.writes)
@@ -131,7 +131,7 @@ def _written(graph: Graph, flow: Flow, group: Group, gpu: Gpu | None, operators:
             how += f", as no kernel is generated: {error}"
     try:
         text = reference(graph, flow, group, operators)
-    except NoReference as error:
+    except Unsupported as error:
         return _Written(f"# Not written out: {error}.\n", "not written out", group.reads, group.writes)
     return _Written(text.source, how, text.inputs, text.outputs)
 

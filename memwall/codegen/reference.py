@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from memwall.core.errors import Unsupported
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, TensorSpec, Value
 from memwall.fusion import Group
 from memwall.fusion.inductor.views import Step, view_steps
-from memwall.ops.evaluate import Call, NoOperator, Operators, Target, evaluate
+from memwall.ops.evaluate import Call, Operators, Target, evaluate
 from memwall.ops.registry import find_row
 
 #: Results of one call that get a name each; more are taken from a list.
@@ -32,10 +33,6 @@ def tensors(result):
     return [t for item in result for t in (item if isinstance(item, (list, tuple)) else [item]) if t is not None]
 
 '''
-
-
-class NoReference(LookupError):
-    """A group holds an op that no call of torch's stands for."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def reference(graph: Graph, flow: Flow, group: Group, operators: Operators) -> R
     """A group as a function of its tensors.
 
     Raises:
-        NoReference: one of its ops is no operator of torch's.
+        Unsupported: one of its ops is no operator of torch's.
     """
     return _Writer(graph, flow, group, operators).write()
 
@@ -87,10 +84,7 @@ class _Writer:
         self.inside = frozenset(self.op_ids)
 
     def write(self) -> Reference:
-        try:
-            evaluate(self.graph, self.op_ids, self, self._call, self.operators)
-        except NoOperator as error:
-            raise NoReference(str(error)) from None
+        evaluate(self.graph, self.op_ids, self, self._call, self.operators)
         outputs = [self._read(i) for i in self.group.writes]
         body = [*self.lines, f"return ({', '.join(outputs)}{',' * (len(outputs) == 1)})"]
         text = "\n".join(f"    {line}" for line in body)
@@ -139,7 +133,7 @@ class _Writer:
             return
         if len(returns) == 1 and "List" not in str(returns[0].real_type):
             if len(made) > 1:
-                raise NoReference(f"{op.name} makes a sparse tensor")
+                raise Unsupported(f"{op.name} makes a sparse tensor")
             names = [self._name(op.name)]
             self.lines.append(f"{names[0]} = {call}")
         elif len(made) <= MAX_NAMED and len(fresh) == len(returns):

@@ -24,6 +24,10 @@ class NeedsData(UsageError):
     """The model's Python reads what is in a tensor, and a trace without data has nothing there."""
 
 
+class Unsupported(Exception):
+    """There is no rule, operator or kernel for an op or a call here; the message says why, in words for a reader."""
+
+
 class MissingError(MemwallError):
     """A device or an optional dependency is missing (exit 3)."""
 

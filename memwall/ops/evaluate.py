@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.ops.signatures import Signature, signature_of
 
@@ -23,10 +24,6 @@ _LEGIT_BATCH_NORM = "aten._native_batch_norm_legit"
 _COMPLETED: Mapping[tuple[str, str], Callable[[Op], Any]] = {
     ("aten._fused_rms_norm_backward", "output_mask"): lambda op: [True, "weight" in op.arguments],
 }  # fmt: skip
-
-
-class NoOperator(LookupError):
-    """There is no operator of that name here, or it does not take these arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +115,17 @@ class Call:
         """The operator.
 
         Raises:
-            NoOperator: torch has none of that name.
+            Unsupported: torch has none of that name.
         """
         if self.operator is None:
-            raise NoOperator(f"torch has no operator {self.op.name} here")
+            raise Unsupported(f"torch has no operator {self.op.name} here")
         return self.operator
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments.
 
         Raises:
-            NoOperator: there is no operator, or an argument that its schema needs is not in the graph.
+            Unsupported: there is no operator, or an argument that its schema needs is not in the graph.
         """
         return arguments_of(self.graph, self.op, self.target, self.tensors.tensor, self.tensors.device)
 
@@ -144,12 +141,12 @@ def evaluate(
         call: does what a call is to do (runs it, records it, writes it), and hands what it made to ``tensors``.
 
     Raises:
-        NoOperator: a saved record does not name the arguments of an op.
+        Unsupported: a saved record does not name the arguments of an op.
     """
     for op_id in op_ids:
         op = graph.ops[op_id]
         if len(op.arguments) != len(op.inputs):
-            raise NoOperator(f"the record does not name the arguments of {op.name}")
+            raise Unsupported(f"the record does not name the arguments of {op.name}")
         into = operators.overwritten(op)
         tensors.begin(op, into)
         call(Call(graph, op, into, tensors, operators.find(op)))
@@ -161,7 +158,7 @@ def arguments_of(
     """Positional and keyword arguments of the call; ``tensor``: value id -> what stands for it.
 
     Raises:
-        NoOperator: an argument that the schema needs is not in the graph.
+        Unsupported: an argument that the schema needs is not in the graph.
     """
     by_name: dict[str, list[int]] = {}
     for name, value_id in zip(op.arguments, op.inputs, strict=True):
@@ -230,7 +227,7 @@ def _plain(graph: Graph, op: Op, name: str, kind: str, default: Any, device: str
     if completed is not None:
         return completed(op)
     if default is None and not kind.startswith("Optional"):
-        raise NoOperator(f"{op.name} needs {name}")
+        raise Unsupported(f"{op.name} needs {name}")
     return default
 
 

@@ -11,8 +11,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from memwall.core.errors import Unsupported
 
-class NotGenerated(LookupError):
+
+class NotGenerated(Unsupported):
     """No kernel is generated for a group; the message says why, in a few words."""
 
 

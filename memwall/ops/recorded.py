@@ -2,7 +2,7 @@
 
 A trace records what goes into an op: shapes, dtypes, strides, values. What comes out is in no record: a rule for each
 kind of op (:mod:`memwall.ops.results`) derives it. A rule takes a :class:`Recorded` and returns the results' specs, or
-raises :class:`UnknownCall`.
+raises :class:`Unsupported`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import TensorSpec, contiguous
 
 Specs = tuple[TensorSpec, ...]
-
-
-class UnknownCall(Exception):
-    """What a trace does not say of an op, in words for a reader."""
 
 
 @dataclass(kw_only=True)
@@ -30,8 +27,8 @@ class Recorded:
     recorded_name: str
     #: the op whose formula counts it, or a rule's name, where it has no formula of its own
     counted_as: str = ""
-    #: tensors that were passed, by argument in the order of the schema; an UnknownCall where a record makes no sense
-    given: Mapping[str, Specs | UnknownCall]
+    #: tensors that were passed, by argument in the order of the schema; an Unsupported where a record makes no sense
+    given: Mapping[str, Specs | Unsupported]
     #: arguments that the record reaches, whether a value was recorded or not
     arguments: tuple[str, ...]
     #: values that were recorded, None among them
@@ -69,7 +66,7 @@ class Recorded:
     def tensors(self, name: str) -> Specs:
         """The tensors passed as ``name``, one or a list of them."""
         found = self.given.get(name, ())
-        if isinstance(found, UnknownCall):
+        if isinstance(found, Unsupported):
             raise found
         return found
 
@@ -78,10 +75,10 @@ class Recorded:
         return next(iter(self.tensors(name)), None)
 
     def need(self, name: str) -> TensorSpec:
-        """The same; raises :class:`UnknownCall` where there is none."""
+        """The same; raises :class:`Unsupported` where there is none."""
         found = self.tensor(name)
         if found is None:
-            raise UnknownCall(f"the shape of {name} was not recorded")
+            raise Unsupported(f"the shape of {name} was not recorded")
         return found
 
     def named(self) -> list[tuple[str, TensorSpec]]:
@@ -124,7 +121,7 @@ def broadcast(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
         for i, n in enumerate(shape):
             here = aligned[offset + i]
             if here != n and 1 not in (here, n):
-                raise UnknownCall("the recorded shapes do not broadcast")
+                raise Unsupported("the recorded shapes do not broadcast")
             aligned[offset + i] = n if here == 1 else here
         result = aligned
     return tuple(result)
@@ -163,7 +160,7 @@ def dense(shape: tuple[int, ...], dtype: str, like: Sequence[TensorSpec] = ()) -
 def first_tensor(call: Recorded) -> TensorSpec:
     specs = call.inputs()
     if not specs:
-        raise UnknownCall("no tensor was recorded")
+        raise Unsupported("no tensor was recorded")
     return specs[0]
 
 

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import Call
-from memwall.ops.recorded import Recorded, Specs, UnknownCall
+from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import find_row
 from memwall.ops.results.derive import attributes_of, results_of, unrecorded_inputs
 from memwall.traces.records import TracedOp
@@ -64,7 +65,7 @@ def record_of(op: TracedOp, hints: Hints) -> Recorded | None:
     if bound is None:
         return None
     op, schema, places, out = bound
-    given: dict[str, Specs | UnknownCall] = {}
+    given: dict[str, Specs | Unsupported] = {}
     for argument in schema.arguments:
         place = places.get(argument.name)
         if place is None or argument.kind == "value":
@@ -72,7 +73,7 @@ def record_of(op: TracedOp, hints: Hints) -> Recorded | None:
         try:
             given[argument.name] = (_list_of(op, schema, place, hints) if argument.kind == "list"
                                     else _present([spec_of(op, place)]))  # fmt: skip
-        except UnknownCall as error:
+        except Unsupported as error:
             given[argument.name] = error
     parent = hints.parent if hints.parent is not None and "convolution_backward" in hints.parent.name else None
     forward = None
@@ -99,7 +100,7 @@ def _readable(op: TracedOp, place: int) -> TensorSpec | None:
     """The tensor at a place; None also where its record makes no sense."""
     try:
         return spec_of(op, place)
-    except UnknownCall:
+    except Unsupported:
         return None
 
 
@@ -120,7 +121,7 @@ def spec_of(op: TracedOp, place: int) -> TensorSpec | None:
     dtype = DTYPES.get(op.types[place]) or (SCALAR_TYPES.get(op.types[place]) if op.dims[place] else None)
     if dtype is None:
         if op.dims[place] and op.types[place] not in ("", "Scalar"):
-            raise UnknownCall(f"the size of the dtype {op.types[place][:60]!r} is not known")
+            raise Unsupported(f"the size of the dtype {op.types[place][:60]!r} is not known")
         return None
     strides = op.strides[place] if op.strides is not None and place < len(op.strides) else None
     return _spec(op.dims[place], strides, dtype)
@@ -132,7 +133,7 @@ _MOST = 2**48
 
 def _spec(dims: Sequence[Any], strides: Sequence[Any] | None, dtype: str) -> TensorSpec:
     if any(type(n) is not int or not 0 <= n <= _MOST for n in dims) or math.prod(dims) > _MOST:
-        raise UnknownCall("a recorded shape is none")
+        raise Unsupported("a recorded shape is none")
     if strides is not None and len(strides) == len(dims) and all(type(n) is int and n >= 0 for n in strides):
         return TensorSpec(tuple(dims), tuple(strides), dtype)
     return contiguous(tuple(dims), dtype)
@@ -146,7 +147,7 @@ def list_specs(op: TracedOp, place: int, dtype: str) -> tuple[TensorSpec, ...]:
         return ()
     dtype = dtype or next((DTYPES[name] for name in op.types if name in DTYPES), "")
     if not dtype:
-        raise UnknownCall("the dtype of a tensor list is not recorded, and no kernel's name tells it")
+        raise Unsupported("the dtype of a tensor list is not recorded, and no kernel's name tells it")
     strides = op.strides[place] if op.strides is not None and place < len(op.strides) else ()
     paired = list(strides) if len(strides) == len(shapes) else [None] * len(shapes)
     return tuple(_spec(shape, own, dtype) for shape, own in zip(shapes, paired, strict=True))
@@ -156,13 +157,13 @@ def read_call(op: TracedOp, hints: Hints) -> ReadCall:
     """The call of a recorded op.
 
     Raises:
-        UnknownCall: no schema is known, or the trace does not say enough; says which.
+        Unsupported: no schema is known, or the trace does not say enough; says which.
     """
     if not op.dims:
-        raise UnknownCall("shapes were not recorded")
+        raise Unsupported("shapes were not recorded")
     recorded = record_of(op, hints)
     if recorded is None:
-        raise UnknownCall("no schema of this op is known")
+        raise Unsupported("no schema of this op is known")
     outputs = results_of(recorded)
     inputs = [(argument, spec) for argument, spec in recorded.named() if not _unread(recorded, argument)]
     inputs += unrecorded_inputs(recorded)

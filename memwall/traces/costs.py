@@ -25,12 +25,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import ITEMSIZE
 from memwall.hardware.chips import CHIPS
 from memwall.hardware.gpu import Gpu
 from memwall.ops import Cost, classify, cost_of
 from memwall.ops.launches import Plain
-from memwall.ops.recorded import UnknownCall
 from memwall.perfmodel.collectives import least_share, link_s
 from memwall.perfmodel.roofline import bound_s, predict_cost
 from memwall.traces.calls import Hints, read_call, record_of
@@ -113,10 +113,10 @@ def _read(op: TracedOp, hints: Hints) -> RowCost:
     try:
         if (rule := library_rule(op.name)) is not None:
             if (recorded := record_of(op, hints)) is None:
-                raise UnknownCall("its arguments are not those of a version that is known")
+                raise Unsupported("its arguments are not those of a version that is known")
             return replace(rule(recorded), may_read_less=op.strides is None)
         read = read_call(op, hints)
-    except UnknownCall as error:
+    except Unsupported as error:
         return RowCost(None, op_class, str(error))
     except (LookupError, ArithmeticError, ValueError, TypeError):  # a stride of 0, a list where a number belongs
         return RowCost(None, op_class, "its recorded values make no sense")
@@ -139,7 +139,7 @@ def _triton(op: TracedOp) -> RowCost:
     op_class = "contraction" if op.name.startswith("triton_tem") else op_class
     try:
         cost, note = triton_cost(op)
-    except UnknownCall as error:
+    except Unsupported as error:
         return RowCost(None, op_class, str(error))
     return RowCost(cost, op_class, may_read_less=op.strides is None, notes=(note,))
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import TensorSpec
 from memwall.ops import Cost, table_calls
 from memwall.ops.contraction import product_pipe
 from memwall.ops.elementwise import streamed, vector_flops
 from memwall.ops.launches import Gemm, Plain, Stream
-from memwall.ops.recorded import Recorded, Specs, UnknownCall
+from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.results.derive import attributes_of
 from memwall.ops.results.products import attention, attention_backward
 from memwall.traces.rows import RowCost
@@ -44,7 +45,7 @@ def _moves(reads: Sequence[str], writes: Sequence[str], op_class: str, per_eleme
     def rule(call: Recorded) -> RowCost:
         read, written = ([spec for name in names if (spec := call.tensor(name))] for names in (reads, writes))
         if not written:
-            raise UnknownCall("the shape of the result was not recorded")
+            raise Unsupported("the shape of the result was not recorded")
         first = written[0]
         flops = vector_flops(first, per_element * sum(spec.numel for spec in written))
         cost = Cost(flops, sum(s.nbytes for s in read), sum(s.nbytes for s in written))
@@ -93,7 +94,7 @@ def _flash_backward(call: Recorded) -> RowCost:
     """The gradient of attention, whose autograd node recorded that of the result alone: the rest is its forward's."""
     before = call.forward
     if before is None:
-        raise UnknownCall("its forward op is not in the trace")
+        raise Unsupported("its forward op is not in the trace")
     out, sums = attention(before)
     inputs = [("grad_out", call.need("grad_out")), *_operands(before), ("out", out), ("logsumexp", sums)]
     return _counted(before, "aten._flash_attention_backward.default", inputs, attention_backward(before))
@@ -115,7 +116,7 @@ def _experts(call: Recorded) -> RowCost:
     hidden, first, second = (call.need(name) for name in ("hidden", "w1", "w2"))
     chosen = call.tensor("topk_ids") or call.need("topk_weights")  # of one shape
     if len(first.shape) != 3 or not first.shape[0] or not chosen.shape:
-        raise UnknownCall("not the weights of a mixture of experts")
+        raise Unsupported("not the weights of a mixture of experts")
     count, everywhere = first.shape[0], _experts_everywhere(call, first.shape[0])
     per_token = min(chosen.shape[-1], count) if everywhere == count else 0
     weights = (first.nbytes + second.nbytes) // count * per_token
@@ -140,10 +141,10 @@ def _product(call: Recorded) -> RowCost:
     """``[m, k] x [n, k]`` or ``[m, k] x [k, n]``: whichever the shapes are."""
     left, right = call.need("left"), call.need("right")
     if len(right.shape) != 2 or not left.shape:
-        raise UnknownCall("not a product of two matrices")
+        raise Unsupported("not a product of two matrices")
     depth = left.shape[-1]
     if depth not in right.shape:
-        raise UnknownCall("the shapes make no product")
+        raise Unsupported("the shapes make no product")
     m, n = left.numel // max(depth, 1), right.numel // max(depth, 1)
     itemsize = left.itemsize if left.itemsize > 1 else 2
     pipe = product_pipe(left.dtype, {})
@@ -157,7 +158,7 @@ def _packed_product(call: Recorded) -> RowCost:
     each of the result, and the arithmetic is in the dtype of the activations."""
     left, packed, scales = (call.need(name) for name in ("left", "packed", "scales"))
     if not left.shape or len(scales.shape) != 2:
-        raise UnknownCall("not a product with packed weights")
+        raise Unsupported("not a product with packed weights")
     depth, n = left.shape[-1], scales.shape[-1]
     m = left.numel // max(depth, 1)
     read = left.nbytes + packed.nbytes + scales.nbytes

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import TensorSpec
-from memwall.ops.recorded import UnknownCall
 from memwall.traces.calls import Hints, list_dtype, spec_of
 from memwall.traces.records import Trace, TracedKernel, TracedOp
 
@@ -76,7 +76,7 @@ def _specs(op: TracedOp) -> tuple[TensorSpec, ...]:
     for place in range(len(op.dims)):
         try:
             spec = spec_of(op, place)
-        except UnknownCall:
+        except Unsupported:
             continue
         if spec is not None and spec.shape:
             found.append(spec)

@@ -13,10 +13,10 @@ import math
 import re
 from functools import cache
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops import Cost
 from memwall.ops.elementwise import flops_by_name, streamed
-from memwall.ops.recorded import UnknownCall
 from memwall.traces.calls import spec_of
 from memwall.traces.records import TracedOp
 from memwall.traces.schemas import parse_value
@@ -40,14 +40,14 @@ def triton_cost(op: TracedOp) -> tuple[Cost, str]:
     """The cost of a call of an Inductor kernel, and what it leaves open.
 
     Raises:
-        UnknownCall: shapes were not recorded, or it is no kernel of Inductor.
+        Unsupported: shapes were not recorded, or it is no kernel of Inductor.
     """
     match = _NAME.match(op.name)
     if match is None:
-        raise UnknownCall("a Triton kernel of no known kind")
+        raise Unsupported("a Triton kernel of no known kind")
     specs = [spec for place in range(len(op.dims)) if (spec := spec_of(op, place)) is not None]
     if not specs:
-        raise UnknownCall("the shapes of its arguments were not recorded")
+        raise Unsupported("the shapes of its arguments were not recorded")
     kind, names = match.groups()
     if kind == "tem":
         return _template(names, specs)
@@ -83,7 +83,7 @@ def _template(names: str, specs: list[TensorSpec]) -> tuple[Cost, str]:
     """A product from Inductor's templates: the FLOPs of the three matrices that fit together."""
     matrices = [spec for spec in specs if len(spec.shape) in (2, 3)]
     if "mm" not in names.split("_") and "addmm" not in names and "bmm" not in names:
-        raise UnknownCall("a template kernel that is no product")
+        raise Unsupported("a template kernel that is no product")
     read = sum(spec.nbytes for spec in specs[:-1])
     for left in matrices:
         for right in matrices:
@@ -94,7 +94,7 @@ def _template(names: str, specs: list[TensorSpec]) -> tuple[Cost, str]:
                 dtype = "tf32" if left.dtype == "float32" else left.dtype
                 flops = {Pipe("tensor", dtype): 2 * out.numel * left.shape[-1]}
                 return Cost(flops, read, out.nbytes), "a product from a template"
-    raise UnknownCall("no three of its arguments make a product")
+    raise Unsupported("no three of its arguments make a product")
 
 
 @cache

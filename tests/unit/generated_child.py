@@ -24,12 +24,13 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
-from memwall.bench.kernels.arena import Arena, NotRun
+from memwall.bench.kernels.arena import Arena
 from memwall.bench.kernels.numerics import Check
 from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import Kernel, NotGenerated, generate
 from memwall.codegen.generate import generate_nests
 from memwall.codegen.load import load_source
+from memwall.core.errors import Unsupported
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group
@@ -146,7 +147,7 @@ def prove(oracle: Oracle, kernel: Kernel, folder: Path, special: bool = False) -
         run = load_source(kernel.source, folder).run
         check = oracle.verify(kernel, run, special=special, around=apart, guard_bytes=GUARD_BYTES)
         status, message = ("ok" if check.passed else "wrong", f"{check.where}: {check.message}" * (not check.passed))
-    except NotRun as error:
+    except Unsupported as error:
         check, status, message = Check(False), "not checked", str(error)
     except Exception as error:  # one kernel lost, not the rest
         check, status, message = Check(False), "crashed", f"{type(error).__name__}: {str(error)[:400]}"

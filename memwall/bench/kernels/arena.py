@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, TensorSpec
 from memwall.ops.evaluate import dtype_of
 
@@ -127,10 +128,6 @@ class Arena(Mapping[int, Tensor]):
         return _Block(label, dtype, memory, guard, self.guard_bytes, nbytes)
 
 
-class NotRun(LookupError):
-    """PyTorch does not run an op of the group here."""
-
-
 class WideMemory:
     """Value id → float64 (or the integer that it is) tensor; values of one storage are views of one."""
 
@@ -144,7 +141,7 @@ class WideMemory:
             self._flat[value.storage] = value.spec.dtype, self._widened(value.storage, value.spec.dtype)
         dtype, flat = self._flat[value.storage]
         if dtype != value.spec.dtype:
-            raise NotRun(f"one memory is read as {dtype} and as {value.spec.dtype}")
+            raise Unsupported(f"one memory is read as {dtype} and as {value.spec.dtype}")
         return flat.as_strided(value.spec.shape, value.spec.strides, value.offset)
 
     def _widened(self, storage: int, dtype: str) -> Tensor:

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memwall.bench.kernels.arena import Arena, NotRun, WideMemory, widened
+from memwall.bench.kernels.arena import Arena, WideMemory, widened
 from memwall.bench.kernels.forms import FORMULAS
 from memwall.bench.kernels.numerics import FLOATS, UNIT_FLOAT32, unit
+from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op
 from memwall.fusion import Group
-from memwall.ops.evaluate import Call, NoOperator, Operators, evaluate
+from memwall.ops.evaluate import Call, Operators, evaluate
 
 
 class Noise:
@@ -49,7 +50,7 @@ def run_group(
         noise: in float64 only: rounds what an op reads as the dtypes of the graph would.
 
     Raises:
-        NotRun: an op is no operator of torch's, or has no kernel on this device.
+        Unsupported: an op is no operator of torch's, or has no kernel on this device.
     """
     GroupRun(graph, group, memory, operators, dict(kept or {}), noise).run()
 
@@ -100,7 +101,7 @@ class GroupRun:
     def call(self, call: Call) -> list[Tensor]:
         """What the operator gives, in order, results that it overwrites left out."""
         if call.operator is None:
-            raise NotRun(f"torch has no operator {call.op.name} here")
+            raise Unsupported(f"torch has no operator {call.op.name} here")
         function = call.operator.function
         try:
             positional, keywords = call.arguments()
@@ -108,9 +109,9 @@ class GroupRun:
                 positional = [_wide_argument(a) for a in positional]
                 keywords = {name: _wide_argument(a) for name, a in keywords.items()}
             result = function(*positional, **keywords)
-        except (NoOperator, RuntimeError, IndexError, TypeError, ValueError) as error:
+        except (Unsupported, RuntimeError, IndexError, TypeError, ValueError) as error:
             said = next(iter(str(error).splitlines()), type(error).__name__)
-            raise NotRun(f"{call.op.name}: {said}") from error
+            raise Unsupported(f"{call.op.name}: {said}") from error
         returns = function._schema.returns
         if not returns:  # _foreach_add_ and its kin
             return []
@@ -123,7 +124,7 @@ class GroupRun:
         if destination.shape == result.shape:
             destination.copy_(result)
         elif value_id in self.group.writes:  # else nobody reads it: statistics of a batch norm in inference
-            raise NotRun(f"{op.name} gives {[*result.shape]} here, not {[*destination.shape]}")
+            raise Unsupported(f"{op.name} gives {[*result.shape]} here, not {[*destination.shape]}")
 
 
 def terms_of(graph: Graph, op: Op) -> int:

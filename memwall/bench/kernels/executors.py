@@ -73,7 +73,7 @@ class Builder:
         """The ops of a group as calls of torch's operators, one after another.
 
         Raises:
-            NoReference: an op is no operator of torch's.
+            Unsupported: an op is no operator of torch's.
         """
         text = reference(self.graph, self.flow, group, self.operators)
         return Built(self._function(text), text.inputs, text.outputs, source=text.source)
@@ -82,7 +82,7 @@ class Builder:
         """The same function compiled by torch.compile.
 
         Raises:
-            NoReference: an op is no operator of torch's.
+            Unsupported: an op is no operator of torch's.
         """
         text = reference(self.graph, self.flow, group, self.operators)
         key = text.source, tuple(self.graph.values[i].spec for i in text.inputs)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from memwall.bench.kernels.arena import NotRun
+from memwall.core.errors import Unsupported
 from memwall.core.graph import Op
 from memwall.ops.evaluate import Call
 
@@ -40,7 +40,7 @@ def _dropout(run: Run, call: Call) -> list[Tensor]:
     mask = run.kept.get(call.op.outputs[1]) if len(call.op.outputs) > 1 else None
     if mask is None:
         if run.wide:
-            raise NotRun("the mask of a dropout is not known")
+            raise Unsupported("the mask of a dropout is not known")
         return run.call(call)
     kept = 1.0 - call.op.attributes["p"]
     scale = 1.0 / kept if kept else 0.0

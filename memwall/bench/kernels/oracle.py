@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from memwall.bench.clock import Device
-from memwall.bench.kernels.arena import GUARD_BYTES, POISONS, Arena, NotRun, WideMemory
+from memwall.bench.kernels.arena import GUARD_BYTES, POISONS, Arena, WideMemory
 from memwall.bench.kernels.evaluate import Noise, run_group
 from memwall.bench.kernels.executors import Built
 from memwall.bench.kernels.fill import fill
 from memwall.bench.kernels.numerics import PASSED, SPREADS, Check, compare, distance, same, uniform, wrong
 from memwall.codegen.kernel import Kernel
+from memwall.core.errors import Unsupported
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group
@@ -113,7 +114,7 @@ class Oracle:
         """What eager PyTorch gives, by value id. The arena stays as it is.
 
         Raises:
-            NotRun: PyTorch has no such kernel on the arena's device.
+            Unsupported: PyTorch has no such kernel on the arena's device.
         """
         memory = arena.copy()
         run_group(self.graph, self.group, memory, self.operators, kept)
@@ -128,7 +129,7 @@ class Oracle:
             kept: what the kernel returned: the masks of its dropouts are taken from there.
 
         Raises:
-            NotRun: PyTorch has no such kernel on the arena's device.
+            Unsupported: PyTorch has no such kernel on the arena's device.
         """
         memory = WideMemory(self.graph, arena)
         run_group(self.graph, self.group, memory, self.operators, self._masks(kept or {}), noise)
@@ -158,7 +159,7 @@ class Oracle:
             eager: what eager gave on the same inputs: as far from float64 as that is, twice, a kernel may be too.
 
         Raises:
-            NotRun: there is nothing to compare with here.
+            Unsupported: there is nothing to compare with here.
         """
         for value_id in self.results:
             if value_id not in outputs:
@@ -221,7 +222,7 @@ class Oracle:
             around: called as ``around(arena, call)`` for the second run; by default it is just called.
 
         Raises:
-            NotRun: there is nothing to compare with here.
+            Unsupported: there is nothing to compare with here.
         """
         before = self.inputs(seed, device, special=special, guard_bytes=guard_bytes)
         runs: list[dict[int, Tensor]] = []
@@ -308,7 +309,7 @@ def check_numerics(oracle: Oracle, built: Built, seed: int, device: Device, *, w
     """
     try:
         return _checked(oracle, built, seed, device, with_eager)
-    except NotRun as error:
+    except Unsupported as error:
         return Verdict(True, None, f"not checked: {error}")
     except (torch.OutOfMemoryError, MemoryError):
         verdict = Verdict(True, None, "not checked: float64 takes more memory than there is")

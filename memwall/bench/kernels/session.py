@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from memwall.bench.clock import Ready, open_device
-from memwall.bench.kernels.arena import NotRun
 from memwall.bench.kernels.executors import BUILDERS, Builder, Built, Choices, choose, overwritten
 from memwall.bench.kernels.forms import CpuForms
 from memwall.bench.kernels.oracle import Oracle, Verdict, check_numerics
 from memwall.bench.kernels.steps import ModuleOptions, StepRunner, module_step
 from memwall.bench.kernels.workers import Copied, Ran, Run, Setup
-from memwall.core.errors import MemwallError
+from memwall.core.errors import MemwallError, Unsupported
 from memwall.fusion import Group
 from memwall.record.measurement import Sensors
 
@@ -47,7 +46,7 @@ FATAL = (
 #: words of an error that mean that memory ran out, and class names that do
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory")
 #: how the class of an error names the way a kernel ended
-STATUS_OF = {"NotGenerated": "not generated", "NoReference": "skipped", "OutOfMemoryError": "out of memory",
+STATUS_OF = {"NotGenerated": "not generated", "Unsupported": "skipped", "OutOfMemoryError": "out of memory",
              "MemoryError": "out of memory", "OutOfResources": "failed"}  # fmt: skip
 
 
@@ -248,7 +247,7 @@ class Session:
             oracle = Oracle(self.setup.graph, self._builder.flow, group)
             try:
                 oracle.eager(oracle.inputs(self.setup.seed))
-            except NotRun as error:
+            except Unsupported as error:
                 if str(error).startswith("aten."):
                     return f"the CPU has no such kernel; {error}"
         return None

@@ -16,11 +16,12 @@ from torch.fx import GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.fusion.inductor.origins import OP, mark_results, op_of
 from memwall.fusion.inductor.scope import Feed, Scope
 from memwall.fusion.inductor.storages import Storages
-from memwall.ops.evaluate import Call, NoOperator, Operators, empty, evaluate
+from memwall.ops.evaluate import Call, Operators, empty, evaluate
 
 _ATEN: Any = torch.ops.aten
 
@@ -173,7 +174,7 @@ class _Player:
             positional, keywords = call.arguments()
             self._tag(call.op)
             result = _flat(call.target.function(*positional, **keywords))
-        except (NoOperator, NotImplementedError, RuntimeError, TypeError) as error:
+        except (Unsupported, NotImplementedError, RuntimeError, TypeError) as error:
             if not _has_no_form(error):
                 raise
             self.by_name.setdefault(call.op.name)
@@ -226,7 +227,7 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 
 def _has_no_form(error: Exception) -> bool:
     """Whether torch says that it has no kernel or shape function for an op, rather than that the call is wrong."""
-    named = type(error).__name__ in _DATA_DEPENDENT or isinstance(error, (NoOperator, NotImplementedError))
+    named = type(error).__name__ in _DATA_DEPENDENT or isinstance(error, (Unsupported, NotImplementedError))
     return named or any(part in str(error) for part in _NO_FORM)
 
 

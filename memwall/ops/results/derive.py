@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import TensorSpec
-from memwall.ops.recorded import Recorded, Specs, UnknownCall
+from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import find_row
 from memwall.ops.results.pointwise import like_list
 from memwall.ops.results.windows import LONE_GRADIENTS, WINDOWED, gradient_mask, inferred_window, input_of, weight_of
@@ -20,7 +21,7 @@ def results_of(call: Recorded) -> Specs:
     """The results of a call, or what it writes.
 
     Raises:
-        UnknownCall: the trace does not tell; says what is missing.
+        Unsupported: the trace does not tell; says what is missing.
     """
     if call.out:
         return call.out
@@ -32,7 +33,7 @@ def results_of(call: Recorded) -> Specs:
     if rule is None and call.packet.startswith("_foreach_"):
         rule = like_list
     if rule is None:
-        raise UnknownCall(f"the result of {call.recorded_name} cannot be told from its arguments")
+        raise Unsupported(f"the result of {call.recorded_name} cannot be told from its arguments")
     return rule(call) + (written if call.results else ())
 
 

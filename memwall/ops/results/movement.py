@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import contiguous
-from memwall.ops.recorded import Recorded, Specs, UnknownCall, promote, stated_dtype
+from memwall.ops.recorded import Recorded, Specs, promote, stated_dtype
 
 
 def concatenated(call: Recorded) -> Specs:
     """The tensors of a list one after another."""
     specs = call.tensors("tensors") if "tensors" in call.arguments else tuple(call.inputs())
     if not specs:
-        raise UnknownCall("the shapes of the list were not recorded")
+        raise Unsupported("the shapes of the list were not recorded")
     whole = sum(spec.numel for spec in specs)
     return (contiguous((whole,), promote(specs)),)
 
@@ -45,7 +46,7 @@ def indexed(call: Recorded) -> Specs:
     if call.slices and data.shape and data.shape[0]:
         return (contiguous((call.slices, *data.shape[1:]), data.dtype),)
     if not call.elements:
-        raise UnknownCall("the indices were not recorded")
+        raise Unsupported("the indices were not recorded")
     call.notes.append("the indices were not recorded: counted are the fewest elements that the launch can cover")
     return (contiguous((call.elements,), data.dtype),)
 
@@ -55,7 +56,7 @@ def embedding_gradient(call: Recorded) -> Specs:
     grad = call.tensor("grad_output") or call.need("grad")
     rows = call.value("num_weights")
     if type(rows) is not int:
-        raise UnknownCall("the length of the table was not recorded")
+        raise Unsupported("the length of the table was not recorded")
     return (contiguous((rows, grad.shape[-1]), grad.dtype),)
 
 
@@ -65,14 +66,14 @@ def filled(call: Recorded) -> Specs:
         if (sizes := call.sizes(name)) is not None:
             like = call.inputs()
             return (contiguous(sizes, stated_dtype(call, like[0].dtype if like else "float32")),)
-    raise UnknownCall("the size of the result was not recorded")
+    raise Unsupported("the size of the result was not recorded")
 
 
 def counted(call: Recorded) -> Specs:
     """``arange``: as long as its end, start and step say."""
     start, end, step = (call.value(name, default) for name, default in (("start", 0), ("end", None), ("step", 1)))
     if not all(isinstance(n, (int, float)) for n in (start, end, step)) or not step:
-        raise UnknownCall("the ends of the range were not recorded")
+        raise Unsupported("the ends of the range were not recorded")
     return (contiguous((max(math.ceil((end - start) / step), 0),), stated_dtype(call, "int64")),)
 
 
@@ -80,7 +81,7 @@ def repeated(call: Recorded) -> Specs:
     """The tensor several times along its axes."""
     data, times = call.need("self"), call.sizes("repeats")
     if times is None:
-        raise UnknownCall("the repeats were not recorded")
+        raise Unsupported("the repeats were not recorded")
     shape = (*((1,) * (len(times) - len(data.shape))), *data.shape)
     return (contiguous(tuple(n * t for n, t in zip(shape, times, strict=False)), data.dtype),)
 
@@ -89,7 +90,7 @@ def padded(call: Recorded) -> Specs:
     """Longer at the ends of the last axes."""
     data, pads = call.need("self"), call.sizes("pad") or call.sizes("padding")
     if pads is None or len(pads) // 2 > len(data.shape):
-        raise UnknownCall("the padding was not recorded")
+        raise Unsupported("the padding was not recorded")
     shape = list(data.shape)
     for i in range(len(pads) // 2):
         shape[-1 - i] += pads[2 * i] + pads[2 * i + 1]
@@ -100,7 +101,7 @@ def permuted(call: Recorded) -> Specs:
     """``randperm``, ``linspace``: as long as was asked for."""
     count = call.value("n", call.value("steps"))
     if type(count) is not int:
-        raise UnknownCall("the length of the result was not recorded")
+        raise Unsupported("the length of the result was not recorded")
     return (contiguous((count,), stated_dtype(call, "int64" if call.packet == "randperm" else "float32")),)
 
 
@@ -126,7 +127,7 @@ def transformed(call: Recorded) -> Specs:
     if call.packet == "_fft_c2c":
         return (contiguous(data.shape, data.dtype),)
     if not axes:
-        raise UnknownCall("the axes of the transform were not recorded")
+        raise Unsupported("the axes of the transform were not recorded")
     shape, last = list(data.shape), axes[-1]
     if call.packet == "_fft_r2c":
         shape[last] = shape[last] // 2 + 1 if call.value("onesided", True) is True else shape[last]

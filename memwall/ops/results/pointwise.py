@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import contiguous
-from memwall.ops.recorded import INTEGERS, Recorded, Specs, UnknownCall, broadcast, dense, promote
+from memwall.ops.recorded import INTEGERS, Recorded, Specs, broadcast, dense, promote
 from memwall.ops.registry import find_row
 
 #: arguments that may be a number beside a tensor
@@ -14,7 +15,7 @@ def pointwise(call: Recorded) -> Specs:
     """The broadcast of all tensors."""
     specs = call.inputs()
     if not specs:
-        raise UnknownCall("no tensor was recorded")
+        raise Unsupported("no tensor was recorded")
     packet = call.packet
     values = [spec for name, spec in call.named() if name != "condition"] or specs
     dtype = promote(values)

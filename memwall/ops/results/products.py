@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import contiguous
-from memwall.ops.recorded import Recorded, Rule, Specs, UnknownCall, broadcast, dense, stated_dtype
+from memwall.ops.recorded import Recorded, Rule, Specs, broadcast, dense, stated_dtype
 
 
 def product(left: str, right: str) -> Rule:
     def rule(call: Recorded) -> Specs:
         a, b = call.need(left), call.need(right)
         if not a.shape or not b.shape:
-            raise UnknownCall("an operand of a product has no dims")
+            raise Unsupported("an operand of a product has no dims")
         rows = a.shape[:-1] if len(a.shape) > 1 else ()
         columns = b.shape[-1:] if len(b.shape) > 1 else ()
         batch = broadcast([a.shape[:-2], b.shape[:-2]]) if len(b.shape) > 2 else None
@@ -56,7 +57,7 @@ def recurrent(call: Recorded) -> Specs:
     if state is not None:
         hidden = state.shape[-1]
     if type(hidden) is not int:
-        raise UnknownCall("the size of the state was not recorded")
+        raise Unsupported("the size of the state was not recorded")
     output = contiguous((*data.shape[:-1], directions * hidden), data.dtype)
     return (output, state, state) if state is not None else (output,)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops.recorded import (
     INTEGERS,
     Recorded,
     Specs,
-    UnknownCall,
     broadcast,
     dense,
     first_tensor,
@@ -132,7 +132,7 @@ def with_places(call: Recorded) -> Specs:
     if call.packet == "topk":
         k, dim = call.value("k"), call.value("dim", -1)
         if type(k) is not int or type(dim) is not int or not shape:
-            raise UnknownCall("k was not recorded")
+            raise Unsupported("k was not recorded")
         shape[dim % len(shape)] = k
     return (contiguous(tuple(shape), data.dtype), contiguous(tuple(shape), "int64"))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from memwall.core.errors import Unsupported
 from memwall.core.graph import TensorSpec, contiguous
-from memwall.ops.recorded import Recorded, Specs, UnknownCall, dense, first_tensor, taken_elsewhere
+from memwall.ops.recorded import Recorded, Specs, dense, first_tensor, taken_elsewhere
 
 
 def per_axis(value: Sequence[int] | None, rank: int, default: int) -> tuple[int, ...]:
@@ -21,7 +22,7 @@ _MOST_GAPPED = 2**22
 def _check_places(places: Sequence[int], kernel: Sequence[int], steps: Sequence[int], gaps: Sequence[int]) -> None:
     axes = zip(places, kernel, steps, gaps, strict=True)
     if any(n <= 0 or (s > 1 and d > 1 and n * k > _MOST_GAPPED) for n, k, s, d in axes):
-        raise UnknownCall("the recorded sizes give no output")
+        raise Unsupported("the recorded sizes give no output")
 
 
 def convolution(call: Recorded) -> Specs:
@@ -75,7 +76,7 @@ def _inferred_output(call: Recorded, batch: Sequence[int], channels: int, rank: 
 
     found = taken_elsewhere(call, fits)
     if found is None:
-        raise UnknownCall("neither stride nor padding was recorded, and no other op tells the result's shape")
+        raise Unsupported("neither stride nor padding was recorded, and no other op tells the result's shape")
     call.notes.append("stride and padding were not recorded: the result's shape is that which another op took")
     return found
 
@@ -89,7 +90,7 @@ def inferred_window(call: Recorded) -> dict[str, Any]:
         output = grad or convolution(call)[0]
         if data is None:
             data = input_of(call)
-    except UnknownCall:
+    except Unsupported:
         return {}
     rank = len(weight.shape) - 2
     pairs = [
@@ -129,7 +130,7 @@ def _of_parent(call: Recorded, place: int) -> TensorSpec:
     """A tensor of ``cudnn_convolution_backward(input, grad_output, weight, ...)`` around the call."""
     spec = call.parent[place] if place < len(call.parent) else None
     if spec is None:
-        raise UnknownCall("a size of this convolution was not recorded")
+        raise Unsupported("a size of this convolution was not recorded")
     return spec
 
 
@@ -173,7 +174,7 @@ def pool(call: Recorded) -> Specs:
         batch = data.shape[:-rank]
         found = taken_elsewhere(call, lambda spec: spec.shape[:-rank] == batch and len(spec.shape) == len(data.shape))
         if found is None:
-            raise UnknownCall("the window was not recorded")
+            raise Unsupported("the window was not recorded")
         shape = found.shape
     else:
         sizes = per_axis(kernel, rank, 1)
@@ -199,7 +200,7 @@ def resized(call: Recorded) -> Specs:
         batch = data.shape[:-rank]
         found = taken_elsewhere(call, lambda s: len(s.shape) == len(data.shape) and s.shape[:-rank] == batch)
         if found is None:
-            raise UnknownCall("the size of the result was not recorded")
+            raise Unsupported("the size of the result was not recorded")
         return (contiguous(found.shape, data.dtype),)
     shape = (*data.shape[:-rank], *per_axis(sizes, rank, 1))
     output = contiguous(shape, data.dtype)
@@ -213,7 +214,7 @@ def like_input(call: Recorded) -> Specs:
             return (contiguous(spec.shape, spec.dtype),)
     sizes = call.sizes("input_size") or call.sizes("input_sizes") or call.sizes("self_sizes")
     if sizes is None:
-        raise UnknownCall("the size of the input was not recorded")
+        raise Unsupported("the size of the input was not recorded")
     return (contiguous(sizes, first_tensor(call).dtype),)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from memwall.core.errors import Unsupported
 from memwall.hardware.lookup import load_gpu
-from memwall.ops.recorded import UnknownCall
 from memwall.traces import gpu_name, read_trace
 from memwall.traces.analysis import UNKNOWN, TraceAnalysis, TraceRow, analyse
 from memwall.traces.calls import Hints, list_dtype, read_call
@@ -634,7 +634,7 @@ def as_specs(shapes: list[tuple[tuple[int, ...], str]]) -> list[Any]:
 
 
 def test_an_op_without_a_schema_says_so() -> None:
-    with pytest.raises(UnknownCall, match="no schema"):
+    with pytest.raises(Unsupported, match="no schema"):
         read_call(TracedOp(0, "mylib::magic", ("1", "1"), 0.0, 1.0, ((4,),), ("float",)), Hints())
 
 
