@@ -85,6 +85,8 @@ def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...
     specs = {id(value.spec): value.spec for value in graph.values}
     size_of = {number: spec.nbytes for number, spec in specs.items()}
     nbytes = [size_of[id(value.spec)] for value in graph.values]
+    costs = {id(group.cost): group.cost for group in plan.groups}
+    moves = {number: cost.bytes + cost.extra_bytes for number, cost in costs.items()}
     touched_at: dict[int, int] = {}
     moved = 0
     result = []
@@ -96,6 +98,6 @@ def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...
                 hits.append((nbytes[value_id], moved - last))
         for value_id in (*group.reads, *group.writes):
             touched_at[storage_of[value_id]] = moved
-        moved += group.cost.bytes + group.cost.extra_bytes
+        moved += moves[id(group.cost)]
         result.append(tuple(hits))
     return result

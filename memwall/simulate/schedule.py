@@ -112,13 +112,14 @@ class Kernels(Sequence[Estimate]):
     @cached_property
     def _all(self) -> tuple[Estimate, ...]:
         context, known, issues = self._context, self._known, self._issues
+        launches = [kind.group.cost.kernels for kind in context.kinds]
         return tuple(
             Estimate(
                 id=index, name=context.kinds[n].name, op_ids=group.op_ids, op_class=context.kinds[n].op_class,
                 flops=context.kinds[n].flops, read_bytes=group.cost.read_bytes, write_bytes=group.cost.write_bytes,
                 bound_s=known[n].bound_s, compute_s=known[n].compute_s, memory_s=known[n].memory_s,
                 overhead_s=known[n].overhead_s + wait_s, low_s=known[n].low_s + wait_s, high_s=known[n].high_s + wait_s,
-                launches=group.cost.kernels, recomputes=group.recomputes, issue_s=issues[n], wait_s=wait_s,
+                launches=launches[n], recomputes=group.recomputes, issue_s=issues[n], wait_s=wait_s,
             )
             for index, (group, n, wait_s) in enumerate(zip(self._plan.groups, context.order, self._waits, strict=True))
         )  # fmt: skip
@@ -211,12 +212,12 @@ class PlanContext:
     @classmethod
     def of(cls, graph: Graph, plan: Plan) -> PlanContext:
         """Derive the context of a plan."""
-        groups, alike = plan.groups, graph.alike
+        alike = graph.alike
         first: dict[tuple[Any, ...], int] = {}
         kinds: list[Kind] = []
         order: list[int] = []
-        reuses = reuse_distances(graph, plan)
-        for group, cost, reuse in zip(groups, _numbered([g.cost for g in groups]), reuses, strict=True):
+        costs = _numbered([group.cost for group in plan.groups])
+        for group, cost, reuse in zip(plan.groups, costs, reuse_distances(graph, plan), strict=True):
             phase = graph.ops[group.op_ids[0]].phase
             ops = tuple([alike[i] for i in group.op_ids]), tuple([alike[i] for i in group.recomputes])
             number = first.setdefault((ops, cost, phase, reuse), len(kinds))
@@ -226,15 +227,19 @@ class PlanContext:
         by_class: dict[str, list[int]] = {}
         for number in order:
             by_class.setdefault(kinds[number].op_class, []).append(number)
+
+        def total(of_kind: Iterable[int]) -> int:
+            return sum(map([*of_kind].__getitem__, order))
+
         return cls(
             kinds=kinds,
             order=order,
             by_class=by_class,
             matrix=[number for number in order if kinds[number].op_class in MODEL_CLASSES],
             memory=memory_peak(graph, plan),
-            kernels=sum(group.cost.kernels for group in groups),
-            total_flops=sum(kinds[number].flops for number in order),
-            dram_bytes=sum(group.cost.bytes for group in groups),
+            kernels=total(kind.group.cost.kernels for kind in kinds),
+            total_flops=total(kind.flops for kind in kinds),
+            dram_bytes=total(kind.group.cost.bytes for kind in kinds),
         )
 
     def cold(self) -> PlanContext:
