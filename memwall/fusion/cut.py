@@ -145,7 +145,7 @@ def _list_of(graph: Graph, op: Op) -> _List | None:
 
 
 def _link_rows(run: Run, rows: Sequence[Sequence[int]], twins: Twins) -> bool:
-    """Enter what stands beside known storages in a list into the twin map; False on a contradiction."""
+    """Enter what stands next to known storages in a list into the twin map; False on a contradiction."""
     levels = []
     for row in rows:
         known = {run.level.get(s) for s in row if s in run.level}

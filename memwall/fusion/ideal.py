@@ -4,7 +4,7 @@ Matrix kernels (contractions, convolutions, attention) read their operands and w
 computed between two of them rides along in an epilogue or a prologue and moves nothing of its own. Beyond that every
 tensor that exists before the step (parameters, inputs, optimizer state) is read once by the ops between them, if they
 read it at all, and every tensor that outlives the step is written once. Values that backward needs are computed again.
-Attention that a model spells out (product, softmax, product, and the same backward) is taken as one flash-style
+Decomposed attention (product, softmax, product, and the same backward) is taken as one flash-style
 kernel: what has the size of the scores stays on chip, and backward computes the scores once more.
 
 It is no kernel anybody can write, but a floor: no plan of ours moves less, and ``saved / ideal`` scores every policy.
@@ -49,7 +49,7 @@ class _Ideal:
         return Plan("ideal", tuple(groups))
 
     def _members(self, flash: Mapping[int, int]) -> list[list[int]]:
-        """Each op with the last matrix kernel among its ancestors; a spelled-out attention in one group."""
+        """Each op with the last matrix kernel among its ancestors; decomposed attention in one group."""
         anchor_of: list[int] = []
         members: dict[int, list[int]] = {}
         for op in self.graph.ops:

@@ -189,7 +189,7 @@ class _Walk:
         overwritten = frozenset(
             values[v].storage for v, version in self.flow.writes[op_id] if version in self.overwrites
         )
-        sums = sum(s.numel for s in graph_specs(self.graph, op_id) if s.numel < loop.numel) if loop.columns else 0
+        sums = sum(s.numel for s in self.graph.specs(op.outputs) if s.numel < loop.numel) if loop.columns else 0
         region = -2 if self.regions is None else self.regions[op_id]
         return Candidate(
             [op_id], Shape.of(loop), op.phase, region, op.op_class,
@@ -371,8 +371,3 @@ class _Walk:
             only = self._is_only(version)
             saved = edge.read.spec.nbytes + (edge.written.spec.nbytes if only else 0)
             self.refusals[key] = Refusal(rule, reason, *key, saved, saved / self.bandwidth)
-
-
-def graph_specs(graph: Graph, op_id: int) -> tuple:
-    """The specs of what an op writes."""
-    return graph.specs(graph.ops[op_id].outputs)

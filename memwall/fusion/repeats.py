@@ -157,7 +157,7 @@ def shorten(graph: Graph, keep: int = 4) -> Shortened:
 
 
 def _shifts(run: Run, anchor: int, kept: int) -> Iterable[int]:
-    """By how many instances a group of the short graph is moved, once for each copy, told by the last op it owns."""
+    """By how many instances a group of the short graph is moved, once for each copy, as its last op says."""
     gone = run.count - kept
     place = run.place(anchor)
     if place is None:

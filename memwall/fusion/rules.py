@@ -329,7 +329,7 @@ def too_many_tensors(group: Group) -> str | None:
 
 
 def shared_memory(pair: CandidatePair) -> str | None:
-    """Column sums beside a row reduction need a row of accumulators in each thread block."""
+    """Column sums next to a row reduction need a row of accumulators in each thread block."""
     first, second = pair.both
     if not (first.shape.has_columns or second.shape.has_columns):
         return None

@@ -25,6 +25,7 @@ from memwall.core.graph import Layer
 from memwall.frontend.blocks.structure import Structures, ties, watch_numbers
 from memwall.frontend.blocks.template import (
     BackwardTemplate,
+    Capture,
     Handed,
     Instance,
     Place,
@@ -41,20 +42,17 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 class Replayer:
-    """Stands in for module calls (:class:`memwall.frontend.torch.modules.ModuleCalls`) and replays those that repeat.
-
-    ``count`` is the number of blocks replayed.
-    """
+    """Stands in for module calls (:mod:`memwall.frontend.torch.modules`) and replays those that repeat."""
 
     def __init__(self, root: nn.Module, recorder: Recorder, autocast: CudaAutocast) -> None:
         self.recorder = recorder
         self.autocast = autocast
         self.structures = Structures(root)
-        self.count = 0
         self._templates: dict[Any, Template | None] = {}
-        self._called: set[int] = set()
-        self._instances: list[Instance] = []
-        self._replayed: set[int] = set()
+        #: the blocks that were replayed
+        self.instances: list[Instance] = []
+        #: module id -> whether its call was replayed
+        self._called: dict[int, bool] = {}
         self._tensors_of: dict[int, list[torch.Tensor]] = {}
         self._busy = False
         self._original: Callable[..., Any] = nn.Module.__call__
@@ -73,10 +71,10 @@ class Replayer:
         if self._busy or id(module) not in self.structures.repeated or not _at_top_level():
             return original(module, *args, **kwargs)
         if id(module) in self._called:
-            if id(module) in self._replayed or torch.is_grad_enabled():
+            if self._called[id(module)] or torch.is_grad_enabled():
                 raise ReplayMismatch(f"{self.recorder.modules.path} is called more than once")
             return original(module, *args, **kwargs)
-        self._called.add(id(module))
+        self._called[id(module)] = False
         self._original = original
         leaves, tree = tree_flatten((args, kwargs))
         signature = self._signature(leaves)
@@ -112,7 +110,7 @@ class Replayer:
 
     def _record(self, key: Any, module: nn.Module, args: tuple, kwargs: dict, leaves: Sequence[Any]) -> Any:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self._called.update(id(part) for part in module.modules())
+        self._called.update((id(part), False) for part in module.modules())
         watch = self._watch()
         self._busy = True
         try:
@@ -123,7 +121,7 @@ class Replayer:
         self._templates[key] = None
         if asked:
             return output
-        known = self._own(module) | self._places("argument", tensors)
+        known = self._places("own", self._held(module)) | self._places("argument", tensors)
         bases = {Place("argument", i): int(t.storage_offset()) for i, t in enumerate(tensors)}
         segment = self._segment(watch, known, self.recorder.modules.path, bases)
         if segment is not None and self.structures.number(module) == key[0]:
@@ -140,13 +138,12 @@ class Replayer:
         stand_ins = self._stand_ins(self._held(module), "own") | self._stand_ins(tensors, "argument")
         start, path = len(recorder.ops), recorder.modules.path
         self._copy(template.forward, stand_ins, path)
-        self.count += 1
-        self._replayed.add(id(module))
+        self._called[id(module)] = True
         instance = Instance(
             module, path, template, tensors, leaves, tree, self.autocast.state, stand_ins, start, len(recorder.ops)
         )
         made = [handed for handed in template.outputs if handed.place is not None]
-        self._instances.append(instance)
+        self.instances.append(instance)
         # what is written into a view has a backward of its own, which a replayed output would not have
         recorder.guarded.update(stand_ins[h.place][0] for h in made if h.place and h.is_view and h.requires_grad)
         if any(handed.requires_grad for handed in made):
@@ -170,9 +167,7 @@ class Replayer:
             ReplayMismatch: it was read elsewhere too, so a gradient or a cast is shared with the rest of the model.
         """
         owner = {
-            self.recorder.storage(t): instance
-            for instance in self._instances
-            for t in self._parameters(instance.module)
+            self.recorder.storage(t): instance for instance in self.instances for t in self._parameters(instance.module)
         }
         values = self.recorder.values
         for op in self.recorder.ops:
@@ -261,7 +256,7 @@ class Replayer:
         self, instance: Instance, watch: Watch, gradients: list[torch.Tensor], results: list[torch.Tensor | None]
     ) -> BackwardTemplate | None:
         known = {at[0]: Place("forward", p.number) for p, at in instance.stand_ins.items() if p.kind == "made"}
-        known |= self._own(instance.module) | self._places("argument", instance.tensors)
+        known |= self._places("own", self._held(instance.module)) | self._places("argument", instance.tensors)
         known |= self._places("gradient", gradients)
         bases = {Place("argument", i): int(t.storage_offset()) for i, t in enumerate(instance.tensors)}
         bases |= {Place("gradient", i): int(g.storage_offset()) for i, g in enumerate(gradients)}
@@ -281,16 +276,12 @@ class Replayer:
         return Watch(len(recorder.ops), len(recorder.storages), Counter(recorder.free_calls))
 
     def _held(self, module: nn.Module) -> list[torch.Tensor]:
-        known = self._tensors_of.get(id(module))
-        if known is None:
-            known = self._tensors_of[id(module)] = [*module.parameters(), *module.buffers()]
-        return known
+        if id(module) not in self._tensors_of:
+            self._tensors_of[id(module)] = [*module.parameters(), *module.buffers()]
+        return self._tensors_of[id(module)]
 
     def _parameters(self, module: nn.Module) -> list[torch.Tensor]:
         return [t for t in self._held(module) if isinstance(t, nn.Parameter)]
-
-    def _own(self, module: nn.Module) -> dict[int, Place]:
-        return self._places("own", self._held(module))
 
     def _places(self, kind: str, tensors: Sequence[torch.Tensor]) -> dict[int, Place]:
         return {self.recorder.storage(t): Place(kind, i) for i, t in reversed(list(enumerate(tensors)))}
@@ -300,21 +291,16 @@ class Replayer:
         return {Place(kind, i): (storage(t), int(t.storage_offset())) for i, t in enumerate(tensors)}
 
     def _segment(self, watch: Watch, known: dict[int, Place], prefix: str, bases: dict[Place, int]) -> Segment | None:
-        """The ops since ``watch``; None when a copy could not stand for them.
-
-        That is so when they touch a storage that is not ``known`` and was not made since, write an argument, or belong
-        to a module outside the block.
-        """
+        """The ops since ``watch``; None when a copy could not stand for them: they touch a storage that is neither
+        ``known`` nor made since, write an argument, or belong to a module outside the block."""
         recorder = self.recorder
         made = range(watch.storages, len(recorder.storages))
         places = {storage: Place("made", storage - made.start) for storage in made} | known
         stop = len(recorder.ops)
         for op in recorder.ops[watch.ops : stop]:
             touched = [places.get(recorder.values[i].storage) for i in (*op.inputs, *op.outputs)]
-            written = touched[len(op.inputs) :]
-            if None in touched or any(p is not None and p.kind not in ("own", "made") for p in written):
-                return None
-            if not op.module.startswith(prefix):
+            writes_outside = any(p is not None and p.kind not in ("own", "made") for p in touched[len(op.inputs) :])
+            if None in touched or writes_outside or not op.module.startswith(prefix):
                 return None
         calls = Counter(recorder.free_calls)
         calls.subtract(watch.free_calls)
@@ -401,20 +387,6 @@ class ReplayedBlock(torch.autograd.Function):
         given = ctx.replayer.backward(ctx.instance, gradients)
         needed = ctx.needs_input_grad[3:]
         return (None, None, None, *[g if n else None for g, n in zip(given, needed, strict=True)])
-
-
-class Capture(torch.autograd.Function):
-    """Passes a tensor on, and in backward keeps its whole gradient instead of passing it further."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, captured: dict[int, torch.Tensor], index: int) -> torch.Tensor:
-        ctx.captured, ctx.index = captured, index
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        ctx.captured[ctx.index] = gradient
-        return None, None, None
 
 
 def _at_top_level() -> bool:

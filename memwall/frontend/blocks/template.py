@@ -103,3 +103,17 @@ class Watch(NamedTuple):
     ops: int
     storages: int
     free_calls: Counter[str]
+
+
+class Capture(torch.autograd.Function):
+    """Passes a tensor on, and in backward keeps its whole gradient instead of passing it further."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, captured: dict[int, torch.Tensor], index: int) -> torch.Tensor:
+        ctx.captured, ctx.index = captured, index
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        ctx.captured[ctx.index] = gradient
+        return None, None, None

@@ -1,4 +1,4 @@
-"""What TorchDynamo makes of a model: its partial graphs, the breaks between them, the guards, and what recaptures.
+"""What TorchDynamo makes of a model: its partial graphs, the breaks between them, the guards, and recompilations.
 
 The step runs through Dynamo under the tracer, so the ops of a traced Graph are known to belong to one run of a partial
 graph, or to none; a compiler fuses within one run only. Backward ops belong to the run of their forward op, gradients
@@ -154,7 +154,7 @@ def capture(
         options: how ``graph`` was traced.
         classify: op name → op class.
         graph: the Graph whose ops ``regions`` and ``cuts`` number; None numbers those recorded under Dynamo.
-        others: inputs of further calls, as a workload holds them: what recaptures.
+        others: inputs of further calls, as a workload holds them, which may recompile.
         warn: called with one-line messages.
 
     Raises:
@@ -186,7 +186,7 @@ def capture(
 def recompiles(
     workload: Workload, options: TraceOptions, classify: Callable[[str], str], *others: Any
 ) -> tuple[Recompile, ...]:
-    """What each of some further inputs recaptures after the workload's own, one after the other.
+    """What Dynamo recompiles for each of some further inputs after the workload's own, one after the other.
 
     Raises:
         UsageError: the model could not be captured at all.

@@ -1,6 +1,6 @@
 """Record code that really runs: what any block of PyTorch calls, on CUDA's, ``meta``'s or the CPU's tensors.
 
-There is no workload here, so what :mod:`memwall.frontend.torch.run` is told is found out. A module that is called is
+There is no workload here, so what :mod:`memwall.frontend.torch.run` is given is found out. A module that is called is
 named by its class, its parts by their paths below it; an optimizer's step is the phase of that name; what a tensor is
 :mod:`memwall.frontend.live.recorder` finds.
 
@@ -83,7 +83,7 @@ class LiveTrace:
             if "cuda" not in self.recorders:  # where there is a GPU its kernels are launched, not written down
                 stack.enter_context(triton_calls(self.recorders["meta"]))
             stack.enter_context(self._named_modules())
-            stack.enter_context(self._told_of_backward())
+            stack.enter_context(self._notified_of_backward())
             stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
             stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
             for recorder in self.recorders.values():
@@ -149,11 +149,11 @@ class LiveTrace:
     # -- backward and optimizers ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _told_of_backward(self) -> Iterator[None]:
+    def _notified_of_backward(self) -> Iterator[None]:
         """What the engine does before its first node (the gradient of the loss, ones) belongs to backward too."""
         originals = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
 
-        def told(original: Callable[..., Any]) -> Callable[..., Any]:
+        def notified(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
                 if not self._is_recording():
                     return original(*args, **kwargs)
@@ -169,7 +169,7 @@ class LiveTrace:
             return call
 
         for name, original in originals.items():
-            setattr(torch.autograd, name, told(original))
+            setattr(torch.autograd, name, notified(original))
         try:
             yield
         finally:

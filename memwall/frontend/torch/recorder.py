@@ -1,7 +1,7 @@
 """The recorder: a dispatch mode that writes down every call that does work, as values in storages.
 
 Device tensors are ``meta`` tensors (or, with ``--real``, CPU tensors): shapes without data. Calls on host tensors while
-tracing on meta are what the CPU does beside the GPU, and are not recorded.
+tracing on meta are what the CPU does next to the GPU, and are not recorded.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def _trace(
         samples=samples,
         tokens=tokens,
         optimizer=type(optimizer).__name__ if optimizer is not None else None,
-        capture={"replayed_blocks": replayer.count if replayer else 0, "real": options.real},
+        capture={"replayed_blocks": len(replayer.instances) if replayer else 0, "real": options.real},
     )
 
 

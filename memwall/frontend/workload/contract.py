@@ -4,7 +4,7 @@
 2. ``model()`` with ``inputs()``
 3. class ``Model`` with ``get_inputs()`` and optionally ``get_init_inputs()``
 
-Each may have ``loss(output)`` and ``optimizer(parameters)`` beside it.
+Each may have ``loss(output)`` and ``optimizer(parameters)`` next to it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def by_name(source: Source, name: str) -> Workload:
 
 
 def _assemble(source: Source, maker: Any) -> Workload:
-    """A workload of a model maker and the inputs, loss and optimizer that stand beside it."""
+    """A workload of a model maker and the inputs, loss and optimizer that stand next to it."""
     takers: dict[str, set[str]] = {}
     model = maker if _is_module(maker) else _model_builder(source, maker, takers)
     if source.input_specs:

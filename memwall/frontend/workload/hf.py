@@ -124,7 +124,7 @@ def _model_class(transformers: Any, config: Any, source: Path) -> Any:
 
 
 def _build(model_class: Any, config: Any) -> Any:
-    """The module, with SDPA where the model supports it, told that nothing is padded."""
+    """The module, with SDPA where the model supports it, in a form that knows that nothing is padded."""
     body = {"forward": _without_padding(model_class.forward), "__module__": model_class.__module__}
     unpadded: Any = type(model_class.__name__, (model_class,), body)
     try:

@@ -26,7 +26,7 @@ _SHARED_PER_BLOCK, _THREADS_PER_BLOCK = 48 * 1024, 1024
 
 
 def capability_of(gpu: Gpu) -> tuple[int, int]:
-    """The compute capability of a board that Inductor can write Triton code for.
+    """The compute capability of a GPU that Inductor can write Triton code for.
 
     Raises:
         UsageError: it is not NVIDIA's, or older than 7.0.
@@ -43,7 +43,7 @@ def capability_of(gpu: Gpu) -> tuple[int, int]:
 
 
 def properties_of(gpu: Gpu) -> SimpleNamespace:
-    """What ``torch.cuda.get_device_properties`` would say of a board."""
+    """What ``torch.cuda.get_device_properties`` would say of a GPU."""
     major, minor = capability_of(gpu)
     chip = chip_of(gpu)
     return SimpleNamespace(
@@ -58,7 +58,7 @@ def properties_of(gpu: Gpu) -> SimpleNamespace:
 
 @contextlib.contextmanager
 def device_for(gpu: Gpu, kind: str) -> Iterator[torch.device]:
-    """The device that Inductor is to compile for: the CPU, this machine's GPU where it is that board, or a fake.
+    """The device that Inductor is to compile for: the CPU, this machine's GPU where it is that one, or a fake.
 
     Raises:
         UsageError: as :func:`capability_of`.

@@ -29,7 +29,7 @@ def lower(
     """What Inductor would make of the graph's forward and backward ops.
 
     Args:
-        gpu: the board that it would run on; not asked where ``device`` is ``cpu``.
+        gpu: what it would run on; not asked where ``device`` is ``cpu``.
         device: ``cuda``, or ``cpu`` for Inductor's C++ backend on this machine.
         source: write the kernels' Triton code too, which takes as long again.
         regions: for each op, the number of the partial graph that it was captured in, or -1 where it ran eagerly
@@ -267,11 +267,11 @@ def _neighbours(graph: Graph) -> tuple[Mapping[int, list[int]], Mapping[int, lis
     return makers, readers
 
 
-def _meets_product(graph: Graph, start: Op, beside: Mapping[int, Sequence[int]]) -> bool:
+def _meets_product(graph: Graph, start: Op, neighbours: Mapping[int, Sequence[int]]) -> bool:
     """Whether a matrix product is reached in one direction through what may stand between."""
     pending, seen = [start.id], {start.id}
     while pending:
-        for number in beside.get(pending.pop(), ()):
+        for number in neighbours.get(pending.pop(), ()):
             op = graph.ops[number]
             if op.name in _SCORES:
                 return True

@@ -91,7 +91,7 @@ def assign_origins(graph: Graph, module: GraphModule, op_ids: Iterable[int]) -> 
 
 
 def _computes(node: Node) -> bool:
-    """Whether a library does the node's work: what is left of a replaced group is such a call, or scraps beside it."""
+    """Whether a library does the node's work: what is left of a replaced group is such a call, or scraps next to it."""
     return "attention" in str(node.target)
 
 
