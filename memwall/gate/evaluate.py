@@ -62,7 +62,7 @@ def check_workload(subject: Subject, limits: LimitsOf) -> tuple[list[Check], lis
     for schedule in subject.head.simulations:
         own = limits.get((schedule.gpu.name, schedule.policy), {})
         head = Side(subject.head, schedule)
-        base = _base_side(subject, schedule)
+        base = _base_of(subject, schedule)
         causes: tuple[Cause, ...] | None = None
         for (name, module), rows in own.items():
             quantity = LIMITS[name]
@@ -88,7 +88,7 @@ def check_workload(subject: Subject, limits: LimitsOf) -> tuple[list[Check], lis
     return checks, list(dict.fromkeys(problems))
 
 
-def _base_side(subject: Subject, schedule: Schedule) -> Side | None:
+def _base_of(subject: Subject, schedule: Schedule) -> Side | None:
     """The base's simulation of the same GPU and policy; None without a usable one."""
     if subject.base is None or subject.refused:
         return None

@@ -28,7 +28,7 @@ from memwall.gate.config import APART, GateConfig, GatedWorkload, is_saved
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.limits import Limit, parse_limit
 from memwall.gate.result import Baseline, Check, GateResult, Problem
-from memwall.gate.tracing import Job, Traced, profile_sides
+from memwall.gate.tracing import Job, Traced, profile_both
 from memwall.record.profile import Profile
 
 NO_WORKLOAD = (
@@ -81,7 +81,7 @@ def run_gate(
         heads: dict[str, Traced] = {}
         bases: dict[str, Traced] = {}
         if jobs:
-            heads, bases = profile_sides(config.root, checkout.folder if checkout else None, jobs, say,
+            heads, bases = profile_both(config.root, checkout.folder if checkout else None, jobs, say,
                                          avoid=checkout.head_top if checkout else None)  # fmt: skip
         if checkout is not None:
             base = from_commit(baseline_ref or "", checkout, workloads, bases)

@@ -27,7 +27,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import classify
 from memwall.record.profile import Profile
 
-#: workloads captured by TorchDynamo that one process takes, and the most processes for a side
+#: workloads captured by TorchDynamo that one process takes, and the most processes for base or head
 _JOBS, _MOST = 4, 4
 
 
@@ -61,7 +61,7 @@ class Traced:
     real: bool = False
 
 
-def profile_sides(
+def profile_both(
     head: Path, base: Path | None, jobs: Sequence[Job], say: Callable[[str], None], avoid: Path | None = None
 ) -> tuple[dict[str, Traced], dict[str, Traced]]:
     """The jobs profiled in the head's folder and, at the same time, in the base's.
@@ -79,7 +79,7 @@ def profile_sides(
         one, other = ours[job.name], theirs[job.name]
         if one.profile is None or other.profile is None:
             continue
-        # a real tensor may lie in memory otherwise than one without data: both sides as the one that needs it
+        # a real tensor may lie in memory otherwise than one without data: both as the one that needs it
         both = replace(job, options={**job.options, "real": True}) if one.real or other.real else job
         if other.real and not one.real:
             again[0].append(both)
@@ -98,8 +98,8 @@ def _may_break(profile: Profile) -> bool:
 
 
 def _traced(sides: Sequence[tuple[Path, Sequence[Job], Path | None]]) -> list[dict[str, Traced]]:
-    """Each side's jobs done, all sides at the same time, both in as many processes as the captures of one ask for: a
-    model that changes its process does so to the same ones on either side."""
+    """The jobs of base and head done at the same time, both in as many processes as the captures of one ask for: a
+    model that changes its process does so to the same ones in either."""
     captures = max(sum(job.breaks for job in jobs) for _, jobs, _ in sides)
     parts = min(-(-captures // _JOBS) or 1, os.cpu_count() or 1, _MOST)
     found: list[dict[str, Traced]] = [{} for _ in sides]
