@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.table import Sums, class_rows, equal_kernels, group_by, join, time_by_wall
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
+from memwall.core.structure import write
 from memwall.core.version import __version__
 from memwall.core.views import view
 from memwall.fusion import UNIVERSAL
@@ -136,7 +137,7 @@ class Comparison:
             "schema": SCHEMA, "memwall_version": self.memwall_version, "kind": self.kind, "title": self.title,
         }  # fmt: skip
         for key in ("entries", "flips", "changes", "machines"):
-            record[key] = [_plain(asdict(row)) for row in getattr(self, key)]
+            record[key] = write(getattr(self, key))
         return record
 
     def to_json(self) -> str:
@@ -156,12 +157,6 @@ class Comparison:
         """What a notebook shows of a comparison."""
         text: str = view("comparison_fragment", self)
         return text
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 # -- one workload, N GPUs ----------------------------------------------------------------------------------------------

@@ -9,13 +9,12 @@ import math
 from collections.abc import Sequence
 
 from memwall.analysis.quantities import LIMITS
-
-_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+from memwall.core.units import PREFIXES
 
 #: unit -> its scales with what is written behind the number, the largest first
 _SCALES = {
-    "B": tuple((scale, f" {prefix}B") for scale, prefix in _PREFIXES),
-    "FLOP": tuple((scale, f" {prefix}FLOP") for scale, prefix in _PREFIXES),
+    "B": tuple((scale, f" {prefix}B") for scale, prefix in (*PREFIXES, (1.0, ""))),
+    "FLOP": tuple((scale, f" {prefix}FLOP") for scale, prefix in (*PREFIXES, (1.0, ""))),
     "s": ((1.0, " s"), (1e-3, " ms"), (1e-6, " us"), (1e-9, " ns")),
     "fraction": ((0.01, " %"),),
     "count": ((1.0, ""),),

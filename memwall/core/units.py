@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-_SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+#: decimal prefixes, the largest first
+PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def si(value: float, unit: str, digits: int = 2) -> str:
     """Decimal SI text: ``si(402653184, "B")`` is ``'402.65 MB'``. TB is 10^12 bytes."""
-    for scale, prefix in _SI:
+    for scale, prefix in PREFIXES:
         if abs(value) >= scale:
             return f"{value / scale:.{digits}f} {prefix}{unit}"
     return f"{value:.{digits}f} {unit}" if value % 1 else f"{value:.0f} {unit}"

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from memwall.analysis.quantities import QUANTITIES, Quantity, columns_of
+from memwall.core.units import PREFIXES
 from memwall.report.document import Column, Table, clean
 
-_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_PREFIXES = (*PREFIXES, (1.0, ""))
 SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 CellColumn = tuple[Column, list[str]]

@@ -1,10 +1,10 @@
 """Library kernels in place of what a model does: a graph and its costs → the same step in the other forms.
 
-``alternatives`` prices every form that torch ships, GPU by GPU: start there. ``norms`` finds norms that are written op
+``forms`` prices every form that torch ships, GPU by GPU: start there. ``norms`` finds norms that are written op
 by op, ``losses`` a linear layer with a cross entropy on top; ``rewrite`` puts other ops in their place.
 """
 
-from memwall.analysis.rewrites.alternatives import Family, Form, alternatives
+from memwall.analysis.rewrites.forms import Family, Form, alternatives
 from memwall.analysis.rewrites.losses import LinearLoss, default_rows, linear_losses, with_chunked_loss
 from memwall.analysis.rewrites.norms import DecomposedNorm, decomposed_norms, with_fused_norms
 

@@ -20,7 +20,7 @@ from memwall.analysis.rewrites import (
     with_chunked_loss,
     with_fused_norms,
 )
-from memwall.analysis.rewrites.alternatives import attention_form, optimizer_form
+from memwall.analysis.rewrites.forms import attention_form, optimizer_form
 from memwall.core.graph import Pipe
 from memwall.fusion import eager_plan
 from memwall.hardware.lookup import load_gpu
