@@ -15,7 +15,8 @@ from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.lowering import locate, packet_of
 from memwall.codegen.product import PRODUCTS, Misplaced, Product
 from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, compute_dtype, triton_dtype
-from memwall.codegen.writing import INT32_LIMIT, File, Function, Pointer
+from memwall.codegen.writer import Writer
+from memwall.codegen.writing import INT32_LIMIT, File
 from memwall.core.flow import Flow
 from memwall.core.graph import ITEMSIZE, Graph, Value
 from memwall.fusion import Group
@@ -42,10 +43,8 @@ def gemm_kernel(graph: Graph, flow: Flow, group: Group, gpu: Gpu) -> Kernel:
     return _Gemm(graph, flow, group, gpu).kernel()
 
 
-class _Gemm:
-    """Writes the file. It is the :class:`memwall.codegen.tensors.Memory` of the bodies in it."""
-
-    hoists = True
+class _Gemm(Writer):
+    """Writes the only function of the file."""
 
     def __init__(self, graph: Graph, flow: Flow, group: Group, gpu: Gpu) -> None:
         self.graph, self.flow, self.group = graph, flow, group
@@ -57,15 +56,15 @@ class _Gemm:
             raise NotGenerated(f"no template for {products[0].name}")
         self.product = products[0]
         self.dtype = self._operand_dtype()
-        self.lowering = Product(graph, flow, op_ids, self.product)
-        self.space = self.lowering.space
+        self.made = Product(graph, flow, op_ids, self.product)
+        super().__init__(File(graph), self.made, "matmul", False)
+        self.space = self.made.space
         if self.space.batch > MAX_BATCH:
             raise NotGenerated(f"{self.space.batch} matrices in one launch")
         tf32 = bool(self.product.attributes.get("allow_tf32"))
         self.precision = {"float32": "tf32" if tf32 else "ieee"}.get(self.dtype, "")
         self.tiles = tiles(self.space, ITEMSIZE[self.dtype], self._shapes(), gpu)
-        self.file = File(graph)
-        self.function = Function("matmul", constants=self.tiles[0].constants(), num_warps=self.tiles[0].warps)
+        self.function.constants, self.function.num_warps = self.tiles[0].constants(), self.tiles[0].warps
 
     def _operand_dtype(self) -> str:
         names = PRODUCTS[packet_of(self.product.name)]
@@ -81,7 +80,7 @@ class _Gemm:
             return VECTOR_SHAPES
         if any(is_random(self.graph.ops[i]) for i in self.group.op_ids):
             return RANDOM_SHAPES
-        operands = {id(tensor) for tensor, _ in self.lowering.operands()}
+        operands = {id(tensor) for tensor, _ in self.made.operands()}
         values = [self.graph.values[i] for (i, _), tensor in self.lowering.loads.items() if id(tensor) in operands]
         steps = [(s * v.spec.itemsize for s in (*v.spec.strides, v.offset) if s != 1) for v in values]
         return SHAPES if all(step % VECTOR_BYTES == 0 for some in steps for step in some) else SCALAR_SHAPES
@@ -90,7 +89,7 @@ class _Gemm:
         """The file and what is to be known of it."""
         outer = Body(self, frozenset("mn"))
         inner = Body(self, frozenset(("m", "n", "k_left", "k_right")), outer)
-        (left, left_place), (right, right_place) = self.lowering.operands()
+        (left, left_place), (right, right_place) = self.made.operands()
         left_tile = self._operand(inner, left, left_place, ("m", "k_left"))
         right_tile = self._operand(inner, right, right_place, ("k_right", "n"))
         operand_reads = set(self.file.inputs)
@@ -216,7 +215,7 @@ class _Gemm:
         where = body.spread(offset(place, value.spec.strides), frozenset("mn"))
         masks = self.mask(frozenset("mn"))
         mask = f", mask={' & '.join(masks)}" if masks else ""
-        return f"tl.store({self._target(value, version)} + {where}, {text}{cast}{mask})"
+        return f"tl.store({self._pointer_to(value)} + {where}, {text}{cast}{mask})"
 
     def _version(self, value_id: int) -> int:
         """The last version of a value that the group makes."""
@@ -232,21 +231,21 @@ class _Gemm:
         """Where a result's element may be that belongs to the tile's: as the product lies in memory, or its views."""
         flat, spec = self.space.flat, value.spec
         yield unravel(flat, spec.shape)
-        for read in (spec, *sorted(self.lowering.views, key=repr)):
+        for read in (spec, *sorted(self.made.views, key=repr)):
             if read.shape == spec.shape:
                 try:
                     yield locate(flat, read)
                 except NotGenerated:
                     continue
 
-    def _target(self, value: Value, version: int) -> str:
+    def _pointer_to(self, value: Value) -> str:
         """The pointer to what is written: given memory where the storage was there before, else new."""
         storage = self.graph.storages[value.storage]
         was_there = self.flow.writer[self.flow.first[value.storage]] not in self.group.op_ids
         if was_there or storage.is_persistent:
             return self.pointer(value.id)
-        name = self.file.make(value.id)
-        return self._point(name, value.id)
+        self.file.make(value.id)
+        return self.pointer(value.id)
 
     def _refuse_races(self, operand_reads: set[int]) -> None:
         """A tensor that is written over may be read at the same places alone, and by no operand."""
@@ -260,21 +259,6 @@ class _Gemm:
 
     # -- Memory --------------------------------------------------------------------------------------------------------
 
-    def pointer(self, value_id: int) -> str:
-        """Name of the pointer to a given value's first element."""
-        return self._point(self.file.take(value_id), value_id)
-
-    def _point(self, name: str, value_id: int) -> str:
-        pointer = Pointer(name, name, self.spec_dtype(value_id), self.file.note(value_id))
-        return self.function.pointers.setdefault(name, pointer).name
-
-    def is_empty(self, value_id: int) -> bool:
-        return self.graph.values[value_id].spec.numel == 0
-
-    def spec_dtype(self, value_id: int) -> str:
-        """Dtype of a value in memory."""
-        return self.graph.values[value_id].spec.dtype
-
     def reduced(self, body: Body, reduction: Reduction, kept: Index, component: int) -> str:
         """No sums but the product's."""
         raise NotGenerated("a reduction beside a product")
@@ -284,7 +268,3 @@ class _Gemm:
         limits = {"m": (self.space.m, _WHOLE_TILE), "n": (self.space.n, _WHOLE_TILE),
                   "k_left": (self.space.k, _WHOLE_DEPTH), "k_right": (self.space.k, _WHOLE_DEPTH)}  # fmt: skip
         return [f"({name} < {size})" for name, (size, tile) in limits.items() if name in axes and size % tile]
-
-    def unique(self) -> str:
-        """A name that is not taken."""
-        return self.function.unique()
