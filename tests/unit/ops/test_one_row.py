@@ -3,6 +3,7 @@
 import pytest
 
 from memwall.codegen import covers, generate
+from memwall.codegen.ops import RULES
 from memwall.core.flow import Flow
 from memwall.core.graph import Pipe
 from memwall.fusion import plan_graph
@@ -73,3 +74,8 @@ def test_a_form_that_draws_numbers_is_said_once():
     b = Builder()
     b.like("aten.native_dropout.default", ("input", b.given(8)))
     assert is_random(b.graph().ops[0])
+
+
+def test_whatever_is_generated_has_a_row():
+    known = {name.removeprefix("aten.").rstrip("_") for name, row in registry.rows() if row.cost is not None}
+    assert {name.removesuffix("_.Tensor") for name in RULES} <= known
