@@ -178,6 +178,24 @@ def resimulate(
     )
 
 
+def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], others: Sequence[Any] = ()) -> Profile:
+    """The profile with what TorchDynamo makes of its workload: where the graph breaks.
+
+    Args:
+        options: those that it was traced with, as for :func:`profile`; others are ignored.
+        others: inputs of further calls, as a workload holds them.
+    """
+    from memwall.analysis.fused import CAPTURE_KEY
+    from memwall.frontend.dynamo.capture import capture
+    from memwall.frontend.torch import TraceOptions
+
+    keys = ("mode", "dtype", "autocast", "real", "max_ops")
+    given = {key: options[key] for key in keys if options.get(key) is not None}
+    traced = TraceOptions(attention=made.graph.attention, **given)
+    found = capture(workload, traced, classify, made.graph, others=others)
+    return replace(made, capture={**made.capture, CAPTURE_KEY: found.to_dict()})
+
+
 class Trace:
     """A block of code that is recorded, or was; made by :func:`trace`."""
 

@@ -7,7 +7,7 @@ and the capture, which needs the model and is made by the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from memwall.analysis.whatif import Change, Outcome, what_if
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.graph import Graph
 from memwall.core.version import __version__
-from memwall.frontend.dynamo.capture import Break, Capture, Guard, PartialGraph, Recompile, carry, place_before
+from memwall.frontend.dynamo.capture import Break, Capture, carry, place_before
 from memwall.fusion import Plan
 from memwall.fusion.repeats import shorten
 from memwall.hardware.lookup import Gpu
@@ -43,9 +43,6 @@ MOST_UNASKED = 20_000
 
 #: Where a profile's ``capture`` holds what Dynamo made of the model.
 CAPTURE_KEY = "dynamo"
-
-#: Ops beyond which the regions of a saved capture are damage.
-MAX_OPS = 10_000_000
 
 Say = Callable[[str], None]
 
@@ -177,27 +174,7 @@ def capture_of(record: Mapping[str, Any]) -> Capture | None:
     saved = record.get(CAPTURE_KEY)
     if saved is None:
         return None
-    rows = {"graphs": PartialGraph, "breaks": Break, "guards": Guard, "recompiles": Recompile}
-    try:
-        saved = {"behind": None, **saved}
-        values = {f.name: saved[f.name] for f in fields(Capture)}
-        for name, row in rows.items():
-            values[name] = tuple(
-                row(**{key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}) for item in values[name]
-            )
-        places = [values["behind"]]
-        for item in values["breaks"]:
-            places += [item.after_op, item.lost_from, *item.cuts]
-        runs = [(int(region), int(count)) for region, count in saved["regions"]]
-        if any(p is not None and (type(p) is not int or p < 0) for p in places):
-            raise ValueError("an op's number is none")
-        if sum(count for _, count in runs) > MAX_OPS:
-            raise ValueError("regions of more ops than a profile can have")
-        values["regions"] = tuple([region for region, count in runs for _ in range(count)])
-        values["notes"] = tuple(values["notes"])
-        return Capture(**values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"the profile's capture is damaged ({type(error).__name__}: {error})") from None
+    return Capture.from_dict(saved)
 
 
 class _Maker:

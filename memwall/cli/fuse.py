@@ -143,7 +143,7 @@ def _read(
 
 def _traced(model: Model, sizes: dict[str, int], captured: bool) -> Made:
     """A model, traced and captured."""
-    from memwall.analysis.fused import CAPTURE_KEY, MOST_UNASKED, distinct_ops
+    from memwall.analysis.fused import MOST_UNASKED, capture_of, distinct_ops
 
     with running(model.target, model.messages):
         workload = model.workload()
@@ -152,9 +152,8 @@ def _traced(model: Model, sizes: dict[str, int], captured: bool) -> Made:
     if not captured or count > MOST_UNASKED:
         note = f"no capture: TorchDynamo would take {count:,} ops one by one"
         return Made(profile, None, model.gpus, (note,) * captured, model)
-    capture = model.capture(profile, workload, sizes)
-    profile = replace(profile, capture={**profile.capture, CAPTURE_KEY: capture.to_dict()})
-    return Made(profile, capture, model.gpus, (), model)
+    profile = model.with_capture(profile, workload, sizes)
+    return Made(profile, capture_of(profile.capture), model.gpus, (), model)
 
 
 def _fused(

@@ -11,7 +11,6 @@ from memwall.cli.output import Messages
 from memwall.cli.target import running
 
 if TYPE_CHECKING:
-    from memwall.frontend.dynamo.capture import Capture
     from memwall.frontend.workload import Workload
     from memwall.hardware.lookup import Gpu
     from memwall.record.profile import Profile
@@ -50,19 +49,12 @@ class Model:
             workload = replace(workload, optimizer=changes.pop("optimizer"))
         return self.profile(workload, **changes)
 
-    def capture(self, profile: Profile, workload: Workload, sizes: dict[str, int]) -> Capture:
-        """What TorchDynamo makes of it, and of another call with inputs of other ``sizes`` where any are given."""
-        from memwall.frontend.dynamo.capture import capture
-        from memwall.frontend.torch import TraceOptions
-        from memwall.ops import classify
+    def with_capture(self, profile: Profile, workload: Workload, sizes: dict[str, int]) -> Profile:
+        """The profile with what TorchDynamo makes of the model, and of another call with inputs of other ``sizes``
+        where any are given."""
+        from memwall.pipeline import with_capture
 
-        given = self.given
-        traced = TraceOptions(
-            mode=given["mode"] or "inference", dtype=given["dtype"], autocast=given["autocast"],
-            attention=profile.graph.attention, real=given["real"],
-            **options.given(max_ops=given["max_ops"]),
-        )  # fmt: skip
         with running(self.target, self.messages):
             self.messages.progress(f"tracing {workload.name} under TorchDynamo")
             others = [self.workload(**sizes).inputs] if sizes else []
-            return capture(workload, traced, classify, profile.graph, others=others)
+            return with_capture(profile, workload, self.given, others)

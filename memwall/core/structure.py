@@ -216,7 +216,7 @@ def _entries(parse: Callable[[str], Any], check: Check) -> Check:
 def _object(cls: type) -> Check:
     hints = get_type_hints(cls, include_extras=True)
     rows = [(f.name, _key(f), _check(hints[f.name]), f.default is f.default_factory is MISSING) for f in fields(cls)]
-    check_all = getattr(cls, "check", None)
+    check_all = None if any(f.name == "check" for f in fields(cls)) else getattr(cls, "check", None)
 
     def read_object(value: Any) -> Any:
         known, values = _OBJECT(value), {}

@@ -95,13 +95,12 @@ class Profiler:
         """
         __tracebackhide__ = True
         from memwall.gate.expectations import exceeded, workload_of
-        from memwall.gate.tracing import with_capture
-        from memwall.pipeline import profile
+        from memwall.pipeline import profile, with_capture
 
         options = {**self._expected.options, **options}
         made = profile(module_or_target, inputs, **options)
         if any(limit.quantity.name == "graph_breaks" for limit in self._expected.limits.values()):
-            made = with_capture(workload_of(module_or_target, inputs, options), made, options)
+            made = with_capture(made, workload_of(module_or_target, inputs, options), options)
         self._expected.profiled = True
         if failed := list(exceeded(made, self._expected.limits)):
             raise AssertionError("\n".join(failed))

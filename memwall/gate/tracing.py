@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.fused import CAPTURE_KEY, MOST_UNASKED, capture_of, distinct_ops
+from memwall.analysis.fused import MOST_UNASKED, capture_of, distinct_ops
 from memwall.core.errors import MemwallError, NeedsData
 from memwall.core.process import HOME, Child, Lost, environment
-from memwall.frontend.dynamo.capture import REAL_BYTES, capture
+from memwall.frontend.dynamo.capture import REAL_BYTES
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.blame import blame
 from memwall.hardware.lookup import Gpu
-from memwall.ops import classify
 from memwall.record.profile import Profile
 
 #: workloads captured by TorchDynamo that one process takes, and the most processes for base or head
@@ -197,7 +196,9 @@ def trace_job(job: Job) -> Traced:
         if count > MOST_UNASKED and not job.asked:
             notes.append(f"no capture: TorchDynamo would take {count:,} ops one by one")
         elif job.breaks or notes:
-            profile = with_capture(workload, profile, options)
+            from memwall.pipeline import with_capture
+
+            profile = with_capture(profile, workload, options)
             captured = capture_of(profile.capture)
             if captured is not None and captured.failure:
                 notes.append(f"TorchDynamo captures nothing: {captured.failure}")
@@ -227,16 +228,6 @@ def _small(workload: Workload) -> bool:
 
     module = build_module(workload.model, "meta", lambda message: None)
     return sum(p.numel() * p.element_size() for p in module.parameters()) <= REAL_BYTES
-
-
-def with_capture(workload: Workload, profile: Profile, options: Mapping[str, Any]) -> Profile:
-    """The profile with what TorchDynamo makes of the workload: where its graph breaks."""
-    from memwall.frontend.torch import TraceOptions  # imports torch
-
-    keys = ("mode", "dtype", "autocast", "real", "max_ops")
-    traced = TraceOptions(attention=profile.graph.attention, **{key: options[key] for key in keys if key in options})
-    found = capture(workload, traced, classify, profile.graph)
-    return replace(profile, capture={**profile.capture, CAPTURE_KEY: found.to_dict()})
 
 
 def _loaded_from(avoid: Path, folder: Path) -> tuple[str, ...]:

@@ -1,1 +1,21 @@
-"""What is saved."""
+"""What is saved: the profile of a workload, what was timed of it, and its schedules on demand.
+
+In: graphs with their costs (:mod:`memwall.ops`) and schedules (:mod:`memwall.simulate`). Out: a :class:`Profile`, which
+:meth:`~Profile.save` writes as ``memwall.profile/1`` and :meth:`~Profile.load` reads back with every key checked. It
+holds the graph, so :meth:`Profile.schedule` plans and simulates it again for any GPU and policy, without torch and
+without the model; nobody else plans.
+
+Start with :mod:`~memwall.record.profile`. :mod:`~memwall.record.format` has the rows of the file,
+:mod:`~memwall.record.measurement` what was timed on a device, :mod:`~memwall.record.schedules` the plans and schedules
+that are made once, :mod:`~memwall.record.kernels` where a kernel belongs.
+"""
+
+from memwall.record.format import WorkloadInfo
+from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors, Timing
+from memwall.record.profile import Coverage, Profile
+from memwall.record.schedules import CHEAP, LAUNCHES, Schedules, attention_backend
+
+__all__ = [
+    "CHEAP", "EXECUTORS", "LAUNCHES", "Coverage", "MeasuredKernel", "Measurement", "Profile", "Schedules", "Sensors",
+    "Timing", "WorkloadInfo", "attention_backend",
+]  # fmt: skip

@@ -12,17 +12,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import EAGER, Graph, Op
+from memwall.core.structure import BadRecord, read, write
 
 if TYPE_CHECKING:
     from memwall.frontend.dynamo.record import DynamoRun, SeenCall, SeenGuard
     from memwall.frontend.torch import TraceOptions
     from memwall.frontend.workload import Workload
+
+#: Ops beyond which the regions of a saved capture are damage.
+MAX_OPS = 10_000_000
 
 #: Guards that are listed; the rest is counted.
 GUARDS_SHOWN = 40
@@ -90,6 +94,17 @@ class Recompile:
     dynamic: tuple[str, ...]
 
 
+def _regions(value: Any) -> tuple[int, ...]:
+    """``regions`` from runs of ``[region, ops]``."""
+    try:
+        runs = [(int(region), int(count)) for region, count in value]
+    except (TypeError, ValueError):
+        raise BadRecord("is not a list of [region, ops]") from None
+    if sum(count for _, count in runs) > MAX_OPS:
+        raise BadRecord("holds more ops than a profile can have")
+    return tuple([region for region, count in runs for _ in range(count)])
+
+
 @dataclass(frozen=True)
 class Capture:
     """What Dynamo made of a workload.
@@ -107,7 +122,7 @@ class Capture:
     guard_kinds: Mapping[str, int] = field(default_factory=dict)
     guards: tuple[Guard, ...] = ()
     recompiles: tuple[Recompile, ...] = ()
-    regions: tuple[int, ...] = ()
+    regions: Annotated[tuple[int, ...], _regions] = ()
     unmatched: int = 0
     data: str = "meta"
     notes: tuple[str, ...] = ()
@@ -126,7 +141,7 @@ class Capture:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it; ``regions`` as runs of ``[region, ops]``."""
-        result = asdict(self)
+        result = write(self)
         runs: list[list[int]] = []
         for region in self.regions:
             if runs and runs[-1][0] == region:
@@ -134,6 +149,18 @@ class Capture:
             else:
                 runs.append([region, 1])
         return {**result, "regions": runs, "guards_left_out": self.guards_left_out}
+
+    @classmethod
+    def from_dict(cls, record: Any) -> Capture:
+        """The capture that a profile holds.
+
+        Raises:
+            UsageError: it is damaged; names the key.
+        """
+        try:
+            return read(cls, record, "capture")
+        except BadRecord as error:
+            raise UsageError(f"the profile's capture is damaged: {error}") from None
 
 
 def capture(
