@@ -31,6 +31,8 @@ class Cost:
     modeled: bool = True
     #: attention only: FLOPs as other tools count them, without the causal mask
     dense_flops: int | None = None
+    #: bytes that cross the link to other GPUs or to the host, the one way that takes more
+    link_bytes: float = 0.0
     #: one after another; none given: one that moves the bytes and does the FLOPs
     launches: tuple[Launch, ...] = _ONE
 
@@ -80,6 +82,7 @@ class Cost:
             self.write_bytes + other.write_bytes,
             self.modeled and other.modeled,
             _sum_known(self.dense_flops, self, other.dense_flops, other),
+            self.link_bytes + other.link_bytes,
             self.launches + other.launches,
         )
 

@@ -24,13 +24,16 @@ from memwall.hardware.constants import CONSTANTS, LaunchConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Launch
+from memwall.perfmodel.collectives import link_s
 from memwall.perfmodel.families import Terms, as_run, constants, interval, predict
 from memwall.perfmodel.memory import kept_share
 
 #: the walls, in the order in which reports list them
 WALLS = ("compute", "bandwidth", "overhead")
+#: the wall of what crosses a link between GPUs, or to the host
+LINK = "link"
 #: wall -> the term of the time that it stands for; of equal terms the first is the wall
-_TERMS = {"bandwidth": "memory_s", "compute": "compute_s", "overhead": "overhead_s"}
+_TERMS = {"bandwidth": "memory_s", "compute": "compute_s", "overhead": "overhead_s", LINK: "link_s"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +47,16 @@ class Prediction:
     overhead_s: float
     low_s: float
     high_s: float
+    link_s: float = 0.0
 
     @property
     def time_s(self) -> float:
-        """The longer of arithmetic and traffic, and the overhead on top."""
-        return max(self.compute_s, self.memory_s) + self.overhead_s
+        """The longer of arithmetic and traffic, and the overhead on top; no less than the bytes on the link take."""
+        return max(max(self.compute_s, self.memory_s) + self.overhead_s, self.link_s)
 
     @property
     def limited_by(self) -> str:
-        """One of :data:`WALLS`: the largest of the terms."""
+        """One of :data:`WALLS`, or :data:`LINK`: the largest of the terms."""
         return max(_TERMS, key=lambda wall: float(getattr(self, _TERMS[wall])))
 
 
@@ -93,7 +97,7 @@ def peak_compute_s(cost: Cost, gpu: Gpu) -> float:
 def bound_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel: no real run is faster."""
     rate = gpu.l2_bytes_per_s if cost.bytes <= gpu.l2_bytes else gpu.dram_bytes_per_s
-    return max(_least_compute_s(cost, gpu), cost.bytes / rate)
+    return max(_least_compute_s(cost, gpu), cost.bytes / rate, link_s(cost.link_bytes, gpu))
 
 
 def _least_compute_s(cost: Cost, gpu: Gpu) -> float:
@@ -141,14 +145,15 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
         compute += other
     else:
         memory += other
-    if max(compute, memory) < bound:  # no kernel is faster; what holds it is what bounds it
+    on_link_s = link_s(cost.link_bytes, gpu)
+    if max(compute, memory, on_link_s) < bound:  # no kernel is faster; what holds it is what bounds it
         if _least_compute_s(cost, gpu) >= bound:
             compute = bound
         else:
             memory = bound
     overhead = latency + floors_s
-    time_s = max(compute, memory) + overhead
+    time_s = max(max(compute, memory) + overhead, on_link_s)
     return Prediction(
-        bound_s=bound, compute_s=compute, memory_s=memory, overhead_s=overhead,
+        bound_s=bound, compute_s=compute, memory_s=memory, overhead_s=overhead, link_s=on_link_s,
         low_s=max(time_s - down, bound), high_s=time_s + up,
     )  # fmt: skip

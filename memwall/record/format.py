@@ -329,7 +329,7 @@ def _cost(row: _Op) -> Cost:
         read_bytes=row.read_bytes + row.extra_bytes, write_bytes=row.write_bytes, count=row.kernels, flops=flops,
         spared_flops=spared_flops,
     )  # fmt: skip
-    return Cost(row.pipes, row.read_bytes, row.write_bytes, row.modeled, row.dense_flops, (whole,))
+    return Cost(row.pipes, row.read_bytes, row.write_bytes, row.modeled, row.dense_flops, launches=(whole,))
 
 
 _counts = attrgetter("flops", "read_bytes", "write_bytes", "modeled", "kernels")

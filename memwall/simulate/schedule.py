@@ -80,7 +80,7 @@ class Schedule:
         """Seconds per wall, each kernel whole under what limits it."""
         total = dict.fromkeys(WALLS, 0.0)
         for kernel in self.kernels:
-            total[kernel.limited_by] += kernel.time_s
+            total[kernel.limited_by] = total.get(kernel.limited_by, 0.0) + kernel.time_s
         return total
 
 
@@ -120,6 +120,7 @@ class Kernels(Sequence[Estimate]):
                 bound_s=known[n].bound_s, compute_s=known[n].compute_s, memory_s=known[n].memory_s,
                 overhead_s=known[n].overhead_s + wait_s, low_s=known[n].low_s + wait_s, high_s=known[n].high_s + wait_s,
                 launches=launches[n], recomputes=group.recomputes, issue_s=issues[n], wait_s=wait_s,
+                link_s=known[n].link_s and known[n].link_s + wait_s,
             )
             for index, (group, n, wait_s) in enumerate(zip(self._plan.groups, context.order, self._waits, strict=True))
         )  # fmt: skip

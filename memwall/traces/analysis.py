@@ -16,7 +16,8 @@ from memwall.analysis.table import group_by, share
 from memwall.core.graph import Pipe
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
-from memwall.traces.costs import LINK, WALLS, Pricing, older_kernels_note, row_cost
+from memwall.perfmodel.roofline import LINK
+from memwall.traces.costs import WALLS, Pricing, older_kernels_note, row_cost
 from memwall.traces.records import Trace, TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, is_call, rows_of
 from memwall.traces.surroundings import Surroundings
@@ -325,7 +326,7 @@ def _row(
         flops=cost.total_flops if cost else None,
         pipe=max(cost.flops, key=cost.flops.__getitem__, default=None) if cost else None,
         read_bytes=cost.read_bytes if cost else None, write_bytes=cost.write_bytes if cost else None,
-        link_bytes=round(found.link_bytes) if cost else None,
+        link_bytes=round(cost.link_bytes) if cost else None,
         bound_s=priced.bound_s if priced else None, modeled_s=priced.modeled_s if priced else None,
         wall=priced.wall if priced else UNKNOWN, assumed=priced.assumed if priced else "",
         reason=found.reason, notes=found.notes,

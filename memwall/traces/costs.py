@@ -31,8 +31,8 @@ from memwall.hardware.chips import CHIPS
 from memwall.hardware.gpu import Gpu
 from memwall.ops import Cost, classify, cost_of
 from memwall.ops.launches import Plain
-from memwall.perfmodel.collectives import least_share, link_s
-from memwall.perfmodel.roofline import bound_s, predict_cost
+from memwall.perfmodel.collectives import least_share
+from memwall.perfmodel.roofline import LINK, bound_s, predict_cost
 from memwall.traces.calls import Hints, read_call, record_of
 from memwall.traces.library_ops import library_rule
 from memwall.traces.records import TracedKernel, TracedOp
@@ -41,8 +41,6 @@ from memwall.traces.schemas import DTYPES, SCALAR_TYPES
 from memwall.traces.surroundings import Surroundings
 from memwall.traces.triton import is_triton, triton_cost
 
-#: what limits a row that crosses the link
-LINK = "link"
 #: ops that read what their indices, or a triangle, choose
 _READ_IN_PART = frozenset(
     ("embedding", "index_select", "gather", "index", "_unsafe_index", "take", "take_along_dim", "tril", "triu",
@@ -164,7 +162,7 @@ def _copies(kernels: Sequence[TracedKernel]) -> RowCost | None:
         else:
             read, write = read + moved, write + moved
     copies = Plain(read_bytes=read, write_bytes=write, count=len(kernels))
-    return RowCost(Cost({}, read, write, launches=(copies,)), "movement", link_bytes=float(link))
+    return RowCost(Cost({}, read, write, link_bytes=float(link), launches=(copies,)), "movement")
 
 
 # ---- collectives
@@ -184,8 +182,7 @@ def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
     if ranks == 1:
         return RowCost(Cost({}, 0, 0), "communication")
     notes = () if ranks else ("the number of ranks was not recorded: half of the message must cross the link",)
-    return RowCost(Cost({}, 0, 0), "communication", link_bytes=least_share(name, ranks) * message,
-                   notes=notes)  # fmt: skip
+    return RowCost(Cost(link_bytes=least_share(name, ranks) * message), "communication", notes=notes)
 
 
 def _message_bytes(attributes: Any) -> int:
@@ -230,10 +227,9 @@ class Pricing:
             self._known[id(row)] = row, tuple(_readings(row, self.gpu)), predicted.time_s, predicted.limited_by
         _, readings, modeled_s, wall = self._known[id(row)]
         bound, assumed = next((one for one in readings if one[0] <= measured_s), readings[0])
-        crossing_s = link_s(row.link_bytes, self.gpu)
-        if crossing_s > modeled_s or (row.link_bytes and not row.cost.bytes):
-            modeled_s, wall = crossing_s, LINK
-        return Price(max(bound, crossing_s), max(modeled_s, bound, crossing_s), wall, assumed)
+        if row.cost.link_bytes and not row.cost.bytes:  # of a transfer only the bytes on the link are known
+            modeled_s, wall = bound, LINK
+        return Price(bound, max(modeled_s, bound), wall, assumed)
 
 
 def _readings(row: RowCost, gpu: Gpu) -> Iterator[tuple[float, str]]:

@@ -37,15 +37,11 @@ class Launches:
 
 @dataclass(frozen=True, slots=True)
 class RowCost:
-    """What a row must do; ``cost`` is None where the trace does not tell, and ``reason`` says why.
-
-    ``link_bytes`` cross the link one way.
-    """
+    """What a row must do; ``cost`` is None where the trace does not tell, and ``reason`` says why."""
 
     cost: Cost | None
     op_class: str
     reason: str = ""
-    link_bytes: float = 0.0
     #: the reads may be fewer than counted: strides or indices are not known
     may_read_less: bool = False
     twin_bytes: int = 0

@@ -15,13 +15,13 @@ import memwall.report.columns as col
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent
+from memwall.perfmodel.roofline import LINK
 from memwall.report.document import Document, Facts, Section, Sentence, Table, clean
 from memwall.report.figures.picture import Drawing, cut
 from memwall.report.figures.trace import trace_drawing
 from memwall.report.kinds import Report
 from memwall.report.pages.trace_names import short_name
 from memwall.traces.analysis import RowGroup, TraceAnalysis, TraceRow
-from memwall.traces.costs import LINK
 
 #: rows of the tables of gaps, of ops farthest from the model, of ops without figures and of what is over the roof
 _GAPS, _FARTHEST, _UNKNOWN, _OVER = 8, 8, 12, 20

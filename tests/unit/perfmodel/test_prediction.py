@@ -167,3 +167,12 @@ def test_an_empty_product_takes_its_launch_and_its_stores(sizes, dtype):
         ((work, terms),) = launches_of(cost, gpu)
         assert predict_cost(cost, gpu).compute_s == 0
         assert "there is nothing to compute" in explain(work, gpu, terms)
+
+
+def test_what_crosses_the_link_takes_its_time_there():
+    # 30 GB at half of 300 GB/s: 0.2 s, beside 1 us of launch
+    gpu = make_gpu(link_bytes_per_s=300e9)
+    found = predict_cost(Cost(link_bytes=30e9), gpu)
+    assert (found.time_s, found.bound_s, found.limited_by) == (pytest.approx(0.2), pytest.approx(0.2), "link")
+    assert (Cost(link_bytes=1.0) + Cost(link_bytes=2.0)).link_bytes == 3.0
+    assert predict_cost(Cost({}, 0, 10**7), gpu).limited_by == "bandwidth"
