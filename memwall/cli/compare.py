@@ -40,9 +40,9 @@ def command(
     from memwall.report.pages.comparison import ComparisonReport
 
     out.plan(ComparisonReport)
-    boards = load_gpus(gpus)
+    found = load_gpus(gpus)
     price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}
-    comparison = _compare(_or_last(targets, out.messages), boards, price, workload, out.messages)
+    comparison = _compare(_or_last(targets, out.messages), found, price, workload, out.messages)
     out.show(ComparisonReport(comparison))
 
 

@@ -181,7 +181,7 @@ def _fused(
 def _compile_targets(
     targets: Sequence[str], gpus: tuple[str, ...], policies: Sequence[str]
 ) -> tuple[tuple[str, ...], list[tuple[str, Gpu | None]]]:
-    """The GPUs to plan for, those of ``--compile`` among them, and its architectures with the boards that it names.
+    """The GPUs to plan for, those of ``--compile`` among them, and its architectures with the GPUs that it names.
 
     Raises:
         UsageError: there is no such GPU or architecture, or no policy that was named has kernels of ours.
@@ -197,22 +197,22 @@ def _compile_targets(
     triton_version()
     named = [name for name in targets if name]
     wanted = [find_target(name) for name in named]
-    boards = [name for name, (_, gpu) in zip(named, wanted, strict=True) if gpu is not None]
-    return (*gpus, *boards), wanted
+    named_gpus = [name for name, (_, gpu) in zip(named, wanted, strict=True) if gpu is not None]
+    return (*gpus, *named_gpus), wanted
 
 
 def _architectures(
-    boards: Sequence[Gpu], targets: Sequence[str], wanted: Sequence[tuple[str, Gpu | None]]
+    gpus: Sequence[Gpu], targets: Sequence[str], wanted: Sequence[tuple[str, Gpu | None]]
 ) -> dict[str, list[str]]:
     """For each GPU what its kernels are compiled for: its own architecture where it is named or nothing is, and those
-    that are named without a board."""
+    that are named without a GPU."""
     if not targets:
         return {}
     from memwall.codegen.occupancy import architecture_of
 
     own = {gpu.name for _, gpu in wanted if gpu is not None}
     others = [name for name, gpu in wanted if gpu is None]
-    found = {gpu.name: [architecture_of(gpu)] * (gpu.name in own or not wanted) + others for gpu in boards}
+    found = {gpu.name: [architecture_of(gpu)] * (gpu.name in own or not wanted) + others for gpu in gpus}
     return {name: list(dict.fromkeys(names)) for name, names in found.items() if names}
 
 

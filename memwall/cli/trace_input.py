@@ -76,7 +76,7 @@ def profile_trace(path: str, names: Sequence[str | Gpu], ncu: str | None, out: O
     """Read a trace, compare it with its GPU, write and print; ``shape`` may have ``top``, ``sort`` and ``by``.
 
     Raises:
-        UsageError: the trace, the report of Nsight Compute or an option is wrong, or its board is not known.
+        UsageError: the trace, the report of Nsight Compute or an option is wrong, or its GPU is not known.
         MissingError: a kind of output needs a dependency that is not installed.
     """
     from memwall.report.pages.trace import TraceReport
@@ -86,7 +86,7 @@ def profile_trace(path: str, names: Sequence[str | Gpu], ncu: str | None, out: O
 
 
 def analyse_file(path: str, names: Sequence[str | Gpu], *, ncu: str | None = None) -> TraceAnalysis:
-    """The analysis of a trace's file on the board given, else on its own.
+    """The analysis of a trace's file on the GPU given, else on its own.
 
     Raises:
         UsageError: as :func:`profile_trace`.
@@ -115,7 +115,7 @@ def analyse_file(path: str, names: Sequence[str | Gpu], *, ncu: str | None = Non
 
 
 def _board(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tuple[str, ...]]:
-    """The board to hold the trace against, and what there is to say of it.
+    """The GPU to compare the trace with, and what there is to say of it.
 
     Raises:
         UsageError: several were given, or none and the trace's own is not known.

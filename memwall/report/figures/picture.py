@@ -28,7 +28,7 @@ STYLE = {
     "grid.linewidth": 0.7,
 }  # fmt: skip
 
-#: kind of file -> what matplotlib is told so that equal figures give equal bytes
+#: kind of file -> what matplotlib is given so that equal figures give equal bytes
 METADATA: Mapping[str, Mapping[str, None]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},

@@ -1,4 +1,4 @@
-"""The roofline of a trace: the roofs of the board, and every kind of op where it was measured.
+"""The roofline of a trace: the roofs of the GPU, and every kind of op where it was measured.
 
 A circle's area is its share of the GPU time; its colour is the op's class.
 """

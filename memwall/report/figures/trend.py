@@ -18,7 +18,7 @@ from memwall.report.figures.picture import Drawing, cut
 
 #: inches of a panel, and rows that a picture has at most
 _WIDE, _HIGH, _MOST_ROWS = 3.3, 1.9, 40
-#: letters of a workload's name that fit beside a panel
+#: letters of a workload's name that fit next to a panel
 _NAME = 22
 #: commits whose points are drawn, labels below a panel, steps of a panel that get their change written, changes of
 #: version that get theirs

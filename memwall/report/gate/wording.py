@@ -25,7 +25,7 @@ _VERDICTS = ("fail", "inconclusive", "pass")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The numbers of one check as text, told apart from each other; empty where there is none."""
+    """The numbers of one check as text, with digits enough to differ; empty where there is none."""
 
     value: str
     baseline: str
@@ -118,10 +118,10 @@ def cause_text(cause: Cause) -> str:
     phase = f" ({name(cause.phase)})" if cause.phase else ""
     source = f", {name(cause.source)}" if cause.source else ""
     what = f"{name(cause.op)}{place}{phase}{source}"
-    told = "; ".join(part for part in (deltas(cause), prose(cause.detail)) if part)
+    said = "; ".join(part for part in (deltas(cause), prose(cause.detail)) if part)
     if not cause.op:  # what has no op of its own, such as waiting
-        return told
-    return f"{what}: {told}" if deltas(cause) else f"{what}; {told}" if told else what
+        return said
+    return f"{what}: {said}" if deltas(cause) else f"{what}; {said}" if said else what
 
 
 def deltas(cause: Cause) -> str:

@@ -21,28 +21,28 @@ def explanation_document(profile: Profile, explained: Explained) -> Document:
 
 
 def explanation_sections(profile: Profile, explained: Explained) -> tuple[Section, ...]:
-    """One section for each kernel told, GPU by GPU."""
+    """One section for each kernel explained, GPU by GPU."""
     return tuple(_section(profile, schedule, explanation) for schedule, explanation in explained)
 
 
-def _section(profile: Profile, schedule: Schedule, told: Explanation) -> Section:
-    kernel = told.kernel
-    repeats = f" x{told.count}" if told.count > 1 else ""
-    place = f" in {told.module}" if told.module else ""
+def _section(profile: Profile, schedule: Schedule, why: Explanation) -> Section:
+    kernel = why.kernel
+    repeats = f" x{why.count}" if why.count > 1 else ""
+    place = f" in {why.module}" if why.module else ""
     title = f"{schedule_label(profile, schedule)}: kernel {kernel.id}, {short_name(kernel.name)}{repeats}{place}"
-    texts = [*told.launches, told.around]
-    if told.calibrated:
-        texts.append(f"calibrated: {told.calibrated}")
+    texts = [*why.launches, why.around]
+    if why.calibrated:
+        texts.append(f"calibrated: {why.calibrated}")
     return Section(clean(title), tuple(Sentence(clean(text)) for text in texts))
 
 
-def explanation_dict(schedule: Schedule, told: Explanation) -> dict[str, Any]:
+def explanation_dict(schedule: Schedule, why: Explanation) -> dict[str, Any]:
     """Plain JSON types."""
-    kernel = told.kernel
+    kernel = why.kernel
     return {
         "gpu": schedule.gpu.name, "policy": schedule.policy, "kernel": kernel.id, "name": kernel.name,
-        "module": told.module, "count": told.count, "time_s": kernel.time_s, "low_s": kernel.low_s,
-        "high_s": kernel.high_s, "sentences": [*told.launches, told.around], "calibrated": told.calibrated,
+        "module": why.module, "count": why.count, "time_s": kernel.time_s, "low_s": kernel.low_s,
+        "high_s": kernel.high_s, "sentences": [*why.launches, why.around], "calibrated": why.calibrated,
     }  # fmt: skip
 
 
@@ -53,10 +53,10 @@ def provenance_text(profile: Profile, schedule: Schedule) -> str:
     if not total:
         return ""
     if len(rows) == 1:
-        return f"{rows[0].calibrated}{_boards(rows[0].gpus)}"
-    parts = [f"{row.calibrated}{_boards(row.gpus)} for {percent(row.time_s / total)}" for row in rows]
+        return f"{rows[0].calibrated}{_gpus(rows[0].gpus)}"
+    parts = [f"{row.calibrated}{_gpus(row.gpus)} for {percent(row.time_s / total)}" for row in rows]
     return f"{parts[0]} of the time, {', '.join(parts[1:])}"
 
 
-def _boards(names: Sequence[str]) -> str:
+def _gpus(names: Sequence[str]) -> str:
     return f" ({', '.join(names)})" if names else ""

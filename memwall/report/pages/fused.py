@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import memwall.report.columns as col
 from memwall.analysis.fused import Fused, Refused, refused_by_rule
 from memwall.analysis.plan_diff import PlanDiff
+from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
 from memwall.core.units import size
 from memwall.record.kernels import collapse, short_name
@@ -26,9 +27,8 @@ from memwall.report.pages.fusion import (
     module_table,
     policy_table,
     sentences,
+    what_if_section,
 )
-from memwall.report.pages.rewrites import rewrite_sections
-from memwall.report.pages.whatif import what_if_section
 from memwall.simulate.schedule import Schedule
 
 #: Rows of the tables of groups, recomputed ops and Inductor's reasons.
@@ -172,7 +172,7 @@ def _refused_tables(rows: Sequence[Refused]) -> list[Table]:
     return [col.table("Refusals by rule", columns, REFUSED_NOTE)]
 
 
-# -- our planner beside Inductor ---------------------------------------------------------------------------------------
+# -- our planner next to Inductor --------------------------------------------------------------------------------------
 
 
 def agreement_section(gpu: str, agreed: PlanDiff) -> Section:
@@ -237,3 +237,39 @@ def _op_count_section(found: Fused) -> Section:
         facts.append(("no lowering in Inductor", ", ".join(found.op_counts.fallbacks)))
     blocks = (col.table("", columns, note), Facts(tuple((label, clean(text)) for label, text in facts)))
     return Section("Lowering funnel", blocks)
+
+
+# -- fused library ops -------------------------------------------------------------------------------------------------
+
+REWRITE_NOTE = "each row is the whole step, its family in that form; → is the difference to what the model does now"
+
+
+def rewrite_sections(families: Sequence[Family]) -> list[Section]:
+    """A table for each GPU."""
+    gpus = dict.fromkeys(family.gpu for family in families)
+    return [
+        Section(f"{gpu}: fused library ops", (rewrite_table([f for f in families if f.gpu == gpu]),)) for gpu in gpus
+    ]
+
+
+def rewrite_table(families: Sequence[Family]) -> Table:
+    """The forms on one GPU; the first of each family is what the model does now."""
+    rows = [(family, form) for family in families for form in (family.now, *family.others)]
+    forms = [form for _, form in rows]
+
+    def less(field: str) -> list[float | None]:
+        return [None if f is family.now else getattr(f, field) - getattr(family.now, field) for family, f in rows]
+
+    columns = [
+        col.text("", [family.name if form is family.now else "" for family, form in rows]),
+        col.text("form", [f"{f.name} (now)" if f is family.now else f.name for family, f in rows]),
+        col.seconds("time", [f.time_s for f in forms]),
+        col.seconds("→", less("time_s"), like=[f.time_s for f in forms], signed=True),
+        col.si("DRAM bytes", "B", [f.dram_bytes for f in forms]),
+        col.si("→", "B", less("dram_bytes"), like=[f.dram_bytes for f in forms], signed=True),
+        col.si("peak", "B", [f.peak_memory_bytes for f in forms]),
+        col.si("→", "B", less("peak_memory_bytes"), like=[f.peak_memory_bytes for f in forms], signed=True),
+        col.plain("kernels", [f.kernels for f in forms]),
+        col.text("note", [f.note for f in forms], wraps=True),
+    ]
+    return col.table("", columns, REWRITE_NOTE)

@@ -99,7 +99,7 @@ def gpu_document(gpu: Gpu) -> Document:
 
 
 def _utilization_table(gpu: Gpu) -> Table:
-    """The constants of the models of kernels, those of one table and source in a row: this board's own with their rows,
+    """The constants of the models of kernels, those of one table and source in a row: this GPU's own with their rows,
     and whose the others are."""
     rows: dict[tuple[str, str], list[str]] = {}
     for key, value in gpu.utilization.items():
@@ -116,8 +116,8 @@ def _utilization_table(gpu: Gpu) -> Table:
 
 
 def _borrowed(gpu: Gpu, table_name: str) -> str:
-    board = gpu.fitted_on.get(table_name, "")
-    return f"by architecture: {board}" if board not in ("", gpu.name) else "by architecture"
+    fitted = gpu.fitted_on.get(table_name, "")
+    return f"by architecture: {fitted}" if fitted not in ("", gpu.name) else "by architecture"
 
 
 def _peaks_table(gpu: Gpu) -> Table:
@@ -160,7 +160,7 @@ def _numbers_table(gpu: Gpu) -> Table:
     return col.table("Memory, power, host", columns)
 
 
-#: the two boards between which the wall is usually told
+#: the two GPUs between which the wall is usually shown
 WALL = ("p100-sxm2-16gb", "h100-sxm")
 
 

@@ -131,8 +131,8 @@ def _facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
     versions: dict[str, str] = {}
     for row in rows:
         versions.setdefault(row.memwall_version, _at(row))
-    told = [f"{version} from {at}" if len(versions) > 1 else version for version, at in versions.items()]
-    return (*facts, ("memwall", clean(", ".join(told))))
+    versions_from = [f"{version} from {at}" if len(versions) > 1 else version for version, at in versions.items()]
+    return (*facts, ("memwall", clean(", ".join(versions_from))))
 
 
 def _at(row: Row) -> str:
@@ -149,7 +149,7 @@ def _sentence(found: Sequence[Step]) -> str:
 
 
 def _step_table(rows: Sequence[Row], found: Sequence[Step]) -> Table:
-    named, boards = _names(rows), _boards(rows)
+    named, gpus_of = _names(rows), _gpus_by_workload(rows)
     merged = sorted(_by_change(found), key=lambda group: group[0].row.date, reverse=True)
     shown = merged[:_MOST]
     first = [group[0] for group in shown]
@@ -158,7 +158,7 @@ def _step_table(rows: Sequence[Row], found: Sequence[Step]) -> Table:
         col.text("date", [step.row.date[:10] for step in first]),
         col.text("commit", [step.row.commit[:SHORT] for step in first]),
         col.names("workload", [named(step.row) for step in first]),
-        col.names("GPU", [_together(group, boards) for group in shown]),
+        col.names("GPU", [_together(group, gpus_of) for group in shown]),
         col.text("policy", [step.row.policy for step in first]),
         col.text("quantity", [step.quantity for step in first]),
         (Column("from"), [before for before, _ in pairs]),
@@ -180,14 +180,14 @@ def _by_change(found: Sequence[Step]) -> list[list[Step]]:
     return list(groups.values())
 
 
-def _together(group: Sequence[Step], boards: Mapping[str, set[str]]) -> str:
+def _together(group: Sequence[Step], gpus_of: Mapping[str, set[str]]) -> str:
     """The GPUs of a step; ``all GPUs`` for all of several that the workload has."""
     gpus = [step.row.gpu for step in group]
-    whole = len(gpus) > 1 and set(gpus) == boards[group[0].row.workload]
+    whole = len(gpus) > 1 and set(gpus) == gpus_of[group[0].row.workload]
     return "all GPUs" if whole else ", ".join(gpus)
 
 
-def _boards(rows: Sequence[Row]) -> dict[str, set[str]]:
+def _gpus_by_workload(rows: Sequence[Row]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for row in rows:
         found.setdefault(row.workload, set()).add(row.gpu)

@@ -66,7 +66,7 @@ class ProfileReport(Report):
         under keys of their own."""
         further: dict[str, Any] = {"what_if": [o.to_dict() for o in self.what_ifs]} if self.what_ifs else {}
         if self.explained:
-            further["explanations"] = [explanation_dict(schedule, told) for schedule, told in self.explained]
+            further["explanations"] = [explanation_dict(schedule, why) for schedule, why in self.explained]
         if self.profile.measurements:
             further["measured"] = summary(self.profile)
         return self.profile.to_json(further)

@@ -21,7 +21,7 @@ from memwall.report.figures.picture import CLASS_COLORS, MEMORY_COLORS, WALL_COL
 from memwall.report.figures.roofline import Roof, compute_roofs, memory_roofs
 from memwall.report.figures.waterfall import axis_start_s, fall_and_bars, label
 from memwall.report.html import embed, escape, stack
-from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_table, sentences
+from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_table, sentences, what_if_section
 from memwall.report.pages.profile_text import (
     class_table,
     gpu_title,
@@ -31,7 +31,6 @@ from memwall.report.pages.profile_text import (
     totals_table,
 )
 from memwall.report.pages.validation import measured_sections
-from memwall.report.pages.whatif import what_if_section
 from memwall.simulate.schedule import Schedule
 
 #: rows of kernels in a page, the slowest on any GPU first
@@ -147,14 +146,14 @@ def share_part(name: str, share: float, color: str) -> Part:
 
 def _memory_bar(schedule: Schedule) -> str:
     """What the peak holds, over a mark at the GPU's memory."""
-    memory, board = schedule.memory, schedule.gpu.dram_bytes
-    whole = max(memory.total, board)
+    memory, held = schedule.memory, schedule.gpu.dram_bytes
+    whole = max(memory.total, held)
     values = (memory.parameters, memory.gradients, memory.optimizer_state, memory.activations)
     parts = [
         Part(name, round(100 * value / whole, 3), color, size(value))
         for (name, color), value in zip(MEMORY_COLORS.items(), values, strict=True)
     ]
-    mark = f'<u style="left:{round(100 * board / whole, 3)}%" title="memory of the board"></u>'
+    mark = f'<u style="left:{round(100 * held / whole, 3)}%" title="memory of the board"></u>'
     return f'<div class="memory">{stack(parts, least=14)}{mark}</div>'
 
 

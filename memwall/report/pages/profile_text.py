@@ -16,9 +16,8 @@ from memwall.record.kernels import WALLS, rates, schedule_label, short_name, wal
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Column, Document, Facts, Section, Sentence, Table, clean
 from memwall.report.pages.explanation import provenance_text
-from memwall.report.pages.fusion import explained, fusion_section, is_several, policy_table, sentences
+from memwall.report.pages.fusion import explained, fusion_section, is_several, policy_table, sentences, what_if_section
 from memwall.report.pages.validation import measured_sections
-from memwall.report.pages.whatif import what_if_section
 from memwall.simulate.schedule import Schedule
 
 MATRIX_NOTE = (

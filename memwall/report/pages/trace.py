@@ -1,7 +1,7 @@
-"""A profiler trace held against a board, as text, Markdown, HTML, CSV, JSON and a picture.
+"""A profiler trace compared with a GPU, as text, Markdown, HTML, CSV, JSON and a picture.
 
 What is faster than light stands first: it is an error of ours. Then what was measured and how much of it is known,
-the ops beside their speed of light and the prediction, the gaps, and what has no figures with the reason.
+the ops next to their speed of light and the prediction, the gaps, and what has no figures with the reason.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
 
 
 def _peaks(analysis: TraceAnalysis) -> str:
-    """The peaks that the trace's FLOPs are held against, the most used first; where none are known, of half floats."""
+    """The peaks that the trace's FLOPs are compared with, the most used first; where none are known, of half floats."""
     gpu = analysis.gpu
     shown = analysis.pipes() or [gpu.ceiling_pipe(Pipe("tensor", "float16"))]
     return ", ".join(f"{flop_rate(gpu.peak(pipe))} {pipe}" for pipe in shown)

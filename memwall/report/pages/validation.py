@@ -1,4 +1,4 @@
-"""What a clock said beside what the model said: executors, classes, kernels, and the same groups under each executor.
+"""Measured next to modeled times: executors, classes, kernels, and the same groups under each executor.
 
 First of all stands what is wrong: kernels measured faster than our speed of light, and samples in doubt.
 """
@@ -53,7 +53,7 @@ def measured_sections(profile: Profile, *, top: int = DEFAULT_TOP) -> tuple[Sect
 def _device_section(device: Device, top: int) -> Section:
     blocks: list[Block] = [*_violations(device), *_doubts(device), Facts(_facts(device)), run_table(device)]
     if device.same_groups:
-        blocks.append(contest_table(device.same_groups))
+        blocks.append(executor_table(device.same_groups))
         blocks.append(group_table(device.groups[:top], device.groups[top:]))
     return Section(clean(f"Measured on {device.name}, modeled as {device.gpu}"), tuple(blocks))
 
@@ -240,14 +240,14 @@ def lost_table(run: Run) -> Table:
 
 # -- the same groups under several executors --------------------------------------------------------------------------
 
-CONTEST_NOTE = (
+EXECUTOR_NOTE = (
     "ratio of the sums over all repeats, geomean and worst of the distinct groups, above 1: faster; slower: groups"
     " whose intervals do not meet; eager: the measured eager kernels of the group's ops, summed"
 )
 GROUP_NOTE = "medians of one launch; xN: so many equal groups in a step; the last columns: how many times faster"
 
 
-def contest_table(rows: Sequence[SameGroups]) -> Table:
+def executor_table(rows: Sequence[SameGroups]) -> Table:
     """Executors against each other over the groups that both ran."""
     like = [*(r.seconds for r in rows), *(r.versus_seconds for r in rows)]
     columns = [
@@ -260,7 +260,7 @@ def contest_table(rows: Sequence[SameGroups]) -> Table:
         col.ratio("worst", [r.worst for r in rows]),
         col.plain("slower", [r.slower for r in rows]),
     ]
-    return col.table("The same groups of ops", columns, CONTEST_NOTE)
+    return col.table("The same groups of ops", columns, EXECUTOR_NOTE)
 
 
 def group_table(groups: Sequence[GroupTimes], more: Sequence[GroupTimes] = ()) -> Table:

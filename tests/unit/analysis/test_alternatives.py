@@ -26,7 +26,7 @@ from memwall.fusion import eager_plan
 from memwall.hardware.lookup import load_gpu
 from memwall.report.document import Document
 from memwall.report.markdown import to_markdown
-from memwall.report.pages.rewrites import rewrite_sections
+from memwall.report.pages.fused import rewrite_sections
 from memwall.report.text import to_text
 from memwall.simulate.schedule import simulate
 from tests.unit.truth_folder import truth
