@@ -9,15 +9,10 @@ from memwall.analysis.explanation import Explanation, provenance
 from memwall.core.units import percent
 from memwall.record.kernels import schedule_label, short_name
 from memwall.record.profile import Profile
-from memwall.report.document import Document, Section, Sentence, clean
+from memwall.report.document import Section, Sentence, clean
 from memwall.simulate.schedule import Schedule
 
 Explained = Sequence[tuple[Schedule, Explanation]]
-
-
-def explanation_document(profile: Profile, explained: Explained) -> Document:
-    """The explanations alone."""
-    return Document(clean(profile.workload.name), explanation_sections(profile, explained))
 
 
 def explanation_sections(profile: Profile, explained: Explained) -> tuple[Section, ...]:
