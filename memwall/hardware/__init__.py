@@ -1,1 +1,18 @@
-"""What a GPU can do."""
+"""What a GPU can do.
+
+In: the TOML files of ``hardware_specs/``, or one of the user's own; out: a :class:`Gpu`, its ceilings and the constants
+of every family of kernels, where it lacks some those of the nearest GPU that has them.
+
+Start with :mod:`~memwall.hardware.lookup` (a GPU by its name), then :mod:`~memwall.hardware.gpu` (what one is). What a
+file may say is in :mod:`~memwall.hardware.gpu_spec`, what its constants mean in :mod:`~memwall.hardware.constants`,
+what all GPUs of a compute capability share in :mod:`~memwall.hardware.chips`, and a CPU's own rates in
+:mod:`~memwall.hardware.cpu_rates`.
+"""
+
+from memwall.hardware.chips import CHIPS, Chip, chip_of
+from memwall.hardware.gpu import Gpu
+from memwall.hardware.lookup import all_gpus, gpu_names, inherit, load_gpu, load_gpus, match_device
+
+__all__ = [
+    "CHIPS", "Chip", "Gpu", "all_gpus", "chip_of", "gpu_names", "inherit", "load_gpu", "load_gpus", "match_device",
+]  # fmt: skip
