@@ -19,7 +19,7 @@ from memwall.cli.output import Out
 from memwall.cli.trace_input import analyse_file, is_trace, profile_trace, refuse_trace
 from memwall.core.errors import UsageError
 from memwall.report.pages.trace_names import short_name
-from tests.unit.kineto_traces import Event, call, kernel, op, real_traces, write
+from tests.unit.traces_fixture import Event, call, kernel, op, real_traces, write
 
 H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}
 UNKNOWN_BOARD = {"id": 0, "name": "NVIDIA GeForce GTX 680"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.kineto_traces import call, frame, kernel, op
+from tests.unit.traces_fixture import call, frame, kernel, op
 
 ROOT = Path(__file__).parents[3]
 STATUS = Path("/proc/self/status")

@@ -13,7 +13,7 @@ import pytest
 from memwall.core.errors import UsageError
 from memwall.traces import gpu_name, read_trace, stream
 from memwall.traces.fields import is_communication, user_frame
-from tests.unit.kineto_traces import annotation, call, frame, kernel, op, real_traces, write
+from tests.unit.traces_fixture import annotation, call, frame, kernel, op, real_traces, write
 
 TRACES = real_traces()
 H100 = {

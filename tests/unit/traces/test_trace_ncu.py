@@ -9,7 +9,7 @@ import pytest
 from memwall.core.errors import UsageError
 from memwall.traces import join_ncu, read_ncu_csv, read_trace
 from memwall.traces.ncu import function_name
-from tests.unit.kineto_traces import call, kernel, op, write
+from tests.unit.traces_fixture import call, kernel, op, write
 
 LAUNCH = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream",'

@@ -17,7 +17,7 @@ from memwall.traces.costs import LINK
 from memwall.traces.records import TracedOp
 from memwall.traces.schemas import parse_value
 from memwall.traces.triton import flops_per_element
-from tests.unit.kineto_traces import Event, annotation, call, kernel, op, real_traces, write
+from tests.unit.traces_fixture import Event, annotation, call, kernel, op, real_traces, write
 
 A100 = load_gpu("a100-80gb-sxm")  # 312 TFLOP/s float16, 2.039 TB/s, 40 MiB of L2 at 7.22 TB/s
 BF16, F32, I64 = "c10::BFloat16", "float", "long int"

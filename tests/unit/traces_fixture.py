@@ -1,25 +1,20 @@
-"""Hand-made profiler events for tests, and where the real traces lie: beside the repository, or in MEMWALL_SHARED."""
+"""Hand-made profiler events for tests, and where the real traces lie."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-Event = dict[str, Any]
+from tests.unit.truth_folder import shared
 
-_FOLDERS = (
-    os.environ.get("MEMWALL_SHARED"),
-    Path(__file__).parents[2] / "shared",
-    Path(__file__).parents[3] / "shared",
-)
+Event = dict[str, Any]
 
 
 def real_traces() -> list[Path]:
     """The real traces, none where the folder is not here."""
-    folders = [Path(folder) / "traces" for folder in _FOLDERS if folder]
-    return next((sorted(folder.glob("*.json.gz")) for folder in folders if folder.is_dir()), [])
+    folder = shared("traces")
+    return sorted(folder.glob("*.json.gz")) if folder else []
 
 
 def op(name: str, ts: float, dur: float, tid: Any = 1, **args: Any) -> Event:
