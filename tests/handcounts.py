@@ -146,14 +146,7 @@ def bert_layer(batch: int = 8, seq: int = 512) -> HandCount:
 
 # Folder in profiles/ -> count at the model file's default batch and sequence.
 HAND_COUNTS = {
-    "bert_large": bert_large(),
-    "bert_layer": bert_layer(),
-    "dlrm": dlrm(),
-    "gpt2_xl": gpt2_xl(),
-    "llama3_8b": llama3_8b(),
-    "llama3_70b": llama3_70b(),
-    "llama3_405b": llama3_405b(),
-    "mixtral_8x7b": mixtral_8x7b(),
-    "resnet50": resnet50(),
-    "vit_l16": vit_l16(),
-}
+    "bert_large": bert_large(), "bert_layer": bert_layer(), "dlrm": dlrm(), "gpt2_xl": gpt2_xl(),
+    "llama3_8b": llama3_8b(), "llama3_70b": llama3_70b(), "llama3_405b": llama3_405b(), "mixtral_8x7b": mixtral_8x7b(),
+    "resnet50": resnet50(), "vit_l16": vit_l16(),
+}  # fmt: skip

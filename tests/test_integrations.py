@@ -79,14 +79,11 @@ def test_it_is_valid_by_the_published_schema(name):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("action.yml", "using: composite", "using: something"),
-        ("examples/ci/memwall.yml", "contents: read", "contents: maybe"),
-        ("examples/ci/gitlab.yml", "when: always", "when: sometimes"),
-    ],
-)
+@pytest.mark.parametrize(("name", "old", "new"), [
+    ("action.yml", "using: composite", "using: something"),
+    ("examples/ci/memwall.yml", "contents: read", "contents: maybe"),
+    ("examples/ci/gitlab.yml", "when: always", "when: sometimes"),
+])  # fmt: skip
 def test_the_schema_does_refuse(tmp_path, name, old, new):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert old in text
@@ -395,13 +392,10 @@ def test_the_cpu_build_of_torch_is_installed_before_what_needs_it(runner, tmp_pa
 COMMENTS = 'case "$*" in *--paginate*) printf "%b" "$KNOWN"; exit "$STATUS";; esac'
 
 
-@pytest.mark.parametrize(
-    ("known", "call"),
-    [
-        ("", ["--method", "POST", "repos/owner/name/issues/7/comments"]),
-        ("41\\n42\\n", ["--method", "PATCH", "repos/owner/name/issues/comments/41"]),
-    ],
-)
+@pytest.mark.parametrize(("known", "call"), [
+    ("", ["--method", "POST", "repos/owner/name/issues/7/comments"]),
+    ("41\\n42\\n", ["--method", "PATCH", "repos/owner/name/issues/comments/41"]),
+])  # fmt: skip
 def test_the_comment_is_made_once_and_edited_then(runner, tmp_path, known, call):
     record = runner.program("gh", COMMENTS)
     code, _, said = runner.step("comment", tmp_path, COMMENT="/x/c.md", PULL_NUMBER="7", KNOWN=known, STATUS="0")

@@ -50,14 +50,11 @@ def test_importing_memwall_imports_nothing_else():
     assert loaded == "memwall memwall.core memwall.core.version"
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import memwall.pipeline, memwall; print(callable(memwall.profile), callable(memwall.compare))",
-        "from memwall import profile, compare; import memwall.pipeline; print(callable(profile), callable(compare))",
-        "import memwall as m; m.Profile, m.Comparison; print(callable(m.profile), callable(m.compare))",
-    ],
-)
+@pytest.mark.parametrize("code", [
+    "import memwall.pipeline, memwall; print(callable(memwall.profile), callable(memwall.compare))",
+    "from memwall import profile, compare; import memwall.pipeline; print(callable(profile), callable(compare))",
+    "import memwall as m; m.Profile, m.Comparison; print(callable(m.profile), callable(m.compare))",
+])  # fmt: skip
 def test_profile_and_compare_are_functions_whatever_was_imported(code):
     assert python(code) == "True True"
 

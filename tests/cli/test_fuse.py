@@ -294,18 +294,8 @@ def test_inductor_where_it_is(run, folder):
 
 def test_kernels_are_written_and_replaced(run, folder):
     args = (
-        "fuse",
-        "net.py",
-        "--mode",
-        "training",
-        "--gpu",
-        "a100",
-        "--policy",
-        "memwall",
-        "--no-capture",
-        "--emit",
-        "out",
-    )
+        "fuse", "net.py", "--mode", "training", "--gpu", "a100", "--policy", "memwall", "--no-capture", "--emit", "out",
+    )  # fmt: skip
     result = run(*args)
     assert result.code == 0
     files = sorted(path.name for path in (folder / "out").glob("*.py"))

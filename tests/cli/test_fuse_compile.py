@@ -48,16 +48,13 @@ def test_the_page_in_markdown(run, folder):
     assert "## t4: kernels compiled for sm\\_75" in (folder / "a.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--compile", "h10"), "no GPU named 'h10'; did you mean h100-sxm"),
-        (("--compile", "sm_91"), "no architecture named 'sm_91'; did you mean sm_90"),
-        (("--compile", "tpu-v4"), "no kernel can be compiled for tpu-v4"),
-        (("--gpu", "tpu-v4", "--compile"), "no kernel can be compiled for tpu-v4"),
-        (("--compile", "--policy", "ideal"), "--compile compiles the kernels of memwall; name it with --policy"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (("--compile", "h10"), "no GPU named 'h10'; did you mean h100-sxm"),
+    (("--compile", "sm_91"), "no architecture named 'sm_91'; did you mean sm_90"),
+    (("--compile", "tpu-v4"), "no kernel can be compiled for tpu-v4"),
+    (("--gpu", "tpu-v4", "--compile"), "no kernel can be compiled for tpu-v4"),
+    (("--compile", "--policy", "ideal"), "--compile compiles the kernels of memwall; name it with --policy"),
+])  # fmt: skip
 @needs_triton
 def test_what_it_refuses(run, words, said):
     result = run("fuse", "net.py", "--no-capture", "-q", *words)

@@ -547,17 +547,14 @@ def test_a_baseline_that_is_not_there(saved, run):
     assert "neither a folder nor a saved profile" in run("--baseline", "memwall.toml").error
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda data: gzip.compress(data)[:-400], "base.json.gz"),
-        (lambda data: gzip.compress(data[:-400]), "base.json.gz"),
-        (lambda data: b"", "base.json.gz"),
-        (lambda data: gzip.compress(b"[]"), "base.json.gz"),
-        (lambda data: gzip.compress(data.replace(b"memwall.profile/1", b"memwall.profile/9", 1)), "profile/9"),
-        (lambda data: gzip.compress(data.replace(b'"simulations"', b'"simulation"', 1)), "simulations"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "words"), [
+    (lambda data: gzip.compress(data)[:-400], "base.json.gz"),
+    (lambda data: gzip.compress(data[:-400]), "base.json.gz"),
+    (lambda data: b"", "base.json.gz"),
+    (lambda data: gzip.compress(b"[]"), "base.json.gz"),
+    (lambda data: gzip.compress(data.replace(b"memwall.profile/1", b"memwall.profile/9", 1)), "profile/9"),
+    (lambda data: gzip.compress(data.replace(b'"simulations"', b'"simulation"', 1)), "simulations"),
+])  # fmt: skip
 def test_a_damaged_or_newer_baseline_is_said(saved, run, damage, words):
     (saved / "base.json.gz").write_bytes(damage((saved / "saved.json").read_bytes()))
     assert words in run("--baseline", "base.json.gz").error
@@ -594,16 +591,13 @@ def test_a_profile_that_is_in_the_baseline_alone_is_said(saved, run):
 # -- nothing to check --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ("[gate]\n", "no workload to gate"),
-        ("[gate]\nworkloads = []\n", "no workload to gate"),
-        ("[gate]\ntarget = 'saved.json'\n", "nothing is limited"),
-        ("[gate]\ntarget = 'saved.json'\nmeasured_s = '+5%'\n", "nothing is limited"),
-        ("[gate]\ntarget = 'saved.json'\n[gate.modules.nowhere]\nkernels = 3\n", "no kernel belongs to the modules"),
-    ],
-)
+@pytest.mark.parametrize(("config", "words"), [
+    ("[gate]\n", "no workload to gate"),
+    ("[gate]\nworkloads = []\n", "no workload to gate"),
+    ("[gate]\ntarget = 'saved.json'\n", "nothing is limited"),
+    ("[gate]\ntarget = 'saved.json'\nmeasured_s = '+5%'\n", "nothing is limited"),
+    ("[gate]\ntarget = 'saved.json'\n[gate.modules.nowhere]\nkernels = 3\n", "no kernel belongs to the modules"),
+])  # fmt: skip
 def test_a_gate_that_checks_nothing_fails(saved, run, config, words):
     (saved / "memwall.toml").write_text(config)
     result = run("-q")

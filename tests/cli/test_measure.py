@@ -72,19 +72,16 @@ def test_a_saved_record_is_measured_and_printed(ran, capsys, monkeypatch):
     assert "record kept" not in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["none.py"], 2, "no such file"),
-        (["net.py", "--executor", "jit"], 2, "no executor named 'jit'; there is eager, generated, inductor"),
-        (["net.py", "--executor", "generated"], 3, "need a CUDA device"),
-        (["net.py", "--gpu", "h1000"], 2, "no GPU named"),
-        (["net.py", "--samples", "0"], 2, "--samples"),
-        (["net.py", "--time-limit", "0"], 2, "--time-limit"),
-        (["net.py", "-o", "x.jpg"], 2, "cannot tell what to write"),
-        (["out.json", "--batch", "3"], 2, "--batch says how to trace"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (["none.py"], 2, "no such file"),
+    (["net.py", "--executor", "jit"], 2, "no executor named 'jit'; there is eager, generated, inductor"),
+    (["net.py", "--executor", "generated"], 3, "need a CUDA device"),
+    (["net.py", "--gpu", "h1000"], 2, "no GPU named"),
+    (["net.py", "--samples", "0"], 2, "--samples"),
+    (["net.py", "--time-limit", "0"], 2, "--time-limit"),
+    (["net.py", "-o", "x.jpg"], 2, "cannot tell what to write"),
+    (["out.json", "--batch", "3"], 2, "--batch says how to trace"),
+])  # fmt: skip
 def test_what_is_refused_in_one_line(ran, arguments, code, words, capsys, monkeypatch):
     folder, _ = ran
     monkeypatch.chdir(folder)

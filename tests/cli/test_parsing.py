@@ -12,25 +12,22 @@ from memwall.core.errors import MissingError, UsageError
 from memwall.report.pages.profile import ProfileReport
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ("--gpu a100 h100", "--gpu a100 --gpu h100"),
-        ("m.py --gpu v100 h100 --mode training", "m.py --gpu v100 --gpu h100 --mode training"),
-        ("--gpu v100 h100 m.py", "--gpu v100 --gpu h100 m.py"),
-        ("--gpu v100 h100 m.py:Net t4", "--gpu v100 --gpu h100 m.py:Net t4"),
-        ("--gpu v100 pkg.mod:Net", "--gpu v100 pkg.mod:Net"),
-        ("--gpu v100 old.json new.json", "--gpu v100 old.json new.json"),
-        ("--gpu v100 a100 trace.json.gz", "--gpu v100 --gpu a100 trace.json.gz"),
-        ("--gpu dir/mine.toml other.toml", "--gpu dir/mine.toml --gpu other.toml"),
-        ("--gpu=a100 h100", "--gpu=a100 --gpu h100"),
-        ("--gpu a100 --gpu h100 t4", "--gpu a100 --gpu h100 --gpu t4"),
-        ("--gpu a100 -- h100", "--gpu a100 -- h100"),
-        ("--gpu a100 -q h100", "--gpu a100 -q h100"),
-        ("--gpu", "--gpu"),
-        ("--batch 3 net", "--batch 3 net"),
-    ],
-)
+@pytest.mark.parametrize(("given", "wanted"), [
+    ("--gpu a100 h100", "--gpu a100 --gpu h100"),
+    ("m.py --gpu v100 h100 --mode training", "m.py --gpu v100 --gpu h100 --mode training"),
+    ("--gpu v100 h100 m.py", "--gpu v100 --gpu h100 m.py"),
+    ("--gpu v100 h100 m.py:Net t4", "--gpu v100 --gpu h100 m.py:Net t4"),
+    ("--gpu v100 pkg.mod:Net", "--gpu v100 pkg.mod:Net"),
+    ("--gpu v100 old.json new.json", "--gpu v100 old.json new.json"),
+    ("--gpu v100 a100 trace.json.gz", "--gpu v100 --gpu a100 trace.json.gz"),
+    ("--gpu dir/mine.toml other.toml", "--gpu dir/mine.toml --gpu other.toml"),
+    ("--gpu=a100 h100", "--gpu=a100 --gpu h100"),
+    ("--gpu a100 --gpu h100 t4", "--gpu a100 --gpu h100 --gpu t4"),
+    ("--gpu a100 -- h100", "--gpu a100 -- h100"),
+    ("--gpu a100 -q h100", "--gpu a100 -q h100"),
+    ("--gpu", "--gpu"),
+    ("--batch 3 net", "--batch 3 net"),
+])  # fmt: skip
 def test_several_values_after_one_flag(given, wanted):
     assert spread(given.split(), {"--gpu"}) == wanted.split()
 
@@ -66,15 +63,12 @@ def test_the_suffix_says_the_kind(tmp_path):
     assert len(plan_outputs(["a.md", "a.md"])) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("a.pdf", "end the name in one of .trace.json .json"),
-        ("a", "end the name in one of"),
-        ("none/a.png", "there is no folder"),
-        ("d.png", "it is a folder"),
-    ],
-)
+@pytest.mark.parametrize(("name", "says"), [
+    ("a.pdf", "end the name in one of .trace.json .json"),
+    ("a", "end the name in one of"),
+    ("none/a.png", "there is no folder"),
+    ("d.png", "it is a folder"),
+])  # fmt: skip
 def test_a_file_that_cannot_be_written_is_refused_early(tmp_path, monkeypatch, name, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d.png").mkdir()

@@ -44,15 +44,12 @@ def test_what_ifs_of_a_saved_profile(run):
         assert f" {policy} " in page.partition("── What if\n")[2]
 
 
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("--what-if dram_bytes_per_s=fast", "'fast' is not a number"),
-        ("--what-if dram_bytes_per_s*=0", "must be a positive number"),
-        ("--what-if fuse:nothing", "no module fits 'nothing'"),
-        ("--policy memwal", "did you mean memwall?"),
-    ],
-)
+@pytest.mark.parametrize(("line", "error"), [
+    ("--what-if dram_bytes_per_s=fast", "'fast' is not a number"),
+    ("--what-if dram_bytes_per_s*=0", "must be a positive number"),
+    ("--what-if fuse:nothing", "no module fits 'nothing'"),
+    ("--policy memwal", "did you mean memwall?"),
+])  # fmt: skip
 def test_bad_what_ifs_and_policies(run, record, line, error):
     result = run("profile", record, "--gpu", "a100", *line.split())
     assert result.code == 2

@@ -58,33 +58,30 @@ def test_an_op_beside_its_speed_of_light(tmp_path: Path, capsys: pytest.CaptureF
     assert "Over the roof" not in text
 
 
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("aten::cudnn_convolution_backward_weight", "cudnn_conv_bwd_weight"),
-        ("aten::native_layer_norm", "native_layer_norm"),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_64x64_tn_align8>(cutlass_80::Params)",
-         "cutlass_80_tensorop_s16816gemm_bf16_64x64_tn_align8"),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
-         "std::array<char*, 3ul> >(int)",
-         "vectorized_elementwise_kernel<CUDAFunctor_add...>"),
-        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::TensorListMetadata<2>, "
-         "at::native::BinaryOpListAlphaFunctor<float, 2, 2, 0>, float>(x)",
-         "multi_tensor_apply_kernel<BinaryOpListAlphaFunctor...>"),
-        ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>(float*)",
-         "softmax_warp_forward"),
-        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN_LDSB0",
-         "Cijk_Alik_Bljk_BBS_MT256x192x64"),
-        ("triton_red_fused_add_mean_0", "triton_red_fused_add_mean_0"),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long)",
-         "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_kernel__5x_cublas",
-         "sm90_xmma_gemm_bf16bf16_bf16f32_f32…te_kernel__5x_cublas"),
-        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
-        ("void ck_tile::kentry<256, 1, ck_tile::FmhaFwdKernel<ck_tile::X> >(y)", "kentry<FmhaFwdKernel...>"),
-        ("", "-"), ("<", "<"), ("void k<>()", "k"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "short"), [
+    ("aten::cudnn_convolution_backward_weight", "cudnn_conv_bwd_weight"),
+    ("aten::native_layer_norm", "native_layer_norm"),
+    ("void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_64x64_tn_align8>(cutlass_80::Params)",
+     "cutlass_80_tensorop_s16816gemm_bf16_64x64_tn_align8"),
+    ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+     "std::array<char*, 3ul> >(int)",
+     "vectorized_elementwise_kernel<CUDAFunctor_add...>"),
+    ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::TensorListMetadata<2>, "
+     "at::native::BinaryOpListAlphaFunctor<float, 2, 2, 0>, float>(x)",
+     "multi_tensor_apply_kernel<BinaryOpListAlphaFunctor...>"),
+    ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>(float*)",
+     "softmax_warp_forward"),
+    ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN_LDSB0",
+     "Cijk_Alik_Bljk_BBS_MT256x192x64"),
+    ("triton_red_fused_add_mean_0", "triton_red_fused_add_mean_0"),
+    ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long)",
+     "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t"),
+    ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_kernel__5x_cublas",
+     "sm90_xmma_gemm_bf16bf16_bf16f32_f32…te_kernel__5x_cublas"),
+    ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
+    ("void ck_tile::kentry<256, 1, ck_tile::FmhaFwdKernel<ck_tile::X> >(y)", "kentry<FmhaFwdKernel...>"),
+    ("", "-"), ("<", "<"), ("void k<>()", "k"),
+])  # fmt: skip
 def test_a_short_name_keeps_what_tells_kernels_apart(name: str, short: str) -> None:
     assert short_name(name) == short
 

@@ -112,15 +112,12 @@ def _with_launches(gpu):
     return profile.with_simulations((simulate(profile.graph, eager_plan(profile.graph, costs), gpu),))
 
 
-@pytest.mark.parametrize(
-    ("utilization", "fitted_on", "expected"),
-    [
-        ({}, {}, {"datasheet only"}),
-        ({"gemm.float16.interval_high": 1.2}, {"gemm.float16": "old"}, {"yes", "datasheet only"}),
-        ({"gemm.float16.interval_high": 1.2}, {"gemm.float16": "new"}, {"by architecture", "datasheet only"}),
-        ({"gemm.bfloat16.interval_high": 1.2}, {"gemm.bfloat16": "old"}, {"by architecture", "datasheet only"}),
-    ],
-)
+@pytest.mark.parametrize(("utilization", "fitted_on", "expected"), [
+    ({}, {}, {"datasheet only"}),
+    ({"gemm.float16.interval_high": 1.2}, {"gemm.float16": "old"}, {"yes", "datasheet only"}),
+    ({"gemm.float16.interval_high": 1.2}, {"gemm.float16": "new"}, {"by architecture", "datasheet only"}),
+    ({"gemm.bfloat16.interval_high": 1.2}, {"gemm.bfloat16": "old"}, {"by architecture", "datasheet only"}),
+])  # fmt: skip
 def test_the_time_says_on_what_its_constants_rest(utilization, fitted_on, expected):
     gpu = replace(OLD, utilization=utilization, fitted_on=fitted_on)
     profile = _with_launches(gpu)

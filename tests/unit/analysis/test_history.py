@@ -51,14 +51,11 @@ def test_an_entry_has_every_quantity_of_every_simulation():
     assert "graph_breaks" not in first.figures  # nothing was captured
 
 
-@pytest.mark.parametrize(
-    ("commit", "date", "message"),
-    [
-        ("HEAD", "2026-01-01T00:00:00Z", "'HEAD' is no commit's hash"),
-        (A, "yesterday", "'yesterday' is no date with an offset"),
-        (A, "2026-01-01T00:00:00", "no date with an offset"),
-    ],
-)
+@pytest.mark.parametrize(("commit", "date", "message"), [
+    ("HEAD", "2026-01-01T00:00:00Z", "'HEAD' is no commit's hash"),
+    (A, "yesterday", "'yesterday' is no date with an offset"),
+    (A, "2026-01-01T00:00:00", "no date with an offset"),
+])  # fmt: skip
 def test_an_entry_of_no_commit_or_date_is_refused(commit, date, message):
     with pytest.raises(UsageError, match=message):
         entry_of({"small": make_profile()}, commit, date)
@@ -379,21 +376,18 @@ def test_report_shows_the_quantities_that_are_named(history, capsys):
     assert "4 steps: " in out and "time_s" not in out and "peak memory" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--history", "{h}", "--quantity", "kernel"], "no quantity 'kernel'; did you mean kernels?"),
-        (["--history", "{h}", "--quantity", "mfu"], "the history has no mfu; it has kernels, dram_bytes, time_s"),
-        (["--history", "{h}", "--json"], "--json has no use for a history"),
-        (["--history", "{h}", "--top", "3"], "--top has no use for a history"),
-        (["profile.json", "--history", "{h}"], "PROFILE has no use for a history"),
-        (["--history", "{h}", "-o", "x.json"], "cannot tell what to write into 'x.json'"),
-        (["--history", "nothing.jsonl"], "no such file: nothing.jsonl"),
-        (["--history", "/dev/null"], "the history is empty"),
-        ([], "nothing to show: name a saved profile, or a history with --history"),
-        (["profile.json", "--quantity", "kernels"], "--quantity is of a --history"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--history", "{h}", "--quantity", "kernel"], "no quantity 'kernel'; did you mean kernels?"),
+    (["--history", "{h}", "--quantity", "mfu"], "the history has no mfu; it has kernels, dram_bytes, time_s"),
+    (["--history", "{h}", "--json"], "--json has no use for a history"),
+    (["--history", "{h}", "--top", "3"], "--top has no use for a history"),
+    (["profile.json", "--history", "{h}"], "PROFILE has no use for a history"),
+    (["--history", "{h}", "-o", "x.json"], "cannot tell what to write into 'x.json'"),
+    (["--history", "nothing.jsonl"], "no such file: nothing.jsonl"),
+    (["--history", "/dev/null"], "the history is empty"),
+    ([], "nothing to show: name a saved profile, or a history with --history"),
+    (["profile.json", "--quantity", "kernels"], "--quantity is of a --history"),
+])  # fmt: skip
 def test_misuse_is_one_line_with_the_way_out(history, capsys, arguments, message):
     assert main(["report", *(text.replace("{h}", str(history)) for text in arguments)]) == 2
     error = capsys.readouterr().err

@@ -134,13 +134,10 @@ def test_a_plan_that_is_not_at_hand_has_no_missed_fusions(policies):
     assert missed_fusions(policies.profile, policies.eager) == ()  # eager refuses nothing
 
 
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        (("aten.add.Tensor", "aten.mul.Tensor", "aten.add.Tensor"), "add x2 + mul"),
-        (("aten.native_layer_norm",), "native_layer_norm"),
-        (("mylib.scan",), "mylib.scan"),
-    ],
-)
+@pytest.mark.parametrize(("names", "text"), [
+    (("aten.add.Tensor", "aten.mul.Tensor", "aten.add.Tensor"), "add x2 + mul"),
+    (("aten.native_layer_norm",), "native_layer_norm"),
+    (("mylib.scan",), "mylib.scan"),
+])  # fmt: skip
 def test_a_group_is_named_by_its_ops(names, text):
     assert group_name(names) == text

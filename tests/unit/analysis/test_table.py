@@ -156,15 +156,10 @@ def test_collapse_stars_whole_numbers_only(module, starred):
     assert kernels.collapse(module) == starred
 
 
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("aten.add.Tensor", "add"),
-        ("aten.mm", "mm"),
-        ("aten.add.Tensor+aten.gelu", "add+gelu"),
-        ("mylib.x.y", "mylib.x.y"),
-    ],
-)
+@pytest.mark.parametrize(("name", "short"), [
+    ("aten.add.Tensor", "add"), ("aten.mm", "mm"), ("aten.add.Tensor+aten.gelu", "add+gelu"),
+    ("mylib.x.y", "mylib.x.y"),
+])  # fmt: skip
 def test_short_names(name, short):
     assert kernels.short_name(name) == short
 

@@ -309,35 +309,29 @@ def test_a_deviation_that_is_no_number_is_saved_as_a_huge_one(error):
     assert Measurement.from_dict(record).kernels[0].error == 1e20
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"executor": "magic"}, "m.executor is 'magic'; want one of eager"),
-        ({"kernels": {}}, "m.kernels is not a list"),
-        ({"complete": 1}, "m.complete is neither true nor false"),
-        ({"copy_bytes_per_s": -1}, "m.copy_bytes_per_s must be a number"),
-        ({"step": {"median_s": 1.0}}, "m.step has no 'low_s'"),
-        ({"step": {**RECORD["step"], "low_s": 1.0}}, "not in this order"),
-        ({"step": {**RECORD["step"], "min_s": 0}}, "m.step.min_s must be above 0"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"executor": "magic"}, "m.executor is 'magic'; want one of eager"),
+    ({"kernels": {}}, "m.kernels is not a list"),
+    ({"complete": 1}, "m.complete is neither true nor false"),
+    ({"copy_bytes_per_s": -1}, "m.copy_bytes_per_s must be a number"),
+    ({"step": {"median_s": 1.0}}, "m.step has no 'low_s'"),
+    ({"step": {**RECORD["step"], "low_s": 1.0}}, "not in this order"),
+    ({"step": {**RECORD["step"], "min_s": 0}}, "m.step.min_s must be above 0"),
+])  # fmt: skip
 def test_what_is_wrong_is_named(change, message):
     with pytest.raises(BadRecord, match=message):
         Measurement.from_dict({**RECORD, **change}, "m")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"status": "great"}, r"m.kernels\[1\].status is 'great'"),
-        ({"timing": None}, r"m.kernels\[1\] is ok and has no timing"),
-        ({"repeats": 0}, "repeats must be at least 1"),
-        ({"op_ids": [-1]}, r"op_ids\[0\] must be a whole number"),
-        ({"config": {"ROWS": "many"}}, "config.ROWS must be a whole number"),
-        ({"sensors": {"power_w": "hot"}}, "sensors.power_w must be a number"),
-        ({"sensors": {"flags": "hot"}}, "sensors.flags is not a list"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"status": "great"}, r"m.kernels\[1\].status is 'great'"),
+    ({"timing": None}, r"m.kernels\[1\] is ok and has no timing"),
+    ({"repeats": 0}, "repeats must be at least 1"),
+    ({"op_ids": [-1]}, r"op_ids\[0\] must be a whole number"),
+    ({"config": {"ROWS": "many"}}, "config.ROWS must be a whole number"),
+    ({"sensors": {"power_w": "hot"}}, "sensors.power_w must be a number"),
+    ({"sensors": {"flags": "hot"}}, "sensors.flags is not a list"),
+])  # fmt: skip
 def test_what_is_wrong_in_a_kernel_is_named(change, message):
     record = copy.deepcopy(RECORD)
     record["kernels"][1] |= change

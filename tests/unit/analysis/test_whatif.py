@@ -64,23 +64,20 @@ def outcome(profile: Profile, *specs: str, policy: str = "eager"):
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("dram_bytes_per_s*=2", ("dram_bytes_per_s", "", "*=", 2.0)),
-        ("l2_bytes=100MB", ("l2_bytes", "", "=", 100e6)),
-        ("l2_bytes=50 MiB", ("l2_bytes", "", "=", 52_428_800.0)),
-        ("dram_bytes_per_s = 3.35TB/s", ("dram_bytes_per_s", "", "=", 3.35e12)),
-        ("peak_flop_per_s*=1.5", ("peak_flop_per_s", "", "*=", 1.5)),
-        ("peak_flop_per_s.tensor.bfloat16=200TFLOP/s", ("peak_flop_per_s", "tensor.bfloat16", "=", 200e12)),
-        ("launch_overhead_s=0", ("launch_overhead_s", "", "=", 0.0)),
-        ("launch_overhead_s=3us", ("launch_overhead_s", "", "=", 3e-6)),
-        ("dispatch_s/=2", ("dispatch_s", "", "/=", 2.0)),
-        ("sm_count=144", ("sm_count", "", "=", 144.0)),
-        ("achievable.dram=1", ("achievable", "dram", "=", 1.0)),
-        ("boost_clock_hz=1.7GHz", ("boost_clock_hz", "", "=", 1.7e9)),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("dram_bytes_per_s*=2", ("dram_bytes_per_s", "", "*=", 2.0)),
+    ("l2_bytes=100MB", ("l2_bytes", "", "=", 100e6)),
+    ("l2_bytes=50 MiB", ("l2_bytes", "", "=", 52_428_800.0)),
+    ("dram_bytes_per_s = 3.35TB/s", ("dram_bytes_per_s", "", "=", 3.35e12)),
+    ("peak_flop_per_s*=1.5", ("peak_flop_per_s", "", "*=", 1.5)),
+    ("peak_flop_per_s.tensor.bfloat16=200TFLOP/s", ("peak_flop_per_s", "tensor.bfloat16", "=", 200e12)),
+    ("launch_overhead_s=0", ("launch_overhead_s", "", "=", 0.0)),
+    ("launch_overhead_s=3us", ("launch_overhead_s", "", "=", 3e-6)),
+    ("dispatch_s/=2", ("dispatch_s", "", "/=", 2.0)),
+    ("sm_count=144", ("sm_count", "", "=", 144.0)),
+    ("achievable.dram=1", ("achievable", "dram", "=", 1.0)),
+    ("boost_clock_hz=1.7GHz", ("boost_clock_hz", "", "=", 1.7e9)),
+])  # fmt: skip
 def test_changes_of_a_number(text, expected):
     change = parse_change(text)
     assert isinstance(change, GpuChange)
@@ -92,39 +89,33 @@ def test_a_pattern_of_modules():
     assert parse_change("fuse:layers.*.mlp") == FuseChange("fuse:layers.*.mlp", "layers.*.mlp")
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("dram_byte_per_s*=2", "no number named 'dram_byte_per_s'; did you mean dram_bytes_per_s?"),
-        ("peak_flop_per_s.tensor.bf16*=2", "did you mean peak_flop_per_s.tensor.bfloat16?"),
-        ("colour=blue", "there is sm_count, boost_clock_hz"),
-        ("name=3", "no number named 'name'"),
-        ("faster", "want FIELD=VALUE, FIELD*=FACTOR or fuse:MODULES"),
-        ("fuse:", "names no module"),
-        ("l2_bytes=100MW", "'100MW' is not a number, or one in B such as 100MB"),
-        ("dram_bytes_per_s*=2TB/s", "'2TB/s' is not a number"),
-        ("dram_bytes_per_s=3TiB/s", "rates are decimal"),
-        ("l2_bytes=", "'' is not a number"),
-        ("l2_bytes=1e999", "is not a number that a GPU can have"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "says"), [
+    ("dram_byte_per_s*=2", "no number named 'dram_byte_per_s'; did you mean dram_bytes_per_s?"),
+    ("peak_flop_per_s.tensor.bf16*=2", "did you mean peak_flop_per_s.tensor.bfloat16?"),
+    ("colour=blue", "there is sm_count, boost_clock_hz"),
+    ("name=3", "no number named 'name'"),
+    ("faster", "want FIELD=VALUE, FIELD*=FACTOR or fuse:MODULES"),
+    ("fuse:", "names no module"),
+    ("l2_bytes=100MW", "'100MW' is not a number, or one in B such as 100MB"),
+    ("dram_bytes_per_s*=2TB/s", "'2TB/s' is not a number"),
+    ("dram_bytes_per_s=3TiB/s", "rates are decimal"),
+    ("l2_bytes=", "'' is not a number"),
+    ("l2_bytes=1e999", "is not a number that a GPU can have"),
+])  # fmt: skip
 def test_what_cannot_be_read_names_the_way_out(text, says):
     with pytest.raises(UsageError) as error:
         parse_change(text)
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("sm_count=-3", "must be a positive whole number"),
-        ("dram_bytes_per_s=0", "must be a positive number"),
-        ("achievable.dram*=2", "at most 1"),
-        ("peak_flop_per_s.tensor.fp8*=2", "old has no tensor.fp8; it has tensor.float16, vector.float32"),
-        ("dram_bytes_per_s/=0", "divides by zero"),
-        ("sm_count*=1e300", "must be a positive whole number"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("sm_count=-3", "must be a positive whole number"),
+    ("dram_bytes_per_s=0", "must be a positive number"),
+    ("achievable.dram*=2", "at most 1"),
+    ("peak_flop_per_s.tensor.fp8*=2", "old has no tensor.fp8; it has tensor.float16, vector.float32"),
+    ("dram_bytes_per_s/=0", "divides by zero"),
+    ("sm_count*=1e300", "must be a positive whole number"),
+])  # fmt: skip
 def test_impossible_numbers_are_refused(text, says):
     with pytest.raises(UsageError) as error:
         parse_change(text).on(GPU)
@@ -146,17 +137,14 @@ def test_only_the_number_named_changes():
 # -- totals on another GPU ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("spec", "after_us"),
-    [
-        ("dram_bytes_per_s*=2", 6.0),  # two kernels of 4 MB at 2 TB/s, 1 us of launch each
-        ("launch_overhead_s=0", 8.0),
-        ("launch_overhead_s=3us", 14.0),
-        ("peak_flop_per_s*=2", 10.0),  # bandwidth-bound: nothing
-        ("l2_bytes=100MB", 8.0 + 0.5 / 0.45),  # the second reads its 2 MB at 45 % of the L2's 4 TB/s
-        ("dispatch_s=20us", 45.0),  # the CPU issues one every 20 us: the last starts at 40 and takes 5
-    ],
-)
+@pytest.mark.parametrize(("spec", "after_us"), [
+    ("dram_bytes_per_s*=2", 6.0),  # two kernels of 4 MB at 2 TB/s, 1 us of launch each
+    ("launch_overhead_s=0", 8.0),
+    ("launch_overhead_s=3us", 14.0),
+    ("peak_flop_per_s*=2", 10.0),  # bandwidth-bound: nothing
+    ("l2_bytes=100MB", 8.0 + 0.5 / 0.45),  # the second reads its 2 MB at 45 % of the L2's 4 TB/s
+    ("dispatch_s=20us", 45.0),  # the CPU issues one every 20 us: the last starts at 40 and takes 5
+])  # fmt: skip
 def test_a_chain_on_a_changed_gpu(spec, after_us):
     found = outcome(chain(), spec)
     assert found.before.time_s == pytest.approx(10 * US)  # two of 4 MB / 1 TB/s + 1 us

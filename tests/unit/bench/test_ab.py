@@ -29,18 +29,15 @@ ROOT = Path(__file__).parents[3]
 QUIET = Usage(wall_s=0.06, capacity_s=0.12)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [
-        (0.98, 1.02, "pass"),
-        (0.80, 0.84, "pass"),
-        (1.06, 1.09, "fail"),
-        (1.051, 1.5, "fail"),
-        (1.04, 1.06, "inconclusive"),  # what is allowed lies within
-        (0.97, 1.06, "inconclusive"),
-        (0.70, 1.04, "inconclusive"),  # 22 % either way: a slow-down of 5 % would not have shown
-    ],
-)
+@pytest.mark.parametrize(("low", "high", "verdict"), [
+    (0.98, 1.02, "pass"),
+    (0.80, 0.84, "pass"),
+    (1.06, 1.09, "fail"),
+    (1.051, 1.5, "fail"),
+    (1.04, 1.06, "inconclusive"),  # what is allowed lies within
+    (0.97, 1.06, "inconclusive"),
+    (0.70, 1.04, "inconclusive"),  # 22 % either way: a slow-down of 5 % would not have shown
+])  # fmt: skip
 def test_the_whole_interval_decides(low, high, verdict):
     assert verdict_of(Ratio(math.sqrt(low * high), low, high, 1.0), 0.05) == verdict
 
@@ -192,14 +189,11 @@ def test_many_disturbed_rounds_leave_the_verdict_open():
     assert result.verdict == "inconclusive"
 
 
-@pytest.mark.parametrize(
-    ("usage", "why"),
-    [
-        (replace(QUIET, others_s=0.012), "other processes took 10 % of the machine's time"),
-        (replace(QUIET, stolen_s=0.006), "the hypervisor took 5 % of the machine's time"),
-        (replace(QUIET, flags=("unknown clocks: pynvml is not installed",)), "unknown clocks"),
-    ],
-)
+@pytest.mark.parametrize(("usage", "why"), [
+    (replace(QUIET, others_s=0.012), "other processes took 10 % of the machine's time"),
+    (replace(QUIET, stolen_s=0.006), "the hypervisor took 5 % of the machine's time"),
+    (replace(QUIET, flags=("unknown clocks: pynvml is not installed",)), "unknown clocks"),
+])  # fmt: skip
 def test_a_little_of_it_all_the_time_is_too_much(usage, why):
     result, _ = play(1.0, usages=[usage] * 500)
     assert (result.verdict, result.dropped) == ("inconclusive", 0)
@@ -240,18 +234,15 @@ def test_each_side_begins_equally_often():
     assert order[:8] != order[8:16]
 
 
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ({"allowed": 0.0}, "above 0 %"),
-        ({"allowed": -0.1}, "above 0 %"),
-        ({"allowed": math.nan}, "above 0 %"),
-        ({"allowed": 0.05, "device": "tpu"}, "there is cpu, cuda"),
-        ({"allowed": 0.05, "blocks": 5}, "at least 6"),
-        ({"allowed": 0.05, "seconds": 0.0}, "above 0 s"),
-        ({"allowed": 0.05, "seconds": math.inf}, "above 0 s"),
-    ],
-)
+@pytest.mark.parametrize(("rules", "message"), [
+    ({"allowed": 0.0}, "above 0 %"),
+    ({"allowed": -0.1}, "above 0 %"),
+    ({"allowed": math.nan}, "above 0 %"),
+    ({"allowed": 0.05, "device": "tpu"}, "there is cpu, cuda"),
+    ({"allowed": 0.05, "blocks": 5}, "at least 6"),
+    ({"allowed": 0.05, "seconds": 0.0}, "above 0 s"),
+    ({"allowed": 0.05, "seconds": math.inf}, "above 0 s"),
+])  # fmt: skip
 def test_rules_that_make_no_sense_are_refused(rules, message, tmp_path):
     side = Side(tmp_path, "net.py")
     with pytest.raises(UsageError, match=message):
@@ -323,14 +314,11 @@ def test_without_time_nothing_is_decided(tmp_path):
     assert result.environment["torch"]
 
 
-@pytest.mark.parametrize(
-    ("failing", "line", "message"),
-    [
-        ("base", "raise ValueError('no such width')", r"^the base: .*no such width.*net\.py:1"),
-        ("head", "import os; os._exit(7)", "^the head does not run: .*exit code 7"),
-        ("head", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "^the head does not run: .*SIGSEGV"),
-    ],
-)
+@pytest.mark.parametrize(("failing", "line", "message"), [
+    ("base", "raise ValueError('no such width')", r"^the base: .*no such width.*net\.py:1"),
+    ("head", "import os; os._exit(7)", "^the head does not run: .*exit code 7"),
+    ("head", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "^the head does not run: .*SIGSEGV"),
+])  # fmt: skip
 def test_a_side_that_fails_is_named(tmp_path, failing, line, message):
     models = {"base": MODEL, "head": MODEL, failing: f"{line}\n{MODEL}"}
     base, head = (checkout(tmp_path / name, model=model) for name, model in models.items())

@@ -151,17 +151,14 @@ def test_nvml_in_base_units_and_what_it_does_not_say_is_none():
     assert Nvml(FakeNvml(power=350_000), "handle", frozenset).read().power_w == 350.0
 
 
-@pytest.mark.parametrize(
-    ("reasons", "pids", "words"),
-    [
-        (0x1, [7], []),  # idle: nothing slows it down
-        (0x4 | 0x20, [7], ["power cap", "temperature"]),
-        (0x80, [7], ["power brake"]),
-        (0, [7, 8, 9], ["2 other processes"]),
-        (0, [900], []),  # one process under a number of the host's: it is us
-        (0, [900, 901], ["1 other process"]),
-    ],
-)
+@pytest.mark.parametrize(("reasons", "pids", "words"), [
+    (0x1, [7], []),  # idle: nothing slows it down
+    (0x4 | 0x20, [7], ["power cap", "temperature"]),
+    (0x80, [7], ["power brake"]),
+    (0, [7, 8, 9], ["2 other processes"]),
+    (0, [900], []),  # one process under a number of the host's: it is us
+    (0, [900, 901], ["1 other process"]),
+])  # fmt: skip
 def test_flags_of_a_throttled_or_shared_board(reasons, pids, words):
     flags = Nvml(FakeNvml(reasons, pids), "handle", lambda: frozenset([7])).read().flags
     assert len(flags) == len(words)

@@ -55,17 +55,14 @@ def by_name(profile):
     return {kernel.name: kernel for kernel in measurements(profile)[0].kernels}
 
 
-@pytest.mark.parametrize(
-    ("name", "status", "words"),
-    [
-        ("planted.hang", "timeout", "longer than its limit"),
-        ("planted.crash", "failed", "SIGSEGV"),
-        ("planted.killed", "out of memory", "killed the process"),
-        ("planted.too_large", "out of memory", ""),
-        ("planted.raises", "failed", "planted"),
-        ("planted.wrong", "wrong", "elements are off"),
-    ],
-)
+@pytest.mark.parametrize(("name", "status", "words"), [
+    ("planted.hang", "timeout", "longer than its limit"),
+    ("planted.crash", "failed", "SIGSEGV"),
+    ("planted.killed", "out of memory", "killed the process"),
+    ("planted.too_large", "out of memory", ""),
+    ("planted.raises", "failed", "planted"),
+    ("planted.wrong", "wrong", "elements are off"),
+])  # fmt: skip
 def test_a_bad_kernel_is_lost_alone_and_says_how(planted, name, status, words):
     kernel = by_name(planted)[name]
     assert (kernel.status, kernel.timing) == (status, None)
@@ -90,15 +87,12 @@ def test_the_record_with_measurements_is_read_back_and_written_the_same(planted,
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda m: m.update(kernels="none"), "kernels"),
-        (lambda m: m["kernels"][0].update(op_ids=[10**6]), "op_ids"),
-        (lambda m: m["kernels"][0].update(status="fine"), "status"),
-        (lambda m: m.pop("device"), "device"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda m: m.update(kernels="none"), "kernels"),
+    (lambda m: m["kernels"][0].update(op_ids=[10**6]), "op_ids"),
+    (lambda m: m["kernels"][0].update(status="fine"), "status"),
+    (lambda m: m.pop("device"), "device"),
+])  # fmt: skip
 def test_a_damaged_measurement_is_refused_by_name(planted, tmp_path, change, words):
     record = json.loads(planted.to_json())
     change(record["measurements"][0])

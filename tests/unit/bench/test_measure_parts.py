@@ -172,18 +172,15 @@ def test_the_missing_compiler_is_named(monkeypatch, tmp_path):
     need_compiler("cpu")
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "fatal"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory", False),
-        (MemoryError(), "out of memory", False),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory", False),
-        (RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), "failed", True),
-        (RuntimeError("Triton Error [CUDA]: misaligned address"), "failed", True),
-        (ValueError("odd"), "failed", False),
-        (NotGenerated("a scan"), "not generated", False),
-    ],
-)
+@pytest.mark.parametrize(("error", "status", "fatal"), [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory", False),
+    (MemoryError(), "out of memory", False),
+    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory", False),
+    (RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), "failed", True),
+    (RuntimeError("Triton Error [CUDA]: misaligned address"), "failed", True),
+    (ValueError("odd"), "failed", False),
+    (NotGenerated("a scan"), "not generated", False),
+])  # fmt: skip
 def test_how_an_error_is_told(error, status, fatal):
     found = failure(error)
     assert (found.status, found.fatal) == (status, fatal)

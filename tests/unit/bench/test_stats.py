@@ -44,17 +44,14 @@ def test_no_samples_have_no_median():
 # -- a ratio -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("signs", "expected"),
-    [
-        ([1] * 5, 2 / 32),
-        ([-1] * 10, 2 / 1024),
-        ([1, 1, 1, 1, -1], 2 * (1 + 5) / 32),
-        ([1, -1, 1, -1], 1.0),
-        ([0, 0, 1, 1], 2 / 4),  # ties say nothing
-        ([], 1.0),
-    ],
-)
+@pytest.mark.parametrize(("signs", "expected"), [
+    ([1] * 5, 2 / 32),
+    ([-1] * 10, 2 / 1024),
+    ([1, 1, 1, 1, -1], 2 * (1 + 5) / 32),
+    ([1, -1, 1, -1], 1.0),
+    ([0, 0, 1, 1], 2 / 4),  # ties say nothing
+    ([], 1.0),
+])  # fmt: skip
 def test_the_sign_test_counts_splits(signs, expected):
     assert sign_test(signs) == pytest.approx(expected)
 

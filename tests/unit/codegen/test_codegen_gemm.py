@@ -332,17 +332,10 @@ def onto_its_operand(b: Builder) -> tuple[int, ...]:
     return ()
 
 
-@pytest.mark.parametrize(
-    ("build", "reason"),
-    [
-        (two_products, "2 products"),
-        (double_precision, "float64"),
-        (summed, "another size"),
-        (normalized, "reduction"),
-        (transposed_sum, "another order"),
-        (onto_its_operand, "written over"),
-    ],
-)
+@pytest.mark.parametrize(("build", "reason"), [
+    (two_products, "2 products"), (double_precision, "float64"), (summed, "another size"), (normalized, "reduction"),
+    (transposed_sum, "another order"), (onto_its_operand, "written over"),
+])  # fmt: skip
 def test_what_is_not_generated_says_why(build, reason):
     b = Builder()
     results = build(b)

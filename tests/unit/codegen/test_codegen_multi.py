@@ -412,16 +412,10 @@ def unknown(b: Builder) -> None:
     foreach(b, "lgamma_", p, self=p)
 
 
-@pytest.mark.parametrize(
-    ("build", "reason"),
-    [
-        (mismatched_layouts, "different orders"),
-        (gaps, "gaps"),
-        (whole_numbers, "int64"),
-        (neighbours, "another view or list place"),
-        (unknown, "no expression for lgamma"),
-    ],
-)
+@pytest.mark.parametrize(("build", "reason"), [
+    (mismatched_layouts, "different orders"), (gaps, "gaps"), (whole_numbers, "int64"),
+    (neighbours, "another view or list place"), (unknown, "no expression for lgamma"),
+])  # fmt: skip
 def test_what_is_not_generated_says_why(build, reason):
     b = Builder("optimizer")
     build(b)

@@ -68,15 +68,12 @@ def test_an_expected_error_comes_back_and_the_child_lives(start, error, kind):
     assert child.ask(60.0, "still", "there") == ("still", ("there",))
 
 
-@pytest.mark.parametrize(
-    ("question", "status", "message", "code"),
-    [
-        (("exit", 7), "failed", "the process ended with exit code 7", 7),
-        (("kill", signal.SIGSEGV), "failed", "the process crashed: SIGSEGV", -signal.SIGSEGV),
-        (("kill", signal.SIGKILL), "out of memory", "as it does when memory runs out", -signal.SIGKILL),
-        (("raise", ValueError("odd")), "failed", "exit code 1: ValueError: odd", 1),
-    ],
-)
+@pytest.mark.parametrize(("question", "status", "message", "code"), [
+    (("exit", 7), "failed", "the process ended with exit code 7", 7),
+    (("kill", signal.SIGSEGV), "failed", "the process crashed: SIGSEGV", -signal.SIGSEGV),
+    (("kill", signal.SIGKILL), "out of memory", "as it does when memory runs out", -signal.SIGKILL),
+    (("raise", ValueError("odd")), "failed", "exit code 1: ValueError: odd", 1),
+])  # fmt: skip
 def test_the_cause_of_death_is_known(start, question, status, message, code):
     with pytest.raises(Lost, match=message) as lost:
         start().ask(60.0, *question)

@@ -54,27 +54,21 @@ def test_what_is_missing_has_its_default_and_what_is_unknown_is_ignored():
     assert (outer.repeats, outer.is_modeled, outer.note, outer.further) == (1, True, None, {})
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"class": "magic"}, "r.class is 'magic'; want one of norm, matmul"),
-        ({"parts": 3}, "r.parts is not a list"),
-        ({"parts": [PARTS[0], 3]}, "r.parts[1] is not an object"),
-        ({"parts": [{"low": 1}]}, "r.parts[0] has no 'high'"),
-        ({"parts": [{"low": 1, "high": "x" * 99}]}, "r.parts[0].high must be a number that is not negative, not 'xxx"),
-        ({"parts": [{"low": 1, "high": float("nan")}]}, "r.parts[0].high must be a number"),
-        ({"parts": [{"low": 3, "high": 2}]}, "r.parts[0]: low is above high"),
-        (
-            {"flops": {"tensor.float16": True}},
-            "r.flops.tensor.float16 must be a whole number that is not negative, not",
-        ),
-        ({"flops": {"warp": 1}}, "r.flops.warp: not a pipe: 'warp'"),
-        ({"repeats": 0}, "r.repeats must be at least 1"),
-        ({"repeats": 10**40}, "r.repeats must be a whole number"),
-        ({"is_modeled": 1}, "r.is_modeled is neither true nor false"),
-        ({"note": 1}, "r.note is not text"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"class": "magic"}, "r.class is 'magic'; want one of norm, matmul"),
+    ({"parts": 3}, "r.parts is not a list"),
+    ({"parts": [PARTS[0], 3]}, "r.parts[1] is not an object"),
+    ({"parts": [{"low": 1}]}, "r.parts[0] has no 'high'"),
+    ({"parts": [{"low": 1, "high": "x" * 99}]}, "r.parts[0].high must be a number that is not negative, not 'xxx"),
+    ({"parts": [{"low": 1, "high": float("nan")}]}, "r.parts[0].high must be a number"),
+    ({"parts": [{"low": 3, "high": 2}]}, "r.parts[0]: low is above high"),
+    ({"flops": {"tensor.float16": True}}, "r.flops.tensor.float16 must be a whole number that is not negative, not"),
+    ({"flops": {"warp": 1}}, "r.flops.warp: not a pipe: 'warp'"),
+    ({"repeats": 0}, "r.repeats must be at least 1"),
+    ({"repeats": 10**40}, "r.repeats must be a whole number"),
+    ({"is_modeled": 1}, "r.is_modeled is neither true nor false"),
+    ({"note": 1}, "r.note is not text"),
+])  # fmt: skip
 def test_what_is_wrong_is_named(change, message):
     with pytest.raises(BadRecord) as caught:
         read(Outer, {**RECORD, **change}, "r")

@@ -106,18 +106,15 @@ def test_a_checkpointed_block_is_run_again_in_backward_under_its_own_name():
 # -- the CUDA op stream ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("gpu", "dtype", "kernel"),
-    [
-        ("h100-sxm", torch.bfloat16, "aten._scaled_dot_product_flash_attention"),
-        ("a100", torch.float16, "aten._scaled_dot_product_flash_attention"),
-        ("h100-sxm", torch.float32, "aten._scaled_dot_product_efficient_attention"),  # flash is half precision only
-        ("v100", torch.float16, "aten._scaled_dot_product_efficient_attention"),  # flash needs sm_80
-        ("v100", torch.float32, "aten._scaled_dot_product_efficient_attention"),
-        ("v100", torch.bfloat16, "aten._safe_softmax"),  # no fused kernel for bf16 below sm_80
-        ("mi100", torch.float16, "aten._safe_softmax"),
-    ],
-)
+@pytest.mark.parametrize(("gpu", "dtype", "kernel"), [
+    ("h100-sxm", torch.bfloat16, "aten._scaled_dot_product_flash_attention"),
+    ("a100", torch.float16, "aten._scaled_dot_product_flash_attention"),
+    ("h100-sxm", torch.float32, "aten._scaled_dot_product_efficient_attention"),  # flash is half precision only
+    ("v100", torch.float16, "aten._scaled_dot_product_efficient_attention"),  # flash needs sm_80
+    ("v100", torch.float32, "aten._scaled_dot_product_efficient_attention"),
+    ("v100", torch.bfloat16, "aten._safe_softmax"),  # no fused kernel for bf16 below sm_80
+    ("mi100", torch.float16, "aten._safe_softmax"),
+])  # fmt: skip
 def test_attention_is_what_the_generation_would_run(gpu, dtype, kernel):
     found = names(memwall.profile(Block(), (tokens(dtype),), dtype=str(dtype)[6:], gpu=gpu))
     assert kernel in found
@@ -172,17 +169,14 @@ def test_lstm_is_cudnns_with_flops_by_hand():
     assert matrix["aten._cudnn_rnn_backward"] == 2 * forward
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "found"),
-    [
-        ("adamw", "aten._foreach_addcdiv_.ScalarList"),
-        ("adamw:fused", "aten._fused_adamw_"),
-        ("adam:fused", "aten._fused_adam_"),
-        ("sgd", "aten._foreach_add_.List"),
-        ("sgd:fused", "aten._fused_sgd_"),
-        ("adam:loop", "aten.addcdiv_"),
-    ],
-)
+@pytest.mark.parametrize(("optimizer", "found"), [
+    ("adamw", "aten._foreach_addcdiv_.ScalarList"),
+    ("adamw:fused", "aten._fused_adamw_"),
+    ("adam:fused", "aten._fused_adam_"),
+    ("sgd", "aten._foreach_add_.List"),
+    ("sgd:fused", "aten._fused_sgd_"),
+    ("adam:loop", "aten.addcdiv_"),
+])  # fmt: skip
 def test_optimizers_take_their_multi_tensor_forms(optimizer, found):
     result = memwall.profile(nn.Linear(8, 8), (torch.randn(2, 8),), mode="training", optimizer=optimizer)
     assert found in names(result, "optimizer")

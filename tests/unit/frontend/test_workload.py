@@ -54,17 +54,14 @@ def test_importing_workload_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("target", "parts"),
-    [
-        ("a/model.py", Parts("file", "a/model.py", "")),
-        ("a/model.py:Net", Parts("file", "a/model.py", "Net")),
-        ("C:\\a\\model.py", Parts("file", "C:\\a\\model.py", "")),
-        ("pkg.mod:Net", Parts("module", "pkg.mod", "Net")),
-        ("pkg.mod", Parts("module", "pkg.mod", "")),
-        ("hf:some/dir", Parts("hf", "some/dir", "")),
-    ],
-)
+@pytest.mark.parametrize(("target", "parts"), [
+    ("a/model.py", Parts("file", "a/model.py", "")),
+    ("a/model.py:Net", Parts("file", "a/model.py", "Net")),
+    ("C:\\a\\model.py", Parts("file", "C:\\a\\model.py", "")),
+    ("pkg.mod:Net", Parts("module", "pkg.mod", "Net")),
+    ("pkg.mod", Parts("module", "pkg.mod", "")),
+    ("hf:some/dir", Parts("hf", "some/dir", "")),
+])  # fmt: skip
 def test_targets_are_taken_apart(target, parts):
     assert split_target(target) == parts
 
@@ -211,27 +208,24 @@ def test_no_contract_shows_the_smallest_file_that_works(write):
     assert workload.model()(*workload.inputs()).shape == (8, 1024)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("def model(:\n", "loading net.py: net.py:1: invalid syntax in 'def model(:'"),
-        ("if 1:\nx = 1\n", "net.py:2: expected an indented block"),
-        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module' (at net.py:1"),
-        ("import sys\nsys.exit('bye')\n", "SystemExit: bye (at net.py:2 in <module>: sys.exit('bye'))"),
-        ("def f():\n    f()\nf()\n", "RecursionError"),
-        ("raise ValueError('a\\nb')\n", "loading net.py: ValueError: a (at net.py:1 in <module>: raise ValueError"),
-        ("class E(Exception):\n    def __str__(self): raise KeyError\nraise E\n", "E: (its message cannot be shown)"),
-        ("x = 'a\0b'\n", "null bytes"),
-        (
-            "import torch\ndef go():\n    return torch.ones(2, 3) @ torch.ones(2, 3)\ngo()\n",
-            "(at net.py:3 in go: return torch.ones(2, 3) @ torch.ones(2, 3))",
-        ),
-        ("def workload(): return 3\n", "workload() returned of type int, not a memwall.Workload"),
-        ("def workload():\n    return 1 / 0\n", "division by zero (at net.py:2 in workload: return 1 / 0)"),
-        ("def model(x, y): pass\ndef inputs(): pass\n", "model() needs x, y; give them defaults"),
-        ("def model(): pass\ndef inputs(): pass\nloss = 3\n", "loss is of type int, not a function"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "says"), [
+    ("def model(:\n", "loading net.py: net.py:1: invalid syntax in 'def model(:'"),
+    ("if 1:\nx = 1\n", "net.py:2: expected an indented block"),
+    ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module' (at net.py:1"),
+    ("import sys\nsys.exit('bye')\n", "SystemExit: bye (at net.py:2 in <module>: sys.exit('bye'))"),
+    ("def f():\n    f()\nf()\n", "RecursionError"),
+    ("raise ValueError('a\\nb')\n", "loading net.py: ValueError: a (at net.py:1 in <module>: raise ValueError"),
+    ("class E(Exception):\n    def __str__(self): raise KeyError\nraise E\n", "E: (its message cannot be shown)"),
+    ("x = 'a\0b'\n", "null bytes"),
+    (
+        "import torch\ndef go():\n    return torch.ones(2, 3) @ torch.ones(2, 3)\ngo()\n",
+        "(at net.py:3 in go: return torch.ones(2, 3) @ torch.ones(2, 3))",
+    ),
+    ("def workload(): return 3\n", "workload() returned of type int, not a memwall.Workload"),
+    ("def workload():\n    return 1 / 0\n", "division by zero (at net.py:2 in workload: return 1 / 0)"),
+    ("def model(x, y): pass\ndef inputs(): pass\n", "model() needs x, y; give them defaults"),
+    ("def model(): pass\ndef inputs(): pass\nloss = 3\n", "loss is of type int, not a function"),
+])  # fmt: skip
 def test_what_a_broken_file_says(write, text, says):
     message = refusal(write("net.py", text))
     assert says in message
@@ -243,21 +237,18 @@ def test_a_syntax_error_in_a_neighbour_names_the_neighbour(write):
     assert "part.py:1: invalid syntax" in refusal(write("net.py", "import part\n"))
 
 
-@pytest.mark.parametrize(
-    ("target", "says"),
-    [
-        ("nett.py", "no such file: nett.py; did you mean net.py?"),
-        ("zzz/other.py", "no such file: zzz/other.py"),
-        ("folder", "folder is a folder; did you mean folder/model.py?"),
-        ("net.txt", "net.txt is not a Python file"),
-        ("nothing", "no such file or module: nothing"),
-        ("no.such:thing", "there is no module 'no'"),
-        ("not a module:x", "no such file: not a module"),
-        ("", "names nothing"),
-        (":x", "names nothing"),
-        ("hf:nowhere", "no such file: nowhere"),
-    ],
-)
+@pytest.mark.parametrize(("target", "says"), [
+    ("nett.py", "no such file: nett.py; did you mean net.py?"),
+    ("zzz/other.py", "no such file: zzz/other.py"),
+    ("folder", "folder is a folder; did you mean folder/model.py?"),
+    ("net.txt", "net.txt is not a Python file"),
+    ("nothing", "no such file or module: nothing"),
+    ("no.such:thing", "there is no module 'no'"),
+    ("not a module:x", "no such file: not a module"),
+    ("", "names nothing"),
+    (":x", "names nothing"),
+    ("hf:nowhere", "no such file: nowhere"),
+])  # fmt: skip
 def test_what_a_missing_target_says(write, target, says):
     write("net.py", FUNCTIONS)
     write("net.txt", "")

@@ -39,43 +39,39 @@ def run(target: str, **options):
     return (module, {name: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in inputs.items()}, output)
 
 
-@pytest.mark.parametrize(
-    ("config", "name", "inputs"),
-    [
-        (LLAMA, "LlamaForCausalLM", {"input_ids": ((2, 64), "int64")}),
-        (
-            {**LLAMA, "architectures": ["LlamaModel"], "dtype": "bfloat16"},
-            "LlamaModel",
-            {"input_ids": ((2, 64), "int64")},
-        ),
-        ({**BERT, "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM", {"input_ids": ((2, 40), "int64")}),
-        (
-            {"model_type": "vit", "image_size": 32, "patch_size": 16, "dtype": "float16", **TINY},
-            "ViTForImageClassification",
-            {"pixel_values": ((2, 3, 32, 32), "float16")},
-        ),
-        (
-            {"model_type": "whisper", "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
-             "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_source_positions": 50,
-             "max_target_positions": 20, "vocab_size": 99, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1},
-            "WhisperForConditionalGeneration",
-            {"input_features": ((2, 80, 100), "float32"), "decoder_input_ids": ((2, 20), "int64")},
-        ),
-        (
-            {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2,
-             "vocab_size": 99},
-            "T5ForConditionalGeneration",
-            {"input_ids": ((2, 512), "int64"), "decoder_input_ids": ((2, 512), "int64")},
-        ),
-        (
-            {"model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": 8,
-             "text_config": {**TINY, "vocab_size": 99}, "vision_config": {**TINY, "image_size": 32, "patch_size": 16}},
-            "CLIPModel",
-            {"input_ids": ((2, 77), "int64"), "pixel_values": ((2, 3, 32, 32), "float32")},
-        ),
-    ],
-    ids=["llama", "llama-headless", "bert", "vit", "whisper", "t5", "clip"],
-)  # fmt: skip
+@pytest.mark.parametrize(("config", "name", "inputs"), [
+    (LLAMA, "LlamaForCausalLM", {"input_ids": ((2, 64), "int64")}),
+    (
+        {**LLAMA, "architectures": ["LlamaModel"], "dtype": "bfloat16"},
+        "LlamaModel",
+        {"input_ids": ((2, 64), "int64")},
+    ),
+    ({**BERT, "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM", {"input_ids": ((2, 40), "int64")}),
+    (
+        {"model_type": "vit", "image_size": 32, "patch_size": 16, "dtype": "float16", **TINY},
+        "ViTForImageClassification",
+        {"pixel_values": ((2, 3, 32, 32), "float16")},
+    ),
+    (
+        {"model_type": "whisper", "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
+         "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_source_positions": 50,
+         "max_target_positions": 20, "vocab_size": 99, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1},
+        "WhisperForConditionalGeneration",
+        {"input_features": ((2, 80, 100), "float32"), "decoder_input_ids": ((2, 20), "int64")},
+    ),
+    (
+        {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2,
+         "vocab_size": 99},
+        "T5ForConditionalGeneration",
+        {"input_ids": ((2, 512), "int64"), "decoder_input_ids": ((2, 512), "int64")},
+    ),
+    (
+        {"model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": 8,
+         "text_config": {**TINY, "vocab_size": 99}, "vision_config": {**TINY, "image_size": 32, "patch_size": 16}},
+        "CLIPModel",
+        {"input_ids": ((2, 77), "int64"), "pixel_values": ((2, 3, 32, 32), "float32")},
+    ),
+], ids=["llama", "llama-headless", "bert", "vit", "whisper", "t5", "clip"])  # fmt: skip
 def test_class_and_inputs_by_modality(save, config, name, inputs):
     module, made, _ = run(save(config), batch=2)
     assert (type(module).__name__, made) == (name, inputs)
@@ -114,17 +110,14 @@ def test_sizes_and_inputs_of_the_user(save):
         resolve(save({"model_type": "vit", **TINY}), seq=5)
 
 
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({}, 'no "model_type"'),
-        ([], 'no "model_type"'),
-        ({"model_type": 3}, 'no "model_type"'),
-        ({"model_type": "no-such"}, "has no model type 'no-such'"),
-        ({"model_type": "no-such", "auto_map": {"AutoModel": "evil.Model"}}, "its own code is not run"),
-        ({"model_type": "llama", "vocab_size": "many"}, "config.json"),
-    ],
-)
+@pytest.mark.parametrize(("config", "says"), [
+    ({}, 'no "model_type"'),
+    ([], 'no "model_type"'),
+    ({"model_type": 3}, 'no "model_type"'),
+    ({"model_type": "no-such"}, "has no model type 'no-such'"),
+    ({"model_type": "no-such", "auto_map": {"AutoModel": "evil.Model"}}, "its own code is not run"),
+    ({"model_type": "llama", "vocab_size": "many"}, "config.json"),
+])  # fmt: skip
 def test_what_a_bad_configuration_says(save, config, says):
     with pytest.raises(UsageError) as caught:
         resolve(save(config))

@@ -9,40 +9,34 @@ from memwall.core.errors import UsageError
 from memwall.frontend.workload.inputs import InputSpec, input_builder, make_tensor, parse_input
 
 
-@pytest.mark.parametrize(
-    ("text", "spec"),
-    [
-        ("f32[8,3,224,224]", InputSpec("float32", (8, 3, 224, 224))),
-        (" bf16 [ 2 , 3 ] ", InputSpec("bfloat16", (2, 3))),
-        ("ids=i64[8,512]", InputSpec("int64", (8, 512), "ids")),
-        ("torch.float16[4]", InputSpec("float16", (4,))),
-        ("float8_e4m3fn[4,]", InputSpec("float8_e4m3fn", (4,))),
-        ("bool[]", InputSpec("bool", ())),
-        ("u8[0,3]", InputSpec("uint8", (0, 3))),
-        ("half[1_000]", InputSpec("float16", (1000,))),
-    ],
-)
+@pytest.mark.parametrize(("text", "spec"), [
+    ("f32[8,3,224,224]", InputSpec("float32", (8, 3, 224, 224))),
+    (" bf16 [ 2 , 3 ] ", InputSpec("bfloat16", (2, 3))),
+    ("ids=i64[8,512]", InputSpec("int64", (8, 512), "ids")),
+    ("torch.float16[4]", InputSpec("float16", (4,))),
+    ("float8_e4m3fn[4,]", InputSpec("float8_e4m3fn", (4,))),
+    ("bool[]", InputSpec("bool", ())),
+    ("u8[0,3]", InputSpec("uint8", (0, 3))),
+    ("half[1_000]", InputSpec("float16", (1000,))),
+])  # fmt: skip
 def test_reads(text, spec):
     assert parse_input(text) == spec
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("f32", "f32[8,3,224,224]"),
-        ("f32[8", "cannot read the input 'f32[8'"),
-        ("f32[8,-1]", "want [NAME=]DTYPE"),
-        ("f32[a]", "want [NAME=]DTYPE"),
-        ("f32[1 2]", "not a whole number"),
-        ("f32[1,,2]", "not a whole number"),
-        ("f33[8]", "no dtype 'f33'"),
-        ("torch.nn[8]", "no dtype 'nn'"),
-        ("[8]", "want [NAME=]DTYPE"),
-        ("", "cannot read the input ''"),
-        ("2x=f32[8]", "want [NAME=]DTYPE"),
-        ("f32[99999999999,99999999999]", "more than any machine addresses"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("f32", "f32[8,3,224,224]"),
+    ("f32[8", "cannot read the input 'f32[8'"),
+    ("f32[8,-1]", "want [NAME=]DTYPE"),
+    ("f32[a]", "want [NAME=]DTYPE"),
+    ("f32[1 2]", "not a whole number"),
+    ("f32[1,,2]", "not a whole number"),
+    ("f33[8]", "no dtype 'f33'"),
+    ("torch.nn[8]", "no dtype 'nn'"),
+    ("[8]", "want [NAME=]DTYPE"),
+    ("", "cannot read the input ''"),
+    ("2x=f32[8]", "want [NAME=]DTYPE"),
+    ("f32[99999999999,99999999999]", "more than any machine addresses"),
+])  # fmt: skip
 def test_refuses_in_one_line(text, says):
     with pytest.raises(UsageError) as caught:
         parse_input(text)

@@ -174,17 +174,13 @@ class Types(nn.Module):
         return y + y.double().cumsum(-1).float() + self.weight.detach().view(torch.int32).float() * 0
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        bert_layer,
-        llama,
-        lambda: (Residual(), (torch.randn(4, 3, 12, 12),), None),
-        lambda: (InPlace(), (torch.randn(4, 6),), None),
-        lambda: (Types(), (torch.randn(4, 8),), None),
-    ],
-    ids=["bert_layer", "llama", "residual", "in_place", "types"],
-)
+@pytest.mark.parametrize("make", [
+    bert_layer,
+    llama,
+    lambda: (Residual(), (torch.randn(4, 3, 12, 12),), None),
+    lambda: (InPlace(), (torch.randn(4, 6),), None),
+    lambda: (Types(), (torch.randn(4, 8),), None),
+], ids=["bert_layer", "llama", "residual", "in_place", "types"])  # fmt: skip
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_a_replay_computes_what_the_module_does(make, training):
     module, args, loss = make()

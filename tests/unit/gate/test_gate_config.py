@@ -30,17 +30,14 @@ def limits_of(config: GateConfig, name: str = "net", gpu="h100-sxm", policy="eag
 # -- what is meant -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "head"),
-    [
-        ("memwall.toml", "[gate]"),
-        ("memwall.toml", "[tool.memwall.gate]"),
-        ("pyproject.toml", "[project]\nname = 'x'\n[tool.memwall.gate]"),
-        ("pyproject.toml", "[tool.memwall.gate]"),
-        ("any.toml", "[gate]"),
-        ("memwall.toml", "\ufeff[gate]"),
-    ],
-)
+@pytest.mark.parametrize(("name", "head"), [
+    ("memwall.toml", "[gate]"),
+    ("memwall.toml", "[tool.memwall.gate]"),
+    ("pyproject.toml", "[project]\nname = 'x'\n[tool.memwall.gate]"),
+    ("pyproject.toml", "[tool.memwall.gate]"),
+    ("any.toml", "[gate]"),
+    ("memwall.toml", "\ufeff[gate]"),
+])  # fmt: skip
 def test_a_gate_stands_in_either_file(read, name, head):
     config = read(f"{head}\ntarget = 'net.py'\nkernels = 120\n", name)
     assert [(w.name, w.target, w.policies) for w in config.workloads] == [("net", "net.py", ("eager", "memwall"))]

@@ -9,29 +9,14 @@ from memwall.core.errors import UsageError, suggest
 from memwall.gate.limits import find_quantity, parse_limit
 
 BUDGETS = [
-    ("time_s", "3.2 ms", 3.2e-3),
-    ("time_s", "3.2ms", 3.2e-3),
-    ("time_s", "250 us", 250e-6),
-    ("time_s", "250 µs", 250e-6),
-    ("time_s", "40 ns", 40e-9),
-    ("time_s", ".5 s", 0.5),
-    ("time_s", 0.25, 0.25),
-    ("time_s", "1e-3", 1e-3),
-    ("peak_memory", "70 GB", 70e9),
-    ("peak_memory", "70 GiB", 75_161_927_680),
-    ("dram_bytes", "1_000", 1000),
-    ("dram_bytes", 1_000_000, 1e6),
-    ("dram_bytes", "3 B", 3),
-    ("dram_bytes", "1.5 kB", 1500),
-    ("flops", "1.2 TFLOP", 1.2e12),
-    ("flops", "2 PFLOPs", 2e15),
-    ("kernels", 120, 120),
-    ("kernels", "1.2 k", 1200),
-    ("graph_breaks", 0, 0),
-    ("mfu", "45 %", 0.45),
-    ("mfu", 0.45, 0.45),
+    ("time_s", "3.2 ms", 3.2e-3), ("time_s", "3.2ms", 3.2e-3), ("time_s", "250 us", 250e-6),
+    ("time_s", "250 µs", 250e-6), ("time_s", "40 ns", 40e-9), ("time_s", ".5 s", 0.5), ("time_s", 0.25, 0.25),
+    ("time_s", "1e-3", 1e-3), ("peak_memory", "70 GB", 70e9), ("peak_memory", "70 GiB", 75_161_927_680),
+    ("dram_bytes", "1_000", 1000), ("dram_bytes", 1_000_000, 1e6), ("dram_bytes", "3 B", 3),
+    ("dram_bytes", "1.5 kB", 1500), ("flops", "1.2 TFLOP", 1.2e12), ("flops", "2 PFLOPs", 2e15), ("kernels", 120, 120),
+    ("kernels", "1.2 k", 1200), ("graph_breaks", 0, 0), ("mfu", "45 %", 0.45), ("mfu", 0.45, 0.45),
     ("coverage", "100 %", 1.0),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "text", "amount"), BUDGETS)
@@ -43,25 +28,22 @@ def test_a_budget_is_an_amount_in_base_units(name, text, amount):
     assert limit.text == str(text)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "baseline", "allowed"),
-    [
-        ("dram_bytes", "+2%", 1000, 1020),
-        ("dram_bytes", "+2 %", 1000, 1020),
-        ("dram_bytes", "-2%", 1000, 980),
-        ("dram_bytes", "+0.5%", 200_000, 201_000),
-        ("dram_bytes", "+ 1 kB", 1000, 2000),
-        ("kernels", "+0", 35, 35),
-        ("kernels", "+3", 35, 38),
-        ("kernels", "-1", 35, 34),
-        ("time_s", "+1 ms", 2e-3, 3e-3),
-        ("mfu", "-2%", 0.5, 0.49),  # of the baseline
-        ("mfu", "-2 pp", 0.5, 0.48),  # percentage points
-        ("mfu", "+0", 0.5, 0.5),
-        ("overhead_share", "+5pp", 0.1, 0.15),
-        ("kernels", "+2%", 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "baseline", "allowed"), [
+    ("dram_bytes", "+2%", 1000, 1020),
+    ("dram_bytes", "+2 %", 1000, 1020),
+    ("dram_bytes", "-2%", 1000, 980),
+    ("dram_bytes", "+0.5%", 200_000, 201_000),
+    ("dram_bytes", "+ 1 kB", 1000, 2000),
+    ("kernels", "+0", 35, 35),
+    ("kernels", "+3", 35, 38),
+    ("kernels", "-1", 35, 34),
+    ("time_s", "+1 ms", 2e-3, 3e-3),
+    ("mfu", "-2%", 0.5, 0.49),  # of the baseline
+    ("mfu", "-2 pp", 0.5, 0.48),  # percentage points
+    ("mfu", "+0", 0.5, 0.5),
+    ("overhead_share", "+5pp", 0.1, 0.15),
+    ("kernels", "+2%", 0, 0),
+])  # fmt: skip
 def test_a_sign_makes_a_limit_relative(name, text, baseline, allowed):
     limit = parse_limit(name, text)
     assert limit.relative
@@ -70,39 +52,36 @@ def test_a_sign_makes_a_limit_relative(name, text, baseline, allowed):
         limit.allowed(None)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("time_s", "3 mz", "no unit 'mz' for predicted time; did you mean ms"),
-        ("time_s", "3 MS", "did you mean ms"),
-        ("dram_bytes", "70 gb", "did you mean GB"),
-        ("dram_bytes", "2%", "has a sign, as in '\\+2%'"),
-        ("dram_bytes", "1,000", "no unit ',000'"),
-        ("dram_bytes", "+2 pp", "no unit 'pp'"),
-        ("flops", "2 GB", "no unit 'GB' for FLOPs"),
-        ("kernels", "3 GB", "no unit 'GB' for kernels launched"),
-        ("kernels", "1 2", "no unit '2'"),
-        ("kernels", "", "cannot read the limit ''"),
-        ("kernels", "+", "cannot read"),
-        ("kernels", "many", "cannot read the limit 'many'; want one such as 120"),
-        ("kernels", "--1", "cannot read"),
-        ("kernels", "0x10", "no unit 'x10'"),
-        ("time_s", float("nan"), "cannot read the limit 'nan'"),
-        ("time_s", float("inf"), "cannot read the limit 'inf'"),
-        ("time_s", "1e999", "no finite number"),
-        ("time_s", -1, "below zero; write a change of the baseline as text"),
-        ("time_s", True, "not 'True'"),
-        ("time_s", None, "not 'None'"),
-        ("time_s", {}, "not '{}'"),
-        ("time_s", "9" * 5000, "no finite number"),
-        ("mfu", 45, "45 is above 100 %"),
-        ("overhead_share", "20", "above 100 %"),  # would allow everything
-        ("overhead_share", "120 %", "above 100 %"),
-        ("kernles", "3", "no quantity 'kernles'; did you mean kernels"),
-        ("Time_S", "3", "did you mean time_s"),
-        ("", "3", "there is kernels, dram_bytes"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("time_s", "3 mz", "no unit 'mz' for predicted time; did you mean ms"),
+    ("time_s", "3 MS", "did you mean ms"),
+    ("dram_bytes", "70 gb", "did you mean GB"),
+    ("dram_bytes", "2%", "has a sign, as in '\\+2%'"),
+    ("dram_bytes", "1,000", "no unit ',000'"),
+    ("dram_bytes", "+2 pp", "no unit 'pp'"),
+    ("flops", "2 GB", "no unit 'GB' for FLOPs"),
+    ("kernels", "3 GB", "no unit 'GB' for kernels launched"),
+    ("kernels", "1 2", "no unit '2'"),
+    ("kernels", "", "cannot read the limit ''"),
+    ("kernels", "+", "cannot read"),
+    ("kernels", "many", "cannot read the limit 'many'; want one such as 120"),
+    ("kernels", "--1", "cannot read"),
+    ("kernels", "0x10", "no unit 'x10'"),
+    ("time_s", float("nan"), "cannot read the limit 'nan'"),
+    ("time_s", float("inf"), "cannot read the limit 'inf'"),
+    ("time_s", "1e999", "no finite number"),
+    ("time_s", -1, "below zero; write a change of the baseline as text"),
+    ("time_s", True, "not 'True'"),
+    ("time_s", None, "not 'None'"),
+    ("time_s", {}, "not '{}'"),
+    ("time_s", "9" * 5000, "no finite number"),
+    ("mfu", 45, "45 is above 100 %"),
+    ("overhead_share", "20", "above 100 %"),  # would allow everything
+    ("overhead_share", "120 %", "above 100 %"),
+    ("kernles", "3", "no quantity 'kernles'; did you mean kernels"),
+    ("Time_S", "3", "did you mean time_s"),
+    ("", "3", "there is kernels, dram_bytes"),
+])  # fmt: skip
 def test_what_cannot_be_meant_is_refused_with_the_way_out(name, text, message):
     with pytest.raises(UsageError, match=message) as caught:
         parse_limit(name, text, "here")

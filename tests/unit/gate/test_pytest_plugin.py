@@ -251,22 +251,19 @@ def test_skipped(memwall):
     )
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ("max_dram_byte=1", "no keyword 'max_dram_byte'; did you mean max_dram_bytes?"),
-        ("gpus='h100'", "no keyword 'gpus'; did you mean gpu?"),
-        ("max_measured_s='1 s'", "no keyword 'max_measured_s'; did you mean max_time_s?"),
-        ("max_mfu=0.5", "max_mfu: higher is better; write min_mfu"),
-        ("min_kernels=5", "min_kernels: lower is better; write max_kernels"),
-        ("max_dram_bytes='+2 %'", "is a change, and a marker has no baseline; write an absolute limit"),
-        ("max_dram_bytes='2 GBit'", "no unit 'GBit' for DRAM bytes; did you mean GB?"),
-        ("max_kernels='many'", "cannot read the limit 'many'"),
-        ("max_kernels=None", "a limit is a number or text"),
-        ("max_kernels=True", "a limit is a number or text"),
-        ("'h100'", "the memwall marker takes keywords only, not 'h100'"),
-    ],
-)
+@pytest.mark.parametrize(("keywords", "message"), [
+    ("max_dram_byte=1", "no keyword 'max_dram_byte'; did you mean max_dram_bytes?"),
+    ("gpus='h100'", "no keyword 'gpus'; did you mean gpu?"),
+    ("max_measured_s='1 s'", "no keyword 'max_measured_s'; did you mean max_time_s?"),
+    ("max_mfu=0.5", "max_mfu: higher is better; write min_mfu"),
+    ("min_kernels=5", "min_kernels: lower is better; write max_kernels"),
+    ("max_dram_bytes='+2 %'", "is a change, and a marker has no baseline; write an absolute limit"),
+    ("max_dram_bytes='2 GBit'", "no unit 'GBit' for DRAM bytes; did you mean GB?"),
+    ("max_kernels='many'", "cannot read the limit 'many'"),
+    ("max_kernels=None", "a limit is a number or text"),
+    ("max_kernels=True", "a limit is a number or text"),
+    ("'h100'", "the memwall marker takes keywords only, not 'h100'"),
+])  # fmt: skip
 def test_a_marker_that_makes_no_sense_is_an_error_of_its_test(run, keywords, message):
     result = run(f"""
 @pytest.mark.memwall({keywords})

@@ -173,30 +173,27 @@ def test_tf32_is_ampere_and_later_only() -> None:
 # ---- fallbacks
 
 
-@pytest.mark.parametrize(
-    ("name", "asked", "ends"),
-    [
-        ("h100", "tensor.fp8", "tensor.fp8"),
-        ("a100", "tensor.fp8", "tensor.float16"),  # converted up
-        ("a100", "tensor.float64", "tensor.float64"),
-        ("v100", "tensor.bfloat16", "vector.float32"),  # no native bfloat16
-        ("t4", "tensor.bfloat16", "vector.float32"),
-        ("v100", "tensor.tf32", "vector.float32"),
-        ("v100", "tensor.float64", "vector.float64"),
-        ("v100", "tensor.int8", "vector.int8"),  # dp4a
-        ("p100", "tensor.float16", "vector.float16"),  # no tensor cores
-        ("p4", "tensor.float16", "vector.float32"),  # no fast FP16 either
-        ("p100", "tensor.fp8", "vector.float32"),
-        ("p100", "vector.bfloat16", "vector.float32"),
-        ("p100", "vector.int8", "vector.float32"),
-        ("h100", "tensor.float32", "vector.float32"),
-        ("mi100", "tensor.float32", "tensor.float32"),  # matrix cores multiply FP32
-        ("mi100", "tensor.tf32", "tensor.float32"),
-        ("tpu-v4", "tensor.float16", "tensor.bfloat16"),
-        ("tpu-v4", "vector.float64", "vector.float32"),
-        ("h100", "vector.int64", "vector.float32"),
-    ],
-)
+@pytest.mark.parametrize(("name", "asked", "ends"), [
+    ("h100", "tensor.fp8", "tensor.fp8"),
+    ("a100", "tensor.fp8", "tensor.float16"),  # converted up
+    ("a100", "tensor.float64", "tensor.float64"),
+    ("v100", "tensor.bfloat16", "vector.float32"),  # no native bfloat16
+    ("t4", "tensor.bfloat16", "vector.float32"),
+    ("v100", "tensor.tf32", "vector.float32"),
+    ("v100", "tensor.float64", "vector.float64"),
+    ("v100", "tensor.int8", "vector.int8"),  # dp4a
+    ("p100", "tensor.float16", "vector.float16"),  # no tensor cores
+    ("p4", "tensor.float16", "vector.float32"),  # no fast FP16 either
+    ("p100", "tensor.fp8", "vector.float32"),
+    ("p100", "vector.bfloat16", "vector.float32"),
+    ("p100", "vector.int8", "vector.float32"),
+    ("h100", "tensor.float32", "vector.float32"),
+    ("mi100", "tensor.float32", "tensor.float32"),  # matrix cores multiply FP32
+    ("mi100", "tensor.tf32", "tensor.float32"),
+    ("tpu-v4", "tensor.float16", "tensor.bfloat16"),
+    ("tpu-v4", "vector.float64", "vector.float32"),
+    ("h100", "vector.int64", "vector.float32"),
+])  # fmt: skip
 def test_fallback(name: str, asked: str, ends: str) -> None:
     gpu = load_gpu(name)
     assert str(gpu.ceiling_pipe(pipe(asked))) == ends
@@ -227,47 +224,21 @@ def test_achievable_fraction_is_the_pipes_own_else_a_neighbours() -> None:
 
 
 DRIVER_STRINGS = {
-    "Tesla P100-PCIE-12GB": "p100-pcie-12gb",
-    "Tesla P100-PCIE-16GB": "p100-pcie-16gb",
-    "Tesla P100-SXM2-16GB": "p100-sxm2-16gb",
-    "Tesla P4": "p4",
-    "Tesla V100-PCIE-16GB": "v100-pcie-16gb",
-    "Tesla V100-PCIE-32GB": "v100-pcie-32gb",
-    "Tesla V100-SXM2-16GB": "v100-sxm2-16gb",
-    "Tesla V100-SXM2-32GB": "v100-sxm2-32gb",
-    "Tesla T4": "t4",
-    "NVIDIA T4": "t4",
-    "GeForce RTX 2080 Ti": "rtx-2080-ti",
-    "NVIDIA GeForce RTX 2080 Ti": "rtx-2080-ti",
-    "NVIDIA GeForce RTX 3090": "rtx-3090",
-    "NVIDIA GeForce RTX 4090": "rtx-4090",
-    "NVIDIA RTX A6000": "rtx-a6000",
-    "NVIDIA A10": "a10",
-    "NVIDIA A40": "a40",
-    "A100-SXM4-40GB": "a100-40gb-sxm",
-    "NVIDIA A100-SXM4-40GB": "a100-40gb-sxm",
-    "NVIDIA A100-SXM4-80GB": "a100-80gb-sxm",
-    "NVIDIA A100-PCIE-40GB": "a100-40gb-pcie",
-    "NVIDIA A100 80GB PCIe": "a100-80gb-pcie",
-    "NVIDIA L4": "l4",
-    "NVIDIA L40": "l40",
-    "NVIDIA L40S": "l40s",
-    "NVIDIA H100 PCIe": "h100-pcie",
-    "NVIDIA H100 80GB HBM3": "h100-sxm",
-    "NVIDIA H100 NVL": "h100-nvl",
-    "NVIDIA GH200 480GB": "gh200",
-    "NVIDIA H200": "h200",
-    "NVIDIA B200": "b200",
-    "AMD Instinct MI100": "mi100",
-    "AMD Instinct MI210": "mi210",
-    "AMD Instinct MI250X": "mi250x",
-    "AMD Instinct MI250X/MI250": "mi250x",
-    "AMD Instinct MI300X": "mi300x",
-    "AMD Instinct MI300X VF": "mi300x",
-    "TPU v4": "tpu-v4",
-    "TPU v5 lite": "tpu-v5e",
+    "Tesla P100-PCIE-12GB": "p100-pcie-12gb", "Tesla P100-PCIE-16GB": "p100-pcie-16gb",
+    "Tesla P100-SXM2-16GB": "p100-sxm2-16gb", "Tesla P4": "p4", "Tesla V100-PCIE-16GB": "v100-pcie-16gb",
+    "Tesla V100-PCIE-32GB": "v100-pcie-32gb", "Tesla V100-SXM2-16GB": "v100-sxm2-16gb",
+    "Tesla V100-SXM2-32GB": "v100-sxm2-32gb", "Tesla T4": "t4", "NVIDIA T4": "t4", "GeForce RTX 2080 Ti": "rtx-2080-ti",
+    "NVIDIA GeForce RTX 2080 Ti": "rtx-2080-ti", "NVIDIA GeForce RTX 3090": "rtx-3090",
+    "NVIDIA GeForce RTX 4090": "rtx-4090", "NVIDIA RTX A6000": "rtx-a6000", "NVIDIA A10": "a10", "NVIDIA A40": "a40",
+    "A100-SXM4-40GB": "a100-40gb-sxm", "NVIDIA A100-SXM4-40GB": "a100-40gb-sxm",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb-sxm", "NVIDIA A100-PCIE-40GB": "a100-40gb-pcie",
+    "NVIDIA A100 80GB PCIe": "a100-80gb-pcie", "NVIDIA L4": "l4", "NVIDIA L40": "l40", "NVIDIA L40S": "l40s",
+    "NVIDIA H100 PCIe": "h100-pcie", "NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA GH200 480GB": "gh200", "NVIDIA H200": "h200", "NVIDIA B200": "b200", "AMD Instinct MI100": "mi100",
+    "AMD Instinct MI210": "mi210", "AMD Instinct MI250X": "mi250x", "AMD Instinct MI250X/MI250": "mi250x",
+    "AMD Instinct MI300X": "mi300x", "AMD Instinct MI300X VF": "mi300x", "TPU v4": "tpu-v4", "TPU v5 lite": "tpu-v5e",
     "TPU v5p": "tpu-v5p",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "name"), DRIVER_STRINGS.items())
@@ -277,21 +248,18 @@ def test_driver_strings(text: str, name: str) -> None:
     assert load_gpu(text) is found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "NVIDIA A10G",  # another board than the A10
-        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",  # a slice is not the board
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA GeForce RTX 3090 Ti",
-        "NVIDIA RTX 6000 Ada Generation",
-        "NVIDIA H200 NVL",
-        "NVIDIA H800",
-        "AMD Radeon Graphics",
-        "NVIDIA",
-        "",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "NVIDIA A10G",  # another board than the A10
+    "NVIDIA A100-SXM4-80GB MIG 1g.10gb",  # a slice is not the board
+    "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA GeForce RTX 3090 Ti",
+    "NVIDIA RTX 6000 Ada Generation",
+    "NVIDIA H200 NVL",
+    "NVIDIA H800",
+    "AMD Radeon Graphics",
+    "NVIDIA",
+    "",
+])  # fmt: skip
 def test_unknown_devices_are_not_guessed(text: str) -> None:
     assert match_device(text) is None
     with pytest.raises(UsageError):
@@ -308,24 +276,12 @@ def test_no_two_boards_share_a_label() -> None:
             assert found is not None and found.name == gpu.name, label
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("h100", "h100-sxm"),
-        ("H100-SXM", "h100-sxm"),
-        ("H100 SXM5", "h100-sxm"),
-        ("h100_sxm", "h100-sxm"),
-        ("a100", "a100-80gb-sxm"),
-        ("A100-SXM-80GB", "a100-80gb-sxm"),
-        ("pcie a100 40gb", "a100-40gb-pcie"),
-        ("v100", "v100-sxm2-16gb"),
-        ("p100", "p100-sxm2-16gb"),
-        ("4090", "rtx-4090"),
-        ("rtx4090", "rtx-4090"),
-        ("MI300X", "mi300x"),
-        ("wse2", "wse-2"),
-    ],
-)
+@pytest.mark.parametrize(("text", "name"), [
+    ("h100", "h100-sxm"), ("H100-SXM", "h100-sxm"), ("H100 SXM5", "h100-sxm"), ("h100_sxm", "h100-sxm"),
+    ("a100", "a100-80gb-sxm"), ("A100-SXM-80GB", "a100-80gb-sxm"), ("pcie a100 40gb", "a100-40gb-pcie"),
+    ("v100", "v100-sxm2-16gb"), ("p100", "p100-sxm2-16gb"), ("4090", "rtx-4090"), ("rtx4090", "rtx-4090"),
+    ("MI300X", "mi300x"), ("wse2", "wse-2"),
+])  # fmt: skip
 def test_forgiving_names(text: str, name: str) -> None:
     assert load_gpu(text).name == name
 
@@ -376,17 +332,14 @@ def test_round_trips_through_json(name: str) -> None:
     assert copy.deepcopy(gpu) == pickle.loads(pickle.dumps(gpu)) == gpu
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sm_count": None}, "saved GPU: sm_count: must be a positive whole number, not None"),
-        ({"dram_bytes_per_s": -1}, "saved GPU: dram_bytes_per_s: must be a positive number"),
-        ({"peak_flop_per_s": {"warp.float16": 1e12}}, "saved GPU: peak_flop_per_s: must name pipes"),
-        ({"peak_flop_per_s": {}}, "saved GPU: peak_flop_per_s: must name pipes"),
-        ({"achievable": 3}, "saved GPU: achievable: must be a table"),
-        ({"achievable": {"dram": 1.5}}, "saved GPU: achievable: must be a fraction"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"sm_count": None}, "saved GPU: sm_count: must be a positive whole number, not None"),
+    ({"dram_bytes_per_s": -1}, "saved GPU: dram_bytes_per_s: must be a positive number"),
+    ({"peak_flop_per_s": {"warp.float16": 1e12}}, "saved GPU: peak_flop_per_s: must name pipes"),
+    ({"peak_flop_per_s": {}}, "saved GPU: peak_flop_per_s: must name pipes"),
+    ({"achievable": 3}, "saved GPU: achievable: must be a table"),
+    ({"achievable": {"dram": 1.5}}, "saved GPU: achievable: must be a fraction"),
+])  # fmt: skip
 def test_broken_record(change: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         Gpu.from_dict(load_gpu("t4").to_dict() | change)
@@ -432,44 +385,37 @@ def test_windows_text_is_read(tmp_path: Path) -> None:
     assert read_spec(path).sources == {"peak_flop_per_s.tensor.float16": "guess"}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('schema = "memwall.gpu/1"', "", " schema: is missing"),
-        ("memwall.gpu/1", "memwall.gpu/2", "1: schema: 'memwall.gpu/2' was written by a newer memwall; upgrade"),
-        ("memwall.gpu/1", "memwall.profile/1", "1: schema: 'memwall.profile/1' is not a memwall GPU file"),
-        ('"memwall.gpu/1"', "1", "1: schema: 1 is not a memwall GPU file"),
-        ('name = "my-board"', "", " name: is missing"),
-        ('"my-board"', '""', "2: name: must be a line of text, not ''"),
-        ('"my-board"', '"a\\nb"', "2: name: must be a line of text, not 'a\\nb'"),
-        ("float16 = 100e12  # guess", "", " peak_flop_per_s: is missing: state a peak"),
-        ("100e12", '"fast"', "5: peak_flop_per_s.tensor.float16: must be a positive number, not 'fast'"),
-        ("100e12", "true", "5: peak_flop_per_s.tensor.float16: must be a positive number, not True"),
-        ("100e12", "-1.0", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not -1.0"),
-        ("100e12", "0", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not 0"),
-        ("100e12", "nan", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not nan"),
-        ("100e12", "inf", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not inf"),
-        ("100e12", "1e400", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not inf"),
-        ("100e12", "1" + "0" * 400, "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units"),
-        ("100e12", "1" * 5000, " not TOML: "),
-        ("float16 = 100e12", "flot16 = 1", "5: peak_flop_per_s.tensor.flot16: unknown key; did you mean "),
-        ("dram_bytes_per_s = 1000e9", "", "7: memory.dram_bytes_per_s: is missing"),
-        ("dram_bytes = 16_000_000_000", "dram_bytes = 1.5", "9: memory.dram_bytes: must be a positive whole number"),
-        ("dram_bytes =", "dram_byte =", "9: memory.dram_byte: unknown key; did you mean memory.dram_bytes?"),
-        ("dram_bytes =", "tdp_w = 3\ndram_bytes =", "9: memory.tdp_w: unknown key; did you mean power.tdp_w?"),
-        ("[memory]", "[zzzzzzzz]\n[memory]", "7: zzzzzzzz: unknown key"),
-        (
-            "[memory]",
-            "[achievable]\ndram = 85\n[memory]",
-            "8: achievable.dram: must be a fraction above 0 and at most 1",
-        ),
-        ('name = "my-board"', 'name = "m"\npower = 3', "3: power: must be a table, not 3"),
-        ('name = "my-board"', 'name = "m"\ncalibration = "best"', "3: calibration: must be one of measured, archi"),
-        ('name = "my-board"', 'name = "m"\naliases = "m"', "3: aliases: must be a list of texts, not 'm'"),
-        ("[memory]", "[memory", "7: not TOML: "),
-        ("100e12", "100e", "5: not TOML: "),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ('schema = "memwall.gpu/1"', "", " schema: is missing"),
+    ("memwall.gpu/1", "memwall.gpu/2", "1: schema: 'memwall.gpu/2' was written by a newer memwall; upgrade"),
+    ("memwall.gpu/1", "memwall.profile/1", "1: schema: 'memwall.profile/1' is not a memwall GPU file"),
+    ('"memwall.gpu/1"', "1", "1: schema: 1 is not a memwall GPU file"),
+    ('name = "my-board"', "", " name: is missing"),
+    ('"my-board"', '""', "2: name: must be a line of text, not ''"),
+    ('"my-board"', '"a\\nb"', "2: name: must be a line of text, not 'a\\nb'"),
+    ("float16 = 100e12  # guess", "", " peak_flop_per_s: is missing: state a peak"),
+    ("100e12", '"fast"', "5: peak_flop_per_s.tensor.float16: must be a positive number, not 'fast'"),
+    ("100e12", "true", "5: peak_flop_per_s.tensor.float16: must be a positive number, not True"),
+    ("100e12", "-1.0", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not -1.0"),
+    ("100e12", "0", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not 0"),
+    ("100e12", "nan", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not nan"),
+    ("100e12", "inf", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not inf"),
+    ("100e12", "1e400", "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units, not inf"),
+    ("100e12", "1" + "0" * 400, "5: peak_flop_per_s.tensor.float16: must be a positive number in base SI units"),
+    ("100e12", "1" * 5000, " not TOML: "),
+    ("float16 = 100e12", "flot16 = 1", "5: peak_flop_per_s.tensor.flot16: unknown key; did you mean "),
+    ("dram_bytes_per_s = 1000e9", "", "7: memory.dram_bytes_per_s: is missing"),
+    ("dram_bytes = 16_000_000_000", "dram_bytes = 1.5", "9: memory.dram_bytes: must be a positive whole number"),
+    ("dram_bytes =", "dram_byte =", "9: memory.dram_byte: unknown key; did you mean memory.dram_bytes?"),
+    ("dram_bytes =", "tdp_w = 3\ndram_bytes =", "9: memory.tdp_w: unknown key; did you mean power.tdp_w?"),
+    ("[memory]", "[zzzzzzzz]\n[memory]", "7: zzzzzzzz: unknown key"),
+    ("[memory]", "[achievable]\ndram = 85\n[memory]", "8: achievable.dram: must be a fraction above 0 and at most 1"),
+    ('name = "my-board"', 'name = "m"\npower = 3', "3: power: must be a table, not 3"),
+    ('name = "my-board"', 'name = "m"\ncalibration = "best"', "3: calibration: must be one of measured, archi"),
+    ('name = "my-board"', 'name = "m"\naliases = "m"', "3: aliases: must be a list of texts, not 'm'"),
+    ("[memory]", "[memory", "7: not TOML: "),
+    ("100e12", "100e", "5: not TOML: "),
+])  # fmt: skip
 def test_error_names_line_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in MINIMAL
     assert error_of(tmp_path, MINIMAL.replace(old, new, 1)).startswith(message)

@@ -63,15 +63,12 @@ def aiconfigurator(row):
     return call("aten.mm", ("self", "mat2"), [(m, k), (k, n)], (m, n), "bfloat16")
 
 
-@pytest.mark.parametrize(
-    ("name", "read", "least"),
-    [
-        ("neusight_ops_train_subsample.csv", neusight, 5000),
-        ("neusight_ops_amd.csv", neusight, 2000),
-        ("neusight_conv_subsample.csv", neusight, 2500),
-        ("aiconfigurator_gemm.csv", aiconfigurator, 1000),
-    ],
-)
+@pytest.mark.parametrize(("name", "read", "least"), [
+    ("neusight_ops_train_subsample.csv", neusight, 5000),
+    ("neusight_ops_amd.csv", neusight, 2000),
+    ("neusight_conv_subsample.csv", neusight, 2500),
+    ("aiconfigurator_gemm.csv", aiconfigurator, 1000),
+])  # fmt: skip
 def test_no_measured_time_is_below_the_bound(name, read, least):
     boards, checked, worst = {}, 0, (0.0, None)
     for row in rows(name):

@@ -21,16 +21,13 @@ def test_fp32_mm_has_a_pipe_of_its_own_unless_tf32_is_on():
     assert cost("aten.mm", operands, out, allow_tf32=True).flops == {TF32: 1024}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "pipe", "flops"),
-    [
-        ("float64", Pipe("tensor", "float64"), 1024),
-        ("int8", Pipe("tensor", "int8"), 1024),
-        ("float8_e4m3fn", Pipe("tensor", "fp8"), 1024),
-        ("complex64", VECTOR, 4096),  # 4 multiplies and 4 adds for each of 8*16*4 products: 8 * 512
-        ("complex128", Pipe("vector", "float64"), 4096),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "pipe", "flops"), [
+    ("float64", Pipe("tensor", "float64"), 1024),
+    ("int8", Pipe("tensor", "int8"), 1024),
+    ("float8_e4m3fn", Pipe("tensor", "fp8"), 1024),
+    ("complex64", VECTOR, 4096),  # 4 multiplies and 4 adds for each of 8*16*4 products: 8 * 512
+    ("complex128", Pipe("vector", "float64"), 4096),
+])  # fmt: skip
 def test_pipe_follows_dtype(dtype, pipe, flops):
     result = cost("aten.mm", [("self", spec(8, 4, dtype=dtype)), ("mat2", spec(4, 16, dtype=dtype))],
                   spec(8, 16, dtype=dtype))  # fmt: skip
@@ -78,19 +75,16 @@ def test_baddbmm_with_beta_zero_does_not_read_its_addend():
     assert result.kernels == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "inputs", "out", "flops"),
-    [
-        ("aten.bmm", [("self", spec(4, 32, 8)), ("mat2", spec(4, 8, 16))], spec(4, 32, 16), 32_768),  # 2*4*32*16*8
-        ("aten.mv", [("self", spec(100, 50)), ("vec", spec(50))], spec(100), 10_000),  # 2*100*50
-        ("aten.dot", [("self", spec(100)), ("tensor", spec(100))], spec(), 200),
-        ("aten.linear", [("input", spec(2, 3, 8)), ("weight", spec(5, 8))], spec(2, 3, 5), 480),  # 2*6*5*8
-        ("aten.matmul", [("self", spec(2, 3, 8)), ("other", spec(8, 5))], spec(2, 3, 5), 480),
-        ("aten.addbmm", [("self", spec(32, 16)), ("batch1", spec(4, 32, 8)), ("batch2", spec(4, 8, 16))],
-         spec(32, 16), 32_768),
-        ("aten.addr", [("self", spec(6, 7)), ("vec1", spec(6)), ("vec2", spec(7))], spec(6, 7), 84),  # 2*6*7
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "inputs", "out", "flops"), [
+    ("aten.bmm", [("self", spec(4, 32, 8)), ("mat2", spec(4, 8, 16))], spec(4, 32, 16), 32_768),  # 2*4*32*16*8
+    ("aten.mv", [("self", spec(100, 50)), ("vec", spec(50))], spec(100), 10_000),  # 2*100*50
+    ("aten.dot", [("self", spec(100)), ("tensor", spec(100))], spec(), 200),
+    ("aten.linear", [("input", spec(2, 3, 8)), ("weight", spec(5, 8))], spec(2, 3, 5), 480),  # 2*6*5*8
+    ("aten.matmul", [("self", spec(2, 3, 8)), ("other", spec(8, 5))], spec(2, 3, 5), 480),
+    ("aten.addbmm", [("self", spec(32, 16)), ("batch1", spec(4, 32, 8)), ("batch2", spec(4, 8, 16))],
+     spec(32, 16), 32_768),
+    ("aten.addr", [("self", spec(6, 7)), ("vec1", spec(6)), ("vec2", spec(7))], spec(6, 7), 84),  # 2*6*7
+])  # fmt: skip
 def test_shapes(name, inputs, out, flops):
     assert cost(name, inputs, out).total_flops == flops
 

@@ -26,34 +26,31 @@ def test_broadcast_operand_is_read_once():
     assert cost("aten.mul.Tensor", [("self", rows), ("other", rows)], spec(1024, 1024)).read_bytes == 4_096
 
 
-@pytest.mark.parametrize(
-    ("name", "attributes", "per_element"),
-    [
-        ("aten.add.Tensor", {"alpha": 1}, 1),
-        ("aten.add.Tensor", {"alpha": 0.5}, 2),
-        ("aten.sub_.Tensor", {"alpha": 2}, 2),
-        ("aten.mul.Scalar", {"other": 3.0}, 1),
-        ("aten.relu", {}, 0),
-        ("aten.threshold_backward", {}, 0),
-        ("aten.where.self", {}, 0),
-        ("aten.neg", {}, 0),
-        ("aten.clamp", {}, 0),
-        ("aten.exp", {}, 1),
-        ("aten.pow.Tensor_Scalar", {"exponent": 2}, 1),
-        ("aten.sigmoid", {}, 3),  # exp, add, divide
-        ("aten.silu", {}, 4),  # and a multiply
-        ("aten.silu_backward", {}, 8),  # sigmoid, then s * (1 + x * (1 - s)) * dy
-        ("aten.gelu", {"approximate": "none"}, 5),  # x * 0.5 * (1 + erf(x * c))
-        ("aten.gelu", {"approximate": "tanh"}, 9),
-        ("aten.gelu_backward", {"approximate": "none"}, 11),
-        ("aten.tanh_backward", {}, 3),  # dy * (1 - y * y)
-        ("aten.addcmul", {"value": 1}, 2),
-        ("aten.addcdiv_", {"value": -0.1}, 3),
-        ("aten.lerp.Scalar", {}, 3),  # a + w * (b - a)
-        ("aten.native_dropout_backward", {}, 1),
-        ("aten.max.other", {}, 0),
-    ],
-)
+@pytest.mark.parametrize(("name", "attributes", "per_element"), [
+    ("aten.add.Tensor", {"alpha": 1}, 1),
+    ("aten.add.Tensor", {"alpha": 0.5}, 2),
+    ("aten.sub_.Tensor", {"alpha": 2}, 2),
+    ("aten.mul.Scalar", {"other": 3.0}, 1),
+    ("aten.relu", {}, 0),
+    ("aten.threshold_backward", {}, 0),
+    ("aten.where.self", {}, 0),
+    ("aten.neg", {}, 0),
+    ("aten.clamp", {}, 0),
+    ("aten.exp", {}, 1),
+    ("aten.pow.Tensor_Scalar", {"exponent": 2}, 1),
+    ("aten.sigmoid", {}, 3),  # exp, add, divide
+    ("aten.silu", {}, 4),  # and a multiply
+    ("aten.silu_backward", {}, 8),  # sigmoid, then s * (1 + x * (1 - s)) * dy
+    ("aten.gelu", {"approximate": "none"}, 5),  # x * 0.5 * (1 + erf(x * c))
+    ("aten.gelu", {"approximate": "tanh"}, 9),
+    ("aten.gelu_backward", {"approximate": "none"}, 11),
+    ("aten.tanh_backward", {}, 3),  # dy * (1 - y * y)
+    ("aten.addcmul", {"value": 1}, 2),
+    ("aten.addcdiv_", {"value": -0.1}, 3),
+    ("aten.lerp.Scalar", {}, 3),  # a + w * (b - a)
+    ("aten.native_dropout_backward", {}, 1),
+    ("aten.max.other", {}, 0),
+])  # fmt: skip
 def test_flops_per_element(name, attributes, per_element):
     result = cost(name, [("self", spec(10, 10))], spec(10, 10), **attributes)
     assert result.total_flops == 100 * per_element
@@ -103,20 +100,17 @@ def test_random_fill_is_written_only():
     assert (result.read_bytes, result.write_bytes, result.flops) == (0, 2000, {})
 
 
-@pytest.mark.parametrize(
-    ("left", "right", "per_element"),
-    [
-        (spec(64, 32, 128), spec(64, 32, 128), 0),  # one run: whole vectors
-        (expanded((64, 32, 128), (128, 8192, 1)), expanded((64, 32, 128), (128, 8192, 1)), 0),  # one run, permuted
-        (spec(64, 32, 128), spec(128), 36),  # a row of 128 again and again: two axes of 12, and 12 around
-        (spec(64, 32, 128), expanded((64, 1, 128), (128, 128, 1)), 48),  # its middle axis stands still: three
-        (spec(64, 32, 128), expanded((64, 32, 128), (128, 8192, 1)), 48),  # the other order of two axes
-        (expanded((64, 32, 128), (8192, 256, 1)), expanded((64, 32, 128), (8192, 256, 1)), 36),  # gaps between rows
-        (spec(64, 32, 128), spec(64, 32, 128, dtype="float32"), 53),  # a cast
-        (spec(64, 32, 128), spec(64, 32, 128, dtype="bool"), 0),  # a mask is none
-        (spec(64, 32, 128), spec(), 0),  # a number
-    ],
-)
+@pytest.mark.parametrize(("left", "right", "per_element"), [
+    (spec(64, 32, 128), spec(64, 32, 128), 0),  # one run: whole vectors
+    (expanded((64, 32, 128), (128, 8192, 1)), expanded((64, 32, 128), (128, 8192, 1)), 0),  # one run, permuted
+    (spec(64, 32, 128), spec(128), 36),  # a row of 128 again and again: two axes of 12, and 12 around
+    (spec(64, 32, 128), expanded((64, 1, 128), (128, 128, 1)), 48),  # its middle axis stands still: three
+    (spec(64, 32, 128), expanded((64, 32, 128), (128, 8192, 1)), 48),  # the other order of two axes
+    (expanded((64, 32, 128), (8192, 256, 1)), expanded((64, 32, 128), (8192, 256, 1)), 36),  # gaps between rows
+    (spec(64, 32, 128), spec(64, 32, 128, dtype="float32"), 53),  # a cast
+    (spec(64, 32, 128), spec(64, 32, 128, dtype="bool"), 0),  # a mask is none
+    (spec(64, 32, 128), spec(), 0),  # a number
+])  # fmt: skip
 def test_index_arithmetic(left, right, per_element):
     dtype = "float32" if right.dtype == "float32" else "bfloat16"
     permuted = left.strides == right.strides == (128, 8192, 1)

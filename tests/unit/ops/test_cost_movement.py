@@ -165,19 +165,16 @@ def test_fft():
 # Reductions
 
 
-@pytest.mark.parametrize(
-    ("name", "attributes", "flops"),
-    [
-        ("aten.sum.dim_IntList", {"dim": (1,)}, 1_000),
-        ("aten.mean.dim", {"dim": (1,)}, 1_000),
-        ("aten.amax", {}, 0),
-        ("aten.argmax", {}, 0),
-        ("aten.var_mean.correction", {}, 4_000),
-        ("aten.linalg_vector_norm", {"ord": 2}, 2_000),
-        ("aten.linalg_vector_norm", {"ord": "inf"}, 0),
-        ("aten.linalg_vector_norm", {"ord": 1}, 1_000),
-    ],
-)
+@pytest.mark.parametrize(("name", "attributes", "flops"), [
+    ("aten.sum.dim_IntList", {"dim": (1,)}, 1_000),
+    ("aten.mean.dim", {"dim": (1,)}, 1_000),
+    ("aten.amax", {}, 0),
+    ("aten.argmax", {}, 0),
+    ("aten.var_mean.correction", {}, 4_000),
+    ("aten.linalg_vector_norm", {"ord": 2}, 2_000),
+    ("aten.linalg_vector_norm", {"ord": "inf"}, 0),
+    ("aten.linalg_vector_norm", {"ord": 1}, 1_000),
+])  # fmt: skip
 def test_reductions(name, attributes, flops):
     result = cost(name, [("self", spec(10, 100))], spec(10), **attributes)
     assert result.total_flops == flops

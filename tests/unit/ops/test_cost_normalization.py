@@ -13,16 +13,13 @@ def test_softmax_of_a_short_row_reads_once():
     assert (result.bytes, result.extra_bytes) == (262_144, 0)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "again", "kind"),
-    [
-        ((64, 1024), "float32", 0, "softmax_warp"),  # 4096 B: a warp's registers
-        ((64, 8192), "bfloat16", 0, "softmax_block"),  # 16 KB: shared memory, a block per row
-        ((64, 24576), "bfloat16", 2, "softmax_block"),  # 48 KB does not fit beside the reduction's scratch
-        ((64, 32000), "float32", 2, "softmax_block"),  # 128 KB
-        ((64, 1030), "float32", 0, "softmax_block"),  # 4120 B is no multiple of 16: read again from L1
-    ],
-)
+@pytest.mark.parametrize(("shape", "dtype", "again", "kind"), [
+    ((64, 1024), "float32", 0, "softmax_warp"),  # 4096 B: a warp's registers
+    ((64, 8192), "bfloat16", 0, "softmax_block"),  # 16 KB: shared memory, a block per row
+    ((64, 24576), "bfloat16", 2, "softmax_block"),  # 48 KB does not fit beside the reduction's scratch
+    ((64, 32000), "float32", 2, "softmax_block"),  # 128 KB
+    ((64, 1030), "float32", 0, "softmax_block"),  # 4120 B is no multiple of 16: read again from L1
+])  # fmt: skip
 def test_softmax_passes(shape, dtype, again, kind):
     data = spec(*shape, dtype=dtype)
     result = cost("aten._log_softmax", [("self", data)], data, dim=-1)

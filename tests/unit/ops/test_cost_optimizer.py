@@ -8,22 +8,19 @@ from tests.unit.cost_calls import VECTOR, cost, spec
 CHUNK = 65536
 
 
-@pytest.mark.parametrize(
-    ("sizes", "lists", "kernels"),
-    [
-        ([10] * 110, 1, 1),
-        ([10] * 111, 1, 2),
-        ([10] * 100, 4, 3),  # 36 + 36 + 28
-        ([320 * CHUNK], 1, 1),
-        ([320 * CHUNK + 1], 1, 2),
-        ([3200 * CHUNK], 4, 10),
-        ([0, 0], 1, 0),
-        ([200 * CHUNK, 200 * CHUNK], 2, 2),  # 320 chunks, then 80
-        ([319 * CHUNK, 1, 1], 1, 2),
-        # 35 small tensors and most of a big one fill a launch (35 + 285 chunks); the rest goes on alone
-        ([10] * 35 + [300 * CHUNK], 4, 2),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "lists", "kernels"), [
+    ([10] * 110, 1, 1),
+    ([10] * 111, 1, 2),
+    ([10] * 100, 4, 3),  # 36 + 36 + 28
+    ([320 * CHUNK], 1, 1),
+    ([320 * CHUNK + 1], 1, 2),
+    ([3200 * CHUNK], 4, 10),
+    ([0, 0], 1, 0),
+    ([200 * CHUNK, 200 * CHUNK], 2, 2),  # 320 chunks, then 80
+    ([319 * CHUNK, 1, 1], 1, 2),
+    # 35 small tensors and most of a big one fill a launch (35 + 285 chunks); the rest goes on alone
+    ([10] * 35 + [300 * CHUNK], 4, 2),
+])  # fmt: skip
 def test_launches(sizes, lists, kernels):
     assert launches(sizes, lists) == kernels
 

@@ -117,17 +117,14 @@ def test_a_convolution_of_no_known_rate_runs_as_a_product():
     assert kernels(b)[0].compute_s == pytest.approx(2 * 4 * 64 * 256 * 64 * 9 / 100e9)
 
 
-@pytest.mark.parametrize(
-    ("shape", "weight", "stride", "groups", "name"),
-    [
-        ((4, 8, 8, 8), (8, 8, 1, 1), (1, 1), 1, "pointwise_convolution"),
-        ((16, 8, 8, 8), (8, 8, 1, 1), (1, 1), 1, "pointwise_convolution_batched"),
-        ((16, 8, 8, 8), (8, 8, 3, 3), (1, 1), 1, "window_convolution"),
-        ((4, 8, 8, 8), (8, 8, 1, 1), (2, 2), 1, "strided_convolution"),
-        ((4, 8, 8, 8), (8, 1, 3, 3), (1, 1), 8, "depthwise_convolution"),
-        ((4, 8, 8, 8), (8, 4, 3, 3), (1, 1), 2, "window_convolution"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "weight", "stride", "groups", "name"), [
+    ((4, 8, 8, 8), (8, 8, 1, 1), (1, 1), 1, "pointwise_convolution"),
+    ((16, 8, 8, 8), (8, 8, 1, 1), (1, 1), 1, "pointwise_convolution_batched"),
+    ((16, 8, 8, 8), (8, 8, 3, 3), (1, 1), 1, "window_convolution"),
+    ((4, 8, 8, 8), (8, 8, 1, 1), (2, 2), 1, "strided_convolution"),
+    ((4, 8, 8, 8), (8, 1, 3, 3), (1, 1), 8, "depthwise_convolution"),
+    ((4, 8, 8, 8), (8, 4, 3, 3), (1, 1), 2, "window_convolution"),
+])  # fmt: skip
 def test_the_kind_of_a_convolution(shape, weight, stride, groups, name):
     b = Builder()
     convolution(b, shape, weight, (shape[0], 8, 8, 8), stride=stride, groups=groups)
@@ -153,18 +150,15 @@ def test_pooling_looks_at_every_element_of_every_window():
     assert kernels(b)[0].compute_s == pytest.approx(16 * 32 * 32 * 9 / 0.25e9)
 
 
-@pytest.mark.parametrize(
-    ("op", "attributes", "name"),
-    [
-        ("aten.native_batch_norm.default", {"training": True}, "batch_norm_training"),
-        ("aten.native_batch_norm.default", {"training": False}, "batch_norm"),
-        ("aten.gelu.default", {"approximate": "none"}, "gelu"),
-        ("aten.pow.Tensor_Scalar", {}, None),  # a square is a multiply
-        ("aten.pow.Tensor_Tensor", {}, "pow"),
-        ("aten.add.Tensor", {}, None),
-        ("mylib.gelu.default", {}, None),
-    ],
-)
+@pytest.mark.parametrize(("op", "attributes", "name"), [
+    ("aten.native_batch_norm.default", {"training": True}, "batch_norm_training"),
+    ("aten.native_batch_norm.default", {"training": False}, "batch_norm"),
+    ("aten.gelu.default", {"approximate": "none"}, "gelu"),
+    ("aten.pow.Tensor_Scalar", {}, None),  # a square is a multiply
+    ("aten.pow.Tensor_Tensor", {}, "pow"),
+    ("aten.add.Tensor", {}, None),
+    ("mylib.gelu.default", {}, None),
+])  # fmt: skip
 def test_the_rate_of_an_op(op, attributes, name):
     b = Builder()
     b.like(op, b.given(8), **attributes)

@@ -73,15 +73,12 @@ def test_a_short_sequence_pays_for_a_whole_tile():
 # ---- decode, by hand
 
 
-@pytest.mark.parametrize(
-    ("batch", "heads", "kv_heads", "keys", "sequences", "parts"),
-    [
-        (1, 8, 1, 131072, 1, 264),  # two blocks for each of 132 multiprocessors
-        (1, 8, 1, 4096, 1, 16),  # but none with fewer than 256 keys
-        (64, 32, 8, 4096, 512, 1),  # enough sequences
-        (1, 64, 1, 512, 64, 2),  # a group of 64 is too wide: each query head has its own block, 512 / 256 parts
-    ],
-)
+@pytest.mark.parametrize(("batch", "heads", "kv_heads", "keys", "sequences", "parts"), [
+    (1, 8, 1, 131072, 1, 264),  # two blocks for each of 132 multiprocessors
+    (1, 8, 1, 4096, 1, 16),  # but none with fewer than 256 keys
+    (64, 32, 8, 4096, 512, 1),  # enough sequences
+    (1, 64, 1, 512, 64, 2),  # a group of 64 is too wide: each query head has its own block, 512 / 256 parts
+])  # fmt: skip
 def test_parts_of_sequences(batch, heads, kv_heads, keys, sequences, parts):
     facts = predict(attention(batch, heads, 1, keys, 128, kv_heads=kv_heads), H100).facts
     assert (facts["sequences"], facts["parts"], facts["blocks"]) == (sequences, parts, sequences * parts)
@@ -145,18 +142,12 @@ def test_nothing_to_meet():
 # ---- published: arXiv 2407.08608, H100 SXM5, 16384 tokens, hidden size 2048, FLOP/s
 
 
-@pytest.mark.parametrize(
-    ("kernel", "backward", "size", "keys", "causal", "published"),
-    [
-        ("flash", False, 128, 16384, False, 370e12),
-        ("flash", False, 128, 16384, True, 335e12),
-        ("flash", False, 64, 2048, False, 318e12),
-        ("flash", True, 128, 16384, False, 322e12),
-        ("flash", True, 64, 1024, False, 238e12),
-        ("cudnn", False, 128, 4096, True, 518e12),
-        ("cudnn", True, 128, 8192, False, 518e12),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "backward", "size", "keys", "causal", "published"), [
+    ("flash", False, 128, 16384, False, 370e12), ("flash", False, 128, 16384, True, 335e12),
+    ("flash", False, 64, 2048, False, 318e12), ("flash", True, 128, 16384, False, 322e12),
+    ("flash", True, 64, 1024, False, 238e12), ("cudnn", False, 128, 4096, True, 518e12),
+    ("cudnn", True, 128, 8192, False, 518e12),
+])  # fmt: skip
 def test_published_rates_of_pytorchs_kernels(kernel, backward, size, keys, causal, published):
     work = attention(16384 // keys, 2048 // size, keys, keys, size, causal=causal, kernel=kernel, backward=backward)
     flops = (10 if backward else 4) * 16384 * 2048 * keys / (2 if causal else 1)
@@ -205,13 +196,10 @@ def test_measured_short_rows_are_latency(gpu):
 # ---- the sentence, and the launches of a call
 
 
-@pytest.mark.parametrize(
-    ("work", "parts"),
-    [
-        (attention(8, 32, 4096, 4096, 128, kv_heads=8), ["4096 queries", "128 x 64", "8192 blocks on 132 SMs", "ms"]),
-        (attention(1, 32, 1, 32768, 128, kv_heads=8), ["33 parts", "264 blocks", "132 SMs = 2.0 waves", "TB/s"]),
-    ],
-)
+@pytest.mark.parametrize(("work", "parts"), [
+    (attention(8, 32, 4096, 4096, 128, kv_heads=8), ["4096 queries", "128 x 64", "8192 blocks on 132 SMs", "ms"]),
+    (attention(1, 32, 1, 32768, 128, kv_heads=8), ["33 parts", "264 blocks", "132 SMs = 2.0 waves", "TB/s"]),
+])  # fmt: skip
 def test_one_sentence_with_the_numbers(work, parts):
     sentence = explain(work, H100, predict(work, H100))
     assert all(part in sentence for part in parts), sentence

@@ -161,15 +161,12 @@ def test_an_output_without_places_takes_no_time_and_divides_by_nothing():
     assert predict(launch(n=0), load_gpu("t4")).time_s < 1e-3
 
 
-@pytest.mark.parametrize(
-    ("work", "words"),
-    [
-        (launch(), ["100352x64x576", "784 tiles of 128x64", "132 SMs", "run as 6 (99%)", "TFLOP/s"]),
-        (launch(FP32, cin=512, cout=512, hw=28), ["36 products 1568x512x512", "between the stages"]),
-        (launch(Pipe("vector", "float32"), cin=1, cout=1, groups=64), ["64 channels apart", "9 taps"]),
-        (launch(role="weight"), ["with k split in"]),
-    ],
-)
+@pytest.mark.parametrize(("work", "words"), [
+    (launch(), ["100352x64x576", "784 tiles of 128x64", "132 SMs", "run as 6 (99%)", "TFLOP/s"]),
+    (launch(FP32, cin=512, cout=512, hw=28), ["36 products 1568x512x512", "between the stages"]),
+    (launch(Pipe("vector", "float32"), cin=1, cout=1, groups=64), ["64 channels apart", "9 taps"]),
+    (launch(role="weight"), ["with k split in"]),
+])  # fmt: skip
 def test_the_sentence_holds_the_numbers(work, words):
     gpu = load_gpu("h100-sxm")
     text = explain(work, gpu, predict(work, gpu))

@@ -187,16 +187,13 @@ def _held_out(file: str, label: str, op: str, gpu: Gpu) -> Iterator[tuple[float,
             yield (call_s(gpu, predict(work, gpu, resident).time_s, work), float(row["latency_ms"]) * 1e-3)
 
 
-@pytest.mark.parametrize(
-    ("file", "label", "board", "op", "most"),
-    [
-        ("neusight_ops_train_subsample.csv", "NVIDIA A100-PCIE-40GB", "a100-40gb-pcie", "bmm", 0.06),
-        ("neusight_ops_train_subsample.csv", "NVIDIA A100-PCIE-40GB", "a100-40gb-pcie", "linear", 0.08),
-        ("neusight_ops_train_subsample.csv", "Tesla V100-PCIE-32GB", "v100-pcie-32gb", "linear", 0.08),
-        ("neusight_ops_train_subsample.csv", "Tesla P100-PCIE-16GB", "p100-pcie-16gb", "bmm", 0.08),
-        ("neusight_ops_amd.csv", "AMD Instinct MI210", "mi210", "linear", 0.11),
-    ],
-)
+@pytest.mark.parametrize(("file", "label", "board", "op", "most"), [
+    ("neusight_ops_train_subsample.csv", "NVIDIA A100-PCIE-40GB", "a100-40gb-pcie", "bmm", 0.06),
+    ("neusight_ops_train_subsample.csv", "NVIDIA A100-PCIE-40GB", "a100-40gb-pcie", "linear", 0.08),
+    ("neusight_ops_train_subsample.csv", "Tesla V100-PCIE-32GB", "v100-pcie-32gb", "linear", 0.08),
+    ("neusight_ops_train_subsample.csv", "Tesla P100-PCIE-16GB", "p100-pcie-16gb", "bmm", 0.08),
+    ("neusight_ops_amd.csv", "AMD Instinct MI210", "mi210", "linear", 0.11),
+])  # fmt: skip
 def test_held_out_rows_are_met(file: str, label: str, board: str, op: str, most: float) -> None:
     pairs = list(_held_out(file, label, op, load_gpu(board)))
     assert len(pairs) > 150

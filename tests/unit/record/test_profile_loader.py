@@ -120,25 +120,22 @@ def test_any_truncation_with_any_bytes_behind(tmp_path, cut, junk):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "not JSON"),
-        ("{", "truncated"),
-        ("[1, 2]", 'no "schema"'),
-        ('{"schema": "memwall.profile/2"}', "newer memwall"),
-        ('{"schema": "memwall.profile/99999999999"}', "newer memwall"),
-        ('{"schema": "memwall.profile/0"}', "there is no schema"),
-        ('{"schema": "memwall.profile/x"}', "not a memwall.profile record"),
-        ('{"schema": "memwall.gate/1"}', "its schema is 'memwall.gate/1'"),
-        ('{"schema": NaN}', "NaN"),
-        ('{"schema": "memwall.profile/1", "a": Infinity}', "Infinity"),
-        ('{"schema": "memwall.profile/1"}', "record has no 'memwall_version'"),
-        ("[" * 100_000, "nested too deep"),
-        ('{"a":' * 100_000, "nested too deep"),
-        ("9" * 5_000, "not a memwall record"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("", "not JSON"),
+    ("{", "truncated"),
+    ("[1, 2]", 'no "schema"'),
+    ('{"schema": "memwall.profile/2"}', "newer memwall"),
+    ('{"schema": "memwall.profile/99999999999"}', "newer memwall"),
+    ('{"schema": "memwall.profile/0"}', "there is no schema"),
+    ('{"schema": "memwall.profile/x"}', "not a memwall.profile record"),
+    ('{"schema": "memwall.gate/1"}', "its schema is 'memwall.gate/1'"),
+    ('{"schema": NaN}', "NaN"),
+    ('{"schema": "memwall.profile/1", "a": Infinity}', "Infinity"),
+    ('{"schema": "memwall.profile/1"}', "record has no 'memwall_version'"),
+    ("[" * 100_000, "nested too deep"),
+    ('{"a":' * 100_000, "nested too deep"),
+    ("9" * 5_000, "not a memwall record"),
+])  # fmt: skip
 def test_what_it_says(tmp_path, text, says):
     path = tmp_path / "p.json"
     path.write_text(text, encoding="utf-8")
@@ -148,19 +145,16 @@ def test_what_it_says(tmp_path, text, says):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "says"),
-    [
-        (("simulations", 0, "totals", "peak_memory_bytes"), -1, "simulations[0].totals.peak_memory_bytes"),
-        (("simulations", 0, "kernels", 0, "bound_s"), -1e-9, "simulations[0].kernels[0].bound_s"),
-        (("simulations", 0, "gpu"), "nowhere", "simulations[0].gpu"),
-        (("graph", "ops", 0, "inputs"), [10**6], "graph.ops[0].inputs"),
-        (("graph", "ops", 0, "flops"), 1, "pipes do not add up"),
-        (("graph", "ops", 1, "phase"), "sideways", "forward, backward, optimizer"),
-        (("graph", "values", "0", "dtype"), "float7", "float7"),
-        (("workload", "name"), None, "workload.name"),
-    ],
-)
+@pytest.mark.parametrize(("path", "value", "says"), [
+    (("simulations", 0, "totals", "peak_memory_bytes"), -1, "simulations[0].totals.peak_memory_bytes"),
+    (("simulations", 0, "kernels", 0, "bound_s"), -1e-9, "simulations[0].kernels[0].bound_s"),
+    (("simulations", 0, "gpu"), "nowhere", "simulations[0].gpu"),
+    (("graph", "ops", 0, "inputs"), [10**6], "graph.ops[0].inputs"),
+    (("graph", "ops", 0, "flops"), 1, "pipes do not add up"),
+    (("graph", "ops", 1, "phase"), "sideways", "forward, backward, optimizer"),
+    (("graph", "values", "0", "dtype"), "float7", "float7"),
+    (("workload", "name"), None, "workload.name"),
+])  # fmt: skip
 def test_it_names_the_key(path, value, says):
     with pytest.raises(UsageError) as caught:
         Profile.from_dict(json.loads(json.dumps(changed(path, value))))

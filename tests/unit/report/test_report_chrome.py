@@ -116,18 +116,15 @@ def test_the_rules_are_kept():
     assert faults(render(several(), "trace.json")) == []
 
 
-@pytest.mark.parametrize(
-    ("phase", "change", "fault"),
-    [
-        ("X", lambda e: e.update(dur=e["dur"] + 0.001), "overlaps"),
-        ("X", lambda e: e.update(dur=-1), "negative"),
-        ("X", lambda e: e.update(ts=1e6), "goes back"),
-        ("C", lambda e: e["args"].update(more=1), "series"),
-        ("f", lambda e: e.update(ts=0.0), "points back"),
-        ("s", lambda e: e.update(id=0), "no two ends"),
-        ("M", lambda e: e.update(name="x"), "no name"),
-    ],
-)
+@pytest.mark.parametrize(("phase", "change", "fault"), [
+    ("X", lambda e: e.update(dur=e["dur"] + 0.001), "overlaps"),
+    ("X", lambda e: e.update(dur=-1), "negative"),
+    ("X", lambda e: e.update(ts=1e6), "goes back"),
+    ("C", lambda e: e["args"].update(more=1), "series"),
+    ("f", lambda e: e.update(ts=0.0), "points back"),
+    ("s", lambda e: e.update(id=0), "no two ends"),
+    ("M", lambda e: e.update(name="x"), "no name"),
+])  # fmt: skip
 def test_the_rules_see_a_fault(phase, change, fault):
     trace = json.loads(render(several(), "trace.json"))
     spoiled = [e for e in trace["traceEvents"] if e["ph"] == phase and (phase != "M" or e["name"] == "thread_name")]

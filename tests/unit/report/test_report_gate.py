@@ -51,38 +51,32 @@ def _result(request) -> GateResult:
 # --- numbers and sentences -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("values", "unit", "texts"),
-    [
-        ([402_653_000, 402_650_000], "B", ["402.653 MB", "402.650 MB"]),
-        ([1_000_000_000, 999_999_999], "B", ["1.000000000 GB", "0.999999999 GB"]),  # not 1.00 GB and 1000.00 MB
-        ([1_220_400_000, None, 12_000], "B", ["1.22 GB", "", "12.00 kB"]),  # far apart: scales of their own
-        ([512, 513], "B", ["512 B", "513 B"]),
-        ([118, 120, 120.36], "count", ["118", "120", "120.4"]),
-        ([1_234_567], "count", ["1,234,567"]),
-        ([3.2e-3, 3.2004e-3], "s", ["3.2000 ms", "3.2004 ms"]),
-        ([18.5e-6, 4e-9], "s", ["18.50 us", "4.00 ns"]),
-        ([3.1e-3, 3.1e-3 * (1 + 1e-14)], "s", ["3.10 ms", "3.10 ms"]),  # rounding of a sum
-        ([1_206_000_000, 1_200_000_000 * 1.005 - 2e-7], "B", ["1.21 GB", "1.21 GB"]),
-        ([0.4612, 0.46118], "fraction", ["46.120 %", "46.118 %"]),
-        ([0.0, 0.0], "B", ["0 B", "0 B"]),
-        ([-1_183_744], "B", ["-1.18 MB"]),
-        ([2_000_000_000_000_001, 2_000_000_000_000_000], "FLOP",
-         ["2.000000000000001 PFLOP", "2.000000000000000 PFLOP"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("values", "unit", "texts"), [
+    ([402_653_000, 402_650_000], "B", ["402.653 MB", "402.650 MB"]),
+    ([1_000_000_000, 999_999_999], "B", ["1.000000000 GB", "0.999999999 GB"]),  # not 1.00 GB and 1000.00 MB
+    ([1_220_400_000, None, 12_000], "B", ["1.22 GB", "", "12.00 kB"]),  # far apart: scales of their own
+    ([512, 513], "B", ["512 B", "513 B"]),
+    ([118, 120, 120.36], "count", ["118", "120", "120.4"]),
+    ([1_234_567], "count", ["1,234,567"]),
+    ([3.2e-3, 3.2004e-3], "s", ["3.2000 ms", "3.2004 ms"]),
+    ([18.5e-6, 4e-9], "s", ["18.50 us", "4.00 ns"]),
+    ([3.1e-3, 3.1e-3 * (1 + 1e-14)], "s", ["3.10 ms", "3.10 ms"]),  # rounding of a sum
+    ([1_206_000_000, 1_200_000_000 * 1.005 - 2e-7], "B", ["1.21 GB", "1.21 GB"]),
+    ([0.4612, 0.46118], "fraction", ["46.120 %", "46.118 %"]),
+    ([0.0, 0.0], "B", ["0 B", "0 B"]),
+    ([-1_183_744], "B", ["-1.18 MB"]),
+    ([2_000_000_000_000_001, 2_000_000_000_000_000], "FLOP",
+     ["2.000000000000001 PFLOP", "2.000000000000000 PFLOP"]),
+])  # fmt: skip
 def test_unequal_numbers_never_read_the_same(values, unit, texts):
     assert apart(values, unit) == texts
 
 
-@pytest.mark.parametrize(
-    ("change", "allowed", "text"),
-    [
-        (None, None, ""), (0.0, None, "0 %"), (0.017, 0.005, "+1.7 %"), (-0.25, None, "-25.0 %"),
-        (0.00504, 0.005, "+0.504 %"),  # +0.5 % would read as what is allowed
-        (5e-10, 0.0, "+0.00000005 %"), (11.34, None, "+1,134.0 %"), (1e-15, 0.0, "0 %"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "allowed", "text"), [
+    (None, None, ""), (0.0, None, "0 %"), (0.017, 0.005, "+1.7 %"), (-0.25, None, "-25.0 %"),
+    (0.00504, 0.005, "+0.504 %"),  # +0.5 % would read as what is allowed
+    (5e-10, 0.0, "+0.00000005 %"), (11.34, None, "+1,134.0 %"), (1e-15, 0.0, "0 %"),
+])  # fmt: skip
 def test_a_change_never_reads_as_none_or_as_the_limit(change, allowed, text):
     assert change_text(change, allowed) == text
 
@@ -103,14 +97,13 @@ def test_sentences():
     assert sentence(replace(fixture.BREAKS, value=None)) == "graph_breaks of gpt: no figure, limit 0"
 
 
-@pytest.mark.parametrize(
-    ("result", "text"),
-    [
-        (fixture.PASS, "all 4 checks pass"), (fixture.FAIL, "8 checks: 3 fail, 1 inconclusive, 4 pass"),
-        (fixture.INCONCLUSIVE, "2 checks: 1 inconclusive, 1 pass; 1 problem"), (fixture.EMPTY, "nothing was checked"),
-        (fixture.BROKEN, "1 check passes; 1 problem"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("result", "text"), [
+    (fixture.PASS, "all 4 checks pass"),
+    (fixture.FAIL, "8 checks: 3 fail, 1 inconclusive, 4 pass"),
+    (fixture.INCONCLUSIVE, "2 checks: 1 inconclusive, 1 pass; 1 problem"),
+    (fixture.EMPTY, "nothing was checked"),
+    (fixture.BROKEN, "1 check passes; 1 problem"),
+])  # fmt: skip
 def test_the_counts(result, text):
     assert counts(result) == text
 
@@ -132,13 +125,10 @@ def test_a_source_is_a_place_inside_the_repository_or_none(source, folder, place
     assert source_place(source, folder) == place
 
 
-@pytest.mark.parametrize(
-    ("target", "path"),
-    [
-        ("models/bert.py", "models/bert.py"), ("gpt.py:Net", "gpt.py"), ("hf:conf/config.json", "conf/config.json"),
-        ("package.module:name", None), ("hf:conf", None), ("nets/*.py", None), ("/abs/model.py", None), ("", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("target", "path"), [
+    ("models/bert.py", "models/bert.py"), ("gpt.py:Net", "gpt.py"), ("hf:conf/config.json", "conf/config.json"),
+    ("package.module:name", None), ("hf:conf", None), ("nets/*.py", None), ("/abs/model.py", None), ("", None),
+])  # fmt: skip
 def test_a_target_that_is_a_file_is_a_place(target, path):
     assert target_place(target) == (path and (path, 1))
 

@@ -114,33 +114,23 @@ def test_a_hostile_name_is_inert_in_markdown(profile):
         assert len(re.findall(r"(?<!\\)\|", row)) in {7, 12, 13, 14, 15}, row  # no cell adds a column
 
 
-@pytest.mark.parametrize(
-    ("text", "escaped"),
-    [
-        ("a|b", r"a\|b"),
-        ("<b>&", "&lt;b&gt;&amp;"),
-        ("![x](http://e.org)", r"!\[x\](http&#58;//e.org)"),
-        ("line\nbreak", "line break"),
-        ("_x_ *y* `z`", r"\_x\_ \*y\* \`z\`"),
-        ("@user", "&#64;user"),
-        ("back\\|slash", r"back\\\|slash"),
-    ],
-)
+@pytest.mark.parametrize(("text", "escaped"), [
+    ("a|b", r"a\|b"),
+    ("<b>&", "&lt;b&gt;&amp;"),
+    ("![x](http://e.org)", r"!\[x\](http&#58;//e.org)"),
+    ("line\nbreak", "line break"),
+    ("_x_ *y* `z`", r"\_x\_ \*y\* \`z\`"),
+    ("@user", "&#64;user"),
+    ("back\\|slash", r"back\\\|slash"),
+])  # fmt: skip
 def test_markdown_escape(text, escaped):
     assert escape(text) == escaped
 
 
-@pytest.mark.parametrize(
-    ("text", "cleaned"),
-    [
-        ("\x1b[31mred\x1b[0m", "red"),
-        ("\x1b]0;title\x07name", "name"),
-        ("a\r\nb\tc", "a b c"),
-        ("\u202eevil", "evil"),
-        ("\ud800x", "x"),
-        ("naïve 层", "naïve 层"),
-    ],
-)
+@pytest.mark.parametrize(("text", "cleaned"), [
+    ("\x1b[31mred\x1b[0m", "red"), ("\x1b]0;title\x07name", "name"), ("a\r\nb\tc", "a b c"), ("\u202eevil", "evil"),
+    ("\ud800x", "x"), ("naïve 层", "naïve 层"),
+])  # fmt: skip
 def test_clean(text, cleaned):
     assert clean(text) == cleaned
 

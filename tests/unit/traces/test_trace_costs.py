@@ -541,20 +541,17 @@ def test_a_gpu_that_mostly_waits_is_said(tmp_path: Path, start: int, is_said: bo
     assert any("ran 4.0 % of the time" in note for note in analysed(tmp_path, events).notes) is is_said
 
 
-@pytest.mark.parametrize(
-    ("name", "board_name", "is_older"),
-    [
-        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64>(x)", "h100-sxm", True),
-        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "h100-sxm", True),
-        ("sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x32", "b200", True),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64", "h100-sxm", False),
-        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "h100-sxm", False),
-        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "a100-80gb-sxm", False),
-        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "rtx-4090", False),
-        ("ampere_sgemm_128x64_nn", "h100-sxm", False),
-        ("Cijk_Alik_Bljk_BBS_BH_MT256x192x64_MI16x16x1", "mi300x", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "board_name", "is_older"), [
+    ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64>(x)", "h100-sxm", True),
+    ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "h100-sxm", True),
+    ("sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x32", "b200", True),
+    ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64", "h100-sxm", False),
+    ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "h100-sxm", False),
+    ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "a100-80gb-sxm", False),
+    ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "rtx-4090", False),
+    ("ampere_sgemm_128x64_nn", "h100-sxm", False),
+    ("Cijk_Alik_Bljk_BBS_BH_MT256x192x64_MI16x16x1", "mi300x", False),
+])  # fmt: skip
 def test_products_in_kernels_of_an_earlier_generation(
     tmp_path: Path, name: str, board_name: str, is_older: bool
 ) -> None:

@@ -84,22 +84,19 @@ def test_a_locale_with_dots_between_thousands(tmp_path: Path) -> None:
     assert second.duration_s == pytest.approx(1.5e-6, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (["hello"], "no table of Nsight Compute"),
-        ([], "no table of Nsight Compute"),
-        (['"ID","Time"', '"0","5"'], 'no column "Kernel Name"'),
-        ([DETAILS], "none of the metrics"),
-        ([DETAILS, _row(0, "k", "", "sm__cycles_active.avg", "cycle", "7")], "none of the metrics"),
-        ([DETAILS, _row(0, "k", "", "dram__bytes.sum", "parsec", "7")], "unit 'parsec'"),
-        ([DETAILS, _row(0, "k", "", "dram__bytes.sum", "byte", "-7")], "value '-7'"),
-        ([DETAILS, _row(0, "k", "", "dram__bytes.sum", "byte", "seven")], "value 'seven'"),
-        ([DETAILS, _row(0, "k", "", "gpu__time_duration.sum", "byte", "7")], "unit 'byte'"),
-        ([DETAILS, _row(0, "k", "", "dram__bytes.sum", "byte", "7").replace('"0"', '"zero"', 1)], "is no number"),
-        ([DETAILS, '"0","unclosed'], "is not CSV"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "message"), [
+    (["hello"], "no table of Nsight Compute"),
+    ([], "no table of Nsight Compute"),
+    (['"ID","Time"', '"0","5"'], 'no column "Kernel Name"'),
+    ([DETAILS], "none of the metrics"),
+    ([DETAILS, _row(0, "k", "", "sm__cycles_active.avg", "cycle", "7")], "none of the metrics"),
+    ([DETAILS, _row(0, "k", "", "dram__bytes.sum", "parsec", "7")], "unit 'parsec'"),
+    ([DETAILS, _row(0, "k", "", "dram__bytes.sum", "byte", "-7")], "value '-7'"),
+    ([DETAILS, _row(0, "k", "", "dram__bytes.sum", "byte", "seven")], "value 'seven'"),
+    ([DETAILS, _row(0, "k", "", "gpu__time_duration.sum", "byte", "7")], "unit 'byte'"),
+    ([DETAILS, _row(0, "k", "", "dram__bytes.sum", "byte", "7").replace('"0"', '"zero"', 1)], "is no number"),
+    ([DETAILS, '"0","unclosed'], "is not CSV"),
+])  # fmt: skip
 def test_refused_in_one_line(tmp_path: Path, lines: list[str], message: str) -> None:
     with pytest.raises(UsageError) as failure:
         read_ncu_csv(_csv(tmp_path, *lines))
@@ -113,18 +110,15 @@ def test_no_such_file(tmp_path: Path) -> None:
         read_ncu_csv(tmp_path / "none.csv")
 
 
-@pytest.mark.parametrize(
-    ("demangled", "bare"),
-    [
-        (NAME, "vectorized_elementwise_kernel"),
-        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 1>(float*, x)", "CatArrayBatchedCopy"),
-        ("void at::native::<unnamed>::CatArrayBatchedCopy<float, (int)1>(T1 *, T2)", "CatArrayBatchedCopy"),
-        ("void f<g(int)::{lambda()#2}::operator()() const::{lambda()#9}, h<char*, 3> >(int, h)", "f"),
-        ("saxpy(int, float, float *)", "saxpy"),
-        ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
-        ("ampere_sgemm_128x64_nn", "ampere_sgemm_128x64_nn"),
-    ],
-)
+@pytest.mark.parametrize(("demangled", "bare"), [
+    (NAME, "vectorized_elementwise_kernel"),
+    ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 1>(float*, x)", "CatArrayBatchedCopy"),
+    ("void at::native::<unnamed>::CatArrayBatchedCopy<float, (int)1>(T1 *, T2)", "CatArrayBatchedCopy"),
+    ("void f<g(int)::{lambda()#2}::operator()() const::{lambda()#9}, h<char*, 3> >(int, h)", "f"),
+    ("saxpy(int, float, float *)", "saxpy"),
+    ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
+    ("ampere_sgemm_128x64_nn", "ampere_sgemm_128x64_nn"),
+])  # fmt: skip
 def test_one_function_by_two_demanglers(demangled: str, bare: str) -> None:
     assert function_name(demangled) == bare
 

@@ -211,18 +211,15 @@ def test_gpu_time_and_gaps(tmp_path: Path) -> None:
     assert trace.span_us == 110
 
 
-@pytest.mark.parametrize(
-    ("between", "cause"),
-    [
-        ([call("cudaStreamSynchronize", 15, 30, 2)], "sync: cudaStreamSynchronize"),
-        ([call("cudaMalloc", 21, 26, 2)], "allocation: cudaMalloc"),
-        ([{"ph": "X", "cat": "overhead", "name": "Activity Buffer Request", "pid": -1, "tid": 0, "ts": 22, "dur": 25}],
-         "profiler: Activity Buffer Request"),
-        ([{"ph": "X", "cat": "overhead", "name": "Lazy Function Loading", "pid": -1, "tid": 0, "ts": 22, "dur": 25}],
-         "first launch: Lazy Function Loading"),
-        ([], "host: aten::mul"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("between", "cause"), [
+    ([call("cudaStreamSynchronize", 15, 30, 2)], "sync: cudaStreamSynchronize"),
+    ([call("cudaMalloc", 21, 26, 2)], "allocation: cudaMalloc"),
+    ([{"ph": "X", "cat": "overhead", "name": "Activity Buffer Request", "pid": -1, "tid": 0, "ts": 22, "dur": 25}],
+     "profiler: Activity Buffer Request"),
+    ([{"ph": "X", "cat": "overhead", "name": "Lazy Function Loading", "pid": -1, "tid": 0, "ts": 22, "dur": 25}],
+     "first launch: Lazy Function Loading"),
+    ([], "host: aten::mul"),
+])  # fmt: skip
 def test_causes_of_a_gap(tmp_path: Path, between: list[dict[str, Any]], cause: str) -> None:
     """The GPU is idle in [20, 50)."""
     first = [op("aten::mm", 0, 9), call("cudaLaunchKernel", 1, 2, 1), kernel("a", 10, 10, 1)]
@@ -308,56 +305,47 @@ def test_which_forward_op_made_the_node(tmp_path: Path) -> None:
     assert (trace.ops[scale.forward].name, scale.phase) == ("custom::scale", "backward")  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    ("name", "frame_of"),
-    [
-        ("torch/nn/modules/module.py(1743): _call_impl", ""),
-        ("<built-in method linear of type object at 0x7f>", ""),
-        ("contextlib.py(80): inner", ""),
-        ("transformers/models/bert/modeling_bert.py(250): f", "transformers/models/bert/modeling_bert.py(250): f"),
-        ("/opt/py/lib/python3.11/site-packages/timm/models/vit.py(3): forward", "timm/models/vit.py(3): forward"),
-        ("/opt/py/lib/python3.11/functools.py(3): wrapper", ""),
-        ("/home/u/torch/train.py(3): step", "/home/u/torch/train.py(3): step"),
-        ("train.py(51): <module>", "train.py(51): <module>"),
-        ("no frame", ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "frame_of"), [
+    ("torch/nn/modules/module.py(1743): _call_impl", ""),
+    ("<built-in method linear of type object at 0x7f>", ""),
+    ("contextlib.py(80): inner", ""),
+    ("transformers/models/bert/modeling_bert.py(250): f", "transformers/models/bert/modeling_bert.py(250): f"),
+    ("/opt/py/lib/python3.11/site-packages/timm/models/vit.py(3): forward", "timm/models/vit.py(3): forward"),
+    ("/opt/py/lib/python3.11/functools.py(3): wrapper", ""),
+    ("/home/u/torch/train.py(3): step", "/home/u/torch/train.py(3): step"),
+    ("train.py(51): <module>", "train.py(51): <module>"),
+    ("no frame", ""),
+])  # fmt: skip
 def test_user_frames(name: str, frame_of: str) -> None:
     assert user_frame(name) == frame_of
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)",
-        "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)",
-        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(...)",
-        "void aiter::cross_device_reduce_2stage<bf16>(...)",
-        "void rcclGenericKernel<1, false>(ncclDevKernelArgs)",
-        "multimem_all_reduce_kernel",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)",
+    "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)",
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(...)",
+    "void aiter::cross_device_reduce_2stage<bf16>(...)",
+    "void rcclGenericKernel<1, false>(ncclDevKernelArgs)",
+    "multimem_all_reduce_kernel",
+])  # fmt: skip
 def test_kernels_that_communicate(name: str) -> None:
     assert is_communication(name)
     assert not is_communication("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(x)")
 
 
-@pytest.mark.parametrize(
-    ("name", "sms", "expected"),
-    [
-        ("NVIDIA H100 80GB HBM3", 132, "h100-sxm"),
-        ("AMD Instinct MI300X VF", 304, "mi300x"),
-        ("Tesla V100-DGXS-32GB", 80, "v100-sxm2-32gb"),
-        ("NVIDIA GeForce RTX 2080 Ti", 68, "rtx-2080-ti"),
-        ("NVIDIA A100-PG509-200", 108, "a100-40gb-sxm"),
-        ("NVIDIA A100-SXM4-80GB", 108, "a100-80gb-sxm"),
-        ("NVIDIA B200", 148, "b200"),
-        ("AMD Instinct MI300X", 38, None),  # one eighth of the board
-        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 42, None),
-        ("Some Other Board", 10, None),
-        ("", 0, None),
-    ],
-)
+@pytest.mark.parametrize(("name", "sms", "expected"), [
+    ("NVIDIA H100 80GB HBM3", 132, "h100-sxm"),
+    ("AMD Instinct MI300X VF", 304, "mi300x"),
+    ("Tesla V100-DGXS-32GB", 80, "v100-sxm2-32gb"),
+    ("NVIDIA GeForce RTX 2080 Ti", 68, "rtx-2080-ti"),
+    ("NVIDIA A100-PG509-200", 108, "a100-40gb-sxm"),
+    ("NVIDIA A100-SXM4-80GB", 108, "a100-80gb-sxm"),
+    ("NVIDIA B200", 148, "b200"),
+    ("AMD Instinct MI300X", 38, None),  # one eighth of the board
+    ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 42, None),
+    ("Some Other Board", 10, None),
+    ("", 0, None),
+])  # fmt: skip
 def test_boards_by_the_driver_s_name(tmp_path: Path, name: str, sms: int, expected: str | None) -> None:
     properties = [{"id": 0, "name": name, "numSms": sms}, {"id": 1, "name": "NVIDIA L4", "numSms": 58}]
     trace = read_trace(write(tmp_path, SMALL, deviceProperties=properties))
@@ -494,26 +482,23 @@ def test_every_cut_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             read_trace(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "is empty"),
-        ("hello", "begins with 'hello'"),
-        ("{}", 'has no list "traceEvents"'),
-        ('{"schema": "memwall.profile/1", "graph": {}}', 'has no list "traceEvents"'),
-        ('{"traceEvents": 5}', 'has no list "traceEvents"'),
-        ('{"traceEvents": []}', "no event of the PyTorch profiler"),
-        ('[{"ph": "X", "cat": "blink", "name": "paint", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]', "no event of the"),
-        ('{"traceEvents": [{"a": 1} {"b": 2}]]', "is not JSON: event 3"),
-        ('{"traceEvents": [{"a": x}]}' + " " * 40, "is not JSON: event 1"),
-        ('{"traceEvents": []} {"traceEvents": []}', "text behind the end"),
-        ('{"a": ' + "[" * 200_000, "nested too deep"),
-        ('{"traceEvents": [' + '{"args":' * 100_000, "nested too deep"),
-        ('{"traceEvents": [{"ts": ' + "1" * 5000 + "}]}", "is not JSON: event 1"),
-        ('{5: 1}', "a key should stand here"),
-        ('{"a" 1}', "':' should stand here"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "is empty"),
+    ("hello", "begins with 'hello'"),
+    ("{}", 'has no list "traceEvents"'),
+    ('{"schema": "memwall.profile/1", "graph": {}}', 'has no list "traceEvents"'),
+    ('{"traceEvents": 5}', 'has no list "traceEvents"'),
+    ('{"traceEvents": []}', "no event of the PyTorch profiler"),
+    ('[{"ph": "X", "cat": "blink", "name": "paint", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]', "no event of the"),
+    ('{"traceEvents": [{"a": 1} {"b": 2}]]', "is not JSON: event 3"),
+    ('{"traceEvents": [{"a": x}]}' + " " * 40, "is not JSON: event 1"),
+    ('{"traceEvents": []} {"traceEvents": []}', "text behind the end"),
+    ('{"a": ' + "[" * 200_000, "nested too deep"),
+    ('{"traceEvents": [' + '{"args":' * 100_000, "nested too deep"),
+    ('{"traceEvents": [{"ts": ' + "1" * 5000 + "}]}", "is not JSON: event 1"),
+    ('{5: 1}', "a key should stand here"),
+    ('{"a" 1}', "':' should stand here"),
+])  # fmt: skip
 def test_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
