@@ -16,13 +16,13 @@ SECONDS ?= 480
 EXECUTORS := $(shell command -v g++ >/dev/null 2>&1 && echo eager,inductor || echo eager)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test gate gpu check lint types lines setup clean
+.PHONY: help demo docs test test-fast gate gpu check lint types lines setup clean
 
 help:
 	@echo "make demo    BERT-large training on a V100 and an H100, what fusion would win, one layer measured on this CPU;"
 	@echo "             writes build/demo/"
-	@echo "make test    run all tests"
-	@echo "make gate    hold the reference workloads against profiles/baselines"
+	@echo "make test    run all tests; make test-fast those of the inner loop"
+	@echo "make gate    compare the reference workloads with profiles/baselines"
 	@echo "make gpu     test, calibrate and measure on this machine's NVIDIA GPU, 8 minutes; writes profiles/measured/, reports/"
 	@echo "make docs    the docs site, build/docs/index.html"
 	@echo "make check   lint, types and lines per folder"
@@ -52,6 +52,9 @@ docs: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -n auto -q -m "not slow"
 
 gate: $(STAMP)
 	$(BIN)/memwall gate -q

@@ -185,8 +185,7 @@ def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], 
         options: those that it was traced with, as for :func:`profile`; others are ignored.
         others: inputs of further calls, as a workload holds them.
     """
-    from memwall.analysis.fused import CAPTURE_KEY
-    from memwall.frontend.dynamo.capture import capture
+    from memwall.frontend.dynamo.capture import CAPTURE_KEY, capture
     from memwall.frontend.torch import TraceOptions
 
     keys = ("mode", "dtype", "autocast", "real", "max_ops")

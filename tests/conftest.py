@@ -13,6 +13,24 @@ def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code prints now")
 
 
+#: files of tests that compile, start processes of their own or take large models: ``make test-fast`` leaves them out
+SLOW = frozenset((
+    "cli", "test_ab", "test_calibrate", "test_capture", "test_codegen_compile", "test_codegen_gemm",
+    "test_codegen_multi", "test_codegen_random", "test_docs", "test_emit", "test_fusion_invariants",
+    "test_generated", "test_generated_kernels", "test_generated_mutations", "test_inductor",
+    "test_inductor_replay", "test_integrations", "test_kineto_memory", "test_library", "test_liger_pairs",
+    "test_measure_cpu", "test_measure_cuda", "test_measure_generated", "test_measured_report", "test_oracle",
+    "test_package", "test_plan_diff", "test_process", "test_reference_models", "test_reports",
+    "test_trace_replay", "test_trace_viewers", "test_tracing",
+))  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if SLOW & {item.path.stem, item.path.parent.name}:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def golden(request):
     """``golden(name, text)``: the text is what tests/golden/name says; a missing file fails."""

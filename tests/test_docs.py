@@ -39,6 +39,18 @@ def assert_shown(shown: str, printed: str) -> None:
     assert matched, f"the page shows\n{shown}\nand this was printed\n{text}"
 
 
+def test_the_guide_for_contributors_names_files_that_are_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:memwall|tests|tools)/[\w/.]+)`", text)) - {
+        "memwall/cli/NAME.py",
+        "memwall/report/pages/NAME.py",
+    }
+    assert len(named) > 30
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    folders = {path.name for path in (ROOT / "memwall").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert {f"| `{name}` |" in text for name in folders} == {True}
+
+
 def test_the_comparison_can_fail():
     assert_shown("a\n...\nb", "a\n1\n2\nb\n")
     assert_shown("a...", "abc\n")

@@ -41,8 +41,6 @@ DEFAULT_POLICIES = ("eager", "inductor", "memwall", "ideal")
 #: Ops, equal layers counted once, that are compiled and captured unasked: beyond, either takes many minutes.
 MOST_UNASKED = 20_000
 
-#: Where a profile's ``capture`` holds what Dynamo made of the model.
-CAPTURE_KEY = "dynamo"
 
 Say = Callable[[str], None]
 
@@ -163,18 +161,6 @@ def distinct_ops(graph: Graph) -> int:
     """How many ops a compiler is given: of layers that repeat, a few stand for all."""
     short = shorten(graph)
     return len(graph.ops if short is None else short.graph.ops)
-
-
-def capture_of(record: Mapping[str, Any]) -> Capture | None:
-    """The capture that a saved profile holds, if it holds one.
-
-    Raises:
-        UsageError: it is damaged.
-    """
-    saved = record.get(CAPTURE_KEY)
-    if saved is None:
-        return None
-    return Capture.from_dict(saved)
 
 
 class _Maker:

@@ -79,7 +79,7 @@ def _wall(name: str) -> Callable[[Profile, Schedule], float | None]:
 
 def graph_breaks(profile: Profile, schedule: Schedule | None = None) -> float | None:
     """Breaks that TorchDynamo meets in the step, each line as often as it is reached; None without a capture."""
-    from memwall.analysis.fused import capture_of
+    from memwall.frontend.dynamo.capture import capture_of
 
     capture = capture_of(profile.capture)
     return None if capture is None or capture.failure else float(sum(b.count for b in capture.breaks))

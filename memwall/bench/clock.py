@@ -1,4 +1,4 @@
-"""How a call is timed: the same questions to each device, and the CPU as one of them (:mod:`.cuda` is the other).
+"""How a call is timed on the CPU (:mod:`.cuda` is the other device).
 
 A sample is cold: caches are cleared before it, outside of the timed part. The CPU runs one thread, and a repetition
 that lost its core is taken again. A step (:meth:`Device.steps`) is timed warm, one after another, as a program runs it.
@@ -12,17 +12,15 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from memwall.bench.device import DEVICES, Call, Device, Ready, versions
 from memwall.bench.machine import available_bytes, cache_bytes, cpu_name, machine_busy_s
 from memwall.bench.sensors import LEAST_SHARE, CpuLoad, Sensing, merged
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.process import environment
 from memwall.record.measurement import Sensors
 
-Call = Callable[[], Any]
-
-DEVICES = ("cpu", "cuda")
 #: a contended repetition is taken again; after this many times as many repetitions as samples, what there is counts
 MOST_TRIES = 4
 #: the last level of cache where the system does not tell
@@ -58,56 +56,6 @@ class Clocks:
         return seconds, own / seconds if seconds > 0 else 1.0
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A call that can be timed. ``restore`` puts back what the call writes over; ``note`` qualifies the samples.
-
-    ``refused``: it could not be made quick to repeat, and the attempt has left the device's library in doubt.
-    """
-
-    call: Call
-    restore: Call = lambda: None
-    note: str = ""
-    #: keeps alive what a captured graph points into
-    held: Any = None
-    refused: bool = False
-
-
-class Device(Protocol):
-    """What is asked of the machine that is measured."""
-
-    kind: str
-    torch_device: str
-
-    def ready(self, call: Call, restore: Call = ..., *, graphed: bool = True) -> Ready:
-        """Warm a call up and make it quick to repeat, by a graph of it where there is such a thing."""
-        ...
-
-    def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]:
-        """Up to ``count`` timings in seconds, one at least, of which no new one begins after ``budget_s``."""
-        ...
-
-    def steps(self, step: Call, count: int) -> tuple[list[float], tuple[str, ...]]:
-        """Seconds of each of ``count`` steps one after another, and what the device says against them."""
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """Name, versions and sizes, for the record."""
-        ...
-
-    def free_bytes(self) -> int:
-        """Memory that can still be taken."""
-        ...
-
-    def wait(self) -> None:
-        """Until all that was begun is done."""
-        ...
-
-    def clear(self) -> None:
-        """Give back what is not in use."""
-        ...
-
-
 def open_device(kind: str) -> Device:
     """The device of that kind (``cpu`` or ``cuda``) of this machine.
 
@@ -126,18 +74,6 @@ def open_device(kind: str) -> Device:
     from memwall.bench.cuda import Cuda
 
     return Cuda()
-
-
-def versions() -> dict[str, Any]:
-    """The versions that a time depends on."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    import torch
-
-    triton = None
-    with contextlib.suppress(PackageNotFoundError):
-        triton = version("triton")
-    return {"torch": torch.__version__, "python": platform.python_version(), "triton": triton}
 
 
 class Cpu:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memwall.bench.clock import Call, Ready, versions
+from memwall.bench.device import Call, Ready, versions
 from memwall.bench.sensors import merged, open_nvml
 from memwall.record.measurement import Sensors
 

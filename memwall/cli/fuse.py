@@ -132,7 +132,7 @@ def _read(
     target: str, names: Sequence[str], given: dict[str, Any], sizes: dict[str, int], captured: bool, messages: Messages
 ) -> Made:
     """A saved profile, which has no model to capture."""
-    from memwall.analysis.fused import capture_of
+    from memwall.frontend.dynamo.capture import capture_of
 
     options.refuse({f"second_{key}": value for key, value in sizes.items()}, f"{target} is already traced")
     profile = make_profile(target, names, given, messages)
@@ -143,7 +143,8 @@ def _read(
 
 def _traced(model: Model, sizes: dict[str, int], captured: bool) -> Made:
     """A model, traced and captured."""
-    from memwall.analysis.fused import MOST_UNASKED, capture_of, distinct_ops
+    from memwall.analysis.fused import MOST_UNASKED, distinct_ops
+    from memwall.frontend.dynamo.capture import capture_of
 
     with running(model.target, model.messages):
         workload = model.workload()

@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from functools import cache
 
 from memwall.analysis.diff import Cause, Side, explain, largest, new_breaks, top
-from memwall.analysis.fused import capture_of
 from memwall.analysis.matching import match_ops
 from memwall.analysis.quantities import LIMITS, Quantity, unmodeled
 from memwall.core.units import size
+from memwall.frontend.dynamo.capture import capture_of
 from memwall.gate.limits import Limit
 from memwall.gate.result import Check, Problem
 from memwall.perfmodel.roofline import Estimate

@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.fused import capture_of
 from memwall.analysis.numbers import apart
 from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
 from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError, unknown
 from memwall.core.units import percent, size
+from memwall.frontend.dynamo.capture import capture_of
 from memwall.frontend.workload import Workload, resolve
 from memwall.gate.evaluate import kernels_in
 from memwall.gate.limits import Limit, parse_limit

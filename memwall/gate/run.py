@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.fused import capture_of
 from memwall.bench.ab import Side, run_ab
 from memwall.core.errors import UsageError
 from memwall.core.version import __version__
+from memwall.frontend.dynamo.capture import capture_of
 from memwall.gate.baseline import (
     Bases,
     Checkout,

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.fused import MOST_UNASKED, capture_of, distinct_ops
+from memwall.analysis.fused import MOST_UNASKED, distinct_ops
 from memwall.core.errors import MemwallError, NeedsData
 from memwall.core.process import HOME, Child, Lost, environment
-from memwall.frontend.dynamo.capture import REAL_BYTES
+from memwall.frontend.dynamo.capture import REAL_BYTES, capture_of
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.blame import blame
 from memwall.hardware.lookup import Gpu

@@ -20,7 +20,6 @@ from memwall.ops.base import Call, Cost
 if TYPE_CHECKING:
     from memwall.ops.domains import DomainRule
     from memwall.ops.expressions import Expression
-    from memwall.ops.loops import LoopRule
     from memwall.ops.recorded import Rule as ResultRule
 
 #: Classes of ops, in the order in which reports list them.
@@ -45,7 +44,7 @@ class Row:
     #: what the launch is called, where its time goes by that (:class:`memwall.ops.launches.Stream`)
     launch_kind: str = ""
     #: the loop nest of a generated kernel; without one that of the op's class
-    loop: LoopRule | None = None
+    loop: Callable[[Any], Any] | None = None
     #: Triton text of the result's element
     expression: Expression | None = None
     #: dtype to which tensors are cast before: ``result``, ``common`` (of them all) or ``none``

@@ -19,6 +19,7 @@ what was modeled, by family and GPU, on the rows that the constants were fitted 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from memwall.hardware.constants import CONSTANTS, LaunchConstants
 from memwall.hardware.lookup import Gpu
@@ -34,6 +35,7 @@ WALLS = ("compute", "bandwidth", "overhead")
 LINK = "link"
 #: wall -> the term of the time that it stands for; of equal terms the first is the wall
 _TERMS = {"bandwidth": "memory_s", "compute": "compute_s", "overhead": "overhead_s", LINK: "link_s"}
+_TERM_NAMES, _seconds = tuple(_TERMS), attrgetter(*_TERMS.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,8 @@ class Prediction:
     @property
     def limited_by(self) -> str:
         """One of :data:`WALLS`, or :data:`LINK`: the largest of the terms."""
-        return max(_TERMS, key=lambda wall: float(getattr(self, _TERMS[wall])))
+        terms = _seconds(self)
+        return _TERM_NAMES[terms.index(max(terms))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

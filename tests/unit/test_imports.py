@@ -66,6 +66,14 @@ def test_a_file_imports_only_from_above(path):
             assert ORDER.index(target) < ORDER.index(own), f"{own} imports {target}, which stands below it: {name}"
 
 
+def test_nothing_imports_in_a_circle():
+    uses = {name: imports_of(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    while free := [name for name, used in uses.items() if not used & uses.keys()]:
+        for name in free:
+            del uses[name]
+    assert not uses, "each of these leads back to itself, or to one that does"
+
+
 @pytest.mark.parametrize("module", LIGHT)
 def test_importing_it_imports_nothing_heavy(module):
     code = f"import sys, {module}; print(*[m for m in {HEAVY} if m in sys.modules])"

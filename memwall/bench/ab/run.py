@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from memwall.bench.ab.sides import Launch, Round, Side
-from memwall.bench.clock import DEVICES
+from memwall.bench.device import DEVICES
 from memwall.bench.machine import Usage
 from memwall.bench.stats import Ratio, ratio
 from memwall.core.errors import UsageError

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from memwall.bench.ab.sides import MOST_STEPS, Block, Side
-from memwall.bench.clock import open_device, versions
+from memwall.bench.clock import open_device
+from memwall.bench.device import versions
 from memwall.bench.machine import read_counters
 from memwall.core.errors import UsageError, suggest
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from memwall.bench.calibrate.sampling import Quantity
-from memwall.bench.clock import Clocks, Device, open_device
+from memwall.bench.clock import Clocks, open_device
+from memwall.bench.device import Device
 from memwall.core.errors import MissingError
 
 #: elements of an array in DRAM: 1 GiB of float32, less on a small device

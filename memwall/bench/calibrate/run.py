@@ -10,7 +10,8 @@ from typing import Any
 from memwall.bench.calibrate.cuda_spec import cuda_spec
 from memwall.bench.calibrate.sampling import WIDE, Quantity
 from memwall.bench.calibrate.spec import cpu_spec
-from memwall.bench.clock import DEVICES, timing_environment
+from memwall.bench.clock import timing_environment
+from memwall.bench.device import DEVICES
 from memwall.core.errors import MemwallError, MissingError, UsageError
 from memwall.core.files import cache_folder
 from memwall.core.process import Child, Lost

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from memwall.bench.clock import Device, Ready
 from memwall.bench.cuda import put_off
+from memwall.bench.device import Device, Ready
 from memwall.codegen.load import load_source, source_hash
 from memwall.codegen.reference import Reference, reference
 from memwall.core.errors import UsageError

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memwall.bench.clock import Device
+from memwall.bench.device import Device
 from memwall.bench.kernels.arena import GUARD_BYTES, POISONS, Arena, WideMemory
 from memwall.bench.kernels.evaluate import Noise, run_group
 from memwall.bench.kernels.executors import Built

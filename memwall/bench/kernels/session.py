@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from memwall.bench.clock import Ready, open_device
+from memwall.bench.clock import open_device
+from memwall.bench.device import Ready
 from memwall.bench.kernels.executors import BUILDERS, Builder, Built, Choices, choose, overwritten
 from memwall.bench.kernels.forms import CpuForms
 from memwall.bench.kernels.oracle import Oracle, Verdict, check_numerics

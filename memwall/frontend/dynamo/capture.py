@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 #: Ops beyond which the regions of a saved capture are damage.
 MAX_OPS = 10_000_000
 
+#: where a saved profile keeps its capture
+CAPTURE_KEY = "dynamo"
+
 #: Guards that are listed; the rest is counted.
 GUARDS_SHOWN = 40
 
@@ -392,3 +395,15 @@ def _distance(guard: Guard) -> int:
 def _recompile(run: DynamoRun, call: SeenCall) -> Recompile:
     dynamic = dict.fromkeys(d for number in call.graphs for d in run.graphs[number].dynamic)
     return Recompile(call.inputs, len(call.graphs), call.failures, tuple(dynamic))
+
+
+def capture_of(record: Mapping[str, Any]) -> Capture | None:
+    """The capture that a saved profile holds, if it holds one.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    saved = record.get(CAPTURE_KEY)
+    if saved is None:
+        return None
+    return Capture.from_dict(saved)

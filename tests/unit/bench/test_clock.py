@@ -6,7 +6,8 @@ import os
 
 import torch
 
-from memwall.bench.clock import Cpu, Ready, timing_environment
+from memwall.bench.clock import Cpu, timing_environment
+from memwall.bench.device import Ready
 from memwall.record.measurement import Sensors
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from memwall.bench.clock import Ready
 from memwall.bench.cuda import QUEUED, SETTLING, WARM_UP, Cuda, Uploads, _captures, capturing, put_off
+from memwall.bench.device import Ready
 from memwall.record.measurement import Sensors
 
 

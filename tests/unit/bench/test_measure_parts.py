@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import memwall
-from memwall.bench.clock import Ready
+from memwall.bench.device import Ready
 from memwall.bench.kernels.benchmark_run import ROUNDS, BenchmarkRun, Limits, Result, share
 from memwall.bench.kernels.executors import Built, Choices, choose
 from memwall.bench.kernels.jobs import plan_work

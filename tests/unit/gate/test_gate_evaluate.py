@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import memwall
-from memwall.analysis.fused import CAPTURE_KEY
 from memwall.analysis.quantities import LIMITS
+from memwall.frontend.dynamo.capture import CAPTURE_KEY
 from memwall.gate.config import GateConfig, GatedWorkload, Scope, parse_scope
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.limits import Limit, parse_limit

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from memwall.analysis.fused import CAPTURE_KEY, capture_of, fuse, refused_by_rule
+from memwall.analysis.fused import fuse, refused_by_rule
 from memwall.analysis.whatif import parse_change
 from memwall.core.errors import UsageError
-from memwall.frontend.dynamo.capture import Break, Capture, Guard, PartialGraph, Recompile
+from memwall.frontend.dynamo.capture import CAPTURE_KEY, Break, Capture, Guard, PartialGraph, Recompile, capture_of
 from memwall.fusion import Plan, Refusal
 from memwall.report import render
 from memwall.report.pages.fused import FusedReport
