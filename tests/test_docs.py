@@ -73,10 +73,8 @@ def shell(tmp_path_factory):
     }  # fmt: skip
 
     def run(line: str, **options: str) -> tuple[str, int]:
-        done = subprocess.run(
-            ["bash", "-c", line], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, check=False, timeout=300, **options,
-        )  # fmt: skip
+        done = subprocess.run(["bash", "-c", line], cwd=folder, env=environment, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False, timeout=300, **options)  # fmt: skip
         return done.stdout, done.returncode
 
     for _, rest, text in blocks("tutorial.md"):
@@ -172,10 +170,8 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9",
                    "https_proxy": "http://127.0.0.1:9"}  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+                          cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == ""
     return folder

@@ -107,10 +107,8 @@ def test_actionlint_finds_nothing():
 
 @pytest.mark.parametrize("step", SCRIPTS)
 def test_shellcheck_finds_nothing(step):
-    done = subprocess.run(
-        [tool("shellcheck"), "--shell=bash", "-"],
-        input=f"set -eo pipefail\n{SCRIPTS[step]}", capture_output=True, text=True,
-    )  # fmt: skip
+    done = subprocess.run([tool("shellcheck"), "--shell=bash", "-"], input=f"set -eo pipefail\n{SCRIPTS[step]}",
+                          capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stdout
 
 
@@ -208,10 +206,9 @@ class Runner:
         files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary)}
         script = self.folder / f"{name}.sh"
         script.write_text(step["run"])
-        done = subprocess.run(
-            ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)],
-            cwd=place, env={**self.environment, **given, **files, **variables}, capture_output=True, text=True,
-        )  # fmt: skip
+        done = subprocess.run(["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)], cwd=place,
+                              env={**self.environment, **given, **files, **variables}, capture_output=True,
+                              text=True)  # fmt: skip
         rows = dict(line.split("=", 1) for line in output.read_text().splitlines())
         return done.returncode, rows, done.stdout + done.stderr
 
@@ -358,10 +355,8 @@ def test_two_uses_in_one_job_keep_their_results(runner, tmp_path):
 def test_the_inputs_become_arguments_and_stay_data(runner, tmp_path):
     record = runner.program("memwall", GATE)
     hostile = "`touch pwned`; touch pwned; $(touch pwned) \"'"
-    runner.step(
-        "gate", tmp_path, CODE="0", BASE="abc", CONFIG="the gate.toml", GPUS="h100\na100\n", POLICIES=" \neager",
-        LIMITS="dram_bytes=+2%\ntime_s=3.2 ms", TARGETS=f"-x.py\n\n{hostile}",
-    )  # fmt: skip
+    runner.step("gate", tmp_path, CODE="0", BASE="abc", CONFIG="the gate.toml", GPUS="h100\na100\n",
+                POLICIES=" \neager", LIMITS="dram_bytes=+2%\ntime_s=3.2 ms", TARGETS=f"-x.py\n\n{hostile}")  # fmt: skip
     called = record.read_text().splitlines()
     (out,) = runner.temp.iterdir()
     assert called == [
@@ -413,10 +408,8 @@ def test_the_filter_takes_our_own_comments_alone():
         {"id": 1, "user": {"type": "User"}, "body": ours}, {"id": 2, "user": {"type": "Bot"}, "body": other},
         {"id": 3, "user": {"type": "Bot"}, "body": ours},
     ]  # fmt: skip
-    done = subprocess.run(
-        [jq, expression], input=json.dumps(comments), capture_output=True, text=True, check=True,
-        env={**os.environ, "mark": "<!-- memwall-gate -->"},
-    )  # fmt: skip
+    done = subprocess.run([jq, expression], input=json.dumps(comments), capture_output=True, text=True, check=True,
+                          env={**os.environ, "mark": "<!-- memwall-gate -->"})  # fmt: skip
     assert done.stdout.split() == ["3"]
 
 

@@ -147,10 +147,8 @@ def same_everywhere(python: Path, where: Path, home: Path, tmp_path: Path) -> No
     script = python.parent / "memwall"
     command = [script] if script.is_file() else [python, "-m", "memwall"]
     run(tmp_path, *command, "profile", "net.py", "--gpu", "t4", "-q", "-o", "installed.json", "-o", "installed.html")
-    run(
-        tmp_path, sys.executable, "-m", "memwall", "profile", "net.py", "--gpu", "t4", "-q", "-o", "checkout.json",
-        PYTHONPATH=str(ROOT), PYTHONHASHSEED="7",
-    )  # fmt: skip
+    run(tmp_path, sys.executable, "-m", "memwall", "profile", "net.py", "--gpu", "t4", "-q", "-o", "checkout.json",
+        PYTHONPATH=str(ROOT), PYTHONHASHSEED="7")  # fmt: skip
     assert (tmp_path / "installed.json").read_bytes() == (tmp_path / "checkout.json").read_bytes()
 
 
@@ -174,10 +172,8 @@ def test_wheel(checkout, bare, tmp_path):
 @pytest.mark.slow
 def test_editable(checkout, bare, tmp_path):
     interpreter = bare / "bin" / "python"
-    run(
-        tmp_path, sys.executable, *PIP, "--python", interpreter, "install", "--no-deps", "--no-build-isolation",
-        "--no-index", "--editable", checkout,
-    )  # fmt: skip
+    run(tmp_path, sys.executable, *PIP, "--python", interpreter, "install", "--no-deps", "--no-build-isolation",
+        "--no-index", "--editable", checkout)  # fmt: skip
     same_everywhere(interpreter, tmp_path, checkout, tmp_path)
 
 

@@ -316,10 +316,8 @@ def test_several_plans_get_a_folder_each(run, folder):
 
 
 def test_what_ifs_are_listed_alone_and_together(run):
-    result = run(
-        "fuse", "net.py", "--gpu", "a100", "--policy", "eager", "--no-capture", "-q",
-        "--what-if", "dram_bytes_per_s*=2", "--what-if", "fuse:0",
-    )  # fmt: skip
+    result = run("fuse", "net.py", "--gpu", "a100", "--policy", "eager", "--no-capture", "-q", "--what-if",
+                 "dram_bytes_per_s*=2", "--what-if", "fuse:0")  # fmt: skip
     section = result.out.partition("── What if\n")[2]
     assert "  dram_bytes_per_s*=2 " in section
     assert "  fuse:0 " in section

@@ -39,10 +39,8 @@ def gate(folder: Path, *args: str, home: Path = ROOT, **env: str) -> Result:
     """``memwall gate`` in a process of its own."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     environment |= {"PYTHONPATH": str(home), "COLUMNS": "200", **env}
-    done = subprocess.run(
-        [sys.executable, "-m", "memwall", "gate", "-q", *args], cwd=folder, capture_output=True, text=True,
-        check=False, env=environment, timeout=300, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "memwall", "gate", "-q", *args], cwd=folder, capture_output=True,
+                          text=True, check=False, env=environment, timeout=300, stdin=subprocess.DEVNULL)  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
     return Result(done.returncode, done.stdout, done.stderr)
 
@@ -298,10 +296,9 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARK": str(marks), "TMPDIR": str(marks)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "memwall", "gate", "net.py", "--baseline-ref", "main"], cwd=tmp_path, text=True,
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-m", "memwall", "gate", "net.py", "--baseline-ref", "main"],
+                               cwd=tmp_path, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True)  # fmt: skip
     end = time.monotonic() + 60
     while len([p for p in marks.iterdir() if p.name.isdigit()]) < 2 and time.monotonic() < end:
         time.sleep(0.1)
@@ -355,10 +352,8 @@ def test_a_saved_profile_is_gated_without_torch(saved):
         "import sys; sys.modules['torch'] = None\nfrom memwall.cli import main\n"
         "sys.exit(main(['gate', 'saved.json', '--limit', 'kernels=1000', 'coverage=90 %']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
     assert done.returncode == 0, done.stderr
 
 

@@ -24,10 +24,8 @@ def call(name, inputs, outputs, **attributes):
     flat = [(name, s) for name, given in inputs for s in (given if isinstance(given, list) else [given])]
     outputs = outputs if isinstance(outputs, list) else [outputs]
     specs = tuple(s for _, s in flat)
-    return Call(
-        name, specs, tuple(n for n, _ in flat), tuple(outputs), attributes,
-        sum(s.nbytes for s in specs), sum(s.nbytes for s in outputs),
-    )  # fmt: skip
+    return Call(name, specs, tuple(n for n, _ in flat), tuple(outputs), attributes, sum(s.nbytes for s in specs),
+                sum(s.nbytes for s in outputs))  # fmt: skip
 
 
 def cost(name, inputs, outputs, **attributes) -> Cost:

@@ -17,11 +17,9 @@ GREW = Cause("grew", "bmm", "encoder.layer.*.attention", "forward", "models/bert
              "reads fp32, was bf16")  # fmt: skip
 GONE = Cause("vanished", "addmm", "pooler", "forward", "models/bert.py:90", 1, -1, -1_179_648, -1_183_744, -3.1e-6, "")
 
-CHECK = Check(
-    workload="bert", target="models/bert.py", gpu="h100-sxm", policy="eager", module="", quantity="dram_bytes",
-    limit="+0.5%", value=1_220_400_000, baseline=1_200_000_000, allowed=1_206_000_000, verdict="fail", message="",
-    causes=(CAST, GREW, GONE),
-)  # fmt: skip
+CHECK = Check(workload="bert", target="models/bert.py", gpu="h100-sxm", policy="eager", module="",
+              quantity="dram_bytes", limit="+0.5%", value=1_220_400_000, baseline=1_200_000_000, allowed=1_206_000_000,
+              verdict="fail", message="", causes=(CAST, GREW, GONE))  # fmt: skip
 TIME = replace(CHECK, quantity="time_s", limit="3.2 ms", value=3.2004e-3, baseline=3.1e-3, allowed=3.2e-3)
 KERNELS = replace(CHECK, quantity="kernels", limit="120", value=118, baseline=106, allowed=120, verdict="pass")
 KERNELS = replace(KERNELS, causes=())
@@ -31,17 +29,15 @@ MODULE = replace(CHECK, module="encoder.*", quantity="flops", limit="+0%", value
                  allowed=2_000_000_000, causes=())  # fmt: skip
 BREAKS = replace(KERNELS, workload="gpt", target="gpt.py:Net", gpu="", policy="", quantity="graph_breaks", limit="0",
                  value=0.0, baseline=0.0, allowed=0.0)  # fmt: skip
-UNSURE = replace(
-    BREAKS, gpu="", policy="eager", quantity="measured_s", limit="+5%", value=1.03e-3, baseline=1e-3, allowed=1.05e-3,
-    verdict="inconclusive", message="another process used 31 % of the CPU; run it on a quiet machine", measured=True,
-)  # fmt: skip
+UNSURE = replace(BREAKS, gpu="", policy="eager", quantity="measured_s", limit="+5%", value=1.03e-3, baseline=1e-3,
+                 allowed=1.05e-3, verdict="inconclusive",
+                 message="another process used 31 % of the CPU; run it on a quiet machine", measured=True)  # fmt: skip
 
 PASS = GateResult((KERNELS, MFU, PEAK, BREAKS), baseline=REF, memwall_version=VERSION)
 FAIL = GateResult((KERNELS, CHECK, TIME, MODULE, MFU, PEAK, BREAKS, UNSURE), baseline=REF, memwall_version=VERSION)
-INCONCLUSIVE = GateResult(
-    (BREAKS, UNSURE), (Problem("gpt", "gpt.py:Net", "inconclusive", "no baseline for the policy inductor"),),
-    Baseline("file", "gate/baseline.json", "", "0.5.1"), VERSION,
-)  # fmt: skip
+INCONCLUSIVE = GateResult((BREAKS, UNSURE),
+                          (Problem("gpt", "gpt.py:Net", "inconclusive", "no baseline for the policy inductor"),),
+                          Baseline("file", "gate/baseline.json", "", "0.5.1"), VERSION)  # fmt: skip
 EMPTY = GateResult((), memwall_version=VERSION)
 BROKEN = GateResult(
     (KERNELS,), (Problem("", "nets/*.py", "fail", "no workload found; name a model file"),), memwall_version=VERSION

@@ -43,9 +43,8 @@ def by_name(what: str, names: Sequence[str], folder: Path) -> dict[str, list[dic
 
 def _run(folder: Path, *arguments: str) -> tuple[list[dict[str, Any]], int]:
     """The lines that the child printed, and the signal that ended it, 0 where none did."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.unit.generated_child", str(folder), *arguments],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-W", "ignore", "-m", "tests.unit.generated_child", str(folder), *arguments],
+                          cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          check=False)  # fmt: skip
     assert done.returncode <= 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()], -done.returncode

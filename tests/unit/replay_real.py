@@ -65,10 +65,9 @@ def as_value(graph: Graph, tensor: torch.Tensor, value_id: int) -> torch.Tensor:
 def compare(module, args, *, training: bool, loss=None, tolerance: float = 2e-4) -> Graph:
     """Assert that replay and eager module agree on outputs, gradients and buffers; returns the traced graph."""
     module.train(training)
-    record = memwall.profile(
-        copy.deepcopy(module), args, mode="training" if training else "inference", attention="math",
-        optimizer="sgd" if training else None, loss=loss, gpu="a100",
-    )  # fmt: skip
+    record = memwall.profile(copy.deepcopy(module), args, mode="training" if training else "inference",
+                             attention="math", optimizer="sgd" if training else None, loss=loss,
+                             gpu="a100")  # fmt: skip
     graph = record.graph
     joint = joint_of(graph)
     assert joint.opaque == ()

@@ -232,10 +232,8 @@ def random_profile(names: tuple[str, ...], rows: int) -> Profile:
                    policy=("eager", "memwall", "ideal"))  # fmt: skip
 
 
-PROFILES = st.builds(
-    random_profile, st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5).map(tuple),
-    st.sampled_from((ROWS, 4096)),
-)  # fmt: skip
+PROFILES = st.builds(random_profile, st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5).map(tuple),
+                     st.sampled_from((ROWS, 4096)))  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

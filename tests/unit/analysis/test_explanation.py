@@ -96,10 +96,8 @@ def test_the_interval_of_a_total_by_hand(profile):
 
 # -- how constants are known -------------------------------------------------------------------------------------------
 
-GEMM = Gemm(
-    pipe=Pipe("tensor", "float16"), batch=1, m=1024, n=1024, k=1024, itemsize=2,
-    read_bytes=2 * 2 * 1024**2, write_bytes=2 * 1024**2,
-)  # fmt: skip
+GEMM = Gemm(pipe=Pipe("tensor", "float16"), batch=1, m=1024, n=1024, k=1024, itemsize=2, read_bytes=2 * 2 * 1024**2,
+            write_bytes=2 * 1024**2)  # fmt: skip
 
 
 def _with_launches(gpu):

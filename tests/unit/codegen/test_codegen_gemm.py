@@ -83,8 +83,7 @@ def residual(dtype: str) -> Case:
     y = b.call("aten.mm", [("self", x), ("mat2", w)], 35, 24, dtype=dtype)
     z = b.call("aten.mul.Scalar", [("self", b.view(y, (7, 5, 24), (120, 24, 1)))], 7, 5, 24, dtype=dtype, other=0.5)
     s = b.call("aten.add.Tensor", [("self", z), ("other", r)], 7, 5, 24, dtype=dtype)
-    return Case(b, {"x": x, "w": w, "r": r}, (z, s),
-                lambda x, w, r: (z := (x @ w).view(7, 5, 24) * 0.5, z + r))  # fmt: skip
+    return Case(b, {"x": x, "w": w, "r": r}, (z, s), lambda x, w, r: (z := (x @ w).view(7, 5, 24) * 0.5, z + r))
 
 
 def dequantized() -> Case:
@@ -139,8 +138,7 @@ def permuted() -> Case:
     y = b.call("aten.mm", [("self", x), ("mat2", w)], 10, 24)
     out = b.tensor(2, 3, 5, 8)
     b.op("aten.mul.Scalar", [("self", b.view(y, (2, 3, 5, 8), (120, 8, 24, 1)))], [out], other=2.0)
-    return Case(b, {"x": x, "w": w}, (out,),
-                lambda x, w: (x @ w).view(2, 5, 3, 8).transpose(1, 2) * 2)  # fmt: skip
+    return Case(b, {"x": x, "w": w}, (out,), lambda x, w: (x @ w).view(2, 5, 3, 8).transpose(1, 2) * 2)
 
 
 def in_place() -> Case:

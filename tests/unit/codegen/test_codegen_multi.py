@@ -92,8 +92,7 @@ def adamw(shapes=SIZES, step_sizes=None, bias=None, **dtypes) -> Case:
     roots = foreach(b, "sqrt", v, new=True, self=v)
     foreach(b, "div_.ScalarList", roots, self=roots, scalars=bias or (0.0447,) * len(p))
     foreach(b, "add_.Scalar", roots, self=roots, scalar=1e-8)
-    foreach(b, "addcdiv_.ScalarList", p, self=p, tensor1=m, tensor2=roots,
-            scalars=step_sizes or (-0.01,) * len(p))  # fmt: skip
+    foreach(b, "addcdiv_.ScalarList", p, self=p, tensor1=m, tensor2=roots, scalars=step_sizes or (-0.01,) * len(p))
     return Case(b, of)
 
 

@@ -24,10 +24,9 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_compute_what_the_model_computes(name):
     """Loss, gradients and running statistics of a real eager step against the files, run in launch order."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.emitted_child", name],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "tests.unit.emitted_child", name], cwd=ROOT,
+                          env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
+                          check=False)  # fmt: skip
     assert done.stdout.endswith("equal\n"), done.stderr[-3000:]
 
 

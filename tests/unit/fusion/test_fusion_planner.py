@@ -123,8 +123,7 @@ def test_the_backward_of_a_norm_keeps_its_column_sums_beside_its_rows():
     mean, rstd, weight = b.given(ROWS, 1), b.given(ROWS, 1), b.given(COLS, role="parameter")
     out = [b.tensor(ROWS, COLS), b.tensor(COLS), b.tensor(COLS)]
     inputs = zip(("grad_out", "input", "mean", "rstd", "weight"), (grad, x, mean, rstd, weight), strict=True)
-    b.op("aten.native_layer_norm_backward", list(inputs), out, normalized_shape=[COLS],
-         output_mask=[True, True, True])  # fmt: skip
+    b.op("aten.native_layer_norm_backward", list(inputs), out, normalized_shape=[COLS], output_mask=[True, True, True])
     dropped = b.like("aten.native_dropout_backward", ("grad_output", out[0]), ("mask", mask), scale=1.1)
     cost = only(b.graph(*out[1:], dropped)).cost
     small = 2 * ROWS * 4 + COLS * 4

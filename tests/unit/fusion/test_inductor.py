@@ -544,10 +544,8 @@ gpu = memwall.load_gpu("a100")  # has TF32, of which Inductor reminds its users
 record = memwall.profile(module, (torch.randn(128, 64),), mode="training", gpu=gpu, loss=lambda y: y.sum())
 assert lower(record.graph, gpu, source=True).kernels
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
-        env={**os.environ},
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-W", "always", "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          check=True, env={**os.environ})  # fmt: skip
     assert "TF32" not in done.stderr and "Warning" not in done.stderr.replace("DeprecationWarning", "")
     assert done.stdout == ""
 

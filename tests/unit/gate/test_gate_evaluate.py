@@ -207,10 +207,9 @@ def captured(head: Profile, breaks: int | None, failure: str | None = None) -> P
             "lost_from": None,
         }) for i in range(breaks or 0)
     )  # fmt: skip
-    found = Capture(
-        graphs=(), captures=0, breaks=rows, guard_kinds={}, guards=(), recompiles=(),
-        regions=(0,) * len(head.graph.ops), unmatched=0, data="meta", notes=(), behind=None, failure=failure,
-    )  # fmt: skip
+    found = Capture(graphs=(), captures=0, breaks=rows, guard_kinds={}, guards=(), recompiles=(),
+                    regions=(0,) * len(head.graph.ops), unmatched=0, data="meta", notes=(), behind=None,
+                    failure=failure)  # fmt: skip
     return replace(head, capture={CAPTURE_KEY: found.to_dict()})
 
 

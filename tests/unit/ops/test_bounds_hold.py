@@ -36,10 +36,9 @@ def neusight(row):
             int(row[key]) for key in ("n", "cin", "cout", "ksize", "hw", "stride", "padding")
         )
         out = (size + 2 * pad - k) // stride + 1
-        return call(
-            "aten.convolution", ("input", "weight"), [(n, cin, size, size), (cout, cin, k, k)], (n, cout, out, out),
-            "float32", stride=(stride, stride), padding=(pad, pad), dilation=(1, 1), groups=1, allow_tf32=False,
-        )  # fmt: skip
+        return call("aten.convolution", ("input", "weight"), [(n, cin, size, size), (cout, cin, k, k)],
+                    (n, cout, out, out), "float32", stride=(stride, stride), padding=(pad, pad), dilation=(1, 1),
+                    groups=1, allow_tf32=False)  # fmt: skip
     b = int(row["b"])
     if op in ("linear", "bmm"):
         m, k, n = (int(row[key]) for key in "mkn")

@@ -35,41 +35,30 @@ def test_pipe_follows_dtype(dtype, pipe, flops):
 
 
 def test_addmm_bias_is_read_once_and_adds_no_flops():
-    result = cost(
-        "aten.addmm",
-        [("self", spec(256)), ("mat1", spec(128, 64)), ("mat2", spec(64, 256))],
-        spec(128, 256), beta=1, alpha=1,
-    )  # fmt: skip
+    result = cost("aten.addmm", [("self", spec(256)), ("mat1", spec(128, 64)), ("mat2", spec(64, 256))], spec(128, 256),
+                  beta=1, alpha=1)  # fmt: skip
     assert result.total_flops == 4_194_304
     assert result.read_bytes == 49_664  # 49,152 + 256 * 2
     assert (result.kernels, result.extra_bytes) == (1, 0)
 
 
 def test_expanded_bias_counts_its_distinct_elements():
-    result = cost(
-        "aten.addmm",
-        [("self", expanded((128, 256), (0, 1))), ("mat1", spec(128, 64)), ("mat2", spec(64, 256))],
-        spec(128, 256),
-    )  # fmt: skip
+    result = cost("aten.addmm",
+                  [("self", expanded((128, 256), (0, 1))), ("mat1", spec(128, 64)), ("mat2", spec(64, 256))],
+                  spec(128, 256))  # fmt: skip
     assert result.read_bytes == 49_664
 
 
 def test_matrix_addend_is_copied_first():
-    result = cost(
-        "aten.addmm",
-        [("self", spec(128, 256)), ("mat1", spec(128, 64)), ("mat2", spec(64, 256))],
-        spec(128, 256),
-    )  # fmt: skip
+    result = cost("aten.addmm", [("self", spec(128, 256)), ("mat1", spec(128, 64)), ("mat2", spec(64, 256))],
+                  spec(128, 256))  # fmt: skip
     assert result.read_bytes == 49_152 + 65_536
     assert (result.kernels, result.extra_bytes) == (2, 131_072)  # the output written and read once more
 
 
 def test_baddbmm_with_beta_zero_does_not_read_its_addend():
-    result = cost(
-        "aten.baddbmm",
-        [("self", spec(4, 32, 32)), ("batch1", spec(4, 32, 8)), ("batch2", spec(4, 8, 32))],
-        spec(4, 32, 32), beta=0,
-    )  # fmt: skip
+    result = cost("aten.baddbmm", [("self", spec(4, 32, 32)), ("batch1", spec(4, 32, 8)), ("batch2", spec(4, 8, 32))],
+                  spec(4, 32, 32), beta=0)  # fmt: skip
     assert result.total_flops == 65_536  # 2 * 4 * 32*32*8
     assert result.read_bytes == 4_096  # 2 operands * 4*32*8 elements * 2 bytes
     assert result.kernels == 1
@@ -147,11 +136,8 @@ def test_grouped_and_depthwise_convolutions():
 
 
 def test_transposed_convolution_counts_on_its_input():
-    result = cost(
-        "aten.convolution",
-        [("input", spec(1, 16, 8, 8)), ("weight", spec(16, 4, 2, 2))], spec(1, 4, 16, 16),
-        transposed=True, groups=1,
-    )  # fmt: skip
+    result = cost("aten.convolution", [("input", spec(1, 16, 8, 8)), ("weight", spec(16, 4, 2, 2))], spec(1, 4, 16, 16),
+                  transposed=True, groups=1)  # fmt: skip
     assert result.total_flops == 32_768  # 2 * (16*8*8 = 1024) * 4 * 4
 
 

@@ -11,10 +11,9 @@ from tests.unit.cost_calls import VECTOR, cost, expanded, spec
 
 
 def test_embedding_reads_its_rows_and_not_the_table():
-    result = cost(
-        "aten.embedding", [("weight", spec(50000, 1024, dtype="float32")), ("indices", spec(128, dtype="int64"))],
-        spec(128, 1024, dtype="float32"),
-    )  # fmt: skip
+    result = cost("aten.embedding",
+                  [("weight", spec(50000, 1024, dtype="float32")), ("indices", spec(128, dtype="int64"))],
+                  spec(128, 1024, dtype="float32"))  # fmt: skip
     assert result.read_bytes == 525_312  # 128 * 1024 * 4 + 128 * 8
     assert result.write_bytes == 524_288
     assert result.flops == {}

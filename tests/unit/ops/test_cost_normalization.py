@@ -67,8 +67,7 @@ def test_layer_norm():
 )
 def test_layer_norm_backward(mask, per_element, extra, kernels):
     data = spec(8, 128, 256)
-    result = cost("aten.native_layer_norm_backward", [("grad_out", data), ("input", data)], [data],
-                  output_mask=mask)  # fmt: skip
+    result = cost("aten.native_layer_norm_backward", [("grad_out", data), ("input", data)], [data], output_mask=mask)
     assert result.total_flops == per_element * 262_144
     assert (result.extra_bytes, result.kernels) == (extra, kernels)  # both tensors again: 2 * 524,288
 
@@ -125,11 +124,9 @@ def test_one_block_of_32_threads_picks_the_losses(rows, reduction, turns):
 
 def test_nll_loss_backward_writes_the_whole_gradient():
     scores, target, one = spec(4096, 50000, dtype="float32"), spec(4096, dtype="int64"), spec(dtype="float32")
-    result = cost(
-        "aten.nll_loss_backward",
-        [("grad_output", one), ("self", scores), ("target", target), ("total_weight", one)], scores,
-        reduction=1,
-    )  # fmt: skip
+    result = cost("aten.nll_loss_backward",
+                  [("grad_output", one), ("self", scores), ("target", target), ("total_weight", one)], scores,
+                  reduction=1)  # fmt: skip
     assert result.read_bytes == 32_776  # 4096 * 8 + 2 * 4
     assert result.write_bytes == 819_200_000  # 4096 * 50,000 * 4
     assert result.kernels == 2

@@ -25,11 +25,10 @@ CPU = Cpu(
     elements_per_s={"gelu": 2e9, "gelu_tanh": 0.4e9, "batch_norm_training": 0.5e9, "max_pool": 0.25e9},
     exposed_traffic=0.5,
 )
-MACHINE = board(
-    name="cpu", architecture="cpu", compute_capability=None, sm_count=1,
-    peak_flop_per_s={Pipe("vector", "float32"): 400e9}, dram_bytes_per_s=20e9, l2_bytes=32_000_000,
-    l2_bytes_per_s=200e9, launch_overhead_s=1e-6, achievable={"dram": 0.5, "vector.float32": 0.25}, cpu=CPU,
-)  # fmt: skip
+MACHINE = board(name="cpu", architecture="cpu", compute_capability=None, sm_count=1,
+                peak_flop_per_s={Pipe("vector", "float32"): 400e9}, dram_bytes_per_s=20e9, l2_bytes=32_000_000,
+                l2_bytes_per_s=200e9, launch_overhead_s=1e-6, achievable={"dram": 0.5, "vector.float32": 0.25},
+                cpu=CPU)  # fmt: skip
 
 
 def kernels(builder):
@@ -135,10 +134,8 @@ def test_the_kind_of_a_convolution(shape, weight, stride, groups, name):
 def test_attention_runs_at_its_own_rate_without_cudas_three_tf32_products():
     b = Builder()
     q, k, v = (b.given(1, 8, 256, 64) for _ in range(3))
-    b.call(
-        "aten._scaled_dot_product_flash_attention.default",
-        [("query", q), ("key", k), ("value", v)], 1, 8, 256, 64, is_causal=False,
-    )  # fmt: skip
+    b.call("aten._scaled_dot_product_flash_attention.default", [("query", q), ("key", k), ("value", v)], 1, 8, 256, 64,
+           is_causal=False)  # fmt: skip
     assert kernels(b)[0].compute_s == pytest.approx(4 * 8 * 256 * 256 * 64 / 60e9)
 
 

@@ -34,10 +34,8 @@ def attention(batch, heads, queries, keys, size, *, causal=True, kv_heads=None, 
         "read_bytes": query + cache + (2 * query if backward else 0),
         "write_bytes": query + cache if backward else query,
     }  # fmt: skip
-    return Attention(
-        **named | given, batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys, head_size=size,
-        value_size=size, pairs=pairs, backward=backward,
-    )  # fmt: skip
+    return Attention(**named | given, batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys,
+                     head_size=size, value_size=size, pairs=pairs, backward=backward)  # fmt: skip
 
 
 def seconds(work, gpu=H100, resident_bytes=0):

@@ -24,20 +24,16 @@ def spec(*shape: int, dtype: str = "float32") -> TensorSpec:
 
 
 def call(name: str, inputs: dict[str, TensorSpec], outputs: tuple[TensorSpec, ...], **attributes: object) -> Call:
-    return Call(
-        name, tuple(inputs.values()), tuple(inputs), outputs, attributes,
-        sum(s.nbytes for s in inputs.values()), sum(s.nbytes for s in outputs),
-    )  # fmt: skip
+    return Call(name, tuple(inputs.values()), tuple(inputs), outputs, attributes,
+                sum(s.nbytes for s in inputs.values()), sum(s.nbytes for s in outputs))  # fmt: skip
 
 
 def layer_norm(shape: tuple[int, ...], normalized: int) -> Call:
     """Over the last ``normalized`` axes, with weight and bias."""
     data, row = spec(*shape), spec(*shape[-normalized:])
     rows = spec(*shape[:-normalized])
-    return call(
-        "aten.native_layer_norm", {"input": data, "weight": row, "bias": row}, (data, rows, rows),
-        normalized_shape=list(shape[-normalized:]), eps=1e-5,
-    )  # fmt: skip
+    return call("aten.native_layer_norm", {"input": data, "weight": row, "bias": row}, (data, rows, rows),
+                normalized_shape=list(shape[-normalized:]), eps=1e-5)  # fmt: skip
 
 
 def scan(*shape: int, dim: int) -> Call:
@@ -152,10 +148,9 @@ def test_a_scan_is_never_faster_than_its_bytes():
 def depthwise(images: int, channels: int, size: int, kernel: int = 3) -> Call:
     """Square images, padded so that as many places come out."""
     data = spec(images, channels, size, size)
-    return call(
-        "aten.convolution", {"input": data, "weight": spec(channels, 1, kernel, kernel)}, (data,),
-        stride=[1, 1], padding=[kernel // 2] * 2, dilation=[1, 1], transposed=False, groups=channels,
-    )  # fmt: skip
+    return call("aten.convolution", {"input": data, "weight": spec(channels, 1, kernel, kernel)}, (data,),
+                stride=[1, 1], padding=[kernel // 2] * 2, dilation=[1, 1], transposed=False,
+                groups=channels)  # fmt: skip
 
 
 @pytest.mark.parametrize(("channels", "size", "measured_s"), [(32, 112, 2.85e-4), (144, 56, 3.25e-4)])
@@ -183,10 +178,8 @@ def test_tiles_of_the_memory_efficient_kernel():
     """64 x 64 for heads of 64, 32 x 128 for wider ones: 100 queries are two blocks a head, or four."""
     for head, rows, columns, blocks in ((64, 64, 64, 2), (128, 32, 128, 4)):
         query = spec(1, 10, 100, head)
-        attention = call(
-            "aten._scaled_dot_product_efficient_attention", {"query": query, "key": query, "value": query},
-            (query, spec(1, 10, 0)), compute_log_sumexp=False,
-        )  # fmt: skip
+        attention = call("aten._scaled_dot_product_efficient_attention", {"query": query, "key": query, "value": query},
+                         (query, spec(1, 10, 0)), compute_log_sumexp=False)  # fmt: skip
         (work,) = cost_of(attention).launches
         tiles = predict(work, H100).facts["tiles"]
         assert (tiles.rows, tiles.columns, tiles.blocks) == (rows, columns, 10 * blocks)
@@ -198,10 +191,8 @@ def test_tiles_of_the_memory_efficient_kernel():
 def test_a_group_has_one_block_for_its_moments():
     """16 groups of 2**20 elements in blocks of 512 threads: 2048 loads in a row, whatever the bandwidth."""
     data, moments = spec(2, 64, 128, 1024), spec(2, 8)
-    norm = call(
-        "aten.native_group_norm", {"input": data, "weight": spec(64), "bias": spec(64)}, (data, moments, moments),
-        N=2, C=64, HxW=128 * 1024, group=8, eps=1e-5,
-    )  # fmt: skip
+    norm = call("aten.native_group_norm", {"input": data, "weight": spec(64), "bias": spec(64)},
+                (data, moments, moments), N=2, C=64, HxW=128 * 1024, group=8, eps=1e-5)  # fmt: skip
     first = cost_of(norm).launches[0]
     assert isinstance(first, Stream)
     assert (first.blocks, first.steps) == (16, 2048)

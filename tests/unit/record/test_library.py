@@ -128,10 +128,9 @@ def test_a_users_script_is_checked_through_the_lazy_names(tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed")
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "mypy.ini").write_text(CONFIG, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "script.py"],
-        cwd=tmp_path, env={"MYPYPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "script.py"], cwd=tmp_path,
+                          env={"MYPYPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True,
+                          check=False)  # fmt: skip
     revealed = re.findall(r'Revealed type is "(?:builtins\.)?([\w.]+)', done.stdout)
     assert revealed[:4] == [
         "memwall.record.profile.Profile", "memwall.record.profile.Profile", "memwall.analysis.compare.Comparison",

@@ -28,11 +28,10 @@ def places(value: Any, path: tuple = ()) -> list[tuple]:
 
 
 PLACES = places(RECORD)
-ODD = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(-5, 5), st.floats(), st.text(max_size=20),
-    st.just({}), st.just([]), st.just(10**400), st.just(-1), st.just("1"), st.lists(st.integers(-3, 10**6), max_size=4),
-    st.dictionaries(st.text(max_size=5), st.integers(), max_size=2),
-)  # fmt: skip
+ODD = st.one_of(st.none(), st.booleans(), st.integers(), st.integers(-5, 5), st.floats(), st.text(max_size=20),
+                st.just({}), st.just([]), st.just(10**400), st.just(-1), st.just("1"),
+                st.lists(st.integers(-3, 10**6), max_size=4),
+                st.dictionaries(st.text(max_size=5), st.integers(), max_size=2))  # fmt: skip
 
 
 def changed(path: tuple, value: Any) -> dict[str, Any]:

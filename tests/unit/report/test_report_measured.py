@@ -118,10 +118,8 @@ def test_a_report_holds_it_before_the_totals(profile):
     assert "## Measured on Maker old 16GB, modeled as old" in render(profile, "md")
 
 
-ODD = st.one_of(
-    st.none(), st.booleans(), st.integers(-2, 3), st.floats(), st.text(max_size=4), st.just([]), st.just({}),
-    st.just(10**30), st.just(1e-320), st.just([999]),
-)  # fmt: skip
+ODD = st.one_of(st.none(), st.booleans(), st.integers(-2, 3), st.floats(), st.text(max_size=4), st.just([]),
+                st.just({}), st.just(10**30), st.just(1e-320), st.just([999]))  # fmt: skip
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -117,9 +117,7 @@ COUNTED = {
     ),
     "in place, by a number": ("aten::mul_", [[6, 8], []], [F32, "Scalar"], ["", "0.5"], ["k"], 48, 192, 192),
     "a comparison: no FLOP, a byte each": ("aten::gt", [[6, 8], []], [F32, "Scalar"], ["", "0"], ["k"], 0, 192, 48),
-    "a cast": (
-        "aten::copy_", [[6, 8], [6, 8], []], [BF16, F32, "Scalar"], ["", "", "False"], ["k"], 0, 192, 96,
-    ),
+    "a cast": ("aten::copy_", [[6, 8], [6, 8], []], [BF16, F32, "Scalar"], ["", "", "False"], ["k"], 0, 192, 96),
     "rows of an embedding": (
         "aten::embedding", [[1000, 8], [2, 3], [], [], []], [BF16, I64, "Scalar", "Scalar", "Scalar"],
         ["", "", "-1", "False", "False"], ["k"], 0, 2 * 6 * 8 + 8 * 6, 2 * 6 * 8,
@@ -461,10 +459,8 @@ def test_a_fused_kernel_moves_each_argument_once(tmp_path: Path) -> None:
     # a table of 1000 rows of which the kernel, of 6 * 8 elements, cannot touch more
     row = triton(tmp_path, "triton_poi_fused_embedding_0", [[1000, 8], [6, 8], []], ["", "", "48"])
     assert row.bytes == 2 * 48 * 4
-    row = triton(
-        tmp_path, "triton_red_fused_mean_mul_1", [[64, 512], [512], [64], [], []], ["", "", "", "64", "512"],
-        kernel_kwargs="XBLOCK=1,R0_BLOCK=512",
-    )  # fmt: skip
+    row = triton(tmp_path, "triton_red_fused_mean_mul_1", [[64, 512], [512], [64], [], []], ["", "", "", "64", "512"],
+                 kernel_kwargs="XBLOCK=1,R0_BLOCK=512")  # fmt: skip
     assert (row.op_class, row.bytes, row.flops) == ("reduction", 4 * (64 * 512 + 512 + 64), 2 * 64 * 512)
 
 
@@ -618,10 +614,8 @@ def recorded(event: dict[str, Any]) -> TracedOp:
     def tuples(value: Any) -> Any:
         return tuple(map(tuples, value)) if isinstance(value, list) else value
 
-    return TracedOp(
-        0, event["name"], ("1", "1"), 0.0, 1.0, tuples(args["Input Dims"]), tuple(args["Input type"]),
-        tuples(args["Input Strides"]), tuple(args["Concrete Inputs"]),
-    )  # fmt: skip
+    return TracedOp(0, event["name"], ("1", "1"), 0.0, 1.0, tuples(args["Input Dims"]), tuple(args["Input type"]),
+                    tuples(args["Input Strides"]), tuple(args["Concrete Inputs"]))  # fmt: skip
 
 
 def as_specs(shapes: list[tuple[tuple[int, ...], str]]) -> list[Any]:
