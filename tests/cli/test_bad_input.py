@@ -261,13 +261,8 @@ def test_ctrl_c_is_one_line_and_130(folder):
 
 def test_a_reader_that_went_away(folder):
     command = f"{sys.executable} -m memwall gpus --json | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", command],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run(["bash", "-c", command], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+                          text=True, check=False)  # fmt: skip
     assert done.returncode in (0, 141)
     assert done.stderr == ""
 

@@ -39,16 +39,8 @@ TIME_LIMIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def planted():
-    return measure(
-        PLANTED,
-        device="cpu",
-        executors=["eager"],
-        gpu=SPEC,
-        samples=6,
-        build_limit_s=HANG_LIMIT_S,
-        time_limit_s=TIME_LIMIT_S,
-        steps=False,
-    )
+    return measure(PLANTED, device="cpu", executors=["eager"], gpu=SPEC, samples=6, build_limit_s=HANG_LIMIT_S,
+                   time_limit_s=TIME_LIMIT_S, steps=False)  # fmt: skip
 
 
 def by_name(profile):
