@@ -145,23 +145,16 @@ def test_what_is_left_is_the_trace_of_four_layers(name, mode):
     assert canonical(short.graph, last_is(9, LISTS[name])) == canonical(graph_of(name, mode, 4))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw:loop", "adamw:fused", "sgd:foreach", None])
-def test_it_is_so_with_any_optimizer(optimizer):
-    short = shorten(graph_of("bert_large", "training", 9, optimizer=optimizer))
-    four = graph_of("bert_large", "training", 4, optimizer=optimizer)
-    assert canonical(short.graph, last_is(9, "layers")) == canonical(four)
-
-
-def test_it_is_so_without_replay():
-    short = shorten(graph_of("llama3_8b", "training", 7, replay=False))
-    four = graph_of("llama3_8b", "training", 4)
-    assert canonical(short.graph, last_is(7, "blocks")) == canonical(four)
-
-
-def test_it_is_so_when_six_are_kept():
-    short = shorten(graph_of("bert_large", "training", 9), keep=6)
-    six = graph_of("bert_large", "training", 6)
-    assert canonical(short.graph, last_is(9, "layers", 6)) == canonical(six)
+@pytest.mark.parametrize(("name", "layers", "left", "traced_with", "options"), [
+    *(("bert_large", 9, 4, {}, {"optimizer": optimizer}) for optimizer in ("adamw:loop", "adamw:fused", None)),
+    ("bert_large", 9, 4, {}, {"optimizer": "sgd:foreach"}),
+    ("llama3_8b", 7, 4, {"replay": False}, {}),
+    ("bert_large", 9, 6, {}, {}),
+])  # fmt: skip
+def test_it_is_so_with_any_optimizer_without_replay_and_when_six_are_kept(name, layers, left, traced_with, options):
+    short = shorten(graph_of(name, "training", layers, **options, **traced_with), keep=left)
+    kept = graph_of(name, "training", left, **options)
+    assert canonical(short.graph, last_is(layers, LISTS[name], left)) == canonical(kept)
 
 
 # -- the way back: plans of the short graph, and the same planner on the whole ---------------------------------------

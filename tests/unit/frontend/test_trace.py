@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memwall
 from memwall.core.errors import UsageError
+from tests.unit.one_call import Call
 
 
 def ops(result, phase=None):
@@ -281,13 +282,12 @@ def test_cpu_autocast_is_torchs_own_again_after_a_training_step():
 
 
 def test_views_and_in_place_ops_share_the_storage():
-    class Net(nn.Module):
-        def forward(self, x):
-            y = x + 1
-            y[0].mul_(2)  # writes a view of y
-            return y.t().contiguous()
+    def function(x):
+        y = x + 1
+        y[0].mul_(2)  # writes a view of y
+        return y.t().contiguous()
 
-    graph = memwall.profile(Net(), (torch.randn(4, 8),)).graph
+    graph = memwall.profile(Call(function), (torch.randn(4, 8),)).graph
     add, mul, clone = graph.ops
     written, scaled, read = (graph.values[add.outputs[0]], graph.values[mul.outputs[0]], graph.values[clone.inputs[0]])
     assert written.storage == scaled.storage == read.storage
@@ -298,23 +298,19 @@ def test_views_and_in_place_ops_share_the_storage():
 
 
 def test_freed_storages_are_not_mistaken_for_new_ones():
-    class Net(nn.Module):
-        def forward(self, x):
-            for _ in range(50):
-                x = x * 2  # each result is freed before the next is made
-            return x
+    def doubled(x):
+        for _ in range(50):
+            x = x * 2  # each result is freed before the next is made
+        return x
 
-    graph = memwall.profile(Net(), (torch.randn(4),)).graph
+    graph = memwall.profile(Call(doubled), (torch.randn(4),)).graph
     assert len({graph.values[op.outputs[0]].storage for op in graph.ops}) == 50
 
 
 def test_host_tensors_are_not_the_gpus():
-    class Net(nn.Module):
-        def forward(self, x):
-            steps = torch.tensor([1.0, 2.0])  # lives on the host
-            return x * float(steps.sum())
-
-    assert names(memwall.profile(Net(), (torch.randn(4),))) == ["aten.mul.Tensor"]
+    # the two steps live on the host
+    net = Call(lambda x: x * float(torch.tensor([1.0, 2.0]).sum()))
+    assert names(memwall.profile(net, (torch.randn(4),))) == ["aten.mul.Tensor"]
 
 
 def test_a_model_that_asks_for_cuda_is_traced_all_the_same():
@@ -409,21 +405,18 @@ def test_a_custom_op_is_unmodeled_until_it_has_a_cost():
     def _(x):
         return torch.empty_like(x)
 
-    class Net(nn.Module):
-        def forward(self, x):
-            return double(x)
-
-    result = memwall.profile(Net(), (torch.randn(256),))
+    net = Call(double)
+    result = memwall.profile(net, (torch.randn(256),))
     assert result.coverage.unmodeled == ("memwall_unit.double",)
     assert result.costs[0][0].bytes == 2 * 256 * 4  # charged all the same
     with pytest.raises(UsageError, match=r"memwall_unit\.double"):
-        memwall.profile(Net(), (torch.randn(256),), strict=True)
+        memwall.profile(net, (torch.randn(256),), strict=True)
 
     @memwall.register_cost("memwall_unit::double", op_class="elementwise")
     def cost(call):
         return call.cost({memwall.Pipe("vector", "float32"): call.need("x").numel})
 
-    result = memwall.profile(Net(), (torch.randn(256),), strict=True)
+    result = memwall.profile(net, (torch.randn(256),), strict=True)
     assert (result.flops, result.graph.ops[0].op_class) == (256, "elementwise")
     with pytest.raises(ValueError, match="already"):
         memwall.register_cost("memwall_unit::double")(cost)
@@ -457,47 +450,37 @@ def test_products_of_different_dtypes_are_refused_as_on_a_device(dtype):
         memwall.profile(nn.Linear(8, 8), (torch.zeros(2, 8, dtype=dtype),))
 
 
-def test_products_of_integers_are_refused_as_on_a_device():
-    class Net(nn.Module):
-        def forward(self, x):
-            return x @ x
+ON_THE_HOST = torch.ones(8, 8)
 
-    with pytest.raises(UsageError, match="CUDA has no matrix product"):
-        memwall.profile(Net(), (torch.zeros(8, 8, dtype=torch.int64),))
+
+def exits(x):
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(("function", "dtype", "message"), [
+    (lambda x: x @ x, torch.int64, "CUDA has no matrix product"),
+    (exits, torch.float32, "SystemExit"),
+    (torch.unique, torch.int64, "--real"),  # it has no shape function
+    (lambda x: torch.where(x > 0, x, ON_THE_HOST), torch.float32, r"device=x\.device"),
+])  # fmt: skip
+def test_what_cannot_run_so_is_refused_with_the_way_out(function, dtype, message):
+    with pytest.raises(UsageError, match=message):
+        memwall.profile(Call(function), (torch.zeros(8, 8, dtype=dtype),))
 
 
 def test_work_in_another_thread_is_not_lost_in_silence():
     import threading
 
-    class Net(nn.Module):
-        def forward(self, x):
-            found = []
-            worker = threading.Thread(target=lambda: found.append(x.to("meta") * 2))
-            worker.start()
-            worker.join()
-            return found[0]
+    def elsewhere(x):
+        found = []
+        worker = threading.Thread(target=lambda: found.append(x.to("meta") * 2))
+        worker.start()
+        worker.join()
+        return found[0]
 
     said = []
-    memwall.profile(Net(), (torch.randn(4),), progress=said.append)
+    memwall.profile(Call(elsewhere), (torch.randn(4),), progress=said.append)
     assert any("another thread" in line for line in said)
-
-
-def test_a_model_that_exits_is_an_error():
-    class Net(nn.Module):
-        def forward(self, x):
-            raise SystemExit(0)
-
-    with pytest.raises(UsageError, match="SystemExit"):
-        memwall.profile(Net(), (torch.randn(4),))
-
-
-def test_ops_without_a_shape_function_get_the_way_out():
-    class Net(nn.Module):
-        def forward(self, x):
-            return torch.unique(x)
-
-    with pytest.raises(UsageError, match="--real"):
-        memwall.profile(Net(), (torch.zeros(8, dtype=torch.long),))
 
 
 # -- odd modules -------------------------------------------------------------------------------------------------------
@@ -548,17 +531,6 @@ def test_modules_that_cannot_be_traced_say_so():
             memwall.profile(module, (torch.randn(4, 8),))
 
 
-def test_a_host_tensor_among_the_devices_gets_the_way_out():
-    table = torch.ones(4, 8)
-
-    class Net(nn.Module):
-        def forward(self, x):
-            return torch.where(x > 0, x, table)
-
-    with pytest.raises(UsageError, match=r"device=x\.device"):
-        memwall.profile(Net(), (torch.randn(4, 8),))
-
-
 def test_inference_mode_hides_nothing():
     plain = names(memwall.profile(Block(), (tokens(),), dtype="bf16"))
     with torch.inference_mode():
@@ -579,18 +551,14 @@ def test_three_profiles_at_once_leave_torch_as_it_was():
 
 
 def test_assigning_a_number_to_a_slice_is_one_fill_and_adding_to_one_is_one_add():
-    class Net(nn.Module):
-        def forward(self, x):
-            y = x + 1
-            y[:, 0] = 0.0
-            y[:, 1:3] += 1
-            return y
+    def assigned(x):
+        y = x + 1
+        y[:, 0] = 0.0
+        y[:, 1:3] += 1
+        return y
 
-    assert names(memwall.profile(Net(), (torch.randn(4, 8),))) == [
-        "aten.add.Tensor",
-        "aten.fill_.Scalar",
-        "aten.add_.Tensor",
-    ]
+    found = names(memwall.profile(Call(assigned), (torch.randn(4, 8),)))
+    assert found == ["aten.add.Tensor", "aten.fill_.Scalar", "aten.add_.Tensor"]
 
 
 def test_outputs_may_be_dataclasses():
