@@ -169,22 +169,16 @@ def test_rules(run):
 class TestDefaultGpu:
     """Without ``--gpu``: this machine's where there is one that we know."""
 
-    def test_none(self, run, monkeypatch):
-        monkeypatch.setattr("memwall.cli.machine.this_machine", lambda: None)
+    @pytest.mark.parametrize(("device", "gpu", "said"), [
+        (None, DEFAULT_GPU, ""),
+        ("Tesla T4", "t4", "on this machine's NVIDIA T4"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", DEFAULT_GPU, "is not among memwall gpus"),
+    ])  # fmt: skip
+    def test_none_known_and_unknown(self, run, monkeypatch, device, gpu, said):
+        monkeypatch.setattr("memwall.cli.machine.this_machine", lambda: device)
         result = run("profile", "net.py", "--json")
-        assert [s["gpu"] for s in json.loads(result.out)["simulations"]] == [DEFAULT_GPU]
-
-    def test_known(self, run, monkeypatch):
-        monkeypatch.setattr("memwall.cli.machine.this_machine", lambda: "Tesla T4")
-        result = run("profile", "net.py", "--json")
-        assert [s["gpu"] for s in json.loads(result.out)["simulations"]] == ["t4"]
-        assert "on this machine's NVIDIA T4" in result.err
-
-    def test_unknown(self, run, monkeypatch):
-        monkeypatch.setattr("memwall.cli.machine.this_machine", lambda: "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
-        result = run("profile", "net.py", "--json")
-        assert [s["gpu"] for s in json.loads(result.out)["simulations"]] == [DEFAULT_GPU]
-        assert "is not among memwall gpus" in result.err
+        assert [s["gpu"] for s in json.loads(result.out)["simulations"]] == [gpu]
+        assert said in result.err
 
     def test_a_driver_that_fails_is_no_gpu(self, monkeypatch):
         from memwall.cli.machine import this_machine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 
 from memwall.bench.clock import Cpu, timing_environment
@@ -28,18 +29,16 @@ class FakeClocks:
         return wall / 1e9, cpu / wall
 
 
-def test_a_repetition_that_lost_the_core_is_taken_again():
-    clock = FakeClocks([(100, 100), (50, 100), (94, 100), (95, 100), (300, 300)])
-    samples, sensors = Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 3, 1e9)
-    assert samples == [100e-9, 100e-9, 300e-9]
-    assert sensors.flags == ()
-
-
-def test_a_machine_that_is_never_free_is_flagged_and_its_best_repetitions_kept():
-    clock = FakeClocks([(80, 100), (60, 120), (50, 130), (40, 140)] * 2)
-    samples, sensors = Cpu(Quiet(), clock).samples(Ready(lambda: None, lambda: None), 2, 1e9)
-    assert samples == [100e-9, 100e-9]
-    assert sensors.flags == ("contended: no repetition had 95% of a core",)
+@pytest.mark.parametrize(("steps", "count", "samples", "flags"), [
+    # what lost the core is taken again
+    ([(100, 100), (50, 100), (94, 100), (95, 100), (300, 300)], 3, [100e-9, 100e-9, 300e-9], ()),
+    # a machine that is never free is flagged, and its best repetitions are kept
+    ([(80, 100), (60, 120), (50, 130), (40, 140)] * 2, 2, [100e-9, 100e-9],
+     ("contended: no repetition had 95% of a core",)),
+])  # fmt: skip
+def test_repetitions_that_lost_the_core(steps, count, samples, flags):
+    found, sensors = Cpu(Quiet(), FakeClocks(steps)).samples(Ready(lambda: None, lambda: None), count, 1e9)
+    assert (found, sensors.flags) == (samples, flags)
 
 
 def test_a_spent_budget_leaves_one_sample():

@@ -59,9 +59,24 @@ RACES = {
 }
 
 
-@pytest.mark.parametrize("name", RACES)
-def test_what_other_programs_overwrite_is_not_read(name):
-    function, inputs, reason = RACES[name]
+#: functions with arguments that a rule would have to take notice of
+UNKNOWN = {
+    "scatter-reduce": (
+        lambda x, i, v: aten.scatter.reduce(x, 1, i, v, reduce="add"),
+        mixed(((13, 5), F32), ((4, 3), I64), ((4, 3), F32)), "a scatter that reduces by add",
+    ),
+    "scale-that-is-no-ratio": (
+        lambda x: F.interpolate(x, scale_factor=2.1), of((2, 3, 3, 3)), "a magnification that is no whole number",
+    ),
+    "rounded-quotients": (lambda x: x // 0.1, of((5, 7)), "floats divided and rounded down"),
+    "whole-powers": (lambda x: 2**x, mixed(((5, 7), torch.int8)), "a power that is no small whole number"),
+    "whole-maxima": (lambda x: x.amax(0), mixed(((5, 7), I64)), "the extremum of int64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*RACES, *UNKNOWN])
+def test_kernels_that_would_race_and_arguments_that_no_rule_knows_are_refused(name):
+    function, inputs, reason = (RACES | UNKNOWN)[name]
     graph, flow, (group,), gpu = traced_case(Case(function, inputs, ()))
     with pytest.raises(NotGenerated, match=reason):
         generate_nests(graph, flow, group, gpu)
@@ -83,29 +98,6 @@ def test_a_row_waits_until_all_its_warps_have_read_what_one_of_them_overwrites()
     scales = next(line for line in lines if "float32[37, 1]" in line).partition(",")[0].strip()
     assert [n > barrier for n, line in enumerate(lines) if f"tl.load({scales} + " in line] == [False]
     assert [n > barrier for n, line in enumerate(lines) if f"tl.store({scales} + " in line] == [True]
-
-
-#: functions with arguments that a rule would have to take notice of
-UNKNOWN = {
-    "scatter-reduce": (
-        lambda x, i, v: aten.scatter.reduce(x, 1, i, v, reduce="add"),
-        mixed(((13, 5), F32), ((4, 3), I64), ((4, 3), F32)), "a scatter that reduces by add",
-    ),
-    "scale-that-is-no-ratio": (
-        lambda x: F.interpolate(x, scale_factor=2.1), of((2, 3, 3, 3)), "a magnification that is no whole number",
-    ),
-    "rounded-quotients": (lambda x: x // 0.1, of((5, 7)), "floats divided and rounded down"),
-    "whole-powers": (lambda x: 2**x, mixed(((5, 7), torch.int8)), "a power that is no small whole number"),
-    "whole-maxima": (lambda x: x.amax(0), mixed(((5, 7), I64)), "the extremum of int64"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_arguments_that_no_rule_knows_are_refused(name):
-    function, inputs, reason = UNKNOWN[name]
-    graph, flow, (group,), gpu = traced_case(Case(function, inputs, ()))
-    with pytest.raises(NotGenerated, match=reason):
-        generate_nests(graph, flow, group, gpu)
 
 
 def test_places_along_a_row_are_computed_in_64_bits():

@@ -306,14 +306,24 @@ def test_shape_and_dtype_must_be_right():
 # -- the whole proof, on kernels written in torch ----------------------------------------------------------------------
 
 
-def test_a_right_kernel_passes():
+def proof(fill):
+    """What the oracle says of a kernel of the sum that so fills its output."""
     oracle = added()
 
     def run(x, y, *, seed, empty):
         out = empty(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-        return (torch.add(x, y, out=out),)
+        fill(x, y, out)
+        return (out,)
 
-    assert oracle.verify(kernel_of(oracle), run).passed
+    return oracle.verify(kernel_of(oracle), run)
+
+
+def summed(x, y, out):
+    torch.add(x, y, out=out)
+
+
+def test_a_right_kernel_passes():
+    assert proof(summed).passed
 
 
 RUNS = itertools.count()
@@ -327,27 +337,14 @@ FAULTS = {
 
 @pytest.mark.parametrize("message", FAULTS)
 def test_a_fault_is_named(message):
-    oracle = added()
-
-    def run(x, y, *, seed, empty):
-        out = torch.add(x, y, out=empty(x.shape, x.stride(), dtype=x.dtype, device=x.device))
-        FAULTS[message](x, y, out)
-        return (out,)
-
-    found = oracle.verify(kernel_of(oracle), run)
+    found = proof(lambda *given: (summed(*given), FAULTS[message](*given)))
     assert not found.passed
     assert message in found.message
 
 
 def test_an_element_that_is_not_written_shows_the_poison():
-    oracle = added()
-
-    def run(x, y, *, seed, empty):
-        out = empty(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-        torch.add(x[:-1], y[:-1], out=out[:-1])
-        return (out,)
-
-    assert "differs from run to run" in oracle.verify(kernel_of(oracle), run).message
+    found = proof(lambda x, y, out: torch.add(x[:-1], y[:-1], out=out[:-1]))
+    assert "differs from run to run" in found.message
 
 
 def test_running_statistics_are_compared_though_the_group_does_not_hand_them_on():

@@ -66,14 +66,12 @@ def test_targets_are_taken_apart(target, parts):
     assert split_target(target) == parts
 
 
-@pytest.mark.parametrize("word", ["m.py", "m.py:Net", "p.mod:Net", "hf:x", "p.json", "a/b", ".memwall/last.json"])
-def test_what_reads_as_a_target(word):
-    assert is_target(word)
+TARGETS = ("m.py", "m.py:Net", "p.mod:Net", "hf:x", "p.json", "a/b", ".memwall/last.json")
 
 
-@pytest.mark.parametrize("word", ["a100", "H100-SXM", "my.toml", "specs/my.toml", "NVIDIA H100 80GB HBM3"])
-def test_what_reads_as_a_gpu(word):
-    assert not is_target(word)
+@pytest.mark.parametrize("word", [*TARGETS, "a100", "H100-SXM", "my.toml", "specs/my.toml", "NVIDIA H100 80GB HBM3"])
+def test_what_reads_as_a_target_and_not_as_a_gpu(word):
+    assert is_target(word) == (word in TARGETS)
 
 
 def test_model_and_inputs_are_not_called_while_resolving(write):

@@ -386,33 +386,36 @@ def triton(name, computes, hands_on=(), reads=(), writes=(), **more) -> Launch:
     return Launch(name, "triton", computes, frozenset(computes), dict.fromkeys(hands_on, 4), concerns, *sets, **more)
 
 
-def test_an_op_is_owned_where_its_result_is_written():
-    kernels = own(chain(3), range(3), [[triton("a", {0, 1}, {1}), triton("b", {0, 1, 2}, {2, 0})]])
-    assert [(k.name, k.op_ids, k.recomputes) for k in kernels] == [("a", (1,), (0,)), ("b", (0, 2), (1,))]
-
-
-def test_the_first_that_computes_an_op_owns_what_nobody_writes():
-    kernels = own(chain(2), range(2), [[triton("a", {0}), triton("b", {0, 1}, {1})]])
-    assert [(k.name, k.op_ids, k.recomputes) for k in kernels] == [("a", (0,), ()), ("b", (1,), (0,))]
-
-
-def test_an_op_is_owned_where_most_of_it_is_computed():
+#: ops of the chain, launches of each graph -> name, own and recomputed ops of each kernel
+OWNED = {
+    "an op is owned where its result is written": (
+        3, [[triton("a", {0, 1}, {1}), triton("b", {0, 1, 2}, {2, 0})]], [("a", (1,), (0,)), ("b", (0, 2), (1,))],
+    ),
+    "the first that computes an op owns what nobody writes": (
+        2, [[triton("a", {0}), triton("b", {0, 1}, {1})]], [("a", (0,), ()), ("b", (1,), (0,))],
+    ),
     # the second only casts a weight's gradient that the first made of all rows
-    launches = [triton("rows", {0: 1000}), triton("cast", {0: 8, 1: 8}, {0, 1})]
-    kernels = own(chain(2), range(2), [launches])
-    assert [(k.name, k.op_ids) for k in kernels] == [("rows", (0,)), ("cast", (1,))]
-
-
-def test_what_backward_computes_again_stays_the_forwards():
-    forward, backward = [triton("forward", {0: 1}, {0})], [triton("backward", {0: 100, 1: 100}, {1})]
-    kernels = own(chain(2), range(2), [forward, backward])
-    assert [(k.name, k.op_ids, k.recomputes) for k in kernels] == [("forward", (0,), ()), ("backward", (1,), (0,))]
-
-
-def test_an_equal_op_that_the_kernel_has_no_use_for_is_not_recomputed():
+    "an op is owned where most of it is computed": (
+        2, [[triton("rows", {0: 1000}), triton("cast", {0: 8, 1: 8}, {0, 1})]],
+        [("rows", (0,), ()), ("cast", (1,), (0,))],
+    ),
+    "what backward computes again stays the forward's": (
+        2, [[triton("forward", {0: 1}, {0})], [triton("backward", {0: 100, 1: 100}, {1})]],
+        [("forward", (0,), ()), ("backward", (1,), (0,))],
+    ),
     # op 0 is what a compiler takes for equal to the numbers that op 2 begins with
-    kernels = own(chain(3), range(3), [[triton("a", {0}, {0}), triton("b", {1}, {1}), triton("c", {0, 2}, {2})]])
-    assert [(k.op_ids, k.recomputes) for k in kernels] == [((0,), ()), ((1,), ()), ((2,), ())]
+    "an equal op that the kernel has no use for is not recomputed": (
+        3, [[triton("a", {0}, {0}), triton("b", {1}, {1}), triton("c", {0, 2}, {2})]],
+        [("a", (0,), ()), ("b", (1,), ()), ("c", (2,), ())],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OWNED)
+def test_the_owner_of_an_op(what):
+    ops, launches, kernels = OWNED[what]
+    found = own(chain(ops), range(ops), launches)
+    assert [(k.name, k.op_ids, k.recomputes) for k in found] == kernels
 
 
 def test_the_stages_of_a_reduction_are_one_kernel():

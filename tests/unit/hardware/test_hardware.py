@@ -286,18 +286,15 @@ def test_forgiving_names(text: str, name: str) -> None:
     assert load_gpu(text).name == name
 
 
-def test_unknown_name_lists_near_ones() -> None:
-    with pytest.raises(UsageError, match=r"^no GPU named 'h10'; did you mean h100-sxm, h100-pcie, h100-nvl\? \("):
-        load_gpu("h10")
-    with pytest.raises(UsageError, match=r"^no GPU named 'zzz' \(memwall gpus lists all"):
-        load_gpu("zzz")
-
-
-def test_ambiguous_name_lists_its_candidates() -> None:
-    with pytest.raises(UsageError, match="'rtx' fits several: rtx-2080-ti, rtx-3090, rtx-a6000, rtx-4090;"):
-        load_gpu("rtx")
-    with pytest.raises(UsageError, match="fits several: a100-40gb-pcie, a100-80gb-pcie"):
-        load_gpu("a100 pcie")
+@pytest.mark.parametrize(("name", "message"), [
+    ("h10", r"^no GPU named 'h10'; did you mean h100-sxm, h100-pcie, h100-nvl\? \("),
+    ("zzz", r"^no GPU named 'zzz' \(memwall gpus lists all"),
+    ("rtx", "'rtx' fits several: rtx-2080-ti, rtx-3090, rtx-a6000, rtx-4090;"),
+    ("a100 pcie", "fits several: a100-40gb-pcie, a100-80gb-pcie"),
+])  # fmt: skip
+def test_unknown_and_ambiguous_names_list_candidates(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_gpu(name)
 
 
 def test_exact_name_reads_one_file_only() -> None:

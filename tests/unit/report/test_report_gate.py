@@ -156,8 +156,11 @@ def test_a_fingerprint_knows_the_check_and_not_its_value():
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def test_text(golden):
-    golden("gate_fail.txt", render_gate(fixture.FAIL, "text"))
+@pytest.mark.parametrize(("suffix", "kind"), [
+    ("txt", "text"), ("md", "md"), ("xml", "junit"), ("gitlab.json", "gitlab"),
+])  # fmt: skip
+def test_golden_files(golden, suffix, kind):
+    golden(f"gate_fail.{suffix}", render_gate(fixture.FAIL, kind))
 
 
 def test_the_verdict_comes_first_and_nothing_is_wider_than_the_terminal(result):
@@ -316,10 +319,6 @@ class Tags(HTMLParser):
         assert data == " memwall-gate "
 
 
-def test_comment(golden):
-    golden("gate_fail.md", render_gate(fixture.FAIL, "md"))
-
-
 def test_the_marker_is_the_first_line_of_a_comment_and_of_nothing_else(result):
     assert render_gate(result, "md").splitlines()[0] == "<!-- memwall-gate -->"
     assert "<!--" not in render_gate(result, "summary")
@@ -393,10 +392,6 @@ def _junit_schema():
     return xmlschema.XMLSchema(str(SCHEMAS / "junit-10.xsd"))
 
 
-def test_junit(golden):
-    golden("gate_fail.xml", render_gate(fixture.FAIL, "junit"))
-
-
 def test_junit_is_valid_and_a_dashboard_sees_the_verdict(result, junit_schema):
     text = render_gate(result, "junit")
     junit_schema.validate(text)
@@ -427,10 +422,6 @@ def test_a_case_is_named_for_its_check():
 
 
 # --- GitLab ----------------------------------------------------------------------------------------------------------
-
-
-def test_gitlab(golden):
-    golden("gate_fail.gitlab.json", render_gate(fixture.FAIL, "gitlab"))
 
 
 def test_gitlab_has_what_its_documentation_asks_for(result):

@@ -47,11 +47,8 @@ def changed(profile, **changes):
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_page(profile, golden):
+def test_the_page_and_markdown(profile, golden):
     golden("measured.txt", render_measured(profile))
-
-
-def test_markdown(profile, golden):
     golden("measured.md", render(MeasuredReport(profile), "md"))
 
 

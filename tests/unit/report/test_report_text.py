@@ -41,29 +41,20 @@ def test_text_of_a_profile_on_one_gpu(golden):
     golden("profile_one_gpu.txt", render(make_profile(gpus=(OLD,)), "text", width=110, top=3, sort="bytes"))
 
 
-def test_markdown_of_a_profile(profile, golden):
-    golden("profile.md", render(profile, "md"))
+GOLDEN = {
+    "profile.md": lambda profile, comparison: profile,
+    "compare_gpus.txt": lambda profile, comparison: comparison,
+    "compare_gpus.md": lambda profile, comparison: comparison,
+    "compare_profiles.txt": lambda profile, comparison: compare_profiles([profile, make_profile(blocks=3)]),
+    "compare_machines.txt": lambda profile, comparison: compare_gpus([OLD, NEW]),
+    "rules.txt": lambda profile, comparison: RulesReport(),
+    "gpu.txt": lambda profile, comparison: GpuReport(OLD),
+}
 
 
-@pytest.mark.parametrize("kind", ["text", "md"])
-def test_a_comparison_of_gpus(comparison, golden, kind):
-    golden(f"compare_gpus.{'txt' if kind == 'text' else kind}", render(comparison, kind))
-
-
-def test_a_comparison_of_profiles(profile, golden):
-    golden("compare_profiles.txt", render(compare_profiles([profile, make_profile(blocks=3)]), "text"))
-
-
-def test_a_comparison_of_machines(golden):
-    golden("compare_machines.txt", render(compare_gpus([OLD, NEW]), "text"))
-
-
-def test_the_rules(golden):
-    golden("rules.txt", render(RulesReport(), "text"))
-
-
-def test_one_gpu_with_its_sources(golden):
-    golden("gpu.txt", render(GpuReport(OLD), "text"))
+@pytest.mark.parametrize("name", GOLDEN)
+def test_other_reports(profile, comparison, golden, name):
+    golden(name, render(GOLDEN[name](profile, comparison), "md" if name.endswith("md") else "text"))
 
 
 # -- what must hold for any profile ------------------------------------------------------------------------------------
