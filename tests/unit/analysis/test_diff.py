@@ -215,15 +215,11 @@ def test_ops_of_one_place_are_matched_in_order_as_many_as_can_be(first, second):
 # -- any change --------------------------------------------------------------------------------------------------------
 
 STEPS = {
-    "relu": torch.relu,
-    "cast": lambda x: x.half().float(),
-    "copy": lambda x: x.t().contiguous().t(),
-    "norm": lambda x: nn.functional.layer_norm(x, (WIDTH,)),
-    "sum": lambda x: x * x.sum(-1, keepdim=True),
-    "rows": lambda x: x * x.sum(0, keepdim=True),
-    "mm": lambda x: x @ x.t() @ x,
+    "relu": torch.relu, "cast": lambda x: x.half().float(), "copy": lambda x: x.t().contiguous().t(),
+    "norm": lambda x: nn.functional.layer_norm(x, (WIDTH,)), "sum": lambda x: x * x.sum(-1, keepdim=True),
+    "rows": lambda x: x * x.sum(0, keepdim=True), "mm": lambda x: x @ x.t() @ x,
     "cat": lambda x: torch.cat([x, x])[: x.shape[0]],
-}
+}  # fmt: skip
 
 
 @cache

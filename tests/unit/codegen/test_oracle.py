@@ -23,6 +23,12 @@ from tests.unit import interpreted, small_workloads
 from tests.unit.fusion_graphs import Builder
 
 
+@pytest.fixture
+def b():
+    """A graph to build."""
+    return Builder()
+
+
 def oracle_of(builder: Builder) -> Oracle:
     """All ops of a graph as one group; what nobody reads is an output."""
     graph = builder.graph()
@@ -92,8 +98,7 @@ def test_uniform_numbers_are_those_of_triton(seed, start, tmp_path):
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_values_of_one_storage_share_memory_between_guard_bands():
-    b = Builder()
+def test_values_of_one_storage_share_memory_between_guard_bands(b):
     x = b.given(4, 6)
     column = b.view(x, (4,), (6,), 2)
     arena = Arena(b.graph())
@@ -130,8 +135,7 @@ def test_inputs_are_the_same_for_a_seed_and_never_zeros():
         assert 0.9 < float(first[value].std()) < 1.1
 
 
-def test_indices_lie_within_what_they_index():
-    b = Builder()
+def test_indices_lie_within_what_they_index(b):
     table, ids = b.given(13, 4, role="parameter"), b.given(50, dtype="int64")
     order = b.call("aten.floor_divide", [("self", ids)], 50, dtype="int64", other=2)
     b.call("aten.embedding", [("weight", table), ("indices", order)], 50, 4)
@@ -140,8 +144,7 @@ def test_indices_lie_within_what_they_index():
     assert 13 <= int(arena[ids].max()) < 26  # before it is halved
 
 
-def test_targets_of_a_loss_are_classes_and_some_are_ignored():
-    b = Builder()
+def test_targets_of_a_loss_are_classes_and_some_are_ignored(b):
     scores, target = b.given(64, 11), b.given(64, dtype="int64")
     outputs = [b.tensor(), b.tensor()]
     b.op("aten.nll_loss_forward", [("self", scores), ("target", target)], outputs, reduction=1, ignore_index=-100)
@@ -180,8 +183,7 @@ def test_special_numbers_are_among_the_floats_on_request():
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def test_float64_keeps_what_a_cast_between_floats_would_round():
-    b = Builder()
+def test_float64_keeps_what_a_cast_between_floats_would_round(b):
     x = b.given(1000)
     half = b.call("aten._to_copy", [("self", x)], 1000, dtype="bfloat16")
     out = b.call("aten.mul.Tensor", [("self", half), ("other", half)], 1000, dtype="bfloat16")
@@ -195,8 +197,7 @@ def test_float64_keeps_what_a_cast_between_floats_would_round():
     assert 2**-9 < float(apart.max()) < 2**-6  # three roundings of 2**-8 at most
 
 
-def test_results_leave_the_inputs_alone_and_in_place_ops_work_on_copies():
-    b = Builder()
+def test_results_leave_the_inputs_alone_and_in_place_ops_work_on_copies(b):
     x, y = b.given(8, role="parameter"), b.given(8)
     b.op("aten.add_.Tensor", [("self", x), ("other", y)], [x], alpha=2)
     oracle = oracle_of(b)
@@ -207,16 +208,14 @@ def test_results_leave_the_inputs_alone_and_in_place_ops_work_on_copies():
     assert torch.equal(arena[x], before)
 
 
-def test_an_op_that_torch_does_not_have_is_not_compared():
-    b = Builder()
+def test_an_op_that_torch_does_not_have_is_not_compared(b):
     b.like("mylib.anything", ("self", b.given(4)))
     oracle = oracle_of(b)
     with pytest.raises(Unsupported, match=r"mylib\.anything"):
         oracle.float64(oracle.inputs(0))
 
 
-def test_a_dropout_takes_the_masks_that_the_kernel_kept():
-    b = Builder()
+def test_a_dropout_takes_the_masks_that_the_kernel_kept(b):
     x, out, mask = b.given(1000), b.tensor(1000), b.tensor(1000, dtype="bool")
     b.op("aten.native_dropout", [("input", x)], [out, mask], p=0.25, train=True)
     oracle = oracle_of(b)
@@ -252,8 +251,7 @@ def test_the_tolerance_is_the_rounding_of_the_output(dtype, unit):
     assert "1 of 3,737 elements are off" in found.message
 
 
-def test_a_long_sum_may_err_as_float32_sums_do_and_not_as_sums_in_16_bits():
-    b = Builder()
+def test_a_long_sum_may_err_as_float32_sums_do_and_not_as_sums_in_16_bits(b):
     x = b.given(4096, 8, dtype="bfloat16")
     out = b.call("aten.sum.dim_IntList", [("self", x)], 8, dtype="bfloat16", dim=(0,), keepdim=False)
     oracle = oracle_of(b)
@@ -280,8 +278,7 @@ def test_what_is_not_finite_must_be_where_it_should(wrong):
     assert "NaN or infinity out of place" in oracle.check({out: changed}, arena).message
 
 
-def test_moved_numbers_are_exact_to_the_sign_of_zero():
-    b = Builder()
+def test_moved_numbers_are_exact_to_the_sign_of_zero(b):
     x = b.given(64)
     out = b.call("aten.clone", [("self", x)], 64)
     oracle = oracle_of(b)
@@ -347,8 +344,7 @@ def test_an_element_that_is_not_written_shows_the_poison():
     assert "differs from run to run" in found.message
 
 
-def test_running_statistics_are_compared_though_the_group_does_not_hand_them_on():
-    b = Builder()
+def test_running_statistics_are_compared_though_the_group_does_not_hand_them_on(b):
     x, mean, var = b.given(8, 3, 5), b.given(3, role="buffer"), b.given(3, role="buffer")
     outputs = [b.tensor(8, 3, 5), b.tensor(3), b.tensor(3)]
     pairs = [("input", x), ("running_mean", mean), ("running_var", var)]

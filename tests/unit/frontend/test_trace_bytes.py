@@ -66,14 +66,11 @@ def test_bytes_of_the_only_op(what):
     assert (cost.read_bytes, cost.write_bytes) == moved
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.view(-1), lambda x: x.t(), lambda x: x[3], lambda x: x.expand(4, 64, 64), lambda x: x.detach(),
-        torch.ops.aten.alias, lambda x: torch.ops.aten._reshape_alias(x, [4096], [1]), torch.empty_like,
-        lambda x: torch.ops.aten._unsafe_view(x, [4096]), lambda x: x.chunk(2)[0], lambda x: x.device and x,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("function", [
+    lambda x: x.view(-1), lambda x: x.t(), lambda x: x[3], lambda x: x.expand(4, 64, 64), lambda x: x.detach(),
+    torch.ops.aten.alias, lambda x: torch.ops.aten._reshape_alias(x, [4096], [1]), torch.empty_like,
+    lambda x: torch.ops.aten._unsafe_view(x, [4096]), lambda x: x.chunk(2)[0], lambda x: x.device and x,
+])  # fmt: skip
 def test_views_and_allocations_cost_nothing(function):
     result = profile(function, meta(64, 64))
     assert result.graph.ops == ()

@@ -119,16 +119,12 @@ def through_pairs(blocks, x):
 
 
 CASES = {
-    "chain": (chain, Block, 3),
-    "shared argument": (with_scale, Block, 3),
-    "outputs used later": (with_skips, Block, None),
-    "called twice": (first_twice, Block, None),
-    "no gradient for some": (without_gradient, Block, None),
-    "views as arguments": (on_views, Block, None),
-    "writes its argument": (chain, InPlace, 0),
-    "remembers": (reads_memory, Remembers, 0),
+    "chain": (chain, Block, 3), "shared argument": (with_scale, Block, 3),
+    "outputs used later": (with_skips, Block, None), "called twice": (first_twice, Block, None),
+    "no gradient for some": (without_gradient, Block, None), "views as arguments": (on_views, Block, None),
+    "writes its argument": (chain, InPlace, 0), "remembers": (reads_memory, Remembers, 0),
     "several outputs": (through_pairs, TwoOutputs, None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])

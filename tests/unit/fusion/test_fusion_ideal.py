@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.fusion_graphs import Builder, groups_of, moved, plan
 
 TOKENS, WIDTH, FFN = 4096, 1024, 4096
 X, W, H = TOKENS * WIDTH * 4, WIDTH * FFN * 4, TOKENS * FFN * 4
+
+
+@pytest.fixture
+def b():
+    """A graph to build."""
+    return Builder()
 
 
 def product(b, a, w, rows, cols):
@@ -22,10 +30,9 @@ def mlp(b):
     return x, (w1, w2, bias), hidden, active, b.like("aten.add.Tensor", ("self", down), ("other", x))
 
 
-def test_an_mlp_moves_its_products_operands_and_results():
+def test_an_mlp_moves_its_products_operands_and_results(b):
     """First product: x, w1 and the bias in, hidden out. Second: gelu's result, w2 and x (the residual) in, the sum out,
     which lives on; the product itself, which nobody else needs, never leaves the chip."""
-    b = Builder()
     *_, y = mlp(b)
     made = plan("ideal", b.graph(y))
     assert moved(made) == (X + W + FFN * 4 + H) + (H + W + X + X)
@@ -33,19 +40,17 @@ def test_an_mlp_moves_its_products_operands_and_results():
     assert all(group.cost.kernels == 1 for group in made.groups)
 
 
-def test_an_epilogue_costs_no_round_trip():
+def test_an_epilogue_costs_no_round_trip(b):
     """x·w + x: the operand is read once, for the product and for the sum."""
-    b = Builder()
     x, w = b.given(TOKENS, WIDTH), b.given(WIDTH, WIDTH, role="parameter")
     y = b.like("aten.add.Tensor", ("self", product(b, x, w, TOKENS, WIDTH)), ("other", x), alpha=1)
     for policy in ("ideal", "memwall"):
         assert moved(plan(policy, b.graph(y))) == X + WIDTH * WIDTH * 4 + X
 
 
-def test_backward_computes_again_what_it_needs():
+def test_backward_computes_again_what_it_needs(b):
     """The gradient's two products and the weight's two: operands and results. gelu's derivative needs the hidden sum,
     which moves nothing; the bias gradient and the input's are written once, for they live on."""
-    b = Builder()
     x, (w1, w2, _), hidden, active, y = mlp(b)
     before = moved(plan("ideal", b.graph(y)))
     b.phase = "backward"
@@ -108,9 +113,8 @@ def test_attention_spelled_out_moves_what_flash_moves():
         assert moved(made) == 4 * Q  # q, k, v in, the result out; the scores, S = 256 MiB, never
 
 
-def test_its_backward_keeps_the_scores_on_chip_too():
+def test_its_backward_keeps_the_scores_on_chip_too(b):
     """q, k, v and the gradient of the result in, three gradients out: flash's backward without its statistics."""
-    b = Builder()
     q, k, v, grad = (b.given(HEADS, SEQ, DIM) for _ in range(4))
     weights, out = attention(b, q, k, v)
     b.phase = "backward"
@@ -125,16 +129,14 @@ def test_its_backward_keeps_the_scores_on_chip_too():
     assert made.groups[1].cost.bytes == (4 + 3) * Q
 
 
-def test_scores_that_the_caller_gets_are_written():
-    b = Builder()
+def test_scores_that_the_caller_gets_are_written(b):
     q, k, v = (b.given(HEADS, SEQ, DIM) for _ in range(3))
     weights, out = attention(b, q, k, v)
     assert moved(plan("ideal", b.graph(out, weights))) == 4 * Q + S
 
 
-def test_two_layers_that_share_a_position_bias_are_two_attentions():
+def test_two_layers_that_share_a_position_bias_are_two_attentions(b):
     """The bias of the scores has their size and is read by both layers; it ties their kernels into no one."""
-    b = Builder()
     table = b.given(HEADS, SEQ, SEQ, role="parameter")
     bias = b.like("aten.mul.Tensor", ("self", table), other=2.0)
     x, w = b.given(HEADS, SEQ, DIM), b.given(HEADS, DIM, DIM, role="parameter")
@@ -146,10 +148,9 @@ def test_two_layers_that_share_a_position_bias_are_two_attentions():
     assert sorted(filter(None, products)) == [[1, 5], [6], [7, 11]]
 
 
-def test_a_routers_softmax_is_no_attention():
+def test_a_routers_softmax_is_no_attention(b):
     """Logits of eight experts, and an expert whose result the first probability scales: products on both sides, but no
     product of the probabilities. The logits are handed on; the expert's own result is not."""
-    b = Builder()
     x, w = b.given(TOKENS, WIDTH), b.given(WIDTH, 8, role="parameter")
     expert = b.given(WIDTH, WIDTH, role="parameter")
     logits = product(b, x, w, TOKENS, 8)
@@ -161,8 +162,7 @@ def test_a_routers_softmax_is_no_attention():
     assert moved(made) == (X + WIDTH * 8 * 4 + TOKENS * 8 * 4) + (X + WIDTH * WIDTH * 4 + X)
 
 
-def test_a_choice_of_experts_needs_no_logits_in_memory():
-    b = Builder()
+def test_a_choice_of_experts_needs_no_logits_in_memory(b):
     x, w = b.given(TOKENS, WIDTH), b.given(WIDTH, 8, role="parameter")
     logits = product(b, x, w, TOKENS, 8)
     weights = b.like("aten._softmax", ("self", logits), dim=-1, half_to_float=False)
@@ -172,9 +172,8 @@ def test_a_choice_of_experts_needs_no_logits_in_memory():
     assert moved(made) == X + WIDTH * 8 * 4 + TOKENS * 2 * (4 + 8)
 
 
-def test_a_classifiers_softmax_is_no_attention():
+def test_a_classifiers_softmax_is_no_attention(b):
     """Forward it has one product before it; the two of backward do not make it one."""
-    b = Builder()
     x, w = b.given(TOKENS, WIDTH), b.given(WIDTH, 1000, role="parameter")
     logits = product(b, x, w, TOKENS, 1000)
     weights = b.like("aten._softmax", ("self", logits), dim=-1, half_to_float=False)
@@ -189,9 +188,8 @@ def test_a_classifiers_softmax_is_no_attention():
     assert moved(made) == (X + weight + size) + size + size + (X + size + weight)
 
 
-def test_an_embedding_fetches_its_rows_and_a_sparse_update_adds_to_them():
+def test_an_embedding_fetches_its_rows_and_a_sparse_update_adds_to_them(b):
     """50,000 rows of 4 KiB, 4,096 of them touched: never the table."""
-    b = Builder()
     table = b.given(50_000, WIDTH, role="parameter")
     places, w = b.given(TOKENS, dtype="int64"), b.given(WIDTH, WIDTH, role="parameter")
     rows = b.call("aten.embedding", [("weight", table), ("indices", places)], TOKENS, WIDTH)
@@ -208,8 +206,7 @@ def test_an_embedding_fetches_its_rows_and_a_sparse_update_adds_to_them():
     assert update < 4 * X
 
 
-def test_what_the_step_began_with_is_read_once_by_all_that_lies_between_products():
-    b = Builder()
+def test_what_the_step_began_with_is_read_once_by_all_that_lies_between_products(b):
     x, w = b.given(TOKENS, WIDTH), b.given(WIDTH, WIDTH, role="parameter")
     scale = b.given(TOKENS, WIDTH, role="parameter")
     y = x
@@ -219,8 +216,7 @@ def test_what_the_step_began_with_is_read_once_by_all_that_lies_between_products
     assert moved(plan("ideal", b.graph(y))) == 2 * X + 3 * (X + WIDTH * WIDTH * 4 + X)
 
 
-def test_breaks_do_not_change_the_floor():
-    b = Builder()
+def test_breaks_do_not_change_the_floor(b):
     *_, y = mlp(b)
     graph = b.graph(y)
     assert plan("ideal", graph, regions=[0, 1, 2, 3, 4]) == plan("ideal", graph)

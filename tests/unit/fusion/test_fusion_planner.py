@@ -21,6 +21,12 @@ ROWS, COLS = 4096, 1024
 N = ROWS * COLS * 4
 
 
+@pytest.fixture
+def b():
+    """A graph to build."""
+    return Builder()
+
+
 def full(b, dtype="float32", role="input"):
     return b.given(ROWS, COLS, dtype=dtype, role=role)
 
@@ -42,8 +48,7 @@ def refusal(graph, gpu=None, regions=None):
 # -- bytes
 
 
-def test_a_chain_reads_its_first_tensor_and_writes_its_last():
-    b = Builder()
+def test_a_chain_reads_its_first_tensor_and_writes_its_last(b):
     x = full(b)
     y = b.like("aten.gelu", ("self", b.like("aten.exp", ("self", b.like("aten.neg", ("self", x))))))
     group = only(b.graph(y))
@@ -52,8 +57,7 @@ def test_a_chain_reads_its_first_tensor_and_writes_its_last():
     assert moved(plan("eager", b.graph(y))) == 6 * N
 
 
-def test_what_the_outside_needs_is_written_on_the_way():
-    b = Builder()
+def test_what_the_outside_needs_is_written_on_the_way(b):
     x = full(b)
     middle = b.like("aten.exp", ("self", x))
     y = b.like("aten.neg", ("self", middle))
@@ -61,15 +65,13 @@ def test_what_the_outside_needs_is_written_on_the_way():
     assert (group.cost.read_bytes, group.cost.write_bytes) == (N, 2 * N)
 
 
-def test_a_bias_is_read_once():
-    b = Builder()
+def test_a_bias_is_read_once(b):
     x, bias = full(b), b.given(COLS, role="parameter")
     y = b.like("aten.relu", ("self", b.like("aten.add.Tensor", ("self", x), ("other", bias))))
     assert only(b.graph(y)).cost.read_bytes == N + COLS * 4
 
 
-def test_a_softmax_takes_a_prologue_and_an_epilogue():
-    b = Builder()
+def test_a_softmax_takes_a_prologue_and_an_epilogue(b):
     x, mask = full(b), b.given(ROWS, COLS, dtype="bool")
     scores = b.like("aten.masked_fill.Scalar", ("self", x), ("mask", mask), value=-1e9)
     probabilities = b.like("aten._softmax", ("self", scores), dim=-1, half_to_float=False)
@@ -90,25 +92,22 @@ def rms_norm(b, x, weight, rows=ROWS, cols=COLS):
     )
 
 
-def test_a_norm_spelled_out_is_one_kernel():
-    b = Builder()
+def test_a_norm_spelled_out_is_one_kernel(b):
     x, weight = full(b), b.given(COLS, role="parameter")
     cost = only(b.graph(rms_norm(b, x, weight))).cost
     assert (cost.read_bytes, cost.write_bytes, cost.kernels) == (N + COLS * 4, N, 1)
 
 
-def test_siblings_read_their_input_once():
-    b = Builder()
+def test_siblings_read_their_input_once(b):
     x = full(b)
     sine, cosine = b.like("aten.sin", ("self", x)), b.like("aten.cos", ("self", x))
     cost = only(b.graph(sine, cosine)).cost
     assert (cost.read_bytes, cost.write_bytes, cost.kernels) == (N, 2 * N, 1)
 
 
-def test_column_sums_beside_a_pointwise_op_pass_through_partial_sums():
+def test_column_sums_beside_a_pointwise_op_pass_through_partial_sums(b):
     """The bias gradient of a ReLU: the sums of one block on each of 100 multiprocessors, 1,024 of 4 bytes, written
     and read again by a second launch."""
-    b = Builder()
     grad, y = full(b), full(b)
     inner = b.like("aten.threshold_backward", ("grad_output", grad), ("self", y), threshold=0)
     bias = b.call("aten.sum.dim_IntList", [("self", inner)], COLS, dim=[0])
@@ -117,8 +116,7 @@ def test_column_sums_beside_a_pointwise_op_pass_through_partial_sums():
     assert (cost.kernels, cost.extra_bytes) == (2, 2 * 100 * COLS * 4)
 
 
-def test_the_backward_of_a_norm_keeps_its_column_sums_beside_its_rows():
-    b = Builder()
+def test_the_backward_of_a_norm_keeps_its_column_sums_beside_its_rows(b):
     grad, x, mask = full(b), full(b), b.given(ROWS, COLS, dtype="bool")
     mean, rstd, weight = b.given(ROWS, 1), b.given(ROWS, 1), b.given(COLS, role="parameter")
     out = [b.tensor(ROWS, COLS), b.tensor(COLS), b.tensor(COLS)]
@@ -153,8 +151,7 @@ def batch_norm(b, x):
     return out
 
 
-def test_a_batch_norm_reads_its_input_twice_and_takes_the_relu_along():
-    b = Builder()
+def test_a_batch_norm_reads_its_input_twice_and_takes_the_relu_along(b):
     x = b.given(32, 64, 56, 56)
     size = 32 * 64 * 56 * 56 * 4
     out = batch_norm(b, x)
@@ -177,15 +174,13 @@ def test_the_second_pass_of_a_batch_norm_reads_what_the_kernel_reads():
     assert only(b.graph(*batch_norm(b, wide))).cost.extra_bytes == size // 2 + 4 * 64 * 4
 
 
-def test_two_batch_norms_in_a_row_are_two_kernels():
-    b = Builder()
+def test_two_batch_norms_in_a_row_are_two_kernels(b):
     first = batch_norm(b, b.given(32, 64, 56, 56))
     second = batch_norm(b, first[0])
     assert refusal(b.graph(*first[1:], *second))[0] == "reduction axes differ"
 
 
-def test_an_embedding_fetches_its_rows_into_the_norm_that_follows():
-    b = Builder()
+def test_an_embedding_fetches_its_rows_into_the_norm_that_follows(b):
     table, places = b.given(30000, COLS, role="parameter"), b.given(ROWS, dtype="int64")
     other, weight = full(b), b.given(COLS, role="parameter")
     rows = b.call("aten.embedding", [("weight", table), ("indices", places)], ROWS, COLS)
@@ -193,9 +188,8 @@ def test_an_embedding_fetches_its_rows_into_the_norm_that_follows():
     assert (cost.read_bytes, cost.write_bytes) == (2 * N + ROWS * 8 + COLS * 4, N)
 
 
-def test_rotary_embedding_is_one_kernel():
+def test_rotary_embedding_is_one_kernel(b):
     """q·cos + cat(-q2, q1)·sin over [heads × tokens, 128]: the halves are read through views of q."""
-    b = Builder()
     rows, size = 32 * ROWS, 32 * ROWS * 128 * 2
     q = b.given(rows, 128, dtype="bfloat16")
     cos, sin = (b.given(rows, 128, dtype="bfloat16") for _ in range(2))
@@ -225,8 +219,7 @@ def test_a_multi_tensor_optimizer_step_reads_each_state_once():
     assert (cost.read_bytes, cost.write_bytes) == (3 * size, 2 * size)
 
 
-def test_an_in_place_relu_saves_the_round_trip():
-    b = Builder()
+def test_an_in_place_relu_saves_the_round_trip(b):
     x, y = full(b), full(b)
     total = b.like("aten.add.Tensor", ("self", x), ("other", y))
     b.op("aten.relu_", [("self", total)], [total])
@@ -234,9 +227,8 @@ def test_an_in_place_relu_saves_the_round_trip():
     assert (cost.read_bytes, cost.write_bytes) == (2 * N, N)
 
 
-def test_a_product_adds_into_the_residual():
+def test_a_product_adds_into_the_residual(b):
     """GEMM's own epilogue: β·C. Reads a, w and the residual, writes the sum."""
-    b = Builder()
     a, w, residual = full(b), b.given(COLS, COLS, role="parameter"), full(b)
     product = b.call("aten.mm", [("self", a), ("mat2", w)], ROWS, COLS)
     y = b.like("aten.add.Tensor", ("self", residual), ("other", product), alpha=1)
@@ -244,9 +236,8 @@ def test_a_product_adds_into_the_residual():
     assert (cost.read_bytes, cost.write_bytes) == (2 * N + COLS * COLS * 4, N)
 
 
-def test_the_halves_of_a_biased_projection_are_gated_in_one_kernel():
+def test_the_halves_of_a_biased_projection_are_gated_in_one_kernel(b):
     """silu(x1 + b1) · (x2 + b2): the sum of 2 F columns is read by halves, each element once."""
-    b = Builder()
     x, bias = b.given(ROWS, 2 * COLS), b.given(2 * COLS, role="parameter")
     y = b.like("aten.add.Tensor", ("self", x), ("other", bias))
     left, right = (b.view(y, (ROWS, COLS), (2 * COLS, 1), start) for start in (0, COLS))
@@ -258,10 +249,9 @@ def test_the_halves_of_a_biased_projection_are_gated_in_one_kernel():
 # -- computing again
 
 
-def test_a_cheap_cast_is_computed_again_where_that_reads_fewer_bytes():
+def test_a_cheap_cast_is_computed_again_where_that_reads_fewer_bytes(b):
     """Rows and columns of a float16 tensor are normalised: two kernels that share no loop. Stored as float32 the
     cast moves N/2 + N + N; computed in both N/2 + N/2."""
-    b = Builder()
     x = full(b, "float16")
     wide = b.call("aten._to_copy", [("self", x)], ROWS, COLS)
     rows = b.like("aten._softmax", ("self", wide), dim=1, half_to_float=False)
@@ -272,8 +262,7 @@ def test_a_cheap_cast_is_computed_again_where_that_reads_fewer_bytes():
     assert {g.reads for g in groups} == {(x,)}
 
 
-def test_dropout_is_stored_since_it_would_draw_other_numbers():
-    b = Builder()
+def test_dropout_is_stored_since_it_would_draw_other_numbers(b):
     out, mask = b.tensor(ROWS, COLS), b.tensor(ROWS, COLS, dtype="bool")
     b.op("aten.native_dropout", [("input", full(b))], [out, mask], p=0.1, train=True)
     rows = b.like("aten._softmax", ("self", out), dim=1, half_to_float=False)
@@ -283,9 +272,8 @@ def test_dropout_is_stored_since_it_would_draw_other_numbers():
     assert sum(out in group.writes for group in groups) == 1
 
 
-def test_an_op_that_others_compute_again_is_no_kernel_of_its_own():
+def test_an_op_that_others_compute_again_is_no_kernel_of_its_own(b):
     """Forward's chain is normalised on the way; its end is read, flipped, by backward alone, which makes it again."""
-    b = Builder()
     x = b.given(4, 8)
     middle = b.like("aten.relu", ("self", b.like("aten.relu", ("self", x))))
     end = b.like("aten.relu", ("self", middle))
@@ -298,9 +286,8 @@ def test_an_op_that_others_compute_again_is_no_kernel_of_its_own():
     assert all(group.writes for group in made.groups)
 
 
-def test_no_kernel_computes_more_ops_again_than_it_may_hold():
+def test_no_kernel_computes_more_ops_again_than_it_may_hold(b):
     """Five concatenations of the same 100 activations: each could make them all again."""
-    b = Builder()
     parts = [b.like("aten.relu", ("self", b.given(64, 64))) for _ in range(100)]
     pairs = [("tensors", part) for part in parts]
     joined = [b.call("aten.cat", pairs, 6400, 64, dim=0) for _ in range(5)]
@@ -308,10 +295,9 @@ def test_no_kernel_computes_more_ops_again_than_it_may_hold():
         assert len(group.op_ids) + len(group.recomputes) <= MAX_OPS
 
 
-def test_what_forward_made_cheaply_is_made_again_in_backward():
+def test_what_forward_made_cheaply_is_made_again_in_backward(b):
     """relu(x) for a product's gradient needs x, which is in memory, and no copy of its own. The product itself reads
     it, so that it is stored all the same; its gradient mask is not."""
-    b = Builder()
     x, w = full(b), b.given(COLS, COLS, role="parameter")
     hidden = b.call("aten.mm", [("self", x), ("mat2", w)], ROWS, COLS)
     wide = b.call("aten._to_copy", [("self", hidden)], ROWS, COLS, dtype="float64")
@@ -469,9 +455,8 @@ def test_a_refusal_says_what_the_fusion_would_have_saved():
     assert found.saved_s == pytest.approx(2 * N / 1e12)
 
 
-def test_a_union_that_would_wait_for_itself_is_refused():
+def test_a_union_that_would_wait_for_itself_is_refused(b):
     """a → product → b, and b reads a too."""
-    b = Builder()
     x, w = full(b), b.given(COLS, COLS, role="parameter")
     a = b.like("aten.exp", ("self", x))
     product = b.like("aten.mm", ("self", a), ("mat2", w))
@@ -482,9 +467,8 @@ def test_a_union_that_would_wait_for_itself_is_refused():
     assert groups_of(made)[:2] == [(0,), (1,)]
 
 
-def test_two_chains_that_cross_in_products_become_no_circle():
+def test_two_chains_that_cross_in_products_become_no_circle(b):
     """a and k fuse around the product of c; c and z may then no longer fuse around the product of a."""
-    b = Builder()
     x, y, w = full(b), full(b), b.given(COLS, COLS, role="parameter")
     a = b.like("aten.relu", ("self", x))
     h = b.like("aten.mm", ("self", a), ("mat2", w))
@@ -497,11 +481,10 @@ def test_two_chains_that_cross_in_products_become_no_circle():
     assert len(order) >= 4
 
 
-def test_a_fusion_that_leaves_the_board_idle_is_declined():
+def test_a_fusion_that_leaves_the_board_idle_is_declined(b):
     """Four rows of a million columns, M bytes, softmax of a sum of five tensors that is kept. Four blocks would take 25
     times as long; cut over several, they read all five tensors twice: 12 M, against 6 M for the sum and 3 M for the
     softmax alone, cut likewise."""
-    b = Builder()
     total = b.given(4, 1 << 20)
     for _ in range(4):
         total = b.like("aten.add.Tensor", ("self", total), ("other", b.given(4, 1 << 20)))
@@ -512,8 +495,7 @@ def test_a_fusion_that_leaves_the_board_idle_is_declined():
     assert "4 rows leave 96 of 100 multiprocessors idle" in made.refusals[0].reason
 
 
-def test_on_a_small_board_the_same_rows_fuse():
-    b = Builder()
+def test_on_a_small_board_the_same_rows_fuse(b):
     x = b.given(400, 4096)
     e = b.like("aten.exp", ("self", x))
     y = b.like("aten._softmax", ("self", e), dim=-1, half_to_float=False)
@@ -595,8 +577,7 @@ def test_what_no_compiler_sees_runs_as_eager_runs_it():
     assert [group.cost for group in made.groups] == [group.cost for group in plan("eager", graph).groups]
 
 
-def test_ops_without_results_inputs_or_elements_are_planned():
-    b = Builder()
+def test_ops_without_results_inputs_or_elements_are_planned(b):
     x, nothing = full(b), b.given(0, COLS)
     noise = b.call("aten.rand", [], ROWS, COLS)
     b.op("aten._assert_async.msg", [("self", x)], [])
@@ -617,9 +598,8 @@ def test_ops_without_results_inputs_or_elements_are_planned():
     "aten.cat", "aten._foreach_add_.List", "aten.embedding", "aten.add.Tensor",
 ])  # fmt: skip
 @pytest.mark.parametrize("attributes", [{}, None], ids=["empty", "none"])
-def test_a_record_without_attributes_is_planned(name, attributes):
+def test_a_record_without_attributes_is_planned(b, name, attributes):
     """An old record, or one written by hand, may lack them."""
-    b = Builder()
     x = b.given(8, 4, 6, 6)
     out = [b.tensor(8, 4, 6, 6), b.tensor(4), b.tensor(4)]
     b.op(name, [x, x, x], out)
@@ -690,8 +670,7 @@ def test_the_layers_products_stay_with_their_libraries(layer):
     assert {graph.ops[g.op_ids[-1]].name for g in products if len(g.op_ids) == 2} == {"aten.add.Tensor"}
 
 
-def test_random_numbers_are_stored_for_backward():
-    b = Builder()
+def test_random_numbers_are_stored_for_backward(b):
     x = b.given(64, 64)
     out, mask = b.tensor(64, 64), b.tensor(64, 64, dtype="bool")
     b.op("aten.native_dropout", [("input", x)], [out, mask], p=0.1, train=True)
@@ -703,8 +682,7 @@ def test_random_numbers_are_stored_for_backward():
     assert "other numbers" in refusal.reason
 
 
-def test_what_a_product_reads_is_stored_though_backward_could_make_it_again():
-    b = Builder()
+def test_what_a_product_reads_is_stored_though_backward_could_make_it_again(b):
     active = b.like("aten.relu", ("self", b.given(64, 64)))
     out = b.call("aten.mm", [("self", active), ("mat2", b.given(64, 64))], 64, 64)
     b.phase = "backward"

@@ -263,15 +263,12 @@ def test_a_limit_of_the_command_line_is_name_and_limit(text):
         parse_scope([text])
 
 
-@pytest.mark.parametrize(
-    ("target", "name"),
-    [
-        ("profiles/bert_large/model.py", "bert_large"), ("model.py", "model"), ("nets/gpt.py", "gpt"),
-        ("nets/gpt.py:small", "gpt.small"), ("profiles/a/model.py:small", "a.small"), ("a.b:Net", "a.b.Net"),
-        ("saved/x.json.gz", "x"), ("x.json", "x"), ("hf:conf/llama", "llama"), ("a.b/net.py", "net"),
-        ("hf:conf/llama/config.json", "llama"), ("hf:tiny.json", "tiny"), ("a.b", "a.b"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("target", "name"), [
+    ("profiles/bert_large/model.py", "bert_large"), ("model.py", "model"), ("nets/gpt.py", "gpt"),
+    ("nets/gpt.py:small", "gpt.small"), ("profiles/a/model.py:small", "a.small"), ("a.b:Net", "a.b.Net"),
+    ("saved/x.json.gz", "x"), ("x.json", "x"), ("hf:conf/llama", "llama"), ("a.b/net.py", "net"),
+    ("hf:conf/llama/config.json", "llama"), ("hf:tiny.json", "tiny"), ("a.b", "a.b"),
+])  # fmt: skip
 def test_what_a_target_is_called(target, name):
     assert workload_name(target) == name
 

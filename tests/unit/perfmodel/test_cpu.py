@@ -27,13 +27,18 @@ MACHINE = board(name="cpu", architecture="cpu", compute_capability=None, sm_coun
                 cpu=CPU)  # fmt: skip
 
 
+@pytest.fixture
+def b():
+    """A graph to build."""
+    return Builder()
+
+
 def kernels(builder):
     graph = builder.graph()
     return simulate(graph, plan_graph("eager", graph, graph_costs(graph), MACHINE), MACHINE).kernels
 
 
-def test_a_function_is_limited_by_its_own_rate():
-    b = Builder()
+def test_a_function_is_limited_by_its_own_rate(b):
     x = b.given(MIB)
     b.like("aten.gelu.default", x)
     b.like("aten.gelu.default", x, approximate="tanh")
@@ -44,8 +49,7 @@ def test_a_function_is_limited_by_its_own_rate():
     assert exact.time_s == pytest.approx(MIB / 2e9 + 1e-6)
 
 
-def test_a_first_read_comes_from_dram_a_second_from_the_cache():
-    b = Builder()
+def test_a_first_read_comes_from_dram_a_second_from_the_cache(b):
     x = b.given(MIB)
     y = b.like("aten.relu.default", x)
     b.like("aten.relu.default", y)
@@ -55,16 +59,14 @@ def test_a_first_read_comes_from_dram_a_second_from_the_cache():
     assert second.memory_s == pytest.approx(2 * tensor / 50e9)
 
 
-def test_a_small_tensor_runs_at_the_nearer_caches_rate():
-    b = Builder()
+def test_a_small_tensor_runs_at_the_nearer_caches_rate(b):
     x = b.given(MIB // 16)  # 256 KiB
     y = b.like("aten.relu.default", x)
     b.like("aten.relu.default", y)
     assert kernels(b)[1].memory_s == pytest.approx(2 * 4 * (MIB // 16) / 100e9)
 
 
-def test_what_no_cache_holds_moves_at_drams_rate():
-    b = Builder()
+def test_what_no_cache_holds_moves_at_drams_rate(b):
     x = b.given(16 * MIB)
     y = b.like("aten.relu.default", x)
     b.like("aten.relu.default", y)
@@ -73,8 +75,7 @@ def test_what_no_cache_holds_moves_at_drams_rate():
         assert kernel.limited_by == "bandwidth"
 
 
-def test_a_read_is_lost_when_more_than_the_cache_moved_meanwhile():
-    b = Builder()
+def test_a_read_is_lost_when_more_than_the_cache_moved_meanwhile(b):
     x, other = b.given(MIB), b.given(16 * MIB)
     b.like("aten.relu.default", x)
     b.like("aten.relu.default", other)
@@ -83,8 +84,7 @@ def test_a_read_is_lost_when_more_than_the_cache_moved_meanwhile():
     assert kernels(b)[2].memory_s == pytest.approx(tensor / 10e9 + tensor / 50e9)
 
 
-def test_a_product_shows_a_part_of_its_traffic():
-    b = Builder()
+def test_a_product_shows_a_part_of_its_traffic(b):
     x, w = b.given(128, 1024), b.given(1024, 1024)
     b.call("aten.mm.default", [("self", x), ("mat2", w)], 128, 1024)
     (kernel,) = kernels(b)
@@ -97,8 +97,7 @@ def convolution(b, shape, weight, out, **attributes):
     b.call("aten.convolution.default", [("input", x), ("weight", w)], *out, allow_tf32=True, **attributes)
 
 
-def test_convolutions_run_at_the_rate_of_their_kind():
-    b = Builder()
+def test_convolutions_run_at_the_rate_of_their_kind(b):
     convolution(b, (4, 64, 32, 32), (64, 64, 3, 3), (4, 64, 32, 32), stride=(1, 1), padding=(1, 1), groups=1)
     convolution(b, (4, 64, 32, 32), (64, 64, 1, 1), (4, 64, 32, 32), stride=(1, 1), padding=(0, 0), groups=1)
     window, pointwise = kernels(b)
@@ -106,8 +105,7 @@ def test_convolutions_run_at_the_rate_of_their_kind():
     assert pointwise.compute_s == pytest.approx(2 * 4 * 64 * 1024 * 64 / 80e9)
 
 
-def test_a_convolution_of_no_known_rate_runs_as_a_product():
-    b = Builder()
+def test_a_convolution_of_no_known_rate_runs_as_a_product(b):
     convolution(b, (4, 64, 32, 32), (64, 64, 3, 3), (4, 64, 16, 16), stride=(2, 2), padding=(1, 1), groups=1)
     assert kernels(b)[0].compute_s == pytest.approx(2 * 4 * 64 * 256 * 64 * 9 / 100e9)
 
@@ -120,23 +118,20 @@ def test_a_convolution_of_no_known_rate_runs_as_a_product():
     ((4, 8, 8, 8), (8, 1, 3, 3), (1, 1), 8, "depthwise_convolution"),
     ((4, 8, 8, 8), (8, 4, 3, 3), (1, 1), 2, "window_convolution"),
 ])  # fmt: skip
-def test_the_kind_of_a_convolution(shape, weight, stride, groups, name):
-    b = Builder()
+def test_the_kind_of_a_convolution(b, shape, weight, stride, groups, name):
     convolution(b, shape, weight, (shape[0], 8, 8, 8), stride=stride, groups=groups)
     graph = b.graph()
     assert product_name(graph, graph.ops[0]) == name
 
 
-def test_attention_runs_at_its_own_rate_without_cudas_three_tf32_products():
-    b = Builder()
+def test_attention_runs_at_its_own_rate_without_cudas_three_tf32_products(b):
     q, k, v = (b.given(1, 8, 256, 64) for _ in range(3))
     b.call("aten._scaled_dot_product_flash_attention.default", [("query", q), ("key", k), ("value", v)], 1, 8, 256, 64,
            is_causal=False)  # fmt: skip
     assert kernels(b)[0].compute_s == pytest.approx(4 * 8 * 256 * 256 * 64 / 60e9)
 
 
-def test_pooling_looks_at_every_element_of_every_window():
-    b = Builder()
+def test_pooling_looks_at_every_element_of_every_window(b):
     x = b.given(1, 16, 64, 64)
     b.call("aten.max_pool2d_with_indices.default", [("self", x)], 1, 16, 32, 32,
            kernel_size=(3, 3), stride=(2, 2), padding=(1, 1))  # fmt: skip
@@ -152,8 +147,7 @@ def test_pooling_looks_at_every_element_of_every_window():
     ("aten.add.Tensor", {}, None),
     ("mylib.gelu.default", {}, None),
 ])  # fmt: skip
-def test_the_rate_of_an_op(op, attributes, name):
-    b = Builder()
+def test_the_rate_of_an_op(b, op, attributes, name):
     b.like(op, b.given(8), **attributes)
     assert kernel_name(b.graph().ops[0]) == name
 
@@ -164,8 +158,7 @@ def test_every_rate_has_ops_that_the_cost_model_knows():
     assert "other" not in found.values()
 
 
-def test_a_gpu_has_no_such_times():
-    b = Builder()
+def test_a_gpu_has_no_such_times(b):
     b.like("aten.relu.default", b.given(8))
     graph = b.graph()
     (group,) = plan_graph("eager", graph, graph_costs(graph), board()).groups

@@ -53,12 +53,9 @@ def ns(us):
 
 #: phase -> keys that the Trace Event Format wants of such an event
 REQUIRED = {
-    "M": ("pid", "name", "args"),
-    "X": ("pid", "tid", "name", "ts", "dur"),
-    "C": ("pid", "name", "ts", "args"),
-    "s": ("pid", "tid", "name", "cat", "id", "ts"),
-    "f": ("pid", "tid", "name", "cat", "id", "ts", "bp"),
-}
+    "M": ("pid", "name", "args"), "X": ("pid", "tid", "name", "ts", "dur"), "C": ("pid", "name", "ts", "args"),
+    "s": ("pid", "tid", "name", "cat", "id", "ts"), "f": ("pid", "tid", "name", "cat", "id", "ts", "bp"),
+}  # fmt: skip
 
 
 def disorder(slices, nests):

@@ -111,16 +111,13 @@ def test_the_counts(result, text):
 # --- places and fingerprints -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("source", "folder", "place"),
-    [
-        ("models/bert.py:42", "", ("models/bert.py", 42)), ("./a.py:1", "", ("a.py", 1)),
-        ("a.py:3", "python/nets", ("python/nets/a.py", 3)), ("../a.py:3", "python", ("a.py", 3)),
-        ("../a.py:3", "", None), ("/usr/lib/a.py:3", "", None), ("C:\\a.py:3", "", None), ("C:/a.py:3", "", None),
-        ("a.py:0", "", None), ("a.py", "", None), ("", "", None), (":5", "", None), ("a\nb.py:5", "", None),
-        ("a.py:" + "9" * 5000, "", None), ("a.py:²", "", None), ("dir with ü/a b.py:2", "", ("dir with ü/a b.py", 2)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("source", "folder", "place"), [
+    ("models/bert.py:42", "", ("models/bert.py", 42)), ("./a.py:1", "", ("a.py", 1)),
+    ("a.py:3", "python/nets", ("python/nets/a.py", 3)), ("../a.py:3", "python", ("a.py", 3)), ("../a.py:3", "", None),
+    ("/usr/lib/a.py:3", "", None), ("C:\\a.py:3", "", None), ("C:/a.py:3", "", None), ("a.py:0", "", None),
+    ("a.py", "", None), ("", "", None), (":5", "", None), ("a\nb.py:5", "", None), ("a.py:" + "9" * 5000, "", None),
+    ("a.py:²", "", None), ("dir with ü/a b.py:2", "", ("dir with ü/a b.py", 2)),
+])  # fmt: skip
 def test_a_source_is_a_place_inside_the_repository_or_none(source, folder, place):
     assert source_place(source, folder) == place
 
