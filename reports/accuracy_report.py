@@ -214,7 +214,7 @@ def report(scored: Scored) -> str:
 
 {len(scored.rows):,} rows that others measured, as `memwall accuracy FILE... --split` scores them. The constants of
 hardware_specs are fitted to one half of the shapes, told by a hash; what stands here is the other half, or all rows of a
-board with the constants of the most similar other board. MAPE in percent; R1 is a roofline of 75 % of the peak and 85 %
+board with the constants of the most similar other GPU. MAPE in percent; R1 is a roofline of 75 % of the peak and 85 %
 of the bandwidth with 3 us on top, on the same rows. ![modeled against measured](accuracy.png)
 
 ## Goals

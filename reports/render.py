@@ -72,7 +72,7 @@ def flops() -> str:
 
 Contractions, convolutions and attention; element-wise work comes on top. Attention is counted dense here, so that the
 figures compare with other tools; the record counts a causal kernel as causal (`flops`, last column but one) and keeps
-the dense figure beside it (`dense_flops`). The hand counts are written out term by term in `tests/handcounts.py`.
+and the dense figure (`dense_flops`). The hand counts are written out term by term in `tests/handcounts.py`.
 
 {table("model | batch, seq | forward | forward + backward | of which attention | forward, causal | equals the hand count", rows)}
 """

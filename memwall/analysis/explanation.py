@@ -158,7 +158,7 @@ def _around(kernel: Estimate, joined: str, launches: str, latency_s: float, wait
         parts.append(f"{duration(waited_s)} of waiting for the CPU")
     return (
         f"{'; '.join(part for part in parts if part)}; in all {duration(kernel.time_s)}, {duration(kernel.low_s)} to"
-        f" {duration(kernel.high_s)} in 8 cases of 10, limited by {kernel.limited_by}; no run is faster than"
+        f" {duration(kernel.high_s)} is the 80 % interval; limited by {kernel.limited_by}; no run is faster than"
         f" {duration(kernel.bound_s)}."
     )
 

@@ -296,7 +296,7 @@ def _with_op_counts(found: Fused, say: Say) -> Fused:
                       "kernels": lowered.launches, "fallbacks": lowered.fallbacks}  # fmt: skip
         return replace(found, op_counts=op_counts(found.profile.graph, **levels))
     except ImportError as error:
-        return replace(found, notes=(*found.notes, f"no lowering funnel: {error}"))
+        return replace(found, notes=(*found.notes, f"no op counts by IR level: {error}"))
 
 
 def _gpu_dict(found: Fused, policies: PolicySet) -> dict[str, Any]:

@@ -170,16 +170,17 @@ _ROWS = (
     Quantity(name="memory_s", title="time of the traffic", unit="s", attribute="memory_s", tables="csv", place=62),
     Quantity(name="overhead_s", title="launches, latencies and waits", unit="s", attribute="overhead_s", tables="csv",
              place=63),
-    Quantity(name="interval_s", title="8 of 10 real runs", unit="interval", attribute="interval_s", tables="kernel?",
-             heading="8 in 10", place=64, like="time_s"),
+    Quantity(name="interval_s", title="80 % interval of the time", unit="interval", attribute="interval_s",
+             tables="kernel?", heading="80 % range", place=64, like="time_s"),
     Quantity(name="attained_flop_per_s", title="FLOPs over modeled time", unit="FLOP/s", lower=False,
              attribute="attained_flop_per_s", tables="class", heading="attained", place=70),
     Quantity(name="times_fewer", title="times fewer FLOP/s than the matrix classes", unit="ratio",
              attribute="times_fewer", tables="class", heading="times fewer", unit_text="FLOP/s", place=71),
     Quantity(name="limited_by", title="the wall", unit="word", attribute="limited_by",
              tables="class share kernel csv", heading="limited by", place=80),
-    Quantity(name="low_s", title="shortest time of 8 in 10", unit="s", attribute="low_s", tables="csv", place=81),
-    Quantity(name="high_s", title="longest time of 8 in 10", unit="s", attribute="high_s", tables="csv", place=82),
+    Quantity(name="low_s", title="low end of the 80 % interval", unit="s", attribute="low_s", tables="csv", place=81),
+    Quantity(name="high_s", title="high end of the 80 % interval", unit="s", attribute="high_s", tables="csv",
+             place=82),
 )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def verdict(profile: Profile, schedule: Schedule) -> str:
 
 def _misfit(schedule: Schedule) -> str:
     need, have = schedule.totals.peak_memory_bytes, schedule.gpu.dram_bytes
-    return f"It does not fit ({size(need)} at the peak, {size(have)} on the board); if it did: "
+    return f"It does not fit ({size(need)} at the peak, {size(have)} on the GPU); if it did: "
 
 
 def _opening(wall: str, share: float, schedule: Schedule) -> str:

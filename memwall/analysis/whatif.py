@@ -238,7 +238,7 @@ def _outcome(profile: Profile, before: Schedule, changes: Sequence[Change], regi
         plan = profile.schedule(changed, plan.policy, graph=before.graph, regions=regions).plan
         assert plan is not None
     if patterns and plan.policy in FLOORS:
-        notes = (f"{plan.policy} is a floor: a kernel written by hand leaves it as it is",)
+        notes = (f"{plan.policy} is a floor: replacing modules by one kernel does not change it",)
     elif patterns:
         written = fuse_modules(graph, costs, changed, plan, patterns)
         plan, notes = written.plan, written.refused

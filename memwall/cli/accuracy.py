@@ -14,7 +14,7 @@ from memwall.core.errors import UsageError
 
 @click.command("accuracy", cls=Command)
 @click.argument("files", nargs=-1, metavar="FILE...")
-@click.option("--split", is_flag=True, help="Score too what the constants were not fitted to: shapes and boards.")
+@click.option("--split", is_flag=True, help="Score held-out shapes and held-out GPUs too.")
 @click.option("--fit", "rows", metavar="ROWS", help="Fit constants to the rows of one GPU; -o FILE.toml gets its file.")
 @options.common()
 def command(files: tuple[str, ...], split: bool, rows: str | None, out: Out) -> None:
@@ -23,7 +23,7 @@ def command(files: tuple[str, ...], split: bool, rows: str | None, out: Out) -> 
     FILE is a saved profile that memwall measure wrote (.json), a table of its rows (.csv), or a table of measured times
     of NeuSight, aiconfigurator, Vidur, DeepBench or Liger, known by its columns. For each data set, GPU, op class and
     dtype: mean, median and 90th percentile of the error, its bias (above 0: modeled too slow), rank correlation, how
-    many are within 20 %, and how many were faster than the speed of light, which is our error; beside them what two
+    many are within 20 %, and how many beat the roofline bound, which is a model error; next to them what two
     rooflines score. Each distinct kernel counts once. -o writes .md, .csv, .json, .txt, .png or .svg.
     """
     from memwall.report.pages.accuracy import AccuracyReport, FitsReport

@@ -1,4 +1,4 @@
-"""``memwall fuse``: what fuses and what does not, what breaks cost, the kernels written out, what-ifs."""
+"""``memwall fuse``: what fuses and what does not, what breaks cost, the kernels' source, what-ifs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     cls=SeveralOption,
     needs_value=False,
     metavar="[NAME...]",
-    help="Compile our kernels, no GPU needed, for GPUs or architectures (sm_70, gfx942). [default: those of --gpu]",
+    help="Compile the generated kernels, no GPU needed, for GPUs or architectures (sm_70, gfx942)."
+    " [default: those of --gpu]",
 )
 @options.what_ifs
 @click.option("--top", type=click.IntRange(1), metavar="N", help="List the N groups that save most. [default: 15]")
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 @click.option("--alternatives", is_flag=True, help="Price other forms of attention, optimizer, norms and loss.")
 @click.option("--no-capture", is_flag=True, help="Do not run the model through TorchDynamo.")
 @click.option(
-    "--second-batch", type=click.IntRange(1), metavar="N", help="Capture again with this --batch: what recaptures."
+    "--second-batch", type=click.IntRange(1), metavar="N", help="Capture again with this --batch: what recompiles."
 )
 @click.option("--second-seq", type=click.IntRange(1), metavar="N", help="The same with this --seq.")
 @options.common()
@@ -78,13 +79,13 @@ def command(
 
     For each GPU the policies side by side; for each policy its groups by what they save, what it computes again, what
     it refused and by which rule, and the fusions that would win most. Then what torch.compile would capture: graph
-    breaks with reason, place and price, guards, and what another input recaptures. Then how many ops there are at each
+    breaks with reason, place and price, guards, and what another input recompiles. Then how many ops there are at each
     level of lowering.
 
     TARGET is as for memwall profile; a saved profile (.json) is planned again, without its model.
 
-    --compile says what each of our kernels takes: registers, spills, shared memory, occupancy. One that spills is not
-    made: the plan is another one then.
+    --compile says what each generated kernel takes: registers, spills, shared memory, occupancy. A kernel that spills
+    is refused, and the plan changes.
 
     After --gpu, --policy and --compile any number of names may follow; put TARGET first, or see that it ends in .py or
     .json.

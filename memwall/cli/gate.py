@@ -67,7 +67,7 @@ def command(
     out: Out,
     **workload: Any,
 ) -> int:
-    """Hold workloads against budgets and a baseline; say what moved and why.
+    """Compare workloads with budgets and a baseline; say what moved and why.
 
     TARGET is as for memwall profile, a saved profile, or the name of a workload in [tool.memwall.gate] of
     pyproject.toml or memwall.toml; without one, all workloads there. Every figure is modeled: no GPU is needed, and

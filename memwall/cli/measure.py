@@ -1,4 +1,4 @@
-"""``memwall measure``: run what was modeled on this machine, and put the clock beside the model."""
+"""``memwall measure``: run what was modeled on this machine, and show measured next to modeled time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _executors(context: click.Context, parameter: click.Parameter, texts: tuple[
 @click.option("--device", type=click.Choice(("cuda", "cpu")), help="[default: cuda where there is one]")
 @click.option(
     "--executor", "executors", multiple=True, metavar="NAME,...", callback=_executors,
-    help="eager, generated (our kernels, CUDA alone), inductor (our groups by torch.compile). [default: all of these]",
+    help="eager, generated (memwall's kernels, CUDA only), inductor (its groups by torch.compile). [default: all]",
 )  # fmt: skip
 @click.option(
     "--gpu", metavar="SPEC", help="The spec that models this device: a name or a TOML file. [default: looked up]"
@@ -64,7 +64,7 @@ def command(
     out: Out,
     **workload: Any,
 ) -> int:
-    """Time every kernel of TARGET on this machine, and the whole step, beside what the model says.
+    """Time every kernel of TARGET on this machine, and the whole step, next to the modeled time.
 
     Each distinct kernel is built, checked against eager PyTorch in float64, and timed alone with cold caches, in a
     process of its own that it may take down without harm to the others. TARGET is as for memwall profile; a saved

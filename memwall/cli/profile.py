@@ -43,7 +43,7 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
     help="Say in a sentence why a kernel takes its time: its number, its name or a part of it, a pattern of modules"
     " ('layers.0.mlp*'). May be repeated.",
 )
-@click.option("--ncu", metavar="FILE.csv", help="Nsight Compute's report of the same run, beside a profiler's trace.")
+@click.option("--ncu", metavar="FILE.csv", help="Nsight Compute's report of the same run, with a profiler's trace.")
 @click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print the counting rules."
 )
@@ -63,10 +63,10 @@ def command(
 
     TARGET is model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, or a saved profile (.json), which
     is simulated again on the GPUs given. Or it is a trace of PyTorch's profiler (.json, .json.gz): then each kernel's
-    measured time stands beside its FLOPs, bytes, wall and modeled time on the board that it ran on.
+    measured time is shown next to its FLOPs, bytes, wall and modeled time on the GPU that it ran on.
 
     A model file has model() and inputs(); or workload(); or a class Model and get_inputs(). loss(output) and
-    optimizer(parameters) are used where they stand beside them. Nothing is run: no GPU, no weights.
+    optimizer(parameters) are used if defined. Nothing is run: no GPU, no weights.
 
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """

@@ -128,11 +128,11 @@ def _board(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tu
     if names:
         gpus = load_gpus(names)
         if len(gpus) > 1:
-            raise UsageError(f"a trace was measured on one board; give one --gpu, not {len(gpus)}")
+            raise UsageError(f"a trace was measured on one GPU; give one --gpu, not {len(gpus)}")
         if own != gpus[0].name:
-            return gpus[0], (f"measured on {ran_on or 'a GPU that is not named'}, held against {gpus[0].name}",)
+            return gpus[0], (f"measured on {ran_on or 'a GPU that is not named'}, compared with {gpus[0].name}",)
         return gpus[0], ()
     if own is None:
         device = f"ran on {ran_on}, which is not one of memwall gpus" if ran_on else "does not name its GPU"
-        raise UsageError(f"{path} {device}: name the nearest board with --gpu NAME, or describe it in a TOML file")
+        raise UsageError(f"{path} {device}: name the nearest GPU with --gpu NAME, or describe it in a TOML file")
     return load_gpu(own), ()

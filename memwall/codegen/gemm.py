@@ -261,7 +261,7 @@ class _Gemm(Writer):
 
     def reduced(self, body: Body, reduction: Reduction, kept: Index, component: int) -> str:
         """No sums but the product's."""
-        raise NotGenerated("a reduction beside a product")
+        raise NotGenerated("a reduction next to a product")
 
     def mask(self, axes: frozenset[str]) -> list[str]:
         """What must hold for places along these axes to exist; nothing where every tile is whole."""

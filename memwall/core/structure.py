@@ -79,9 +79,16 @@ def number(value: Any) -> float:
     return float(value)
 
 
+def measurable(value: Any) -> float:
+    """0, or a time or rate of at least 10^-15: what is smaller is damage, and its quotients may overflow."""
+    if 0 < number(value) < 1e-15:
+        raise BadRecord(f"must be a number that is not negative, not {shown(value)}")
+    return float(value)
+
+
 def above_0(value: Any) -> float:
-    """A number above 0; a time or rate below 10^-15 is damage."""
-    if number(value) < 1e-15:
+    """A time or rate that is not 0."""
+    if not measurable(value):
         raise BadRecord("must be above 0")
     return float(value)
 

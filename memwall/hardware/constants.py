@@ -121,7 +121,7 @@ class AttentionConstants(Constants):
     softmax_instructions: float = constant(6.0, 0.0, 40.0, "float32 instructions per score, not hidden by products")
     # around it
     block_clocks: float = constant(0.0, 0.0, 1e5, "clocks of a block before and after its loop")
-    latency_s: float = constant(2e-6, 0.0, 1e-4, "seconds of dependent steps beyond the launch floor")
+    latency_s: float = constant(2e-6, 0.0, 1e-4, "seconds of dependent steps beyond the launch latency")
     stream: float = constant(0.85, 0.1, 1.0, "fraction of the DRAM bandwidth that large inputs reach")
     prepare_bytes_per_clock: float = constant(
         8.0, 0.1, 100.0, "bytes per clock that a multiprocessor moves in a server's pass before the kernel"

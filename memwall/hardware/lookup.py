@@ -114,7 +114,7 @@ def _files() -> Mapping[str, Path]:
         files = {path.stem: path for path in sorted(folder.glob("*.toml"))}
         if files:
             return files
-    raise MissingError(f"no hardware_specs beside {here}: the installation is incomplete; install it again")
+    raise MissingError(f"no hardware_specs next to {here}: the installation is incomplete; install it again")
 
 
 @cache

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from memwall.core.structure import BadRecord, above_0, at_least_1, finite, one_of, read, write
+from memwall.core.structure import BadRecord, above_0, at_least_1, finite, measurable, one_of, read, write
+
+Measurable = Annotated[float, measurable]
 
 #: executor -> the policy whose groups it runs: ``inductor`` compiles each group of our planner alone by torch.compile
 EXECUTORS: Mapping[str, str] = {"eager": "eager", "generated": "memwall", "inductor": "memwall"}
@@ -46,9 +48,9 @@ class Sensors:
 
     OMIT_DEFAULTS: ClassVar[bool] = True
 
-    clock_hz: float | None = None
-    memory_clock_hz: float | None = None
-    power_w: float | None = None
+    clock_hz: Measurable | None = None
+    memory_clock_hz: Measurable | None = None
+    power_w: Measurable | None = None
     temperature_c: Annotated[float, finite] | None = None
     flags: tuple[str, ...] = ()
 
@@ -71,12 +73,12 @@ class MeasuredKernel:
     repeats: Annotated[int, at_least_1]
     flops: int
     bytes: int
-    modeled_s: float
-    bound_s: float
+    modeled_s: Measurable
+    bound_s: Measurable
     status: Annotated[str, one_of(STATUSES)]
     reason: str = ""
     timing: Timing | None = None
-    error: float | None = None
+    error: Measurable | None = None
     schedule: str = ""
     config: Mapping[str, int] = field(default_factory=dict)
     sensors: Sensors = Sensors()
@@ -101,11 +103,11 @@ class Measurement:
     gpu: str
     executor: Annotated[str, one_of(EXECUTORS)]
     policy: str
-    copy_bytes_per_s: float = 0.0
+    copy_bytes_per_s: Measurable = 0.0
     complete: bool
     environment: Mapping[str, Any] = field(default_factory=dict)
     step: Timing | None = None
-    step_modeled_s: float | None = None
+    step_modeled_s: Measurable | None = None
     step_reason: str = ""
     kernels: tuple[MeasuredKernel, ...]
 

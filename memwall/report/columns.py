@@ -103,8 +103,8 @@ def seconds(heading: str, values: Numbers, *, like: Numbers = (), signed: bool =
 
 def interval(intervals: Sequence[tuple[float, float]], like: Numbers) -> CellColumn:
     """``8 in 10, ms``: from and to, in the unit of the times ``like``; a record of an older memwall has none."""
-    column, starts = seconds("8 in 10", [low for low, _ in intervals], like=like)
-    _, ends = seconds("8 in 10", [high for _, high in intervals], like=like)
+    column, starts = seconds("80 % range", [low for low, _ in intervals], like=like)
+    _, ends = seconds("80 % range", [high for _, high in intervals], like=like)
     cells = zip(intervals, starts, ends, strict=True)
     return column, [NOTHING if low == high else f"{start}-{end}" for (low, high), start, end in cells]
 

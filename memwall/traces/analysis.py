@@ -382,7 +382,7 @@ def _notes(analysis: TraceAnalysis) -> list[str]:
         notes.append(older)
     counts: dict[str, int] = {}
     for row in rows:
-        for text in (*row.notes, *([f"{row.assumed}: else faster than light"] if row.assumed else [])):
+        for text in (*row.notes, *([f"{row.assumed}: otherwise it exceeds the roofline bound"] if row.assumed else [])):
             counts[text] = counts.get(text, 0) + 1
     order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return notes + [f"{count:,} row{'s' if count > 1 else ''}: {text}" for text, count in order]

@@ -147,7 +147,7 @@ def list_specs(op: TracedOp, place: int, dtype: str) -> tuple[TensorSpec, ...]:
         return ()
     dtype = dtype or next((DTYPES[name] for name in op.types if name in DTYPES), "")
     if not dtype:
-        raise Unsupported("the dtype of a tensor list is not recorded, and no kernel's name tells it")
+        raise Unsupported("the dtype of a tensor list is not recorded, and no kernel's name says it")
     strides = op.strides[place] if op.strides is not None and place < len(op.strides) else ()
     paired = list(strides) if len(strides) == len(shapes) else [None] * len(shapes)
     return tuple(_spec(shape, own, dtype) for shape, own in zip(shapes, paired, strict=True))

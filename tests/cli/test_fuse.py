@@ -62,7 +62,7 @@ def test_the_page_of_a_model(run):
     assert result.code == 0
     assert result.err == "memwall: record kept in .memwall/last.json; memwall compare --gpu a100 h100 uses it\n"
     for heading in ("a100-80gb-sxm", "a100-80gb-sxm, memwall: groups and refusals", "Capture by TorchDynamo",
-                    "Lowering funnel"):  # fmt: skip
+                    "Ops by IR level"):  # fmt: skip
         assert f"\n── {heading}\n" in result.out
     assert "eager, memwall: groups" not in result.out
     assert "breaks     none: one graph" in result.out

@@ -68,7 +68,7 @@ def test_a_saved_record_is_measured_and_printed(ran, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     assert main(["measure", "out.json", *CPU, "--samples", "1", "--top", "1", "--no-check", "--no-step", "-q"]) == 0
     out, err = capsys.readouterr()
-    assert "modeled beside measured" in out and "addmm" in out
+    assert "modeled next to measured" in out and "addmm" in out
     assert "record kept" not in err
 
 

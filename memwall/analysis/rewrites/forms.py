@@ -171,7 +171,7 @@ def _norms(run: _Runner, model: Priced, now: Form) -> Iterator[Family]:
     norms = decomposed_norms(model[0])
     if norms:
         name = "F.layer_norm" if norms[0].is_centered else "F.rms_norm"
-        note = f"in place of {len(norms):,} that are spelled out"
+        note = f"in place of {len(norms):,} that are decomposed"
         fused = run.form(name, with_fused_norms(*model, norms), note)
         yield run.family("norm", now, "op by op", [fused])
 

@@ -84,7 +84,7 @@ class ABResult:
             return f"{self.verdict}{why}; {self.blocks} rounds, {self.dropped} dropped"
         return (
             f"{self.verdict}{why}: head {_change(self.ratio)} in time ({_change(self.low)} to {_change(self.high)})"
-            f" beside the base's {duration(self.base_s)} a step; {_change(1 + self.allowed)} is allowed; slow-downs"
+            f"; the base takes {duration(self.base_s)} a step; {_change(1 + self.allowed)} is allowed; slow-downs"
             f" from {percent(self.smallest_detectable or 0.0)} on would show; {self.blocks} rounds,"
             f" {self.dropped} dropped"
         )
@@ -113,8 +113,8 @@ class Rules:
             (self.device in DEVICES, f"no device {self.device!r}; there is {', '.join(DEVICES)}"),
             (0 < self.allowed < math.inf, "the allowed slow-down of a measured gate must be above 0 %, such as 5 %:"
              " no measurement can show that two versions are equally fast"),
-            (self.blocks >= LEAST_BLOCKS, f"a contest needs at least {LEAST_BLOCKS} blocks, not {self.blocks}"),
-            (0 < self.seconds < math.inf, f"a contest needs a time limit above 0 s, not {self.seconds} s"),
+            (self.blocks >= LEAST_BLOCKS, f"an A/B benchmark needs at least {LEAST_BLOCKS} blocks, not {self.blocks}"),
+            (0 < self.seconds < math.inf, f"an A/B benchmark needs a time limit above 0 s, not {self.seconds} s"),
         )  # fmt: skip
         for holds, message in checks:
             if not holds:

@@ -62,7 +62,7 @@ def _tables(answer: Mapping[str, Any], quantities: Mapping[str, Quantity]) -> di
     }
     return {
         "": head, "compute": _compute(gpu), **peaks, "memory": _memory(gpu),
-        "power": [Line("tdp_w", f"{gpu.tdp_w:g}", "the board's")] if gpu.tdp_w else [],
+        "power": [Line("tdp_w", f"{gpu.tdp_w:g}", "the GPU's")] if gpu.tdp_w else [],
         "host": host, "achievable": [_triad(quantities, gpu.dram_bytes_per_s)],
         **{f"achievable.{engine}": _fractions(gpu, quantities, engine) for engine in ("tensor", "vector")},
     }  # fmt: skip
@@ -214,7 +214,7 @@ def _product(gpu: Gpu, dtype: str, quantity: Quantity) -> tuple[str, list[Line]]
         return predict_cost(cost, replace(gpu, utilization={**gpu.utilization, **values})).time_s
 
     factor = _factor(time_s, quantity.seconds)
-    origin = f"{source} of {gpu.fitted_on.get(source, 'a similar board')}" if source else "a board without data"
+    origin = f"{source} of {gpu.fitted_on.get(source, 'a similar GPU')}" if source else "a GPU without data"
     said = note(quantity, f"square product of {side}, {factor:.3f} times {origin}")
     lines = [
         Line(name, f"{value:.5g}", said if name in _RATES else f"as {origin}")

@@ -177,7 +177,7 @@ def _refuse_untaken(source: Source, takers: Mapping[str, set[str]]) -> None:
         if any(size in taken for taken in takers.values()):
             continue
         if source.input_specs:
-            raise UsageError(f"--{size} has no effect beside --input: write the size into the input's shape")
+            raise UsageError(f"--{size} has no effect with --input: write the size into the input's shape")
         function = list(takers)[-1]
         raise UsageError(
             f"--{size} {value} was given, but {function} of {source.shown} takes no {size!r}; "

@@ -70,9 +70,7 @@ def from_config(
     model_class = _model_class(transformers, config, source)
     if input_specs:
         if sizes:
-            raise UsageError(
-                f"--{next(iter(sizes))} has no effect beside --input: write the size into the input's shape"
-            )
+            raise UsageError(f"--{next(iter(sizes))} has no effect with --input: write the size into the input's shape")
         inputs: Callable[[], Any] = input_builder(input_specs)
     else:
         specs = _input_specs(config, model_class, dict(sizes or {}), target)

@@ -224,7 +224,7 @@ def _gathered(graph: Graph, result: _Result) -> Lowered:
 _BETWEEN = frozenset(("elementwise", "dropout", "movement"))
 
 _DECOMPOSED = (
-    "attention is written out by hand; torch.compile replaces some forms of it by one fused kernel in "
+    "the attention is decomposed; torch.compile replaces some forms of it by one fused kernel in "
     "training, and this plan keeps the products and the softmax apart"
 )
 

@@ -33,7 +33,7 @@ def results_of(call: Recorded) -> Specs:
     if rule is None and call.packet.startswith("_foreach_"):
         rule = like_list
     if rule is None:
-        raise Unsupported(f"the result of {call.recorded_name} cannot be told from its arguments")
+        raise Unsupported(f"the result of {call.recorded_name} cannot be derived from its arguments")
     return rule(call) + (written if call.results else ())
 
 

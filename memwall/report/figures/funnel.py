@@ -22,7 +22,7 @@ def funnel_figure(funnels: Mapping[str, OpCounts], fmt: str = "png") -> bytes:
         UsageError: no workload, or no such format.
     """
     if not funnels:
-        raise UsageError("no funnel to draw")
+        raise UsageError("no op counts to draw")
     names = list(dict.fromkeys(level.name for funnel in funnels.values() for level in funnel.levels))
 
     def build(figure: Any) -> None:

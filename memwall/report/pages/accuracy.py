@@ -19,16 +19,16 @@ from memwall.report.kinds import Report
 
 NOTE = (
     "n: distinct kernels; MAPE, median, p90: of |modeled - measured| / measured; bias: its mean with its sign, above 0:"
-    f" modeled too slow; rank: Spearman's correlation; close: within {CLOSE:.0%}; faster than bound: our error"
+    f" modeled too slow; rank: Spearman's correlation; close: within {CLOSE:.0%}; faster than bound: model error"
 )
 BESIDE_NOTE = (
     "R0: the datasheet's roofline; R1: 75 % of the peak, 85 % of the bandwidth and 3 us; kappa: Cohen's, of what the"
     " model says limits a kernel and what the data say (overhead where the shortest row of its class takes more than"
-    " half as long); held: rows inside the interval that is to hold 8 of 10; constants: whether fitted to this board"
+    " half as long); held: rows inside the 80 % interval; constants: whether fitted to this GPU"
 )
 SPLIT_NOTE = (
     "fit, other: shapes that the constants may be fitted to, and the others, by a hash of the shape; left out: all"
-    " rows, with the constants of the most similar other board; held: rows inside the interval that is to hold 8 of 10"
+    " rows, with the constants of the most similar other GPU; held: rows inside the 80 % interval"
 )
 FIT_NOTE = (
     "before, after: mean of |modeled - measured| / measured on the other half of the shapes; median, bias: after;"
@@ -86,12 +86,12 @@ def accuracy_document(scored: Scored) -> Document:
     blocks: list[Block] = []
     if violations := sum(cell.violations for cell in whole):
         kernels = "1 kernel was" if violations == 1 else f"{violations:,} kernels were"
-        blocks.append(Sentence(f"OUR ERROR: {kernels} measured faster than our speed of light.", strong=True))
+        blocks.append(Sentence(f"{kernels} measured faster than the roofline bound allows: model error.", strong=True))
     blocks += [cell_table("All op classes", whole), cell_table("By op class and dtype", cells)]
     if modeled := [cell for cell in cells if cell.r1_mape is not None]:
-        blocks.append(beside_table("Beside the rooflines", modeled))
+        blocks.append(beside_table("Compared with the rooflines", modeled))
     if scored.split and scored.split.left_out:
-        blocks.append(split_table("On shapes and boards not fitted to", scored.split))
+        blocks.append(split_table("On held-out shapes and GPUs", scored.split))
     if scored.skipped:
         blocks.append(_skipped(scored.skipped))
     return Document("The model against the clock", (Section("", tuple(blocks)),))

@@ -14,7 +14,8 @@ MAX_BREAKS, MAX_GUARDS = 20, 12
 
 BREAK_NOTE = (
     "after op: the last op before the break (its number in the graph); bytes, time and kernels: what is saved when this"
-    " break alone is healed, under our planner; healing several may let more fuse; -: parts no graphs, or not priced"
+    " break alone is removed, under memwall's planner; removing several may let more fuse;"
+    " -: splits no graph, or not priced"
 )
 
 

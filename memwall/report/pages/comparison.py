@@ -171,7 +171,7 @@ def wall_table(entries: Sequence[Entry]) -> Table:
         _labels(entries),
         *(col.percent(wall, [e.wall_shares[wall] for e in entries]) for wall in WALLS),
         col.si("peak memory", "B", [e.peak_memory_bytes for e in entries]),
-        col.si("on board", "B", [e.gpu_bytes for e in entries]),
+        col.si("GPU memory", "B", [e.gpu_bytes for e in entries]),
         col.text("fits", ["yes" if e.fits else "NO" for e in entries]),
     ]
     return col.table("", columns)

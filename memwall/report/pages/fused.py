@@ -179,12 +179,13 @@ def agreement_section(gpu: str, agreed: PlanDiff) -> Section:
     """How far our planner and Inductor agree, and where they do not, by what it costs in bytes."""
     ours, theirs = agreed.kernels
     facts = (
-        ("kernels", f"{ours:,} ours, {theirs:,} Inductor's ({_ratio(ours, theirs)})"),
-        ("DRAM bytes", f"{size(agreed.dram_bytes[0])} ours, {size(agreed.dram_bytes[1])} Inductor's"
+        ("kernels", f"{ours:,} memwall, {theirs:,} Inductor ({_ratio(ours, theirs)})"),
+        ("DRAM bytes", f"{size(agreed.dram_bytes[0])} memwall, {size(agreed.dram_bytes[1])} Inductor"
                        f" ({_ratio(*agreed.dram_bytes)})"),
-        ("pairs of ops", f"{agreed.all_share:.1%} of {agreed.all_pairs:,} are together in both or apart in both"),
-        ("neighbours", f"{agreed.share:.1%} of {agreed.pairs:,} (one reads what the other wrote, or both read one"
-                       f" tensor); {agreed.only_first:,} together in ours alone, {agreed.only_second:,} in Inductor's"),
+        ("pairs of ops", f"{agreed.all_share:.1%} of {agreed.all_pairs:,} are fused in both plans or in neither"),
+        ("neighbours", f"{agreed.share:.1%} of {agreed.pairs:,} (one reads what the other wrote, or both read the same"
+                       f" tensor); {agreed.only_first:,} fused by memwall alone, {agreed.only_second:,} by"
+                       " Inductor alone"),
     )  # fmt: skip
     rows = agreed.differences[:MAX_DIFFERENCES]
     columns = [
@@ -192,13 +193,13 @@ def agreement_section(gpu: str, agreed: PlanDiff) -> Section:
         col.repeats(d.count for d in rows),
         col.si("bytes", "B", [d.bytes for d in rows]),
         col.seconds("time", [d.time_s for d in rows], signed=True),
-        col.text("ours", ["; ".join(d.ours) for d in rows], wraps=True),
-        col.text("Inductor's", ["; ".join(d.theirs) for d in rows], wraps=True),
+        col.text("memwall", ["; ".join(d.ours) for d in rows], wraps=True),
+        col.text("Inductor", ["; ".join(d.theirs) for d in rows], wraps=True),
     ]
     blocks: list[Block] = [Facts(facts)]
     if rows:
         blocks.append(col.table("Where they differ", columns, DIFFERENCE_NOTE))
-    return Section(clean(f"{gpu}: memwall's planner beside Inductor"), tuple(blocks))
+    return Section(clean(f"{gpu}: memwall's planner compared with Inductor"), tuple(blocks))
 
 
 def _ratio(ours: int, theirs: int) -> str:
@@ -206,8 +207,8 @@ def _ratio(ours: int, theirs: int) -> str:
 
 
 DIFFERENCE_NOTE = (
-    "bytes, time: Inductor's less ours; again: computed again instead of read; forward and backward, the optimizer left"
-    " out"
+    "bytes, time: Inductor minus memwall; again: recomputed instead of read; forward and backward, without the"
+    " optimizer"
 )
 #: Rows of the table of differences.
 MAX_DIFFERENCES = 8
@@ -236,7 +237,7 @@ def _op_count_section(found: Fused) -> Section:
     if found.op_counts.fallbacks:
         facts.append(("no lowering in Inductor", ", ".join(found.op_counts.fallbacks)))
     blocks = (col.table("", columns, note), Facts(tuple((label, clean(text)) for label, text in facts)))
-    return Section("Lowering funnel", blocks)
+    return Section("Ops by IR level", blocks)
 
 
 # -- fused library ops -------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def gpus_document(gpus: Sequence[Gpu]) -> Document:
     ]
     note = (
         "peaks are dense, of the faster engine; ridge: FLOP per byte above which 16-bit matrix work is limited by "
-        "compute; one board with its sources: memwall gpus NAME"
+        "compute; one GPU with its sources: memwall gpus NAME"
     )
     return Document("GPUs", (Section("", (col.table("", columns, note),)),))
 
@@ -148,7 +148,7 @@ def _numbers_table(gpu: Gpu) -> Table:
         ("units (SM, CU)", str(gpu.sm_count), "compute.sm_count"),
         ("boost clock", si(gpu.boost_clock_hz, "Hz"), "compute.boost_clock_hz"),
         ("TDP", f"{gpu.tdp_w:.0f} W" if gpu.tdp_w else col.NOTHING, "power.tdp_w"),
-        ("launch floor", duration(gpu.launch_overhead_s), "host.launch_overhead_s"),
+        ("launch latency", duration(gpu.launch_overhead_s), "host.launch_overhead_s"),
         ("CPU per eager op", duration(gpu.dispatch_s), "host.dispatch_s"),
         *((f"achievable {key}", percent(f), f"achievable.{key}") for key, f in gpu.achievable.items() if key != "dram"),
     ]

@@ -90,7 +90,7 @@ class MeasuredReport(ProfileReport):
             return profile_page(self.profile, self.what_ifs)
         w = self.profile.workload
         sections = measured_sections(self.profile, top=self.top)
-        title = clean(f"{w.name}, {w.mode}, {w.dtype}: modeled beside measured")
+        title = clean(f"{w.name}, {w.mode}, {w.dtype}: modeled next to measured")
         return Document(title, sections or (Section("", (Sentence("Nothing was measured."),)),))
 
 

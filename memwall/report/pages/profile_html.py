@@ -153,7 +153,7 @@ def _memory_bar(schedule: Schedule) -> str:
         Part(name, round(100 * value / whole, 3), color, size(value))
         for (name, color), value in zip(MEMORY_COLORS.items(), values, strict=True)
     ]
-    mark = f'<u style="left:{round(100 * held / whole, 3)}%" title="memory of the board"></u>'
+    mark = f'<u style="left:{round(100 * held / whole, 3)}%" title="memory of the GPU"></u>'
     return f'<div class="memory">{stack(parts, least=14)}{mark}</div>'
 
 

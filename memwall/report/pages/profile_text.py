@@ -182,7 +182,7 @@ def totals_table(profile: Profile) -> Table:
     return col.table(
         "",
         columns,
-        "bound: speed of light; 8 in 10: where 8 of 10 real runs should lie; compute, bandwidth, overhead: share of"
+        "bound: speed of light; 80 % range: should hold 80 % of real runs; compute, bandwidth, overhead: share of"
         " time under each wall",
     )
 
@@ -218,9 +218,9 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
     """Peak memory and what it holds."""
     m, gpu = schedule.memory, schedule.gpu
     values = (m.parameters, m.gradients, m.optimizer_state, m.activations, m.total, gpu.dram_bytes)
-    names = ("parameters", "gradients", "optimizer state", "activations", "peak", "on board")
+    names = ("parameters", "gradients", "optimizer state", "activations", "peak", "GPU memory")
     fits = "fits" if schedule.fits else "DOES NOT FIT"
-    note = f"{fits}: {percent(m.total / gpu.dram_bytes)} of the board's memory"
+    note = f"{fits}: {percent(m.total / gpu.dram_bytes)} of the GPU's memory"
     gradients = profile.graphs[schedule.graph].role_bytes["gradient"]
     if m.gradients < gradients:
         note += f"; at the moment of the peak {size(m.gradients)} of the {size(gradients)} of gradients are alive"

@@ -15,7 +15,7 @@ _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("contraction", "2 m n k, times the batch"),
             ("convolution", "2 x output elements x (input channels / groups) x kernel size; transposed on its input"),
             ("attention", "both products, backward twice that; causal as what a causal kernel must do, the dense "
-             "figure beside it"),
+             "figure next to it"),
             ("element-wise", "one FLOP per element and arithmetic step; a transcendental counts as its formula says"),
             ("peaks", "dense, per engine (tensor or vector) and dtype; fp32 matmul runs on vector unless TF32 is on"),
         ),
@@ -39,7 +39,7 @@ _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("time", "the prediction: max(compute, memory) + overhead, at the ceilings that real kernels reach"),
             ("compute", "FLOPs / (peak x achievable fraction), summed over the pipes that a kernel uses"),
             ("memory", "bytes / (bandwidth x achievable fraction); what is still in L2 at L2 speed"),
-            ("overhead", "the launch floor of the GPU, and the wait until the CPU has issued the op"),
+            ("overhead", "the launch latency of the GPU, and the wait until the host has issued the op"),
             ("limited by", "the largest of the three: compute, bandwidth or overhead"),
         ),
     ),

@@ -108,7 +108,7 @@ def trace_document(analysis: TraceAnalysis, *, by: str = "op", top: int = 15, so
         *_over_roof(analysis),
         Section("", (Facts(tuple((label, clean(text)) for label, text in _facts(analysis))),)),
         Section("Where the GPU's time went", (_walls(analysis), _classes(analysis))),
-        Section("Measured beside the speed of light", _kernels(analysis, by, top, sort)),
+        Section("Measured against the speed of light", _kernels(analysis, by, top, sort)),
         *_gap_section(analysis),
         *_farthest(analysis),
         *_without(analysis),
@@ -143,7 +143,7 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     facts = [
         ("trace", trace.path_name),
         ("measured on", ran_on or "a GPU that the trace does not name"),
-        ("held against", f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {_peaks(analysis)})"),
+        ("compared with", f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {_peaks(analysis)})"),
         ("GPU time", _gpu_time(analysis)),
         ("linked to an op", f"{percent(analysis.matched_share)} of GPU time"),
         ("sizes recorded", _shaped(analysis)),
@@ -193,7 +193,7 @@ def _walls(analysis: TraceAnalysis) -> Table:
         col.seconds("measured", list(seconds.values())),
         col.percent("time", [time_s / whole for time_s in seconds.values()]),
     ]
-    return col.table("", columns, "the wall is the model's: the largest of its terms for that op on this board")
+    return col.table("", columns, "the wall is the model's: the largest of its terms for that op on this GPU")
 
 
 def _classes(analysis: TraceAnalysis) -> Table:

@@ -65,7 +65,7 @@ def _violations(device: Device) -> list[Block]:
         return []
     found.sort(key=lambda item: -(item[1].of_bound or 0.0))
     kernels = "1 kernel was" if len(found) == 1 else f"{len(found)} kernels were"
-    text = f"OUR ERROR: {kernels} measured faster than our speed of light (above 100 % of bound)."
+    text = f"{kernels} measured faster than the roofline bound allows (above 100 % of bound): model error."
     shown = found[:MAX_VIOLATIONS]
     pairs = [pair for _, pair in shown]
     columns = [
@@ -78,7 +78,7 @@ def _violations(device: Device) -> list[Block]:
     ]
     return [
         Sentence(text, strong=True),
-        col.table("Faster than our speed of light", columns, left=len(found) - len(shown)),
+        col.table("Faster than the roofline bound", columns, left=len(found) - len(shown)),
     ]
 
 

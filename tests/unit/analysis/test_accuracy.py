@@ -220,7 +220,7 @@ def test_csv_and_markdown(record):
         "dataset,gpu,op_class,dtype,n,mape,median_ape,bias,p90,spearman,within_20,violations,"
     )
     text = render(AccuracyReport(scored), "md")
-    assert "> **OUR ERROR: 2 kernels were measured faster than our speed of light.**" in text
+    assert "> **2 kernels were measured faster than the roofline bound allows: model error.**" in text
     assert "| memwall eager | old | attention | float16 | 1 | 12.4 | 12.4 | +12.4 |" in text
     with pytest.raises(UsageError, match="has no 'html' form"):
         render(AccuracyReport(scored), "html")

@@ -319,7 +319,7 @@ def test_forms_differ_as_their_kernels_do(families):
     assert fused.kernels < optimizer.now.kernels < loop.kernels
     assert fused.dram_bytes < optimizer.now.dram_bytes
     assert norm.others[0].dram_bytes < norm.now.dram_bytes
-    assert norm.others[0].note == "in place of 1 that are spelled out"
+    assert norm.others[0].note == "in place of 1 that are decomposed"
 
 
 def test_without_the_model_only_the_graph_can_change():

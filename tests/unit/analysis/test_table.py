@@ -227,7 +227,7 @@ def test_the_verdict_names_the_wall_and_its_levers(profile, old):
 def test_the_verdict_says_when_it_does_not_fit(profile):
     graph, costs = profile.graph, profile.costs[0]
     small = simulate(graph, eager_plan(graph, costs), make_gpu("small", dram_bytes=20_000_000))
-    opening = "It does not fit (29.36 MB at the peak, 20.00 MB on the board); if it did: "
+    opening = "It does not fit (29.36 MB at the peak, 20.00 MB on the GPU); if it did: "
     assert verdict(profile, small).startswith(opening)
 
 

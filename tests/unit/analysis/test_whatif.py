@@ -226,7 +226,7 @@ def test_an_unknown_module_names_those_near():
 def test_ideal_is_left_as_it_is():
     found = outcome(mlp(), "fuse:layers.*", policy="ideal")
     assert found.after == found.before
-    assert found.notes == ("ideal is a floor: a kernel written by hand leaves it as it is",)
+    assert found.notes == ("ideal is a floor: replacing modules by one kernel does not change it",)
 
 
 def test_a_circle_is_refused():

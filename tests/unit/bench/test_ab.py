@@ -263,7 +263,7 @@ def test_the_outcome_is_json():
 def test_the_sentence():
     result = ABResult("fail", 0.05, "cpu", 1.1, 1.08, 1.12, 0.001, 0.018, 24, 2, 3, base_s=0.004, head_s=0.0044)
     assert result.sentence == (
-        "fail: head +10.0 % in time (+8.0 % to +12.0 %) beside the base's 4.00 ms a step; +5.0 % is allowed;"
+        "fail: head +10.0 % in time (+8.0 % to +12.0 %); the base takes 4.00 ms a step; +5.0 % is allowed;"
         " slow-downs from 1.8 % on would show; 24 rounds, 2 dropped"
     )
 

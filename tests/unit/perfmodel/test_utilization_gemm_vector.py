@@ -205,6 +205,6 @@ def test_held_out_rows_are_met(file: str, label: str, board: str, op: str, most:
     ("label", "board"), [("NVIDIA A100-PCIE-40GB", "a100-40gb-pcie"), ("Tesla V100-PCIE-32GB", "v100-pcie-32gb")]
 )
 def test_rows_of_a_board_left_out_are_met(label: str, board: str, op: str) -> None:
-    """With the constants of the most similar other board."""
+    """With the constants of the most similar other GPU."""
     pairs = list(_held_out("neusight_ops_train_subsample.csv", label, op, held_out_gpu(load_gpu(board))))
     assert fmean(abs(modeled / measured - 1) for modeled, measured in pairs) < 0.15

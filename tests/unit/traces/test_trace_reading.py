@@ -449,7 +449,7 @@ def test_a_trace_of_the_torch_that_is_installed(tmp_path: Path) -> None:
     owner = trace.ops[trace.kernels[0].op]  # type: ignore[index]
     assert (owner.name, owner.dims[:3], owner.types[0]) == ("aten::addmm", ((4,), (2, 8), (8, 4)), "float")
     assert owner.module == "Sequential_0/Linear_0"
-    assert "test_kineto_reading.py" in owner.source
+    assert "test_trace_reading.py" in owner.source
     assert "aten::linear" in [outer.name for outer in trace.around(owner)]
 
 
