@@ -25,7 +25,7 @@ from memwall.report.document import Document, Section  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
 from memwall.report.pages.accuracy import AccuracyReport, beside_table, split_table  # noqa: E402
 from reports.render import PAPER, layer_class  # noqa: E402
-from tests.unit.truth_folder import truth  # noqa: E402
+from tests.unit.places import truth  # noqa: E402
 
 HERE = Path(__file__).parent
 FILES = (

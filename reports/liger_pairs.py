@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT)]
 
 from benchmarks.liger_pairs import Row, median_factor, read, score, signs  # noqa: E402
 from memwall.hardware.lookup import load_gpu  # noqa: E402
-from tests.unit.truth_folder import truth  # noqa: E402
+from tests.unit.places import truth  # noqa: E402
 
 #: kernel -> what the unfused side runs, and what the fused side computes
 DEFINITIONS = {

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import memwall
+from tests.unit.places import ROOT
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 PUBLIC = {

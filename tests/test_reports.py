@@ -1,11 +1,11 @@
 """The committed reports are those that the code writes."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.unit.places import ROOT
+
 SPEC = importlib.util.spec_from_file_location("reports_render", ROOT / "reports" / "render.py")
 render = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(render)

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.places import ROOT
 from tests.unit.report_fixture import make_profile
-
-ROOT = Path(__file__).parents[2]
 
 MODEL = """\
 import torch

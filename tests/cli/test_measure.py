@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +13,8 @@ import torch
 import memwall
 from memwall.analysis.validation import measurements
 from memwall.cli import main
+from tests.unit.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 MODEL = """
 import torch
 def model(): return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())

@@ -9,13 +9,12 @@ import itertools
 import json
 import os
 import select
-import shutil
 import subprocess
 import threading
 import time
 from contextlib import contextmanager
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from tests.unit.places import CHROMIUM
 
 _OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",

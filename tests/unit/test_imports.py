@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.unit.places import ROOT
 
 #: The order in which the data flows. ``pipeline.py`` stands behind ``analysis``; nothing imports the package itself.
 ORDER = (

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.unit.truth_folder import shared
+from tests.unit.places import shared
 
 Event = dict[str, Any]
 

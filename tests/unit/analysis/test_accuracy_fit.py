@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,8 +19,8 @@ from memwall.hardware.constants import StreamConstants
 from memwall.hardware.lookup import load_gpu, read_spec, spec_path
 from memwall.ops import table_calls as calls
 from tests.unit.measured_fixture import make_measured
+from tests.unit.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 COPY = Target("h100-sxm", "stream", "elementwise")
 
 

@@ -8,7 +8,7 @@ from memwall.analysis.accuracy import read_measured, score, score_files
 from memwall.analysis.accuracy.tables.encoder import layer_costs
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
-from tests.unit.truth_folder import truth
+from tests.unit.places import truth
 
 NEUSIGHT = "op,gpu,b,m,k,n,h,latency_ms\n"
 GEMM = "gpu,framework,dtype,m,n,k,latency_ms,tflops\n"

@@ -29,7 +29,7 @@ from memwall.report.markdown import to_markdown
 from memwall.report.pages.fused import rewrite_sections
 from memwall.report.text import to_text
 from memwall.simulate.schedule import simulate
-from tests.unit.truth_folder import truth
+from tests.unit.places import truth
 
 ROWS, WIDTH, CLASSES = 256, 128, 1000
 BF16 = torch.bfloat16

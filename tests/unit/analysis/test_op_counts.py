@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +22,7 @@ from memwall.frontend.workload import Workload, resolve
 from memwall.ops import classify
 from memwall.report.figures.funnel import funnel_figure
 from tests.unit.one_call import Call, meta
-
-ROOT = Path(__file__).parents[3]
+from tests.unit.places import ROOT
 
 
 def graph_of(function, *inputs, mode="inference", optimizer=None):

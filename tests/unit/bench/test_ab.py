@@ -24,8 +24,8 @@ from memwall.bench.ab.sides import Block, Launch, Round
 from memwall.bench.machine import Usage
 from memwall.bench.stats import Ratio
 from memwall.core.errors import UsageError
+from tests.unit.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 QUIET = Usage(wall_s=0.06, capacity_s=0.12)
 
 

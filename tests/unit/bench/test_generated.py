@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.unit.places import ROOT
+
 pytest.importorskip("triton", reason="needs Triton")
 
-ROOT = Path(__file__).parents[3]
 
 CHILD = '''
 import dataclasses, json, sys

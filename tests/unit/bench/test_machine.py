@@ -15,8 +15,7 @@ import torch
 from memwall.bench.machine import Counters, Usage, cache_bytes, cpu_name, machine_busy_s, read_counters, vendor_name
 from memwall.bench.sensors import Nvml, in_doubt, merged, open_nvml
 from memwall.record.measurement import Sensors
-
-ROOT = Path(__file__).parents[3]
+from tests.unit.places import ROOT
 
 # -- the processor -----------------------------------------------------------------------------------------------------
 

@@ -27,8 +27,8 @@ from memwall.core.errors import MissingError, UsageError
 from memwall.core.flow import Flow
 from memwall.fusion import Group, plan_graph
 from memwall.record.measurement import Sensors
+from tests.unit.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 PLANTED = str(Path(__file__).parents[1] / "planted.py")
 #: any spec will do where only the clock is tested
 SPEC = "h100-sxm"

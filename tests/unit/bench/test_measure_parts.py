@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,8 +23,6 @@ from memwall.core.errors import MissingError, UsageError
 from memwall.hardware.constants import StreamConstants
 from memwall.perfmodel.families import constants
 from memwall.record.measurement import Sensors
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(("total", "sizes"), [(30, [10, 10, 10]), (7, [2, 2, 3]), (1, [0, 0, 1]), (2, [0, 1, 1])])

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,10 +18,10 @@ from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.fusion.pricing import Pricer
 from memwall.ops import graph_costs
 from tests.unit.fusion_graphs import Builder, board
+from tests.unit.places import ROOT
 
 pytest.importorskip("triton")
 
-ROOT = Path(__file__).parents[3]
 #: of one rounding of the result; the interpreter cuts bf16 off instead of rounding it
 EPSILON = {"float32": 2e-6, "float16": 2**-10, "bfloat16": 2**-7}
 DTYPES = tuple(EPSILON)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +16,10 @@ from memwall.codegen.multi import multi_kernel
 from memwall.fusion.pricing import Pricer
 from memwall.ops import graph_costs
 from tests.unit.fusion_graphs import Builder, board
+from tests.unit.places import ROOT
 
 pytest.importorskip("triton")
 
-ROOT = Path(__file__).parents[3]
 SIZES = ((1,), (7,), (1031,), (3, 5, 7), (0,), (2048,), (64, 65))
 #: relative; the interpreter cuts bf16 off instead of rounding it
 EPSILON = {"float64": 1e-14, "float32": 5e-7, "float16": 2**-10, "bfloat16": 2**-6}

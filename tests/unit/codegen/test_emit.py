@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +15,8 @@ import memwall
 from memwall.codegen.emit import check_folder, write_folder
 from memwall.core.errors import UsageError
 from tests.unit.emitted_child import CASES, GPU, Tokens, written_out
+from tests.unit.places import ROOT
 from tests.unit.report_fixture import HOSTILE_MODULE, make_profile
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", CASES)

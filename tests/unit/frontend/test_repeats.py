@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -23,8 +22,8 @@ from memwall.core import graph as core
 from memwall.core.graph import Graph, Op, Storage, Value, contiguous
 from memwall.fusion.repeats import shorten
 from memwall.ops import graph_costs
+from tests.unit.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 POINTWISE = ("elementwise", "normalization", "reduction", "movement")
 
 Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]

@@ -7,7 +7,6 @@ import gc
 import importlib
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 import memwall
 from memwall.core.errors import UsageError
-
-ROOT = Path(__file__).parents[3]
 
 
 class Net(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -13,8 +12,7 @@ import torch
 from memwall.core.errors import UsageError
 from memwall.frontend.workload import Workload, is_target, resolve
 from memwall.frontend.workload.target import Parts, split_target
-
-ROOT = Path(__file__).parents[3]
+from tests.unit.places import ROOT
 
 
 @pytest.fixture

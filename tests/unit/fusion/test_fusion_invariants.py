@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -17,6 +16,7 @@ from memwall.ops import graph_costs
 from memwall.simulate.memory import memory_peak
 from memwall.simulate.schedule import simulate
 from tests.unit.fusion_graphs import Builder, moved, plan, without_cache
+from tests.unit.places import ROOT
 from tests.unit.plan_oracle import Oracle, written_twice
 
 GPUS = tuple(without_cache(load_gpu(name)) for name in ("p100-sxm2-16gb", "a100-80gb-sxm", "h100-sxm", "l4"))
@@ -438,7 +438,6 @@ def test_the_same_graph_gives_the_same_plan(case):
 
 # -- the same on graphs that were traced
 
-ROOT = Path(__file__).parents[3]
 #: needs values of tensors: traced with small real ones
 REAL = ("boolean_mask", "item_branch")
 #: 80,000 ops; and the 405B model is the 70B one in a larger size

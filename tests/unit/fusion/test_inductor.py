@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,8 +20,7 @@ from memwall.core.graph import Graph, Op, Storage, Value, contiguous
 from memwall.fusion.compiled import kernels_of
 from memwall.fusion.inductor import Lowered
 from memwall.fusion.inductor.owners import Launch, own
-
-ROOT = Path(__file__).parents[3]
+from tests.unit.places import ROOT
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +12,8 @@ from torch.nn import functional as F
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.frontend.workload import resolve
 from memwall.fusion.inductor.views import Step, row_major_order, view_steps
+from tests.unit.places import ROOT
 from tests.unit.replay_real import compare
-
-ROOT = Path(__file__).parents[3]
 
 
 def load(name: str):

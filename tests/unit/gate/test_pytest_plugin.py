@@ -10,17 +10,16 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from memwall.core.errors import UsageError
 from memwall.gate.pytest_plugin import assert_bound
+from tests.unit.places import ROOT
 from tests.unit.report_fixture import OLD, make_profile
 
 pytest_plugins = "pytester"
 
-ROOT = Path(__file__).parents[3]
 
 MODEL = """
 import pytest

@@ -12,7 +12,7 @@ from memwall.core.graph import contiguous
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import Call, cost_of
 from memwall.perfmodel.roofline import bound_s
-from tests.unit.truth_folder import truth
+from tests.unit.places import truth
 
 
 def rows(name):

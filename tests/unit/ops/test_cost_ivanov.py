@@ -6,7 +6,7 @@ import csv
 import pytest
 
 from tests.unit.cost_calls import cost, spec
-from tests.unit.truth_folder import truth
+from tests.unit.places import truth
 
 NAME = "truth/ivanov_ops_recomputed.csv"
 TABLE = truth("ivanov_ops_recomputed.csv")

@@ -14,7 +14,7 @@ from memwall.perfmodel.attention import predict as terms_of
 from memwall.perfmodel.families import constants, explain, predict
 from memwall.perfmodel.roofline import launch_floor_s
 from tests.unit.cost_calls import cost, spec
-from tests.unit.truth_folder import truth
+from tests.unit.places import truth
 
 H100, A100 = load_gpu("h100-sxm"), load_gpu("a100-80gb-sxm")
 BOARDS = {

@@ -12,7 +12,7 @@ from memwall.hardware.lookup import load_gpu
 from memwall.ops.launches import Convolution, Stream
 from memwall.perfmodel.families import explain, predict
 from tests.unit.cost_calls import cost, spec
-from tests.unit.truth_folder import truth
+from tests.unit.places import truth
 
 FP32, FP16, TF32 = Pipe("tensor", "float32"), Pipe("tensor", "float16"), Pipe("tensor", "tf32")
 

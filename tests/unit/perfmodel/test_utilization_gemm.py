@@ -16,7 +16,7 @@ from memwall.perfmodel.families import constants, explain, predict
 from memwall.perfmodel.gemm import explain as explain_with
 from memwall.perfmodel.gemm import predict as predict_with
 from tests.unit.cost_calls import cost, spec
-from tests.unit.truth_folder import truth
+from tests.unit.places import truth
 
 H100, A100 = load_gpu("h100-sxm"), load_gpu("a100-80gb-sxm")
 GPUS = tuple(

@@ -19,7 +19,7 @@ from memwall.ops.launches import VectorGemm
 from memwall.perfmodel.families import Terms, constants, explain, predict
 from memwall.perfmodel.gemm_vector import sustained
 from memwall.perfmodel.launch import call_s
-from tests.unit.truth_folder import truth
+from tests.unit.places import truth
 
 PIPE = Pipe("tensor", "float32")
 BOARDS = ("p100-pcie-16gb", "p4", "v100-pcie-32gb", "t4", "a100-40gb-pcie", "l4", "h100-sxm", "mi100", "mi210")

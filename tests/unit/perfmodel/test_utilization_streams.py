@@ -18,7 +18,7 @@ from memwall.perfmodel.memory import L2_REACHED, kept_share, traffic_s
 from memwall.perfmodel.rows import missed_share
 from memwall.perfmodel.rows import predict as predict_rows
 from memwall.perfmodel.stream import fraction, triad_fraction
-from tests.unit.truth_folder import truth
+from tests.unit.places import truth
 
 A100 = load_gpu("a100-40gb-pcie")
 T4 = load_gpu("t4")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +16,11 @@ from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.pages.profile import KERNEL_COLUMNS
+from tests.unit.places import CHROMIUM, ROOT
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
 
-ROOT = Path(__file__).parents[3]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MM = 2**31  # FLOP of one product of the fixture: 2 * 1024^3
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 
@@ -14,9 +13,8 @@ from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.report import render
 from memwall.report.html import embed
 from memwall.report.pages.profile_html import MAX_ROWS
+from tests.unit.places import CHROMIUM
 from tests.unit.report_fixture import NEW, OLD, make_profile
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import re
-import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -24,9 +23,8 @@ from memwall.report.figures.roofline import draw_roofline
 from memwall.report.pages.profile import MeasuredReport
 from tests.unit.fused_fixture import MIB
 from tests.unit.measured_fixture import make_measured
+from tests.unit.places import CHROMIUM
 from tests.unit.report_fixture import make_profile
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.places import ROOT
 from tests.unit.traces_fixture import call, frame, kernel, op
 
-ROOT = Path(__file__).parents[3]
 STATUS = Path("/proc/self/status")
 pytestmark = pytest.mark.skipif(not STATUS.exists(), reason="peak memory is read from /proc/self/status")
 
