@@ -50,16 +50,15 @@ def test_backward_is_twice_forward_and_recomputes_scores_on_top():
     assert result.kernels == 3
 
 
-def test_grouped_queries_use_the_query_heads_for_flops_and_the_key_heads_for_bytes():
-    result = cost(FLASH, _inputs(1, 32, 16, 128, hk=8), _outputs(1, 32, 16, 128), is_causal=False)
-    assert result.total_flops == 4_194_304  # 32 * 16*16 * 4*128
-    assert result.read_bytes == 196_608  # 32*16*128*2 + 2 * 8*16*128*2
-
-
-def test_decode_step_reads_the_cache():
-    result = cost(FLASH, _inputs(1, 8, 1, 128, t=4096), _outputs(1, 8, 1, 128), is_causal=False)
-    assert result.total_flops == 16_777_216  # 8 * 4096 * 4*128
-    assert result.read_bytes == 16_779_264  # 2 * 8*4096*128*2 + 8*128*2
+@pytest.mark.parametrize(("sizes", "lengths", "flops", "read_bytes"), [
+    # grouped queries: the query heads' FLOPs, 32 * 16*16 * 4*128; the key heads' bytes, 32*16*128*2 + 2 * 8*16*128*2
+    ((1, 32, 16, 128), {"hk": 8}, 4_194_304, 196_608),
+    # a decode step reads the cache: 8 * 4096 * 4*128 and 2 * 8*4096*128*2 + 8*128*2
+    ((1, 8, 1, 128), {"t": 4096}, 16_777_216, 16_779_264),
+])  # fmt: skip
+def test_grouped_queries_and_a_decode_step(sizes, lengths, flops, read_bytes):
+    result = cost(FLASH, _inputs(*sizes, **lengths), _outputs(*sizes), is_causal=False)
+    assert (result.total_flops, result.read_bytes) == (flops, read_bytes)
 
 
 def test_cache_slice_reads_the_slice_only():

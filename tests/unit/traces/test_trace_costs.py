@@ -60,26 +60,18 @@ COUNTED = {
         "aten::addmm", [[32], [64, 16], [16, 32], [], []], [BF16] * 3 + ["Scalar"] * 2, ["", "", "", "0", "1"], ["k"],
         2 * 64 * 32 * 16, 2 * (64 * 16 + 16 * 32), 2 * 64 * 32,
     ),
-    "mm into a given result": (
-        "aten::mm", [[64, 16], [16, 32], [64, 32]], [BF16] * 3, ["", "", ""], ["k"],
-        2 * 64 * 32 * 16, 2 * (64 * 16 + 16 * 32), 2 * 64 * 32,
-    ),
-    "bmm": (
-        "aten::bmm", [[4, 8, 16], [4, 16, 2]], [F32] * 2, None, ["k"],
-        2 * 4 * 8 * 16 * 2, 4 * (4 * 8 * 16 + 4 * 16 * 2), 4 * 4 * 8 * 2,
-    ),
-    "scaled fp8 product with a bfloat16 result": (
-        "aten::_scaled_mm", [[64, 16], [16, 32], [], [], [], [], [], []],
+    "mm into a given result": ("aten::mm", [[64, 16], [16, 32], [64, 32]], [BF16] * 3, ["", "", ""], ["k"],
+        2 * 64 * 32 * 16, 2 * (64 * 16 + 16 * 32), 2 * 64 * 32),
+    "bmm": ("aten::bmm", [[4, 8, 16], [4, 16, 2]], [F32] * 2, None, ["k"],
+        2 * 4 * 8 * 16 * 2, 4 * (4 * 8 * 16 + 4 * 16 * 2), 4 * 4 * 8 * 2),
+    "scaled fp8 product with a bfloat16 result": ("aten::_scaled_mm", [[64, 16], [16, 32], [], [], [], [], [], []],
         ["c10::Float8_e4m3fn"] * 2 + [F32] * 2 + ["", "", "Scalar", "Scalar"],
         ["", "", "", "", "", "", "15", "False"], ["k"],
-        2 * 64 * 32 * 16, 64 * 16 + 16 * 32 + 8, 2 * 64 * 32,
-    ),
-    "convolution, stride 2": (
-        "aten::cudnn_convolution", [[8, 3, 32, 32], [16, 3, 3, 3], [], [], [], [], [], [], []],
+        2 * 64 * 32 * 16, 64 * 16 + 16 * 32 + 8, 2 * 64 * 32),
+    "convolution, stride 2": ("aten::cudnn_convolution", [[8, 3, 32, 32], [16, 3, 3, 3], [], [], [], [], [], [], []],
         [BF16, BF16, *["ScalarList"] * 3, *["Scalar"] * 4],
         ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1", "False", "False", "True"], ["k"],
-        2 * 8 * 16 * 16 * 16 * 27, 2 * (8 * 3 * 32 * 32 + 16 * 27), 2 * 8 * 16 * 16 * 16,
-    ),
+        2 * 8 * 16 * 16 * 16 * 27, 2 * (8 * 3 * 32 * 32 + 16 * 27), 2 * 8 * 16 * 16 * 16),
     "1x1 convolution, stride 2: three of four places are not met": (
         "aten::cudnn_convolution", [[8, 4, 32, 32], [16, 4, 1, 1], [], [], [], [], [], [], []],
         [BF16, BF16, *["ScalarList"] * 3, *["Scalar"] * 4],
@@ -93,18 +85,14 @@ COUNTED = {
         ["", "", "", "[0]", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[False, True, False]"], ["a", "b"],
         2 * 8 * 16 * 16 * 16 * 27, 2 * (8 * 16 * 16 * 16 + 8 * 3 * 32 * 32), 2 * 16 * 27,
     ),
-    "causal attention, 3 queries of 3 keys: 6 pairs": (
-        "aten::_flash_attention_forward", [[2, 3, 4, 8]] * 3 + [[]] * 12,
+    "causal attention, 3 queries of 3 keys: 6 pairs": ("aten::_flash_attention_forward", [[2, 3, 4, 8]] * 3 + [[]] * 12,
         [BF16] * 3 + ["", "", *["Scalar"] * 6, "", "", "", ""],
         ["", "", "", "", "", "3", "3", "0.", "True", "False", "0.125", "", "", "", ""], ["k"],
-        2 * 2 * 4 * 6 * (8 + 8), 2 * 3 * 2 * 3 * 4 * 8, 2 * 2 * 3 * 4 * 8 + 4 * 2 * 4 * 3,
-    ),
-    "flash_attn's own op": (
-        "flash_attn::_flash_attn_forward", [[2, 3, 4, 8]] * 3 + [[]] * 8,
+        2 * 2 * 4 * 6 * (8 + 8), 2 * 3 * 2 * 3 * 4 * 8, 2 * 2 * 3 * 4 * 8 + 4 * 2 * 4 * 3),
+    "flash_attn's own op": ("flash_attn::_flash_attn_forward", [[2, 3, 4, 8]] * 3 + [[]] * 8,
         [BF16] * 3 + ["Scalar"] * 6 + ["", "Scalar"],
         ["", "", "", "0.", "0.125", "False", "-1", "-1", "0.", "", "False"], ["k"],
-        2 * 2 * 4 * 9 * (8 + 8), 2 * 3 * 2 * 3 * 4 * 8, 2 * 2 * 3 * 4 * 8 + 4 * 2 * 4 * 3,
-    ),
+        2 * 2 * 4 * 9 * (8 + 8), 2 * 3 * 2 * 3 * 4 * 8, 2 * 2 * 3 * 4 * 8 + 4 * 2 * 4 * 3),
     "layer norm: 7 an element, two moments a row": (
         "aten::native_layer_norm", [[6, 8], [], [8], [8], []], [BF16, "ScalarList", BF16, BF16, "Scalar"],
         ["", "[8]", "", "", "1e-05"], ["k"], 7 * 48, 2 * (48 + 16), 2 * 48 + 2 * 4 * 6,
@@ -122,11 +110,9 @@ COUNTED = {
         "aten::embedding", [[1000, 8], [2, 3], [], [], []], [BF16, I64, "Scalar", "Scalar", "Scalar"],
         ["", "", "-1", "False", "False"], ["k"], 0, 2 * 6 * 8 + 8 * 6, 2 * 6 * 8,
     ),
-    "a list, its dtype from the kernel": (
-        "aten::cat", [[[4, 8], [2, 8]], []], ["TensorList", "Scalar"], ["", "0"],
+    "a list, its dtype from the kernel": ("aten::cat", [[[4, 8], [2, 8]], []], ["TensorList", "Scalar"], ["", "0"],
         ["void at::native::CatArrayBatchedCopy<at::native::OpaqueType<2u>, unsigned int, 2>(x)"],
-        0, 2 * 48, 2 * 48,
-    ),
+        0, 2 * 48, 2 * 48),
     "a multi-tensor step": (
         "aten::_foreach_add_", [[[4, 8], [3]], [[4, 8], [3]], []], ["TensorList", "TensorList", "Scalar"],
         ["", "", "-0.1"], ["multi_tensor_apply_kernel<TensorListMetadata<2>, BinaryOpListAlphaFunctor<float, 2, 2> >"],
@@ -158,11 +144,9 @@ COUNTED = {
         [BF16, BF16, BF16, F32, "int"], ["", "", "", "", ""], ["up", "act", "down"],
         2 * 12 * (32 * 8 + 8 * 16), 2 * 48 + 2 * 2 * (32 * 8 + 8 * 16) + 4 * 12, 2 * 48,
     ),
-    "aiter's fp8 product, [m, k] x [n, k]": (
-        "aiter::gemm_a8w8", [[64, 16], [32, 16], [64, 1], [1, 32], []],
+    "aiter's fp8 product, [m, k] x [n, k]": ("aiter::gemm_a8w8", [[64, 16], [32, 16], [64, 1], [1, 32], []],
         ["c10::Float8_e4m3fnuz"] * 2 + [F32] * 2 + [""], ["", "", "", "", ""], ["k"],
-        2 * 64 * 32 * 16, 96 * 16, 2 * 64 * 32,
-    ),
+        2 * 64 * 32 * 16, 96 * 16, 2 * 64 * 32),
     "torch's own names of dtypes, sizes of the tensors alone": (
         "aten::convolution", [[4, 8, 8, 8], [8, 16, 4, 4]], ["Float", "Float"],
         ["", "", "", "(2,2)", "(1,1)", "(1,1)", "True", "(0,0)", "1"], ["igemm_bwd_data_gtcx_nhwc_fp32"],
@@ -190,28 +174,22 @@ COUNTED = {
         ["c10::Float8_e4m3fn", BF16, BF16, BF16, F32, "Scalar"], [""] * 5 + ["1e-06"], ["k"],
         4 * (48 + 48), 2 * (48 + 48 + 8), 48 + 2 * 48,
     ),
-    "groups of 4 to fp8": (
-        "sgl_kernel::sgl_per_token_group_quant_fp8", [[6, 8], [6, 8], [6, 2], [], [], [], [], []],
+    "groups of 4 to fp8": ("sgl_kernel::sgl_per_token_group_quant_fp8", [[6, 8], [6, 8], [6, 2], [], [], [], [], []],
         [BF16, "c10::Float8_e4m3fn", F32] + ["Scalar"] * 5, [""] * 3 + ["4", "1e-10", "-448.", "448.", "False"], ["k"],
-        2 * (48 + 12), 2 * 48, 48 + 4 * 12,
-    ),
+        2 * (48 + 12), 2 * 48, 48 + 4 * 12),
     "attention on a paged cache: a key for each query": (
         "_rocm_C::paged_attention", [[3, 4, 8], [3, 4, 1], [3, 4, 1], [3, 4, 1, 8], [3, 4, 8], [99, 4, 1, 16, 8],
          [99, 4, 8, 16], [], [], [3, 7], [3]],
         [BF16, F32, F32, BF16, BF16, BF16, BF16, "Scalar", "Scalar", "int", "int"], [""] * 7 + ["4", "0.1", "", ""],
         ["k"], 4 * 3 * 4 * 8, 2 * 3 * 4 * 8, 2 * 3 * 4 * 8,
     ),
-    "the latent of a cache, to fp8": (
-        "_C_cache_ops::concat_and_cache_mla", [[6, 16], [6, 4], [99, 2, 20], [6], [], []],
-        [BF16, BF16, "unsigned char", I64, "", F32], [""] * 4 + ["fp8", ""], ["k"], 0, 2 * 6 * 20, 6 * 20,
-    ),
-    "flash_attn's op on a paged cache, of which only some blocks are read": (
-        "flash_attn::_flash_attn_varlen_forward",
+    "the latent of a cache, to fp8": ("_C_cache_ops::concat_and_cache_mla", [[6, 16], [6, 4], [99, 2, 20], [6], [], []],
+        [BF16, BF16, "unsigned char", I64, "", F32], [""] * 4 + ["fp8", ""], ["k"], 0, 2 * 6 * 20, 6 * 20),
+    "flash_attn's op on a paged cache, of which only some blocks are read": ("flash_attn::_flash_attn_varlen_forward",
         [[3, 4, 8], [999, 16, 4, 8], [999, 16, 4, 8], [3], [3], *[[]] * 10, [2, 50]],
         [BF16] * 3 + ["int"] * 2 + ["Scalar"] * 6 + ["", "Scalar", "", "", "int"],
         ["", "", "", "", "", "2", "40", "0.", "0.1", "True", "-1", "-1", "0.", "", "False", ""], ["k"],
-        4 * 3 * 4 * 8, 2 * 3 * 4 * 8, 2 * 3 * 4 * 8,
-    ),
+        4 * 3 * 4 * 8, 2 * 3 * 4 * 8, 2 * 3 * 4 * 8),
     "aiter's attention on sequences of 3 and 3, causal: at least 2 * 6 pairs": (
         "aiter::mha_varlen_fwd", [[6, 4, 8], [6, 4, 8], [6, 4, 8], [3], [3], *[[]] * 17],
         [BF16] * 3 + ["int"] * 2 + ["Scalar"] * 12 + [""] * 5,
@@ -227,10 +205,8 @@ COUNTED = {
         [BF16] * 3 + [F32, "int", "int"], [""] * 6, ["k"],
         2 * 12 * (32 * 8 + 8 * 16) // 4, 2 * 48 + 4 * 12, 2 * 48,
     ),
-    "apex's layer norm": (
-        "FusedLayerNormAffineFunction", [[6, 8], [8], [8], [], []], [BF16, BF16, BF16, "", "Scalar"],
-        ["", "", "", "", "1e-05"], ["k"], 5 * 48, 2 * (48 + 16), 2 * 48,
-    ),
+    "apex's layer norm": ("FusedLayerNormAffineFunction", [[6, 8], [8], [8], [], []], [BF16, BF16, BF16, "", "Scalar"],
+        ["", "", "", "", "1e-05"], ["k"], 5 * 48, 2 * (48 + 16), 2 * 48),
 }  # fmt: skip
 
 
