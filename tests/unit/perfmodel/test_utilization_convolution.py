@@ -190,15 +190,12 @@ def _errors(name, wanted):
     return {cell: sum(errors) / len(errors) for cell, errors in by_cell.items() if len(errors) >= 10}
 
 
-def test_float32_of_five_boards():
-    errors = _errors("neusight_conv_subsample.csv", lambda sample: True)
-    assert len(errors) == 5
-    assert {cell: error for cell, error in errors.items() if error > 0.25} == {}
-
-
-def test_forward_passes_in_both_precisions():
-    errors = _errors(
-        "deepbench_conv.csv", lambda sample: sample.op_class == "conv forward" and sample.dtype != "pseudo_fp16"
-    )
+@pytest.mark.parametrize(("name", "wanted"), [
+    ("neusight_conv_subsample.csv", lambda sample: True),  # float32 of five GPUs
+    # forward passes in both precisions
+    ("deepbench_conv.csv", lambda sample: sample.op_class == "conv forward" and sample.dtype != "pseudo_fp16"),
+])  # fmt: skip
+def test_five_cells_are_met(name, wanted):
+    errors = _errors(name, wanted)
     assert len(errors) == 5
     assert {cell: error for cell, error in errors.items() if error > 0.25} == {}

@@ -132,15 +132,18 @@ def test_a_product_is_one_launch_of_its_bytes():
     assert work.variant == "bfloat16" and type(work) is Gemm
 
 
-def test_a_linear_layer_is_one_product_over_all_its_rows():
-    operands = [("input", spec(4, 32, 64)), ("weight", spec(256, 64)), ("bias", spec(256))]
-    (work,) = cost("aten.linear", operands, spec(4, 32, 256)).launches
-    assert (work.batch, work.m, work.n, work.k) == (1, 128, 256, 64)  # 4 * 32 rows
-
-
-def test_a_batched_product_keeps_its_batch():
-    (work,) = cost("aten.bmm", [("self", spec(4, 32, 8)), ("mat2", spec(4, 8, 16))], spec(4, 32, 16)).launches
-    assert (work.batch, work.m, work.n, work.k) == (4, 32, 16, 8)
+@pytest.mark.parametrize(("name", "operands", "output", "sizes"), [
+    # a linear layer is one product over all its rows: 4 * 32
+    ("aten.linear", [("input", spec(4, 32, 64)), ("weight", spec(256, 64)), ("bias", spec(256))], spec(4, 32, 256),
+     (1, 128, 256, 64)),
+    ("aten.bmm", [("self", spec(4, 32, 8)), ("mat2", spec(4, 8, 16))], spec(4, 32, 16), (4, 32, 16, 8)),
+    # grouped products are a batch: 1024 rows over 8 groups
+    ("aten._grouped_mm", [("self", spec(1024, 64)), ("mat2", spec(8, 64, 32)), ("offs", spec(8, dtype="int32"))],
+     spec(1024, 32), (8, 128, 32, 64)),
+])  # fmt: skip
+def test_sizes_of_a_product(name, operands, output, sizes):
+    (work,) = cost(name, operands, output).launches
+    assert (work.batch, work.m, work.n, work.k) == sizes
 
 
 def test_full_precision_is_another_family():
@@ -160,12 +163,6 @@ def test_a_matrix_addend_is_copied_by_a_launch_before():
     copy, product = result.launches
     assert isinstance(copy, Stream) and copy.bytes == 2 * 65_536
     assert copy.bytes + product.bytes == result.bytes + result.extra_bytes
-
-
-def test_grouped_products_are_a_batch():
-    operands = [("self", spec(1024, 64)), ("mat2", spec(8, 64, 32)), ("offs", spec(8, dtype="int32"))]
-    (work,) = cost("aten._grouped_mm", operands, spec(1024, 32)).launches
-    assert (work.batch, work.m, work.n, work.k) == (8, 128, 32, 64)  # 1024 rows over 8 groups
 
 
 def test_a_vector_is_a_product_of_one_column_and_a_scalar_product_streams():
