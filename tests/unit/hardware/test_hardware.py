@@ -446,14 +446,12 @@ def test_large_file_is_not_read_whole(tmp_path: Path) -> None:
 
 
 def test_paths_that_are_no_files(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"absent\.toml: no such file"):
-        load_gpu("absent.toml")
-    with pytest.raises(UsageError, match="specs/mine: no such file"):
-        load_gpu("specs/mine")
-    with pytest.raises(UsageError, match="is a folder, not a TOML file"):
-        load_gpu(tmp_path)
-    with pytest.raises(UsageError, match=r"is not a file name|no such file"):
-        load_gpu("a\0b.toml")
+    for path, message in (
+        ("absent.toml", r"absent\.toml: no such file"), ("specs/mine", "specs/mine: no such file"),
+        (tmp_path, "is a folder, not a TOML file"), ("a\0b.toml", r"is not a file name|no such file"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=message):
+            load_gpu(path)
 
 
 FULL = """\
