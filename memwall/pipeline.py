@@ -60,14 +60,14 @@ def profile(
         gpu: names, specs or paths to specs; one or a list.
         mode: ``inference`` (forward), or ``training`` (forward, loss, backward, optimizer step).
         policy: how ops are grouped into kernels, one or a list: ``eager`` launches each alone, ``memwall`` fuses what
-            our planner finds legal and faster, ``inductor`` what torch.compile would fuse on that GPU (needs Triton),
+            its planner finds legal and faster, ``inductor`` what torch.compile would fuse on that GPU (needs Triton),
             ``ideal`` moves only what no fusion can avoid.
-        optimizer: a name (``adamw``, ``adam``, ``sgd``; ``:fused``, ``:foreach`` or ``:loop`` behind it), a function of
+        optimizer: a name (``adamw``, ``adam``, ``sgd``; ``:fused``, ``:foreach`` or ``:loop`` appended), a function of
             the parameters, or None to stop after backward. A target's own ``optimizer`` wins over the default.
         loss: output → scalar; None takes the target's own, else the output's ``.loss``, else the sum of its floats.
         dtype: cast parameters and floating inputs to this first.
         autocast: run forward under CUDA's autocast to this dtype.
-        batch: handed to the target's functions that take it.
+        batch: passed to the target's functions that take it.
         seq: likewise.
         input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
         attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
@@ -168,7 +168,7 @@ def resimulate(
 ) -> Profile:
     """A saved profile on other GPUs; needs neither torch nor the model. ``cuda_graph`` as for :func:`profile`.
 
-    Where the GPU would take another attention kernel than any that was traced, the first graph stands for it.
+    If the GPU would use an attention kernel that was not traced, the first graph is used.
     """
     policies = (policy,) if isinstance(policy, str) else tuple(policy)
     launch = "graph" if cuda_graph else "eager"
@@ -182,7 +182,7 @@ def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], 
     """The profile with what TorchDynamo makes of its workload: where the graph breaks.
 
     Args:
-        options: those that it was traced with, as for :func:`profile`; others are ignored.
+        options: those it was traced with, as for :func:`profile`; others are ignored.
         others: inputs of further calls, as a workload holds them.
     """
     from memwall.frontend.dynamo.capture import CAPTURE_KEY, capture
@@ -196,7 +196,7 @@ def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], 
 
 
 class Trace:
-    """A block of code that is recorded, or was; made by :func:`trace`."""
+    """A recorded block of code; made by :func:`trace`."""
 
     def __init__(self, name: str, attention: str, max_ops: int) -> None:
         self._name = name
@@ -251,17 +251,17 @@ class Trace:
 def trace(*, name: str = "", attention: str = "flash", max_ops: int = 200_000) -> Trace:
     """Record the PyTorch code of a ``with`` block: forward, backward and optimizer steps, one call or many.
 
-    The code runs as it would without: tensors on the CPU get their true values, ``meta`` tensors have no data, CUDA
-    tensors run on the GPU. What is on the GPU (on ``meta`` where nothing is, on the CPU where neither is used) is
-    recorded as what a CUDA device would launch; work on the host's tensors beside it is not. Autocast is that of the
-    device the tensors are on; what ``torch.compile`` made runs eagerly. Ops that other threads run, and Triton kernels
-    on a real GPU, are not seen; a trace or a profile of another thread waits until the block has ended.
+    The code runs as usual: tensors on the CPU get their true values, ``meta`` tensors have no data, CUDA tensors run on
+    the GPU. Ops on the GPU (or on ``meta`` if none run on the GPU, or on the CPU if neither is used) are recorded as
+    what a CUDA device would launch; ops on host tensors next to them are not. Autocast is that of the tensors' device;
+    compiled functions (``torch.compile``) run eagerly. Ops of other threads, and Triton kernels on a real GPU, are not
+    seen; a trace or a profile of another thread waits until the block has ended.
 
-    Peak memory counts a tensor from its first op to its last, and to the end where it still lives then: what a name
-    holds longer than that in the middle of the block is not counted.
+    Peak memory counts a tensor from its first op to its last, or to the end of the block if it is still alive there; a
+    reference that keeps it alive longer in the middle of the block is not counted.
 
     Args:
-        name: of the workload in reports; the classes of the modules called where it is empty.
+        name: of the workload in reports; if empty, the classes of the modules called.
         attention: the fused SDPA backend to record: ``flash``, ``efficient`` (GPUs before A100) or ``math``.
         max_ops: stop a runaway loop with an error in the block.
 
@@ -269,7 +269,7 @@ def trace(*, name: str = "", attention: str = "flash", max_ops: int = 200_000) -
         A context manager whose :meth:`~Trace.profile` gives the profile once the block has ended.
 
     Raises:
-        UsageError: no such attention; on entering, where another trace runs already.
+        UsageError: no such attention; on entering, if another trace is already running.
     """
     return Trace(name, attention, max_ops)
 
@@ -291,7 +291,7 @@ def _recorded(traced: Traced, name: str) -> Profile:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Hold the cyclic garbage collector: it would walk some hundred thousand live objects for nothing."""
+    """Pause the cyclic garbage collector: it would walk some hundred thousand live objects for nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:

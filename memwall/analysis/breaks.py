@@ -1,9 +1,9 @@
 """What graph breaks cost: the fusion that is lost across them, in DRAM bytes and modeled time on a GPU.
 
 A plan with the partial graphs of a capture is compared with plans in which breaks are healed: the graphs on both sides
-become one, with the ops between that no graph held, and, where then all of forward is one graph, with their backward
-ops. What the breaks do not cause stays as it is in both: gradients are added up and the optimizer steps outside all
-graphs. Only fusion is priced, not the time that Python takes between two graphs.
+become one, with the ops between that no graph held and, if all of forward is then one graph, with their backward ops.
+What the breaks do not cause is the same in both: gradients are accumulated and the optimizer steps outside all graphs.
+Only fusion is priced, not the time that Python takes between two graphs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memwall.ops import Cost
 from memwall.record.schedules import Schedules
 from memwall.simulate.schedule import Totals
 
-#: Breaks that are priced one by one; each takes a plan of its own.
+#: Most breaks that are priced one by one; each needs its own plan.
 MAX_PRICED = 32
 
 #: How backward makes the gradient of the loss by itself.
@@ -27,7 +27,7 @@ SEED = "aten.ones_like"
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What is lost against a run without the breaks: DRAM bytes, modeled seconds, kernels."""
+    """What is lost compared with a run without the breaks: DRAM bytes, modeled seconds, kernels."""
 
     dram_bytes: int
     time_s: float
@@ -43,7 +43,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class BreakPrices:
-    """The price of all breaks together, and of each alone; None for those that part nothing by themselves, and for
+    """The price of all breaks together, and of each alone; None for those that split nothing by themselves, and for
     those beyond ``MAX_PRICED``.
 
     Single prices need not add up: healing two neighbours may let more fuse than healing each.
@@ -54,7 +54,7 @@ class BreakPrices:
 
 
 class Cut(NamedTuple):
-    """Where a break parts graphs: after which ops, and from which op on it left the model's own function to Python."""
+    """Where a break splits graphs: after which ops, and from which op on Python ran the model's own function."""
 
     places: Sequence[int]
     lost_from: int | None = None
@@ -69,12 +69,12 @@ def price_breaks(
     behind: int | None = None,
     policy: str = "memwall",
 ) -> BreakPrices:
-    """The price of each break on a GPU, under our own planner unless another policy is named.
+    """The price of each break on a GPU, under memwall's planner unless another policy is named.
 
     Args:
         regions: for each op the number of the partial graph that holds it, or ``EAGER``.
         cuts: one for each break.
-        behind: the first op behind the model; None where nothing is.
+        behind: the first op after the model; None if there is none.
     """
     one = whole(graph, regions, behind)
     schedules = Schedules((graph,), (costs,))
@@ -94,18 +94,18 @@ def price_breaks(
 
 
 def planned(graph: Graph, regions: Sequence[int]) -> list[int]:
-    """Regions as our planner takes them: the optimizer's ops are one of their own."""
+    """Regions as memwall's planner takes them: the optimizer's ops are a region of their own."""
     optimizer = max(regions, default=0) + 1
     return [optimizer if op.phase == "optimizer" else region for op, region in zip(graph.ops, regions, strict=True)]
 
 
 def is_broken(graph: Graph, regions: Sequence[int], behind: int | None = None) -> bool:
-    """Whether some fusion of forward or backward ops is lost: not all of them belong to one graph."""
+    """Whether the forward and backward ops are split over several graphs, so that some fusion is lost."""
     return tuple(regions) != whole(graph, regions, behind)
 
 
 def healed(graph: Graph, regions: Sequence[int], one: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
-    """The regions when the graphs on both sides of each place (the op before it) are one, as is what lies between.
+    """The regions with the graphs on both sides of each place (the op before it), and the ops between, merged.
 
     Args:
         one: the regions without any break, as :func:`whole` has them.
@@ -130,7 +130,7 @@ def healed(graph: Graph, regions: Sequence[int], one: Sequence[int], places: Seq
 def recaptured(
     graph: Graph, regions: Sequence[int], one: Sequence[int], start: int, cuts: Collection[int]
 ) -> tuple[int, ...]:
-    """The regions if all forward ops from ``start`` on were captured together, but for the cuts of other breaks."""
+    """The regions if all forward ops from ``start`` on were captured together, except at the cuts of other breaks."""
     number = max(regions, default=EAGER) + 1
     result, became = list(regions), {}
     for op in graph.ops[start:]:
@@ -143,21 +143,21 @@ def recaptured(
 
 
 def _backward_too(graph: Graph, one: Sequence[int], result: Sequence[int]) -> tuple[int, ...]:
-    """The regions, with the backward of what no graph had held in the one graph, where there is but one."""
+    """The regions; if forward is one graph, the backward of ops that no graph held joins it."""
     forward = {result[op.id] for op in graph.ops if op.phase == "forward" and one[op.id] != EAGER}
     return tuple(one) if len(forward) == 1 and EAGER not in forward else tuple(result)
 
 
 def _nearest(regions: Sequence[int], op_id: int) -> int:
-    """The region of the last op before this one that is in any."""
+    """The region of the last op before this one that is in a region."""
     return next((regions[i] for i in range(op_id, -1, -1) if regions[i] != EAGER), EAGER)
 
 
 def whole(graph: Graph, regions: Sequence[int], behind: int | None = None) -> tuple[int, ...]:
     """The regions without any break: forward and backward are one graph.
 
-    Outside stays what no break put there: the optimizer, gradients that are added up, what stands for a loss behind the
-    model, and the one that backward begins with.
+    Ops that no break put outside stay outside: the optimizer, gradient accumulation, the stand-in for a loss after the
+    model, and the gradient that backward begins with.
     """
     roles = [graph.storages[value.storage].role for value in graph.values]
     end = len(graph.ops) if behind is None else behind

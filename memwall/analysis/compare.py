@@ -43,7 +43,7 @@ Prices = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One workload on one GPU under one policy. None where the workload or the GPU does not say."""
+    """One workload on one GPU under one policy. None where the workload or the GPU does not state it."""
 
     label: str
     workload: str
@@ -72,7 +72,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Equal kernels that hit another wall on another GPU. ``walls`` and ``times_s`` follow the entries."""
+    """Equal kernels that hit different walls on different GPUs. ``walls`` and ``times_s`` follow the entries."""
 
     name: str
     module: str
@@ -165,10 +165,10 @@ class Comparison:
 def compare_profile(
     profile: Profile, gpus: Sequence[Gpu], *, price: Prices | None = None, policies: Sequence[str] = ()
 ) -> Comparison:
-    """The workload of a profile on N GPUs: its own simulations, and where it lacks one, its graph simulated.
+    """The workload of a profile on N GPUs: its own simulations, or its graph simulated where it lacks one.
 
     Args:
-        policies: those of the profile where none is named, eager if it has none.
+        policies: default to the profile's, or eager if it has none.
 
     Raises:
         UsageError: no GPU, a price for a GPU that is not compared, or no such policy.
@@ -185,7 +185,7 @@ def compare_profile(
 
 
 def _simulated(profile: Profile, gpus: Sequence[Gpu], policies: Sequence[str]) -> list[Schedule]:
-    """The simulations, policy by policy: those made in this run or by a compiler as they are, the others anew."""
+    """The simulations, policy by policy: those made in this run or by a compiler are kept, the others made again."""
     known = {(s.gpu, s.policy): s for s in profile.simulations if s.policy not in CHEAP}
     return [known.get((gpu, policy)) or profile.schedule(gpu, policy) for policy in policies for gpu in gpus]
 
@@ -215,7 +215,7 @@ def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
 
 
 def _walls(schedule: Schedule, keys: Sequence[tuple]) -> dict[tuple, tuple[str, float]]:
-    """Per group of equal kernels: the wall under which most of its time stands, and its time."""
+    """Per group of equal kernels: the wall that most of its time belongs to, and its time."""
     sums = {key: time_by_wall(kernels) for key, kernels in group_by(schedule.kernels, keys).items()}
     return {key: (max(WALLS, key=walls.__getitem__), sum(walls.values())) for key, walls in sums.items()}
 
@@ -323,7 +323,7 @@ def _by_name(profile: Profile, schedule: Schedule) -> dict[str, Sums]:
 
 # -- the machines themselves -------------------------------------------------------------------------------------------
 
-#: rows of the growth table: what grows -> how to read it off a GPU (None where the GPU has none)
+#: rows of the growth table: quantity -> how to read it from a GPU (None where the GPU has none)
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "int8")
 
 
@@ -333,7 +333,7 @@ def best_peak(gpu: Gpu, dtype: str) -> float | None:
 
 
 def growth_numbers(gpu: Gpu) -> dict[str, float | None]:
-    """What the growth factors are of: peaks per dtype, bandwidth, capacity, ridge points and power."""
+    """The quantities of the growth factors: peaks per dtype, bandwidth, capacity, ridge points and power."""
     numbers: dict[str, float | None] = {dtype: best_peak(gpu, dtype) for dtype in DTYPES}
     numbers |= {
         "bandwidth": gpu.dram_bytes_per_s, "capacity": float(gpu.dram_bytes), "l2": float(gpu.l2_bytes) or None,

@@ -1,9 +1,9 @@
-"""What changed from one profile to another: base and head on one GPU under one policy, taken apart kernel by kernel.
+"""What changed from one profile to another: base and head on one GPU under one policy, kernel by kernel.
 
 Kernels of both sides that share an op (see :mod:`memwall.analysis.matching`) belong together; each such cluster is one
 change, and since every kernel is in exactly one cluster the changes add up to the difference of the totals. Clusters
 that changed alike in the places of a repeated block form one :class:`Cause` with a count. Clusters whose ops are all
-the same still differ in time where the CPU's lead or the contents of L2 changed: together the cause ``elsewhere``.
+the same still differ in time if the CPU's lead or the contents of L2 changed: these form the cause ``elsewhere``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from memwall.simulate.schedule import Schedule
 #: seconds below which a difference is rounding
 _LEAST_S = 1e-12
 
-#: names that one cause lists
+#: most names that one cause lists
 _NAMED = 4
 
 #: unit of a quantity -> the field of a cause that is its part; seconds for all others
 _PART = {"count": "kernels", "FLOP": "flops", "B": "dram_bytes"}
 
-#: what can have moved a figure; ``largest`` names, without a baseline, where a figure comes from (its own sums then)
+#: what can have moved a figure; ``largest``: without a baseline, the main contributors to it (with their own sums)
 CAUSE_KINDS = ("appeared", "vanished", "grew", "shrank", "lost fusion", "fused", "graph break", "elsewhere", "largest")
 
 _ADDED = ("count", "kernels", "flops", "dram_bytes", "time_s")
@@ -62,7 +62,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two that are compared."""
+    """One side of the comparison."""
 
     profile: Profile
     schedule: Schedule
@@ -147,8 +147,8 @@ _ELSEWHERE = "the same kernels waiting more or less for the CPU, or finding othe
 def _change(
     cluster: Cluster, base: Side, head: Side, refusals: Mapping[int, list[Refusal]]
 ) -> tuple[str, list[Op], str]:
-    """The kind of a change, the ops that it is named after, and its detail; ``changed`` where it grew or shrank, an
-    empty kind where the ops are equal."""
+    """The kind of a change, the ops that it is named after, and its detail; ``changed`` if it grew or shrank, empty if
+    the ops are equal."""
     if cluster.appeared:
         details = [] if all(map(head.modeled, cluster.appeared)) else ["no formula models it"]
         if cluster.vanished:
@@ -169,7 +169,7 @@ def _change(
 
 
 def _lost(cluster: Cluster, head: Side, refusals: Mapping[int, list[Refusal]]) -> tuple[str, list[Op], str]:
-    """A fusion that is lost: named after the two ops that the planner refused to fuse, where it says so."""
+    """A lost fusion, named after the two ops that the planner refused to fuse, if known."""
     ours = [op for _, op in cluster.kept]
     detail = f"{_count(cluster.head)} where {_were(cluster.base)}"
     inside = {op.id for op in ours}
@@ -195,7 +195,7 @@ def _names(ops: Sequence[Op]) -> str:
 
 
 def _shapes(graph: Graph, op: Op) -> str:
-    """``f16[8,512] -> f32[8,512]``: what an op reads and writes, a few tensors of it, odd strides said."""
+    """``f16[8,512] -> f32[8,512]``: what an op reads and writes, a few tensors each, with unusual strides."""
     read, written = ([_spec(graph, i) for i in ids] for ids in (op.inputs, op.outputs))
     return " -> ".join(" ".join(row[:3]) + (" …" if len(row) > 3 else "") for row in (read, written) if row)
 
@@ -206,7 +206,7 @@ def _spec(graph: Graph, value: int) -> str:
 
 
 def _difference(before: Graph, old: Op, after: Graph, new: Op) -> str:
-    """What is other about an op that is still there: its name, the first tensor that differs, its arguments."""
+    """How a matched op differs: its name, the first tensor that differs, its arguments."""
     if old.name != new.name:
         return f"{short_name(new.name)} where {short_name(old.name)} was"
     for ids, others in ((old.inputs, new.inputs), (old.outputs, new.outputs)):
@@ -220,7 +220,7 @@ def _difference(before: Graph, old: Op, after: Graph, new: Op) -> str:
 
 
 def _differ(before: Graph, old: Op, after: Graph, new: Op) -> bool:
-    """Whether an op that is still there does something else."""
+    """Whether a matched op does something else."""
     return (
         old.name != new.name
         or before.specs(old.inputs) != after.specs(new.inputs)
@@ -236,7 +236,7 @@ def _refusals(schedule: Schedule) -> dict[int, list[Refusal]]:
 
 
 def _together(rows: Sequence[Cause]) -> Cause:
-    """Equal changes in several places as one."""
+    """Merge equal changes in several places."""
     first = rows[0]
     if len(rows) == 1:
         return first
@@ -248,7 +248,7 @@ def _together(rows: Sequence[Cause]) -> Cause:
 
 
 def top(causes: Sequence[Cause], quantity: str, *, lower: bool, count: int) -> tuple[Cause, ...]:
-    """The causes that moved a quantity for the worse, most first; those beyond ``count`` are summed into one."""
+    """The causes that made a quantity worse, most first; those beyond ``count`` are summed into one."""
     measure = _PART.get(LIMITS[quantity].unit, "time_s")
     sign = 1 if lower or measure == "time_s" else -1
     worse = [cause for cause in causes if sign * getattr(cause, measure) > 0]
@@ -261,7 +261,7 @@ def top(causes: Sequence[Cause], quantity: str, *, lower: bool, count: int) -> t
 
 
 def largest(side: Side, quantity: str, kernels: Sequence[Estimate], count: int) -> tuple[Cause, ...]:
-    """Where a figure comes from that has no baseline: the kernels with the largest part of it, equal ones together."""
+    """The main contributors to a figure without a baseline: the kernels with the largest parts, equal ones together."""
     wanted = LIMITS[quantity] if LIMITS[quantity].adds else LIMITS["time_s"]
     causes = [_largest(side.graph.ops, kernel) for kernel in kernels]
     keys = [(kernel.name, collapse(c.module), c.phase, c.source) for kernel, c in zip(kernels, causes, strict=True)]

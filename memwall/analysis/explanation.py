@@ -1,4 +1,4 @@
-"""Why a kernel takes its time: its launches in words, what stands around them, and how well the model is known here."""
+"""Why a kernel takes its time: its launches in words, their context, and how well the model is calibrated for them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ class Provenance:
 
 
 def with_plan(profile: Profile, schedule: Schedule) -> Schedule:
-    """The schedule with what was simulated: a saved one has it only where the plan can be made again without a
-    compiler."""
+    """The schedule with its plan: a saved one has it only if the plan can be made again without a compiler."""
     plan = profile.plan(schedule)
     if plan is None or plan is schedule.plan:
         return schedule
@@ -70,14 +69,14 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
 
 
 def _cost(profile: Profile, schedule: Schedule, plan: Plan | None, kernel: Estimate) -> Cost:
-    """What a kernel was priced by; without a plan that of its weightiest op."""
+    """The cost a kernel was priced with; without a plan, that of its most expensive op."""
     if plan is not None:
         return plan.groups[kernel.id].cost
     return max((profile.costs[schedule.graph][i] for i in kernel.op_ids), key=lambda cost: cost.total_flops)
 
 
 def _status(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...]]:
-    """The least known of a cost's launches, and the GPUs that the constants come from."""
+    """The worst calibration of a cost's launches, and the GPUs that the constants come from."""
     works = (as_run(work, gpu) for work in cost.launches)
     return _status_of(tuple((work.FAMILY, work.variant) for work in works), gpu)
 
@@ -92,10 +91,10 @@ def _status_of(tables: tuple[tuple[str, str], ...], gpu: Gpu) -> tuple[str, tupl
 
 def explanations(profile: Profile, schedule: Schedule, wanted: str) -> tuple[Explanation, ...]:
     """The kernels of a schedule that ``wanted`` names: a number, a name or part of one, or a pattern of names or of
-    modules with ``*``. Equal ones (name, FLOPs, bytes and times) are told once.
+    modules with ``*``. Equal ones (name, FLOPs, bytes and times) are listed once.
 
     Raises:
-        UsageError: no kernel is named so, or the plan is not in the record; names the nearest.
+        UsageError: no kernel has that name, or the plan is not in the record; names the nearest.
     """
     planned = with_plan(profile, schedule)
     if schedule.kernels and all(kernel.low_s == kernel.high_s for kernel in schedule.kernels):

@@ -1,6 +1,6 @@
 """What ``memwall fuse`` finds: policies side by side, what each fuses and refuses, what breaks and what-ifs cost.
 
-Everything here needs the graph alone, but for the ``inductor`` policy and the op counts by IR level, which need torch,
+Everything here needs only the graph, except the ``inductor`` policy and the op counts by IR level, which need torch,
 and the capture, which needs the model and is made by the caller.
 """
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 SCHEMA = "memwall.fusion/1"
 
-#: What is planned when no policy is named. ``inductor`` where there is a torch and a Triton that memwall knows.
+#: What is planned when no policy is named; ``inductor`` only with a torch and a Triton that memwall supports.
 DEFAULT_POLICIES = ("eager", "inductor", "memwall", "ideal")
 
-#: Ops, equal layers counted once, that are compiled and captured unasked: beyond, either takes many minutes.
+#: Most ops, equal layers counted once, that are compiled and captured by default: beyond, either takes many minutes.
 MOST_UNASKED = 20_000
 
 
@@ -61,10 +61,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class Fused:
-    """A profile whose simulations are those of every policy on every GPU, and all that fusion has to say about it.
+    """A profile simulated under every policy on every GPU, with its fusion analysis.
 
-    ``prices`` of the breaks, ``lowered``, ``plan_diffs`` (ours with Inductor) and ``compiled`` (our kernels) are by
-    GPU. ``notes`` say what is missing and why.
+    ``prices`` of the breaks, ``lowered``, ``plan_diffs`` (memwall's plan with Inductor's) and ``compiled`` (generated
+    kernels) are by GPU. ``notes`` say what is missing and why.
     """
 
     profile: Profile
@@ -130,10 +130,10 @@ def fuse(
     """Plan and simulate every policy on every GPU.
 
     Args:
-        policies: next to eager; none named means ``DEFAULT_POLICIES``; ``inductor`` is then left out, with a note,
-            where it cannot be.
+        policies: in addition to eager; ``DEFAULT_POLICIES`` if empty; ``inductor`` is then left out, with a note, if
+            it is not available.
         changes: what-ifs.
-        capture: what Dynamo made of the model: fusion does not cross its breaks, and they are priced.
+        capture: Dynamo's capture of the model: fusion does not cross its breaks, and they are priced.
         source: keep the source of Inductor's kernels.
         op_counts: count ops at each level of lowering.
         architectures: by the name of a GPU, what its kernels under ``memwall`` are compiled for (``sm_90``).
@@ -141,11 +141,11 @@ def fuse(
 
     Raises:
         UsageError: no such policy, or a what-if fits neither GPU nor model.
-        MissingError: ``inductor`` was named and cannot be, or there is no Triton to compile with.
+        MissingError: ``inductor`` was named and is not available, or there is no Triton to compile with.
     """
     maker = _Maker(profile, capture, source, architectures, say)
     for gpu in gpus:
-        for policy in dict.fromkeys(("eager", *(policies or DEFAULT_POLICIES))):  # eager is what is saved from
+        for policy in dict.fromkeys(("eager", *(policies or DEFAULT_POLICIES))):  # savings are relative to eager
             maker.add(gpu, policy, optional=not policies)
     made = profile.with_simulations(tuple(maker.schedules))
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
@@ -158,7 +158,7 @@ def fuse(
 
 
 def distinct_ops(graph: Graph) -> int:
-    """How many ops a compiler is given: of layers that repeat, a few stand for all."""
+    """How many ops a compiler is given: a few of the repeated layers represent all."""
     short = shorten(graph)
     return len(graph.ops if short is None else short.graph.ops)
 
@@ -196,7 +196,7 @@ class _Maker:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is missing and why, and where Inductor may decide otherwise."""
+        """What is missing and why, and where Inductor may decide differently."""
         missing = [f"no inductor policy on {', '.join(names)}: {why}" for why, names in self.missing.items()]
         doubts = [f"inductor: {note}" for lowered in self.lowered.values() for note in lowered.notes]
         return tuple(dict.fromkeys((*missing, *doubts)))
@@ -220,7 +220,7 @@ class _Maker:
         return None
 
     def plan_diffs(self) -> dict[str, PlanDiff]:
-        """Our planner next to Inductor, on the GPUs on which both have planned."""
+        """memwall's planner next to Inductor, on the GPUs that both planned for."""
         made = {(s.gpu.name, s.policy): s for s in self.schedules}
         found = {}
         for (name, policy), theirs in made.items():
@@ -232,9 +232,9 @@ class _Maker:
 
     @cached_property
     def _captured(self) -> dict[int, tuple[tuple[int, ...], list[Cut], int | None]]:
-        """The broken graphs: the partial graph of each op, where each break cuts, and what lies behind the model.
+        """The broken graphs: the partial graph of each op, where each break cuts, and the first op after the model.
 
-        The first graph was captured; one with other attention kernels is cut in the same places.
+        The first graph was captured; graphs with other attention kernels are cut in the same places.
         """
         capture, given = self.capture, self.profile.graph.ops
         if capture is None or capture.failure is not None or len(capture.regions) != len(given):
@@ -254,7 +254,7 @@ class _Maker:
 
     @cached_property
     def planned(self) -> dict[int, list[int]]:
-        """The same as our planner takes it."""
+        """The regions as memwall's planner takes them."""
         return {number: planned(self.profile.graphs[number], of) for number, of in self.regions.items()}
 
     def prices(self, gpus: Sequence[Gpu]) -> dict[str, BreakPrices]:
@@ -270,7 +270,7 @@ class _Maker:
 
 
 def _cut(item: Break, places: Sequence[int | None]) -> Cut:
-    """Where a break parts another trace of the same step."""
+    """Where a break splits another trace of the same step."""
     moved = {place_before(places, cut + 1) for cut in item.cuts}
     return Cut(sorted(place for place in moved if place is not None), _moved(item.lost_from, places))
 

@@ -1,8 +1,8 @@
 """A workload's figures commit by commit: ``memwall.history/1``, JSON lines that two branches can both add to.
 
-One line is one commit, workload, mode, GPU and policy, with every quantity that a gate knows. Lines stand in the order
-of the commits' dates, keys in that of the format, and nothing in them depends on when or where they were written, so a
-file has one form; ``*.jsonl merge=union`` in ``.gitattributes`` lets git merge two. Readers take lines in any order.
+One line is one commit, workload, mode, GPU and policy, with every quantity that a gate knows. Lines are sorted by the
+commits' dates, keys by the format, and nothing in them depends on when or where they were written, so a file has one
+form; ``*.jsonl merge=union`` in ``.gitattributes`` lets git merge two. Readers accept lines in any order.
 
 Figures of two versions of memwall are not comparable: the model of the hardware may differ. :func:`steps` never
 compares them.
@@ -37,7 +37,7 @@ _FAMILY, _VERSION = "memwall.history", 1
 THRESHOLD = 1e-3
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
-#: how a line begins that a merge left for a person
+#: how a merge-conflict line begins
 _CONFLICT = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 
 
@@ -57,7 +57,7 @@ def _date(value: Any) -> str:
 
 
 class Series(NamedTuple):
-    """What a line of a trend shows: one workload on one GPU under one policy."""
+    """One line of a trend: one workload on one GPU under one policy."""
 
     workload: str
     mode: str
@@ -113,7 +113,7 @@ class Step:
 
     @property
     def worse(self) -> bool:
-        """Whether it moved away from what is better."""
+        """Whether it got worse."""
         return (self.after > self.before) == LIMITS[self.quantity].lower
 
 
@@ -170,10 +170,10 @@ def _utc(date: str) -> str:
 
 
 def committed(folder: str | os.PathLike[str], history: str | os.PathLike[str] = "") -> tuple[str, str]:
-    """Hash and date of the commit that a folder's tracked files are; the history file itself may have changed.
+    """Hash and date of the commit that a folder's tracked files match; the history file itself may have changed.
 
     Raises:
-        UsageError: no repository, no commit yet, or changes that are not committed: figures of those are no commit's.
+        UsageError: no repository, no commit yet, or uncommitted changes: their figures belong to no commit.
     """
     found = _git(folder, "log", "-1", "--format=%H%n%cI")
     but = [":/", f":(exclude,top){_inside(folder, history)}"] if history else [":/"]
@@ -205,10 +205,10 @@ def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
 
 
 def append(path: str | os.PathLike[str], entry: Iterable[Row]) -> None:
-    """Add rows to a history, which need not exist; a row of the same commit and series is replaced.
+    """Add rows to a history file, which need not exist; a row of the same commit and series is replaced.
 
     Raises:
-        UsageError: the file is no history, or it cannot be written.
+        UsageError: the file is not a history, or it cannot be written.
     """
     known = {row.key: row for row in (read(path) if Path(path).exists() else ())}
     known.update((row.key, row) for row in entry)
@@ -219,7 +219,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Row, ...]:
     """The rows of a history in the order of their commits' dates.
 
     Raises:
-        UsageError: no such file, or a line is damaged, of a newer memwall, or there twice with other figures; names it.
+        UsageError: no such file, or a line is damaged, of a newer memwall, or a duplicate with other figures; names it.
     """
     rows: dict[tuple[str, ...], Row] = {}
     for number, line in enumerate(_lines(path), 1):
@@ -283,7 +283,7 @@ def trends(rows: Sequence[Row]) -> dict[Series, tuple[Row, ...]]:
 def steps(rows: Sequence[Row], quantities: Iterable[str] = (), threshold: float = THRESHOLD) -> tuple[Step, ...]:
     """Changes by more than a fraction between neighbouring commits of a series, oldest first.
 
-    None is found where the version of memwall changed, or where a quantity is missing at one of the two.
+    There is no step where the version of memwall changed, or where a quantity is missing at one of the two.
     """
     names = tuple(quantities) or tuple(LIMITS)
     found = []

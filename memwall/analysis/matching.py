@@ -1,9 +1,9 @@
 """Which op of the head is which op of the base: by place first, then by what it does; which groups share ops.
 
-Ops are matched within their module and phase, in order, where name, shapes, dtypes and arguments agree; what is left
-there by name alone (the op is still there and grew), then by class for the classes of :data:`_REPLACED` (another kernel
-does the same); what is left in modules that one side lacks, by all but the place (the module was renamed). The rest
-appeared or vanished.
+Ops are matched within their module and phase, in order, if name, shapes, dtypes and arguments agree; the remaining ones
+by name alone (the op is still there and grew), then by class for the classes of :data:`_REPLACED` (another kernel does
+the same); the remaining ones in modules that one side lacks, by all but the module (it was renamed). The rest appeared
+or vanished.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from memwall.core.graph import Graph, Op
 
-#: classes of which an op takes another's place: one product, one normalization for the other
+#: classes in which an op may replace another: one matrix product or normalization for the other
 _REPLACED = frozenset(("contraction", "convolution", "attention", "normalization"))
 
-#: ops of one module that came or went, beyond which the order is not searched: equal ops are matched from the front
+#: most ops of one module that appeared or vanished for a search by order: beyond, equal ops are matched from the front
 _EDITS = 400
 
 
@@ -51,7 +51,7 @@ def match_ops(base: Graph, head: Graph) -> dict[int, int]:
 def clusters(
     first: Sequence[Sequence[int]], second: Sequence[Sequence[int]], same: Callable[[int], int | None] = lambda op: op
 ) -> list[tuple[list[int], list[int]]]:
-    """Groups of ops of two sides that share ops, directly or by way of others: their numbers on either side.
+    """Groups of ops of two sides that share ops, directly or through others: their numbers on either side.
 
     Every group is in exactly one cluster, those with a group of the first side in its order, then the others.
 
@@ -101,7 +101,7 @@ def _by_place(graph: Graph) -> dict[tuple[str, str], list[int]]:
 
 
 def in_order(base: Sequence[object], head: Sequence[object]) -> list[tuple[int, int]]:
-    """Pairs (base index, head index) of equal items of which the order is the same on both sides."""
+    """Pairs (base index, head index) of equal items in the same order on both sides."""
     if not base or not head:
         return []
     numbers: dict[object, int] = {}

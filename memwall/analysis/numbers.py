@@ -1,4 +1,4 @@
-"""Figures that stand side by side: one scale for all of like size, and the digits that tell unequal ones apart.
+"""Figures shown side by side: one scale for all of like size, and enough digits to distinguish unequal ones.
 
 A value a hair above its limit must not read as the limit itself, so digits are added until it does not.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from memwall.analysis.quantities import LIMITS
 from memwall.core.units import PREFIXES
 
-#: unit -> its scales with what is written behind the number, the largest first
+#: unit -> its scales with the suffix of the number, the largest first
 _SCALES = {
     "B": tuple((scale, f" {prefix}B") for scale, prefix in (*PREFIXES, (1.0, ""))),
     "FLOP": tuple((scale, f" {prefix}FLOP") for scale, prefix in (*PREFIXES, (1.0, ""))),
@@ -29,7 +29,7 @@ _MOST_DIGITS = 15
 #: Numbers farther apart than this get scales of their own.
 _SPREAD = 1000.0
 
-#: A change that is none.
+#: The text of no change.
 NO_CHANGE = "0 %"
 
 #: unit -> nearer than this, as a fraction, two numbers differ by rounding alone; whole numbers are exact
@@ -83,7 +83,7 @@ def _fixed(value: float, digits: int, *, whole: bool) -> str:
 
 
 def change_text(change: float | None, allowed: float | None = None, unit: str = "") -> str:
-    """``+1.7 %``, with digits enough to tell it from 0 and from the change that was allowed; empty for None."""
+    """``+1.7 %``, with enough digits to distinguish it from 0 and from the allowed change; empty for None."""
     if change is None:
         return ""
     rounding = _ROUNDING.get(unit, _NO_ROUNDING)

@@ -4,8 +4,8 @@ Levels: ATen as called; core ATen (``torch._decomp.core_aten_decompositions``); 
 decomposition and reference); and, from Inductor's own lowering where it is given, its graph, its loop-level IR and its
 kernels. Each distinct call of a traced Graph is decomposed once, on tensors without data, and multiplied by how often
 it occurs; below ATen, in-place calls count as their functional form. Calls that move nothing (views, allocations) are
-counted apart: the model's own stand unchanged at the first three levels, those that decompositions make are added. The
-optimizer is left out, as ``torch.compile(model)`` leaves it.
+counted separately: the model's own are the same at the first three levels, those of decompositions are added. The
+optimizer is left out, as in ``torch.compile(model)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PHASES = ("forward", "backward")
 
-#: Level -> how many operators PyTorch 2.0 was announced with there.
+#: Level -> number of operators in the announcement of PyTorch 2.0.
 PUBLISHED: Mapping[str, str] = {"ATen": "~2000+", "prims": "~250", "loop IR": "~50"}
 PUBLISHED_SOURCE = (
     "PrimTorch takes ~2000+ operators to a closed set of ~250 primitive operators, TorchInductor's core loop level IR "
@@ -156,7 +156,7 @@ def operator_sets() -> dict[str, int]:
     }  # fmt: skip
 
 
-#: Methods of the ops handler that stand for no op: the ends of a traced loop body.
+#: Methods of the ops handler that are not ops: the ends of a traced loop body.
 _NO_LOOP_OPS = frozenset(("output", "placeholder"))
 
 
@@ -186,13 +186,13 @@ def _distinct_calls(graph: Graph, phases: tuple[str, ...]) -> list[tuple[Op, int
 def _lowered(
     graph: Graph, distinct: list[tuple[Op, int]], table: Mapping[Any, Callable[..., Any]], failed: dict[str, str]
 ) -> Level:
-    """What is left of each call when everything that the table can decompose is decomposed."""
+    """What is left of each call after the table has decomposed all it can."""
     total: Counter[str] = Counter()
     free = 0
     for op, times in distinct:
         try:
             ops, made = _leaves(graph, op, table)
-        except Exception as error:  # what a decomposition raises is as manifold as what it computes
+        except Exception as error:  # a decomposition may raise anything
             failed.setdefault(op.name, (str(error) or type(error).__name__).partition("\n")[0])
             ops, made = Counter({_functional(op.name): 1}), 0
         for name, count in ops.items():
@@ -225,7 +225,7 @@ def _leaves(graph: Graph, op: Op, table: Mapping[Any, Callable[..., Any]]) -> tu
 
 
 class _WithoutData:
-    """Every value as a tensor of its own on the meta device."""
+    """Every value as a separate tensor on the meta device."""
 
     device = "meta"
 
@@ -243,7 +243,7 @@ class _WithoutData:
 
 
 def _leaf_counter(table: Mapping[Any, Callable[..., Any]]) -> Any:
-    """A dispatch mode that decomposes by the table, and counts what it does not hold."""
+    """A dispatch mode that decomposes by the table, and counts the ops that are not in it."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from memwall.ops.signatures import signature_of
@@ -263,7 +263,7 @@ def _leaf_counter(table: Mapping[Any, Callable[..., Any]]) -> Any:
                     functional(*args, **kwargs)
                 return args[0]
             rule = table.get(func) or (func.decompose if _is_composite(func) else None)
-            if rule is not None and func not in self._open:  # some rules end in the op that they are for
+            if rule is not None and func not in self._open:  # some rules call the op that they decompose
                 self._open.append(func)
                 counted = Counter(self.ops), self.free_calls
                 try:
@@ -285,7 +285,7 @@ def _leaf_counter(table: Mapping[Any, Callable[..., Any]]) -> Any:
 
 
 def _functional_form(func: Any) -> Any:
-    """The operator that returns what an in-place one writes; None for others, and where there is none."""
+    """The functional form of an in-place operator; None for others, and if there is none."""
     import torch
 
     name = str(func._schema.name)
@@ -301,7 +301,7 @@ def _is_in_place(packet: str) -> bool:
 
 
 def _is_composite(func: Any) -> bool:
-    """Whether the dispatcher itself takes an operator apart."""
+    """Whether the dispatcher itself decomposes an operator."""
     from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
 
     return _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)

@@ -1,8 +1,8 @@
 """Where two plans of one graph differ, and what the difference costs.
 
-Two ops are *together* when some kernel computes both, *apart* when none does. Pairs that could meet are counted: one
-reads what the other wrote, or both read the same version of a tensor. Pairs with a matrix kernel are left out, as no
-policy fuses across one, so counting them would flatter.
+Two ops are *together* when some kernel computes both, *apart* otherwise. Pairs that could be fused are counted: one
+reads what the other wrote, or both read the same version of a tensor. Pairs with a matrix kernel are left out: no
+policy fuses across one, so counting them would inflate the score.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import predict_cost
 from memwall.record.kernels import collapse
 
-#: readers of one tensor that are paired with each other: each with the next so many
+#: readers of one tensor are each paired with this many next ones
 _SIBLINGS = 4
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Kernels of two plans that run the same ops in other groups; repeated layers are one row.
+    """Kernels of two plans that run the same ops in different groups; repeated layers are one row.
 
     Bytes and seconds are those of the second plan minus those of the first, over all ``count`` places.
     """
@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """How far two plans agree. ``pairs`` could meet; ``same`` of them are fused in both plans or in neither.
+    """How far two plans agree. ``pairs`` could be fused; ``same`` of them are fused in both plans or in neither.
 
     ``all_pairs`` are all pairs of ops of one phase, matrix kernels aside, ``all_same`` those on which the groups that
     own them agree.
@@ -89,7 +89,7 @@ def plan_diff(
 
 
 def _rand(graph: Graph, first: Plan, second: Plan, phases: Sequence[str]) -> tuple[int, int]:
-    """All pairs of ops of a phase, and those that are in one group of both plans or of neither."""
+    """All pairs of ops of a phase, and those that are in one group in both plans or in neither."""
     owners = [{op: n for n, group in enumerate(plan.groups) for op in group.op_ids} for plan in (first, second)]
     pairs = same = 0
     for phase in phases:

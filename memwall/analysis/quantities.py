@@ -1,13 +1,13 @@
 """Every quantity that memwall shows, sorts by, limits or follows: one row each.
 
-A row says what the quantity is called, its unit, which way is better, how it is read off a kernel (or some kernels
-together) and off a whole workload, and where it appears: as a column of a table, as a key of ``--sort``, as a limit of
+A row says what the quantity is called, its unit, which way is better, how it is read from a kernel (or some kernels
+together) and from a whole workload, and where it appears: as a column of a table, as a key of ``--sort``, as a limit of
 a gate (and so in a history). A new row appears there by itself.
 
-A whole-workload figure is read off a schedule or a profile; where a quantity adds up over kernels it can be limited per
+A whole-workload figure is read from a schedule or a profile; a quantity that adds up over kernels can be limited per
 module too. A kernel belongs to a module pattern if all its ops' common module, or a parent of it, matches.
 
-Nothing is imported here that takes time: the command line's options read this table.
+Nothing slow is imported here: the command line's options read this table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Quantity:
     unit: str
     lower: bool = True
     #: what a gate's limit on it depends on: ``schedule`` (GPU and policy), ``profile`` (neither), or ``machine`` (timed
-    #: by :mod:`memwall.gate.run`, and there alone); empty where it is no limit
+    #: by :mod:`memwall.gate.run` only); empty if it cannot be limited
     per: str = ""
     #: how a whole-workload figure is read
     read: Callable[[Profile, Schedule], float | None] = lambda profile, schedule: None
@@ -46,13 +46,13 @@ class Quantity:
     #: with ``?`` the column may go where the page is narrow
     tables: str = ""
     heading: str = ""
-    #: what stands under the heading, where it is not the unit's own
+    #: the text under the heading, if it is not the unit's own
     unit_text: str = ""
     #: columns stand in this order, from the left
     place: int = 0
     #: the quantity whose scale a column of seconds takes
     like: str = ""
-    #: whether it says nothing of kernels that no formula models
+    #: whether it is unknown for kernels that no formula models
     needs_formula: bool = False
 
     def of(self, row: Any) -> Any:
@@ -78,7 +78,7 @@ def _wall(name: str) -> Callable[[Profile, Schedule], float | None]:
 
 
 def graph_breaks(profile: Profile, schedule: Schedule | None = None) -> float | None:
-    """Breaks that TorchDynamo meets in the step, each line as often as it is reached; None without a capture."""
+    """TorchDynamo's graph breaks in the step, each line as often as it is reached; None without a capture."""
     from memwall.frontend.dynamo.capture import capture_of
 
     capture = capture_of(profile.capture)
@@ -86,7 +86,7 @@ def graph_breaks(profile: Profile, schedule: Schedule | None = None) -> float | 
 
 
 def coverage(profile: Profile, schedule: Schedule | None = None) -> float:
-    """Fraction of ops that a formula models, in the graph that has least: GPUs may run other attention kernels."""
+    """Fraction of ops that a formula models, in the worst graph: GPUs may run different attention kernels."""
     return min(sum(cost.modeled for cost in costs) / len(costs) if costs else 1.0 for costs in profile.costs)
 
 
@@ -111,7 +111,7 @@ def materialized_bytes(schedule: Schedule, profile: Profile) -> int:
 
 
 def _written_apart(profile: Profile, schedule: Schedule) -> set[int]:
-    """Storages that one kernel writes and another touches: what a saved schedule, which has no plan, still says."""
+    """Storages that one kernel writes and another touches: known also for a saved schedule, which has no plan."""
     graph = profile.graphs[schedule.graph]
     kernel_of = {op: kernel.id for kernel in schedule.kernels for op in kernel.op_ids}
     writers: dict[int, set[int]] = {}
@@ -153,7 +153,7 @@ _ROWS = (
     Quantity(name="graph_breaks", title="graph breaks", unit="count", per="profile", read=graph_breaks),
     Quantity(name="measured_s", title="measured time", unit="s", per="machine"),
     Quantity(name="coverage", title="ops with a formula", unit="fraction", lower=False, per="profile", read=coverage),
-    # what kernels have besides
+    # further quantities of kernels
     Quantity(name="count", title="equal kernels", unit="count", attribute="count", sort="count", place=90),
     Quantity(name="flop_share", title="share of the FLOPs", unit="fraction", attribute="flop_share",
              tables="class share", heading="FLOPs", place=21),
@@ -188,7 +188,7 @@ def _named(rows: Iterable[Quantity], key: Callable[[Quantity], str]) -> dict[str
     """The rows that have a key, by it.
 
     Raises:
-        ValueError: two rows have the same.
+        ValueError: two rows have the same key.
     """
     named: dict[str, Quantity] = {}
     for row in rows:

@@ -1,12 +1,12 @@
-"""What fusion saves: policies side by side, group by group, module by module, and what was left apart.
+"""What fusion saves: policies side by side, group by group, module by module, and what was not fused.
 
 Conventions. Every policy is compared with eager on the same GPU and against ``ideal``, the most that any fusion could
-win; both are simulated where the profile lacks them. A group saves the eager kernels of its ops less itself; since a
-plan holds every op once, the savings of all groups add up to the difference of the totals. A kernel stands under the
+win; both are simulated if the profile lacks them. A group saves the time of its ops' eager kernels less its own; since
+a plan holds every op once, the savings of all groups add up to the difference of the totals. A kernel belongs to the
 module that all its ops share, and so do the eager kernels that it replaces. Repeated groups (the same ops in the same
 place of a repeated block, moving the same bytes) form one row with a count. A missed fusion is a refusal of the plan
-whose two ops did not come together by another way; what it would win is counted for each alone, so wins overlap where
-two of them share a tensor.
+whose two ops were not fused by another route; its gain is computed for each alone, so gains overlap where two of them
+share a tensor.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from memwall.record.kernels import collapse, common_module, kernel_module, short
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
 
-#: refusals of this rule are no miss: the fusion was modeled to lose
+#: refusals by this rule are not misses: the fusion was modeled to lose
 DECLINED = "slower when fused"
-#: the share of the eager time that a step of a waterfall saves at least
+#: the least share of the eager time that a step of a waterfall saves
 LEAST_STEP = 1e-3
 
 
@@ -81,7 +81,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Equal pairs of ops that stayed in two kernels: why, and what each alone would save, summed over ``count``."""
+    """Equal pairs of ops that were not fused: why, and what each alone would save, summed over ``count``."""
 
     producer: str
     consumer: str
@@ -247,7 +247,7 @@ def _by_module(policies: PolicySet, schedule: Schedule, renamed: dict[str, str])
 
 
 def waterfall(policies: PolicySet, schedule: Schedule, *, top: int = 10) -> Waterfall:
-    """The ``top`` largest savings as steps from the eager time down to that of the policy; the least are no step."""
+    """The ``top`` largest savings as steps from the eager time down to the policy's; small ones are merged."""
     eager_s, time_s = policies.eager.totals.time_s, schedule.totals.time_s
     rows = [row for row in group_savings(policies, schedule) if row.saved_s > LEAST_STEP * eager_s][:top]
     steps = tuple(Step(row.name, row.module, row.op_class, row.count, row.saved_s) for row in rows)

@@ -2,11 +2,11 @@
 
 Conventions. A kernel belongs to the phase of its last op and to the module that all of its ops share. Kernels that
 repeat (the same op on the same shapes in the same place of a repeated block) form one row with a count; all its figures
-are sums over the repeats. A row's wall is the one that most of its time stands under.
+are sums over the repeats. A row's wall is the one that most of its time belongs to.
 
 *Times fewer FLOP/s*: the FLOP/s that the matrix classes (contraction, convolution, attention: those that MFU counts)
 attain together, over the FLOP/s that a class attains. None for the matrix classes themselves, and for a class that does
-less than one FLOP per hundred bytes: it moves data, and a ratio would say nothing.
+less than one FLOP per hundred bytes: it moves data, and a ratio would mean nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from memwall.simulate.schedule import MODEL_CLASSES, Schedule
 #: FLOP per byte below which a class moves data rather than computes
 LEAST_INTENSITY = 0.01
 
-#: the row of all that has no row of its own
+#: the row that collects the rest
 OTHERS = "(others)"
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def share(part: float, whole: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What some kernels take together: launches, FLOPs, compulsory DRAM bytes, seconds."""
+    """Sums over some kernels: launches, FLOPs, compulsory DRAM bytes, seconds."""
 
     launches: int
     flops: int
@@ -90,7 +90,7 @@ class Sums:
     compute_s: float
     memory_s: float
     overhead_s: float
-    #: the wall that most of the time stands under
+    #: the wall that most of the time belongs to
     limited_by: str
 
     @classmethod
@@ -115,12 +115,12 @@ class Sums:
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """8 of 10 real runs lie between these."""
+        """The 80 % interval of the modeled time."""
         return self.low_s, self.high_s
 
 
 def time_by_wall(rows: Iterable[Estimate | Sums]) -> dict[str, float]:
-    """Seconds per wall, each row whole under what limits it."""
+    """Seconds per wall, each row counted whole under what limits it."""
     walls = dict.fromkeys(WALLS, 0.0)
     for row in rows:
         walls[row.limited_by] += row.time_s
@@ -254,7 +254,7 @@ def kernel_rows(
     """The kernels, repeated ones as one row, largest first by ``sort``.
 
     Raises:
-        UsageError: ``sort`` is no sort key.
+        UsageError: ``sort`` is not a sort key.
     """
     if sort not in SORT_KEYS:
         raise UsageError(f"cannot sort by {sort!r}; choose one of {', '.join(SORT_KEYS)}")

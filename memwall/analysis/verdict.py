@@ -1,4 +1,4 @@
-"""One plain sentence per schedule: which wall it hits and what would move it, each figure computed by a replay.
+"""One sentence per schedule: which wall it hits and what would move it, each figure computed by a replay.
 
 A replay runs the kernels again through the launch queue of :mod:`memwall.simulate.launch_queue` with one term changed:
 half the memory seconds (twice the bandwidth), half the compute seconds (twice the FLOP/s), no wait for the CPU (CUDA
@@ -157,7 +157,7 @@ def main_pipe(profile: Profile, schedule: Schedule) -> Pipe | None:
 
 
 def _faster_pipe(profile: Profile, schedule: Schedule) -> str:
-    """The way to fix it for fp32 matrix work on a GPU with tensor cores."""
+    """The faster pipe for fp32 matrix work on a GPU with tensor cores."""
     gpu, pipe = schedule.gpu, main_pipe(profile, schedule)
     if pipe is None or pipe.dtype != "float32":
         return ""

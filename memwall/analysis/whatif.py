@@ -1,9 +1,9 @@
-"""What-ifs: the totals again on a GPU with other numbers, or with modules written as one kernel each by hand.
+"""What-ifs: the totals again on a GPU with other numbers, or with each module hand-fused into one kernel.
 
 ``dram_bytes_per_s*=2`` changes one number of the GPU and leaves all others as they are: more multiprocessors alone
-raise no peak. ``fuse:layers.*.mlp`` puts all ops of each module that the pattern finds, phase by phase, into one
-kernel, contractions included and whatever our planner's rules say, as if all that lies between them stayed on chip. Our
-planner plans the rest anew around it; Inductor's groups stay as they are but for the ops taken out.
+raise no peak. ``fuse:layers.*.mlp`` puts all ops of each module that the pattern matches, phase by phase, into one
+kernel, contractions included and whatever the planner's rules say, as if every intermediate stayed on chip. memwall's
+planner plans the rest again around it; Inductor's groups stay as they are except for the ops taken out.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule, Totals
 
-#: Policies that decide anew on a GPU with other numbers, and around modules written by hand. The others keep their
-#: groups: eager has none, and Inductor hardly looks at the numbers.
+#: Policies that plan again on a GPU with other numbers, and around hand-fused modules. The others keep their groups:
+#: eager has none, and Inductor hardly depends on the numbers.
 REPLANNED = frozenset(("memwall",))
-#: Policies that no hand-written kernel changes: a floor.
+#: Policies that no hand-fused kernel changes: a lower bound.
 FLOORS = frozenset(("ideal",))
 
 _OPERATORS: Mapping[str, Callable[[float, float], float]] = {
@@ -43,7 +43,7 @@ _UNITS: Mapping[str, str] = {
     "flop_per_s": "FLOP/s", "bytes_per_s": "B/s", "bytes": "B", "_s": "s", "_hz": "Hz", "_w": "W", "": "",
 }  # fmt: skip
 
-#: The numbers of a GPU that stand alone, and those that come in tables with their keys.
+#: A GPU's scalar numbers, and those that come in tables with their keys.
 SCALARS = tuple(name for name, row in FIELDS.items() if name.endswith(("_s", "_bytes", "_hz", "_w", "_count")))
 TABLES: Mapping[str, tuple[Callable[[Any], float], tuple[str, ...]]] = {
     "peak_flop_per_s": (positive, PIPE_NAMES),
@@ -99,7 +99,7 @@ class GpuChange:
 
 @dataclass(frozen=True)
 class FuseChange:
-    """All ops of each module that ``pattern`` finds, of one phase, in one kernel. ``*`` stands for any text."""
+    """All ops of one phase of each module that ``pattern`` matches, in one kernel. ``*`` matches any text."""
 
     text: str
     pattern: str
@@ -112,7 +112,7 @@ def parse_change(text: str) -> Change:
     """A what-if as it is written on the command line.
 
     Raises:
-        UsageError: it is none; names the nearest field, or shows how one is written.
+        UsageError: it is not a what-if; names the nearest field, or shows the syntax.
     """
     text = text.strip()
     if text.startswith("fuse:"):
@@ -206,11 +206,11 @@ def what_if(
 ) -> list[Outcome]:
     """Totals before and after each change, and after all of them together where there are several.
 
-    Plans are those of the profile's own simulations; what it lacks, or was read from a record, is planned here.
+    Plans are those of the profile's own simulations; missing ones, and those of a saved record, are made here.
 
     Args:
-        regions: number of a graph -> for each of its ops the region that the profile was planned with; our planner
-            fuses within one only.
+        regions: number of a graph -> for each of its ops the region that the profile was planned with; memwall's
+            planner fuses within one only.
 
     Raises:
         UsageError: a change fits neither the GPU nor the model.
@@ -247,7 +247,7 @@ def _outcome(profile: Profile, before: Schedule, changes: Sequence[Change], regi
 
 
 def _regions(graph: Graph, patterns: Sequence[str], apart: Sequence[int] | None) -> list[int]:
-    """A region for each module that a pattern finds: no kernel of the planner's reaches across its border."""
+    """A region for each module that a pattern matches: none of the planner's kernels crosses its border."""
     regions = [0] * len(graph.ops) if apart is None else [*apart]
     free = max(regions, default=0) + 1
     numbers: dict[tuple[str, str], int] = {}

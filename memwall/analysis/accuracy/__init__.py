@@ -1,7 +1,7 @@
 """The model scored against measured times, and its constants fitted to them.
 
-In: files of measured times (``reading``): saved profiles, and tables of others, told apart by their columns
-(``tables``). A row of a table becomes a sample (``samples``), what the model says of it a row (``predict``). Out:
+In: files of measured times (``reading``): saved profiles, and other projects' tables, identified by their columns
+(``tables``). A row of a table becomes a sample (``samples``), the model's prediction for it a row (``predict``). Out:
 scores of rows (``scores``), fitted constants (``fit``), and the file of a GPU that states them (``refit``). Start with
 :func:`score_files`.
 """

@@ -1,8 +1,8 @@
 """Constants of a family on one GPU, fitted to the samples whose time they decide.
 
-What is made small is the mean of ``|log(modeled / measured)|`` over at most :data:`MOST` samples of the fit half, by
+The fit minimizes the mean of ``|log(modeled / measured)|`` over at most :data:`MOST` samples of the fit half, by
 Nelder-Mead from the present values, within the range that each constant states. The rest of a sample's time (other
-launches, floors) stays as it is. The other half is looked at for the scores alone.
+launches, floors) is fixed. The other half is used for the scores only.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from memwall.perfmodel.launch import call_s
 from memwall.perfmodel.memory import kept_share
 from memwall.perfmodel.roofline import bound_s, launch_floor_s
 
-#: samples that one fit looks at, and times that it may compute them all for each constant
+#: most samples of one fit, and most evaluations of them all for each constant
 MOST, TRIES = 600, 40
-#: fewer samples in a half are no fit
+#: fewest samples in a half for a fit
 LEAST = 8
 SEED = 20200701
 #: a data set's shortest time is a floor if it is no more than so many launches back to back; a call takes up to 40
@@ -58,7 +58,7 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit found; scores are on the half that it did not see."""
+    """The result of a fit; scores are on the held-out half."""
 
     target: Target
     values: Mapping[str, float]
@@ -82,8 +82,8 @@ class _Part(NamedTuple):
     bound_s: float
 
 
-class _Board(NamedTuple):
-    """What the launch formulas ask of a GPU: constants that are being tried."""
+class _TrialGpu(NamedTuple):
+    """A GPU for the launch formulas, with the constants that are being tried."""
 
     name: str
     utilization: Mapping[str, float]
@@ -110,8 +110,8 @@ def by_target(samples: Iterable[Sample]) -> dict[Target, list[Sample]]:
 
 
 def by_launch(samples: Iterable[Sample]) -> dict[Target, list[Sample]]:
-    """Samples by the way of timing, those at the floor only: within three times the shortest of their data set, where
-    that is short enough to be one."""
+    """Samples by the way of timing, only those at the floor: within three times the shortest of their data set, if that
+    is short enough to be a floor."""
     shortest: dict[tuple[str, str], float] = {}
     given = list(samples)
     for sample in given:
@@ -173,8 +173,8 @@ def _ratios(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
 
 
 def residuals(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
-    """Measured over modeled, of the kernels alone: without the host's way around an eager call, and only where the
-    kernels take at least half of the time. Of a way of launching, of the host alone, where it takes more than half."""
+    """Measured over modeled, of the kernels alone: without the host overhead of an eager call, and only if the kernels
+    take at least half of the time. For a way of launching, of the host alone, if it takes more than half."""
     host_alone = known.FAMILY == "launch"
     found = []
     for part, ratio in zip(parts, _ratios(gpu, parts, known), strict=True):
@@ -191,7 +191,9 @@ def residuals(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]
 def _with_launch(gpu: Gpu, known: Constants, launch: str) -> Gpu:
     table = f"launch.{launch}"
     values = {f"{table}.{name}": value for name, value in asdict(known).items()}
-    board = _Board(gpu.name, {**gpu.utilization, **values}, {**gpu.fitted_on, table: gpu.name}, gpu.launch_overhead_s)
+    board = _TrialGpu(
+        gpu.name, {**gpu.utilization, **values}, {**gpu.fitted_on, table: gpu.name}, gpu.launch_overhead_s
+    )
     return cast(Gpu, board)
 
 
@@ -261,7 +263,7 @@ def _searched(kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence
         return sum(abs(math.log(max(ratio, 1e-9))) for ratio in ratios) / len(ratios)
 
     best = list(first)
-    for step in (0.2, -0.1):  # begun again from where it ended, with a simplex to the other side
+    for step in (0.2, -0.1):  # restart from where it ended, with a simplex to the other side
         best = _descend(optimize, loss, best, bounds, step)
     # A constant on which no sample depends keeps its value.
     least = loss(best)
@@ -292,7 +294,7 @@ def _descend(
 
 
 def with_interval(known: Constants, residuals: Sequence[float]) -> Constants:
-    """The constants with the interval of 8 in 10 residuals; it holds 1, the prediction itself. Too few leave it."""
+    """The constants with the 80 % interval of the residuals; it contains 1, the prediction. Too few leave it as is."""
     if len(residuals) < LEAST:
         return known
     low, high = (f.metadata for f in fields(known) if f.name in INTERVAL)

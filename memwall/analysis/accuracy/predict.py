@@ -1,4 +1,4 @@
-"""Samples → rows: what the model says of them, and the two rooflines that it has to beat.
+"""Samples → rows: the model's predictions, and the two rooflines that it has to beat.
 
 R0 is the datasheet roofline. R1 reaches 75 % of the peak and 85 % of the bandwidth, and adds 3 us.
 """
@@ -34,7 +34,7 @@ def model_rows(samples: Iterable[Sample]) -> list[Row]:
 
 
 def predicted(sample: Sample) -> Prediction:
-    """What the model says, with the host's way around the launch where that was timed too."""
+    """The model's prediction, with the host overhead of the launch if that was timed too."""
     cost, gpu, launch = sample.cost, sample.gpu, sample.launch
     found = predict_cost(cost, gpu, sample.resident_bytes, launch)
     if launch != "call":
@@ -52,7 +52,7 @@ def predicted(sample: Sample) -> Prediction:
 
 
 def _eager_call_s(gpu: Gpu, cost: Cost, kernels_s: float) -> float:
-    """Seconds of an eager call whose kernels take ``kernels_s``; those after the first wait for their launch only."""
+    """Seconds of an eager call whose kernels take ``kernels_s``; those after the first wait only for their launch."""
     more_s = (cost.kernels - 1) * launch_floor_s(gpu)
     return call_s(gpu, kernels_s + more_s, cost.launches[0])
 
@@ -71,8 +71,8 @@ def _row(sample: Sample, predicted: Prediction) -> Row:
 
 
 def limited_by(sample: Sample, predicted: Prediction) -> str:
-    """The largest term. An eager call is overhead where an empty one takes more than half as long: the way back to the
-    host passes while a long kernel runs."""
+    """The largest term. An eager call is overhead if an empty one takes more than half as long: a long kernel hides the
+    return to the host."""
     if sample.launch != "call":
         return predicted.limited_by
     empty_s = _eager_call_s(sample.gpu, sample.cost, 0.0)
@@ -80,7 +80,7 @@ def limited_by(sample: Sample, predicted: Prediction) -> str:
 
 
 def known_by(cost: Cost, gpu: Gpu) -> str:
-    """How the constants of a cost's launches are known: the worst of ``memwall.perfmodel.families.CALIBRATED``."""
+    """How a cost's launches are calibrated: the worst of ``memwall.perfmodel.families.CALIBRATED``."""
     works = (as_run(work, gpu) for work in cost.launches)
     known = {calibrated(CONSTANTS[work.FAMILY], gpu, work.variant) for work in works}
     return max(known, key=CALIBRATED.index)

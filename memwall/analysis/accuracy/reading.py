@@ -1,4 +1,4 @@
-"""Files of measured times → samples and rows, and these modeled: a saved profile by its suffix, a table by its columns.
+"""Files of measured times → samples and modeled rows: a saved profile by its suffix, a table by its columns.
 
 Lines that begin with ``#`` before the header are comments. A row that cannot be scored is counted by its reason.
 """
@@ -25,7 +25,7 @@ from memwall.record.profile import Profile
 
 @dataclass
 class Measured:
-    """What a file holds: samples that are to be modeled, rows that are modeled already, and what was left out."""
+    """What a file holds: samples to be modeled, rows that are already modeled, and what was left out."""
 
     samples: list[Sample] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Measured:
     skipped: Counter[str] = field(default_factory=Counter)
 
     def add(self, item: Sample | Row) -> None:
-        """Take one."""
+        """Add a sample or a row."""
         if isinstance(item, Row):
             self.rows.append(item)
         else:
@@ -44,7 +44,7 @@ def read_measured(path: str | Path) -> Measured:
     """All of a saved profile with measurements (.json), or of a table (.csv).
 
     Raises:
-        UsageError: the file cannot be read, holds nothing to score, or is of no kind that is known; names the place.
+        UsageError: the file cannot be read, holds nothing to score, or is of no known kind; names the place.
     """
     source = Path(path)
     read = _READERS.get(source.suffix.lower())
@@ -138,8 +138,8 @@ _READERS: Mapping[str, Callable[[Path], Measured]] = {".json": _profile, ".csv":
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of shapes that constants may be fitted to, those of other shapes, and all of them on GPUs whose own
-    constants were taken away."""
+    """The rows of shapes that constants may be fitted to, those of held-out shapes, and all rows on held-out GPUs
+    (their own constants removed)."""
 
     fit: list[Row]
     held_out: list[Row]
@@ -148,7 +148,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Scored:
-    """Rows with their predictions. ``skipped``: reason -> rows that could not be scored; ``split`` where asked for."""
+    """Rows with their predictions. ``skipped``: reason -> rows that could not be scored; ``split`` if asked for."""
 
     rows: list[Row]
     skipped: Mapping[str, int] = field(default_factory=dict)

@@ -20,14 +20,14 @@ from memwall.record.profile import Profile
 
 
 class Refit(NamedTuple):
-    """What was found, and the file that says it."""
+    """The fits of a GPU, and the file that states them."""
 
     fits: list[Fit]
     text: str
 
 
 def refit(path: str | Path) -> Refit:
-    """Fit to the rows of one GPU: a table that is known, or a saved profile with eager measurements.
+    """Fit to the rows of one GPU: a known kind of table, or a saved profile with eager measurements.
 
     Raises:
         UsageError: the file cannot be read, its rows are of several GPUs, or too few for any fit.
@@ -66,8 +66,8 @@ def fit_gpu(
     samples: Sequence[Sample], *, search: bool = True, wanted: Callable[[Target], bool] = lambda target: True,
     seed: int = SEED,
 ) -> list[Fit]:  # fmt: skip
-    """All tables that the samples of one GPU say something about, its ways of launching first; each fit knows the
-    constants that those before it found.
+    """All tables that the samples of one GPU can fit, its ways of launching first; each fit uses the constants that
+    earlier ones found.
 
     Raises:
         MissingError: scipy is not installed.
@@ -96,7 +96,7 @@ def fitted_gpu(gpu: Gpu, fits: Iterable[Fit]) -> Gpu:
 
 
 def tables_of(fits: Iterable[Fit], source: str) -> dict[str, list[Constant]]:
-    """What a GPU's file is to say: a table of constants for each fit; ``source`` names the rows."""
+    """The tables of constants for a GPU's file, one for each fit; ``source`` names the rows."""
     tables = {}
     for found in fits:
         rows = source or ", ".join(found.datasets)

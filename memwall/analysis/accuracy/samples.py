@@ -17,12 +17,12 @@ class Sample:
     """A measured launch, or the launches of one op.
 
     ``launch`` names the way of timing (:class:`memwall.hardware.constants.LaunchConstants`): ``graph``, ``kernel`` or
-    ``call``. ``resident_bytes`` of what it reads were in L2 before it began. ``shape`` is what tells it from other
-    shapes, for the split into rows to fit and rows to score.
+    ``call``. ``resident_bytes`` of what it reads were in L2 before it began. ``shape`` identifies its shape, for the
+    split into rows to fit and rows to score.
     """
 
     dataset: str
-    #: as the data name it, and the GPU that it is
+    #: the data set's name, and the GPU it refers to
     label: str
     gpu: Gpu
     op_class: str
@@ -34,12 +34,12 @@ class Sample:
     measured_s: float
     #: seconds to which the data are rounded
     resolution_s: float = 0.0
-    #: what tells the half that it belongs to; empty: its shape
+    #: the key of the half that it belongs to; empty: its shape
     split: str = ""
 
     @property
     def split_by(self) -> str:
-        """What tells the half that it belongs to: rows of one shape, whatever their GPU, are in one half."""
+        """The key of the half that it belongs to: rows of one shape, on any GPU, are in one half."""
         return self.split or self.shape
 
 
@@ -61,13 +61,13 @@ def halves(samples: Iterable[Sample]) -> tuple[list[Sample], list[Sample]]:
 
 @lru_cache(maxsize=64)
 def held_out_gpu(gpu: Gpu) -> Gpu:
-    """The GPU as if no kernel had been measured on it: with the constants of the most similar of the others. The
-    host's way around an eager call, which is no property of a GPU, stays."""
+    """The GPU as if no kernel had been measured on it: with the constants of the most similar other GPU. The host
+    overhead of an eager call is kept: it is not a property of the GPU."""
     host = {key: n for key, n in gpu.utilization.items() if key.startswith("launch.call.")}
     others = [other for other in stated() if other.name != gpu.name]
     return inherit(replace(gpu, utilization=host, fitted_on={}), others)
 
 
 def left_out(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples on GPUs as if there were no data of them."""
+    """The samples on GPUs as if no data of them existed."""
     return [replace(sample, gpu=held_out_gpu(sample.gpu)) for sample in samples]

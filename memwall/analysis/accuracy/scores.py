@@ -3,12 +3,12 @@
 An absolute percentage error (APE) is ``|modeled - measured| / measured``; the bias is the mean of the same with its
 sign, above 0 where the model is too slow. Each distinct kernel counts once, however often a step repeats it.
 
-The regime of a row is ``overhead`` where the floor is more than half of its own time, else the larger datasheet term.
-The floor is the shortest time of the op on that GPU (a class may hold ops whose calls take the host 27 and 58 us);
-where that is far over the shortest of all classes, the op has no row at its floor, and that of all classes stands in.
-Rows of which rounded times do not tell whether they are overhead have no regime: of times in whole microseconds a floor
-of 1 may be 0.5 to 1.5, and what took 3 may be overhead or not. Cohen's kappa says how far the model's own labels agree
-with the regimes, chance taken off.
+The regime of a row is ``overhead`` if the floor is more than half of its own time, else the larger datasheet term. The
+floor is the shortest time of the op on that GPU (a class may hold ops whose calls take the host 27 and 58 us); if that
+is far over the shortest of all classes, the op has no row at its floor, and the floor of all classes is used. Rows have
+no regime if rounding hides whether they are overhead: in whole microseconds a floor of 1 may be 0.5 to 1.5, so a time
+of 3 may be overhead or not. Cohen's kappa is the agreement of the model's own labels with the regimes, corrected for
+chance.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any
 CLOSE = 0.2
 #: the floor is more than this of a time that is overhead
 FLOOR_SHARE = 0.5
-#: the shortest row of a class is at its floor if it takes up to so many times as long as that of all classes: a call of
+#: the shortest row of a class is at its floor if it takes up to this many times the shortest of all classes: a call of
 #: several kernels takes up to seven
 FLOOR_FACTOR = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kernel. Seconds of one launch; what the data do not say is None or empty.
+    """One kernel. Seconds of one launch; what the data do not state is None or empty.
 
-    ``bound_s`` is None too where what a kernel touches is not over twice the L2: such a kernel may beat it.
+    ``bound_s`` is also None if a kernel touches no more than twice the L2: it may beat the bound.
     """
 
     dataset: str
@@ -43,9 +43,9 @@ class Row:
     modeled_s: float
     measured_s: float
     bound_s: float | None = None
-    #: what tells it from other rows of its class: the op's name first, where the class has several, then its sizes
+    #: identifies it within its class: the op's name first, if the class has several, then its sizes
     shape: str = ""
-    #: 8 of 10 such kernels are said to lie between these
+    #: the 80 % interval
     low_s: float | None = None
     high_s: float | None = None
     #: the largest term of the prediction; the larger of compute and bandwidth by the datasheet
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def is_violation(self) -> bool:
-        """Whether it was measured faster than our speed of light, by more than rounding: our error."""
+        """Whether it was measured faster than the bound, by more than rounding: a model error."""
         return self.bound_s is not None and self.measured_s + self.resolution_s / 2 < self.bound_s
 
     @property
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The score of some rows. Fractions, not percent; ``spearman`` is None where ranks say nothing."""
+    """The score of some rows. Fractions, not percent; ``spearman`` is None if ranks are meaningless."""
 
     dataset: str
     gpu: str
@@ -106,7 +106,7 @@ def score(rows: Iterable[Row]) -> tuple[Cell, ...]:
     return _cells(rows, lambda row: (row.dataset, row.gpu, row.op_class, row.dtype))
 
 
-#: What stands for all classes, or all dtypes, of a data set on a GPU.
+#: The label for all classes, or all dtypes, of a data set on a GPU.
 ALL = "all"
 
 
@@ -129,7 +129,7 @@ Place = tuple[str, str, str, str, str]
 
 
 def floors_s(rows: Iterable[Row]) -> dict[Place, float]:
-    """The shortest measured time of each data set, GPU, op class, dtype and op, or of all classes of the two first."""
+    """The shortest measured time of each data set, GPU, op class, dtype and op, and of each data set and GPU."""
     of_all: dict[tuple[str, str], float] = {}
     of_class: dict[Place, float] = {}
     for row in rows:
@@ -150,7 +150,7 @@ def _place(row: Row) -> Place:
 def cell(
     dataset: str, gpu: str, op_class: str, dtype: str, rows: Sequence[Row], floors: Mapping[Place, float]
 ) -> Cell:  # fmt: skip
-    """The score of some rows; ``floors`` as :func:`floors_s` has them for the whole of their data sets."""
+    """The score of some rows; ``floors`` as from :func:`floors_s` for their whole data sets."""
     errors = [row.error for row in rows]
     sizes = [abs(error) for error in errors]
     held = [
@@ -185,8 +185,8 @@ def regime(row: Row, floors: Mapping[Place, float]) -> str | None:
 
 
 def kappa(labels: Sequence[tuple[str, str]]) -> float | None:
-    """Cohen's kappa of pairs of labels: 1 where all agree, 0 where no more do than by chance; None where both sides
-    have one label only, the same."""
+    """Cohen's kappa of pairs of labels: 1 if all agree, 0 if no more than by chance; None if both sides have only one
+    label, the same."""
     if not labels:
         return None
     first, second = (Counter(pair[side] for pair in labels) for side in (0, 1))
@@ -197,7 +197,7 @@ def kappa(labels: Sequence[tuple[str, str]]) -> float | None:
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """The value below which a fraction lies, on the line between the two nearest ranks."""
+    """The value below which a fraction lies, interpolated between the two nearest ranks."""
     ordered = sorted(values)
     at = fraction * (len(ordered) - 1)
     low = math.floor(at)
@@ -206,7 +206,7 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's rank correlation, equal values sharing their mean rank; None where one side is all equal."""
+    """Spearman's rank correlation, equal values sharing their mean rank; None if one side is all equal."""
     x, y = _ranks(first), _ranks(second)
     mean = (len(x) + 1) / 2
     spread = math.sqrt(sum((v - mean) ** 2 for v in x) * sum((v - mean) ** 2 for v in y))

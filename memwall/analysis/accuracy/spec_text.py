@@ -1,4 +1,4 @@
-"""The text of a GPU's file with tables of constants replaced; every other line stays as it is."""
+"""The text of a GPU's file with tables of constants replaced; every other line is kept."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _aligned(entries: Mapping[str, tuple[str, str]]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Four digits, as TOML has a float."""
+    """Four digits, formatted as a TOML float."""
     text = f"{value:.4g}"
     if "e" in text:
         return re.sub(r"e([+-])0?(\d)", lambda m: f"e{'-' if m[1] == '-' else ''}{m[2]}", text)

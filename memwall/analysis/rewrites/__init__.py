@@ -1,7 +1,7 @@
-"""Library kernels in place of what a model does: a graph and its costs → the same step in the other forms.
+"""Library kernels in place of decomposed ops: a graph and its costs → the same step in the other forms.
 
-``forms`` prices every form that torch ships, GPU by GPU: start there. ``norms`` finds norms that are written op
-by op, ``losses`` a linear layer with a cross entropy on top; ``rewrite`` puts other ops in their place.
+``forms`` prices every form that torch ships, GPU by GPU: start there. ``norms`` finds decomposed norms,
+``losses`` a linear layer followed by a cross entropy; ``rewrite`` replaces them with other ops.
 """
 
 from memwall.analysis.rewrites.forms import Family, Form, alternatives

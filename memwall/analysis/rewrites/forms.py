@@ -1,10 +1,10 @@
-"""Fused library ops: what a workload would take in the other forms that torch ships for what it does.
+"""Fused library ops: how long a workload would take with the other implementations that torch ships.
 
 Four families. Attention (``scaled_dot_product_attention`` as flash, memory-efficient or plain kernels) and the
 optimizer (one tensor after another, ``foreach``, ``fused``) are traced again, so they need the model. Norms that the
-model decomposes, and a linear layer with a cross entropy on top, are found in the graph and replaced there by the
-library's kernel and by torch's chunked loss. Every form is the whole step, so all figures compare with what the model
-does now.
+model decomposes, and a linear layer followed by a cross entropy, are found in the graph and replaced there by the
+library's kernel and by torch's chunked loss. Every form is the whole step, so all figures compare with the model as it
+is now.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ATTENTION_FORMS = ("flash", "efficient", "math")
 OPTIMIZER_FORMS = ("loop", "foreach", "fused")
 #: optimizers that have a name on the command line, by their class
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}
-#: chunks are tried at torch's choice times these
+#: chunk sizes tried: torch's choice times these
 CHUNK_FACTORS = (1, 4, 16)
 
 
@@ -47,7 +47,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Family:
-    """The forms of one thing on one GPU. ``now`` is what the model does."""
+    """The forms of one family on one GPU. ``now`` is what the model uses."""
 
     name: str
     gpu: str
@@ -138,7 +138,7 @@ def _may_attend(graph: Graph) -> bool:
 
 
 def optimizer_form(graph: Graph) -> str:
-    """How the optimizer of a graph walks its tensors."""
+    """How the optimizer of a graph iterates over its tensors."""
     names = [op.name for op in graph.ops if op.phase == "optimizer"]
     for form, mark in (("fused", "aten._fused_"), ("foreach", "aten._foreach_")):
         if any(name.startswith(mark) for name in names):
@@ -150,7 +150,7 @@ _FORM_OF: dict[str, Callable[[Graph], str]] = {"attention": attention_form, "opt
 
 
 def _traced_families(run: _Runner, graph: Graph, now: Form, forms: Sequence[_Traced]) -> Iterator[Family]:
-    """A form that a GPU or a call cannot take (flash before Ampere, or of float32) is left out."""
+    """Forms that a GPU or a call does not support (flash before Ampere, or in float32) are left out."""
     for family in dict.fromkeys(form.family for form in forms):
         called = _FORM_OF[family](graph)
         others = []

@@ -3,9 +3,9 @@
 After ``torch.nn.functional.linear_cross_entropy`` of torch 2.13 with ``LinearCrossEntropyOptions()`` on CUDA
 (torch/nn/modules/linear_cross_entropy.py, policy ``compact``): for each chunk of rows the logits are made in one buffer
 (float32 for bfloat16), turned into their gradient in place, and at once multiplied into the gradients of the input and
-of the weight, which is read and written by every chunk; backward scales both by the gradient that arrives. Bytes won:
+of the weight, which is read and written by every chunk; backward scales both by the incoming gradient. Bytes saved:
 logits, log-softmax and their gradients. Time paid: each chunk reads the weight twice and reads and writes its gradient,
-and softmax and gradient are ops of their own over the buffer.
+and softmax and gradient are separate ops over the buffer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op
 from memwall.ops import Cost
 
-#: ops that hand the logits, or their gradient, on as they are
+#: ops that pass the logits, or their gradient, through unchanged
 _COPIES = ("aten._to_copy", "aten.clone", "aten.copy", "aten.slice_backward")
 _PRODUCTS = ("aten.mm", "aten.addmm")
 _HALF = ("float16", "bfloat16")
@@ -48,21 +48,21 @@ class LinearLoss:
 
 
 def linear_losses(graph: Graph) -> tuple[LinearLoss, ...]:
-    """Those of a training graph; inference has no loss to speak of."""
+    """The linear losses of a training graph."""
     flow = Flow.of(graph)
     losses = (_linear_loss(graph, flow, op) for op in graph.ops if op.name.startswith("aten.nll_loss_forward"))
     return tuple(loss for loss in losses if loss is not None)
 
 
 def default_rows(rows: int, classes: int, features: int) -> int:
-    """Rows of a chunk as torch chooses them (``aspect_ratio:2``): half of those whose logits are as large as the input,
-    a power of two."""
+    """Rows of a chunk as torch chooses them (``aspect_ratio:2``): half of the rows whose logits are as large as the
+    input, a power of two."""
     wanted = -(-rows // -(-classes // features))
     return max(1, min((1 << (wanted - 1).bit_length()) // 2, rows))
 
 
 def with_chunked_loss(graph: Graph, costs: Sequence[Cost], loss: LinearLoss, chunk_rows: int | None = None) -> Priced:
-    """The graph with the loss computed in chunks of so many rows; None takes torch's choice."""
+    """The graph with the loss computed in chunks of ``rows``; None takes torch's choice."""
     rewrite = Rewrite(graph, costs)
     _Chunks(rewrite, loss, chunk_rows).replace()
     return rewrite.result()
@@ -117,7 +117,7 @@ def _argument(op: Op, name: str) -> int:
 
 
 def _gradient_chain(graph: Graph, flow: Flow, log_softmax: Op) -> list[Op]:
-    """From the loss's backward to the last op before the products: each hands its result to the next alone."""
+    """From the loss's backward to the last op before the products: each result is read by the next op only."""
     version = flow.writes[log_softmax.id][0][1]
     readers = [graph.ops[r] for r in flow.readers[version]]
     chain = [op for op in readers if op.name.startswith("aten.nll_loss_backward")]

@@ -1,9 +1,9 @@
 """Norms that a model decomposes op by op, and the library's fused kernel in their place.
 
 A module is a decomposed norm when its forward ops are element-wise but for a reduction and a reciprocal root, read
-one activation of full size, and hand one such on. In training its backward ops go with it; where they join its gradient
-with that of another branch, an add stays. torch runs ``F.rms_norm`` and ``F.layer_norm`` as one kernel forward and one
-or two backward where the weight has the input's dtype, and element by element as written where it has not.
+one activation of full size, and write one. In training its backward ops are replaced too; if they add the gradient of
+another branch, an add remains. torch runs ``F.rms_norm`` and ``F.layer_norm`` as one kernel forward and one or two
+backward if the weight has the input's dtype, and decomposed otherwise.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _reads(flow: Flow, ops: Collection[int], region: Collection[int]) -> list[in
 
 
 def _writes(flow: Flow, ops: Collection[int], region: Collection[int]) -> list[int]:
-    """Values that some ops write for others than the region, for after the step, or for nobody (a leaf's gradient)."""
+    """Values that some ops write for other ops, for after the step, or unread (a leaf's gradient)."""
     uses = (use for op in sorted(ops) for use in flow.writes[op])
     return [
         value
@@ -163,7 +163,7 @@ def _replace(rewrite: Rewrite, norm: DecomposedNorm) -> None:
 def _backward(
     rewrite: Rewrite, norm: DecomposedNorm, name: str, reads: tuple[tuple[str, int], ...], attributes: dict
 ) -> list[NewOp]:
-    """The library's backward kernel, and an add for each gradient that joins its own."""
+    """The library's backward kernel, and an add for each gradient of another branch."""
     spec = rewrite.values[norm.x].spec
     partial = [rewrite.tensor(spec.shape, spec.dtype) for _ in norm.joined]
     chain = [*partial, norm.grad_x] if norm.grad_x >= 0 else []

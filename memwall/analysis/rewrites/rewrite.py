@@ -1,4 +1,4 @@
-"""Putting other ops into a graph: values are added, some ops go and others stand in their place."""
+"""Rewriting a graph: values are added, some ops are replaced by others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Priced = tuple[Graph, tuple[Cost, ...]]
 
 
 class Rewrite:
-    """New values and ops for a graph; :meth:`result` makes the changed one, the original stays as it is."""
+    """New values and ops for a graph; :meth:`result` makes the changed one, the original is not modified."""
 
     def __init__(self, graph: Graph, costs: Sequence[Cost]) -> None:
         self.original, self.costs = graph, costs
@@ -63,7 +63,7 @@ class Rewrite:
         return len(self.values) - 1
 
     def replace(self, op_ids: Collection[int], at: int, ops: Sequence[NewOp]) -> None:
-        """Drop some ops and put others where op ``at`` stood."""
+        """Drop some ops and put others in place of op ``at``."""
         self.dropped.update(op_ids)
         self.inserted.setdefault(at, []).extend(ops)
 

@@ -1,4 +1,4 @@
-"""Profile → the runs of each device, and executors against each other on the same groups of ops."""
+"""Profile → the runs of each device, and executors compared on the same groups of ops."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ VERSUS = (("generated", "eager"), ("generated", "inductor"), ("inductor", "eager
 
 @dataclass(frozen=True, slots=True)
 class GroupTimes:
-    """A group of ops of our planner under each executor that ran it; eager as the sum of its ops' kernels."""
+    """A group of ops of memwall's planner under each executor that ran it; eager as the sum of its ops' kernels."""
 
     pair: Pair
     times: Mapping[str, Timing]
 
     def ratio(self, executor: str, versus: str) -> float | None:
-        """How many times faster one executor is than another; None where one has no time."""
+        """How many times faster one executor is than another; None if one has no time."""
         if executor not in self.times or versus not in self.times:
             return None
         return self.times[versus].median_s / self.times[executor].median_s
@@ -39,7 +39,7 @@ class GroupTimes:
 
 @dataclass(frozen=True, slots=True)
 class SameGroups:
-    """One executor next to another over the groups that both ran. Seconds over all repeats; ratios above 1: faster."""
+    """One executor next to another over the groups both ran. Seconds over all repeats; ratios above 1: faster."""
 
     executor: str
     versus: str
@@ -52,7 +52,7 @@ class SameGroups:
 
     @property
     def ratio(self) -> float:
-        """Of the sums."""
+        """The ratio of the sums."""
         return self.versus_seconds / self.seconds
 
 
@@ -72,7 +72,7 @@ class Device:
 
     @cached_property
     def groups(self) -> tuple[GroupTimes, ...]:
-        """The groups of our planner that an executor timed, those that take longest first."""
+        """The groups of memwall's planner that an executor timed, longest first."""
         runs = self.executors
         eager_of = _eager_lookup(self.graph, runs["eager"]) if "eager" in runs else (lambda op_id: None)
         found: dict[tuple[int, ...], tuple[Pair, dict[str, Timing]]] = {}
@@ -89,7 +89,7 @@ class Device:
 
     @cached_property
     def same_groups(self) -> tuple[SameGroups, ...]:
-        """Each executor against those that came before it, on the same groups."""
+        """Each executor compared with those before it, on the same groups."""
         return tuple(filter(None, (_same_groups(self.groups, *sides) for sides in VERSUS)))
 
 
@@ -149,7 +149,7 @@ def _pair(graph: Graph, kernel: MeasuredKernel, measurement: Measurement) -> Pai
 
 
 def main_dtype(graph: Graph, ops: Iterable[Op]) -> str:
-    """The dtype of most of the bytes that ops read and write; a floating one where there is any."""
+    """The dtype of most of the bytes that ops read and write; a floating one if there is any."""
     moved: dict[str, int] = {}
     for value_id in dict.fromkeys(i for op in ops for i in (*op.inputs, *op.outputs)):
         spec = graph.values[value_id].spec
@@ -163,7 +163,7 @@ def main_dtype(graph: Graph, ops: Iterable[Op]) -> str:
 
 
 def _same_work(graph: Graph, op_id: int) -> tuple[Any, ...]:
-    """What tells an op from one that does something else: its name, tensors and attributes."""
+    """The identity of an op's work: its name, tensors and attributes."""
     op, values = graph.ops[op_id], graph.values
     return (
         op.name, tuple(values[i].spec for i in op.inputs), tuple(values[i].spec for i in op.outputs), op.arguments,
@@ -189,7 +189,7 @@ def _eager_lookup(graph: Graph, run: Run) -> Callable[[int], Timing | None]:
 
 
 def _sum(parts: Sequence[Timing]) -> Timing:
-    """Timings one after another; the ends of the intervals add up, which makes the interval a wide one."""
+    """The sum of timings; the ends of the intervals are added, which makes the interval wide."""
     return Timing(
         sum(t.median_s for t in parts), sum(t.low_s for t in parts), sum(t.high_s for t in parts),
         min(t.samples for t in parts), sum(t.min_s for t in parts), sum(t.max_s for t in parts),
@@ -213,8 +213,8 @@ def _same_groups(groups: Sequence[GroupTimes], executor: str, versus: str) -> Sa
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured kernel on a roofline: where it stands and where the model put it. Seconds of one launch; ``share`` of
-    the measured time of its executor, all repeats."""
+    """A measured kernel on a roofline, with its modeled position. Seconds of one launch; ``share`` of the measured time
+    of its executor, all repeats."""
 
     executor: str
     name: str
@@ -237,7 +237,7 @@ class Point:
 
 
 def measured_points(profile: Profile, schedule: Schedule) -> tuple[Point, ...]:
-    """The kernels measured for a simulation's GPU and policy, largest share first; without FLOPs there is no place."""
+    """The kernels measured for a simulation's GPU and policy, largest share first; those without FLOPs are left out."""
     found = []
     for measurement in measurements(profile):
         if (measurement.gpu, measurement.policy) == (schedule.gpu.name, schedule.policy):

@@ -1,10 +1,10 @@
 """What was modeled next to what was measured: one kernel, some kernels together, one run.
 
 Conventions. An *error* is ``modeled / measured - 1``: above 0 the model is too slow. A kernel counts as measured only
-where its status is ``ok``: a time with a wrong result is no time. A sum counts each kernel as often as the step runs
+if its status is ``ok``: the time of a wrong result does not count. A sum counts each kernel as often as the step runs
 it; a median and a geometric mean count each distinct kernel once. A *violation* is a median below ``bound_s``, the
-speed of light: our error. The eager time of a group is the sum over the eager kernels of its ops, found by op, else by
-an op that does the same to tensors of the same shapes.
+speed of light: a model error. The eager time of a group is the sum over the eager kernels of its ops, found by op, else
+by an op that does the same to tensors of the same shapes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memwall.ops.registry import OP_CLASSES
 from memwall.record.measurement import MeasuredKernel, Measurement, Timing
 from memwall.simulate.schedule import MODEL_CLASSES
 
-#: groups that move at least so much are compared with the copy bandwidth
+#: groups that move at least this much are compared with the copy bandwidth
 STREAMING_BYTES = 64_000_000
 
 
@@ -40,7 +40,7 @@ class Pair:
 
     @property
     def timing(self) -> Timing | None:
-        """Its timing; None where there is none that counts."""
+        """Its timing; None if there is none that counts."""
         return self.kernel.timing if self.kernel.status == "ok" else None
 
     @property
@@ -55,7 +55,7 @@ class Pair:
 
     @property
     def of_bound(self) -> float | None:
-        """Fraction of the speed of light that was reached; above 1 is our error."""
+        """Fraction of the speed of light that was reached; above 1 is a model error."""
         return None if self.measured_s is None else self.kernel.bound_s / self.measured_s
 
     @property
@@ -72,7 +72,7 @@ class Pair:
 
     @property
     def is_violation(self) -> bool:
-        """Whether it was measured faster than our speed of light."""
+        """Whether it was measured faster than the bound."""
         return self.of_bound is not None and self.of_bound > 1
 
 
@@ -118,12 +118,12 @@ class Run:
 
     @cached_property
     def measured(self) -> tuple[Pair, ...]:
-        """Those that have a time that counts."""
+        """The pairs whose time counts."""
         return tuple(pair for pair in self.pairs if pair.timing)
 
     @cached_property
     def violations(self) -> tuple[Pair, ...]:
-        """Those faster than our speed of light, the worst first."""
+        """Pairs measured faster than the bound, the worst first."""
         found = [pair for pair in self.measured if pair.is_violation]
         return tuple(sorted(found, key=lambda pair: -(pair.of_bound or 0.0)))
 
@@ -163,7 +163,7 @@ class Run:
 
     @cached_property
     def streaming(self) -> tuple[Pair, ...]:
-        """Measured kernels without matrix work that move ``STREAMING_BYTES`` or more, where a copy was measured."""
+        """Measured kernels without matrix work that move ``STREAMING_BYTES`` or more, if a copy was measured."""
         return tuple(
             pair
             for pair in self.measured

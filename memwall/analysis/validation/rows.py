@@ -49,7 +49,7 @@ def _row(profile: Profile, m: Measurement, pair: Pair) -> dict[str, Any]:
 
 
 def summary(profile: Profile) -> list[dict[str, Any]]:
-    """The sums of each run as plain JSON types: what a program asks for before it reads single kernels."""
+    """The sums of each run as plain JSON types."""
     return [
         {
             "device": device.name,

@@ -1,6 +1,6 @@
-"""Tables of measured times, told apart by their columns whatever their rows.
+"""Tables of measured times, identified by their columns.
 
-A table of one's own needs the columns of one of these kinds; more columns do no harm. Times are milliseconds.
+Your own table needs the columns of one of these kinds; extra columns are ignored. Times are milliseconds.
 
 - ``memwall measure -o rows.csv``: gpu, executor, class, dtype, modeled_s, measured_s, bound_s, status (seconds)
 - products: gpu, framework, dtype (bfloat16, float16, fp8), m, n, k, latency_ms; kernels in a CUDA graph, weights cold
@@ -20,7 +20,7 @@ from memwall.analysis.accuracy.tables.base import Skip, Table
 
 __all__ = ["TABLES", "Skip", "Table"]
 
-#: Kinds of tables; the first whose columns are all there is taken.
+#: Kinds of tables; the first whose columns are all present is used.
 TABLES: tuple[Table, ...] = (
     own.OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, neusight.CONV, neusight.OPS, vidur.OPS,
     vidur.ALL_REDUCE, deepbench.CONV, deepbench.GEMM, liger.OPS, liger.PAIRS, peaks.BANDWIDTH, peaks.PRODUCTS,

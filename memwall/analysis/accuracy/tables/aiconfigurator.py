@@ -1,8 +1,8 @@
 """aiconfigurator's tables (ai-dynamo/aiconfigurator): TensorRT-LLM kernels replayed in a CUDA graph.
 
-The linear layers go round several copies of their weights, at most five: these are cold unless all copies fit in L2,
-the activations warm. Rows of fp8 hold the quantisation of the activations in three launches (a scale is cleared, the
-largest value found, the values converted): the shortest rows take 9.5 to 12 us more than those of bf16.
+The linear layers cycle through several copies of their weights, at most five: weights are cold unless all copies fit in
+L2, activations warm. Rows of fp8 include the quantisation of the activations in three launches (clear a scale, find the
+largest value, convert): the shortest rows take 9.5 to 12 us more than those of bf16.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from memwall.perfmodel.stream import round_trip_s
 #: dtype of the table -> dtype of the operands
 _OPERANDS = {"bfloat16": "bfloat16", "float16": "float16", "fp8": "float8_e4m3fn"}
 
-#: copies of the weights that take turns, at most (aiconfigurator's collect_gemm.py)
+#: most copies of the weights in rotation (aiconfigurator's collect_gemm.py)
 _COPIES = 5
-#: architecture -> seconds of the three launches of the quantisation at least, from the shortest rows: none of them can
+#: architecture -> least seconds of the three launches of the quantisation, from the shortest rows: none of them can
 #: start before the last block of the one before has stored
 _QUANTISE_S = {"hopper": 9.6e-6, "ada": 10.2e-6, "blackwell": 11.2e-6}
 #: integer instructions of its kernels for each element, from the longest rows of H100, H200 and B200
@@ -59,7 +59,7 @@ def _warm_bytes(cost: Cost, gpu: Gpu, weights: int) -> int:
 
 
 def _quantised(product: Cost, elements: int, gpu: Gpu) -> Cost:
-    """The product after its left operand of so many elements was converted from bfloat16 to one byte each."""
+    """The product after its left operand was converted from bfloat16 to one byte per element."""
     least_s = _QUANTISE_S.get(gpu.architecture, min(_QUANTISE_S.values()))
     waits = max(round((least_s - 3 * launch_floor_s(gpu)) / round_trip_s(gpu)), 0)
     largest = calls.stream(2 * elements, 0, elements, instructions=_INSTRUCTIONS, round_trips=waits)

@@ -14,9 +14,9 @@ from memwall.hardware.lookup import Gpu, load_gpu, match_device
 from memwall.ops import Cost
 from memwall.perfmodel.memory import kept_share
 
-#: no kernel is measured in less, none modeled to take more
+#: the shortest and the longest plausible time of a kernel
 SHORTEST_S, LONGEST_S = 1e-12, 1e12
-#: the largest size of an axis that is taken for one
+#: the largest plausible size of an axis
 _LARGEST = 1 << 40
 
 Record = Mapping[str, Any]
@@ -28,11 +28,11 @@ class Skip(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What one time of a row is of: the cost of a call on the shape that the row states.
+    """The call that one time of a row measures, with its cost on the row's shape.
 
-    ``warm`` bytes of what it reads lie in L2 before it, None: what the same call leaves there. ``split`` as
-    :class:`Sample` has it; ``time`` is the column of the time where it is not the table's, ``measured_s`` the time
-    itself where no column has it.
+    ``warm`` bytes of what it reads are in L2 before it; None: what the same call leaves there. ``split`` as in
+    :class:`Sample`; ``time`` is the column of the time if not the table's, ``measured_s`` the time itself if no column
+    has it.
     """
 
     op_class: str
@@ -47,14 +47,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Table:
-    """A kind of table: the columns that tell it, and what a row of it is of.
+    """A kind of table: the columns that identify it, and what a row of it measures.
 
-    ``call`` raises ValueError where a cell is wrong, and :class:`Skip` where the row holds nothing to score; a row that
-    is modeled already is taken as it is. ``launch`` is how calls were timed, ``gpu`` and ``time`` (ms) are columns.
+    ``call`` raises ValueError if a cell is wrong, and :class:`Skip` if the row holds nothing to score; a row that is
+    already modeled is taken as it is. ``launch`` is how calls were timed, ``gpu`` and ``time`` (ms) are columns.
     """
 
     name: str
-    #: the columns, with blanks between
+    #: the columns, separated by spaces
     told_by: str
     call: Callable[[Record], Call | Row | Iterable[Call]]
     launch: str = "graph"
@@ -144,7 +144,7 @@ def _number(record: Record, name: str) -> float:
         raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a number") from None
 
 
-#: How data sets call a GPU where neither drivers nor our specs do.
+#: Data sets' names of a GPU that neither drivers nor memwall's specs use.
 _LABELS: Mapping[str, str] = {
     "a100": "a100-80gb-sxm",  # Vidur: 80 GB
     "h100": "h100-sxm",  # Vidur: SXM or NVL, not stated

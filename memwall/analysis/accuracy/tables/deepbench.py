@@ -10,7 +10,7 @@ from memwall.ops import table_calls as calls
 #: precision of the table -> dtype of the operands
 _OPERANDS = {"fp32": "float32", "fp16_tensorcore": "float16", "pseudo_fp16": "float16"}
 _RESOLUTION_S = 1e-6
-#: column of a time -> which result the pass makes
+#: column of a time -> the result that the pass computes
 _PASSES = {"fwd_ms": "forward", "bwd_input_ms": "input", "bwd_weight_ms": "weight"}
 
 

@@ -1,8 +1,8 @@
 """Whole encoder layers (spcl/substation): BERT-large, fp16, forward and backward, on a V100-SXM2.
 
-The layer is added up from its ops as Ivanov et al. list them, one PyTorch op for each, biases apart from products; a
-trace of the same layer (``profiles/bert_layer``) comes to the same kernels. Views move nothing; launches stand in a
-full queue, and nothing is taken to be in L2.
+The layer is summed from its ops as Ivanov et al. list them, one PyTorch op for each, biases separate from products; a
+trace of the same layer (``profiles/bert_layer``) gives the same kernels. Views move nothing; the launch queue is full,
+and L2 is assumed cold.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Liger-Kernel's tables: layers as one Triton kernel each, timed with L2 cleared (triton.testing.do_bench).
 
-Scored are forward passes that are one kernel of Liger's or one or two ops of PyTorch, whose bytes follow from the table
-alone. The others are modules to be traced: benchmarks/liger_pairs.py compares them with the model.
+Forward passes of one Liger kernel, or of one or two PyTorch ops, are scored: their bytes follow from the table alone.
+The others are modules to be traced: benchmarks/liger_pairs.py compares them with the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Config = Mapping[str, Any]
 
 
 def _streamed(read: int, written: int) -> Callable[[_Config, int, str], Cost]:
-    """A Triton kernel that keeps its row on chip: so many tensors of ``[M, x]`` are read and written once."""
+    """A Triton kernel that keeps its row on chip: each tensor of ``[M, x]`` is read or written once."""
 
     def build(config: _Config, x: int, dtype: str) -> Cost:
         elements = int(config["M"]) * x

@@ -61,8 +61,8 @@ def _op(record: Record) -> Call:
 
 
 def _split(record: Record, op: str, op_class: str, gpu: Gpu) -> str:
-    """The half that a row was in when the constants were fitted: by the product, or by rows and columns; those of
-    softmax and layer norm of NVIDIA's GPUs by the whole shape."""
+    """The key of a row's half when the constants were fitted: the product, or rows and columns; for softmax and layer
+    norm on NVIDIA GPUs the whole shape."""
     if op_class in ("linear", "bmm"):
         b, m, n, k = (size(record, name) for name in "bmnk")
         b, m = (1, b * m) if op == "linear" else (b, m)

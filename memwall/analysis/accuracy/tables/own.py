@@ -16,7 +16,7 @@ def own_row(record: Record) -> Row:
 
     Raises:
         Skip: it was not timed.
-        ValueError: a time is none.
+        ValueError: a time is not a number of seconds.
     """
     if record["status"] != "ok":
         raise Skip(f"status {str(record['status'])[:40]!r}")
@@ -28,7 +28,7 @@ def own_row(record: Record) -> Row:
 
 
 def profile_samples(profile: Profile) -> list[Sample]:
-    """The eager kernels of a profile that ran one op and were timed, on the GPUs that there are specs of.
+    """The timed eager kernels of a profile that ran one op, on the GPUs that have specs.
 
     ``memwall measure`` replays a graph of the kernel with L2 cleared before it.
     """

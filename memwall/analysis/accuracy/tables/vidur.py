@@ -20,7 +20,7 @@ _RESOLUTION_S = 1e-6
 #: kernel -> integer instructions for each result. These kernels take a scalar at a time; the counts are fitted to the
 #: rows of all three GPUs together
 _INSTRUCTIONS = {"silu_and_mul": 52, "rotary_embedding": 40, "embedding": 116}
-#: threads of the block that goes over a token: vLLM's activation_kernels.cu and pos_encoding_kernels.cu
+#: threads of the block that processes a token: vLLM's activation_kernels.cu and pos_encoding_kernels.cu
 _SILU_THREADS, _ROPE_THREADS = 1024, 512
 
 
@@ -39,7 +39,7 @@ class _Layer:
         return calls.product(self.tokens, max(n, 1), max(k, 1), _DTYPE)
 
     def moved(self, read: int, written: int, kernel: str, steps: int, blocks: float) -> Cost:
-        """A kernel that reads and writes so many elements, in blocks of 512 threads whose loop has ``steps``."""
+        """A kernel that reads and writes these elements, in blocks of 512 threads whose loop has ``steps``."""
         read_bytes, write_bytes = _ITEMSIZE * read, _ITEMSIZE * written
         work = Stream(read_bytes=read_bytes, write_bytes=write_bytes, elements=written, steps=steps,
                       instructions=_INSTRUCTIONS[kernel] * written,
@@ -66,7 +66,7 @@ def _rope(layer: _Layer) -> Cost:
 
 
 def _embedding(layer: _Layer) -> Cost:
-    """The table's rows are read by 8-byte index; with tensor parallelism a GPU holds a share of them."""
+    """The table's rows are read by 8-byte index; with tensor parallelism each GPU holds a share of them."""
     elements = layer.tokens * layer.width
     return layer.moved(elements + 4 * layer.tokens, elements, "embedding", select_steps(layer.tokens), 1)
 
@@ -112,7 +112,7 @@ def _op(record: Record) -> Call:
 
 
 def _all_reduce(record: Record) -> Row:
-    """One measured all-reduce; its network is a GPU's label and what joins the GPUs, as in ``a100_dgx``."""
+    """One measured all-reduce; its network is a GPU's label and the interconnect, as in ``a100_dgx``."""
     network = record["network"]
     label, _, kind = network.partition("_")
     gpu, nbytes, workers = gpu_named(label), size(record, "size"), size(record, "num_workers")
