@@ -266,7 +266,7 @@ def test_without_torch_a_record_is_planned_and_a_model_is_not(folder, run):
 
     done = go("fuse", "net.json", *PLAIN, "--what-if", "l2_bytes=1GB")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "── What if" in done.stdout and "no lowering funnel" in done.stdout
+    assert "── What if" in done.stdout and "no op counts by IR level" in done.stdout
     for args in (("fuse", "net.py"), ("fuse", "net.json", "--policy", "memwall", "--emit", "out")):
         done = go(*args)
         assert (done.returncode, done.stdout) == (3, ""), done.stderr

@@ -194,5 +194,5 @@ def test_as_a_picture():
     png = funnel_figure({"tiny": EXAMPLE})
     assert png.startswith(b"\x89PNG") and png == funnel_figure({"tiny": EXAMPLE})
     ET.fromstring(funnel_figure({"one": EXAMPLE, "two": EXAMPLE}, "svg"))
-    with pytest.raises(UsageError, match="no funnel"):
+    with pytest.raises(UsageError, match="no op counts"):
         funnel_figure({})

@@ -109,7 +109,7 @@ def test_a_size_that_nothing_takes_is_refused(write, size):
     assert refusal(target, **{size: 5}) == (
         f"--{size} 5 was given, but inputs() of net.py takes no '{size}'; add it, as in 'def inputs({size}=5)'"
     )
-    assert "no effect beside --input" in refusal(target, **{size: 5}, input_specs=["f32[3,4]"])
+    assert "no effect with --input" in refusal(target, **{size: 5}, input_specs=["f32[3,4]"])
     assert "above 0" in refusal(target, **{size: 0})
 
 

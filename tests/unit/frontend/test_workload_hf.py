@@ -104,7 +104,7 @@ def test_sizes_and_inputs_of_the_user(save):
     target = save(LLAMA)
     assert run(target, batch=3, seq=5)[1]["input_ids"][0] == (3, 5)
     assert run(target, input_specs=["input_ids=i64[1,7]"])[1]["input_ids"][0] == (1, 7)
-    with pytest.raises(UsageError, match="no effect beside --input"):
+    with pytest.raises(UsageError, match="no effect with --input"):
         resolve(target, batch=3, input_specs=["input_ids=i64[1,7]"])
     with pytest.raises(UsageError, match="takes no token ids"):
         resolve(save({"model_type": "vit", **TINY}), seq=5)

@@ -255,7 +255,7 @@ def test_attention_by_hand_becomes_one_call_where_torch_sees_it(lower):
 def test_attention_that_stays_written_out_is_noted(lower):
     x = torch.randn(2, 16, 64)
     (note,) = lower(traced(Block(), (x,))).notes
-    assert note.startswith("attention is written out by hand")
+    assert note.startswith("the attention is decomposed")
     assert lower(traced(Block(), (x,), training=False)).notes == ()
     assert lower(traced(Mlp(), (x,))).notes == ()
     # a softmax that stands between no two products is none
