@@ -103,7 +103,7 @@ def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
 def test_what_beats_the_roof_stands_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(trace(tmp_path, dur=LEAST_US / 2), capsys)
     assert text.splitlines()[2].strip("─ ") == "Over the roof"
-    assert "200.0" in text[: text.index("held against")]
+    assert "200.0" in text[: text.index("compared with")]
     record = json.loads(shown(trace(tmp_path, dur=LEAST_US / 2), capsys, as_json=True))
     assert (record["totals"]["over_roof"], record["over_roof"]) == (1, [0])
 
@@ -192,11 +192,11 @@ def test_what_is_a_trace(tmp_path: Path, text: str, wanted: bool) -> None:
         refuse_trace(str(path))
 
 
-def test_the_board(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = trace(tmp_path)
-    assert "measured on NVIDIA H100 80GB HBM3, held against a100-80gb-sxm" in shown(path, capsys, "a100-80gb-sxm")
-    assert "held against h100-sxm" not in " ".join(analyse_file(path, ["h100-sxm"]).notes)
-    with pytest.raises(UsageError, match="one board"):
+    assert "measured on NVIDIA H100 80GB HBM3, compared with a100-80gb-sxm" in shown(path, capsys, "a100-80gb-sxm")
+    assert "compared with h100-sxm" not in " ".join(analyse_file(path, ["h100-sxm"]).notes)
+    with pytest.raises(UsageError, match="one GPU"):
         analyse_file(path, ["a100-80gb-sxm", "h100-sxm"])
     strange = trace(tmp_path, device=UNKNOWN_BOARD)
     with pytest.raises(UsageError, match=r"GTX 680.*--gpu NAME"):
@@ -257,7 +257,7 @@ def test_the_command(tmp_path: Path, run: Any) -> None:
     assert "50.0" in result.out
     for arguments, why in (
         (("profile", path, "--mode", "training"), "--mode"),
-        (("profile", path, "--gpu", "a100-80gb-sxm", "h100-sxm"), "one board"),
+        (("profile", path, "--gpu", "a100-80gb-sxm", "h100-sxm"), "one GPU"),
         (("profile", path, "-o", str(tmp_path / "x.trace.json")), "end the name in one of"),
         (("report", path), "memwall profile"),
         (("compare", path, "--gpu", "h100-sxm"), "memwall profile"),
