@@ -118,9 +118,9 @@ def test_ten_gpus_on_ten_thousand_kernels():
     profile = make_profile(blocks=2500)
     assert len(profile.graph.ops) > 10_000
     gpus = [make_gpu(f"gpu{i}", 1.0 + i) for i in range(10)]
-    start = time.perf_counter()
+    start = time.process_time()
     compare_profile(profile, gpus)
-    assert time.perf_counter() - start < 3.0  # about 0.4 s; the slack is for busy machines
+    assert time.process_time() - start < 5.0  # CPU seconds, about 1: nothing grows with the square of the kernels
 
 
 def test_most_of_many_gpus_are_the_others():
