@@ -1,12 +1,12 @@
 """Launch × GPU → seconds.
 
 In: the launches of a cost (:mod:`memwall.ops.launches`) and a GPU; out: a :class:`Prediction`, the terms of its time,
-the wall that it stands at, and an interval.
+the wall that limits it, and an interval.
 
-Start with :mod:`~memwall.perfmodel.roofline`: the bound, and the sum over the launches of a cost. A family of kernels
+Start with :mod:`~memwall.perfmodel.roofline`: the bound, and the sum over the launches of a cost. Each kernel family
 has a module (``gemm``, ``gemm_vector``, ``convolution``, ``attention``, ``rows``, ``stream``, ``plain``) with
 ``predict`` and ``explain``; :mod:`~memwall.perfmodel.families` is their table. Traffic is in ``memory``, links between
-GPUs in ``collectives``, the host's way around a call in ``launch``, kernels of a CPU in ``cpu``.
+GPUs in ``collectives``, the host's time around a call in ``launch``, CPU kernels in ``cpu``.
 """
 
 from memwall.perfmodel.roofline import (

@@ -1,13 +1,13 @@
 """How fused attention kernels use a GPU.
 
-Many queries: a block holds a tile of queries of one head and meets a tile of keys at a time. A step takes the clocks
-of its products on the tensor cores and those of its softmax on the vector lanes, which overlap in part only; that
+Many queries: a thread block holds a tile of queries of one head and loops over tiles of keys. A step takes the clocks
+of its products on the tensor cores and those of its softmax on the vector lanes, which overlap only in part; that
 keeps fast tensor cores at half of their peak. Tiles are whole: a causal call pays for the upper halves of the tiles
 on its diagonal, a short sequence for a whole tile.
 
 One query (decode): a block streams the keys and values of one key head for the whole group of query heads that
 share it (FlashDecoding, XQA); where that leaves multiprocessors idle, several blocks share a long sequence and a
-last pass joins their parts. Without a group, or with one too wide for a tile, each query head has its own blocks.
+last pass combines their parts. Without a group, or with one too wide for a tile, each query head has its own blocks.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from memwall.ops.launches import Attention
 from memwall.perfmodel.base import Terms
 from memwall.perfmodel.memory import traffic_s
 
-#: queries that a block holds, keys that it meets at a time (FlashAttention-2 for head sizes up to 128)
+#: queries that a block holds, keys of one step of its loop (FlashAttention-2 for head sizes up to 128)
 TILE = (128, 64)
 #: the same in memory-efficient kernels, for heads of up to 64 and for wider ones (fmha_cutlassF_*_64x64, _32x128)
 EFFICIENT_TILES, _NARROW = ((64, 64), (32, 128)), 64
 #: query heads of one key head that a decode kernel takes in one block (TensorRT-LLM, decoderXQARunner: 32)
 WIDEST_GROUP = 32
-#: query rows of the narrowest tensor core tile, to which a group is filled up
+#: query rows of the narrowest tensor core tile, to which a group is padded
 GROUP_ROWS = 8
-#: a sequence is split until there are so many blocks a multiprocessor, but no part gets fewer keys
+#: a sequence is split until each multiprocessor has this many blocks, but no part gets fewer keys
 BLOCKS_PER_SM, LEAST_PART = 2, 256
-#: blocks of unequal length end unevenly: by this part of the longest, on average
+#: blocks of unequal length end unevenly: by this fraction of the longest, on average
 UNEVEN_END = 0.5
-#: of the products of float32 on TF32 cores, each is made of three (CUTLASS, OpMultiplyAddFastF32)
+#: a float32 product on TF32 cores takes three of them (CUTLASS, OpMultiplyAddFastF32)
 TF32_PRODUCTS = 3
 _LANES = Pipe.parse("vector.float32")
 
 
-def predict(work: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes: int = 0) -> Terms:
+def predict(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes: int = 0) -> Terms:
     """The terms of a launch with the constants given."""
-    if not work.batch * work.heads * work.pairs:
-        return Terms(0.0, traffic_s(gpu, work.bytes, 0, known.stream), known.latency_s)
-    return (_decode if work.is_decode else _tiled)(work, gpu, known, resident_bytes)
+    if not launch.batch * launch.heads * launch.pairs:
+        return Terms(0.0, traffic_s(gpu, launch.bytes, 0, known.stream), known.latency_s)
+    return (_decode if launch.is_decode else _tiled)(launch, gpu, known, resident_bytes)
 
 
-def explain(work: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
+def explain(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
-    return (_explain_decode if work.is_decode else _explain_tiled)(work, gpu, known, terms)
+    return (_explain_decode if launch.is_decode else _explain_tiled)(launch, gpu, known, terms)
 
 
 # ---- many queries
@@ -65,38 +65,38 @@ class _Tiles(NamedTuple):
     even: bool
 
 
-def _tile(work: Attention, gpu: Gpu) -> tuple[int, int]:
-    if work.kernel == "efficient":
-        return EFFICIENT_TILES[max(work.head_size, work.value_size) > _NARROW]
-    return chip_of(gpu).serving_tile if work.kernel == "serving" else TILE
+def _tile(launch: Attention, gpu: Gpu) -> tuple[int, int]:
+    if launch.kernel == "efficient":
+        return EFFICIENT_TILES[max(launch.head_size, launch.value_size) > _NARROW]
+    return chip_of(gpu).serving_tile if launch.kernel == "serving" else TILE
 
 
-def _tiles(work: Attention, gpu: Gpu) -> _Tiles:
-    rows, columns = _tile(work, gpu)
-    per_head, across = -(-work.queries // rows), -(-work.keys // columns)
-    even = work.pairs >= work.queries * work.keys
-    # half a tile is lost where the edge of what is met crosses one; each block takes a step, none more than all
-    crossed = work.pairs / (rows * columns) + per_head * max(1.0, rows / columns) / 2
+def _tiles(launch: Attention, gpu: Gpu) -> _Tiles:
+    rows, columns = _tile(launch, gpu)
+    per_head, across = -(-launch.queries // rows), -(-launch.keys // columns)
+    even = launch.pairs >= launch.queries * launch.keys
+    # half a tile is lost where the edge of the mask crosses one; each block takes at least one step, at most all
+    crossed = launch.pairs / (rows * columns) + per_head * max(1.0, rows / columns) / 2
     steps = per_head * across if even else min(max(crossed, per_head), per_head * across)
     longest = min(across, 2 * steps / per_head)
-    return _Tiles(rows, columns, work.batch * work.heads * per_head, steps, longest, even)
+    return _Tiles(rows, columns, launch.batch * launch.heads * per_head, steps, longest, even)
 
 
-def _tiled(work: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes: int) -> Terms:
-    tiles = _tiles(work, gpu)
-    step = tiles.rows * tiles.columns * _pair_clocks(work, gpu, known)
+def _tiled(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes: int) -> Terms:
+    tiles = _tiles(launch, gpu)
+    step = tiles.rows * tiles.columns * _pair_clocks(launch, gpu, known)
     clocks = longest = tiles.longest * step + known.block_clocks
     if tiles.even:
         clocks = -(-tiles.blocks // gpu.sm_count) * longest
     elif tiles.blocks > gpu.sm_count:
-        all_blocks = work.batch * work.heads * tiles.steps * step + tiles.blocks * known.block_clocks
+        all_blocks = launch.batch * launch.heads * tiles.steps * step + tiles.blocks * known.block_clocks
         clocks = max(longest, all_blocks / gpu.sm_count + UNEVEN_END * longest)
-    resident = min(resident_bytes, work.read_bytes)
-    if work.kernel == "serving":  # the pass before the kernel drives out what does not fit beside its results
-        over = (2 * work.read_bytes + work.write_bytes) / max(gpu.l2_bytes, 1)
+    resident = min(resident_bytes, launch.read_bytes)
+    if launch.kernel == "serving":  # the pass before the kernel evicts what does not fit next to its results
+        over = (2 * launch.read_bytes + launch.write_bytes) / max(gpu.l2_bytes, 1)
         resident = int(resident * min(max(2 - over, 0.0), 1.0))
-    traffic = _moved_s(work, gpu, known, resident)
-    prepare_s = _prepare_s(work, gpu, known, 2 * work.read_bytes, 2 * resident)
+    traffic = _moved_s(launch, gpu, known, resident)
+    prepare_s = _prepare_s(launch, gpu, known, 2 * launch.read_bytes, 2 * resident)
     # loading and storing tiles, and the pass before, add to the loops; the sum is the term of the larger
     loading_s = max(1.0, tiles.blocks / gpu.sm_count) * known.block_clocks / gpu.boost_clock_hz
     loops_s = clocks / gpu.boost_clock_hz - loading_s
@@ -109,51 +109,51 @@ def _tiled(work: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes:
     return Terms(loops_s, body_s, known.latency_s, facts)
 
 
-def _product_rate(work: Attention, gpu: Gpu, known: AttentionConstants) -> float:
-    """FLOP/s of the products alone: relative to GEMMs, as a board short of power is in both."""
-    return gpu.peak(work.pipe) * min(gpu.achievable_fraction(work.pipe) * known.plateau, 1.0)
+def _product_rate(launch: Attention, gpu: Gpu, known: AttentionConstants) -> float:
+    """FLOP/s of the products alone: relative to GEMMs, since a power-limited GPU is limited in both."""
+    return gpu.peak(launch.pipe) * min(gpu.achievable_fraction(launch.pipe) * known.plateau, 1.0)
 
 
-def _pair_clocks(work: Attention, gpu: Gpu, known: AttentionConstants) -> float:
-    """Clocks of a multiprocessor per (query, key) pair of a tile: the products, and the softmax beside them."""
-    products = TF32_PRODUCTS if work.itemsize == 4 and gpu.ceiling_pipe(work.pipe).dtype == "tf32" else 1
+def _pair_clocks(launch: Attention, gpu: Gpu, known: AttentionConstants) -> float:
+    """Clocks of a multiprocessor per (query, key) pair of a tile: the products and the softmax."""
+    products = TF32_PRODUCTS if launch.itemsize == 4 and gpu.ceiling_pipe(launch.pipe).dtype == "tf32" else 1
     per_clock = gpu.sm_count * gpu.boost_clock_hz
-    product_clocks = products * work.flops_per_pair * per_clock / _product_rate(work, gpu, known)
+    product_clocks = products * launch.flops_per_pair * per_clock / _product_rate(launch, gpu, known)
     return product_clocks + 2 * known.softmax_instructions * per_clock / gpu.peak(_LANES)
 
 
-def _moved_s(work: Attention, gpu: Gpu, known: AttentionConstants, resident: int) -> float:
+def _moved_s(launch: Attention, gpu: Gpu, known: AttentionConstants, resident: int) -> float:
     """Seconds of the traffic; where all fits in L2, results stay there as far as the inputs did."""
-    if work.bytes <= gpu.l2_bytes:
-        resident = resident * work.bytes // max(work.read_bytes, 1)
-    return traffic_s(gpu, work.bytes - resident, resident, known.stream)
+    if launch.bytes <= gpu.l2_bytes:
+        resident = resident * launch.bytes // max(launch.read_bytes, 1)
+    return traffic_s(gpu, launch.bytes - resident, resident, known.stream)
 
 
-def _prepare_s(work: Attention, gpu: Gpu, known: AttentionConstants, moved: int, resident: int) -> float:
-    """Seconds of a server's pass before the kernel: turn and store; bound by its instructions, or by DRAM."""
-    if work.kernel != "serving":
+def _prepare_s(launch: Attention, gpu: Gpu, known: AttentionConstants, moved: int, resident: int) -> float:
+    """Seconds of a server's pass before the kernel (transpose and store), bound by its instructions or by DRAM."""
+    if launch.kernel != "serving":
         return 0.0
     issue_s = moved / (gpu.sm_count * gpu.boost_clock_hz * known.prepare_bytes_per_clock)
     return max(issue_s, traffic_s(gpu, moved - resident, resident, known.stream))
 
 
-def _explain_tiled(work: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
+def _explain_tiled(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
     tiles: _Tiles | None = terms.facts.get("tiles")
     if tiles is None:
         return "No key is met, only bytes are moved."
-    facts, peak = terms.facts, gpu.peak(work.pipe)
-    pairs = work.batch * work.heads * work.pairs
-    share = pairs * work.flops_per_pair / max(terms.time_s, 1e-30) / peak
-    filled = work.pairs / (tiles.steps * tiles.rows * tiles.columns)
+    facts, peak = terms.facts, gpu.peak(launch.pipe)
+    pairs = launch.batch * launch.heads * launch.pairs
+    share = pairs * launch.flops_per_pair / max(terms.time_s, 1e-30) / peak
+    filled = launch.pairs / (tiles.steps * tiles.rows * tiles.columns)
     run = f", run as {-(-tiles.blocks // gpu.sm_count)}" if tiles.even else ", the longest first"
     prepare = (
         f" and {_ms(facts['prepare_s'])} to turn queries and keys and fill the cache" if facts["prepare_s"] else ""
     )
     return (
-        f"{work.queries} queries x {work.keys} keys for {work.batch * work.heads} heads in tiles of "
+        f"{launch.queries} queries x {launch.keys} keys for {launch.batch * launch.heads} heads in tiles of "
         f"{tiles.rows} x {tiles.columns} ({100 * min(filled, 1):.0f} % of the pairs in them are needed): "
         f"{tiles.blocks} blocks on {gpu.sm_count} SMs = {tiles.blocks / gpu.sm_count:.1f} waves{run}; "
-        f"products at {_product_rate(work, gpu, known) / 1e12:.4g} TFLOP/s and {known.softmax_instructions:.1f} "
+        f"products at {_product_rate(launch, gpu, known) / 1e12:.4g} TFLOP/s and {known.softmax_instructions:.1f} "
         f"instructions of softmax a pair take {_ms(facts['loops_s'])}, to load and store tiles "
         f"{_ms(facts['loading_s'])}, against {_ms(facts['traffic_s'])} of memory{prepare}: "
         f"{100 * share:.0f} % of {peak / 1e12:.4g} TFLOP/s."
@@ -167,41 +167,41 @@ def _ms(seconds: float) -> str:
 # ---- one query
 
 
-def _decode(work: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes: int) -> Terms:
-    group = work.heads // work.kv_heads
+def _decode(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes: int) -> Terms:
+    group = launch.heads // launch.kv_heads
     alone = group == 1 or group > WIDEST_GROUP
-    sequences = work.batch * (work.heads if alone else work.kv_heads)
+    sequences = launch.batch * (launch.heads if alone else launch.kv_heads)
     rows = 1 if alone else -(-group // GROUP_ROWS) * GROUP_ROWS
-    parts = max(1, min(BLOCKS_PER_SM * gpu.sm_count // sequences, work.pairs // LEAST_PART))
+    parts = max(1, min(BLOCKS_PER_SM * gpu.sm_count // sequences, launch.pairs // LEAST_PART))
     blocks = sequences * parts
     fixed, rate = (
         (known.head_block_clocks, known.head_bytes_per_clock)
         if alone
         else (known.block_clocks, known.sm_bytes_per_clock)
     )
-    part_bytes = -(-work.pairs // parts) * (work.head_size + work.value_size) * work.itemsize
-    clocks = fixed + known.row_clocks * rows * work.head_size + part_bytes / rate
+    part_bytes = -(-launch.pairs // parts) * (launch.head_size + launch.value_size) * launch.itemsize
+    clocks = fixed + known.row_clocks * rows * launch.head_size + part_bytes / rate
     waves = -(-blocks // gpu.sm_count)
     blocks_s = (waves * clocks - fixed) / gpu.boost_clock_hz
-    traffic = _moved_s(work, gpu, known, min(resident_bytes, work.read_bytes))
+    traffic = _moved_s(launch, gpu, known, min(resident_bytes, launch.read_bytes))
     join_s = known.join_s if parts > 1 else 0.0
-    products = work.batch * work.kv_heads * work.pairs * max(group, rows) * work.flops_per_pair
+    products = launch.batch * launch.kv_heads * launch.pairs * max(group, rows) * launch.flops_per_pair
     facts = {"sequences": sequences, "parts": parts, "blocks": blocks, "clocks": clocks, "traffic_s": traffic}
     memory_s = max(traffic, blocks_s) + join_s
-    return Terms(products / gpu.peak(work.pipe), memory_s, known.latency_s + fixed / gpu.boost_clock_hz, facts)
+    return Terms(products / gpu.peak(launch.pipe), memory_s, known.latency_s + fixed / gpu.boost_clock_hz, facts)
 
 
-def _explain_decode(work: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
+def _explain_decode(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
     facts = terms.facts
     if not facts:
         return "No key is met, only bytes are moved."
-    blocks, rate = facts["blocks"], work.bytes / max(terms.memory_s, 1e-30)
+    blocks, rate = facts["blocks"], launch.bytes / max(terms.memory_s, 1e-30)
     join_s = known.join_s if facts["parts"] > 1 else 0.0
     parts = f" in {facts['parts']} parts" if join_s else ""
     joined = f", {1e6 * join_s:.1f} us of it to join the parts" if join_s else ""
     waits = "the memory waits" if terms.memory_s > facts["traffic_s"] + join_s else "the memory is busy"
     return (
-        f"{work.bytes / 1e6:.4g} MB, keys and values of {work.pairs} tokens for each of {facts['sequences']} "
+        f"{launch.bytes / 1e6:.4g} MB, keys and values of {launch.pairs} tokens for each of {facts['sequences']} "
         f"sequences{parts}: {blocks} blocks of {facts['clocks']:.0f} clocks on {gpu.sm_count} SMs = "
         f"{blocks / gpu.sm_count:.1f} waves, run as {-(-blocks // gpu.sm_count)}, {waits}: {rate / 1e12:.3g} TB/s of "
         f"{gpu.dram_bytes_per_s / 1e12:.3g}, {1e6 * terms.memory_s:.1f} us of memory{joined}, and "

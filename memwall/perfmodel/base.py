@@ -15,9 +15,9 @@ C = TypeVar("C", bound=Constants)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """One launch on one GPU, in seconds: ``max(compute_s, memory_s) + latency_s``, the launch floor not in it.
+    """One launch on one GPU, in seconds: ``max(compute_s, memory_s) + latency_s``, without the launch latency.
 
-    ``latency_s`` is time in which neither wall is pushed (a pipeline fills, blocks meet). ``facts`` are the numbers
+    ``latency_s`` is time in which neither wall limits (a pipeline fills, blocks synchronize). ``facts`` are the numbers
     that explain the terms, by name; for :func:`memwall.perfmodel.families.explain` alone.
     """
 
@@ -28,7 +28,7 @@ class Terms:
 
     @property
     def time_s(self) -> float:
-        """Seconds without the launch floor."""
+        """Seconds without the launch latency."""
         return max(self.compute_s, self.memory_s) + self.latency_s
 
 
@@ -55,7 +55,7 @@ def table_of(kind: type[Constants], gpu: Gpu, variant: str) -> str | None:
 
 
 def interval(kind: type[Constants], gpu: Gpu, variant: str) -> tuple[float, float]:
-    """Between which multiples of the modeled time 8 of 10 launches of a family take on a GPU."""
+    """The 80 % interval of a family's launches on a GPU, as multiples of the modeled time."""
     found: tuple[float, float] = _interval(cast(Any, kind), gpu, variant)
     return found
 
@@ -75,8 +75,8 @@ CALIBRATED = ("yes", "by architecture", "datasheet only")
 
 
 def calibrated(kind: type[Constants], gpu: Gpu, variant: str) -> str:
-    """How a family's constants on a GPU are known: scored on rows of this very board and variant; of a similar board,
-    another variant or published figures; or the defaults of a board without data."""
+    """How a family's constants on a GPU are known: scored on rows of this GPU and variant; of a similar GPU, another
+    variant or published figures; or the defaults for a GPU without data."""
     table = table_of(kind, gpu, variant)
     if table is None:
         return CALIBRATED[2]

@@ -1,8 +1,9 @@
 """Collectives over the links of GPUs: what a rank must send, and how long that takes.
 
 A GPU's ``link_bytes_per_s`` counts both directions, so a link carries half of it each way. In a ring all-reduce each of
-n GPUs sends and receives 2 (n - 1) / n of the buffer in 2 (n - 1) steps (Patarasu and Yuan, 2009). Two GPUs of a pair
-share a bridge of a part of the links; several pairs, or nodes, meet over PCIe or the network, which then sets the pace.
+n GPUs sends and receives 2 (n - 1) / n of the buffer in 2 (n - 1) steps (Patarasu and Yuan, 2009). The two GPUs of a
+pair share a bridge of some of the links; several pairs, or nodes, communicate over PCIe or the network, which is then
+the bottleneck.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _WHOLE_MESSAGE = ("send", "recv", "broadcast")
 
 
 def least_share(collective: str, ranks: int) -> float:
-    """The share of its message that one of n ranks must send or receive; a half where n is not known (0)."""
+    """The share of its message that one of n ranks must send or receive; a half where n is unknown (0)."""
     if any(word in collective for word in _WHOLE_MESSAGE):
         return 1.0
     return (ranks - 1) / ranks if ranks else 0.5
@@ -29,18 +30,18 @@ def link_s(nbytes: float, gpu: Gpu) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How NCCL uses what joins the GPUs of a network."""
+    """How NCCL uses the link between the GPUs of a network."""
 
     #: one way, bytes per second; None: half of the GPU's own figure
     bytes_per_s: float | None
-    #: fraction of it that large buffers reach
+    #: fraction of that rate that large buffers reach
     reached: float
-    #: launch and first contact, and each step of the ring
+    #: seconds of the launch and setup, and of each step of the ring
     start_s: float
     step_s: float
 
 
-#: (network's kind, whether all GPUs lie behind one switch or bridge, architecture) -> the link that sets the pace.
+#: (network's kind, whether all GPUs are behind one switch or bridge, architecture) -> the slowest link.
 #: Nominal rates: NVLink as the GPU has it, an NVLink bridge of a pair 300e9, PCIe 4 and 5 x16, a 200 Gbit/s adapter.
 #: Fractions and latencies are fitted to Vidur's all-reduce rows; there are none over a network on Hopper.
 _LINKS = {
@@ -63,11 +64,11 @@ def all_reduce_s(gpu: Gpu, link: Link, nbytes: int, workers: int) -> tuple[float
 
 
 def link_of(kind: str, close: bool, architecture: str) -> Link | None:
-    """The link of a network; of an architecture without data that of another; None for a kind that is not known.
+    """The link of a network, from another architecture where this one has no data; None for an unknown kind.
 
     Args:
         kind: ``dgx`` or ``pairwise_nvlink``.
-        close: all GPUs lie behind one switch or bridge.
+        close: all GPUs are behind one switch or bridge.
     """
     known = [link for (name, near, _), link in _LINKS.items() if (name, near) == (kind, close)]
     return _LINKS.get((kind, close, architecture), known[-1]) if known else None

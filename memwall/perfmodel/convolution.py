@@ -1,16 +1,15 @@
 """How a library's convolutions use a GPU.
 
-The library has two ways and takes the faster; so does :func:`predict`:
+The library has two algorithms and takes the faster; so does :func:`predict`:
 
 - the implicit GEMM, ``[images x places, channels x window] x [channels x window, channels]``, in tiles of one block;
 - Winograd F(4 x 4, r x r) in stages (Lavin and Gray 2015): input and weights are transformed, (4 + r - 1)^2 small
-  products make 4 x 4 outputs each, and those are transformed back. For r = 3 that is a quarter of the multiplies, and
-  36/16 of each tensor written and read between the stages.
+  products make 4 x 4 outputs each, and those are transformed back. For r = 3 that is a quarter of the multiplies, but
+  36/16 of each tensor is written and read between the stages.
 
 Winograd serves ungrouped square windows of 3 and 5 at unit stride on vector engines; every fp16 row of DeepBench on
-tensor cores is an implicit GEMM. A depthwise convolution is no product: PyTorch's kernels go over its window element by
-element, a thread for each output (DepthwiseConv2d.cu); cuDNN's, for narrower types and channels last, reach a fraction
-of the peak.
+tensor cores is an implicit GEMM. A depthwise convolution is not a product: PyTorch's kernels loop over its window with
+one thread per output (DepthwiseConv2d.cu); cuDNN's, for narrower types and channels last, reach a fraction of the peak.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _TILES = {
     "vector": ((128, 128), (128, 64), (128, 32), (128, 16), (128, 8), (128, 1), (64, 64), (64, 32)),
     "tensor": ((256, 128), (128, 128), (128, 64), (64, 64)),
 }
-#: m n / (m + n) of the tile that the plateau belongs to
+#: m n / (m + n) of the tile for which the plateau is stated
 _FULL_REUSE = 64
-#: side of the tiles that a product split along k falls into
+#: side of the tiles of a product split along k
 _SPLIT_TILE = 64
-#: what convolutions reach over what long products sustain, at most: T4, 0.65 over 0.416 of its float32 peak. Only a
-#: board that its power limits so strongly is held back by it
+#: most that convolutions reach relative to what long products sustain: T4, 0.65 over 0.416 of its float32 peak. Only a
+#: GPU that is as power-limited is affected
 _OVER_SUSTAINED = 1.55
 #: steps of k in the shortest part of a weight's gradient, whose k is long: fits DeepBench's 1 x 1 windows best
 _WEIGHT_PART_STEPS = 512
@@ -47,9 +46,9 @@ _SQUARE, _WINDOWS = 4, ((3, 3), (5, 5))
 #: channels of 16 bytes
 _ALIGNED = 8.0
 _FLOAT32 = Pipe("vector", "float32")
-#: clocks that a thread of PyTorch's depthwise kernels takes for each tap of its output's window, mostly waiting: 3 x 3
+#: clocks of a thread of PyTorch's depthwise kernels for each tap of its output's window, mostly latency: 3 x 3
 #: windows on a Titan Xp (2048 threads, 16.4e9 outputs/s) and an RTX 2080 Ti (1024, 22.4e9) take 600 and 540 (PyTorch
-#: issue 18631); 5 x 5 on a newer board 600 if that is an A100, 900 if an H100 (pull request 125362)
+#: issue 18631); 5 x 5 on a newer GPU 600 if that is an A100, 900 if an H100 (pull request 125362)
 _TAP_CLK = 590
 
 
@@ -62,50 +61,52 @@ class _Product(NamedTuple):
     k: float
 
 
-def predict(work: Convolution, gpu: Gpu, known: ConvolutionConstants, resident_bytes: int = 0) -> Terms:
-    """The terms of the fastest way with the constants given; ``resident_bytes`` of what it reads lie in L2."""
-    resident = min(resident_bytes, work.read_bytes)
-    if work.depthwise:
-        return _depthwise(work, gpu, known, resident)
-    pipe = gpu.ceiling_pipe(work.pipe)
-    known = _of_pipe(work, gpu, pipe, known)
-    ways = [_implicit_gemm(work, gpu, pipe, known, resident)]
-    if _suits_winograd(work, pipe):
-        ways.append(_winograd(work, gpu, pipe, known, resident))
-    if pipe.engine == "tensor" and work.groups > 1:  # narrow groups waste most of a tensor core's tile
-        plain = _of_pipe(work, gpu, _FLOAT32, known)
-        ways.append(_implicit_gemm(work, gpu, _FLOAT32, plain, resident))
+def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident_bytes: int = 0) -> Terms:
+    """The terms of the fastest algorithm with the constants given; ``resident_bytes`` of its reads are in L2."""
+    resident = min(resident_bytes, launch.read_bytes)
+    if launch.depthwise:
+        return _depthwise(launch, gpu, known, resident)
+    pipe = gpu.ceiling_pipe(launch.pipe)
+    known = _of_pipe(launch, gpu, pipe, known)
+    ways = [_implicit_gemm(launch, gpu, pipe, known, resident)]
+    if _suits_winograd(launch, pipe):
+        ways.append(_winograd(launch, gpu, pipe, known, resident))
+    if pipe.engine == "tensor" and launch.groups > 1:  # narrow groups waste most of a tensor core's tile
+        plain = _of_pipe(launch, gpu, _FLOAT32, known)
+        ways.append(_implicit_gemm(launch, gpu, _FLOAT32, plain, resident))
     return min(ways, key=lambda terms: terms.time_s)
 
 
-def _of_pipe(work: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> ConvolutionConstants:
+def _of_pipe(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> ConvolutionConstants:
     """The constants given, or those of float32 where narrower types run on its pipe: TF32 on a V100 is float32."""
-    return constants(ConvolutionConstants, gpu, "float32") if pipe == _FLOAT32 and work.variant != "float32" else known
-
-
-def _suits_winograd(work: Convolution, pipe: Pipe) -> bool:
     return (
-        pipe.engine == "vector"
-        and pipe.dtype != "float64"
-        and work.groups == 1
-        and work.kernel in _WINDOWS
-        and all(step == 1 for step in work.stride)
+        constants(ConvolutionConstants, gpu, "float32") if pipe == _FLOAT32 and launch.variant != "float32" else known
     )
 
 
-def _implicit_gemm(work: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
-    relative = {"forward": 1.0, "input": known.backward_input, "weight": known.backward_weight}[work.role]
-    m, n, k = _dimensions(work, _channel_slice(gpu, pipe, known))
-    parts = _parts(work, gpu, known, m, n, k)
-    product = _Product(work.groups * parts, m, n, k / parts)
+def _suits_winograd(launch: Convolution, pipe: Pipe) -> bool:
+    return (
+        pipe.engine == "vector"
+        and pipe.dtype != "float64"
+        and launch.groups == 1
+        and launch.kernel in _WINDOWS
+        and all(step == 1 for step in launch.stride)
+    )
+
+
+def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
+    relative = {"forward": 1.0, "input": known.backward_input, "weight": known.backward_weight}[launch.role]
+    m, n, k = _dimensions(launch, _channel_slice(gpu, pipe, known))
+    parts = _parts(launch, gpu, known, m, n, k)
+    product = _Product(launch.groups * parts, m, n, k / parts)
     compute_s, facts = _tiled(product, gpu, pipe, known, known.plateau * relative)
     latency_s = 0.0
-    if parts > 1:  # sums of the parts in float32 are written and added up by a further kernel
+    if parts > 1:  # partial sums in float32 are written, then added up by another kernel
         latency_s += traffic_s(gpu, 0, 2 * 4 * product.batch * m * n) + gpu.launch_overhead_s
-    if pipe.engine == "tensor" and not work.channels_last:
-        latency_s += traffic_s(gpu, 2 * known.relayout * work.bytes)
+    if pipe.engine == "tensor" and not launch.channels_last:
+        latency_s += traffic_s(gpu, 2 * known.relayout * launch.bytes)
     facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts}
-    return Terms(compute_s, traffic_s(gpu, work.bytes - resident, resident), latency_s, facts)
+    return Terms(compute_s, traffic_s(gpu, launch.bytes - resident, resident), latency_s, facts)
 
 
 def _channel_slice(gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> float:
@@ -115,26 +116,26 @@ def _channel_slice(gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> float:
     return known.channel_slice if chip_of(gpu).sliced_channels else _ALIGNED
 
 
-def _dimensions(work: Convolution, channel_slice: float) -> tuple[int, int, float]:
-    """m, n and k of a group's product; the channels at each place of the window are padded to whole slices."""
-    window, places = math.prod(work.kernel), work.images * math.prod(work.places_out)
-    padded_in = math.ceil(work.channels_in / channel_slice) * channel_slice
-    if work.role == "forward":
-        return places, work.channels_out, padded_in * window
-    if work.role == "weight":
-        return work.channels_out, int(padded_in * window), float(places)
-    # a place of the input meets window / stride outputs; where the stride skips places, only the others are computed
-    met = window / math.prod(work.stride)
-    padded_out = math.ceil(work.channels_out / channel_slice) * channel_slice
-    rows = work.images * math.prod(work.places_in) * min(met, 1.0)
-    return math.ceil(rows), work.channels_in, padded_out * max(met, 1.0)
+def _dimensions(launch: Convolution, channel_slice: float) -> tuple[int, int, float]:
+    """m, n and k of a group's product; the channels at each window position are padded to whole slices."""
+    window, places = math.prod(launch.kernel), launch.images * math.prod(launch.places_out)
+    padded_in = math.ceil(launch.channels_in / channel_slice) * channel_slice
+    if launch.role == "forward":
+        return places, launch.channels_out, padded_in * window
+    if launch.role == "weight":
+        return launch.channels_out, int(padded_in * window), float(places)
+    # an input position contributes to window / stride outputs; positions that the stride skips are not computed
+    met = window / math.prod(launch.stride)
+    padded_out = math.ceil(launch.channels_out / channel_slice) * channel_slice
+    rows = launch.images * math.prod(launch.places_in) * min(met, 1.0)
+    return math.ceil(rows), launch.channels_in, padded_out * max(met, 1.0)
 
 
-def _parts(work: Convolution, gpu: Gpu, known: ConvolutionConstants, m: int, n: int, k: float) -> int:
-    """Into how many parts k is split, so that few tiles still fill the GPU."""
-    tiles = work.groups * math.ceil(m / _SPLIT_TILE) * math.ceil(n / _SPLIT_TILE)
+def _parts(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, m: int, n: int, k: float) -> int:
+    """The number of parts that k is split into so that few tiles still fill the GPU."""
+    tiles = launch.groups * math.ceil(m / _SPLIT_TILE) * math.ceil(n / _SPLIT_TILE)
     wanted = gpu.sm_count * max(known.lone_tile / _SPLIT_TILE**2, 1.0)
-    shortest = _WEIGHT_PART_STEPS if work.role == "weight" else known.part_steps
+    shortest = _WEIGHT_PART_STEPS if launch.role == "weight" else known.part_steps
     return max(min(int(wanted / max(tiles, 1)), int(k / shortest)), 1)
 
 
@@ -143,8 +144,8 @@ def _tiled(
 ) -> tuple[float, dict[str, Any]]:
     """Seconds of the best tile, and what it is.
 
-    Multiprocessors take tiles in rounds. A step of k lasts as long as its multiply-adds, but no shorter than in the
-    tile that fills a multiprocessor by itself: less work does not hide the waits.
+    Multiprocessors take tiles in waves. A step of k takes the time of its multiply-adds, but no less than in the
+    tile that fills a multiprocessor by itself: less work does not hide the latency.
     """
     fraction *= min(_OVER_SUSTAINED * gpu.achievable_fraction(pipe) / known.plateau, 1.0)
     # multiply-adds of a multiprocessor per clock
@@ -162,49 +163,49 @@ def _tiled(
     return best * (product.k + known.ramp) / gpu.boost_clock_hz, facts | {"plateau": fraction}
 
 
-def _winograd(work: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
-    points = (_SQUARE + work.kernel[0] - 1) ** 2
-    places = work.places_in if work.role == "input" else work.places_out
-    squares = work.images * math.prod(math.ceil(size / _SQUARE) for size in places)
+def _winograd(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
+    points = (_SQUARE + launch.kernel[0] - 1) ** 2
+    places = launch.places_in if launch.role == "input" else launch.places_out
+    squares = launch.images * math.prod(math.ceil(size / _SQUARE) for size in places)
     m, n, k = {
-        "forward": (squares, work.channels_out, work.channels_in),
-        "input": (squares, work.channels_in, work.channels_out),
-        "weight": (work.channels_out, work.channels_in, squares),
-    }[work.role]
+        "forward": (squares, launch.channels_out, launch.channels_in),
+        "input": (squares, launch.channels_in, launch.channels_out),
+        "weight": (launch.channels_out, launch.channels_in, squares),
+    }[launch.role]
     products_s, facts = _tiled(_Product(points, m, n, k), gpu, pipe, known, known.winograd)
-    between = 2 * points * work.itemsize * (m * k + k * n + m * n)
-    transforms_s = traffic_s(gpu, work.bytes - resident + between, resident, known.winograd_traffic)
+    between = 2 * points * launch.itemsize * (m * k + k * n + m * n)
+    transforms_s = traffic_s(gpu, launch.bytes - resident + between, resident, known.winograd_traffic)
     facts |= {"way": "Winograd", "pipe": pipe, "m": m, "n": n, "k": k, "points": points, "between": between,
               "products_s": products_s, "transforms_s": transforms_s}  # fmt: skip
-    # the stages follow one another: none hides another's time
-    memory_s = traffic_s(gpu, work.bytes - resident, resident)
+    # the stages run one after another: no stage hides another's time
+    memory_s = traffic_s(gpu, launch.bytes - resident, resident)
     return Terms(products_s + transforms_s, memory_s, known.winograd_stages_s, facts)
 
 
-def _depthwise(work: Convolution, gpu: Gpu, known: ConvolutionConstants, resident: int) -> Terms:
-    window = math.prod(work.kernel)
-    taps = work.images * work.groups * work.channels_out * math.prod(work.places_out) * window
-    memory_s = traffic_s(gpu, work.bytes - resident, resident)
-    if work.role == "weight":  # a block for each place of the window reads both tensors
-        memory_s += traffic_s(gpu, 0, (window - 1) * work.read_bytes)
-    library = work.itemsize < 4 or work.channels_last
+def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident: int) -> Terms:
+    window = math.prod(launch.kernel)
+    taps = launch.images * launch.groups * launch.channels_out * math.prod(launch.places_out) * window
+    memory_s = traffic_s(gpu, launch.bytes - resident, resident)
+    if launch.role == "weight":  # one block per window position reads both tensors
+        memory_s += traffic_s(gpu, 0, (window - 1) * launch.read_bytes)
+    library = launch.itemsize < 4 or launch.channels_last
     threads = chip_of(gpu).threads
-    if library or work.role == "weight":  # cuDNN, or a sum over the places
-        compute_s = 2 * taps / (gpu.peak(work.pipe) * known.depthwise)
-        facts = {"rate": f"{known.depthwise:.0%} of {gpu.peak(work.pipe) / 1e12:.3g} TFLOP/s"}
+    if library or launch.role == "weight":  # cuDNN, or a sum over the positions
+        compute_s = 2 * taps / (gpu.peak(launch.pipe) * known.depthwise)
+        facts = {"rate": f"{known.depthwise:.0%} of {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s"}
     else:
         compute_s = taps * _TAP_CLK / (threads * gpu.sm_count * gpu.boost_clock_hz)
         facts = {"rate": f"{_TAP_CLK} clocks for {threads} threads of each of {gpu.sm_count} SMs"}
     return Terms(compute_s, memory_s, 0.0, {"way": "depthwise", "window": window, **facts})
 
 
-def explain(work: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: Terms) -> str:
+def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     facts = terms.facts
     if facts["way"] == "depthwise":
         return (
-            f"depthwise: {work.groups} channels apart, {facts['window']} taps for each output at {facts['rate']}; "
-            f"{_walls(work, terms)}."
+            f"depthwise: {launch.groups} channels apart, {facts['window']} taps for each output at {facts['rate']}; "
+            f"{_walls(launch, terms)}."
         )
     (rows, columns), tiles, rounds = facts["tile"], facts["tiles"], facts["rounds"]
     waves, waiting = tiles / gpu.sm_count, " and too few to hide the waits" if facts["waits"] else ""
@@ -219,9 +220,11 @@ def explain(work: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: Ter
             f"{duration(facts['transforms_s'])} for the tensors and {facts['between'] / 1e6:.3g} MB between the stages."
         )
     split = f" with k split in {facts['parts']}" if facts["parts"] > 1 else ""
-    return f"implicit GEMM{split}: {run}; {_walls(work, terms)}."
+    return f"implicit GEMM{split}: {run}; {_walls(launch, terms)}."
 
 
-def _walls(work: Convolution, terms: Terms) -> str:
-    text = f"{duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} for {work.bytes / 1e6:.3g} MB"
+def _walls(launch: Convolution, terms: Terms) -> str:
+    text = (
+        f"{duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} for {launch.bytes / 1e6:.3g} MB"
+    )
     return f"{text}, and {duration(terms.latency_s)} around it" if terms.latency_s else text

@@ -5,12 +5,11 @@ Assumptions, each with a constant that ``memwall calibrate`` measures on a bench
     compute_s  = FLOPs at the rate of the library that runs them (matrix product, convolution, attention), or elements
                  at the rate of a kernel that evaluates functions, whichever is longer,
                  + the traffic of a matrix product that its arithmetic does not hide
-    memory_s   = bytes at the rate of where they lie: a cache that holds all that the kernel touches, or DRAM
+    memory_s   = bytes at the rate of the cache that holds all that the kernel touches, or of DRAM
 
-A read is in a cache as long as no more bytes than the cache holds have moved since it was last touched. A write goes
-to the cache that holds what the kernel touches: the allocator hands out again the memory that was freed last. CUDA
-kernels' extra FLOPs (three TF32 products for a float32 one) are not done here; their second passes over rows stay in a
-cache.
+A read hits a cache if no more bytes than the cache holds have moved since the last touch. A write goes to the cache
+that holds what the kernel touches: the allocator reuses the memory that was freed last. CUDA kernels' extra FLOPs
+(three TF32 products for a float32 one) do not apply; second passes over rows hit a cache.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from memwall.perfmodel.roofline import Prediction, bound_s
 BATCHED = 16
 
 
-#: rates that count other elements than those of the output: of the input, or of the output times those of the window
+#: rates that do not count the output's elements but the input's, or the output's times the window's
 _COUNTS: Mapping[str, str] = {"variance": "input", "max_pool": "window"}
 
 
 def predict_on_cpu(
     graph: Graph, op_ids: Sequence[int], cost: Cost, gpu: Gpu, reuse: Sequence[tuple[int, int]]
 ) -> Prediction:
-    """The prediction of a group on a CPU, with :func:`kernel_time_s`'s arguments. Its interval is the widest
-    that boards without rows of their own have."""
+    """The prediction of a group on a CPU, with :func:`kernel_time_s`'s arguments. Its interval is the
+    widest one of GPUs without rows of their own."""
     compute, memory = kernel_time_s(graph, op_ids, cost, gpu, reuse)
     bound = bound_s(cost, gpu)
     memory = max(memory, bound)
@@ -73,7 +72,7 @@ def kernel_time_s(
 
 
 def _flops_s(cost: Cost, gpu: Gpu, cpu: Cpu, products: Sequence[str]) -> float:
-    """FLOPs at the rate of the first product of its own rate, else at that of a plain matrix product."""
+    """Seconds of the FLOPs at the rate of the first product that has its own, else of a plain matrix product."""
     rates = [cpu.flop_per_s[name] for name in products if name in cpu.flop_per_s]
     if rates:
         return cost.total_flops / rates[0]
@@ -104,7 +103,7 @@ def _memory_s(cost: Cost, gpu: Gpu, cpu: Cpu, reuse: Sequence[tuple[int, int]]) 
 
 
 def kernel_name(op: Op) -> str | None:
-    """Which rate of :data:`memwall.hardware.cpu_rates.KERNELS` an op runs at; None where bytes alone tell its time."""
+    """Which rate of :data:`memwall.hardware.cpu_rates.KERNELS` an op runs at; None where bytes alone set its time."""
     row = find_row(op.name)
     name = row.cpu_rate if row else ""
     if name == "gelu" and op.attributes.get("approximate") == "tanh":

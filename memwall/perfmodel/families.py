@@ -17,12 +17,12 @@ __all__ = [
 ]  # fmt: skip
 
 
-#: Kinds of work that have FLOPs, if any at all.
+#: Kinds of launches that have FLOPs.
 MATRIX = (Gemm, Convolution, Attention)
 
 
 class Model(NamedTuple):
-    """A family: (work, GPU, constants, bytes of its reads that lie in L2) -> terms; and the sentence about them."""
+    """A family: (launch, GPU, constants, bytes of its reads that are in L2) -> terms; and the sentence about them."""
 
     predict: Callable[[Any, Gpu, Any, int], Terms]
     explain: Callable[[Any, Gpu, Any, Terms], str]
@@ -39,29 +39,29 @@ MODELS: Mapping[str, Model] = {
 }
 
 
-def predict(work: Launch, gpu: Gpu, resident_bytes: int = 0) -> Terms:
-    """The terms of a launch; ``resident_bytes`` of what it reads lie in L2 already."""
-    work = as_run(work, gpu)
-    known = constants(CONSTANTS[work.FAMILY], gpu, work.variant)
-    return MODELS[work.FAMILY].predict(work, gpu, known, resident_bytes)
+def predict(launch: Launch, gpu: Gpu, resident_bytes: int = 0) -> Terms:
+    """The terms of a launch; ``resident_bytes`` of its reads are in L2 already."""
+    launch = as_run(launch, gpu)
+    known = constants(CONSTANTS[launch.FAMILY], gpu, launch.variant)
+    return MODELS[launch.FAMILY].predict(launch, gpu, known, resident_bytes)
 
 
-def as_run(work: Launch, gpu: Gpu) -> Launch:
-    """The launch as a GPU runs it: a product on vector units where it has no tensor cores for the dtype; and no more
-    than FLOPs and bytes where there is nothing to compute, or other kernels run than those that the families describe.
+def as_run(launch: Launch, gpu: Gpu) -> Launch:
+    """The launch as a GPU runs it: a product on vector units where it has no tensor cores for the dtype, and plain
+    FLOPs and bytes where there is nothing to compute or no family describes the kernels.
     """
-    if isinstance(work, Plain):
-        return work
-    if gpu.has_multiprocessors and not (isinstance(work, MATRIX) and not any(work.pipe_flops.values())):
-        if type(work) is Gemm and (pipe := gpu.ceiling_pipe(work.pipe)).engine == "vector":
-            shape = {name: getattr(work, name) for name in ("batch", "m", "n", "k", "itemsize")}
-            return VectorGemm(pipe=pipe, read_bytes=work.read_bytes, write_bytes=work.write_bytes, **shape)
-        return work
-    return Plain(read_bytes=work.read_bytes, write_bytes=work.write_bytes, flops=work.pipe_flops)
+    if isinstance(launch, Plain):
+        return launch
+    if gpu.has_multiprocessors and not (isinstance(launch, MATRIX) and not any(launch.pipe_flops.values())):
+        if type(launch) is Gemm and (pipe := gpu.ceiling_pipe(launch.pipe)).engine == "vector":
+            shape = {name: getattr(launch, name) for name in ("batch", "m", "n", "k", "itemsize")}
+            return VectorGemm(pipe=pipe, read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, **shape)
+        return launch
+    return Plain(read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, flops=launch.pipe_flops)
 
 
-def explain(work: Launch, gpu: Gpu, terms: Terms) -> str:
-    """One sentence: why the launch takes its time, with the numbers."""
-    work = as_run(work, gpu)
-    known = constants(CONSTANTS[work.FAMILY], gpu, work.variant)
-    return MODELS[work.FAMILY].explain(work, gpu, known, terms)
+def explain(launch: Launch, gpu: Gpu, terms: Terms) -> str:
+    """One sentence with numbers: why the launch takes its time."""
+    launch = as_run(launch, gpu)
+    known = constants(CONSTANTS[launch.FAMILY], gpu, launch.variant)
+    return MODELS[launch.FAMILY].explain(launch, gpu, known, terms)

@@ -1,18 +1,18 @@
 """How matrix products use a GPU: the tile and the split along k that a library would choose, and what they cost.
 
-A product is cut into tiles, one tile to an SM at a time, and may be split along k where it has few tiles. Of each tile
+A product is cut into tiles, one tile to an SM at a time, and may be split along k where it has few tiles. For each tile
 and split of the menu::
 
     rounds   = waves of blocks over the SMs, a partial wave counted as a whole one by ``rounding``
     pipe_s   = rounds x (arithmetic of a block at ``plateau`` of an SM's peak + ``tile_clocks``)
     load_s   = rounds x (operands of a block at ``load`` bytes per clock + ``tile_clocks``)
-    depth_s  = steps along k x ``depth_clocks``: a lone tile waits for its loads
+    depth_s  = steps along k x ``depth_clocks``: the load latency of a lone tile
     stream_s = DRAM bytes at ``dram`` of the bandwidth, or results at ``store`` bytes per clock and SM
     time_s   = hypot(longest of pipe, load and depth; stream_s), at least the FLOPs at the rate that power allows,
                + ``split_s`` and the traffic of the partial sums where k is split + ``start_s``
 
-and the shortest is taken. The hypotenuse stands for what overlaps badly where both take as long. All of that time is
-charged to the wall that the product's roofline stands at, arithmetic or memory: it is what the wall's use comes to.
+and the shortest is taken. The hypotenuse models the poor overlap where both take equally long. All of that time is
+charged to the wall that limits the product's roofline, arithmetic or memory.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from memwall.ops.launches import Gemm
 from memwall.perfmodel.base import Terms
 from memwall.perfmodel.memory import kept_share, traffic_s
 
-#: rows and columns of a block's result, the largest first; the shorter side lies along the shorter of m and n
+#: rows and columns of a block's result, the largest first; the shorter side goes along the shorter of m and n
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (16, 128), (32, 64), (16, 64), (32, 32))
-#: the pipe by whose peak a board's power is told
+#: the pipe whose peak a GPU's power is compared with
 _HALF = Pipe("tensor", "float16")
 #: where two SMs hold one tile between them
 _PAIRED_TILES = ((256, 256), *_TILES)
 _AREA = 128 * 256
-#: a block goes along k in steps of so many bytes per row, and has no fewer elements of k than this
+#: bytes per row of a block's step along k, and the fewest elements of k that a block has
 _STEP_BYTES, _LEAST_DEPTH = 64, 128
 #: waves from which on a smaller tile gains nothing
 _ENOUGH_WAVES = 16
@@ -47,7 +47,7 @@ _PARTIAL_BYTES = 8
 
 
 class Choice(NamedTuple):
-    """A tile and a split along k, and the seconds that they make; ``waves`` are blocks per SM, ``rounds`` as run."""
+    """A tile and a split along k, and the seconds that they take; ``waves`` are blocks per SM, ``rounds`` as run."""
 
     total_s: float
     tile: tuple[int, int]
@@ -61,50 +61,50 @@ class Choice(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def predict(work: Gemm, gpu: Gpu, known: GemmConstants, resident_bytes: int = 0) -> Terms:
+def predict(launch: Gemm, gpu: Gpu, known: GemmConstants, resident_bytes: int = 0) -> Terms:
     """The terms of a launch with the constants given."""
-    dram_bytes = _dram_bytes(work, gpu, resident_bytes)
-    stored_s = work.write_bytes / (known.store * gpu.boost_clock_hz * gpu.sm_count)
+    dram_bytes = _dram_bytes(launch, gpu, resident_bytes)
+    stored_s = launch.write_bytes / (known.store * gpu.boost_clock_hz * gpu.sm_count)
     stream_s = max(traffic_s(gpu, dram_bytes, 0, known.dram), stored_s)
-    held_s = work.flops / (gpu.peak(work.pipe) * _sustained(gpu, known))
-    best = _choose(work, gpu, known, stream_s, held_s)
+    held_s = launch.flops / (gpu.peak(launch.pipe) * _sustained(gpu, known))
+    best = _choose(launch, gpu, known, stream_s, held_s)
     arithmetic_s = max(best.pipe_s, held_s)
     facts = best._asdict() | {
         "held_s": held_s, "stream_s": stream_s, "arithmetic_s": arithmetic_s, "dram_bytes": dram_bytes
     }  # fmt: skip
-    if work.flops * gpu.dram_bytes_per_s > work.bytes * gpu.peak(work.pipe):
+    if launch.flops * gpu.dram_bytes_per_s > launch.bytes * gpu.peak(launch.pipe):
         return Terms(best.total_s, stream_s, known.start_s, facts)
     return Terms(arithmetic_s, best.total_s, known.start_s, facts)
 
 
 def _sustained(gpu: Gpu, known: GemmConstants) -> float:
-    """Fraction of the peak at which the board's power holds all SMs together. A FLOP's energy grows with the voltage
-    squared and so about with the square of the rate: the rate goes by the root of the power."""
+    """Fraction of the peak that the GPU's power sustains on all SMs. A FLOP's energy grows with the voltage squared, so
+    about with the square of the rate: the rate grows with the square root of the power."""
     peak = gpu.peak(_HALF)
     watts = gpu.tdp_w / (peak / 1e12) if gpu.tdp_w else 1.0
     return min(known.sustained * sqrt(watts), 1.0)
 
 
-def _dram_bytes(work: Gemm, gpu: Gpu, resident_bytes: int) -> float:
+def _dram_bytes(launch: Gemm, gpu: Gpu, resident_bytes: int) -> float:
     """Bytes from and to DRAM: results stay in L2 where all that the product touches fits."""
-    read = work.read_bytes - min(resident_bytes, work.read_bytes)
-    return read + work.write_bytes * (1 - kept_share(gpu, work.bytes))
+    read = launch.read_bytes - min(resident_bytes, launch.read_bytes)
+    return read + launch.write_bytes * (1 - kept_share(gpu, launch.bytes))
 
 
-def _choose(work: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_s: float) -> Choice:
+def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_s: float) -> Choice:
     """The shortest of the menu."""
-    short, long = min(work.m, work.n), max(work.m, work.n)
-    results, k, sms, clock = work.batch * work.m * work.n, work.k, gpu.sm_count, gpu.boost_clock_hz
-    math_s = 2 * sms / (gpu.peak(work.pipe) * known.plateau)  # of a multiply-add in one SM
+    short, long = min(launch.m, launch.n), max(launch.m, launch.n)
+    results, k, sms, clock = launch.batch * launch.m * launch.n, launch.k, gpu.sm_count, gpu.boost_clock_hz
+    math_s = 2 * sms / (gpu.peak(launch.pipe) * known.plateau)  # of a multiply-add in one SM
     byte_s = 1 / (known.load * clock)
-    step = max(_STEP_BYTES // work.itemsize, 1)
-    step_s = known.depth_clocks * work.itemsize / 2 / clock
+    step = max(_STEP_BYTES // launch.itemsize, 1)
+    step_s = known.depth_clocks * launch.itemsize / 2 / clock
     partial_s = _PARTIAL_BYTES * results / gpu.l2_bytes_per_s
-    balance = sqrt(step_s * k / partial_s)  # the split that waits along k as long as it adds partial sums
+    balance = sqrt(step_s * k / partial_s)  # the split whose wait along k equals its time for partial sums
     best: Choice | None = None
     for tile in _PAIRED_TILES if chip_of(gpu).paired_tiles else _TILES:
         rows, columns = tile
-        tiles = ceil(short / rows) * ceil(long / columns) * work.batch
+        tiles = ceil(short / rows) * ceil(long / columns) * launch.batch
         ends_s = known.tile_clocks * sqrt(rows * columns / _AREA) / clock
         fill = int(min(sms / tiles, balance, k / _LEAST_DEPTH))
         for split in {1, 2, 4, fill}:
@@ -114,7 +114,7 @@ def _choose(work: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_s:
             waves = blocks / sms
             rounds = known.rounding * ceil(waves) + (1 - known.rounding) * max(waves, 1.0)
             pipe_s = rounds * (depth * rows * columns * math_s + ends_s)
-            load_s = rounds * (depth * (rows + columns) * work.itemsize * byte_s + ends_s)
+            load_s = rounds * (depth * (rows + columns) * launch.itemsize * byte_s + ends_s)
             depth_s = depth * step_s
             total_s = max(hypot(max(pipe_s, load_s, depth_s), stream_s), held_s)
             if split > 1:
@@ -127,35 +127,35 @@ def _choose(work: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_s:
     return best
 
 
-def explain(work: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
+def explain(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     facts = terms.facts
-    name = "x".join(map(str, (work.m, work.n, work.k)))
-    if work.batch > 1:
-        name = f"{work.batch} times {name}"
+    name = "x".join(map(str, (launch.m, launch.n, launch.k)))
+    if launch.batch > 1:
+        name = f"{launch.batch} times {name}"
     if not facts:
         return f"{name}: {duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} of memory."
     rows, columns = facts["tile"]
     blocks = f"{name} in {rows}x{columns} tiles"
     if facts["split"] > 1:
         blocks += f", k split in {facts['split']}"
-    used = work.flops / (2 * facts["blocks"] * rows * columns * _depth(work, facts["split"]))
+    used = launch.flops / (2 * facts["blocks"] * rows * columns * _depth(launch, facts["split"]))
     waves = (
         f"{facts['blocks']} blocks on {gpu.sm_count} SMs = {facts['waves']:.3g} waves, run as {facts['rounds']:.3g}, "
         f"{percent(used, 0)} of what the tiles compute is asked for"
     )
-    return f"{blocks}: {waves}; {_wall(work, gpu, known, facts)}."
+    return f"{blocks}: {waves}; {_wall(launch, gpu, known, facts)}."
 
 
-def _depth(work: Gemm, split: int) -> int:
+def _depth(launch: Gemm, split: int) -> int:
     """Elements of k that a block multiplies, its last step full."""
-    step = max(_STEP_BYTES // work.itemsize, 1)
-    return ceil(work.k / split / step) * step
+    step = max(_STEP_BYTES // launch.itemsize, 1)
+    return ceil(launch.k / split / step) * step
 
 
-def _wall(work: Gemm, gpu: Gpu, known: GemmConstants, facts: Mapping[str, Any]) -> str:
-    """What holds the launch, and what arithmetic and memory would take."""
-    peak = flop_rate(gpu.peak(work.pipe))
+def _wall(launch: Gemm, gpu: Gpu, known: GemmConstants, facts: Mapping[str, Any]) -> str:
+    """What limits the launch, and what arithmetic and memory would take."""
+    peak = flop_rate(gpu.peak(launch.pipe))
     walls = {
         "held_s": f"power holds the chip at {percent(_sustained(gpu, known), 0)} of {peak}",
         "pipe_s": f"inside a tile an SM reaches {percent(known.plateau, 0)} of its share of {peak}",

@@ -1,7 +1,7 @@
-"""How products in full precision use a GPU: tiles of the result on threads that multiply and add, no tensor cores.
+"""How full-precision products use a GPU: tiles of the result on vector lanes, without tensor cores.
 
-A block makes one tile of the result in steps of 8 along k; ``ceil(tiles / SMs)`` of them follow each other on the
-fullest multiprocessor. What is not of a tile's size is computed all the same. Which tiles the library has differs:
+A block makes one tile of the result in steps of 8 along k; ``ceil(tiles / SMs)`` of them run one after another on the
+fullest multiprocessor. Partial tiles cost as much as whole ones. The library's tiles differ by GPU:
 cuBLAS runs batched products of any size in 128x128 tiles on an A100 (2048 clocks for 8 of k, whatever m and n), and
 with 128 columns on Pascal (NeuSight bmm).
 """
@@ -25,15 +25,15 @@ _STEP = 8
 _LARGE: Tile = (128, 128)
 #: results that the registers of a multiprocessor hold: two blocks of the largest tile
 _RESIDENT_RESULTS = 2 * 128 * 128
-#: parts that k may be split into where the tiles are less than a wave, the least k of a part, and the most waves then
+#: parts that k may be split into where the tiles are less than a wave, the least k of a part, the most waves
 _SPLITS, _LEAST_PART, _MOST_WAVES = (1, 2, 4, 8, 16, 32, 64), 64, 2
-#: below so many large tiles of result, rocBLAS runs deep products of a batch with other kernels: an MI210 does
+#: below this many large tiles of result, rocBLAS runs deep batched products with other kernels: an MI210 does
 #: 12 TFLOP/s of 96x384 by 384x384, and 22 of 384x96 by 96x384, which is as many multiply-adds (NeuSight bmm)
 _FEW_TILES = 8
 #: rows of the operands that the blocks of a wave step along together, and the distance at which channels repeat
 _ROWS_IN_FLIGHT, _CHANNEL_TURN_BYTES = 2048, 128 * 1024
 
-#: what a joule pays for grows with 16 nm over the feature size to this power: 53 GFLOP on boards of 16 and 12 nm (T4,
+#: FLOP per joule grow with 16 nm over the feature size to this power: 53 GFLOP on GPUs of 16 and 12 nm (T4,
 #: P4: NeuSight), 128 on one of 5 nm (RTX 4090: gemm_peak_measured.csv), 131 on another (L4: NeuSight)
 _REFERENCE_NM, _ENERGY_EXPONENT = 16, 0.75
 #: tiles (rows, columns of the result) of a product alone
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
     """One way to run a product, and its seconds without memory."""
 
     tile: Tile
-    #: parts that k falls into
+    #: parts that k is split into
     splits: int
     blocks: int
     #: blocks that the fullest multiprocessor runs
@@ -53,118 +53,118 @@ class Plan(NamedTuple):
     latency_s: float
 
 
-class _Board(NamedTuple):
+class _OnGpu(NamedTuple):
     """What the plans of one product have in common on a GPU."""
 
     sm_count: int
     clock_hz: float
-    #: of one multiprocessor at the board's peak, misses of rows included
+    #: of one multiprocessor at the GPU's peak, TLB misses of rows included
     multiply_add_s: float
-    #: fraction of the peak that lasts
+    #: sustained fraction of the peak
     reached: float
     known: VectorGemmConstants
 
 
-def predict(work: VectorGemm, gpu: Gpu, known: VectorGemmConstants, resident_bytes: int = 0) -> Terms:
+def predict(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, resident_bytes: int = 0) -> Terms:
     """The terms of a launch with the constants given."""
-    resident = min(resident_bytes, work.read_bytes)
-    resident += work.write_bytes if resident else 0  # what finds its operands in L2 leaves its results there
-    memory_s = traffic_s(gpu, work.bytes - resident, resident, known.dram)
-    rate = gpu.peak(work.pipe) * _kernel(work, known)
-    multiply_add_s = 2 * gpu.sm_count / rate * _row_misses(work, known)
-    board = _Board(gpu.sm_count, gpu.boost_clock_hz, multiply_add_s, sustained(gpu, work.pipe, known), known)
-    plans = _plans(work, gpu, board) if _tiled(work) else (_untiled(work, board),)
+    resident = min(resident_bytes, launch.read_bytes)
+    resident += launch.write_bytes if resident else 0  # with its operands in L2, a launch leaves its results there
+    memory_s = traffic_s(gpu, launch.bytes - resident, resident, known.dram)
+    rate = gpu.peak(launch.pipe) * _kernel(launch, known)
+    multiply_add_s = 2 * gpu.sm_count / rate * _row_misses(launch, known)
+    on = _OnGpu(gpu.sm_count, gpu.boost_clock_hz, multiply_add_s, sustained(gpu, launch.pipe, known), known)
+    plans = _plans(launch, gpu, on) if _tiled(launch) else (_untiled(launch, on),)
     plan = min(plans, key=lambda plan: max(plan.compute_s, memory_s) + plan.latency_s)
     return Terms(plan.compute_s, memory_s, plan.latency_s, {"plan": plan})
 
 
-def explain(work: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Terms) -> str:
+def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     plan: Plan = terms.facts["plan"]
-    times = f"{work.batch} times " if work.batch > 1 else ""
+    times = f"{launch.batch} times " if launch.batch > 1 else ""
     spent = f"{duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} of memory"
-    if min(work.m, work.n) == 1:
-        return f"{times}{work.m}x{work.n}x{work.k}, a matrix times a vector, streams its operands once: {spent}."
+    if min(launch.m, launch.n) == 1:
+        return f"{times}{launch.m}x{launch.n}x{launch.k}, a matrix times a vector, streams its operands once: {spent}."
     parts = f", k in {plan.splits} parts" if plan.splits > 1 else ""
-    useful = work.batch * work.m * work.n / (plan.blocks // plan.splits * plan.tile[0] * plan.tile[1])
-    reached = sustained(gpu, work.pipe, known)
-    share = reached * _kernel(work, known)
+    useful = launch.batch * launch.m * launch.n / (plan.blocks // plan.splits * plan.tile[0] * plan.tile[1])
+    reached = sustained(gpu, launch.pipe, known)
+    share = reached * _kernel(launch, known)
     limit = f" ({gpu.tdp_w:.0f} W)" if reached < known.plateau else ""
-    if known.deep < 1 and _deep(work):
+    if known.deep < 1 and _deep(launch):
         limit += f", {known.deep:.0%} of the usual for so deep a product"
     return (
-        f"{times}{work.m}x{work.n}x{work.k} in {plan.tile[0]}x{plan.tile[1]} tiles{parts}: {plan.blocks} blocks on "
-        f"{gpu.sm_count} SMs = {plan.blocks / gpu.sm_count:.2f} each, run as {plan.rounds}; {useful:.0%} of the tiles' "
-        f"area is result; large products sustain {share:.0%} of {gpu.peak(work.pipe) / 1e12:.3g} TFLOP/s{limit}; "
+        f"{times}{launch.m}x{launch.n}x{launch.k} in {plan.tile[0]}x{plan.tile[1]} tiles{parts}: {plan.blocks} blocks"
+        f" on {gpu.sm_count} SMs = {plan.blocks / gpu.sm_count:.2f} each, run as {plan.rounds}; {useful:.0%} of the tiles' "
+        f"area is result; large products sustain {share:.0%} of {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s{limit}; "
         f"{spent}, {duration(terms.latency_s)} to fill and store."
     )
 
 
 def sustained(gpu: Gpu, pipe: Pipe, known: VectorGemmConstants) -> float:
-    """Fraction of the peak that the board holds for long: what its clock gives, or what its power pays for."""
+    """Fraction of the peak that the GPU sustains: limited by its clock or by its power."""
     shrink = _REFERENCE_NM / chip_of(gpu).energy_nm
     paid = known.flop_per_joule * shrink**_ENERGY_EXPONENT * gpu.tdp_w / gpu.peak(pipe)
     return min(known.plateau, paid) if gpu.tdp_w else known.plateau
 
 
-def _kernel(work: VectorGemm, known: VectorGemmConstants) -> float:
+def _kernel(launch: VectorGemm, known: VectorGemmConstants) -> float:
     """Rate of the kernel for this kind of product over that for a plain one."""
-    rate = known.biased if work.bias else 1.0
-    if work.batch > 1:
-        rate *= known.batched * (known.deep if _deep(work) else 1.0)
+    rate = known.biased if launch.bias else 1.0
+    if launch.batch > 1:
+        rate *= known.batched * (known.deep if _deep(launch) else 1.0)
     return rate
 
 
-def _deep(work: VectorGemm) -> bool:
-    """One of a batch with few tiles of result, though n and k are more than a tile's."""
-    few = work.m * work.n < _FEW_TILES * _LARGE[0] * _LARGE[1]
-    return work.batch > 1 and few and min(work.n, work.k) > _LARGE[1]
+def _deep(launch: VectorGemm) -> bool:
+    """Whether it is batched with few tiles of result, though n and k exceed a tile's."""
+    few = launch.m * launch.n < _FEW_TILES * _LARGE[0] * _LARGE[1]
+    return launch.batch > 1 and few and min(launch.n, launch.k) > _LARGE[1]
 
 
-def _tiled(work: VectorGemm) -> bool:
-    """Not a matrix times a vector, which has a kernel of its own."""
-    return min(work.m, work.n) > 1
+def _tiled(launch: VectorGemm) -> bool:
+    """Whether it is not a matrix times a vector, which has its own kernel."""
+    return min(launch.m, launch.n) > 1
 
 
-def _untiled(work: VectorGemm, board: _Board) -> Plan:
-    results = work.batch * work.m * work.n
-    peak_s = results * work.k * board.multiply_add_s / board.sm_count
-    return Plan((1, 1), 1, results, 1, _arithmetic_s(peak_s, board), 0.0)
+def _untiled(launch: VectorGemm, on: _OnGpu) -> Plan:
+    results = launch.batch * launch.m * launch.n
+    peak_s = results * launch.k * on.multiply_add_s / on.sm_count
+    return Plan((1, 1), 1, results, 1, _arithmetic_s(peak_s, on), 0.0)
 
 
-def _plans(work: VectorGemm, gpu: Gpu, board: _Board) -> Iterator[Plan]:
-    for tile in (work.batch > 1 and chip_of(gpu).batched_tiles) or _LONE:
-        results = work.batch * ceil(work.m / tile[0]) * ceil(work.n / tile[1])
-        waiting = board.sm_count * (_RESIDENT_RESULTS // (tile[0] * tile[1]))
+def _plans(launch: VectorGemm, gpu: Gpu, on: _OnGpu) -> Iterator[Plan]:
+    for tile in (launch.batch > 1 and chip_of(gpu).batched_tiles) or _LONE:
+        results = launch.batch * ceil(launch.m / tile[0]) * ceil(launch.n / tile[1])
+        waiting = on.sm_count * (_RESIDENT_RESULTS // (tile[0] * tile[1]))
         for splits in _SPLITS:
-            few = work.batch == 1 and results <= waiting and results * splits <= _MOST_WAVES * waiting
-            if splits > 1 and (not few or work.k < splits * _LEAST_PART):
+            few = launch.batch == 1 and results <= waiting and results * splits <= _MOST_WAVES * waiting
+            if splits > 1 and (not few or launch.k < splits * _LEAST_PART):
                 break
-            yield _plan(work, gpu, board, tile, splits, results * splits, ceil(results * splits / waiting))
+            yield _plan(launch, gpu, on, tile, splits, results * splits, ceil(results * splits / waiting))
 
 
-def _plan(work: VectorGemm, gpu: Gpu, board: _Board, tile: Tile, splits: int, blocks: int, waves: int) -> Plan:
-    known = board.known
+def _plan(launch: VectorGemm, gpu: Gpu, on: _OnGpu, tile: Tile, splits: int, blocks: int, waves: int) -> Plan:
+    known = on.known
     loads = 1 + known.operand_load * (1 / tile[0] + 1 / tile[1] - 1 / 64)
-    step_s = tile[0] * tile[1] * _STEP * board.multiply_add_s * loads
-    steps, rounds = ceil(work.k / splits / _STEP), ceil(blocks / board.sm_count)
-    compute_s = max(rounds * steps * step_s, waves * steps * known.step_clocks / board.clock_hz)
-    latency_s = waves * known.tile_clocks / board.clock_hz
+    step_s = tile[0] * tile[1] * _STEP * on.multiply_add_s * loads
+    steps, rounds = ceil(launch.k / splits / _STEP), ceil(blocks / on.sm_count)
+    compute_s = max(rounds * steps * step_s, waves * steps * known.step_clocks / on.clock_hz)
+    latency_s = waves * known.tile_clocks / on.clock_hz
     if splits > 1:
-        latency_s += known.split_s + traffic_s(gpu, 0, 2 * splits * work.m * work.n * work.itemsize)
-    return Plan(tile, splits, blocks, rounds, _arithmetic_s(compute_s, board), latency_s)
+        latency_s += known.split_s + traffic_s(gpu, 0, 2 * splits * launch.m * launch.n * launch.itemsize)
+    return Plan(tile, splits, blocks, rounds, _arithmetic_s(compute_s, on), latency_s)
 
 
-def _arithmetic_s(peak_s: float, board: _Board) -> float:
-    """Seconds of what would take ``peak_s`` at the peak: at the boost clock first, then as power allows."""
-    known = board.known
+def _arithmetic_s(peak_s: float, on: _OnGpu) -> float:
+    """Seconds of arithmetic that takes ``peak_s`` at the peak: at the boost clock first, then as power allows."""
+    known = on.known
     early_s = min(peak_s / known.plateau, known.burst_s)
-    return early_s + (peak_s - early_s * known.plateau) / board.reached
+    return early_s + (peak_s - early_s * known.plateau) / on.reached
 
 
-def _row_misses(work: VectorGemm, known: VectorGemmConstants) -> float:
+def _row_misses(launch: VectorGemm, known: VectorGemmConstants) -> float:
     """How much longer a step takes: each operand's rows lie k apart, a page or a whole turn of the channels."""
-    row_bytes = work.k * work.itemsize
-    span = min(work.m + work.n, _ROWS_IN_FLIGHT) * row_bytes
+    row_bytes = launch.k * launch.itemsize
+    span = min(launch.m + launch.n, _ROWS_IN_FLIGHT) * row_bytes
     longer = 1 + known.walk * max(0.0, 1 - known.reach_bytes / span)
     return longer + known.conflict if row_bytes % _CHANNEL_TURN_BYTES == 0 else longer

@@ -1,4 +1,4 @@
-"""The time of a launch once its kernel's is known: the launch floor, or the host's way around an eager call."""
+"""The time of a launch, given its kernel's: plus the launch latency, or the host's time around an eager call."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Convolution, Gemm, Launch, Rows, Stream
 from memwall.perfmodel.base import constants
 
-#: way back to the second event, in that of a binary operator: nn.Module's call returns through more frames (V100 relu
-#: and gelu against add and mul, NeuSight). No op's way back is longer
+#: host time from the launch to the second event, relative to a binary operator's: nn.Module's call returns through more
+#: frames (V100 relu and gelu against add and mul, NeuSight). No op takes longer
 _MODULE_BACK = 1.2
 
 
-def call_s(gpu: Gpu, kernel_s: float, work: Launch | None = None) -> float:
+def call_s(gpu: Gpu, kernel_s: float, launch: Launch | None = None) -> float:
     """Seconds between events around one eager call on an idle GPU whose kernel takes ``kernel_s``."""
     known = constants(LaunchConstants, gpu, "call")
     if not known.back_share:
         return known.floor_s + kernel_s
-    way = way_of(known, work)
+    way = way_of(known, launch)
     back = known.back_share * min(way, _MODULE_BACK)
     return known.floor_s * max(way, way - back + kernel_s / known.floor_s)
 
 
-def way_of(known: LaunchConstants, work: Launch | None) -> float:
-    """The host's way through one eager call of the op, in lengths of that of a binary operator."""
-    if isinstance(work, Gemm):
-        return known.batched if work.batch > 1 else known.linear
-    if isinstance(work, Convolution):
+def way_of(known: LaunchConstants, launch: Launch | None) -> float:
+    """Host time of one eager call of the op, relative to a binary operator's."""
+    if isinstance(launch, Gemm):
+        return known.batched if launch.batch > 1 else known.linear
+    if isinstance(launch, Convolution):
         return known.convolution
-    if isinstance(work, Rows):
-        return known.softmax if work.kind.startswith("softmax") else known.layer_norm
-    if isinstance(work, Stream) and work.kind in ("relu", "gelu"):
-        return known.gelu if work.kind == "gelu" else known.relu
+    if isinstance(launch, Rows):
+        return known.softmax if launch.kind.startswith("softmax") else known.layer_norm
+    if isinstance(launch, Stream) and launch.kind in ("relu", "gelu"):
+        return known.gelu if launch.kind == "gelu" else known.relu
     return known.operator

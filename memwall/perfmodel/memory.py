@@ -7,13 +7,13 @@ from memwall.hardware.lookup import Gpu
 #: share of the L2 bandwidth (bytes per clock x boost clock) that warm elementwise kernels reach: residual adds of 12 to
 #: 25 MB take 4 to 9 us on an A100 and 25 MB 4.5 us on an H100 (Vidur)
 L2_REACHED = 0.45
-#: shares of L2 up to which a footprint stays in it whole, and from which on none of it does when it is gone over again
-#: and again: fp32 add, mul, relu and gelu on an A100 (NeuSight); each half of that L2 keeps its own copy
+#: shares of L2 up to which all of a footprint stays in it, and from which none does over repeated passes: fp32 add,
+#: mul, relu and gelu on an A100 (NeuSight); each half of that L2 keeps its own copy
 STAYS, GONE = 0.6, 1.0
 
 
 def traffic_s(gpu: Gpu, dram_bytes: float, l2_bytes: float = 0.0, fraction: float | None = None) -> float:
-    """Seconds that the bytes take; ``fraction`` of the DRAM bandwidth is reached, by default what a triad reaches."""
+    """Seconds that the bytes take at ``fraction`` of the DRAM bandwidth, by default that of a triad."""
     reached = gpu.achievable["dram"] if fraction is None else fraction
     return dram_bytes / (gpu.dram_bytes_per_s * reached) + l2_bytes / (gpu.l2_bytes_per_s * L2_REACHED)
 

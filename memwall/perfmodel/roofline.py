@@ -5,15 +5,15 @@ family's model (:mod:`memwall.perfmodel.families`) says how well it uses the GPU
 
     compute_s  = arithmetic at the rate that this shape reaches
     memory_s   = traffic at the bandwidth that this shape reaches
-    overhead_s = launches × launch floor + latencies in which neither is pushed + time that the GPU waits for the CPU
+    overhead_s = launches × launch latency + latencies in which neither limits + time that the GPU waits for the CPU
     time_s     = max(compute_s, memory_s) + overhead_s, never below bound_s
 
-Of several launches each takes the longer of its own two, so what the others spend at the other wall is added to the
+Each of several launches takes the longer of its two terms; the time that they spend at the other wall is added to the
 larger sum. ``bound_s`` is the speed of light: datasheet peaks, each compulsory byte once, no overhead; bytes at L2
 bandwidth where all that the kernel touches fits in L2 (Williams, Waterman, Patterson: Roofline, CACM 2009).
 
-``low_s`` and ``high_s`` enclose the time of 8 kernels of 10: the 10th and 90th percentile of what was measured over
-what was modeled, by family and GPU, on the rows that the constants were fitted to.
+``low_s`` and ``high_s`` are the 80 % interval: the 10th and 90th percentile of measured over modeled time, by family
+and GPU, on the rows that the constants were fitted to.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from memwall.perfmodel.memory import kept_share
 
 #: the walls, in the order in which reports list them
 WALLS = ("compute", "bandwidth", "overhead")
-#: the wall of what crosses a link between GPUs, or to the host
+#: the wall of traffic over a link between GPUs, or to the host
 LINK = "link"
-#: wall -> the term of the time that it stands for; of equal terms the first is the wall
+#: wall -> its term of the time; of equal terms the first is the wall
 _TERMS = {"bandwidth": "memory_s", "compute": "compute_s", "overhead": "overhead_s", LINK: "link_s"}
 _TERM_NAMES, _seconds = tuple(_TERMS), attrgetter(*_TERMS.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The time of a kernel on one GPU, in seconds, by its terms. ``overhead_s`` holds the launch floors, the latencies,
-    and within a schedule the wait for the CPU; 8 of 10 such kernels take from ``low_s`` to ``high_s``."""
+    """The time of a kernel on one GPU, in seconds, by its terms. ``overhead_s`` holds the launch latencies, the
+    kernels' latencies, and within a schedule the wait for the CPU; ``low_s`` to ``high_s`` is the 80 % interval."""
 
     bound_s: float
     compute_s: float
@@ -53,7 +53,7 @@ class Prediction:
 
     @property
     def time_s(self) -> float:
-        """The longer of arithmetic and traffic, and the overhead on top; no less than the bytes on the link take."""
+        """The longer of arithmetic and traffic, plus the overhead; no less than the bytes on the link take."""
         return max(max(self.compute_s, self.memory_s) + self.overhead_s, self.link_s)
 
     @property
@@ -77,7 +77,7 @@ class Estimate(Prediction):
     #: launches that it takes, and ops of other kernels that it computes again
     launches: int = 1
     recomputes: tuple[int, ...] = ()
-    #: what the CPU needs to issue it, and the part of ``overhead_s`` in which the GPU waits for that
+    #: CPU time to issue it, and the part of ``overhead_s`` in which the GPU waits for that
     issue_s: float = 0.0
     wait_s: float = 0.0
 
@@ -111,18 +111,18 @@ def _least_compute_s(cost: Cost, gpu: Gpu) -> float:
 
 
 def launches_of(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> list[tuple[Launch, Terms]]:
-    """The launches of a cost, of whose reads ``resident_bytes`` lie in L2 already; a later one finds in L2 what is left
-    of what the one before it moved."""
+    """The launches of a cost, with ``resident_bytes`` of its reads in L2 already; each later launch finds in L2 what
+    remains of the traffic of the one before it."""
     launches, resident = [], resident_bytes
-    for work in (as_run(work, gpu) for work in cost.launches):
-        launches.append((work, predict(work, gpu, resident)))
-        resident = int(work.bytes * kept_share(gpu, work.bytes))
+    for launch in (as_run(launch, gpu) for launch in cost.launches):
+        launches.append((launch, predict(launch, gpu, resident)))
+        resident = int(launch.bytes * kept_share(gpu, launch.bytes))
     return launches
 
 
 def launch_floor_s(gpu: Gpu, launch: str = "graph") -> float:
-    """Seconds of an empty kernel: in a ``graph`` or a full queue, or as another way of timing
-    (:class:`memwall.hardware.constants.LaunchConstants`) has it."""
+    """Launch latency, the seconds of an empty kernel: in a ``graph`` or a full queue, or by another way of timing
+    (:class:`memwall.hardware.constants.LaunchConstants`)."""
     if launch != "graph" and f"launch.{launch}.floor_s" in gpu.utilization:
         return constants(LaunchConstants, gpu, launch).floor_s
     return gpu.launch_overhead_s
@@ -134,8 +134,8 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
     floors_s = cost.kernels * launch_floor_s(gpu, launch)
     bound = bound_s(cost, gpu)
     compute = memory = latency = sum_s = down = up = 0.0
-    for work, terms in launches:
-        low, high = interval(CONSTANTS[work.FAMILY], gpu, work.variant)
+    for item, terms in launches:
+        low, high = interval(CONSTANTS[item.FAMILY], gpu, item.variant)
         compute += terms.compute_s
         memory += terms.memory_s
         latency += terms.latency_s
@@ -149,7 +149,7 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
     else:
         memory += other
     on_link_s = link_s(cost.link_bytes, gpu)
-    if max(compute, memory, on_link_s) < bound:  # no kernel is faster; what holds it is what bounds it
+    if max(compute, memory, on_link_s) < bound:  # no kernel is faster; its bound is its wall
         if _least_compute_s(cost, gpu) >= bound:
             compute = bound
         else:
