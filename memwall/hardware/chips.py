@@ -23,35 +23,35 @@ Tile = tuple[int, int]
 class Chip:
     """One multiprocessor (AMD: compute unit)."""
 
-    #: as the files of GPUs name it
+    #: as GPU files name it
     architecture: str
     warp_size: int = 32
     #: warps (AMD: waves) and blocks that may be resident
     warps: int = 64
     blocks: int = 32
-    #: 32-bit registers, and how many of them a warp gets at least and in steps of
+    #: 32-bit registers, and the unit in which a warp gets them
     registers: int = 64 * KIB
     register_unit: int = 256
     #: parts with a warp scheduler and a register file of their own
     partitions: int = 4
-    #: shared memory (AMD: LDS) of all blocks and the most that one may have; the step in which it is given; what the
-    #: driver takes for itself in each block
+    #: shared memory (AMD: LDS) of all blocks and the most that one may have; its allocation unit; what the driver
+    #: reserves in each block
     shared_bytes: int
     shared_block_bytes: int
     shared_unit_bytes: int = 256
     shared_reserved_bytes: int = 0
-    #: feature size by which a FLOP's energy goes; boards of 12 nm, and AMD's, were fitted as if of 16
+    #: feature size that sets a FLOP's energy; GPUs of 12 nm, and AMD's, were fitted as 16
     energy_nm: float = 16.0
     #: SDPA backend that PyTorch takes (sdp_utils.cpp)
     attention: str = "flash"
     #: queries and keys of a server's attention tile (what fits the rows of short sequences best)
     serving_tile: Tile = (128, 64)
-    #: two multiprocessors hold one tile of a library's product between them
+    #: two multiprocessors share one tile of a library's product
     paired_tiles: bool = False
     #: tiles of a batch of products on vector units, which fit NeuSight's bmm best on P100, P4, V100, T4 and A100; later
     #: chips run the kernels of the A100. Empty: those of a product alone
     batched_tiles: tuple[Tile, ...] = ()
-    #: tensor cores take channels in the slices that were fitted; later kernels are content with 16 bytes of them
+    #: tensor cores take channels in the slices that were fitted; later kernels need only 16 bytes of them
     #: (NVIDIA's guide to the performance of convolutional layers)
     sliced_channels: bool = False
     #: Triton compiles atomic additions, whose memory orders PTX has from 7.0 on, and products on tensor cores
@@ -111,7 +111,7 @@ def _amd(
 _PASCAL = ((128, 128), (64, 128))
 _SHORT = (64, 32)
 
-#: what code is compiled for -> one multiprocessor of it; NVIDIA's from the oldest
+#: compile target -> one multiprocessor of it; NVIDIA's from the oldest
 CHIPS: Mapping[str, Chip] = {
     "sm_60": _early("pascal", 64, 48, partitions=2, batched_tiles=_PASCAL, triton_atomics=False),
     "sm_61": _early("pascal", 96, 48, batched_tiles=_PASCAL, triton_atomics=False),
@@ -129,14 +129,14 @@ CHIPS: Mapping[str, Chip] = {
     "gfx942": _amd("cdna3", 512, 8, 8),
     "gfx950": _amd("cdna4", 512, 8, 8, 160, 1280),
 }
-#: what is taken of a machine without a compute capability
+#: assumed for a machine without a compute capability
 _UNKNOWN = Chip(architecture="", shared_bytes=64 * KIB, shared_block_bytes=48 * KIB)
 #: NVIDIA's architectures, the oldest first
 GENERATIONS = tuple(dict.fromkeys(chip.architecture for chip in CHIPS.values() if chip.warp_size == 32))
 
 
 def target_of(gpu: Gpu) -> str:
-    """``sm_90``, ``gfx942``: what code for a GPU is compiled for, be it a row of :data:`CHIPS` or not."""
+    """The compile target of a GPU (``sm_90``, ``gfx942``), whether or not it is a row of :data:`CHIPS`."""
     known = gpu.compute_capability or ""
     return known if known.startswith("gfx") else f"sm_{known.replace('.', '')}"
 

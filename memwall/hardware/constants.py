@@ -1,4 +1,4 @@
-"""The constants that a GPU's file may state for each family of launches: how well that kind of kernel uses the GPU.
+"""The constants that a GPU's file may state for each launch family: how well such kernels use the GPU.
 
 Each has a meaning, a range and a default; the file says from which rows it was fitted
 (``[utilization.<family>.<variant>]``). The launches themselves are in :mod:`memwall.ops.launches`.
@@ -21,9 +21,9 @@ class Constants:
     """The numbers of one family on one GPU; the defaults are what holds for GPUs without data."""
 
     FAMILY: ClassVar[str] = ""
-    #: tables that a file may state; a missing one is taken from the first of the others that is there
+    #: tables that a file may state; a missing one is replaced by the first that is there
     VARIANTS: ClassVar[tuple[str, ...]] = ()
-    #: measured over modeled time, 10th and 90th percentile, with another board's constants, and with the defaults or
+    #: measured over modeled time, 10th and 90th percentile, with another GPU's constants, and with the defaults or
     #: the former where that is wider (``tools/foreign_intervals.py``); here the widest of all families
     FOREIGN: ClassVar[tuple[float, float]] = (0.61, 2.34)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 2.34)
@@ -119,7 +119,7 @@ class AttentionConstants(Constants):
     # the loop over a tile's keys
     plateau: float = constant(0.6, 0.05, 1.5, "rate of a tile's products over that of large GEMMs")
     softmax_instructions: float = constant(6.0, 0.0, 40.0, "float32 instructions per score, not hidden by products")
-    # around it
+    # around that loop
     block_clocks: float = constant(0.0, 0.0, 1e5, "clocks of a block before and after its loop")
     latency_s: float = constant(2e-6, 0.0, 1e-4, "seconds of dependent steps beyond the launch latency")
     stream: float = constant(0.85, 0.1, 1.0, "fraction of the DRAM bandwidth that large inputs reach")
@@ -136,8 +136,8 @@ class AttentionConstants(Constants):
 
 @dataclass(frozen=True, slots=True)
 class RowsConstants(Constants):
-    """How row kernels use a GPU. Clocks are a multiprocessor's of four warp schedulers: of the boost clock, all its
-    threads at work. The bandwidth is a share of a triad's, so that both hold on boards of other sizes too."""
+    """How row kernels use a GPU. Clocks are boost clocks of a multiprocessor of four warp schedulers with all its
+    threads busy. The bandwidth is a share of a triad's, so that both also hold on GPUs of other sizes."""
 
     FAMILY: ClassVar[str] = "rows"
     VARIANTS: ClassVar[tuple[str, ...]] = ("softmax_block", "softmax_warp", "layer_norm", "block_norm")
@@ -156,8 +156,8 @@ class RowsConstants(Constants):
 
 @dataclass(frozen=True, slots=True)
 class StreamConstants(Constants):
-    """How streaming kernels use a GPU: the fractions of the DRAM bandwidth that large inputs reach, by what share of
-    the bytes is written, and what a small input waits for."""
+    """How streaming kernels use a GPU: the fractions of the DRAM bandwidth that large inputs reach, by the share of
+    bytes written, and the latency of a small input."""
 
     FAMILY: ClassVar[str] = "stream"
     VARIANTS: ClassVar[tuple[str, ...]] = ("elementwise",)
@@ -171,7 +171,7 @@ class StreamConstants(Constants):
 
 @dataclass(frozen=True, slots=True)
 class PlainConstants(Constants):
-    """None: the board's achievable fractions stand for everything."""
+    """No constants: the GPU's achievable fractions say everything."""
 
     FAMILY: ClassVar[str] = "plain"
 
@@ -180,10 +180,10 @@ class PlainConstants(Constants):
 class LaunchConstants(Constants):
     """Seconds around a kernel.
 
-    ``kernel``: a profiler's time of the kernel alone. ``call``: events around one eager call on an idle GPU. There the
-    host's way to the launch, and its way back to the second event, pass whatever the kernel takes: the time is the
-    longer of the host's whole way and of its way to the launch plus the kernel. The other constants are that way's
-    length by op, in lengths of a binary operator. (Kernels back to back, as in a CUDA graph: ``launch_overhead_s``.)
+    ``kernel``: a profiler's time of the kernel alone. ``call``: events around one eager call on an idle GPU. The time
+    is then the longer of the host's whole time and of its time up to the launch plus the kernel. The other constants
+    are host times by op, relative to a binary operator's. (Kernels back to back, as in a CUDA graph:
+    ``launch_overhead_s``.)
     """
 
     FAMILY: ClassVar[str] = "launch"

@@ -1,8 +1,8 @@
-"""What a CPU's own kernels reach: rates that no datasheet states and ``memwall calibrate`` measures.
+"""What a CPU's kernels reach: rates that no datasheet states and ``memwall calibrate`` measures.
 
-One core has no other threads to hide anything: a kernel that evaluates a function on each element is limited by that
-function long before it is limited by memory, and a convolution runs in another library than a matrix product. Which
-ops each name stands for is said in :mod:`memwall.perfmodel.cpu`.
+One core has no other threads to hide latency: a kernel that evaluates a function on each element is limited by that
+function long before it is limited by memory, and a convolution runs in another library than a matrix product.
+:mod:`memwall.perfmodel.cpu` says which ops each name covers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 #: data caches, the nearest first
 CACHES = ("l1", "l2", "l3")
 
-#: products that run otherwise than a plain matrix product: rates in FLOP/s, of float32. A pointwise convolution has a
+#: products that do not run as a plain matrix product: rates in FLOP/s, of float32. A pointwise convolution has a
 #: kernel of one element and stride 1, ``_batched`` from 16 images on, where torch hands it to oneDNN
 #: (aten/src/ATen/native/Convolution.cpp, ``use_mkldnn``); a window is larger, strided by more than 1
 PRODUCTS = (
@@ -43,8 +43,8 @@ class Cpu:
     flop_per_s: Mapping[str, float]
     #: elements/s by name of :data:`KERNELS`
     elements_per_s: Mapping[str, float]
-    #: seconds that a matrix product takes longer for operands in DRAM than for operands in a cache, over the seconds in
-    #: which DRAM delivers them: 0 where all traffic hides behind arithmetic, 1 where none does
+    #: extra seconds of a matrix product for operands in DRAM rather than in a cache, over the seconds in which DRAM
+    #: delivers them: 0 where arithmetic hides all traffic, 1 where it hides none
     exposed_traffic: float = 0.0
 
     def rate_for(self, nbytes: int) -> float | None:

@@ -27,7 +27,7 @@ def _chain(names: str) -> tuple[Pipe, ...]:
     return tuple(Pipe.parse(name) for name in names.split())
 
 
-#: Where a product goes on a GPU that lacks the pipe asked for: the first pipe of the list that it has.
+#: Where a product runs on a GPU that lacks the requested pipe: the first pipe of the list that it has.
 _FALLBACK: Mapping[Pipe, tuple[Pipe, ...]] = {
     Pipe.parse(pipe): _chain(chain)
     for pipe, chain in {
@@ -51,7 +51,7 @@ _NEIGHBOURS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One board as a process sees it (one die of an MI250X). Rates are dense datasheet peaks in base SI."""
+    """One GPU as a process sees it (one die of an MI250X). Rates are dense datasheet peaks in base SI."""
 
     # Canonical short name, the file's stem: "h100-sxm".
     name: str
@@ -68,45 +68,45 @@ class Gpu:
     # Units that run blocks: SMs, CUs, TensorCores. 1 (the default): nothing is lost to partial waves.
     sm_count: int
     boost_clock_hz: float
-    # Dense peak of each pipe that the board has, FLOP/s.
+    # Dense peak of each pipe that the GPU has, FLOP/s.
     peak_flop_per_s: Mapping[Pipe, float]
     dram_bytes_per_s: float
     # Capacity as marketed, decimal.
     dram_bytes: int
     # Last cache before DRAM; 0 means none.
     l2_bytes: int
-    # The fast side of what is known, so that a bound is not beaten.
+    # The highest known figure, so that no kernel beats a bound.
     l2_bytes_per_s: float
     # Both directions together, as vendors state it; 0 means no link.
     link_bytes_per_s: float
     # 0 means unknown.
     tdp_w: float
-    # Device floor of one kernel, launched back to back, seconds.
+    # Launch latency of one kernel, launched back to back, seconds.
     launch_overhead_s: float
     # CPU time that eager PyTorch needs to issue one op, seconds: a property of the host.
     dispatch_s: float
     # Fraction of a datasheet number that can be reached: "dram" (always there), "tensor.float16", ...
     achievable: Mapping[str, float]
-    # Dotted key of the file -> the comment beside the number.
+    # Dotted key of the file -> the comment next to the number.
     sources: Mapping[str, str]
-    # How the fractions are known: bandwidth and a GEMM "measured" on this board, some or all inherited from
+    # How the fractions are known: bandwidth and a GEMM "measured" on this GPU, some or all inherited from
     # its "architecture", or none known and defaults taken ("datasheet").
     calibration: str
-    # "gemm.bfloat16.plateau" -> value: constants of memwall.ops.launches, those of a similar board among them.
+    # "gemm.bfloat16.plateau" -> value: constants of memwall.ops.launches, some from a similar GPU.
     utilization: Mapping[str, float] = field(default_factory=dict)
-    # "gemm.bfloat16" -> the board on whose rows the table was scored: its file states an interval.
+    # "gemm.bfloat16" -> the GPU on whose rows the table was scored: its file states an interval.
     fitted_on: Mapping[str, str] = field(default_factory=dict)
-    # Of a CPU, what its kernels reach; None on a GPU.
+    # What a CPU's kernels reach; None on a GPU.
     cpu: Cpu | None = None
 
     def __hash__(self) -> int:
-        """Of what boards of one name are likely to differ in: they are keys wherever a kernel is priced."""
+        """Hash of what GPUs of one name may differ in: they are keys wherever a kernel is priced."""
         return hash((self.name, self.sm_count, self.dram_bytes_per_s, self.l2_bytes, self.launch_overhead_s))
 
     @property
     def has_multiprocessors(self) -> bool:
-        """Whether PyTorch's and its libraries' kernels run here, on as many multiprocessors as the file says: no TPU,
-        no file that leaves their number out."""
+        """Whether PyTorch's and its libraries' kernels run here, on as many multiprocessors as the file says: not on a
+        TPU, nor where the file omits their number."""
         return self.compute_capability is not None and self.sm_count > 1
 
     def ceiling_pipe(self, pipe: Pipe) -> Pipe:
@@ -121,7 +121,7 @@ class Gpu:
         return self.peak_flop_per_s[self.ceiling_pipe(pipe)]
 
     def achievable_fraction(self, pipe: Pipe) -> float:
-        """Fraction of :meth:`peak` that large GEMMs reach: the pipe's own, else a neighbour's, else 0.75."""
+        """Fraction of :meth:`peak` that large GEMMs reach: the pipe's own, else that of a similar pipe, else 0.75."""
         end = self.ceiling_pipe(pipe)
         for dtype in (end.dtype, *_NEIGHBOURS[end.engine]):
             if (known := self.achievable.get(f"{end.engine}.{dtype}")) is not None:
@@ -291,8 +291,8 @@ def _size(value: Any) -> int:
 
 REQUIRED: Any = object()
 
-#: Field of Gpu -> key of a file, how its value is checked, and what stands in where a file lacks it. The three
-#: tables (peaks, fractions, sources) are put together apart.
+#: Field of Gpu -> key of a file, how its value is checked, and its default. The three tables (peaks, fractions,
+#: sources) are built separately.
 FIELDS: Mapping[str, tuple[str, Callable[[Any], Any], Any]] = {
     "name": ("name", text, REQUIRED),
     "full_name": ("full_name", text, ""),  # the name

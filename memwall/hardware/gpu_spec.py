@@ -1,6 +1,6 @@
-"""A GPU's TOML file: read, each value checked, and its numbers held against each other.
+"""A GPU's TOML file: read, each value checked, and its numbers compared with each other.
 
-A file has a source in the comment beside each number. It may state how a peak comes about (units x FLOP per
+A file has a source in the comment next to each number. It may state how a peak comes about (units x FLOP per
 clock x clock) and how its bandwidth does (bus width / 8 x pin rate); :func:`broken_identities` checks both, and
 a number that breaks one says why in ``[identity]``.
 
@@ -49,7 +49,7 @@ _MAX_LINE = 10_000  # tomllib is quadratic in the length of a dotted key
 
 _EXPLAINABLE = (*(f"peak_flop_per_s.{pipe}" for pipe in PIPE_NAMES), "memory.dram_bytes_per_s")
 
-#: Every key that a file may have: how its value is checked, and what stands in where it is missing.
+#: Every key that a file may have: how its value is checked, and its default.
 _KEYS: Mapping[str, tuple[Callable[[Any], Any], Any]] = {
     "schema": (text, REQUIRED),
     **{key: (check, default) for key, check, default in FIELDS.values()},
@@ -81,7 +81,7 @@ def read_spec(path: str | Path) -> Gpu:
 
 
 def broken_identities(path: Path) -> list[str]:
-    """What in a file does not add up, one line each; empty when all does or is explained in ``[identity]``.
+    """Inconsistencies of a file, one line each, except those that ``[identity]`` explains.
 
     Raises:
         UsageError: as :func:`read_spec`.
@@ -119,7 +119,7 @@ def _identities(spec: _Spec) -> Iterator[tuple[str, float, float, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Spec:
-    """A file's checked values by dotted key, and where each stands."""
+    """A file's checked values by dotted key, with the line of each."""
 
     path: Path
     values: Mapping[str, Any]
@@ -247,7 +247,7 @@ _COMMENT = re.compile(r"""(?:[^"'#]|"(?:[^"\\]|\\.)*"|'[^']*')*#\s*(.*)""")
 
 
 def _places(content: str) -> dict[str, tuple[int, str]]:
-    """Dotted key -> its line and the comment at the line's end. For messages; tomllib does the reading."""
+    """Dotted key -> its line and the comment at the line's end. For messages; tomllib reads the values."""
     places: dict[str, tuple[int, str]] = {}
     table = ""
     for number, line in enumerate(content.split("\n"), 1):

@@ -1,7 +1,7 @@
-"""Finding a board by its name: ``hardware_specs`` holds one TOML file per board, named for it.
+"""Finding a GPU by its name: ``hardware_specs`` holds one TOML file per GPU, named after it.
 
-What a board is stands in :mod:`memwall.hardware.gpu`, what its file may say in :mod:`memwall.hardware.gpu_spec`;
-callers find here all that they need of both. Standard library only, here and there: these modules must import fast.
+:mod:`memwall.hardware.gpu` defines a GPU, :mod:`memwall.hardware.gpu_spec` what its file may say; this module
+re-exports what callers need of both. All three use the standard library only: they must import fast.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = [
 def load_gpu(name_or_path: str | Path | Gpu) -> Gpu:
     """The GPU of that name, or of that TOML file.
 
-    Names are forgiving: case and punctuation do not matter, and any words that fit one board only will do.
+    Case and punctuation do not matter, and any words that fit only one GPU suffice.
 
     Args:
         name_or_path: a name, the path of a TOML file, or a GPU, which comes back as it is.
 
     Raises:
-        UsageError: no board or several boards have that name, or the file is wrong; says which are near.
+        UsageError: no GPU or several GPUs have that name, or the file is wrong; suggests similar names.
     """
     if isinstance(name_or_path, Gpu):
         return name_or_path
@@ -62,10 +62,10 @@ def load_gpu(name_or_path: str | Path | Gpu) -> Gpu:
 
 
 def load_gpus(names: Iterable[str | Path | Gpu]) -> list[Gpu]:
-    """Several of them, each once.
+    """Several GPUs, each once.
 
     Raises:
-        UsageError: as :func:`load_gpu`, or two different boards go by one name.
+        UsageError: as :func:`load_gpu`, or two different GPUs have one name.
     """
     found: dict[str, Gpu] = {}
     for gpu in map(load_gpu, names):
@@ -75,29 +75,29 @@ def load_gpus(names: Iterable[str | Path | Gpu]) -> list[Gpu]:
 
 
 def match_device(name: str) -> Gpu | None:
-    """The board that a driver reports under this name, or None: a MIG slice is not its board."""
+    """The GPU that a driver reports under this name, or None: a MIG slice is not its GPU."""
     found = _exact().get(_squeezed(name))
     return _packaged(found) if found else None
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Canonical names of all boards, by vendor, then release."""
+    """Canonical names of all GPUs, by vendor, then release."""
     return tuple(gpu.name for gpu in all_gpus())
 
 
 @cache
 def all_gpus() -> tuple[Gpu, ...]:
-    """All boards, by vendor, then release."""
+    """All GPUs, by vendor, then release."""
     return tuple(sorted(map(_packaged, _files()), key=lambda gpu: (gpu.vendor, gpu.release, gpu.name)))
 
 
 def spec_path(name: str) -> Path:
-    """The file of a board, by canonical name."""
+    """The file of a GPU, by canonical name."""
     return _files()[name]
 
 
 def identity_violations(name_or_path: str | Path) -> list[str]:
-    """What in a spec does not add up, one line each; empty when all does or is explained in ``[identity]``.
+    """Inconsistencies of a spec, one line each, except those that ``[identity]`` explains.
 
     Raises:
         UsageError: as :func:`read_spec`.
@@ -108,7 +108,7 @@ def identity_violations(name_or_path: str | Path) -> list[str]:
 
 @cache
 def _files() -> Mapping[str, Path]:
-    """Canonical name -> file. In a wheel the folder lies inside the package, in a checkout beside it."""
+    """Canonical name -> file. In a wheel the folder is inside the package, in a checkout next to it."""
     here = Path(__file__).resolve().parents[1]
     for folder in (here / "hardware_specs", here.parent / "hardware_specs"):
         files = {path.stem: path for path in sorted(folder.glob("*.toml"))}
@@ -127,10 +127,10 @@ def _own(name: str) -> Gpu:
     return read_spec(_files()[name])
 
 
-#: a relation as distant as this is none: other makers' boards
+#: the distance from which two GPUs are unrelated: other vendors'
 _UNRELATED = len(GENERATIONS)
-#: generations that a table further counts that was not scored on rows (derived, of another dtype, from published
-#: figures): of the same architecture, and of another
+#: generations added to the distance of a table that was not scored on rows (derived, of another dtype, from published
+#: figures): within an architecture, and across
 _UNSCORED = (0.5, 1.5)
 
 
@@ -139,59 +139,59 @@ def _inherited(gpu: Gpu) -> Gpu:
 
 
 def stated() -> list[Gpu]:
-    """All boards with the constants that their own files state."""
+    """All GPUs with the constants that their own files state."""
     return [_own(name) for name in _files()]
 
 
 def inherit(gpu: Gpu, boards: Iterable[Gpu]) -> Gpu:
-    """The GPU with each constant that it lacks from the most similar of the boards that state it: one of the same
-    compute capability, else of the same architecture, else of the nearest generation of the same maker; among these of
+    """The GPU with each constant that it lacks from the most similar of ``boards`` that states it: one of the same
+    compute capability, else of the same architecture, else of the nearest generation of the same vendor; among these of
     the nearest peak. A table that was not scored on rows counts as further away (:data:`_UNSCORED`). ``fitted_on``
-    names the board on whose rows a table was scored."""
+    names the GPU on whose rows a table was scored."""
     tables: list[tuple[tuple[float, float, str], str, Gpu]] = []
-    for board in boards:
-        generations, peaks, name = _distance(gpu, board)
+    for other in boards:
+        generations, peaks, name = _distance(gpu, other)
         if generations < _UNRELATED:
-            for table in _tables(board):
-                away = generations + (0.0 if table in board.fitted_on else _UNSCORED[generations > 0])
-                tables.append(((away, peaks, name), table, board))
+            for table in _tables(other):
+                away = generations + (0.0 if table in other.fitted_on else _UNSCORED[generations > 0])
+                tables.append(((away, peaks, name), table, other))
     values, fitted_on = dict(gpu.utilization), dict(gpu.fitted_on)
     own = {key.rpartition(".")[0] for key in values}
-    for _, table, board in sorted(tables, key=lambda item: item[:2]):
-        if table in board.fitted_on and table not in own:
-            fitted_on.setdefault(table, board.name)
-        for key, number in _tables(board)[table].items():
+    for _, table, other in sorted(tables, key=lambda item: item[:2]):
+        if table in other.fitted_on and table not in own:
+            fitted_on.setdefault(table, other.name)
+        for key, number in _tables(other)[table].items():
             values.setdefault(key, number)
     return replace(gpu, utilization=dict(sorted(values.items())), fitted_on=dict(sorted(fitted_on.items())))
 
 
 @cache
-def _tables(board: Gpu) -> Mapping[str, Mapping[str, float]]:
-    """The constants of a board by table."""
+def _tables(other: Gpu) -> Mapping[str, Mapping[str, float]]:
+    """The constants of a GPU by table."""
     tables: dict[str, dict[str, float]] = {}
-    for key, number in board.utilization.items():
+    for key, number in other.utilization.items():
         tables.setdefault(key.rpartition(".")[0], {})[key] = number
     return tables
 
 
-def _distance(gpu: Gpu, board: Gpu) -> tuple[float, float, str]:
+def _distance(gpu: Gpu, other: Gpu) -> tuple[float, float, str]:
     """Smaller is more similar: generations apart, then peaks and bandwidths."""
-    if gpu.compute_capability == board.compute_capability is not None:
+    if gpu.compute_capability == other.compute_capability is not None:
         generations: float = -1
-    elif gpu.architecture == board.architecture:
+    elif gpu.architecture == other.architecture:
         generations = 0
-    elif {gpu.architecture, board.architecture} <= set(GENERATIONS):
-        generations = abs(GENERATIONS.index(gpu.architecture) - GENERATIONS.index(board.architecture))
-    elif gpu.architecture.rstrip("23") == board.architecture.rstrip("23"):  # cdna, cdna2, cdna3
+    elif {gpu.architecture, other.architecture} <= set(GENERATIONS):
+        generations = abs(GENERATIONS.index(gpu.architecture) - GENERATIONS.index(other.architecture))
+    elif gpu.architecture.rstrip("23") == other.architecture.rstrip("23"):  # cdna, cdna2, cdna3
         generations = 1
     else:
         generations = _UNRELATED
-    peak = max(gpu.peak_flop_per_s.values()) / max(board.peak_flop_per_s.values())
-    bandwidth = gpu.dram_bytes_per_s / board.dram_bytes_per_s
-    return generations, abs(math.log(peak)) + abs(math.log(bandwidth)), board.name
+    peak = max(gpu.peak_flop_per_s.values()) / max(other.peak_flop_per_s.values())
+    bandwidth = gpu.dram_bytes_per_s / other.dram_bytes_per_s
+    return generations, abs(math.log(peak)) + abs(math.log(bandwidth)), other.name
 
 
-#: Words that name a maker or a product line and tell no board from another.
+#: Words that name a vendor or a product line and do not distinguish GPUs.
 _NOISE = frozenset(("nvidia", "amd", "google", "tesla", "geforce", "quadro", "instinct", "gpu", "r", "tm"))
 
 
@@ -209,12 +209,12 @@ def _labels(gpu: Gpu) -> tuple[str, ...]:
 
 @cache
 def _exact() -> Mapping[str, str]:
-    """Squeezed label -> canonical name. Two boards never share one (tested)."""
+    """Squeezed label -> canonical name. Two GPUs never share one (tested)."""
     return {_squeezed(label): gpu.name for gpu in all_gpus() for label in _labels(gpu)}
 
 
 def _fitting(query: str) -> list[str]:
-    """Boards among whose words are all words of the query."""
+    """Names of GPUs whose words include all words of the query."""
     words = set(_words(query))
     known = {gpu.name: {word for label in _labels(gpu) for word in _words(label)} for gpu in all_gpus()}
     return [name for name, vocabulary in known.items() if words and words <= vocabulary]
