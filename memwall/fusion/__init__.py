@@ -1,12 +1,12 @@
 """Graph → Plan: which ops share a launch. Eager is the plan of singletons.
 
-In: a graph, the costs of its ops, and a GPU where the policy asks for one. Out: a :class:`Plan`: groups of ops in
-launch order with the cost of each, and the fusions that were refused with the reason.
+In: a graph, the costs of its ops, and a GPU where the policy needs one. Out: a :class:`Plan`: groups of ops in
+launch order with the cost of each, and the refused fusions with the reason.
 
 ``policies`` lists the four policies: start there. ``memwall`` is ``planner``, by the rules of ``rules``, priced by
 ``pricing``, then ``recompute``; layers that repeat are planned once (``repeats``, ``cut``). ``inductor`` is
-``compiled`` over ``inductor/``, which asks torch's compiler. ``ideal`` is the floor; ``hand_fused`` puts whole modules
-into one kernel for a what-if.
+``compiled`` on top of ``inductor/``, which runs torch's compiler. ``ideal`` is the lower bound; ``hand_fused`` puts
+whole modules into one kernel for a what-if.
 """
 
 from memwall.fusion.plan import Group, Plan, Refusal

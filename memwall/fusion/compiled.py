@@ -1,9 +1,9 @@
 """The ``inductor`` policy: the groups that torch.compile's own scheduler forms, priced like any other plan.
 
-:mod:`memwall.fusion.inductor` runs the compiler; here its kernels become groups. Bytes follow our counting rules, so
-that policies compare; what Inductor's own count has beyond them (scratch of split reductions, partial sums) goes in
-``extra_bytes``, that is, in ``time_s`` only. Inductor splits reductions of few rows over the GPU by itself. The
-optimizer stays eager, as it does under ``torch.compile(model)``.
+:mod:`memwall.fusion.inductor` runs the compiler; this module turns its kernels into groups. Bytes follow memwall's
+counting rules, so that policies compare; Inductor's further bytes (scratch of split reductions, partial sums) go into
+``extra_bytes``, that is, into ``time_s`` only. Inductor itself splits reductions of few rows over the GPU. The
+optimizer stays eager, as under ``torch.compile(model)``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def inductor_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequen
 
 
 def kernels_of(graph: Graph, gpu: Gpu, regions: Sequence[int] | None = None, *, source: bool = False) -> Lowered:
-    """Inductor's kernels for a whole graph; of layers that repeat, four are compiled and stand for the others.
+    """Inductor's kernels for a whole graph; of repeated layers, four are compiled and represent the others.
 
-    Inductor adds residuals up anew over some layers before it writes the sum; the rhythm of the four is not always that
-    of all.
+    Inductor recomputes residual sums over several layers before it writes one; four layers do not always show the same
+    period as all of them.
 
     Raises:
         MissingError, UsageError: as :func:`memwall.fusion.inductor.lower`.
@@ -65,14 +65,14 @@ def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[Low
     pricer.placement = Placement([*parts, *(((op,), ()) for op in alone)])
     groups = [_group(pricer, kernel) for kernel in kernels if kernel.op_ids]
     groups += [pricer.alone(op) for op in alone]
-    with contextlib.suppress(ValueError):  # an op whose kernels lie apart is one group here: the compiler's own order
+    with contextlib.suppress(ValueError):  # an op whose kernels are apart is one group here: keep the compiler's order
         groups = in_order(pricer.flow, groups)
     return Plan("inductor", tuple(groups))
 
 
 def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
     if kernel.kind == "extern" and len(kernel.op_ids) == 1:
-        # the library's kernel, and under it the launches that its eager call makes
+        # the library's kernel, with the launches of its eager call
         return replace(pricer.alone(kernel.op_ids[0]), name=kernel.name, source=kernel.source)
     group = pricer.group(kernel.op_ids, kernel.recomputes)
     beyond = max(kernel.read_bytes + kernel.write_bytes - group.cost.bytes, 0)
@@ -85,5 +85,5 @@ def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
     return replace(group, cost=cost, name=kernel.name, source=kernel.source)
 
 
-#: Kinds of ops that touch some rows of a tensor, which Inductor counts whole.
+#: Kinds of ops that touch some rows of a tensor, all of which Inductor counts.
 _PARTIAL = ("gather", "scatter")

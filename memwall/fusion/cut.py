@@ -1,4 +1,4 @@
-"""Cuts repeated layers out of a graph: the check that nothing around them minds, and the graph that is left."""
+"""Cuts repeated layers out of a graph: checks that the surrounding ops permit it, then builds the remaining graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_SWAP: Mapping[int, int] = {}
 
 
 class _List(NamedTuple):
-    """An op over lists: ``length`` entries each. ``rows``: the storages of each entry."""
+    """An op over lists of ``length`` entries each. ``rows``: the storages of each entry."""
 
     op: Op
     length: int
@@ -23,7 +23,7 @@ class _List(NamedTuple):
 
 
 class Cut:
-    """What is cut out of a graph: checks each run against the ops around it, then builds the short graph."""
+    """A cut through a graph: checks each run against the surrounding ops, then builds the short graph."""
 
     def __init__(self, whole: Graph, kept: int) -> None:
         self.whole = whole
@@ -35,11 +35,11 @@ class Cut:
             for storage in {storage_of[i] for i in (*op.inputs, *op.outputs)}:
                 self.users.setdefault(storage, []).append(op.id)
         self.lists = {op.id: found for op in whole.ops if (found := _list_of(whole, op)) is not None}
-        #: run → op id → storage that the op touches → the storage that takes its place
+        #: run → op id → storage that the op touches → its replacement
         self.swaps: dict[tuple[Track, ...], dict[int, dict[int, int]]] = {}
 
     def accept(self, run: Run) -> bool:
-        """Whether a run can be cut: nothing outside touches its layers but as their neighbours would."""
+        """Whether a run can be cut: ops outside touch its layers only as neighbouring layers would."""
         if not self._link_lists(run) or not self._ends_alike(run):
             return False
         swaps: dict[int, dict[int, int]] = {}
@@ -60,23 +60,23 @@ class Cut:
         return True
 
     def _shift(self, run: Run, user: int, instance: int | None, storage: int, level: int) -> int | None:
-        """By how many instances what an op touches is moved; None when the op may not touch it."""
+        """By how many instances the storage that an op touches is moved; None when the op may not touch it."""
         gone = run.count - self.kept
         if instance is not None:
             return 0 if instance >= self.kept or level < self.kept else gone
-        if run.after_last(user):  # the layer behind the last: touches it as the last touches the last but one
+        if run.after_last(user):  # the layer after the last: touches it as the last touches the one before it
             return -gone if level >= gone and run.back.get(storage) in run.touched[1] else None
         return 0 if level == 0 and run.twin[storage] in run.touched[0] else None
 
     def _stays(self, run: Run, storage: int, user: int) -> bool:
-        """Whether a storage is there in the short graph before an op touches it."""
+        """Whether a storage exists in the short graph before an op touches it."""
         maker = self.made.get(storage)
         if run.level.get(storage, 0) >= self.kept:
             return False
         return maker is None or maker < user or self.whole.storages[storage].is_persistent
 
     def _ends_alike(self, run: Run) -> bool:
-        """Whether each layer hands out the same: what is an output of the model in one is so in all."""
+        """Whether all layers have the same model outputs."""
         found: dict[int, set[tuple[int, TensorSpec, int]]] = {n: set() for n in range(run.count)}
         for i in self.whole.outputs:
             value = self.whole.values[i]
@@ -105,9 +105,9 @@ class Cut:
         return True
 
     def graph(self, runs: Sequence[Run]) -> tuple[Graph, tuple[int, ...]] | None:
-        """The graph without the instances from number ``kept`` on, and the ids that its ops have in the whole.
+        """The graph without the instances from number ``kept`` on, and the ids of its ops in the whole graph.
 
-        None when one run reads, in place of what is cut out, something that another cuts out.
+        None when the replacement of a storage in one run is cut out by another run.
         """
         whole = self.whole
         gone = {s for run in runs for s, level in run.level.items() if level >= self.kept}
@@ -145,7 +145,7 @@ def _list_of(graph: Graph, op: Op) -> _List | None:
 
 
 def _link_rows(run: Run, rows: Sequence[Sequence[int]], twins: Twins) -> bool:
-    """Enter what stands next to known storages in a list into the twin map; False on a contradiction."""
+    """Add the list neighbours of known storages to the twin map; False on a contradiction."""
     levels = []
     for row in rows:
         known = {run.level.get(s) for s in row if s in run.level}
@@ -165,7 +165,7 @@ def _link_rows(run: Run, rows: Sequence[Sequence[int]], twins: Twins) -> bool:
 
 
 class _Builder:
-    """Copies ops into a graph of their own, with new numbers for values and storages."""
+    """Copies ops into a new graph, with new numbers for values and storages."""
 
     def __init__(self, whole: Graph, gone: Set[int], swaps: Mapping[int, Mapping[int, int]]) -> None:
         self.whole = whole
@@ -184,7 +184,7 @@ class _Builder:
         self._targets = {s for swap in swaps.values() for s in swap.values()}
 
     def value(self, number: int, swap: Mapping[int, int] = _NO_SWAP) -> int:
-        """The new id of a value, its storage exchanged for the one that takes its place."""
+        """The new id of a value, with its storage swapped for the replacement."""
         old = self.whole.values[number]
         if old.storage in swap:
             return self._look(swap[old.storage], old)
@@ -203,7 +203,7 @@ class _Builder:
         return self._by_look[key]
 
     def op(self, op: Op, rows: _List | None) -> Op:
-        """A copy of an op; of an op over lists, without the entries that are gone."""
+        """A copy of an op, without the removed entries if it is over lists."""
         if rows is not None:
             op = self._without_rows(op, rows)
         swap = self.swaps.get(op.id, _NO_SWAP)

@@ -1,7 +1,7 @@
-"""Modules written as one kernel each by hand: what a plan becomes when all ops of a module share a launch.
+"""Modules hand-fused into one kernel each: what a plan becomes when all ops of a module share a launch.
 
-Contractions and whatever else the module holds are included, and no rule of our planner is asked: such a kernel is
-priced as if all that lies between its ops stayed on chip. Only a circle forbids it.
+All ops of the module are included, contractions too, and the planner's rules do not apply: such a kernel is
+priced as if every intermediate stayed on chip. Only a cycle forbids it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def modules_of(graph: Graph, pattern: str) -> dict[Unit, tuple[int, ...]]:
     """(module, phase) -> its ops, for each outermost module whose path fits the pattern.
 
     Raises:
-        UsageError: none does; names modules that are near.
+        UsageError: no module fits; suggests similar names.
     """
     found: dict[str, str] = {}
     members: dict[Unit, list[int]] = {}
@@ -65,8 +65,8 @@ def _near_modules(graph: Graph, pattern: str) -> str:
 def fuse_modules(graph: Graph, costs: Sequence[Cost], gpu: Gpu, plan: Plan, patterns: Sequence[str]) -> HandFused:
     """The plan with each module that a pattern finds, phase by phase, as one kernel priced like any group.
 
-    A module that a path leaves and comes back into cannot be one kernel: it stays as it was. A group of the plan that
-    would close a circle with one of the new kernels falls apart into single ops.
+    A module that a path leaves and re-enters cannot be one kernel: it stays as it was. A group of the plan that
+    would form a cycle with one of the new kernels is split into single ops.
 
     Raises:
         UsageError: a pattern fits no module.
@@ -75,7 +75,7 @@ def fuse_modules(graph: Graph, costs: Sequence[Cost], gpu: Gpu, plan: Plan, patt
     for pattern in patterns:
         for unit, ops in modules_of(graph, pattern).items():
             for op in ops:
-                if op not in home or len(unit[0]) < len(home[op][0]):  # of nested modules the outermost
+                if op not in home or len(unit[0]) < len(home[op][0]):  # the outermost of nested modules
                     home[op] = unit
     units: dict[Unit, list[int]] = {}
     for op, unit in sorted(home.items()):
@@ -98,7 +98,7 @@ def _name(unit: Unit) -> str:
 
 
 def _is_convex(flow: Flow, ops: Sequence[int]) -> bool:
-    """Whether no path leads out of the ops and back in."""
+    """Whether no path leaves the ops and comes back."""
     inside = frozenset(ops)
     behind: set[int] = set()  # ops outside that depend on one inside
     for op_id in range(ops[0], ops[-1] + 1):
@@ -113,7 +113,7 @@ def _is_convex(flow: Flow, ops: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Ops that share a kernel, and those that it computes again. ``group``: that of the plan, where nothing changed."""
+    """Ops that share a kernel, and those that it recomputes. ``group``: the plan's, where nothing changed."""
 
     op_ids: tuple[int, ...]
     recomputes: tuple[int, ...]
@@ -141,7 +141,7 @@ def _take_out(plan: Plan, units: Mapping[Unit, Sequence[int]]) -> list[_Part]:
 
 
 def _without_circles(pricer: Pricer, parts: list[_Part]) -> list[Group] | None:
-    """The priced groups in launch order; None when kernels written by hand wait for each other."""
+    """The priced groups in launch order; None when hand-fused kernels wait for each other."""
     while True:
         try:
             return in_order(pricer.flow, _priced(pricer, parts))
@@ -166,7 +166,7 @@ def _group(pricer: Pricer, part: _Part) -> Group:
 
 
 def _in_circles(flow: Flow, parts: Sequence[_Part]) -> set[int]:
-    """Numbers of the parts that lie on a circle, or between two."""
+    """Numbers of the parts on a cycle, or between two cycles."""
     owner = {op: i for i, part in enumerate(parts) for op in part.op_ids}
     before: list[set[int]] = [set() for _ in parts]
     for i, part in enumerate(parts):
@@ -180,7 +180,7 @@ def _in_circles(flow: Flow, parts: Sequence[_Part]) -> set[int]:
 
 
 def _peeled(before: Sequence[set[int]], after: Sequence[set[int]]) -> set[int]:
-    """What is left when everything that waits for nothing is taken away, again and again."""
+    """The parts left after repeatedly removing those without dependencies."""
     missing = [len(others) for others in before]
     ready = [i for i, count in enumerate(missing) if not count]
     left = set(range(len(missing)))

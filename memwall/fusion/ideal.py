@@ -1,13 +1,14 @@
 """The ``ideal`` policy: the traffic that no fusion can avoid.
 
-Matrix kernels (contractions, convolutions, attention) read their operands and write their results; whatever is
-computed between two of them rides along in an epilogue or a prologue and moves nothing of its own. Beyond that every
-tensor that exists before the step (parameters, inputs, optimizer state) is read once by the ops between them, if they
-read it at all, and every tensor that outlives the step is written once. Values that backward needs are computed again.
-Decomposed attention (product, softmax, product, and the same backward) is taken as one flash-style
-kernel: what has the size of the scores stays on chip, and backward computes the scores once more.
+Matrix kernels (contractions, convolutions, attention) read their operands and write their results; ops between two of
+them run in an epilogue or a prologue without traffic of their own. In addition, the ops between read every tensor that
+exists before the step (parameters, inputs, optimizer state) at most once, and every tensor that outlives the step is
+written once. Values that backward needs are recomputed. Decomposed attention (product, softmax, product, and the same
+backward) counts as one flash-style kernel: tensors of the size of the scores stay on chip, and backward recomputes the
+scores.
 
-It is no kernel anybody can write, but a floor: no plan of ours moves less, and ``saved / ideal`` scores every policy.
+Nobody can write these kernels; they are a lower bound: no memwall plan moves less, and ``saved / ideal`` scores every
+policy.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from memwall.ops import Cost
 def ideal_plan(
     graph: Graph, costs: Sequence[Cost], gpu: Gpu | None = None, regions: Sequence[int] | None = None
 ) -> Plan:
-    """One group per matrix kernel, the ops that follow it up to the next included. The GPU plays no part."""
+    """One group per matrix kernel with the ops that follow it, up to the next one. The GPU does not matter."""
     return _Ideal(graph, costs).plan()
 
 
@@ -42,7 +43,7 @@ class _Ideal:
         self.on_chip, flash = attention_scores(self.graph, self.flow)
         try:
             groups = in_order(self.flow, [self._group(ops) for ops in self._members(flash)])
-        except ValueError:  # something between the two products needs a third: no flash-style kernel then
+        except ValueError:  # an op between the two products needs a third one: no flash-style kernel
             self.on_chip = frozenset()
             self.read_before = set()
             groups = in_order(self.flow, [self._group(ops) for ops in self._members({})])
@@ -84,7 +85,7 @@ class _Ideal:
         return Group(tuple(op_ids), tuple(reads), tuple(writes), cost)
 
     def _flows_on(self, op_ids: Sequence[int]) -> bool:
-        """Whether another group reads what this one makes and does not have to keep: one tensor crosses then."""
+        """Whether another group reads a result that this one need not keep: one tensor then crosses."""
         inside = set(op_ids)
         made = (version for i in op_ids for _, version in self.flow.writes[i])
         return any(
@@ -92,7 +93,7 @@ class _Ideal:
         )
 
     def _operands(self, matrix: Sequence[int]) -> tuple[dict[int, None], int]:
-        """What the products read but the scores, and its bytes; what several products of one kernel read, once."""
+        """The products' operands except the scores, and their bytes; shared operands count once."""
         values, flow = self.graph.values, self.flow
         uses = [(i, v) for i in matrix for v, version in flow.reads[i] if version not in self.on_chip]
         reads = dict.fromkeys(v for _, v in uses)
@@ -105,8 +106,8 @@ class _Ideal:
         return sum(self.graph.values[v].spec.nbytes for v in value_ids)
 
     def _first_reads(self, glue: Sequence[int], operands: set[int]) -> tuple[list[int], int]:
-        """Values of tensors from before the step that these ops read, and neither ops before them nor the products of
-        their own kernel did; and their bytes."""
+        """Values of tensors from before the step that these ops are the first to read (neither earlier ops nor the
+        products of their own kernel did), and their bytes."""
         whole: list[Value] = []
         found, part_bytes = [], 0
         for i in glue:
@@ -125,7 +126,7 @@ class _Ideal:
         return found, distinct_bytes(whole) + part_bytes
 
     def _last_writes(self, glue: Sequence[int]) -> tuple[list[int], int]:
-        """Values that outlive the step and that these ops write, and their bytes."""
+        """Values that these ops write and that outlive the step, and their bytes."""
         whole: list[Value] = []
         found, part_bytes = [], 0
         for i in glue:
@@ -142,8 +143,8 @@ class _Ideal:
 def attention_scores(graph: Graph, flow: Flow) -> tuple[frozenset[int], dict[int, int]]:
     """Versions that a flash-style kernel keeps on chip, and matrix op -> the last one of its attention.
 
-    The scores are what lies between a product and a softmax, or a softmax and a product, with as many elements as the
-    softmax has, forward and backward. A softmax without a product on both sides is none.
+    Scores are the tensors between a product and a softmax, or a softmax and a product, with as many elements as the
+    softmax, forward and backward. A softmax needs a product on both sides.
     """
     on_chip: set[int] = set()
     flash: dict[int, int] = {}
@@ -164,10 +165,10 @@ _SOFTMAX = ("aten._softmax", "aten._safe_softmax")
 
 
 def _family(graph: Graph, flow: Flow, softmax: int) -> tuple[set[int], list[int]]:
-    """The versions of the size of a softmax's result that lead to it or from it, and the products at their ends.
+    """The versions of a softmax's size on the paths to and from it, and the products at their ends.
 
-    What a softmax reads is followed to where it was made and no further out: a bias that all layers share does not
-    tie them together.
+    The search follows a softmax's inputs to their producers and no further: a bias that all layers share does not
+    connect them.
     """
     values = graph.values
     numel = values[graph.ops[softmax].outputs[0]].spec.numel

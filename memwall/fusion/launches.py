@@ -1,4 +1,4 @@
-"""What a group launches: its matrix kernels with the bytes that are left to them, else one kernel that streams."""
+"""The launches of a group: its matrix kernels with their remaining bytes, else one streaming kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from memwall.ops import Cost
 from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, Stream
 
-#: Kinds of work that stay what they are when others join them.
+#: Kinds of launches that keep their kind when others join them.
 MATRIX = (Gemm, Convolution, Attention)
 
 
@@ -23,14 +23,13 @@ def with_launches(
 ) -> Cost:
     """The cost of a group with its launches, given those of its ops as eager kernels.
 
-    Products keep their shape and share the group's bytes as they did before; what else is in the group rides along.
-    Without any the group is one generated kernel over its bytes. Of ops whose launches nobody knows neither are the
-    group's.
+    Products keep their shape and their share of the group's bytes; other ops add no launch. Without products the group
+    is one generated kernel over its bytes. If the launches of an op are unknown, the group's are too.
 
     Args:
-        kernels: how many of them there are.
-        extra_bytes, extra_flops: what they read and compute beyond the group's compulsory bytes and FLOPs.
-        thread_blocks: into how many the group falls at most.
+        kernels: the number of launches.
+        extra_bytes, extra_flops: bytes and FLOPs beyond the group's compulsory ones.
+        thread_blocks: the most thread blocks of the group.
     """
     moved = {"read_bytes": cost.read_bytes + extra_bytes, "write_bytes": cost.write_bytes}
     known = [launch for launch in eager if not isinstance(launch, Plain)]

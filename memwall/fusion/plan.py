@@ -1,4 +1,4 @@
-"""What every policy produces: groups of ops that share a launch in launch order, and what was refused and why."""
+"""What every policy produces: groups of ops that share a launch, in launch order, and the refusals with reasons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memwall.ops import Cost
 class Group:
     """Ops that share one launch, with the values that the launch reads from and writes to memory, and its cost.
 
-    ``recomputes`` are ops of other groups whose results this one computes again instead of reading them. A group with
+    ``recomputes`` are ops of other groups whose results this one recomputes instead of reading them. A group with
     ``cost.kernels`` above 1 needs more launches: a second stage of a reduction, or the two passes of a batch norm.
     ``name`` and ``source`` are those of the kernel, where the policy knows them.
     """
@@ -33,7 +33,7 @@ class Refusal:
     """A fusion of a producer and a consumer (op ids) that was not made: the rule that forbade it, the reason in words,
     and the bytes and seconds that it would have saved.
 
-    ``count`` is how often the same pair stands in repeated layers; bytes and seconds are of one.
+    ``count`` is how often the same pair occurs in repeated layers; bytes and seconds are for one.
     """
 
     rule: str
@@ -55,10 +55,10 @@ class Plan:
 
 
 def in_order(flow: Flow, groups: Sequence[Group]) -> list[Group]:
-    """The groups so that each runs after what it depends on; among those that may run, by their last op.
+    """The groups in dependency order; among those that may run, by their last op.
 
     Raises:
-        ValueError: the groups depend on each other in a circle.
+        ValueError: the groups' dependencies form a cycle.
     """
     owner = {op: i for i, group in enumerate(groups) for op in group.op_ids}
     waits: list[set[int]] = [set() for _ in groups]

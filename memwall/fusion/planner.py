@@ -1,10 +1,10 @@
-"""The ``memwall`` policy: our own fusion planner. Needs the graph and the GPU alone, no compiler.
+"""The ``memwall`` policy: memwall's fusion planner. It needs only the graph and the GPU, not a compiler.
 
-One walk over the ops in call order. Each op starts as a group of its own and tries to join the groups that made what
-it reads (vertical fusion), then those that read the same tensors (horizontal), largest saving first. A union has to
-pass the rules of :mod:`memwall.fusion.rules`, must not close a cycle, and must be modeled faster than its parts on the
-given GPU. Then values that are cheap to compute again are no longer stored (:mod:`memwall.fusion.recompute`), and the
-groups are put into an order that respects every dependency.
+The planner walks over the ops in call order. Each op starts as its own group and tries to join the groups that made
+what it reads (vertical fusion), then those that read the same tensors (horizontal), largest saving first. A union has
+to pass the rules of :mod:`memwall.fusion.rules`, must not close a cycle, and must be modeled faster than its parts on
+the given GPU. Then values that are cheap to recompute are no longer stored (:mod:`memwall.fusion.recompute`), and the
+groups are sorted into dependency order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from memwall.ops.loops import late_outputs, moves, reads_elsewhere
 MAX_CANDIDATES = 8
 #: groups that may have to move ahead of a union before it is refused
 MAX_SEARCH = 1000
-#: readers of a tensor, back from the last, that are tried as siblings
+#: last readers of a tensor that are tried as siblings
 MAX_SIBLINGS = 4
 
 
@@ -56,7 +56,7 @@ def memwall_plan(
     Args:
         regions: for each op the number of the compiler's partial graph that holds it; fusion crosses none. None: one
             graph.
-        spills: kernels that spill when they are compiled, with the reason why none is made.
+        spills: kernels that spill when compiled, with the reason for refusing them.
     """
     short = shorten(graph) if regions is None else Shortened(graph, graph, range(len(graph.ops)))
     short_costs = costs if short.graph is graph else _short_costs(short, costs)
@@ -81,18 +81,18 @@ def memwall_plan(
 def _parts(
     graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None, spills: Spills
 ) -> tuple[Parts, tuple[Refusal, ...]]:
-    """Of each group, in launch order, the ops that it owns and those that it computes again; and what was refused."""
+    """The owned and recomputed ops of each group, in launch order, and the refusals."""
     walk = _Walk(graph, costs, gpu, regions, spills)
     walk.run()
     members = [group.members for group in walk.groups if group is not None]
     parts, stored = recompute(walk.pricer, members, regions, spills)
     for refusal in stored:
         key = refusal.producer, refusal.consumer
-        if key not in walk.refusals or walk.refusals[key].rule == "phase":  # two graphs, and it could be made again
+        if key not in walk.refusals or walk.refusals[key].rule == "phase":  # two graphs, and it could be recomputed
             walk.refusals[key] = refusal
     try:
         ordered = _ordered(walk.pricer.flow, parts)
-    except ValueError:  # a kernel that computes a value again has to run before what its own inputs wait for
+    except ValueError:  # a kernel that recomputes a value must run before what its own inputs wait for
         ordered = _ordered(walk.pricer.flow, [(tuple(ops), ()) for ops in members])
     return ordered, tuple(walk.refusals.values())
 
@@ -103,7 +103,7 @@ def _ordered(flow: Flow, parts: Parts) -> Parts:
 
 
 def _short_costs(short: Shortened, costs: Sequence[Cost]) -> list[Cost]:
-    """The costs of the short graph's ops: those of the whole's, but for ops over lists that lost some entries."""
+    """The costs of the short graph's ops: the whole graph's, except for ops over lists that lost entries."""
     fresh = graph_costs(short.graph)
     ops = short.whole.ops
     return [
@@ -115,7 +115,7 @@ def _short_costs(short: Shortened, costs: Sequence[Cost]) -> list[Cost]:
 def _counted(
     short: Shortened, whole: Sequence[Expanded], parts: Parts, refusals: Sequence[Refusal]
 ) -> tuple[Refusal, ...]:
-    """The refusals with the ops' ids in the whole graph, and how often each stands there."""
+    """The refusals with the ops' ids in the whole graph, and how often each occurs there."""
     copies = Counter(group.source for group in whole)
     source_of = {op: number for number, (owned, _) in enumerate(parts) for op in owned}
     return tuple(
@@ -155,7 +155,7 @@ class _Walk:
         self.groups: list[Candidate | None] = []
         self.group_of: list[int] = []
         self.price: list[float] = []
-        #: the groups in an order in which they could run (-1: a gap), and the place of each
+        #: the groups in a valid launch order (-1: a gap), and the position of each
         self.order: list[int] = []
         self.place: dict[int, int] = {}
         self.refusals: dict[tuple[int, int], Refusal] = {}
@@ -234,7 +234,7 @@ class _Walk:
         return edges
 
     def _is_only(self, version: int) -> bool:
-        """Whether one op reads it and nothing is kept."""
+        """Whether it is not kept and has one reader."""
         return version not in self.flow.kept and len(set(self.flow.readers[version])) == 1
 
     def _is_last(self, op_id: int) -> bool:
@@ -250,7 +250,7 @@ class _Walk:
         edges = self._edges(first, second)
         backward = self._edges(second, first)
         if backward and edges:
-            return  # each feeds the other through different ops: a union with what is between comes by other ways
+            return  # each feeds the other through different ops: other steps unite them with what is between
         if backward:
             first, second, edges = second, first, backward
             a, b = b, a
@@ -295,9 +295,9 @@ class _Walk:
         return f"modeled {together_s * 1e6:.2f} us as one, {apart_s * 1e6:.2f} us as two{cause}"
 
     def _between(self, a: int, b: int) -> list[int] | None:
-        """The groups that must run before the later of the two and stand behind the earlier, in their order.
+        """The groups after the earlier of the two that must run before the later, in their order.
 
-        None where one of them depends on the earlier: a union would wait for itself.
+        None where one of them depends on the earlier: a union would be a cycle.
         """
         early, late = sorted((a, b), key=self.place.__getitem__)
         start = self.place[early]
@@ -322,7 +322,7 @@ class _Walk:
         return {self.group_of[dep] for op in group.members for dep in self.flow.deps[op]} - {index}
 
     def _reorder(self, a: int, b: int, keep: int, before: Sequence[int]) -> None:
-        """Keep ``order`` topological: what the later needs, then the union, then the rest of what stood between."""
+        """Keep ``order`` topological: what the later needs, then the union, then the rest of what was between."""
         low, high = sorted((self.place[a], self.place[b]))
         if not before:
             self.order[low], self.order[high], self.place[keep] = keep, -1, low

@@ -23,7 +23,7 @@ def eager_plan(
 
 
 def _planner(module: str, name: str) -> Planner:
-    """A planner that is imported when it first plans; none is needed to read a record, and the compiler needs torch."""
+    """A planner that is imported on first use: reading a record needs none, and the compiler needs torch."""
 
     def plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:
         return getattr(import_module(module), name)(graph, costs, gpu, regions)
@@ -39,7 +39,7 @@ POLICIES: Mapping[str, Planner] = {
     "ideal": _planner("memwall.fusion.ideal", "ideal_plan"),
 }
 
-#: policies whose plan is the same on every GPU
+#: policies with the same plan on every GPU
 UNIVERSAL = frozenset(("eager", "ideal"))
 
 

@@ -1,9 +1,9 @@
-"""What a group of ops costs as one generated kernel: the bytes that cross its border, its FLOPs, its launches.
+"""The cost of a group of ops as one generated kernel: the bytes that cross its border, its FLOPs, its launches.
 
 A version that is made and read inside the group crosses no border. Each distinct byte from outside is read once, each
-version that anybody outside needs is written once; outputs that nobody reads are not written. Beyond that, in
-``extra_bytes`` and so in ``time_s`` only: rows that no cache keeps between two passes are read again, and column sums
-pass through partial sums, one row of them per thread block.
+version that is needed outside is written once; outputs without readers are not written. ``extra_bytes``, which counts
+in ``time_s`` only, adds rows that are read again since no cache keeps them between two passes, and the partial sums of
+column sums, one row per thread block.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from memwall.perfmodel.roofline import predict_cost
 #: bytes of one row that a thread block holds between two passes: half of a multiprocessor's 256 KiB of registers, so
 #: that two blocks can run at once
 ROW_BYTES_ON_CHIP = 128 * 1024
-#: rows in flight on a multiprocessor: it holds 2048 threads, a row takes a block of 512 of them
+#: rows in flight on a multiprocessor: it holds 2048 threads, and a row takes a block of 512
 ROWS_PER_SM = 4
-#: bytes of a partial sum: they are kept in float32
+#: bytes of a partial sum, in float32
 PARTIAL_BYTES = 4
 
 
 class Placement:
-    """Where each op runs: in the group that owns it, and once more in each group that computes its result again.
+    """Where each op runs: in the group that owns it and in each group that recomputes its result.
 
     ``inside[g]`` are the ops that group ``g`` runs; ``runs[op]`` are the groups that run it, its owner first.
     """
@@ -49,7 +49,7 @@ class Placement:
             self.runs[op].append(number)
 
     def add(self, ops: Iterable[int], groups: Iterable[int]) -> list[tuple[int, int]]:
-        """Let the groups run the ops too; returns what is new, for :meth:`remove`."""
+        """Let the groups also run the ops; returns what is new, for :meth:`remove`."""
         new = [(op, g) for g in groups for op in ops if op not in self.inside[g]]
         for op, group in new:
             self.inside[group].add(op)
@@ -57,13 +57,13 @@ class Placement:
         return new
 
     def remove(self, added: Iterable[tuple[int, int]]) -> None:
-        """Take an :meth:`add` back."""
+        """Undo an :meth:`add`."""
         for op, group in added:
             self.inside[group].remove(op)
             self.runs[op].remove(group)
 
     def is_read(self, writer: int, readers: Iterable[int]) -> bool:
-        """Whether some group runs a reader of what ``writer`` made without making it itself."""
+        """Whether some group runs a reader of the result of ``writer`` but not ``writer``."""
         inside, runs = self.inside, self.runs
         return any(writer not in inside[group] for reader in readers for group in runs[reader])
 
@@ -71,7 +71,7 @@ class Placement:
 class Pricer:
     """Prices groups of the ops of one graph on one GPU.
 
-    ``placement`` says where every op runs, once that is known; without it all ops outside a group run alone.
+    ``placement`` says where every op runs, if known; without it all ops outside a group run alone.
     """
 
     def __init__(self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> None:
@@ -88,7 +88,7 @@ class Pricer:
         self._writes_whole = self._whole("outputs")
 
     def _whole(self, side: str) -> list[bool]:
-        """Of each op whether its cost counts the tensors as they are, not the rows that are fetched or the like."""
+        """For each op whether its cost counts whole tensors, not only fetched rows or the like."""
         graph, name = self.graph, "read_bytes" if side == "inputs" else "write_bytes"
         tensors = {
             first: distinct_bytes([graph.values[i] for i in getattr(graph.ops[first], side)])
@@ -99,7 +99,7 @@ class Pricer:
     # -- what crosses the border -------------------------------------------------------------------------------------
 
     def is_needed(self, version: int, inside: Collection[int]) -> bool:
-        """Whether a version has to be in memory when it is made by a kernel that computes ``inside``."""
+        """Whether a version must be in memory when a kernel that computes ``inside`` makes it."""
         flow = self.flow
         if version in flow.kept:
             return True
@@ -119,7 +119,7 @@ class Pricer:
         return [use for i in op_ids for use in self.flow.reads[i] if writer[use[1]] not in inside]
 
     def group(self, op_ids: Sequence[int], recomputes: Sequence[int] = (), cost: Cost | None = None) -> Group:
-        """The group as one generated kernel; ``cost`` where it is known already."""
+        """The group as one generated kernel; ``cost`` if already known."""
         inside = frozenset((*op_ids, *recomputes))
         reads, read_bytes = self._reads((*recomputes, *op_ids), inside)
         writes, write_bytes = self._writes(op_ids, inside)
@@ -133,13 +133,13 @@ class Pricer:
         given = partial(with_launches, whole, eager, extra_flops=sum(again))
         cost = given(kernels=kernels, extra_bytes=extra_bytes, thread_blocks=rows)
         if rows is not None and rows < self.gpu.sm_count:
-            # each row cut over several blocks: a launch for the sums, one that reads everything again
+            # each row is split over several blocks: a launch for the sums, one that reads everything again
             split = given(kernels=kernels + 1, extra_bytes=extra_bytes + read_bytes)
             cost = min(cost, split, key=self._cost_time_s)
         return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
 
     def alone(self, op_id: int) -> Group:
-        """The op as its eager kernel: what a library runs whatever surrounds it."""
+        """The op as its eager kernel: what a library runs regardless of the context."""
         op = self.graph.ops[op_id]
         return Group((op_id,), op.inputs, op.outputs, self.costs[op_id])
 
@@ -204,11 +204,11 @@ class Pricer:
             loop = self.loops[i]
             again = self.costs[i].extra_bytes
             if loop.kind == "grid" and again and not self._is_stored(i, op_ids, writes):
-                again = read_bytes  # the second pass makes the op's inputs anew
+                again = read_bytes  # the second pass recomputes the op's inputs
             if loop.kind in ("grid", "scatter"):
                 extra += again
             if loop.columns and loop.cols > 1:
-                blocks = min(loop.rows, gpu.sm_count)  # one block for each multiprocessor walks over its rows
+                blocks = min(loop.rows, gpu.sm_count)  # one block per multiprocessor loops over its rows
                 sums = sum(
                     spec.numel for spec in self.graph.specs(self.graph.ops[i].outputs) if spec.numel < loop.numel
                 )
@@ -228,8 +228,8 @@ class Pricer:
         return all(made.get(version, -1) in writes for _, version in flow.reads[op_id] if version in made)
 
     def _launches(self, op_ids: Sequence[int]) -> int:
-        """Launches of the generated kernel: a list of tensors takes one, stripes of a sum have to be joined, and what a
-        sum over the grid is needed for comes after that; what is scattered takes its eager kernel's."""
+        """Launches of the generated kernel: one for a list of tensors, another to combine the stripes of a sum, one for
+        what needs a sum over the grid; a scatter takes those of its eager kernel."""
         loops = [self.loops[i] for i in op_ids]
         if any(loop.kind == "multi" for loop in loops):
             return 1

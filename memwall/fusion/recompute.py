@@ -1,9 +1,8 @@
-"""Recomputation: a value that is cheap to make again need not be stored where that moves fewer bytes.
+"""Recomputation: a value that is cheap to recompute is not stored where that moves fewer bytes.
 
 A value that crosses from one kernel to others is written once and read by each. If the ops that make it are pointwise
-and what they read is in memory anyway, each reader can make it again from that; a softmax too, where the reader holds
-the same rows on chip. It pays where the bytes of the sources that a reader did not read before are fewer than those of
-the value.
+and their inputs are in memory anyway, each reader can recompute it from those; a softmax too, where the reader holds
+the same rows on chip. It pays where the additional source bytes of a reader are fewer than those of the value.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from memwall.ops.loops import Loop, is_random
 
 _LATER = {phase: number for number, phase in enumerate(PHASES)}
 
-#: pointwise ops that one value may take to make again
+#: most pointwise ops to recompute one value
 MAX_CHAIN = 6
 
 
@@ -32,12 +31,12 @@ def recompute(
     regions: Sequence[int] | None = None,
     spills: Spills = MappingProxyType({}),
 ) -> tuple[Parts, list[Refusal]]:
-    """The groups again, each as the ops that it owns and those of others that it computes once more; and what must be
-    stored though a kernel could make it itself: random numbers, and what another op reads from memory anyway.
+    """The groups, each as the ops that it owns and those of others that it recomputes; and the values that must be
+    stored though a kernel could recompute them: random numbers, and what another op reads from memory anyway.
 
-    Greedy, from the last op to the first, one value at a time, each only where the modeled time of all kernels that it
-    concerns goes down. An op that only others compute in the end is owned by the first of these; forward is computed
-    again in backward, nothing across a graph break, and nothing that makes a kernel one of those that spill.
+    Greedy, from the last op to the first, one value at a time, only where the modeled time of all affected kernels
+    goes down. An op that only other groups compute in the end is owned by the first of them. Backward recomputes
+    forward; nothing is recomputed across a graph break, or where a kernel would then spill.
     """
     walk = _Recompute(pricer, members, regions, spills)
     walk.run()
@@ -61,7 +60,7 @@ class _Recompute:
                 self._try(op.id)
 
     def parts(self) -> Parts:
-        """Groups with at least one op that they own; an op moves to a reader where its own group has no use for it."""
+        """Groups that own at least one op; an op moves to a reader where its own group does not use it."""
         placement = self.placement
         for op in reversed(range(len(self.pricer.graph.ops))):
             for group in placement.runs[op][:]:
@@ -85,7 +84,7 @@ class _Recompute:
         )
 
     def _live(self, group: int) -> set[int]:
-        """The ops of a group that it has to run itself: others, or its own live ops, read their results."""
+        """The ops that a group has to run itself: others, or its own live ops, read their results."""
         members = self.members[group]
         if all(len(self.placement.runs[op]) == 1 for op in members):
             return set(members)
@@ -145,17 +144,17 @@ class _Recompute:
             self._refuse(REGISTER_SPILL, spilled, op_id, outside, version)
 
     def _refuse_random(self, op_id: int) -> None:
-        """What it drew is stored for every kernel that reads it."""
+        """Random numbers are stored for every kernel that reads them."""
         for version in (v for _, v in self.pricer.flow.writes[op_id]):
             outside = [r for r in self.pricer.flow.readers[version] if self.group_of[r] != self.group_of[op_id]]
             for reader in outside[:1]:
                 self._refuse("random state", "computed again it would draw other numbers", op_id, reader, version)
 
     def _refuse_stored(self, op_id: int, version: int, hosts: Sequence[int]) -> None:
-        """The kernels that could make it read it too, as it is in memory for another op."""
+        """The kernels that could recompute it read it, since it is in memory for another op."""
         readers = self.pricer.flow.readers[version]
         other = next((r for r in readers if self.group_of[r] not in (*hosts, self.group_of[op_id])), None)
-        if other is None:  # it runs there as a copy alone
+        if other is None:  # it runs there only as a copy
             return
         name = self.pricer.graph.ops[other].name.removeprefix("aten.").partition(".")[0]
         for reader in (r for r in readers if self.group_of[r] in hosts):
@@ -169,7 +168,7 @@ class _Recompute:
         self.refusals.append(Refusal(rule, reason, producer, consumer, nbytes, nbytes / rate))
 
     def _may_host(self, group: int, op_id: int) -> bool:
-        """A generated kernel can make a value where it uses it, unless it finds the place in data."""
+        """A generated kernel can compute a value where it uses it, unless the index is data."""
         pricer = self.pricer
         ops = self.members[group]
         if any(pricer.loops[i].kind in ("opaque", "multi") for i in ops) or not self._is_reachable(group, op_id):
@@ -179,7 +178,7 @@ class _Recompute:
         return not any(pricer.loops[r].kind in ("gather", "scatter") for r in readers)
 
     def _is_reachable(self, group: int, op_id: int) -> bool:
-        """Whether the compiler sees both in one graph."""
+        """Whether both are in one of the compiler's graphs."""
         host = self.members[group][0]
         phases = [self.pricer.graph.ops[i].phase for i in (op_id, host)]
         if self.regions is not None and self.regions[op_id] != self.regions[host]:
@@ -199,7 +198,7 @@ class _Recompute:
         return len(inside | chain) <= MAX_OPS and tensors <= MAX_OPS + MAX_TENSORS
 
     def _chain(self, op_id: int, home: int) -> frozenset[int] | None:
-        """The ops to run again: the op, and those of its inputs that are not in memory anyway."""
+        """The ops to rerun: the op, and the producers of its inputs that are not in memory anyway."""
         pricer, flow = self.pricer, self.pricer.flow
         inside = self.placement.inside[home]
         chain: set[int] = set()
@@ -221,7 +220,7 @@ class _Recompute:
         return frozenset(chain)
 
     def _sources_last(self, chain: frozenset[int], readers: Sequence[int]) -> bool:
-        """Whether what the chain reads is overwritten in a later phase than the readers', if at all."""
+        """Whether the chain's inputs are not overwritten before a later phase than the readers'."""
         flow, ops = self.pricer.flow, self.pricer.graph.ops
         phases = {ops[self.members[group][0]].phase for group in readers}
         sources = (version for op in chain for _, version in flow.reads[op] if flow.writer[version] not in chain)
@@ -229,12 +228,12 @@ class _Recompute:
         return all(_LATER[ops[op].phase] > max(_LATER[phase] for phase in phases) for op in overwriters)
 
     def _spilled(self, groups: Sequence[int]) -> str | None:
-        """Why no kernel is made for one of the groups as it is."""
+        """Why one of the groups cannot be a kernel as it is."""
         if not self.spills:
             return None
         graph, inside = self.pricer.graph, self.placement.inside
-        works = (work_of(graph, self._live(g) | inside[g].difference(self.members[g])) for g in groups)
-        return next((self.spills[work] for work in works if work in self.spills), None)
+        kernels = (work_of(graph, self._live(g) | inside[g].difference(self.members[g])) for g in groups)
+        return next((self.spills[kernel] for kernel in kernels if kernel in self.spills), None)
 
     def _time(self, group: int) -> float:
         live = self._live(group)

@@ -1,12 +1,12 @@
-"""Plans each distinct repeated block once: a graph with most of its repeated layers cut out, and the way back.
+"""Plans each distinct repeated block once: shortens the graph, and expands the plan to all layers.
 
-Of each run of layers that are alike (:mod:`memwall.core.layers`) some instances are kept and the rest cut out, forward
-and backward together, with their parameters and optimizer state. The ends are spliced: what read from the last layer
-that is cut out reads from the last one kept, and in backward the last one kept takes the gradient that the layer behind
-the run makes. The result is the graph that a model with fewer layers would have given.
+Some instances of each run of equal layers (:mod:`memwall.core.layers`) are kept and the rest cut out, forward and
+backward together, with their parameters and optimizer state. The ends are spliced: readers of the last removed layer
+read from the last one kept, and in backward the last one kept takes the gradient that the layer after the run makes.
+The result is the graph of a model with fewer layers.
 
-A plan of the short graph is expanded by moving whole groups. In forward the last kept instance stands for all that were
-cut; in backward one before it does, as what it takes from must be of its own kind.
+A plan of the short graph is expanded by moving whole groups. In forward the last kept instance represents all removed
+ones; in backward the one before it does, since its predecessor must be a layer of the run.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Shortened:
     kept: int = 2
 
     def expand(self, groups: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Expanded] | None:
-        """Groups of the short graph as groups of the whole one.
+        """Expand groups of the short graph to the whole one.
 
         Args:
-            groups: of each group the ids of the ops that it owns (one at least) and of those that it computes once
-                more, in the short graph.
+            groups: for each group the ids of the ops that it owns (at least one) and of those that it recomputes,
+            in the short graph.
 
         Returns:
-            The groups in an order that respects every dependency, near the one given; each op of the whole graph is
-            owned by exactly one. None when the groups of the kept layers do not fit together when copied (groups that
-            span three layers, or that treat the last layer differently): plan the whole graph then.
+            The groups in dependency order, close to the given one; each op of the whole graph is owned by exactly
+            one. None when copies of the kept layers' groups do not fit together (groups that span three layers, or
+            that treat the last layer differently): plan the whole graph then.
         """
         moved: list[Expanded] = []
         for source, (owned, recomputed) in enumerate(groups):
@@ -90,7 +90,7 @@ class Shortened:
         return copies
 
     def _move(self, op_id: int, shifts: Sequence[int]) -> int | None:
-        """Where an op stands when each run is moved by so many instances; None where nothing like it stands."""
+        """The op's counterpart when each run is moved by that many instances; None where there is none."""
         for run, shift in zip(self.runs, shifts, strict=True):
             if not shift:
                 continue
@@ -99,12 +99,12 @@ class Shortened:
                 if instance is not None:
                     return op_id + shift * track.stride if instance + shift < run.count else None
             written = self._written(op_id)
-            if any(run.twin.get(s, s) != s for s in written):  # others make elsewhere what it makes for this layer
+            if any(run.twin.get(s, s) != s for s in written):  # other ops elsewhere make what it makes for this layer
                 return self._maker([run.step(s, shift) for s in written], op_id)
         return op_id
 
     def _maker(self, storages: Sequence[int | None], like: int) -> int | None:
-        """The op that makes some storages as an op makes its own, or None."""
+        """The op that makes the given storages as another op makes its own, or None."""
         maker = self._makers.get(storages[0]) if storages[0] is not None else None
         if maker is None or self._written(maker) != list(storages):
             return None
@@ -118,7 +118,7 @@ class Shortened:
         return [self.whole.values[i].storage for i in self.whole.ops[op_id].outputs]
 
     def _needed(self, group: Expanded) -> bool:
-        """Whether a group reads all that it computes once more."""
+        """Whether a group reads all that it recomputes."""
         ops, values = self.whole.ops, self.whole.values
         read = {values[i].storage for op in (*group.owned, *group.recomputed) for i in ops[op].inputs}
         return all(not read.isdisjoint(self._written(op)) for op in group.recomputed)
@@ -157,7 +157,7 @@ def shorten(graph: Graph, keep: int = 4) -> Shortened:
 
 
 def _shifts(run: Run, anchor: int, kept: int) -> Iterable[int]:
-    """By how many instances a group of the short graph is moved, once for each copy, as its last op says."""
+    """By how many instances each copy of a group of the short graph is moved, given by its last op."""
     gone = run.count - kept
     place = run.place(anchor)
     if place is None:
@@ -170,7 +170,7 @@ def _shifts(run: Run, anchor: int, kept: int) -> Iterable[int]:
 
 
 def _launch_order(graph: Graph, groups: list[Expanded], owners: Sequence[int]) -> list[Expanded] | None:
-    """The groups, each as early as it stands and its dependencies allow; None when they form a circle."""
+    """The groups, each as early as its position and dependencies allow; None when they form a cycle."""
     before = _dependencies(graph, groups, owners)
     if all(earlier < number for number, some in enumerate(before) for earlier in some):
         return groups
@@ -192,7 +192,7 @@ def _launch_order(graph: Graph, groups: list[Expanded], owners: Sequence[int]) -
 
 
 def _dependencies(graph: Graph, groups: Sequence[Expanded], owners: Sequence[int]) -> list[set[int]]:
-    """For each group those that must run before it: they write what it reads, or read what it overwrites."""
+    """For each group those that must run first: they write what it reads, or read what it overwrites."""
     storage_of = [value.storage for value in graph.values]
     again: dict[int, set[int]] = {}
     for number, group in enumerate(groups):

@@ -1,10 +1,10 @@
-"""What two groups of ops may share one kernel: a list of small rules, each with a name and a reason.
+"""Whether two groups of ops may share one kernel: a list of small rules, each with a name and a reason.
 
-A rule sees the two groups and the edges between them and answers with the reason why not, or None. The first that
-objects is recorded. :data:`RULES` is the list in the order in which they are asked; the planner itself asks whether
-another kernel must run between (``cycle``), whether one kernel is slower than two (``slower when fused``), and whether
-it was found to spill when it was compiled (``register spill``). Random numbers may be drawn inside a kernel; that none
-is drawn twice is seen to where values are computed again.
+A rule sees the two groups and the edges between them and returns the reason for a refusal, or None. The first refusal
+is recorded. :data:`RULES` lists the rules in the order of evaluation; the planner itself checks whether another kernel
+must run between (``cycle``), whether one kernel is slower than two (``slower when fused``), and whether it spilled when
+compiled (``register spill``). Random numbers may be drawn inside a kernel; :mod:`memwall.fusion.recompute` ensures that
+none is drawn twice.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from memwall.fusion.plan import Group
 from memwall.fusion.pricing import ROW_BYTES_ON_CHIP
 from memwall.ops.loops import Loop
 
-#: ops in one generated kernel; beyond it compile times and register pressure grow and nothing is won
+#: ops in one generated kernel; beyond it compile times and register pressure grow without a gain
 MAX_OPS = 64
 #: tensors that one kernel reads or writes: each takes a pointer and, per element in flight, registers
 MAX_TENSORS = 48
-#: ops that may be computed anew for each place of a larger kernel that uses them
+#: ops that may be recomputed for each element of a larger kernel that uses them
 MAX_REPEATED_OPS = 12
 
 #: arguments of a gather that are read in order
@@ -45,7 +45,7 @@ class Shape:
 
     @classmethod
     def of(cls, loop: Loop) -> Shape:
-        """The loop nest of one op; a sum over everything fixes no rows."""
+        """The loop nest of one op; a full reduction fixes no rows."""
         fixed = loop.kind in ("row", "column", "grid") and not _is_total(loop)
         return cls(
             loop.numel,
@@ -59,7 +59,7 @@ class Shape:
 
 
 def _is_total(loop: Loop) -> bool:
-    """A sum over everything: partial sums can be made in any order."""
+    """Whether it is a full reduction: partial sums can be made in any order."""
     return loop.kind == "column" and loop.cols == 1
 
 
@@ -73,16 +73,16 @@ class Candidate:
     region: int
     op_class: str
     accumulators: int = 0
-    #: values that are whole only when the kernel ends
+    #: values that are complete only when the kernel ends
     late: frozenset[int] = frozenset()
-    #: storages that the group writes over, and one view of each storage that it touches (None: several that differ)
+    #: storages that the group overwrites, and one view of each storage that it touches (None: several that differ)
     overwritten: frozenset[int] = frozenset()
     views: dict[int, Value | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A value that the first group hands to the second: as it was written and as it is read, and by which argument."""
+    """A value that the first group passes to the second: as written, as read, and the argument that reads it."""
 
     producer: Op
     consumer: Op
@@ -90,9 +90,9 @@ class Edge:
     read: Value
     argument: str = ""
     consumer_kind: str = "point"
-    #: the consumer puts elements at other places than it reads them at
+    #: the consumer writes elements at other positions than it reads them from
     moves: bool = False
-    #: nothing that a kernel is generated for reads what the consumer writes
+    #: no generated kernel reads what the consumer writes
     is_last: bool = False
 
 
@@ -106,17 +106,17 @@ class CandidatePair:
 
     @property
     def both(self) -> tuple[Candidate, Candidate]:
-        """Both groups, the one that comes first in front."""
+        """Both groups in order."""
         return self.first, self.second
 
 
 Rule = Callable[[CandidatePair], str | None]
 
-#: What a kernel does, so that its twins in repeated layers and in other plans are known: the names of its ops in call
-#: order, each with the spec of its first result.
+#: What a kernel does, to identify its twins in repeated layers and in other plans: the names of its ops in call order,
+#: each with the spec of its first result.
 Work = tuple[tuple[str, TensorSpec | None], ...]
 
-#: kernels that spill registers on the GPU at hand, whatever their blocks, and how much
+#: kernels that spill registers on the given GPU at any block size, and how much
 Spills = Mapping[Work, str]
 
 #: the rule that forbids them
@@ -124,7 +124,7 @@ REGISTER_SPILL = "register spill"
 
 
 def work_of(graph: Graph, op_ids: Iterable[int]) -> Work:
-    """What a kernel of some ops does, those that it computes again included."""
+    """What a kernel of some ops does, including those that it recomputes."""
     ops = [graph.ops[i] for i in sorted(op_ids)]
     return tuple((op.name, graph.values[op.outputs[0]].spec if op.outputs else None) for op in ops)
 
@@ -150,7 +150,7 @@ def phase(pair: CandidatePair) -> str | None:
 
 
 def contraction(pair: CandidatePair) -> str | None:
-    """Libraries' products add into a matrix (GEMM's beta), and that is all that their epilogues do here."""
+    """Library products add into a matrix (GEMM's beta); other epilogues are not modeled."""
     if _accumulates(pair):
         return None
     for group in pair.both:
@@ -175,7 +175,7 @@ def _accumulates(pair: CandidatePair) -> bool:
 
 
 def library_kernel(pair: CandidatePair) -> str | None:
-    """Ops whose loop nest nobody knows, or that a library runs as a whole."""
+    """Ops with an unknown loop nest, or that a library runs as a whole."""
     if _accumulates(pair):
         return None
     for group in pair.both:
@@ -201,14 +201,14 @@ def _written_at(edge: Edge) -> int:
 
 
 def _read_at(edge: Edge) -> int:
-    """The place of the value in its list argument."""
+    """The position of the value in its list argument."""
     place = edge.consumer.inputs.index(edge.read.id)
     arguments = edge.consumer.arguments
     return place - arguments.index(arguments[place]) if arguments else place
 
 
 def data_dependent_index(pair: CandidatePair) -> str | None:
-    """A gather needs the whole tensor that it picks from; what is scattered is whole only when the kernel ends."""
+    """A gather needs the whole tensor that it picks from; a scatter's result is complete only when the kernel ends."""
     for edge in pair.edges:
         if edge.consumer_kind == "scatter" and edge.argument == "self":
             return f"{_short(edge.consumer)} adds to it at places found in data"
@@ -218,7 +218,7 @@ def data_dependent_index(pair: CandidatePair) -> str | None:
 
 
 def unfinished_sum(pair: CandidatePair) -> str | None:
-    """A second, small launch finishes the sums; ops of their size that read nothing else of the kernel join it."""
+    """A second, small launch finishes the sums; ops of their size that read nothing else from the kernel join it."""
     late = [edge for edge in pair.edges if edge.written.id in pair.first.late]
     if not late:
         return None
@@ -254,7 +254,7 @@ def reduction_axes(pair: CandidatePair) -> str | None:
 
 
 def shape_change(pair: CandidatePair) -> str | None:
-    """Both run over equally many elements, but for one number a row or column, and what is cheap to repeat."""
+    """Both run over equally many elements, except one number per row or column, and ops that are cheap to repeat."""
     first, second = pair.first.shape, pair.second.shape
     if "multi" in first.kinds:
         return None
@@ -266,12 +266,12 @@ def shape_change(pair: CandidatePair) -> str | None:
     if not small.shape.rows and large.shape.rows and small.shape.numel in (large.shape.rows, large.shape.cols):
         return None  # one number for each row, or for each column
     if small is pair.first and not small.shape.rows and len(small.members) <= MAX_REPEATED_OPS:
-        return None  # computed where it is used: a broadcast, or a part of a concatenation
+        return None  # computed at its use: a broadcast, or a part of a concatenation
     return f"{first.numel} elements against {second.numel}"
 
 
 def order(pair: CandidatePair) -> str | None:
-    """A value can be read at another place than it is written only where it can be computed there once more."""
+    """A value can be read at another position than it is written only where it can be recomputed there."""
     shape = pair.first.shape
     repeatable = not (shape.has_row or shape.has_columns or shape.kinds & {"grid", "gather"})
     for edge in pair.edges:
@@ -294,7 +294,7 @@ def aligned(written: Value, read: Value) -> bool:
 
 @lru_cache(maxsize=4096)
 def _runs(spec: TensorSpec) -> tuple[tuple[int, int], ...]:
-    """Sizes and strides with neighbours merged where they are one run of memory, without axes of one place."""
+    """Sizes and strides with contiguous neighbours merged, without axes of size one."""
     runs: list[tuple[int, int]] = []
     for size, stride in zip(spec.shape, spec.strides, strict=True):
         if size == 1 or stride == 0:
@@ -307,7 +307,7 @@ def _runs(spec: TensorSpec) -> tuple[tuple[int, int], ...]:
 
 
 def in_place(pair: CandidatePair) -> str | None:
-    """Two views of one storage, one of them written: another thread may write what this one has yet to read."""
+    """Two views of one storage, one of them written: another thread may write what this one has not read yet."""
     first, second = pair.both
     for storage in first.overwritten | second.overwritten:
         views = [group.views[storage] for group in pair.both if storage in group.views]
@@ -323,7 +323,7 @@ def too_many_live_values(pair: CandidatePair) -> str | None:
 
 
 def too_many_tensors(group: Group) -> str | None:
-    """Asked of the union, when all else allows it."""
+    """Checked for the union, after all other rules."""
     tensors = len(group.reads) + len(group.writes)
     return f"{tensors} tensors in one kernel (at most {MAX_TENSORS})" if tensors > MAX_TENSORS else None
 
@@ -341,7 +341,7 @@ def shared_memory(pair: CandidatePair) -> str | None:
     return None
 
 
-#: name -> rule, in the order in which they are asked
+#: name -> rule, in order of evaluation
 RULES: dict[str, Rule] = {
     "phase": phase,
     "outside the graph": outside_the_graph,
@@ -361,7 +361,7 @@ RULES: dict[str, Rule] = {
 
 
 def veto(pair: CandidatePair) -> tuple[str, str] | None:
-    """Name and reason of the first rule that forbids it, or None."""
+    """Name and reason of the first rule that refuses, or None."""
     for name, rule in RULES.items():
         reason = rule(pair)
         if reason:

@@ -1,7 +1,7 @@
 """A joint FX graph -> the forward and backward graphs that would be compiled -> Inductor's schedule of each.
 
-The passes are torch's own, in the order in which ``torch.compile`` runs them; it is stopped when the scheduler has
-fused, or, where source is wanted, when the code is written. Nothing is loaded, launched or cached.
+The passes are torch's own, in the order in which ``torch.compile`` runs them; compilation stops after the scheduler's
+fusion, or, where source is wanted, after code generation. Nothing is loaded, launched or cached.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from memwall.fusion.inductor.replay import Joint
 
 Read = TypeVar("Read")
 
-#: What needs a clock, other processes or a disk, and decides nothing that a model of the GPU could.
+#: Settings that need timing, other processes or a disk, and decide nothing that a model of the GPU could.
 _SETTINGS = {
-    "force_disable_caches": False,  # would make a new folder, and leave it behind
+    "force_disable_caches": False,  # would create a folder and leave it behind
     "fx_graph_cache": False, "fx_graph_remote_cache": False, "compile_threads": 1,
-    "shape_padding": False,  # pad_mm times both forms on the device
+    "shape_padding": False,  # pad_mm times both variants on the device
     "max_autotune": False, "max_autotune_gemm": False, "coordinate_descent_tuning": False,
     "cpp_wrapper": False, "triton.cudagraphs": False, "triton.unique_kernel_names": True,
 }  # fmt: skip
@@ -45,9 +45,9 @@ _SETTINGS = {
 class Scheduled:
     """One compiled graph after fusion: the scheduler's nodes in launch order.
 
-    ``results`` holds what each FX node was lowered to, ``real_names`` the name of the buffer behind that of a mutated
-    one. ``sources`` holds, by the name of a node's first buffer, the name and the source of its kernel. ``refusals``
-    counts why two nodes were not fused, by reason.
+    ``results`` holds what each FX node was lowered to, ``real_names`` the buffer's name behind that of a mutated
+    one. ``sources`` maps the name of a node's first buffer to the name and the source of its kernel. ``refusals``
+    counts the reasons why two nodes were not fused.
     """
 
     nodes: Sequence[Any]
@@ -58,7 +58,7 @@ class Scheduled:
 
 
 def quiet() -> contextlib.AbstractContextManager[Any]:
-    """Inductor's configuration while memwall uses it, as far as this torch knows the settings."""
+    """Inductor's configuration while memwall uses it, limited to the settings that this torch knows."""
     known = {key: value for key, value in _SETTINGS.items() if _has_setting(key)}
     return config.patch(known)
 
@@ -108,8 +108,8 @@ def retarget(module: GraphModule, device: torch.device) -> None:
 def joint_passes(module: GraphModule, mode: Any, device: torch.device, attention: str) -> GraphModule:
     """Inductor's passes over the joint graph. They fold constants by computing them, so they run on the CPU.
 
-    Products and a softmax that are attention written out become one call, of the kernel that a GPU with ``attention``
-    would take. torch 2.13 fails on some that it takes for attention; there, as in no run that succeeds, they stay.
+    Decomposed attention becomes one call, of the kernel that a GPU with ``attention`` would take. torch 2.13 fails on
+    some matches; those stay decomposed.
     """
     moved = device.type != "cpu"
     if moved:
@@ -174,7 +174,7 @@ def partition(joint: Joint, module: GraphModule, mode: Any) -> tuple[GraphModule
 
 
 def write_back(joint: Joint, forward: GraphModule) -> int:
-    """Copy what replaced a mutated input into it at the end, instead of returning it; returns the outputs left."""
+    """Copy the replacement of a mutated input into it at the end instead of returning it; returns the other outputs."""
     placeholders = {n.target: n for n in forward.graph.nodes if n.op == "placeholder"}
     names = joint.names()
     output = forward.graph.output_node()
@@ -195,7 +195,7 @@ def write_back(joint: Joint, forward: GraphModule) -> int:
 
 
 class _Stop(BaseException):
-    """Inductor has come as far as it should."""
+    """Stops Inductor at the point of interest."""
 
 
 def schedule(
@@ -247,7 +247,7 @@ def schedule(
 
 @contextlib.contextmanager
 def _kept_results(results: dict[Node, Any]) -> Iterator[None]:
-    """Keep what each FX node is lowered to: a buffer, or a loop that its users inline until it becomes one."""
+    """Record what each FX node is lowered to: a buffer, or a loop that its users inline until it becomes one."""
     original: Callable[[Any, Node], Any] = GraphLowering.run_node
 
     def run_node(lowering: Any, node: Node) -> Any:
@@ -260,7 +260,7 @@ def _kept_results(results: dict[Node, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept_sources(sources: dict[str, tuple[str, str]]) -> Iterator[None]:
-    """Keep each Triton kernel's name and source under the first buffer that it writes."""
+    """Record each Triton kernel's name and source under the first buffer that it writes."""
     from torch._inductor.codegen.triton import TritonScheduling
 
     original: Callable[..., str] = TritonScheduling.define_kernel

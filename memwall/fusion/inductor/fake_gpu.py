@@ -1,7 +1,7 @@
-"""A CUDA GPU that is not there, for as long as Inductor decides what it would run on it.
+"""A fake CUDA GPU, present while Inductor decides what it would run on it.
 
-Only questions are answered (what is this device, how many units, how much memory); nothing is ever launched. All that
-is replaced in torch and Triton is put back at the end, and what was answered in between is forgotten.
+It only answers queries (device, number of units, memory); nothing is ever launched. All patches to torch and Triton
+are undone at the end, and the answers are cleared from their caches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memwall.core.graph import Pipe
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu, match_device
 
-#: what a block may have without asking for more
+#: shared memory of a block without opt-in
 _SHARED_PER_BLOCK, _THREADS_PER_BLOCK = 48 * 1024, 1024
 
 
@@ -58,7 +58,7 @@ def properties_of(gpu: Gpu) -> SimpleNamespace:
 
 @contextlib.contextmanager
 def device_for(gpu: Gpu, kind: str) -> Iterator[torch.device]:
-    """The device that Inductor is to compile for: the CPU, this machine's GPU where it is that one, or a fake.
+    """The device that Inductor compiles for: the CPU, this machine's GPU if it is the given one, or a fake.
 
     Raises:
         UsageError: as :func:`capability_of`.
@@ -74,7 +74,7 @@ def device_for(gpu: Gpu, kind: str) -> Iterator[torch.device]:
 
 @contextlib.contextmanager
 def fake_gpu(gpu: Gpu) -> Iterator[SimpleNamespace]:
-    """While open, torch, Inductor and Triton take this process for one with a GPU of that kind, device 0.
+    """While open, torch, Inductor and Triton see a GPU of that kind as device 0.
 
     Raises:
         UsageError: as :func:`capability_of`.
@@ -96,7 +96,7 @@ def fake_gpu(gpu: Gpu) -> Iterator[SimpleNamespace]:
 
 
 def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
-    """Who is asked, and what is answered under which name."""
+    """The patched objects, the attribute names and the answers."""
     import torch._inductor.scheduler as scheduler
     from torch._subclasses import fake_tensor
 
@@ -173,7 +173,7 @@ def _triton_driver(known: SimpleNamespace) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _device_guard() -> Iterator[None]:
-    """A CPU build of torch has no device guard for CUDA and aborts where it is asked for one: lend it that of meta."""
+    """Use meta's device guard for CUDA: a CPU build of torch has none and would abort."""
     if torch.version.cuda is not None:
         yield
         return
@@ -193,7 +193,7 @@ _CUDA_DEVICE, _META_DEVICE = 1, 14
 
 
 def _forget() -> None:
-    """Drop what torch remembers about the devices of this process."""
+    """Clear torch's caches about the devices of this process."""
     import torch._dynamo.device_interface as interfaces
     import torch._inductor.codegen.triton as triton_codegen
     import torch._inductor.utils as inductor_utils

@@ -29,7 +29,7 @@ def lower(
     """What Inductor would make of the graph's forward and backward ops.
 
     Args:
-        gpu: what it would run on; not asked where ``device`` is ``cpu``.
+        gpu: what it would run on; unused where ``device`` is ``cpu``.
         device: ``cuda``, or ``cpu`` for Inductor's C++ backend on this machine.
         source: write the kernels' Triton code too, which takes as long again.
         regions: for each op, the number of the partial graph that it was captured in, or -1 where it ran eagerly
@@ -37,7 +37,7 @@ def lower(
 
     Raises:
         UsageError: Inductor refuses this graph or this GPU.
-        MissingError: Triton is not installed, or this torch's internals are others than those that are needed.
+        MissingError: Triton is not installed, or this torch lacks the internals that memwall needs.
     """
     if device != "cpu":
         need("triton", "triton")
@@ -86,7 +86,7 @@ def _check_dtypes(graph: Graph, gpu: Gpu) -> None:
 
 @contextlib.contextmanager
 def _unnoticed() -> Iterator[None]:
-    """Inductor advises its users, and raises the limit of Python's recursion and leaves it so."""
+    """Suppress Inductor's advice, and restore Python's recursion limit, which it raises."""
     loggers = [logging.getLogger(name) for name in ("torch._inductor", "torch._dynamo", "torch._functorch")]
     levels = [logger.level for logger in loggers]
     depth = sys.getrecursionlimit()
@@ -103,7 +103,7 @@ def _unnoticed() -> Iterator[None]:
 
 
 def _regions(graph: Graph, given: Sequence[int] | None) -> list[int]:
-    """The region of each op. The gradient that backward starts from is made by the caller of the compiled graph."""
+    """The region of each op. The caller of the compiled graph makes the gradient that backward starts from."""
     regions = [0] * len(graph.ops) if given is None else list(given)
     started = False
     for op in graph.ops:
@@ -118,7 +118,7 @@ def _regions(graph: Graph, given: Sequence[int] | None) -> list[int]:
 
 @dataclass
 class _Result:
-    """What has been gathered over all regions: launches of each compiled graph under (backward?, first op)."""
+    """The results of all regions: launches of each compiled graph under (backward?, first op)."""
 
     schedules: dict[tuple[bool, int], list[Launch]] = field(default_factory=dict)
     refusals: Counter[str] = field(default_factory=Counter)
@@ -181,7 +181,7 @@ def _compile(
 
 
 def _by_its_name(graph: Graph, launch: Launch) -> Launch:
-    """A launch of an op that stands in the graph by name only, under that name."""
+    """A launch of an op that is in the graph by name only, under that name."""
     if not launch.library_op.startswith("memwall."):
         return launch
     name = graph.ops[min(launch.computes)].name
@@ -189,7 +189,7 @@ def _by_its_name(graph: Graph, launch: Launch) -> Launch:
 
 
 def _reason(template: str) -> str:
-    """A reason without the numbers of the pair at hand."""
+    """A reason without the numbers of its pair."""
     return template.partition("%")[0].rstrip(" (:,")
 
 
@@ -220,7 +220,7 @@ def _gathered(graph: Graph, result: _Result) -> Lowered:
     )
 
 
-#: Classes of what may stand between a product and the softmax: a scale, a mask, a dropout, a copy.
+#: Classes of ops that may be between a product and the softmax: a scale, a mask, a dropout, a copy.
 _BETWEEN = frozenset(("elementwise", "dropout", "movement"))
 
 _DECOMPOSED = (
@@ -230,7 +230,7 @@ _DECOMPOSED = (
 
 
 def _decomposed_attention(graph: Graph) -> list[int]:
-    """The forward softmax ops that stand between two matrix products."""
+    """The forward softmax ops between two matrix products."""
     makers, readers = _neighbours(graph)
     return [
         op.id
@@ -243,14 +243,14 @@ def _decomposed_attention(graph: Graph) -> list[int]:
 
 
 def _notes(graph: Graph, replaced: Iterable[int]) -> tuple[str, ...]:
-    """What to say of a training step in which attention stays written out; ``replaced`` ops became one call."""
+    """Notes on a training step in which attention stays decomposed; ``replaced`` ops became one call."""
     training = any(op.phase == "backward" for op in graph.ops)
     left = set(_decomposed_attention(graph)).difference(replaced)
     return (_DECOMPOSED,) if training and left else ()
 
 
 def _neighbours(graph: Graph) -> tuple[Mapping[int, list[int]], Mapping[int, list[int]]]:
-    """Of each forward op those that made what it reads, and those that read what it makes."""
+    """Producers of each forward op's inputs, and consumers of its outputs."""
     last: dict[int, int] = {}
     makers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
@@ -268,7 +268,7 @@ def _neighbours(graph: Graph) -> tuple[Mapping[int, list[int]], Mapping[int, lis
 
 
 def _meets_product(graph: Graph, start: Op, neighbours: Mapping[int, Sequence[int]]) -> bool:
-    """Whether a matrix product is reached in one direction through what may stand between."""
+    """Whether a matrix product can be reached in one direction through the ops that may be between."""
     pending, seen = [start.id], {start.id}
     while pending:
         for number in neighbours.get(pending.pop(), ()):

@@ -1,6 +1,6 @@
 """Which traced op an FX node came from: what a node carries under ``meta["custom"]``, which torch's passes keep.
 
-A node that a pass put in the place of others (decomposed attention that became one call) carries none; it is assigned
+A node that a pass substituted for others (decomposed attention that became one call) has no origin; it is assigned
 the ops that no node computes any more.
 """
 
@@ -14,14 +14,14 @@ from torch.fx import GraphModule, Node
 
 from memwall.core.graph import Graph
 
-#: Keys: the op's id, whether the node is what the op hands on, and further ops that went into the node.
+#: Keys: the op's id, whether the node is a result of the op, and further ops that went into the node.
 OP, RESULT, ALSO = "memwall_op", "memwall_result", "memwall_also"
 
 _ATEN: Any = torch.ops.aten
 
 
 def op_of(node: Node) -> int | None:
-    """The id of the op that an FX node computes a part of; None for views and for what no op asked for."""
+    """The id of the op that an FX node computes a part of; None for views and for nodes of no op."""
     if is_view(node):
         return None
     number = (node.meta.get("custom") or {}).get(OP)
@@ -35,13 +35,13 @@ def ops_of(node: Node) -> tuple[int, ...]:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node only looks at its input in another way."""
+    """Whether a node is only a view of its input."""
     target = node.target
     return node.op != "call_function" or getattr(target, "is_view", False) or target in _UNSEEN_VIEWS
 
 
 def behind_views(node: Node) -> Node:
-    """The node that a chain of views looks at."""
+    """The node at the base of a chain of views."""
     while is_view(node) and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
@@ -53,7 +53,7 @@ _UNSEEN_VIEWS = frozenset(
 
 
 def mark_results(module: GraphModule) -> None:
-    """Mark the nodes that another op, or the caller, takes an op's result from, where no node of the op is marked."""
+    """Mark the nodes from which another op or the caller takes a result, for ops without a marked node."""
     nodes = [(node, own) for node in module.graph.nodes if (own := op_of(node)) is not None]
     known = {own for node, own in nodes if node.meta["custom"].get(RESULT)}
     for node, own in nodes:
@@ -75,7 +75,7 @@ def users_behind_views(node: Node) -> list[Node]:
 
 
 def assign_origins(graph: Graph, module: GraphModule, op_ids: Iterable[int]) -> None:
-    """Give nodes without an op those ops that no node computes any more and whose results go where the node's go."""
+    """Assign to nodes without an op the ops that no node computes any more and whose results have the same users."""
     computed = {op for node in module.graph.nodes for op in ops_of(node)}
     vanished = set(op_ids) - computed
     writer = _writers(graph)
@@ -91,12 +91,12 @@ def assign_origins(graph: Graph, module: GraphModule, op_ids: Iterable[int]) -> 
 
 
 def _computes(node: Node) -> bool:
-    """Whether a library does the node's work: what is left of a replaced group is such a call, or scraps next to it."""
+    """Whether a library computes the node: a replaced group leaves such a call, or leftovers next to it."""
     return "attention" in str(node.target)
 
 
 def _users(node: Node) -> list[Node]:
-    """Who uses the results of a call, be it one tensor or several."""
+    """The users of a call's results, whether one tensor or several."""
     found = []
     for user in users_behind_views(node):
         taken = str(user.target).startswith("<built-in function getitem")
@@ -119,7 +119,7 @@ def _writers(graph: Graph) -> dict[tuple[int, int], int]:
 
 
 def _behind(graph: Graph, readers: list[int], vanished: set[int], writer: dict[tuple[int, int], int]) -> set[int]:
-    """The vanished ops that some ops' inputs come from, through vanished ops only."""
+    """The vanished ops that some ops depend on through vanished ops only."""
     found: set[int] = set()
     pending = list(readers)
     while pending:

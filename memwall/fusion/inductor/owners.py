@@ -1,9 +1,9 @@
 """Launches -> kernels that own every op exactly once.
 
-An op that a compiler inlines or computes again shows up in several kernels, one that it takes apart in several too. It
-is owned by the library's kernel that runs it, else by the kernel that comes to its result and computes most of it, in
-the graph that runs first; others that come to its result recompute it. A launch that owns nothing (a stage of a split
-reduction, a change of layout) counts as a further launch of the kernel that it works for.
+An op that a compiler inlines, recomputes or splits appears in several kernels. Its owner is the library's kernel that
+runs it, else the kernel that arrives at its result and computes most of it, in the graph that runs first; other kernels
+that arrive at its result recompute it. A launch that owns nothing (a stage of a split reduction, a change of layout)
+counts as a further launch of the kernel that it serves.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from memwall.fusion.inductor.types import LoweredKernel, total
 class Launch:
     """One node of a compiler's schedule.
 
-    ``computes``: ops of which something is computed here, with the elements of all that is; ``shows``: those whose
-    result is; ``hands_on``: those whose result is written to memory here, with its bytes; ``concerns``: those that the
-    compiler names here, for whatever reason. ``reads`` and ``writes`` name buffers, unique within a schedule. ``nodes``
-    loops are in it, which call ``loop_ops``.
+    ``computes``: ops computed here at least in part, with the elements computed; ``shows``: ops whose result is
+    computed here; ``hands_on``: ops whose result is written to memory here, with its bytes; ``concerns``: all ops that
+    the compiler names here. ``reads`` and ``writes`` name buffers, unique within a schedule. ``nodes`` is the number of
+    its loops, which call ``loop_ops``.
     """
 
     name: str
@@ -62,7 +62,7 @@ class _Kernel:
         self, graph: Graph, by_library: Collection[int], fx_ops: Mapping[int, Mapping[str, int]],
         names: Mapping[int, str],
     ) -> LoweredKernel:  # fmt: skip
-        """As plain data. What a library owns is not computed again: what is added to its result is."""
+        """The launch as plain data. What a library owns is not recomputed: what is added to its result is."""
         parts = [self.main, *self.others]
         shown = set().union(*(part.shows for part in parts)).difference(self.op_ids, by_library)
         return LoweredKernel(
@@ -82,7 +82,7 @@ class _Kernel:
 
 
 def _used(graph: Graph, op_ids: Iterable[int], others: Iterable[int]) -> tuple[int, ...]:
-    """Those of some other ops whose results go into the given ops. Equal ops of all layers may be one to a compiler."""
+    """The other ops whose results the given ops use. A compiler may merge equal ops of all layers."""
     ops, values = graph.ops, graph.values
     taken = {values[i].storage for op in op_ids for i in ops[op].inputs}
     found = []
@@ -101,7 +101,7 @@ def own(
 ) -> list[LoweredKernel]:
     """The kernels of some schedules (each one compiled graph, in launch order) that together compute the ops.
 
-    ``fx_ops`` has the decomposed calls that stand for each op.
+    ``fx_ops`` has the decomposed calls of each op.
     """
     wanted = sorted(op_ids)
     running = [[launch for launch in schedule if launch.kind != "none"] for schedule in schedules]
@@ -117,7 +117,7 @@ def own(
 
 
 def _names(launches: Iterable[Launch]) -> dict[int, str]:
-    """The ids of launches -> what their kernels are called; kernels of one name that do different work are numbered."""
+    """The ids of launches -> names of their kernels; different kernels of one name are numbered."""
     known: dict[str, dict[Hashable, str]] = {}
     result: dict[int, str] = {}
     for launch in launches:
@@ -128,9 +128,9 @@ def _names(launches: Iterable[Launch]) -> dict[int, str]:
 
 
 def _first_owners(wanted: Sequence[int], schedules: Iterable[Iterable[Launch]]) -> dict[int, int]:
-    """Op -> index of the launch that owns it, for all ops that some launch has to do with: its strongest claim.
+    """Op -> index of the launch with the strongest claim to it, for all ops that some launch concerns.
 
-    What is computed in one schedule is owned there, though a later one computes it again.
+    A schedule owns what it computes, even if a later one recomputes it.
     """
     claims: dict[int, tuple[tuple[int, int, int, int], int]] = {}
     index = 0
@@ -146,14 +146,14 @@ def _first_owners(wanted: Sequence[int], schedules: Iterable[Iterable[Launch]]) 
 
 
 def _claim(launch: Launch, op_id: int) -> int:
-    """How strongly a launch claims an op, by what it has to do with it."""
+    """How strongly a launch claims an op."""
     if op_id in launch.computes:
         return 4 if launch.kind in _LIBRARY else 3 if op_id in launch.shows else 2
     return 1 if op_id in launch.hands_on else 0
 
 
 def _merge_ownerless(schedules: Sequence[Sequence[Launch]], kernels: list[_Kernel], owner: Mapping[int, int]) -> None:
-    """Count launches that own nothing with the kernel that they work for, last ones first, so that chains end."""
+    """Count launches that own nothing with the kernel that they serve, last ones first, so that chains end."""
     index = {id(kernel.main): i for i, kernel in enumerate(kernels)}
     into: dict[int, int] = {}
     for schedule in schedules:
@@ -175,7 +175,7 @@ def _merge_ownerless(schedules: Sequence[Sequence[Launch]], kernels: list[_Kerne
 
 
 def _place_vanished(graph: Graph, wanted: Sequence[int], kernels: list[_Kernel], owner: dict[int, int]) -> None:
-    """Ops that no launch computes (folded, equal to another, no-ops) go to where their result is used, at no cost."""
+    """Assign ops that no launch computes (folded, equal to another, no-ops) to a user of their result, at no cost."""
     readers: dict[int, list[int]] = {}
     writers: dict[int, list[int]] = {}
     for op in graph.ops:

@@ -1,7 +1,7 @@
-"""What the scheduler decided, as plain data: one record per launch, with the traced ops that it computes.
+"""The scheduler's decisions as plain data: one record per launch, with the traced ops that it computes.
 
-Inductor names, for each buffer, the FX nodes that went into it; a tensor that is read from memory through a view brings
-along the names of all that it was made from. Here a node counts only if the loop makes it of what it reads.
+Inductor lists for each buffer the FX nodes that went into it; a tensor that is read from memory through a view adds
+the names of all its origins. Here a node counts only if the loop computes it from what it reads.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _outside_reads(node: Any, real_names: Mapping[str, str]) -> frozenset[str]:
 
 
 def _loop_ops(parts: Iterable[Any]) -> Counter[str]:
-    """Calls in the bodies of a launch's loops; those that only begin and end a body do nothing."""
+    """Calls in the bodies of a launch's loops, without those that only begin and end a body."""
     total: Counter[str] = Counter()
     for part in parts:
         body = getattr(part, "_body", None)
@@ -80,7 +80,7 @@ _ENDS = ("output", "placeholder")
 
 
 def _called(buffers: list[Any], origins: set[Any], handed: set[Any]) -> set[Any]:
-    """What a library computes: its arguments were computed before, though Inductor lists them among the origins."""
+    """What a library computes: not its arguments, though Inductor lists them among the origins."""
     targets = {getattr(buffer, "op_overload", None) for buffer in buffers}
     by_name = {origin for origin in origins if origin.target in targets}
     return handed or by_name or set(sorted(origins, key=lambda o: max(ops_of(o), default=-1))[-1:])
@@ -92,7 +92,7 @@ def _results(origins: Iterable[Any]) -> frozenset[int]:
 
 
 def _by_op(nodes: Iterable[Node], measure: Callable[[torch.Tensor], int]) -> dict[int, int]:
-    """What some FX nodes make, added up for each op that they are of."""
+    """The elements of some FX nodes, summed by op."""
     found: dict[int, int] = {}
     for node in nodes:
         value = node.meta.get("val")
@@ -121,7 +121,7 @@ def _kind(node: Any, buffers: list[Any]) -> str:
 
 
 def _name(node: Any, kind: str, buffers: list[Any]) -> str:
-    """What the kernel would be called; the number that Inductor adds is known only once code is written."""
+    """The kernel's name, without the number that Inductor adds during code generation."""
     if kind in ("triton", "cpp"):
         family = "red" if node.is_reduction() else "poi"
         return f"{kind}_{family}_{get_fused_kernel_name(node.get_nodes(), 'original_aten')}"
@@ -132,7 +132,7 @@ def _name(node: Any, kind: str, buffers: list[Any]) -> str:
 
 
 def _library_op(buffers: list[Any]) -> str:
-    """The operator that a library runs here, by its name in aten; empty where Inductor has its own way."""
+    """The operator that a library runs here, by its name in aten; empty where Inductor has its own kernel."""
     for buffer in buffers:
         overload = getattr(buffer, "op_overload", None)
         if overload is not None and isinstance(buffer, ir.ExternKernel):
@@ -141,7 +141,7 @@ def _library_op(buffers: list[Any]) -> str:
 
 
 def _holders(results: Mapping[Node, Any], buffers: Iterable[Any]) -> dict[Node, frozenset[str]]:
-    """FX node -> names of the buffers that hold what its lowering gave, or a part of it; none where it was inlined."""
+    """FX node -> names of the buffers that hold its lowering or a part of it; empty where it was inlined."""
     holding = {node: set(_buffer_names(result)) for node, result in results.items()}
     for buffer in buffers:
         if buffer.get_origin_node() is None:  # a product without its bias, a sum before it becomes a mean
@@ -155,7 +155,7 @@ def _origins(buffer: Any) -> set[Node]:
 
 
 def _last(nodes: set[Node]) -> set[Node]:
-    """Those that no other takes."""
+    """The nodes that no other of them uses."""
     return {node for node in nodes if nodes.isdisjoint(users_behind_views(node))}
 
 
@@ -170,7 +170,7 @@ def _buffer_names(result: Any) -> Iterable[str]:
 def _computed(buffers: Iterable[Any], reads: frozenset[str], holding: Mapping[Node, frozenset[str]]) -> set[Node]:
     """The FX nodes of which a launch that writes ``buffers`` computes something, from their results back to ``reads``.
 
-    A launch that only copies a tensor, into another layout say, or that only adds up the partial sums of another,
+    A launch that only copies a tensor, for example into another layout, or only adds up the partial sums of another,
     computes none.
     """
     origins: set[Node] = set()
@@ -203,7 +203,7 @@ def _is_read(node: Node, reads: frozenset[str], holding: Mapping[Node, frozenset
 
 
 def _is_made(node: Node, reads: frozenset[str], holding: Mapping[Node, frozenset[str]], made: set[Node]) -> bool:
-    """Whether all that the node takes is at hand. A row of numbers is: it is made anew rather than read."""
+    """Whether all inputs of the node are available; a range of numbers is: it is recomputed, not read."""
     return all(
         _is_read(one, reads, holding) or behind_views(one) in made or _is_numbers(behind_views(one))
         for one in node.all_input_nodes
@@ -215,7 +215,7 @@ def _is_numbers(node: Node) -> bool:
 
 
 def _back_from(ends: set[Node], made: set[Node]) -> set[Node]:
-    """The ends, and those among ``made`` that they take."""
+    """The ends, and the nodes of ``made`` that they depend on."""
     found: set[Node] = set()
     pending = list(ends)
     while pending:

@@ -1,4 +1,4 @@
-"""Graph -> FX: the traced ops of a region once more, as one functional joint graph like the one AOTAutograd makes.
+"""Graph -> FX: the traced ops of a region replayed into one functional joint graph like AOTAutograd's.
 
 Every op is called on fake CPU tensors under ``make_fx``, with Inductor's decompositions and functionalization on. Each
 FX node carries, under ``meta["custom"]``, the id of the op that it came from; views carry none.
@@ -31,7 +31,7 @@ class Joint:
     """A region as one FX graph.
 
     Placeholders are the scope's feeds, renamed ``primals_N`` and ``tangents_N``. Outputs are the forward keeps, the
-    mutated storages, then the backward keeps. ``opaque`` names ops that stand in the graph by name only.
+    mutated storages, then the backward keeps. ``opaque`` names ops that are in the graph by name only.
     """
 
     module: GraphModule
@@ -54,7 +54,7 @@ class Joint:
         return result
 
     def calls(self) -> dict[int, Counter[str]]:
-        """Op -> the calls of each operator that it was decomposed into; views are none."""
+        """Op -> the calls of each operator that it was decomposed into, without views."""
         found: dict[int, Counter[str]] = {}
         for node in self.module.graph.nodes:
             op = op_of(node)
@@ -74,8 +74,8 @@ def replay(
 ) -> Joint:  # fmt: skip
     """Trace the ops of a scope into one FX graph, decomposed by ``table``.
 
-    Called under a ``FakeTensorMode`` it makes fake inputs; otherwise real, empty ones. ``opaque`` has to stay open as
-    long as the result is used.
+    Called under a ``FakeTensorMode`` it makes fake inputs; otherwise real, empty ones. ``opaque`` must stay open while
+    the result is used.
     """
     player = _Player(graph, scope, operators, opaque, device)
     inputs = [empty(feed.spec, device) for feed in scope.feeds]
@@ -89,8 +89,8 @@ def replay(
 
 
 class Opaque:
-    """Context manager: while open, an operator stands for any kernel that torch cannot call here (another library's,
-    sparse ones, whole recurrent layers), given the specs of its results. To a compiler it is a library's.
+    """Context manager: while open, an operator represents any kernel that torch cannot call here (another library's,
+    sparse ones, whole recurrent layers), given the specs of its results. A compiler sees a library call.
     """
 
     def __init__(self) -> None:
@@ -129,14 +129,14 @@ class Opaque:
 
 
 class _Player:
-    """Calls the ops one after another; a storage is the tensor that holds it, a value a view of that tensor."""
+    """Calls the ops one after another; each storage is a tensor, each value a view of it."""
 
     def __init__(self, graph: Graph, scope: Scope, operators: Operators, opaque: Opaque, device: str) -> None:
         self.graph, self.scope, self.operators, self.opaque = graph, scope, operators, opaque
         self.device = device
         self.by_name: dict[str, None] = {}
         self.storages = Storages(graph, device)
-        #: those that are not bound yet, the next one last
+        #: feeds that are not bound yet, the next one last
         self._feeds: list[tuple[Feed, torch.Tensor]] = []
         self._inputs: list[torch.Tensor] = []
 
@@ -155,7 +155,7 @@ class _Player:
         return [_unwrapped(self.storages.whole(number)) for number in kept]
 
     def begin(self, op: Op, into: Sequence[int]) -> None:
-        """Bind the feeds that are due, take the op's views (they carry no tag), and have memory for what it writes."""
+        """Bind the feeds that are due, take the op's views (they carry no tag), and allocate what it writes."""
         while self._feeds and self._feeds[-1][0].before_op <= op.id:
             feed, tensor = self._feeds.pop()
             self.storages.bind(feed.storage, tensor, feed.spec, 0)
@@ -183,7 +183,7 @@ class _Player:
         self._take(call, result)
 
     def _call_by_name(self, op: Op, inputs: Sequence[torch.Tensor], into: Sequence[int]) -> list[torch.Tensor]:
-        """Leave an op that torch cannot call here in the graph by its name, shapes and dtypes alone."""
+        """Keep an op that torch cannot call here in the graph by name, shapes and dtypes only."""
         specs = [self.graph.values[i].spec for i in op.outputs]
         results = self.opaque.call(op.name, inputs, specs, self.device)
         for value_id, tensor in zip(op.outputs, results, strict=True):
@@ -192,13 +192,13 @@ class _Player:
         return results
 
     def _take(self, call: Call, result: list[torch.Tensor]) -> None:
-        """Let the tensors that the op made hold the storages of its outputs."""
+        """Bind the tensors that the op made to the storages of its outputs."""
         storages, values = self.storages, self.graph.values
         fresh = [t for t in result if not any(storages.is_view(t, i) for i in call.into)]
         for value_id, tensor in zip(call.made, fresh, strict=False):
-            if not storages.holds(values[value_id].storage):  # else a part of a sparse result that was there before
+            if not storages.holds(values[value_id].storage):  # else a part of a sparse result that already existed
                 storages.made(value_id, tensor)
-        for value_id in call.into:  # what other views of it see is worked out now, as part of this op
+        for value_id in call.into:  # other views of it are updated now, as part of this op
             torch._sync(storages.whole(values[value_id].storage))  # type: ignore[attr-defined]
 
     def _tag(self, op: Op | None) -> None:
@@ -242,7 +242,7 @@ _NO_FORM = ("Could not run", "sparse", "Sparse", "not implemented for")
 
 
 def _rename(module: GraphModule, tangents: Sequence[bool]) -> None:
-    """Name the placeholders as the partitioner knows them: primals come first, then tangents."""
+    """Name the placeholders as the partitioner expects: primals first, then tangents."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     counts = {"primals": 0, "tangents": 0}
     for node, tangent in zip(placeholders, tangents, strict=True):
@@ -261,7 +261,7 @@ def _rename(module: GraphModule, tangents: Sequence[bool]) -> None:
 def _expand_products(module: GraphModule, forward: Collection[int]) -> None:
     """Put back the ``expand`` that a matrix product of more than three axes begins with, though it changes nothing.
 
-    It is no call that a trace keeps, but torch knows attention written out by hand by it, among others.
+    A trace does not keep that call, but torch recognizes decomposed attention by it, among others.
     """
     for node in [n for n in module.graph.nodes if n.target is _ATEN.bmm.default and op_of(n) in forward]:
         for operand in node.args[:2]:

@@ -1,7 +1,7 @@
-"""What one compiled region of a graph reads from outside and leaves behind, as AOTAutograd would draw its border.
+"""The inputs and outputs of one compiled region of a graph, as AOTAutograd would define them.
 
 A region is a set of ops that are compiled together: forward ops, and the backward ops that belong to them. Storages
-that hold something before the region touches them are fed in; storages that something outside reads later are kept.
+with contents before the region touches them are fed in; storages that outside ops read later are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from memwall.fusion.inductor.views import row_major_order
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A tensor that the region is given: it holds a whole storage from ``before_op`` on.
+    """An input tensor of the region: it holds a whole storage from ``before_op`` on.
 
     ``tangent``: it comes from a backward op outside of the region. ``static``: it stays at its address between steps.
     """
@@ -29,7 +29,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Scope:
-    """The border of a region: its ops in order, what they are fed, and the storages that they leave.
+    """The border of a region: its ops in order, their feeds, and the storages that they keep.
 
     ``forward_keeps`` and ``backward_keeps`` are read outside; ``mutated`` existed before and were written in place.
     """
@@ -44,7 +44,7 @@ class Scope:
 def scope_of(graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], Sequence[int]]) -> Scope:
     """The border of the region of all ops for which ``inside`` is true.
 
-    ``overwritten`` names, of an op's outputs, those whose storage it writes into rather than makes.
+    ``overwritten`` gives the outputs of an op whose storage it writes into rather than makes.
     """
     return _Walk(graph, inside, overwritten).run()
 
@@ -144,7 +144,7 @@ def values_by_storage(graph: Graph) -> dict[int, list[Value]]:
 
 
 def whole_spec(values: Sequence[Value], nbytes: int) -> TensorSpec:
-    """The tensor that holds a whole storage: the first dense value of it that covers it, else a flat one."""
+    """The spec of the tensor that holds a whole storage: its first dense value that covers it, else a flat one."""
     for value in values:
         spec = value.spec
         whole = value.offset == 0 and spec.nbytes == nbytes and spec.numel == spec.distinct_elements

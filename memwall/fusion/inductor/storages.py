@@ -1,4 +1,4 @@
-"""The tensors of a replay: each storage is one tensor, each value a view of it, taken as a program would take it."""
+"""The tensors of a replay: each storage is one tensor, each value a view of it, taken as a program would."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from memwall.ops.evaluate import dtype_of, empty
 class Storages:
     """Holds the tensor of every storage, and hands out views of it by value id.
 
-    Forward, each op takes its own views, as each call of a layer does. Backward ops use what forward ops have taken, as
-    autograd saves it, and what other backward ops have.
+    Forward ops take their own views, as each call of a layer does. Backward ops use the views of forward ops, as
+    autograd saves them, and those of other backward ops.
     """
 
     def __init__(self, graph: Graph, device: str) -> None:
@@ -30,7 +30,7 @@ class Storages:
         self._taken: set[Any] = set()
 
     def begin(self, phase: str) -> None:
-        """Another op begins, in that phase."""
+        """Begin another op, in that phase."""
         self._sharing = phase != "forward"
         self._taken.clear()
 
@@ -39,11 +39,11 @@ class Storages:
         return self._bases[storage][0]
 
     def holds(self, storage: int) -> bool:
-        """Whether anything was put into a storage."""
+        """Whether a storage has contents."""
         return storage in self._bases
 
     def bind(self, storage: int, tensor: torch.Tensor, spec: TensorSpec, offset: int) -> None:
-        """Let a tensor hold a storage from now on; ``spec`` is how it was traced, from ``offset`` elements on."""
+        """Bind a tensor to a storage; ``spec`` is how it was traced, from ``offset`` elements on."""
         for value_id in self._views_of.pop(storage, ()):
             self._views.pop(value_id, None)
         for key in [key for key in self._spread if key[0] == storage]:
@@ -51,13 +51,13 @@ class Storages:
         self._bases[storage] = (tensor, spec, offset)
 
     def made(self, value_id: int, tensor: torch.Tensor) -> None:
-        """An op made the tensor of a value, in a storage of its own."""
+        """Record the tensor that an op made of a value, in a new storage."""
         value = self.graph.values[value_id]
         self.bind(value.storage, tensor, value.spec, value.offset)
         self._keep(value_id, tensor)
 
     def allocate(self, value_id: int) -> None:
-        """A storage that nothing has written yet: ``empty`` is not in the trace."""
+        """Allocate a storage that nothing has written yet: ``empty`` is not in the trace."""
         value = self.graph.values[value_id]
         if value.storage in self._bases:
             return
@@ -88,7 +88,7 @@ class Storages:
         return tensor
 
     def is_view(self, tensor: torch.Tensor, value_id: int) -> bool:
-        """Whether a tensor is the one that was handed out for a value."""
+        """Whether a tensor is the one returned for a value."""
         return tensor is self._views.get(value_id)
 
     def _keep(self, value_id: int, tensor: torch.Tensor) -> None:
@@ -102,13 +102,13 @@ class Storages:
             result = tensor
             for arguments in _transposes(step):
                 result = _VIEWS[step.name](result, *arguments)
-            self._steps[key] = (tensor, result)  # the tensor is kept, so that its id stays its own
+            self._steps[key] = (tensor, result)  # the tensor is kept, so that its id is not reused
             self._taken.add(key)
         return self._steps[key][1]
 
 
 def _transposes(step: Step) -> list[tuple[Any, ...]]:
-    """A permutation as the two transpositions that attention by hand makes of it: heads, then the last two axes."""
+    """A permutation as the two transpositions of decomposed attention: heads, then the last two axes."""
     return _SPLIT.get(step.arguments, [step.arguments]) if step.name == "permute" else [step.arguments]
 
 
@@ -119,7 +119,7 @@ _SPLIT: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {
 
 _ATEN: Any = torch.ops.aten
 
-#: View step -> operator. ``reshape`` where a kernel here lays its result out in another way than was traced.
+#: View step -> operator. ``reshape`` where a kernel here has another layout of its result than was traced.
 _VIEWS: dict[str, Callable[..., torch.Tensor]] = {
     "view": lambda t, shape: t.reshape(shape),
     "permute": _ATEN.permute.default,

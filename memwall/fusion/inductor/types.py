@@ -1,4 +1,4 @@
-"""What Inductor decided, as plain data."""
+"""Inductor's decisions as plain data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 class LoweredKernel:
     """One kernel of Inductor's schedule.
 
-    ``op_ids`` are the ops that it owns, ``recomputes`` those that it computes too though another kernel owns them.
+    ``op_ids`` are the ops that it owns, ``recomputes`` those that it also computes though another kernel owns them.
     ``kind`` is ``triton`` (``cpp`` on a CPU), ``extern`` (a library's), ``template`` or ``none`` (nothing runs).
     ``read_bytes`` and ``write_bytes`` are Inductor's own count over all ``launches``. ``fx_ops`` has the calls of each
     operator that its own ops were decomposed into, views left out; ``ir_nodes`` is how many loop-level nodes were
     fused into it, and ``loop_ops`` what their bodies call. ``parts`` names the kernel of each launch; kernels that
-    share a name but not their work are told apart by a number.
+    share a name but differ are distinguished by a number.
     """
 
     name: str
@@ -37,7 +37,7 @@ class LoweredKernel:
 class Lowered:
     """A graph's forward and backward ops as Inductor would run them: each op is owned by exactly one kernel.
 
-    ``kernels`` stand in launch order. ``why_not_fused`` counts refused pairs of the compiled graph by reason.
+    ``kernels`` are in launch order. ``why_not_fused`` counts refused pairs of the compiled graph by reason.
     ``fallbacks`` names operators, other than products, convolutions and attention, for which Inductor has no lowering
     and calls a library. ``notes`` say where a real ``torch.compile`` is likely to decide otherwise.
     """

@@ -1,8 +1,8 @@
-"""How to reach one view of a storage from the tensor that holds it, by view operators that a compiler sees through.
+"""The view operators, transparent to a compiler, that lead from the tensor of a storage to one view of it.
 
-A traced value is shape, strides and offset within a storage. ``as_strided`` says the same and stops every fusion, so it
-is the last resort: most views are the storage cut into factors at their strides, each factor sliced, then permuted and
-expanded. Offsets and strides are in elements.
+A traced value is shape, strides and offset within a storage. ``as_strided`` could express it but stops every fusion, so
+it is the last resort: most views are the storage cut into factors at their strides, each factor sliced, then permuted
+and expanded. Offsets and strides are in elements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Step(NamedTuple):
 
 
 def row_major_order(spec: TensorSpec) -> tuple[int, ...] | None:
-    """The axes from the largest stride to the smallest, or None when the elements do not fill one dense block."""
+    """The axes from the largest stride to the smallest; None when the elements do not fill one dense block."""
     order = sorted(range(len(spec.shape)), key=lambda i: (-spec.strides[i], spec.shape[i] == 1, i))
     expected = 1
     for axis in reversed(order):
@@ -36,7 +36,7 @@ def row_major_order(spec: TensorSpec) -> tuple[int, ...] | None:
 def view_steps(base: TensorSpec, base_offset: int, wanted: TensorSpec, offset: int) -> list[Step]:
     """The steps from a tensor of spec ``base`` that starts at ``base_offset`` to the view ``wanted`` at ``offset``.
 
-    Both are of one dtype and count from the start of the same storage.
+    Both have one dtype and count from the start of the same storage.
     """
     if (base.shape, base.strides, base_offset) == (wanted.shape, wanted.strides, offset):
         return []
@@ -69,7 +69,7 @@ def _cut(base: TensorSpec, wanted: TensorSpec, offset: int) -> list[Step] | None
         return [Step("view", (ones,)), *([Step("expand", (wanted.shape,))] if ones != wanted.shape else [])]
     steps = [] if order == tuple(range(len(order))) else [Step("permute", (order,))]
     shape = tuple(base.shape[i] for i in order)
-    if axes and total % wanted.strides[axes[0]]:  # every third row of eight: the last part is no whole stride
+    if axes and total % wanted.strides[axes[0]]:  # every third row of eight: the last part is less than a stride
         length = wanted.strides[axes[0]] * wanted.shape[axes[0]]
         start = min(offset, total - length)
         if start < 0:
@@ -84,7 +84,7 @@ def _cut(base: TensorSpec, wanted: TensorSpec, offset: int) -> list[Step] | None
     for axis, (factor, (start, stop)) in enumerate(zip(factors, slices, strict=True)):
         if axis < len(axes) and (start, stop) != (0, factor):
             steps.append(Step("slice", (axis, start, stop)))
-    if len(factors) > len(axes):  # what lies between two elements of the smallest stride: one position of it
+    if len(factors) > len(axes):  # one position between two elements of the smallest stride
         steps.append(Step("select", (len(axes), slices[-1][0])))
     return steps + _arrange(wanted, axes)
 
