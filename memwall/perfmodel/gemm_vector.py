@@ -94,9 +94,9 @@ def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Ter
         limit += f", {known.deep:.0%} of the usual for so deep a product"
     return (
         f"{times}{launch.m}x{launch.n}x{launch.k} in {plan.tile[0]}x{plan.tile[1]} tiles{parts}: {plan.blocks} blocks"
-        f" on {gpu.sm_count} SMs = {plan.blocks / gpu.sm_count:.2f} each, run as {plan.rounds}; {useful:.0%} of the tiles'"
-        f" area is result; large products sustain {share:.0%} of {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s{limit}; "
-        f"{spent}, {duration(terms.latency_s)} to fill and store."
+        f" on {gpu.sm_count} SMs = {plan.blocks / gpu.sm_count:.2f} each, run as {plan.rounds};"
+        f" {useful:.0%} of the tiles' area is result; large products sustain {share:.0%} of"
+        f" {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s{limit}; {spent}, {duration(terms.latency_s)} to fill and store."
     )
 
 
