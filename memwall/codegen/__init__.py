@@ -1,4 +1,4 @@
-"""Groups of ops as Triton kernels: text, without Triton; and what they take once compiled.
+"""Groups of ops as Triton kernels: text, without Triton; and the resources that they take once compiled.
 
 In: a graph, its data flow, a group of a plan, a GPU. Out: a :class:`Kernel`, a Python file with ``@triton.jit``
 functions and a ``run()`` that launches them; or :class:`NotGenerated`, which says why there is none.

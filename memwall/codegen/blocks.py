@@ -24,7 +24,7 @@ from memwall.hardware.lookup import Gpu
 REGISTERS = 64 * 1024
 #: from a load's issue to its data, all caches missed (about 600-800 ns on V100 to H100 under load)
 LATENCY_S = 700e-9
-#: bytes that a thread loads in one instruction
+#: bytes of one load instruction of a thread
 VECTOR_BYTES = 16
 WARP = 32
 #: registers of a thread that hold no elements: addresses, masks, loop counters
@@ -43,12 +43,12 @@ class RowBlocks:
 
 
 def bytes_in_flight(gpu: Gpu) -> float:
-    """Bytes that each multiprocessor must have asked for at any time."""
+    """Bytes that each multiprocessor must have in flight."""
     return gpu.dram_bytes_per_s * LATENCY_S / max(gpu.sm_count, 1)
 
 
 def pointwise_block(numel: int, itemsize: int, loads: int, gpu: Gpu) -> tuple[int, int]:
-    """Elements and warps of a block: each thread loads one vector of the widest tensor, two where few are loaded."""
+    """Elements and warps of a block: each thread loads one vector of the widest tensor, or two where few are loaded."""
     per_thread = max(VECTOR_BYTES // max(itemsize, 1), 1)
     threads_per_sm = 1536
     in_flight = threads_per_sm * per_thread * itemsize * max(loads, 1)
@@ -65,7 +65,7 @@ def pointwise_block(numel: int, itemsize: int, loads: int, gpu: Gpu) -> tuple[in
 
 
 def row_blocks(rows: int, cols: int, live: int, gpu: Gpu) -> RowBlocks:
-    """The tile of a row kernel in which ``live`` elements of each place are held at once.
+    """The tile of a row kernel that holds ``live`` elements of each position at once.
 
     A row stays on chip if its live elements fill at most half of the register file, so that two blocks can run.
     """
@@ -90,7 +90,7 @@ def _warps(elements: int, live: int) -> int:
 
 
 def column_blocks(kept: int, reduced: int, live: int, kept_is_contiguous: bool, gpu: Gpu) -> tuple[int, int, int, int]:
-    """(kept, reduced, stripes, warps) of a tile that adds up over an axis, and how many programs share the axis."""
+    """(kept, reduced, stripes, warps) of a tile that sums over an axis, and how many thread blocks share the axis."""
     budget = max(1024, min(4096, REGISTERS // (8 * max(live, 1))))
     budget = 1 << (budget.bit_length() - 1)
     if kept_is_contiguous:
@@ -112,11 +112,11 @@ Shape = tuple[int, int, int, int]
 
 #: from the largest
 SHAPES = ((128, 128, 64, 8), (128, 64, 64, 4), (64, 64, 64, 4), (32, 64, 64, 4))
-#: where rows start at odd addresses: elements are loaded one by one, and each in flight takes registers
+#: where rows are unaligned: elements are loaded one by one, and each in flight takes registers
 SCALAR_SHAPES = ((128, 128, 32, 8), (64, 64, 32, 4), (32, 64, 32, 4))
-#: beside random numbers, which take many registers for each element
+#: next to random numbers, which take many registers per element
 RANDOM_SHAPES = ((128, 64, 64, 8), (64, 64, 64, 8))
-#: for products without matrix units: the sums fill the registers sooner
+#: for products without matrix units: the accumulators fill the registers sooner
 VECTOR_SHAPES = ((64, 64, 32, 8), (32, 64, 32, 4))
 MAX_STAGES = 4
 
@@ -132,12 +132,12 @@ class Tile:
     stages: int
 
     def constants(self) -> dict[str, int]:
-        """By the names in the file."""
+        """Values by the constants' names in the file."""
         return {"BLOCK_M": self.m, "BLOCK_N": self.n, "BLOCK_K": self.k, "GROUP_M": 8, "STAGES": self.stages}
 
 
 def tiles(space: Space, itemsize: int, shapes: Sequence[Shape], gpu: Gpu) -> tuple[Tile, ...]:
-    """The tiles that are worth trying, the one chosen first: the largest that gives every multiprocessor one.
+    """The tiles worth trying, the chosen one first: the largest that gives every multiprocessor one.
 
     Raises:
         NotGenerated: nothing is faster than the vendor's library there.

@@ -1,8 +1,8 @@
-"""Kernels compiled ahead of time for a GPU that need not be there: registers, spills, shared memory, occupancy.
+"""Kernels compiled ahead of time for a GPU that need not be present: registers, spills, shared memory, occupancy.
 
 Child processes compile, two at a time: Triton compiles nothing where ``TRITON_INTERPRET`` was set when it was imported,
-and a compiler that fails, crashes or takes too long should lose that kernel alone. What a launch takes is kept in a
-folder of small files, named by the hash of all that it depends on: the functions' text, the launch, the architecture
+and a compiler that fails, crashes or takes too long should lose only that kernel. The results of a launch are cached in
+a folder of small files, named by the hash of all that they depend on: the functions' text, the launch, the architecture
 and Triton's version.
 """
 
@@ -36,11 +36,11 @@ from memwall.core.process import Child, Lost, environment
 from memwall.hardware.chips import CHIPS
 from memwall.hardware.lookup import Gpu
 
-#: seconds that the compiler may take for one launch; a kernel that spills much takes minutes
+#: seconds that the compiler may take for one launch; a kernel with many spills takes minutes
 LIMIT_S = 120.0
-#: compilers at a time
+#: concurrent compilers
 WORKERS = 2
-#: goes up when what is read back changes: older results are then not used
+#: incremented when the results change: older ones are then ignored
 FORMAT = 1
 
 Say = Callable[[str], None]
@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one launch takes on an architecture: registers, spills and stack of a thread, shared memory of a block.
+    """Resources of one launch on an architecture: registers, spills and stack of a thread, shared memory of a block.
 
     ``spilled_bytes`` are registers written to local memory and read back. ``occupancy`` is the share of the warps that
     a multiprocessor can hold, ``limited_by`` what limits it. ``status`` is ``ok``, ``failed``, or ``vendor library``
@@ -69,7 +69,7 @@ class Resources:
 
 
 def compile_kernel(kernel: Kernel, target: str | Gpu, **options: Any) -> tuple[Resources, ...]:
-    """What each launch of a kernel takes on a GPU or an architecture (``sm_90``); ``options`` as for
+    """Resources of each launch of a kernel on a GPU or an architecture (``sm_90``); ``options`` as for
     :func:`compile_all`."""
     architecture = architecture_of(target) if isinstance(target, Gpu) else target
     return compile_all([(kernel, architecture)], **options)[0]
@@ -83,16 +83,16 @@ def compile_all(
     limit_s: float = LIMIT_S,
     say: Say = lambda message: None,
 ) -> list[tuple[Resources, ...]]:
-    """What each launch of some kernels takes, each on an architecture.
+    """Resources of each launch of some kernels, each on an architecture.
 
     Args:
         cache: folder of earlier results; None takes :func:`default_cache`.
-        workers: compilers at a time.
+        workers: concurrent compilers.
         limit_s: seconds that one launch may take.
         say: called with one-line messages.
 
     Raises:
-        MissingError: there is no Triton.
+        MissingError: Triton is not installed.
     """
     version = triton_version()
     folder = default_cache() if cache is None else cache
@@ -124,7 +124,7 @@ def is_vendors(kernel: Kernel, architecture: str) -> bool:
 
 
 def default_cache() -> Path:
-    """Where results are kept."""
+    """The folder of cached results."""
     return cache_folder() / "compiled"
 
 
@@ -132,7 +132,7 @@ def triton_version() -> str:
     """The version of Triton.
 
     Raises:
-        MissingError: there is none.
+        MissingError: it is not installed.
     """
     if importlib.util.find_spec("triton") is None:
         raise MissingError("kernels are compiled by Triton, which is not installed: pip install 'memwall[triton]'")
@@ -170,7 +170,7 @@ def _key(kernel: Kernel, launch: Launch, architecture: str, version: str) -> str
 
 @lru_cache(maxsize=256)
 def compiled_text(source: str) -> str:
-    """A kernel's file without what no compiler sees: comments, docstrings and ``run()``."""
+    """A kernel's file without comments, docstrings and ``run()``, which no compiler sees."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -190,7 +190,7 @@ def _cached(folder: Path, key: str) -> dict[str, Any] | None:
 
 
 def _keep(folder: Path, key: str, answer: Mapping[str, Any]) -> None:
-    """Keep what a compiler said, not that it took too long; a cache that cannot be written is none."""
+    """Cache a compiler's answer unless it timed out; errors of writing are ignored."""
     if "error" not in answer:
         with suppress(OSError, UsageError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ def _keep(folder: Path, key: str, answer: Mapping[str, Any]) -> None:
 def _answers(
     keys: Sequence[str], jobs: Mapping[str, tuple[Kernel, Launch, str]], workers: int, limit_s: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The answers to some jobs, as they come."""
+    """The answers to some jobs, in order of completion."""
     count = min(workers, len(keys))
     with tempfile.TemporaryDirectory(prefix="memwall-", ignore_cleanup_errors=True) as scratch:
         pool = [_Compiler(Path(scratch) / str(number), limit_s) for number in range(count)]
@@ -223,14 +223,14 @@ def _answers(
             futures = {threads.submit(answer, key): key for key in keys}
             for future in as_completed(futures):
                 yield futures[future], future.result()
-        finally:  # interrupted or done: nothing more is begun, and what runs is ended
+        finally:  # interrupted or done: start nothing more, and end what runs
             threads.shutdown(wait=False, cancel_futures=True)
             for compiler in pool:
                 compiler.close()
 
 
 class _Compiler:
-    """One child process with a folder of its own, started when it is needed and again when it was lost."""
+    """One child process with its own folder, started on demand and restarted when lost."""
 
     def __init__(self, scratch: Path, limit_s: float) -> None:
         self.scratch, self.limit_s = scratch, limit_s
@@ -264,7 +264,7 @@ class _Compiler:
         return Child("memwall.codegen.compiling:answer", {**variables, "TRITON_DUMP_PTXAS_LOG": "1"})
 
     def close(self) -> None:
-        """End the child and the programs that it started."""
+        """End the child and the processes that it started."""
         process, self.process = self.process, None
         if process is not None:
             process.stop()
@@ -272,14 +272,14 @@ class _Compiler:
 
 # -- in the child ------------------------------------------------------------------------------------------------------
 
-#: what pointers are divisible by: torch's allocations are aligned to it, and Triton asks for no more
+#: divisor of pointers: torch's allocations are aligned to it, and Triton needs no more
 ALIGNMENT_BYTES = 16
 #: a 32-bit register
 REGISTER_BYTES = 4
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a launch takes, or what its compiler said.
+    """Resources of a launch, or its compiler's message.
 
     A job has ``source`` (the path of a kernel's file), ``function``, ``arguments``, ``constants``, ``num_warps``,
     ``num_stages``, ``backend``, ``architecture`` and ``warp_size``; the answer has either ``registers``,
@@ -287,12 +287,12 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         return compile_job(job)
-    except Exception as error:  # whatever a compiler raises, it is an answer about one kernel
+    except Exception as error:  # any exception of a compiler is an answer about one kernel
         return {"error": f"{type(error).__name__}: {_essence(str(error))}"}
 
 
 def compile_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile one function of a generated file, and read back what it takes."""
+    """Compile one function of a generated file, and read its resources."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -321,10 +321,10 @@ def _module(path: str) -> ModuleType:
 
 
 def read_ptxas(log: str, _: Mapping[str, Any]) -> dict[str, int]:
-    """What ``ptxas -v`` says of a kernel.
+    """A kernel's resources from ``ptxas -v``.
 
     Raises:
-        ValueError: it says nothing of registers.
+        ValueError: it does not state registers.
     """
     return {
         "registers": _number(r"Used (\d+) registers", log),
@@ -334,7 +334,7 @@ def read_ptxas(log: str, _: Mapping[str, Any]) -> dict[str, int]:
 
 
 def read_amdgcn(_: str, assembly: Mapping[str, Any]) -> dict[str, int]:
-    """What the metadata of AMD's assembly say of a kernel; accumulation registers are among the vector registers."""
+    """A kernel's resources from the metadata of AMD's assembly; vector registers include accumulation registers."""
     text = assembly["amdgcn"]
     return {
         "registers": _number(r"\.vgpr_count:\s+(\d+)", text),

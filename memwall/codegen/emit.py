@@ -1,8 +1,8 @@
-"""Plan → a folder of kernels: one file for each distinct group, with what it does and costs in a comment at its head.
+"""Plan → a folder of kernels: one file for each distinct group, with its ops and costs in a comment at its head.
 
-A file holds the Triton source of the kernel: under ``inductor`` the compiler's, under ``memwall`` our own
-(:mod:`memwall.codegen`). Library kernels, and groups that nothing is generated for, stand there as the ops one by one,
-in a function that can be run (:mod:`memwall.codegen.reference`). ``index.json`` says which file each launch of a step
+A file holds the Triton source of the kernel: under ``inductor`` the compiler's, under ``memwall`` the generated one
+(:mod:`memwall.codegen`). Library kernels, and groups without a generated kernel, are written as single ops in a
+function that can be run (:mod:`memwall.codegen.reference`). ``index.json`` says which file each launch of a step
 runs and on which values of the graph; ``README.md`` lists the files.
 """
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 SCHEMA = "memwall.emit/1"
 INDEX, README = "index.json", "README.md"
 
-#: Policies whose groups are kernels that somebody could launch.
+#: Policies whose groups are launchable kernels.
 EMITTED = ("inductor", "memwall")
-#: Ops whose names stand in a file's name.
+#: The most op names in a file's name.
 NAMED_OPS = 4
-#: Places that the head of a file lists.
+#: The most places that the head of a file lists.
 LISTED_MODULES = 8
 
 _ARGUMENTS = (
@@ -66,7 +66,7 @@ class _Kernel:
 
 
 def kernel_files(profile: Profile, simulated: Sequence[tuple[Plan, Schedule]]) -> dict[str, str]:
-    """The files of a folder, path → text. Several plans get a folder each, named for their GPU and policy.
+    """The files of a folder, path → text. Several plans get a folder each, named after their GPU and policy.
 
     Raises:
         UsageError: a policy has no kernels to write.
@@ -108,7 +108,7 @@ def _distinct(graph: Graph, plan: Plan, schedule: Schedule) -> list[_Kernel]:
 
 @dataclass(frozen=True)
 class _Written:
-    """The text of a file below its head, the values that ``run()`` takes and returns, and how it came to be."""
+    """The text of a file below its head, the values that ``run()`` takes and returns, and its origin."""
 
     body: str
     how: str
@@ -179,7 +179,7 @@ def _head(profile: Profile, schedule: Schedule, kernel: _Kernel, number: str) ->
 
 
 def _modules(graph: Graph, kernel: _Kernel) -> str:
-    """Where the launches stand, repeated blocks as one."""
+    """The modules of the launches, repeated blocks as one."""
     found = Counter(
         ", ".join(dict.fromkeys(collapse(graph.ops[i].module) or "(top)" for i in group.op_ids))
         for group, _, _, _ in kernel.launches
@@ -190,7 +190,7 @@ def _modules(graph: Graph, kernel: _Kernel) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Names come from models: nothing in them ends a comment."""
+    """Text on one line: names come from models and must not end a comment."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
@@ -244,10 +244,10 @@ def _cell(text: str) -> str:
 
 
 def check_folder(path: Path) -> None:
-    """See that a folder of kernels may be written: it is not there, is empty, or holds only what we wrote.
+    """Check that a folder of kernels may be written: it is missing, empty, or holds only files that memwall wrote.
 
     Raises:
-        UsageError: it may not; says why and the way out.
+        UsageError: it may not; says why and how to fix it.
     """
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
@@ -264,7 +264,7 @@ def check_folder(path: Path) -> None:
 
 
 def _foreign(path: Path) -> str | None:
-    """Something in a folder that no index of ours names."""
+    """Something in a folder that no index of memwall names."""
     known: set[str] = set()
     if (path / INDEX).is_file():
         try:
@@ -273,7 +273,7 @@ def _foreign(path: Path) -> str | None:
         except (UsageError, KeyError, TypeError):
             known = set()
     for folder, folders, names in os.walk(path):
-        folders.sort()  # the order in which they are walked
+        folders.sort()  # in this order
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         for name in sorted((*names, *links)):
             relative = (Path(folder) / name).relative_to(path).as_posix()
@@ -283,7 +283,7 @@ def _foreign(path: Path) -> str | None:
 
 
 def write_folder(path: Path, files: Mapping[str, str]) -> None:
-    """Write a folder of files whole or not at all; one that we wrote before is replaced.
+    """Write a folder of files atomically; a folder that memwall wrote before is replaced.
 
     Raises:
         UsageError: it cannot be written.

@@ -1,8 +1,8 @@
-"""A product of two matrices with what surrounds it → one kernel from one template.
+"""A matrix product with its prologue and epilogue → one kernel from one template.
 
 Elementwise ops on an operand run as its tiles are loaded, those on the result while it is in registers; between them
-stands ``tl.dot`` with sums in float32. Programs walk over tiles in groups of rows, so that the tiles that they share
-are in L2. What an op computes is written by :mod:`memwall.codegen.lowering`, as for every other kernel.
+is ``tl.dot`` with sums in float32. Thread blocks visit tiles in groups of rows, so that the tiles that they share
+are in L2. :mod:`memwall.codegen.lowering` writes what an op computes, as for every other kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memwall.fusion.rules import aligned
 from memwall.hardware.lookup import Gpu
 from memwall.ops.loops import is_random
 
-#: sizes that are whole multiples of these need no mask whatever tile is chosen
+#: multiples of these sizes need no mask for any tile
 _WHOLE_TILE, _WHOLE_DEPTH = 256, 64
 MAX_BATCH = 65535
 
@@ -86,7 +86,7 @@ class _Gemm(Writer):
         return SHAPES if all(step % VECTOR_BYTES == 0 for some in steps for step in some) else SCALAR_SHAPES
 
     def kernel(self) -> Kernel:
-        """The file and what is to be known of it."""
+        """The kernel: the file and its description."""
         outer = Body(self, frozenset("mn"))
         inner = Body(self, frozenset(("m", "n", "k_left", "k_right")), outer)
         (left, left_place), (right, right_place) = self.made.operands()
@@ -138,7 +138,7 @@ class _Gemm(Writer):
         return f"{matrices}[{space.m}, {space.k}] x [{space.k}, {space.n}] in {self.dtype}."
 
     def _places(self) -> list[str]:
-        """Which tile the program works on."""
+        """The lines that select the thread block's tile."""
         space = self.space
         wide = ".to(tl.int64)" if self._is_wide() else ""
         return [
@@ -228,7 +228,7 @@ class _Gemm(Writer):
         return next(versions)
 
     def _orders(self, value: Value) -> Iterator[Indices]:
-        """Where a result's element may be that belongs to the tile's: as the product lies in memory, or its views."""
+        """Possible orders of a result's elements: the product's in memory, or its views'."""
         flat, spec = self.space.flat, value.spec
         yield unravel(flat, spec.shape)
         for read in (spec, *sorted(self.made.views, key=repr)):
@@ -239,7 +239,7 @@ class _Gemm(Writer):
                     continue
 
     def _pointer_to(self, value: Value) -> str:
-        """The pointer to what is written: given memory where the storage was there before, else new."""
+        """The pointer to what is written: given memory where the storage existed before, else new."""
         storage = self.graph.storages[value.storage]
         was_there = self.flow.writer[self.flow.first[value.storage]] not in self.group.op_ids
         if was_there or storage.is_persistent:
@@ -248,7 +248,7 @@ class _Gemm(Writer):
         return self.pointer(value.id)
 
     def _refuse_races(self, operand_reads: set[int]) -> None:
-        """A tensor that is written over may be read at the same places alone, and by no operand."""
+        """Refuse reads of an overwritten tensor at other positions, or by an operand."""
         values = self.graph.values
         for written in (values[i] for i in self.group.writes if i in self.file.inputs):
             for read in (values[i] for i in self.file.inputs):
@@ -260,11 +260,11 @@ class _Gemm(Writer):
     # -- Memory --------------------------------------------------------------------------------------------------------
 
     def reduced(self, body: Body, reduction: Reduction, kept: Index, component: int) -> str:
-        """No sums but the product's."""
+        """Refused: the product is the only reduction."""
         raise NotGenerated("a reduction next to a product")
 
     def mask(self, axes: frozenset[str]) -> list[str]:
-        """What must hold for places along these axes to exist; nothing where every tile is whole."""
+        """The mask along these axes; empty where every tile is whole."""
         limits = {"m": (self.space.m, _WHOLE_TILE), "n": (self.space.n, _WHOLE_TILE),
                   "k_left": (self.space.k, _WHOLE_DEPTH), "k_right": (self.space.k, _WHOLE_DEPTH)}  # fmt: skip
         return [f"({name} < {size})" for name, (size, tile) in limits.items() if name in axes and size % tile]

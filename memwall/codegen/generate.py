@@ -1,6 +1,6 @@
-"""Group → kernel: lowers its ops, then writes one nest after another until all that it owes to memory is stored.
+"""Group → kernel: lowers its ops, then writes one nest after another until all its stores are made.
 
-Each round takes the reductions that can be computed with what is there, and every store that needs no more than those.
+Each round takes the reductions that can be computed now, and every store that needs only those.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memwall.fusion.plan import Group
 from memwall.hardware.lookup import Gpu
 from memwall.ops.loops import loop_of
 
-#: functions in one file; a group that asks for more is cut in a way that nobody wants
+#: functions in one file; a group that needs more is split unreasonably
 MAX_FUNCTIONS = 16
 
 
@@ -35,8 +35,8 @@ def generate_nests(
     """The Triton source of a group without contractions or tensor lists.
 
     Args:
-        persistent: rows in one tile, or walked along; None lets the block sizes decide.
-        split: rows shared by several programs; None takes the planner's decision.
+        persistent: rows in one tile, or in a loop; None lets the block sizes decide.
+        split: rows shared by several thread blocks; None takes the planner's decision.
 
     Raises:
         NotGenerated: says why.
@@ -48,9 +48,9 @@ def generate_nests(
 class _Rest:
     """What is left to do at the start of a round.
 
-    ``free`` are the stores of ``pending`` that wait for no scatter. ``needs`` are the reductions that are not there yet
-    of each store, with those that they are made of; ``asked`` only those that the store itself asks for. ``every`` are
-    all of them, ``direct`` what each of them asks for.
+    ``free`` are the stores of ``pending`` that wait for no scatter. ``needs`` are the missing reductions of each store,
+    with those that they depend on; ``asked`` only those that the store itself needs. ``every`` are all of them,
+    ``direct`` what each of them needs.
     """
 
     pending: Sequence[Store]
@@ -62,7 +62,7 @@ class _Rest:
 
     @property
     def ready(self) -> list[Store]:
-        """The stores that wait for no other: a scatter waits for what its output starts as."""
+        """The stores that wait for no other: a scatter waits for its output's initial values."""
         starts = {store.value_id for store in self.pending if store.scatter is None}
         return [s for s in self.free if s.scatter is None or s.target or s.value_id not in starts]
 
@@ -92,7 +92,7 @@ class _Generator:
         return max(found, default=None)
 
     def _splits(self) -> bool:
-        """Whether the planner shares each row among several programs."""
+        """Whether the planner shares each row among several thread blocks."""
         loops = [loop_of(self.graph, self.graph.ops[i]) for i in self.op_ids]
         rows = [loop.rows for loop in loops if loop.kind == "row"]
         return bool(rows) and self.group.cost.launches[0].thread_blocks is None and max(rows) < self.gpu.sm_count
@@ -133,14 +133,14 @@ class _Generator:
     # -- what is needed for it ---------------------------------------------------------------------------------------
 
     def _needs(self, tensor: Tensor) -> list[Reduction]:
-        """The reductions whose results an element of a tensor is made of, those that are in memory left out."""
+        """The reductions that an element of a tensor needs, without those that are in memory."""
         probe = _Probe(self.file, self.lowering, self.scratch)
         body = Body(probe, X)
         tensor.at(body, unravel(Index.of(Variable("x", max(tensor.numel, 1), X)), tensor.shape))
         return list(probe.found.values())
 
     def _waits(self, store: Store) -> bool:
-        """Whether it reads what has yet to be scattered."""
+        """Whether it reads what is not scattered yet."""
         try:
             self._all_needs([_source(store)])
         except Waiting:
@@ -148,7 +148,7 @@ class _Generator:
         return False
 
     def _all_needs(self, tensors: Iterable[Tensor]) -> list[Reduction]:
-        """Those and the ones that they are made of, each after what it needs."""
+        """Those and all that they depend on, in dependency order."""
         order: dict[int, Reduction] = {}
 
         def visit(reduction: Reduction) -> None:
@@ -166,7 +166,7 @@ class _Generator:
     # -- one round ---------------------------------------------------------------------------------------------------
 
     def _round(self, pending: Sequence[Store]) -> list[Store]:
-        """Write the next function, and the one that finishes its sums; gives the stores that they make."""
+        """Write the next function, and the one that finishes its sums; returns the stores that they make."""
         whole, pending = pending, [store for store in pending if not self._waits(store)]
         needs = {id(store): self._all_needs([_source(store)]) for store in pending}
         every = {id(r): r for found in needs.values() for r in found}
@@ -195,7 +195,7 @@ class _Generator:
         return writer
 
     def _row_round(self, rest: _Rest) -> list[Store] | None:
-        """All that a nest over rows can do now; None where that is nothing that only it could."""
+        """All that a nest over rows can do now; None where other nests could do as much."""
         assert self.rows is not None
         rows, cols = self.rows
 
@@ -233,7 +233,7 @@ class _Generator:
         return done or None
 
     def _split_round(self, rest: _Rest) -> list[Store]:
-        """The largest reduction that can be computed now, others of its space beside it."""
+        """The largest reduction that can be computed now, with others over its space."""
         ready = [r for key, r in rest.every.items() if not rest.direct[key]]
         if not ready:
             return []
@@ -248,7 +248,7 @@ class _Generator:
         return [*chosen, *self._finish(partials, stripes, rest, chosen)] or [_NOTHING]
 
     def _finish(self, partials: Sequence[Partial], count: int, rest: _Rest, chosen: Sequence[Store]) -> list[Store]:
-        """Join partial results, those of one size in one launch, and store what needs no more than those."""
+        """Combine partial results, those of one size in one launch, and store what needs only those."""
         for scratch in self.file.scratch:
             scratch.count = scratch.count.replace("PROGRAMS", str(count)).replace("STRIPES", str(count))
         done: list[Store] = []
@@ -278,7 +278,7 @@ def _sizes(reduction: Reduction) -> tuple[int, int]:
 
 
 def _is_trailing(reduction: Reduction) -> bool:
-    """Whether it is the last axes that are reduced."""
+    """Whether the last axes are reduced."""
     real = [i for i, size in enumerate(reduction.source.shape) if size > 1]
     return bool(real) and real[-1] in reduction.dims
 
@@ -287,12 +287,12 @@ def _source(store: Store) -> Tensor:
     return store.scatter.source if store.scatter is not None else store.tensor
 
 
-#: stands for progress that stored nothing
+#: marks progress without a store
 _NOTHING = Store(-1, Tensor((), "float32", lambda body, i: "0"))
 
 
 class _Probe(Writer):
-    """Evaluates without writing, to see which reductions are asked for."""
+    """Evaluates without writing, to see which reductions are needed."""
 
     def __init__(self, file: File, lowering: Lowering, scratch: dict) -> None:
         super().__init__(file, lowering, "probe", False)

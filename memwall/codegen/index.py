@@ -1,7 +1,7 @@
 """Integer index arithmetic for generated kernels: sums of digits of loop variables, kept in lowest terms.
 
 A *digit* is ``variable // divisor % modulus``. Unravelling an index into a shape takes digits, ravelling it again sums
-them up; both cancel where they do in arithmetic, so that a view of a view reads ``x`` and not five divisions.
+them up; both cancel as in arithmetic, so that a view of a view is ``x`` and not five divisions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Digit:
         return f"({text})" if " " in text else text
 
     def split(self, low: int) -> tuple[Digit, Digit] | None:
-        """Quotient and remainder by ``low``, both digits; None where they are none."""
+        """Quotient and remainder by ``low``, both digits; None where they are not digits."""
         if self.modulus and self.modulus % low:
             return None
         high = Digit(self.variable, self.divisor * low, self.modulus // low)
@@ -180,7 +180,7 @@ def ravel(indices: Sequence[Index], shape: Sequence[int]) -> Index:
 
 
 def offset(indices: Sequence[Index], strides: Sequence[int]) -> Index:
-    """Where a strided tensor keeps the element, in elements from its first."""
+    """Offset of the element in a strided tensor, in elements."""
     total = Index()
     for index, stride in zip(indices, strides, strict=True):
         total += index * stride

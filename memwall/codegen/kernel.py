@@ -1,6 +1,6 @@
 """The generated kernel: a Python file with ``@triton.jit`` functions and a ``run()`` that launches them.
 
-What a compiler or a device runner has to know of it stands beside the text, so neither has to read it.
+What a compiler or a device runner needs to know is stored next to the text, so neither has to read it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Kernel:
 
     ``source`` is a whole Python file. Its ``run(*inputs, seed=0, empty=torch.empty_strided)`` takes the tensors of
     the values ``inputs`` (those that are views of one storage as such views), writes in place what the group
-    overwrites, takes memory for all else from ``empty`` and returns the tensors of the values ``outputs``. ``seed``
-    stands in the signature whether the group draws random numbers or not; the n-th op of the group draws Philox's
-    numbers of ``seed + n``, so kernels of one step need seeds that are further apart than their ops are many.
+    overwrites, allocates all else with ``empty`` and returns the tensors of the values ``outputs``. ``seed`` is in the
+    signature whether or not the group draws random numbers; the n-th op of the group draws Philox's numbers of
+    ``seed + n``, so seeds of kernels of one step must differ by more than their number of ops.
 
     ``schedule`` names the path taken: ``pointwise``, ``persistent``, ``looped``, ``split``, ``tensor list``,
     ``matmul`` and their combinations with `` + ``. ``config`` are the file's constants (block sizes, warps) that may
-    be assigned before ``run()``; ``configs`` the few that are worth trying on a device, the chosen one first.
+    be assigned before ``run()``; ``configs`` the few worth trying on a device, the chosen one first.
     """
 
     name: str
@@ -60,5 +60,5 @@ class Kernel:
     config: Mapping[str, int] = field(default_factory=dict)
     configs: tuple[Mapping[str, int], ...] = ()
     is_random: bool = False
-    #: inputs that are written over though the trace does not say so: running statistics of a batch norm
+    #: inputs that are overwritten though the trace does not say so: running statistics of a batch norm
     updates: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
-"""How numbers are put together: in one tile, lane by lane over a loop, and at its end.
+"""How numbers are reduced: in one tile, lane by lane over a loop, and at its end.
 
 A tile is ``[XBLOCK, RBLOCK]``; results are ``[XBLOCK, 1]``. ``moments`` gives mean and sum of squared deviations by
-Welford's steps in each lane, lanes joined as Chan, Golub and LeVeque do (1983); ``softmax`` gives the maximum and the
+Welford's steps in each lane, lanes combined as by Chan, Golub and LeVeque (1983); ``softmax`` gives the maximum and the
 sum of exponentials below it in one pass (Milakov and Gimelshein, 2018).
 """
 
@@ -50,7 +50,7 @@ def _extremum(function: str, identity: str) -> Kind:
         return [_whole(body, f"tl.where({mask}, {value}, {identity})")]
 
     def _whole(body: Body, text: str) -> str:
-        """Of a row: not a number where any of it is none."""
+        """The result of a row, NaN if any element is NaN."""
         lanes = body.name(text)
         none = f"tl.max(({lanes} != {lanes}).to(tl.int32), axis=1)[:, None]"
         return f'tl.where({none} > 0, float("nan"), {reduce}({lanes}, axis=1)[:, None])'
@@ -117,5 +117,5 @@ RESULTS: Mapping[str, int] = {"sum": 1, "max": 1, "min": 1, "moments": 2, "softm
 
 
 def filled(identity: str, dtype: str) -> str:
-    """Lanes at the start of a loop."""
+    """Initial lanes of a loop."""
     return f"tl.full({TILE}, {identity}, {triton_dtype(dtype)})"

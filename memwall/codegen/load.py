@@ -12,7 +12,7 @@ from memwall.core.errors import MissingError
 
 
 def source_hash(source: str) -> str:
-    """Sixteen digits that stand for a text."""
+    """Sixteen digits that identify a text."""
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
@@ -23,7 +23,7 @@ def load_source(source: str, folder: Path) -> ModuleType:
         folder: where the file is written, under a name made of its text's hash.
 
     Raises:
-        MissingError: there is no Triton.
+        MissingError: Triton is not installed.
     """
     if importlib.util.find_spec("triton") is None:
         raise MissingError("generated kernels need Triton; pip install 'memwall[triton]'")

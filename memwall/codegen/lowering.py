@@ -16,7 +16,7 @@ from memwall.ops.registry import find_row
 
 
 class Lowering:
-    """The ops of a group as tensors; ``made`` by version, ``updates`` by the value that is written over unseen."""
+    """The ops of a group as tensors; ``made`` by version, ``updates`` by the value that an unseen write overwrites."""
 
     def __init__(self, graph: Graph, flow: Flow, op_ids: Sequence[int]) -> None:
         self.graph, self.flow = graph, flow
@@ -49,7 +49,7 @@ class Lowering:
             self.updates[value_id] = tensor
 
     def load(self, value_id: int, version: int) -> Tensor:
-        """A value in memory, as a version of its storage has it."""
+        """A value in memory, at a version of its storage."""
         if (value_id, version) not in self.loads:
             spec = self.graph.values[value_id].spec
             compute_dtype(spec.dtype)
@@ -99,13 +99,13 @@ class Lowering:
 
 
 def rule_of(name: str) -> OpRule | None:
-    """How an op's results are made of its arguments; None where nothing is generated for it."""
+    """The rule that computes an op's results from its arguments; None where nothing is generated for it."""
     row = find_row(name)
     return RULES.get(_packet(name)) or (point if row and row.expression else None)
 
 
 def locate(place: Index, spec: TensorSpec) -> Indices:
-    """The indices at which a dense tensor keeps the element at an offset.
+    """The indices of a dense tensor's element at an offset.
 
     Raises:
         NotGenerated: its elements overlap or leave gaps.
@@ -128,6 +128,6 @@ def packet_of(name: str) -> str:
 
 
 def _packet(name: str) -> str:
-    """The same for an op that writes over its argument as for the one that does not."""
+    """The packet, the same for an in-place op as for its functional form."""
     packet = packet_of(name)
     return packet[:-1] if packet.endswith("_") and not packet.endswith("__") else packet

@@ -1,9 +1,9 @@
 """Ops over lists of tensors (multi-tensor optimizers) → one launch that walks over every tensor of the lists.
 
 Every list value at one position goes through the whole chain of ops in registers, in float32 (float64 where a tensor
-is), and only what the group writes is stored. A table holds the addresses, one row per tensor; a second one says
-which chunk of which tensor each program works on. Positions that need other code (other dtypes) get a launch of their
-own. The tensors of a position must hold their elements in one order of memory without gaps.
+is), and only what the group writes is stored. A table holds the addresses, one row per tensor; a second one assigns
+a chunk of a tensor to each thread block. Positions that need other code (other dtypes) get their own launch. The
+tensors of a position must be dense and hold their elements in one memory order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from memwall.ops.registry import find_row
 
 #: elements that a thread handles in one pass: a load of 16 bytes where they are of 2 bytes
 _PER_THREAD = 8
-#: programs for each multiprocessor, so that none idles at the end, and the most elements of one program
+#: thread blocks per multiprocessor, so that none idles at the end, and the most elements of one block
 _PROGRAMS_PER_SM, _MAX_CHUNK = 64, 16384
 
 
@@ -77,7 +77,7 @@ def _config(elements: int, gpu: Gpu) -> dict[str, int]:
 
 
 def _configs(chosen: dict[str, int]) -> tuple[dict[str, int], ...]:
-    """The chosen one, twice the threads, and twice the threads for as many elements."""
+    """The chosen configuration, twice the threads, and twice the threads for as many elements."""
     block, warps = 2 * chosen["BLOCK"], 2 * chosen["NUM_WARPS"]
     wide = {"BLOCK": block, "CHUNK": max(chosen["CHUNK"], block), "NUM_WARPS": warps}
     return chosen, wide, {**chosen, "NUM_WARPS": warps}
@@ -136,7 +136,7 @@ def _operand(row: Row, column: Column) -> Operand:
 
 
 def _ids(rows: Sequence[Row], which: str) -> tuple[tuple[int, ...], ...]:
-    """For each column that is given, or handed on, the values of all rows."""
+    """The values of all rows for each input or output column."""
     columns = range(len(rows[0].columns))
     if which == "value":
         kept = [n for n in columns if rows[0].columns[n].is_given]
@@ -176,7 +176,7 @@ class Column:
 
 @dataclass
 class Row:
-    """What happens at one position of the lists: tensors, lines of arithmetic, and per-tensor numbers."""
+    """The work at one position of the lists: tensors, lines of arithmetic, and per-tensor numbers."""
 
     elements: int
     columns: list[Column] = field(default_factory=list)
@@ -189,7 +189,7 @@ class Row:
     dtype: str = "float32"
 
     def column(self, value: Value, *, is_given: bool = True, is_number: bool = False) -> int:
-        """The number of the column of a tensor; a new one where there is none."""
+        """The number of a tensor's column, which is new where there is none."""
         for number, column in enumerate(self.columns):
             if column.value.storage == value.storage and _same_place(column.value, value):
                 return number
@@ -209,7 +209,7 @@ class Row:
 
     @property
     def variables(self) -> set[str]:
-        """Those that hold what was made."""
+        """The variables that hold results."""
         return {name for _, name in self.made}
 
     def name(self, wanted: str) -> str:
@@ -277,7 +277,7 @@ class Lists:
         return "float64" if "float64" in dtypes else "float32"
 
     def _inputs(self, op: Op, number: int) -> dict[str, int]:
-        """Argument → its value at a position; a tensor that is no list stands at all of them."""
+        """Argument → its value at a position; a tensor that is not a list is at all of them."""
         found = {}
         for name in dict.fromkeys(op.arguments):
             start, count = op.arguments.index(name), op.arguments.count(name)
@@ -309,7 +309,7 @@ class Lists:
             row.made.append((target, variable))
 
     def _add_optimizer(self, op: Op, rows: Sequence[Row]) -> None:
-        """A whole step in each row."""
+        """A whole optimizer step in each row."""
         values = self.graph.values
         for number, row in enumerate(rows):
             inputs = {name: values[i] for name, i in self._inputs(op, number).items()}
@@ -322,8 +322,8 @@ class Lists:
             row.made = [(inputs[name], variable) for name, variable in step.results.items()]
 
     def _store(self, row: Row, value: Value, version: int) -> None:
-        """Store the latest that was made of a value, in the memory that it has or in new memory; none was made of a
-        gradient that an optimizer says it writes."""
+        """Store the latest result for a value, in its memory or in new memory; a gradient that an optimizer only
+        claims to write has none."""
         storage = self.graph.storages[value.storage]
         given = self.flow.writer[self.flow.first[value.storage]] not in self.group.op_ids or storage.is_persistent
         if not given and value.spec.nbytes < storage.nbytes:
@@ -342,7 +342,7 @@ def _check(row: Row, value: Value) -> None:
 
 
 def _read(row: Row, value: Value, target: Value, *, is_number: bool = False) -> str:
-    """The variable of an operand at the place of what is made of it."""
+    """The variable of an operand at the position of the result."""
     if value.spec.numel not in (1, row.elements):
         raise NotGenerated("tensors of several sizes at one position")
     if value.spec.numel > 1 and not _same_order(value.spec, target.spec):
@@ -370,12 +370,12 @@ def _is_dense(spec: TensorSpec) -> bool:
 
 
 def _same_order(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether the elements of both lie in memory in the same order."""
+    """Whether both have the same memory order."""
     return aligned(Value(0, replace(a, dtype=b.dtype), 0, 0), Value(0, b, 0, 0))
 
 
 def refuse_races(rows: Sequence[Row]) -> None:
-    """What is stored at one place of the tables may be read or stored at no other."""
+    """Refuse if what one table entry stores is read or stored by another."""
     spans: dict[int, dict[tuple[int, int, int], bool]] = {}
     for number, row in enumerate(rows):
         for column in row.columns:

@@ -1,7 +1,7 @@
 """The arithmetic of optimizers that torch has as one op each (``fused=True``), for the tensors of one position.
 
-As fused_adam_utils.cuh and FusedSgdKernel.cu have it. What depends on the step alone is computed once per program, in
-float64: ``1 - beta2 ** step`` loses its digits in float32.
+It follows fused_adam_utils.cuh and FusedSgdKernel.cu. What depends only on the step is computed once per thread block,
+in float64: ``1 - beta2 ** step`` loses its digits in float32.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def launch(function, columns, vectors, *numbers):
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A column of a table. ``is_number``: one element for all of a row's. ``stored``: the variable stored to it.
-    ``is_output``: its tensors are handed on. ``like`` is the column that new memory is laid out like, -1 where the
+    ``is_output``: its tensors are returned. ``like`` is the column whose layout new memory takes, -1 where the
     tensors are given."""
 
     dtype: str
@@ -64,7 +64,7 @@ class Variant:
     """One function: its arithmetic in ``dtype``, its columns, and for each of its rows the elements and the numbers.
 
     ``before`` are lines for a tensor as a whole, ``lines`` for each of its elements. ``inputs`` are the value ids of
-    each given column, ``outputs`` of each that is handed on.
+    each given column, ``outputs`` of each that is returned.
     """
 
     function: str
@@ -84,7 +84,7 @@ class Variant:
 
     @property
     def given(self) -> list[str]:
-        """What the lines for each element use of the numbers of a tensor and of what is made of them."""
+        """The per-tensor numbers and variables that the lines for each element use."""
         loaded = [f"x{n}" for n, operand in enumerate(self.operands) if operand.is_number]
         fixed = [f"n{n}" for n in range(len(self.numbers[0]))] if self.numbers else []
         made = [line.partition(" = ")[0] for line in self.before]
@@ -133,7 +133,7 @@ def _cast(given: str, wanted: str) -> str:
 
 
 def _update(variant: Variant) -> str:
-    """The kernel: finds its chunk in the tables and walks over it."""
+    """The kernel: finds its chunk in the tables and loops over it."""
     given = len(variant.numbers[0]) if variant.numbers else 0
     names = ", ".join((*(f"p{n}" for n in variant.vectors), *variant.given, "start", "left"))
     call = f"elements{variant.function.removeprefix('update')}({names}, BLOCK, "
@@ -174,7 +174,7 @@ def _tables(variants: Sequence[Variant]) -> Iterator[str]:
 
 
 def _run(variants: Sequence[Variant], places: Mapping[int, int]) -> str:
-    """The function that launches them all and hands on what they wrote."""
+    """The function that launches all kernels and returns what they wrote."""
     lines, results = [], []
     for variant in variants:
         ending = variant.function.removeprefix("update")
@@ -200,7 +200,7 @@ def _run(variants: Sequence[Variant], places: Mapping[int, int]) -> str:
 
 
 def _column(places: Sequence[int]) -> str:
-    """The arguments at some places."""
+    """The arguments at some positions."""
     if not places:
         return "()"
     first, count = places[0], len(places)

@@ -1,9 +1,9 @@
 """Loop nests: how a group's tensors become functions over a tile.
 
-Three nests serve all groups. *Pointwise*: a program computes a run of elements. *Rows*: a program holds rows in one
-tile (persistent) or walks along them (looped); sums over the rows are gathered on the way, one partial sum of each
-program, and finished in a second launch. *Split*: programs share a reduction, each takes a stripe of it; the partial
-results are joined by a second launch, in a fixed order. What a reduction gave is then read from memory by later nests.
+Three nests serve all groups. *Pointwise*: a thread block computes a run of elements. *Rows*: a thread block holds rows
+in one tile (persistent) or loops over them (looped); sums over the rows are accumulated on the way, one partial sum per
+thread block, and finished in a second launch. *Split*: thread blocks share a reduction, one stripe each; a second
+launch combines the partial results, in a fixed order. Later nests read the results of a reduction from memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memwall.hardware.lookup import Gpu
 
 
 def write_pointwise(writer: Writer, stores: Sequence[Store], gpu: Gpu) -> None:
-    """A function in which each element of every store (all of one size) is computed by itself."""
+    """A function that computes each element of every store (all of one size) independently."""
     numel = stores[0].numel
     writer.x = Variable("x", numel, X)
     writer.masks = {"x": "x_mask"}
@@ -42,7 +42,7 @@ def write_pointwise(writer: Writer, stores: Sequence[Store], gpu: Gpu) -> None:
 
 
 def write_split(writer: Writer, reductions: Sequence[Reduction], stores: Sequence[Store], gpu: Gpu) -> list[Partial]:
-    """A function in which programs share reductions of one space, with stores of its elements on the way."""
+    """A function in which thread blocks share reductions over one space, with stores of its elements on the way."""
     first = reductions[0]
     kept, reduced = math.prod(first.kept), math.prod(first.reduced)
     writer.x = Variable("x", kept, X)
@@ -94,7 +94,7 @@ def write_split(writer: Writer, reductions: Sequence[Reduction], stores: Sequenc
 
 
 def _partial(writer: Writer, end: Body, reduction: Reduction, lanes: Sequence[str]) -> Partial:
-    """The lanes of a stripe put together and stored; of moments, how many elements each stripe has."""
+    """Combine and store the lanes of a stripe; for moments, return the number of elements of each stripe."""
     kept, reduced = math.prod(reduction.kept), math.prod(reduction.reduced)
     dtype = compute_dtype(reduction.source.dtype)
     names = []
@@ -115,14 +115,14 @@ def write_finish(
     writer: Writer, partials: Sequence[Partial], stores: Sequence[Store], keep: Sequence[Reduction],
     stripes: tuple[str, int],
 ) -> dict[tuple[int, int], tuple[str, str]]:  # fmt: skip
-    """A function that joins the stripes of reductions of one size, and does what follows from them.
+    """A function that combines the stripes of reductions of one size, and computes what depends on them.
 
     Args:
         keep: reductions whose results go to scratch memory for later functions.
         stripes: name and value of the number of stripes.
 
     Returns:
-        where those results lie: (reduction, component) → name and dtype.
+        locations of those results: (reduction, component) → name and dtype.
     """
     kept = math.prod(partials[0].reduction.kept)
     name, number = stripes

@@ -1,8 +1,8 @@
-"""How many thread blocks of a kernel fit on one multiprocessor at once, from what the compiler says that it takes.
+"""How many thread blocks of a kernel fit on one multiprocessor at once, from the compiler's resource report.
 
 The arithmetic is that of NVIDIA's ``cuda_occupancy.h`` and of LLVM's ``GCNSubtarget`` for AMD: the fewest blocks that
 the limits on warps, blocks, registers and shared memory allow. Registers are handed out a warp at a time from the file
-of one of the multiprocessor's partitions. AMD's scalar registers are left out: they seldom limit.
+of one of the multiprocessor's partitions. AMD's scalar registers are left out: they rarely limit.
 The table of chips is :mod:`memwall.hardware.chips`.
 """
 
@@ -74,15 +74,15 @@ def architecture_of(gpu: Gpu) -> str:
 
 
 def is_architecture(text: str) -> bool:
-    """Whether a word names an architecture (``sm_90``, ``gfx942``), be there one or not, and no board."""
+    """Whether a word has the form of an architecture (``sm_90``, ``gfx942``), existing or not, and is not a GPU."""
     return re.fullmatch(r"sm_?[0-9]\w*|gfx\w*", text.lower()) is not None
 
 
 def find_target(text: str) -> tuple[str, Gpu | None]:
-    """An architecture, and the board where one was named, from a name such as ``h100``, ``sm_90`` or ``gfx942``.
+    """An architecture, and the GPU if one was named, from a name such as ``h100``, ``sm_90`` or ``gfx942``.
 
     Raises:
-        UsageError: there is no such board or architecture; says which are near.
+        UsageError: there is no such GPU or architecture; suggests similar names.
     """
     if not is_architecture(text):
         gpu = load_gpu(text)

@@ -1,8 +1,8 @@
-"""Our plan with its kernels generated and compiled: what is covered, what each takes, and none that spills.
+"""memwall's plan with its kernels generated and compiled: coverage, resources, and no kernel that spills.
 
 Each distinct kernel is generated once, for all groups that do the same to other tensors.
-A kernel that spills registers at its chosen blocks is tried at the others worth trying. One that spills at every one is
-refused: the graph is planned again without it (:data:`memwall.fusion.rules.REGISTER_SPILL`), until none is new.
+A kernel that spills registers at its chosen block sizes is tried at the others. One that spills at all of them is
+refused: the graph is planned again without it (:data:`memwall.fusion.rules.REGISTER_SPILL`), until no new one spills.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from memwall.fusion.rules import MATRIX_CLASSES, Spills, Work, work_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 
-#: plans that are made before those that still spill are let stand, flagged
+#: plans made before kernels that still spill are accepted and flagged
 MAX_ROUNDS = 8
 
 Generate = Callable[[Graph, Flow, Group, Gpu], Kernel]
@@ -59,8 +59,8 @@ def distinct_kernels(
 ) -> tuple[tuple[Distinct, ...], tuple[Left, ...]]:
     """The kernels of a plan in order of their first launch, and the groups that have none.
 
-    A contraction that shares its launch with nothing is its library's, and stands in neither. A group in ``spills`` has
-    no kernel: ops that the planner could not part run as eager kernels.
+    A contraction alone in its launch is its library's, and is in neither. A group in ``spills`` has no kernel: ops that
+    the planner could not separate run as eager kernels.
     """
     twins: dict[Hashable, list[int]] = {}
     for place, group in enumerate(plan.groups):
@@ -110,7 +110,7 @@ def group_key(graph: Graph, flow: Flow, group: Group) -> Hashable:
 
 
 class _Numbers:
-    """Numbers that stand for values and storages, in order of appearance."""
+    """Numbers for values and storages, in order of appearance."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -127,7 +127,7 @@ class _Numbers:
 
 @dataclass(frozen=True)
 class Compiled(Distinct):
-    """A distinct kernel with what each of its launches takes, by architecture."""
+    """A distinct kernel with the resources of each of its launches, by architecture."""
 
     resources: Mapping[str, tuple[Resources, ...]]
 
@@ -139,7 +139,7 @@ class Compiled(Distinct):
 
     @property
     def has_other_blocks(self) -> bool:
-        """Whether it spilled, or failed, with the blocks that the generator chose, and others were taken."""
+        """Whether it spilled or failed with the block sizes that the generator chose, so that others were taken."""
         return bool(self.kernel.configs) and dict(self.kernel.config) != dict(self.kernel.configs[0])
 
     @property
@@ -220,13 +220,13 @@ def compiled_plan(
         architectures: what to compile for (``sm_90``); the GPU's own where none is named.
         regions: as for :func:`memwall.fusion.planner.memwall_plan`.
         generate: group → kernel.
-        compiler: kernels with architectures → what they take; None takes :func:`memwall.codegen.compiling.compile_all`
-            with ``cache``.
+        compiler: kernels with architectures → resources; None takes :func:`memwall.codegen.compiling.compile_all` with
+        ``cache``.
         say: called with one-line messages.
 
     Raises:
         UsageError: Triton makes no code for the GPU.
-        MissingError: there is no Triton.
+        MissingError: Triton is not installed.
     """
     names = tuple(architectures) or (architecture_of(gpu),)
     build = compiler or (lambda pairs: compile_all(pairs, cache=cache, say=say))
@@ -245,7 +245,7 @@ def compiled_plan(
 
 
 def _spills(graph: Graph, plan: Plan, kernels: Sequence[Compiled]) -> dict[Work, str]:
-    """The kernels that spill, and the reason why the planner should not make them."""
+    """The kernels that spill, and the reason for refusing them."""
     found = {}
     for compiled in kernels:
         worst = compiled.spilled
@@ -289,7 +289,7 @@ def _compiled(kernels: Sequence[Distinct], architectures: Sequence[str], build: 
 def with_config(kernel: Kernel, config: Mapping[str, int]) -> Kernel:
     """The kernel with other values for its file's constants: in its text, its launches, and as its chosen ones.
 
-    The launches' grids, which no compiler asks for, stay those of the first values.
+    The launches' grids, which no compiler needs, stay those of the first values.
     """
     source = kernel.source
     for name, value in config.items():
@@ -299,12 +299,12 @@ def with_config(kernel: Kernel, config: Mapping[str, int]) -> Kernel:
 
 
 def _launch(number: int, launch: Launch, config: Mapping[str, int]) -> Launch:
-    """A launch under a configuration: the constants of the second and later launches have its number behind them."""
+    """A launch under a configuration: constants of the second and later launches have its number as a suffix."""
     suffix = f"_{number}" if number and any(name.endswith(f"_{number}") for name in config) else ""
     constants = {name: config.get(f"{name}{suffix}", value) for name, value in launch.constants.items()}
     warps = (config[key] for name in WARPS if (key := f"{name}{suffix}") in config)
     return replace(launch, constants=constants, num_warps=next(warps, launch.num_warps))
 
 
-#: what a file calls the warps of a launch
+#: name of the warps of a launch in a file
 WARPS = ("NUM_WARPS", "WARPS")

@@ -1,4 +1,4 @@
-"""A product of two matrices as a tensor: one that is known at the place of the tile at hand alone."""
+"""A matrix product as a tensor that is known only at the position of the current tile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ADDENDS = {"addmm": "self", "baddbmm": "self", "linear": "bias"}
 
 
 class Misplaced(NotGenerated):
-    """The product is wanted at another place than that of the tile at hand."""
+    """The product is needed at another position than the current tile's."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Space:
 
     @property
     def matrix(self) -> Indices:
-        """Index of the matrix of a batch; none where there is one only."""
+        """Index of the matrix of a batch; empty where there is only one."""
         return (Index.of(Variable("batch", self.batch, frozenset())),) if self.has_batch else ()
 
     @property
     def place(self) -> Indices:
-        """Where a tile's elements are in the result."""
+        """Indices of a tile's elements in the result."""
         return (*self.matrix, *unravel(self.row, self.lead), self.column)
 
     @property
@@ -73,7 +73,7 @@ class Space:
 
 
 class Product(Lowering):
-    """Lowers a group whose product is a tensor known at the place of the tile at hand alone."""
+    """Lowers a group whose product is known only at the position of the current tile."""
 
     def __init__(self, graph: Graph, flow: Flow, op_ids: Sequence[int], product: Op) -> None:
         self.product = product
@@ -124,7 +124,7 @@ class Product(Lowering):
         return f"{text} + {added}" if beta == 1 else f"{text} + {beta!r} * {added}"
 
     def operands(self) -> tuple[tuple[Tensor, Indices], tuple[Tensor, Indices]]:
-        """Both operands with the place of a tile of theirs."""
+        """Both operands with the position of their tile."""
         space = self.space
         left = (*space.matrix, *unravel(space.row, space.lead), space.depth("k_left"))
         right = (*space.matrix, space.depth("k_right"), space.column)

@@ -1,7 +1,7 @@
 """Group → Python: the ops of a kernel as calls of ``torch.ops``, one after another, in a function that can be run.
 
-It takes the tensors that the kernel reads or writes over and returns those that it hands on. Views between ops are
-written out. Two groups that do the same to other tensors give the same text, which tells repeated kernels apart.
+It takes the tensors that the kernel reads or overwrites and returns its outputs. Views between ops are explicit. Two
+groups that do the same to other tensors give the same text, which identifies repeated kernels.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def reference(graph: Graph, flow: Flow, group: Group, operators: Operators) -> R
     """A group as a function of its tensors.
 
     Raises:
-        Unsupported: one of its ops is no operator of torch's.
+        Unsupported: one of its ops is not a torch operator.
     """
     return _Writer(graph, flow, group, operators).write()
 
@@ -66,15 +66,15 @@ class _Writer:
     flow: Flow
     group: Group
     operators: Operators
-    #: stands for the device among the arguments of a call
+    #: represents the device among the arguments of a call
     device: str = "meta"
-    #: storage -> the variables that lie in it, with the value that each holds
+    #: storage -> the variables in it, with the value that each holds
     pieces: dict[int, list[tuple[str, Value]]] = field(default_factory=dict)
     #: value id -> its parameter
     parameters: dict[int, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=lambda: {"torch", "tensors", "run", "device"})
-    #: of the op at hand: the values that it writes into, and whether it takes a tensor for its shape alone
+    #: of the current op: the values that it writes into, and whether it takes a tensor only for its shape
     targets: tuple[int, ...] = ()
     shape_only: bool = False
     hosts: list[str] = field(default_factory=list)
@@ -105,7 +105,7 @@ class _Writer:
     # -- one op ------------------------------------------------------------------------------------------------------
 
     def begin(self, op: Op, into: Sequence[int]) -> None:
-        """Take as parameters what the op reads from outside of the group, and have memory for what it writes into."""
+        """Make parameters of what the op reads from outside the group, and allocate what it writes into."""
         writer = self.flow.writer
         for value_id, version in self.flow.reads[op.id]:
             if writer[version] not in self.inside and value_id not in self.parameters:
@@ -160,7 +160,7 @@ class _Writer:
         self.pieces.setdefault(value.storage, []).append((name, value))
 
     def _open(self, op: Op, value_id: int) -> None:
-        """See that there is something to write into: a parameter, or new memory where the op is the first to write."""
+        """Ensure a target to write into: a parameter, or new memory where the op is the first to write."""
         value = self.graph.values[value_id]
         if value.storage in self.pieces:
             return
@@ -229,7 +229,7 @@ class _Writer:
         return str(value) if type(value).__module__ == "torch" else repr(value)
 
     def _stand_in(self, tensor: torch.Tensor) -> str:
-        """A tensor that is in no graph: one whose shape alone counts, or a number on the host."""
+        """A tensor that is not in the graph: one of which only the shape counts, or a number on the host."""
         if not tensor.dim() and not self.shape_only:
             self.hosts.append(self._name("number"))
             return self.hosts[-1]

@@ -1,4 +1,4 @@
-"""The nest over rows: in one tile (persistent) or walked along (looped), sums over the rows gathered on the way."""
+"""The nest over rows: in one tile (persistent) or in a loop (looped), sums over the rows accumulated on the way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memwall.codegen.writing import next_power_of_2
 from memwall.core.graph import ITEMSIZE
 from memwall.hardware.lookup import Gpu
 
-#: registers of a row kernel that hold elements beside those loaded
+#: registers of a row kernel that hold elements other than those loaded
 SPARE_ELEMENTS = 2
 
 
@@ -42,14 +42,14 @@ class _RowNest:
         writer.x = Variable("x", work.rows, X)
         self.r = Variable("r", work.cols, R)
         writer.masks = {"x": "x_mask", "r": "r_mask"}
-        writer.hoists = work.rows > 1  # of one row, nothing says that it needs the row's results
+        writer.hoists = work.rows > 1  # with one row, indices do not show which values need the row's results
         first = next(iter(work.levels), [None])[0]
         self.main = self._place(first)
         self.live = 0
         self.forced = persistent
 
     def _place(self, reduction: Reduction | None) -> Index:
-        """Where (x, r) lies in the tensor that the first reduction reads, in row-major order."""
+        """Row-major position of (x, r) in the tensor that the first reduction reads."""
         x, r = Index.of(self.writer.x), Index.of(self.r)
         if reduction is None:
             return x * self.work.cols + r
@@ -77,7 +77,7 @@ class _RowNest:
         return self.partials
 
     def _count_live(self) -> int:
-        """Elements of each place that are held at once: those loaded, those summed up, and a few between."""
+        """Elements of each position that are live at once: those loaded, accumulators, and a few intermediates."""
         trial = Writer(self.writer.file, self.writer.lowering, "trial", False)
         trial.x, trial.masks, trial.scratch = self.writer.x, self.writer.masks, self.writer.scratch
         trial.hoists = self.writer.hoists
@@ -188,7 +188,7 @@ class _RowNest:
     # -- sums over rows ----------------------------------------------------------------------------------------------
 
     def _programs(self) -> int:
-        """Programs that walk over the rows: enough of them on each multiprocessor for its bandwidth."""
+        """Thread blocks that loop over the rows: enough on each multiprocessor for its bandwidth."""
         function, work = self.writer.function, self.work
         tile_rows = function.constants["XBLOCK"]
         row_bytes = tile_rows * work.cols * sum(
@@ -199,7 +199,7 @@ class _RowNest:
         return max(1, min(each * self.gpu.sm_count, -(-work.rows // tile_rows)))
 
     def _accumulators(self, top: Body, persistent: bool) -> dict[int, str]:
-        """A tile of sums for each reduction; those of a looped row lie in scratch memory."""
+        """A tile of sums for each reduction, in scratch memory for looped rows."""
         found = {}
         for reduction in self.work.late:
             wide = math.prod(reduction.kept) > 1
@@ -233,10 +233,10 @@ class _RowNest:
 
     def _finish_row(self, row: Body, sums: dict[int, str], persistent: bool) -> None:
         if not persistent and any(id(r) not in sums for r in self.work.late):
-            row.lines.append("tl.debug_barrier()")  # the next row adds to sums that other threads may have written
+            row.lines.append("tl.debug_barrier()")  # other threads may have written the sums to which the next row adds
 
     def _scratch(self, reduction: Reduction) -> str:
-        """Memory for the partial sums of a reduction, one run of them for each program."""
+        """Memory for the partial sums of a reduction, one run per thread block."""
         dtype = compute_dtype(reduction.source.dtype)
         known = next((p for p in self.partials if p.reduction is reduction), None)
         if known is None:

@@ -1,7 +1,7 @@
-"""What a group owes to memory, store by store; and what may not happen where it writes over memory that it reads.
+"""The stores that a group has to make, and the hazards where it overwrites memory that it reads.
 
 A write to a storage makes a new version of it (:mod:`memwall.core.flow`). Memory holds a version from the launch that
-writes it until a later version is written over it. Programs and warps run in any order.
+writes it until a later version overwrites it. Thread blocks and warps run in any order.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Owed:
         return [store for store in stores if store.numel]
 
     def _is_new(self, value_id: int) -> bool:
-        """Whether the storage has no contents before the group runs."""
+        """Whether the storage is empty before the group runs."""
         storage = self.graph.storages[self.graph.values[value_id].storage]
         return not storage.is_persistent and self.flow.writer[self.flow.first[storage.id]] in self.inside
 
     def _scatter_stores(self, value_id: int, made: Scatter, is_new: bool) -> list[Store]:
-        """The stores of a scatter: what the output starts as, then what is added to it."""
+        """The stores of a scatter: the output's initial values, then what is added to them."""
         spec = self.graph.values[value_id].spec
         self._check_atomics(made)
         if not spec.is_contiguous:
@@ -105,7 +105,7 @@ class Owed:
             raise NotGenerated("Triton adds atomically from compute capability 7.0 on")
 
     def after(self, done: Sequence[Store]) -> list[Store]:
-        """What follows from scatters into scratch memory: the output from its start and what was added up."""
+        """The stores after scatters into scratch memory: the output from its initial values and the sums."""
         found = []
         for store in done:
             if store.scatter is None or not store.target:
@@ -138,13 +138,13 @@ class Owed:
 
 
 def refuse_hazards(graph: Graph, functions: Sequence[Function], names: Mapping[int, str]) -> None:
-    """Every read finds the version that it asks for, whatever the order in which the programs of a launch run.
+    """Check that every read finds its version in any order of a launch's thread blocks.
 
     Args:
         names: value → its pointer in the functions, which are in launch order.
 
     Raises:
-        NotGenerated: it might find another.
+        NotGenerated: a read might find another version.
     """
     values = graph.values
     before: list[Touch] = []
@@ -166,13 +166,13 @@ def refuse_hazards(graph: Graph, functions: Sequence[Function], names: Mapping[i
 
 
 def _newer(values: Sequence[Value], write: Touch, other: Touch) -> bool:
-    """Whether a write puts a later version where the other finds or puts its own."""
+    """Whether a write puts a later version where the other reads or writes its own."""
     a, b = values[write.value_id], values[other.value_id]
     return a.storage == b.storage and write.version > other.version and _overlap(a, b)
 
 
 def _is_same(values: Sequence[Value], write: Touch, read: Touch) -> bool:
-    """Whether both mean the same element in each program."""
+    """Whether both are the same element in each thread block."""
     a, b = values[write.value_id], values[read.value_id]
     return (a.spec.dtype, a.offset, write.place) == (b.spec.dtype, b.offset, read.place)
 

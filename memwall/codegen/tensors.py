@@ -1,7 +1,7 @@
 """Tensors as functions of an index, and the body of a kernel into which they are evaluated.
 
-A :class:`Tensor` knows how to write the expression of one of its elements. Evaluating it at an index pulls what it is
-made of, down to loads from memory; whatever was written before for the same index is used again.
+A :class:`Tensor` knows how to write the expression of one of its elements. Evaluating it at an index evaluates its
+inputs, down to loads from memory; expressions already written for the same index are reused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def triton_dtype(dtype: str) -> str:
 
 @dataclass(eq=False)
 class Tensor:
-    """A tensor that need not be in memory: shape, dtype and the expression of its element at an index."""
+    """A tensor, not necessarily in memory: shape, dtype and the expression of its element at an index."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -57,7 +57,7 @@ class Tensor:
 
 @dataclass(eq=False)
 class Reduction:
-    """Elements of ``source`` along the axes ``dims`` put together into ``components`` numbers each, by ``kind``."""
+    """Elements of ``source`` reduced along the axes ``dims`` to ``components`` numbers each, by ``kind``."""
 
     kind: str
     source: Tensor
@@ -80,7 +80,7 @@ class Reduction:
 
 
 class Memory(Protocol):
-    """Where a body gets what it does not compute: the function that is being written."""
+    """The source of what a body does not compute: the function that is being written."""
 
     function: Function
 
@@ -94,14 +94,14 @@ class Memory(Protocol):
         """A result of a reduction."""
 
     def is_empty(self, value_id: int) -> bool:
-        """Whether it has no element that could be loaded."""
+        """Whether it has no elements."""
 
     @property
     def hoists(self) -> bool:
-        """Whether what does not vary along a loop may be written before it."""
+        """Whether loop-invariant expressions may be hoisted."""
 
     def mask(self, axes: frozenset[str]) -> list[str]:
-        """What must hold for an index along these axes to be within the loop."""
+        """The condition that an index along these axes is within the loop."""
 
     def unique(self) -> str:
         """A name that is not taken."""
@@ -122,7 +122,7 @@ class Body:
     parent: Body | None = None
     lines: list[str] = field(default_factory=list)
     known: dict[tuple, str] = field(default_factory=dict)
-    #: the tensors that ``known`` names by their address: one that went would give its address to another
+    #: the tensors whose addresses are keys of ``known``, kept alive so that no address is reused
     kept: list[Tensor] = field(default_factory=list)
     conditions: tuple[tuple[str, frozenset[str]], ...] = ()
 
@@ -139,7 +139,7 @@ class Body:
         return found
 
     def home(self, axes: frozenset[str]) -> Body:
-        """The outermost body where an expression of these axes can stand."""
+        """The outermost body where an expression of these axes is valid."""
         body = self
         if self.conditions or not self.memory.hoists:
             return self
@@ -148,7 +148,7 @@ class Body:
         return body
 
     def find(self, key: tuple) -> str | None:
-        """What was written for a key, here or further out."""
+        """The name written for a key, here or further out."""
         body: Body | None = self
         while body is not None:
             if key in body.known:
@@ -168,7 +168,7 @@ class Body:
         return found
 
     def load(self, value_id: int, version: int, place: Index) -> str:
-        """An element from memory, in its compute dtype; ``version`` is that of its storage which is meant."""
+        """An element from memory, in its compute dtype, at a ``version`` of its storage."""
         self.memory.function.reads.append(Touch(value_id, version, place.text))
         home = self.home(place.axes)
         pointer, dtype = self.memory.pointer(value_id), self.memory.spec_dtype(value_id)
@@ -197,7 +197,7 @@ class Body:
 
     @contextmanager
     def where(self, text: str, axes: frozenset[str]) -> Iterator[None]:
-        """What is evaluated inside exists only under a condition: loads are masked by it."""
+        """While open, evaluations hold only under a condition: it masks their loads."""
         before = self.conditions
         self.conditions = (*before, (text, axes))
         try:

@@ -32,7 +32,7 @@ class Store:
 
 @dataclass
 class Partial:
-    """A reduction whose stripes wait in scratch memory to be joined."""
+    """A reduction whose stripes wait in scratch memory to be combined."""
 
     reduction: Reduction
     names: list[str]
@@ -42,7 +42,7 @@ class Partial:
 
 
 class Missing(Exception):
-    """A reduction is needed that is not there yet."""
+    """A reduction is needed that is not computed yet."""
 
     def __init__(self, reduction: Reduction) -> None:
         super().__init__("a reduction is needed first")
@@ -68,7 +68,7 @@ class Writer:
         return self.point(name, name, self.spec_dtype(value_id), self.file.note(value_id))
 
     def point(self, name: str, argument: str, dtype: str, note: str = "") -> str:
-        """A parameter that points to something."""
+        """A pointer parameter."""
         self.function.pointers.setdefault(name, Pointer(name, argument, dtype, note))
         return name
 
@@ -98,12 +98,12 @@ class Writer:
     # -- pieces of text ----------------------------------------------------------------------------------------------
 
     def program(self, axis: int) -> str:
-        """Number of the program along an axis of the grid."""
+        """Number of the thread block along an axis of the grid."""
         return f"tl.program_id({axis}){self.long}"
 
     @property
     def long(self) -> str:
-        """What makes a number of 32 bits one of 64, where offsets need them."""
+        """The cast to 64 bits, where offsets need them."""
         return ".to(tl.int64)" if self.is_large else ""
 
     def store(self, body: Body, store: Store, indices: Indices, axes: frozenset[str]) -> None:
@@ -116,7 +116,7 @@ class Writer:
         place = offset(indices, value.spec.strides)
         is_read = any(read.value_id == store.value_id for read in self.function.reads)
         if is_read and "r" in self.masks and "r" not in place.axes:
-            body.lines.append("tl.debug_barrier()")  # every warp holds a copy of what one of them writes over
+            body.lines.append("tl.debug_barrier()")  # every warp holds a copy of what one of them overwrites
         self._put(body, store, "store", place, text, [], place.axes | X)
 
     def _target(self, store: Store) -> str:

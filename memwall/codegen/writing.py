@@ -17,7 +17,7 @@ INT32_LIMIT = 2**31 - 2**17
 
 @dataclass(frozen=True)
 class Pointer:
-    """A parameter of a kernel: its name there, what ``run()`` passes for it, the dtype of what it points to."""
+    """A pointer parameter of a kernel: its name, what ``run()`` passes for it, and the dtype of its elements."""
 
     name: str
     argument: str
@@ -95,9 +95,9 @@ class File:
         #: fresh storage -> its outputs
         self.fresh: dict[int, list[tuple[int, str]]] = {}
         self.outputs: dict[int, str] = {}
-        #: the versions of their storages that values are written as; those that the trace does not name come last
+        #: the versions of their storages that values are written as; those that the trace omits come last
         self.versions: defaultdict[int, int] = defaultdict(lambda: sys.maxsize)
-        #: outputs that are added to, and so start as zeros
+        #: outputs that are accumulated, and so start as zeros
         self.zeroed: set[int] = set()
 
     def take(self, value_id: int) -> str:
@@ -119,7 +119,7 @@ class File:
         return name
 
     def note(self, value_id: int) -> str:
-        """What a value is, for a comment."""
+        """The description of a value for a comment."""
         value = self.graph.values[value_id]
         spec, storage = value.spec, self.graph.storages[value.storage]
         strides = "" if spec.is_contiguous else f" strides {[*spec.strides]}"

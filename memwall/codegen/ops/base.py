@@ -1,4 +1,4 @@
-"""What the rules of ops share: an op as a rule sees it, and tensors made of others."""
+"""What the rules of ops share: an op as a rule sees it, and tensors made from others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memwall.ops.expressions import literal
 
 @dataclass
 class Scatter:
-    """Elements of ``source`` added (or written) to an output at places found in data.
+    """Elements of ``source`` added (or written) to an output at data-dependent positions.
 
     ``place(body, indices)`` is the element of the output, in row-major order, that the source's element at ``indices``
     goes to, with what must hold for it to go anywhere. The output starts as ``start``, or as zeros.
@@ -31,7 +31,7 @@ class Scatter:
 
 
 class Waiting(Exception):
-    """What is read is not there yet: another function has to scatter it first."""
+    """The tensor to read does not exist yet: another function has to scatter it first."""
 
     def __init__(self) -> None:
         super().__init__("a scattered tensor is read before it is there")
@@ -65,7 +65,7 @@ class OpView:
         return [tensor for argument, tensor in self.inputs if argument == name]
 
     def number(self, name: str, default: Any = None) -> Any:
-        """An argument that is no tensor."""
+        """An argument that is not a tensor."""
         value = (self.op.attributes or {}).get(name, default)
         return default if value is None else value
 
@@ -85,7 +85,7 @@ def broadcast(tensor: Tensor, indices: Indices) -> Indices:
     return tuple(Index() if size == 1 else index for size, index in zip(tensor.shape, last, strict=True))
 
 
-#: pairs of which neither holds the numbers of the other
+#: pairs of dtypes of which neither can hold the other's numbers
 _WIDER = {frozenset(("uint8", "int8")): "int16", frozenset(("float16", "bfloat16")): "float32"}
 
 
@@ -97,7 +97,7 @@ def promoted(dtypes: Sequence[str]) -> str:
 
 
 def constant(shape: tuple[int, ...], dtype: str, value: Any) -> Tensor:
-    """The same number everywhere."""
+    """A tensor of one number."""
     computed = compute_dtype(dtype)
     text = f"tl.full([1], {literal(value, computed)}, {triton_dtype(computed)})"
     return Tensor(shape, dtype, lambda body, indices: body.name(text))
@@ -107,7 +107,7 @@ Part = tuple[int, int, Callable[[Body, Index], str]]
 
 
 def choose(body: Body, dtype: str, place: Index, parts: Sequence[Part]) -> str:
-    """The part, of those that lie side by side along an axis, in which a place falls."""
+    """The part of a concatenation along an axis that contains an index."""
     live = [part for part in parts if part[0] <= place.high and part[1] > place.low]
     text = literal(0, compute_dtype(dtype))
     for number, (start, stop, element) in enumerate(reversed(live)):
@@ -131,7 +131,7 @@ def _covers(parts: Sequence[Part]) -> bool:
 def found_index(body: Body, tensor: Tensor, indices: Indices, size: int, wraps: bool) -> Index:
     """An element of an index tensor as an index into an axis of a size."""
     text = tensor.at(body, indices)
-    if tensor.dtype != "int64":  # times a stride it may need more
+    if tensor.dtype != "int64":  # multiplied by a stride it may need more
         text = body.name(f"{text}.to(tl.int64)")
     if wraps:
         text = body.name(f"tl.where({text} < 0, {text} + {size}, {text})")

@@ -38,7 +38,7 @@ def _statistics(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 def _scaled(value: Callable[[Body, Indices], str], weight: Tensor | None, bias: Tensor | None,
             at: Callable[[Indices], Indices]) -> Callable[[Body, Indices], str]:  # fmt: skip
-    """A rule with an affine map behind it; ``at`` gives the place of weight and bias."""
+    """A rule followed by an affine map; ``at`` gives the position of weight and bias."""
 
     def rule(body: Body, i: Indices) -> str:
         text = value(body, i)
@@ -55,7 +55,7 @@ Affine = tuple[Tensor | None, Tensor | None]
 
 
 def _normalised(view: OpView, rows: Tensor, affine: Affine, at: Callable[[Indices], Indices]) -> Made:
-    """Rows less their mean, over their deviation, then weight and bias (``affine``), whose place ``at`` gives."""
+    """Rows minus their mean, over their deviation, then weight and bias (``affine``), whose position ``at`` gives."""
     mean, rstd = _statistics(rows, float(view.number("eps", 1e-5)))
     element = _scaled(lambda body, i: f"({rows.at(body, i)} - {mean.at(body, i[:1])}) * {rstd.at(body, i[:1])}",
                       *affine, at)  # fmt: skip
@@ -115,7 +115,7 @@ def _row_norm_backward(centred: bool) -> OpRule:
 
 
 def _normal(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
-    """The rows normalised anew from their statistics."""
+    """The rows normalised again from their statistics."""
 
     def rule(body: Body, i: Indices) -> str:
         text = x.at(body, i)

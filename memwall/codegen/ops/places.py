@@ -50,7 +50,7 @@ def _stack(view: OpView) -> Made:
 
 
 def _inside(view: OpView, source: Tensor, axis: int, start: int, stop: int, step: int) -> Made:
-    """Zeros, but for a slice along an axis."""
+    """Zeros except for a slice along an axis."""
     drops = len(source.shape) < len(view.spec.shape)
 
     def rule(body: Body, indices: Indices) -> str:
@@ -153,7 +153,7 @@ class Indexing:
         return (*self.whole[: self.first], *self.shape, *self.whole[after:])
 
     def source(self, body: Body, indices: Indices) -> Indices:
-        """Where an element of the result lies in the whole."""
+        """The index in the whole tensor of an element of the result."""
         first, rank = self.first, len(self.shape)
         inner = indices[first : first + rank]
         found = [

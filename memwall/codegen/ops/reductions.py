@@ -52,7 +52,7 @@ def _mean(view: OpView) -> Made:
 
 
 def share_of(count: int) -> str:
-    """What a sum of ``count`` numbers is multiplied by for their mean; that of none is no number."""
+    """The factor from a sum of ``count`` numbers to their mean; NaN for no numbers."""
     return repr(1 / count) if count else 'float("nan")'
 
 
@@ -142,7 +142,7 @@ def _nll(view: OpView) -> Made:
 
 
 def _safe(body: Body, target: str, classes: int) -> str:
-    """A target that may be out of range (ignored) as a place that can be read."""
+    """A target that may be out of range (ignored) as a valid index."""
     return body.name(f"tl.where(({target} >= 0) & ({target} < {classes}), {target}, 0)")
 
 

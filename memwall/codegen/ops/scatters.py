@@ -1,4 +1,4 @@
-"""Ops that write to places found in data."""
+"""Ops that write to data-dependent positions."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import Made, OpView, rules
 from memwall.codegen.tensors import Body, Indices, Tensor
 
-#: elements of a window that are written out one by one
+#: elements up to which a window is unrolled
 MAX_WINDOW = 64
 
 
@@ -77,7 +77,7 @@ def _max_pool(view: OpView) -> Made:
                         where = body.name(f"tl.where({condition}, {place}, -1)")
                     continue
                 better = f"({value} > {best}) | ({value} != {value})"
-                if starts_outside:  # the first that is there counts though it is minus infinity
+                if starts_outside:  # the first valid element counts even if it is minus infinity
                     better += f" | (({where} < 0)" + (f" & {condition})" if condition else ")")
                 better = body.name(better)
                 best = body.name(f"tl.where({better}, {value}, {best})")
