@@ -1,7 +1,7 @@
 """How a call is timed on the CPU (:mod:`.cuda` is the other device).
 
-A sample is cold: caches are cleared before it, outside of the timed part. The CPU runs one thread, and a repetition
-that lost its core is taken again. A step (:meth:`Device.steps`) is timed warm, one after another, as a program runs it.
+A sample is cold: caches are cleared before it, outside the timed part. The CPU runs one thread, and a repetition that
+lost its core is repeated. Steps (:meth:`Device.steps`) are timed warm, one after another, as a program runs them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from memwall.core.errors import MissingError, UsageError
 from memwall.core.process import environment
 from memwall.record.measurement import Sensors
 
-#: a contended repetition is taken again; after this many times as many repetitions as samples, what there is counts
+#: a contended repetition is repeated, up to this many times the number of samples; then the samples so far count
 MOST_TRIES = 4
-#: the last level of cache where the system does not tell
+#: the last-level cache size if the system does not report it
 DEFAULT_CACHE_BYTES = 32 << 20
 
-#: fresh memory would be paid for with a page fault at every call: glibc is told to keep it
+#: fresh memory would cost page faults at every call: glibc is set to keep it
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 28)}
 #: torch.compile starts a pool of compilers in every process; here the processes themselves are the pool
 COMPILERS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -57,7 +57,7 @@ class Clocks:
 
 
 def open_device(kind: str) -> Device:
-    """The device of that kind (``cpu`` or ``cuda``) of this machine.
+    """This machine's device of a kind (``cpu`` or ``cuda``).
 
     Raises:
         UsageError: there is no such kind.
@@ -77,7 +77,7 @@ def open_device(kind: str) -> Device:
 
 
 class Cpu:
-    """One thread of this machine. A repetition that had less than ``LEAST_SHARE`` of a core is taken again."""
+    """One thread of this machine. A repetition that had less than ``LEAST_SHARE`` of a core is repeated."""
 
     kind = "cpu"
     torch_device = "cpu"

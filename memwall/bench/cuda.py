@@ -18,9 +18,9 @@ from memwall.record.measurement import Sensors
 
 #: the buffer that clears L2 is at least this large: reading it takes longer than it takes the CPU to queue a sample
 LEAST_FLUSH_BYTES = 256 << 20
-#: samples that are queued before the device is waited for, where so many fit into the time that is left
+#: samples queued before waiting for the device, if they fit into the remaining time
 QUEUED = 10
-#: samples at the head of a block that do not count: the clocks rise, and they tell how long one takes
+#: first samples of a block that do not count: the clocks ramp up, and they show how long one takes
 SETTLING = 2
 #: a block of steps that takes this long begins no new one
 LONGEST_BLOCK_S = 60.0
@@ -31,9 +31,9 @@ WARM_UP = 3
 class Cuda:
     """The current CUDA device.
 
-    A sample is a replay of the call's graph between two events. Before it the GPU reads a buffer larger than L2; while
-    it is busy with that the CPU queues the rest, so no wait for the CPU falls between the events. It reads rather than
-    writes, as lines that were written would have to leave L2 for DRAM in the timed part.
+    A sample is a replay of the call's graph between two events. Before it the GPU reads a buffer larger than L2; the
+    CPU queues the rest meanwhile, so no wait for the CPU falls between the events. It reads rather than writes, as
+    dirty lines would be written back to DRAM in the timed part.
     """
 
     kind = "cuda"
@@ -41,7 +41,7 @@ class Cuda:
 
     def __init__(self) -> None:
         self._torch: Any = torch  # what is asked of it goes through here
-        torch.backends.cudnn.allow_tf32 = False  # as products are counted: float32 is float32
+        torch.backends.cudnn.allow_tf32 = False  # as products are counted: float32 without TF32
         torch.backends.cuda.matmul.allow_tf32 = False
         self._properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self._l2_bytes = int(getattr(self._properties, "L2_cache_size", 0))
@@ -92,7 +92,7 @@ class Cuda:
         return samples, sensors.flags
 
     def _queue(self, ready: Ready) -> tuple[Any, Any]:
-        """One sample put into the stream, between two events."""
+        """Queue one sample between two events."""
         start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
         ready.restore()
         self._torch.sum(self._flush, 0, out=self._drain)
@@ -124,7 +124,7 @@ class Cuda:
 
 
 def _bus_id(properties: Any) -> str | None:
-    """The PCI bus id as NVML writes it; None from a torch that does not say."""
+    """The PCI bus id as NVML writes it; None if torch does not have it."""
     try:
         return f"{properties.pci_domain_id:08X}:{properties.pci_bus_id:02X}:{properties.pci_device_id:02X}.0"
     except AttributeError:
@@ -147,16 +147,16 @@ def _first_line(error: BaseException) -> str:
 
 # -- what a kernel copies to the device while a graph of it is captured ------------------------------------------------
 #
-# Ordinary memory cannot be copied from then, so the copy's place is taken at once and filled when the capture is over.
-# Kernels over lists of tensors hand the device a table of addresses, made anew for other addresses: within the graph of
-# a whole step they are the graph's own.
+# Pageable memory cannot be copied during a capture, so the destination is allocated at once and filled after it.
+# Kernels over lists of tensors pass the device a table of addresses, made again for other addresses: within the graph
+# of a whole step they are the graph's own.
 
-#: the captures that are going on: one or none
+#: the active captures: one or none
 _captures: list[Uploads] = []
 
 
 class Uploads(TorchDispatchMode):
-    """While it is active, copies from the host to a type of device are put off until :meth:`finish`."""
+    """While active, copies from the host to a type of device are deferred until :meth:`finish`."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Uploads(TorchDispatchMode):
         return made
 
     def finish(self) -> None:
-        """Fill the places that were taken."""
+        """Make the deferred copies."""
         waiting, self._waiting = self._waiting, []
         for made, source in waiting:
             made.copy_(source)
@@ -183,7 +183,7 @@ class Uploads(TorchDispatchMode):
 
 @contextlib.contextmanager
 def capturing(device: str = "cuda") -> Iterator[None]:
-    """Around a capture: at its end, also where it failed, what was put off is copied."""
+    """Around a capture: at its end, also if it failed, the deferred copies are made."""
     uploads = Uploads(device)
     _captures.append(uploads)
     try:
@@ -194,7 +194,7 @@ def capturing(device: str = "cuda") -> Iterator[None]:
 
 
 def put_off(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel's function that, called in a capture, puts off what it copies to the device."""
+    """A kernel's function that, called in a capture, defers its copies to the device."""
 
     def called(*tensors: Tensor, **options: Any) -> Any:
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What is asked of the machine that is measured: the same questions to each device (:mod:`.clock`, :mod:`.cuda`)."""
+"""The interface of a measured device, CPU or GPU (:mod:`.clock`, :mod:`.cuda`)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Ready:
-    """A call that can be timed. ``restore`` puts back what the call writes over; ``note`` qualifies the samples.
+    """A call that can be timed. ``restore`` puts back what the call overwrites; ``note`` qualifies the samples.
 
-    ``refused``: it could not be made quick to repeat, and the attempt has left the device's library in doubt.
+    ``refused``: no graph of it could be captured, and the attempt may have broken the device's library.
     """
 
     call: Call
@@ -31,21 +31,21 @@ class Ready:
 
 
 class Device(Protocol):
-    """What is asked of the machine that is measured."""
+    """A measured device."""
 
     kind: str
     torch_device: str
 
     def ready(self, call: Call, restore: Call = ..., *, graphed: bool = True) -> Ready:
-        """Warm a call up and make it quick to repeat, by a graph of it where there is such a thing."""
+        """Warm a call up and make it quick to repeat, with a graph of it if the device has graphs."""
         ...
 
     def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]:
-        """Up to ``count`` timings in seconds, one at least, of which no new one begins after ``budget_s``."""
+        """Up to ``count`` timings in seconds, at least one; no new one begins after ``budget_s``."""
         ...
 
     def steps(self, step: Call, count: int) -> tuple[list[float], tuple[str, ...]]:
-        """Seconds of each of ``count`` steps one after another, and what the device says against them."""
+        """Seconds of each of ``count`` steps one after another, and the device's objections to them."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -53,15 +53,15 @@ class Device(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Memory that can still be taken."""
+        """Free memory in bytes."""
         ...
 
     def wait(self) -> None:
-        """Until all that was begun is done."""
+        """Wait until all queued work is done."""
         ...
 
     def clear(self) -> None:
-        """Give back what is not in use."""
+        """Free cached memory."""
         ...
 
 

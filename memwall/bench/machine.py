@@ -1,10 +1,10 @@
-"""What the system says of this machine: its processor, caches and memory, and whether it was quiet while steps ran.
+"""What the system says about this machine: its processor, caches and memory, and whether it was quiet while steps ran.
 
-Linux tells who else used its cores and whether it was slowed down: ``/proc/stat`` the time that all processes had and
-that the hypervisor took away, ``/proc/self/schedstat`` how long our thread stood ready without a core (other containers
-on the same machine show there), the cgroup how long a quota held us, and the cores how often they grew too hot. A GPU's
-sensors come as flags.
-Neighbours behind a hypervisor that reports no steal time are seen by nothing but the spread of the samples.
+Linux reports who else used its cores and whether it was slowed down: ``/proc/stat`` the time of all processes and the
+time stolen by the hypervisor, ``/proc/self/schedstat`` how long this thread was ready without a core (other containers
+on the same machine show there), the cgroup how long a quota throttled it, and the cores how often they overheated. A
+GPU's sensors come as flags. Neighbours behind a hypervisor that reports no steal time show only in the spread of the
+samples.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from pathlib import Path
 from memwall.bench.sensors import LEAST_SHARE, in_doubt
 from memwall.core.units import percent
 
-#: share of a round that our thread may stand ready without a core
+#: share of a round that this thread may be ready without a core
 MOST_WAITED = 1.0 - LEAST_SHARE
 #: share of the machine's time that other processes may take in one round: its clock ticks only every 10 ms
 MOST_OTHERS_IN_ROUND = 0.25
-#: the same over all rounds together, where ticks average out
+#: the same over all rounds together, as ticks average out
 MOST_OTHERS = 0.05
-#: share of the machine's time that the hypervisor may take away, over all rounds together
+#: share of the machine's time that the hypervisor may steal, over all rounds together
 MOST_STOLEN = 0.02
 
-#: how a flag of what cannot be known begins
+#: prefix of a flag for what cannot be known
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a span of time was used for; spans add up."""
+    """How a span of time was used; spans add up."""
 
     #: seconds that passed
     wall_s: float = 0.0
-    #: seconds of all cores that passed
+    #: core-seconds that passed
     capacity_s: float = 0.0
-    #: CPU seconds of processes that are not ours
+    #: CPU seconds of other processes
     others_s: float = 0.0
-    #: CPU seconds that the hypervisor gave to other machines
+    #: CPU seconds stolen by the hypervisor
     stolen_s: float = 0.0
-    #: seconds that our thread was ready and had no core
+    #: seconds that this thread was ready without a core
     waited_s: float = 0.0
     #: times that a core was slowed down because of its temperature
     throttles: int = 0
-    #: what the device says against the samples, or that it says nothing
+    #: the device's objections to the samples, or that it reports none
     flags: tuple[str, ...] = ()
 
     def __add__(self, other: Usage) -> Usage:
@@ -58,7 +58,7 @@ class Usage:
         return Usage(**{**sums, "flags": tuple(dict.fromkeys(sums["flags"]))})
 
     def disturbances(self, kind: str) -> tuple[str, ...]:
-        """Why one round does not count; empty where it does. ``kind`` is the device that was timed."""
+        """Why one round does not count; empty if it does. ``kind`` is the device that was timed."""
         return (
             *_over(self.waited_s, self.wall_s, MOST_WAITED, "no core was free for {} of the time"),
             *self._others(kind, MOST_OTHERS_IN_ROUND),
@@ -67,7 +67,7 @@ class Usage:
         )
 
     def doubts(self, kind: str) -> tuple[str, ...]:
-        """Why all rounds that count together are no ground for a verdict; empty where they are."""
+        """Why all rounds that count do not allow a verdict; empty if they do."""
         return (
             *self._others(kind, MOST_OTHERS),
             *_over(self.stolen_s, self.capacity_s, MOST_STOLEN, "the hypervisor took {} of the machine's time"),
@@ -75,7 +75,7 @@ class Usage:
         )
 
     def _others(self, kind: str, most: float) -> Iterable[str]:
-        """A GPU's steps share its host with other work as a rule; waiting for a core would still show."""
+        """Other work on a GPU's host is normal and not counted; waiting for a core would still show."""
         if kind != "cpu":
             return ()
         return _over(self.others_s, self.capacity_s, most, "other processes took {} of the machine's time")
@@ -88,18 +88,18 @@ def _over(part_s: float, whole_s: float, most: float, text: str) -> Iterable[str
 
 @dataclass(frozen=True)
 class Counters:
-    """What the system counts, read at one moment; None where it does not say."""
+    """The system's counters at one moment; None if not reported."""
 
     wall_s: float
     own_s: float
     cores: int
-    #: CPU seconds of all processes, and those taken by the hypervisor
+    #: CPU seconds of all processes, and those stolen by the hypervisor
     busy_s: float | None
     stolen_s: float | None
-    #: seconds that our main thread has run, and has waited for a core
+    #: seconds that the main thread has run, and has waited for a core
     ran_s: float | None
     queued_s: float | None
-    #: seconds that a quota has held our cgroup
+    #: seconds that a quota has throttled this cgroup
     held_s: float
     throttles: int
 
@@ -122,7 +122,7 @@ class Counters:
         )
 
     def _waited_s(self, end: Counters) -> float:
-        """As the scheduler counts it; where it does not, what our one thread did not run."""
+        """As the scheduler counts it; else the time that this thread did not run."""
         if not end.ran_s or end.queued_s is None or self.queued_s is None:
             return max(end.wall_s - self.wall_s - (end.own_s - self.own_s), 0.0)
         return end.queued_s - self.queued_s
@@ -146,7 +146,7 @@ def read_counters(root: Path = Path("/"), clock: Callable[[], float] = time.perf
 
 
 def machine_busy_s(stat: Path = Path("/proc/stat")) -> float:
-    """Seconds that all cores together were busy, or taken away, since the start; 0 where the system does not say."""
+    """Seconds that all cores together were busy, or stolen, since the start; 0 if the system does not report it."""
     busy_s, stolen_s = _machine_time(stat)
     return (busy_s or 0.0) + (stolen_s or 0.0)
 
@@ -192,7 +192,7 @@ _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What the processor calls itself."""
+    """The processor's name."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -228,7 +228,7 @@ def memory_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory of the machine that programs can still take."""
+    """Free memory of the machine."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):

@@ -1,12 +1,12 @@
-"""Samples → what is known of the time: a median with its interval, a spread, the ratio of two versions.
+"""Samples → statistics of the time: a median with its interval, a spread, the ratio of two versions.
 
-:func:`ratio` is of paired rounds. Each round gives one ratio: blocks of both sides that ran one right after the other,
-so a machine that drifts drifts under both. Rounds of one launch share their processes, and with them where code and
-memory happen to lie, which alone shifts a time by a percent or so. The interval is therefore a bootstrap of the
-median in two stages (Davison and Hinkley, Bootstrap Methods and their Application, 3.8): launches are drawn anew, and
-within them rounds. It is drawn with a fixed seed: the same samples give the same interval. Three launches tell little
-of how far launches differ: where those differ by 0.5, 1 and 2 %, and rounds by 2 %, an interval of 99 % from three
-launches holds the truth in 98.7, 96.7 and 94.7 % of 300 drawn cases.
+:func:`ratio` is of paired rounds. Each round gives one ratio: blocks of both sides ran one right after the other, so
+drift of the machine affects both. Rounds of one launch share their processes, and with them the layout of code and
+memory, which alone shifts a time by a percent or so. The interval is therefore a two-stage bootstrap of the median
+(Davison and Hinkley, Bootstrap Methods and their Application, 3.8): launches are resampled, and rounds within them,
+with a fixed seed: the same samples give the same interval. Three launches say little about how much launches differ:
+if those differ by 0.5, 1 and 2 %, and rounds by 2 %, a 99 % interval from three launches contains the true ratio in
+98.7, 96.7 and 94.7 % of 300 simulated cases.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from functools import cache
 
 from memwall.record.measurement import Timing
 
-#: the interval of :func:`timing` holds the true median with at least this probability, where there are samples enough
+#: the interval of :func:`timing` contains the true median with at least this probability, given enough samples
 CONFIDENCE = 0.95
 
 
 def timing(samples_s: Sequence[float]) -> Timing:
     """Median of some samples in seconds, and the interval of the true median.
 
-    The ends are order statistics, so nothing is assumed of how the samples are distributed; up to five samples the
-    interval is their range and holds the median with less than ``CONFIDENCE``.
+    The ends are order statistics, so no distribution is assumed; up to five samples the interval is their range and
+    contains the median with less than ``CONFIDENCE``.
 
     Raises:
         ValueError: there is no sample.
@@ -59,7 +59,7 @@ def tail_rank(count: int) -> int:
 
 
 def spread(samples: Sequence[float]) -> float:
-    """Half of the distance between the quartiles, over the median; 0 of one sample."""
+    """Half of the interquartile range over the median; 0 of one sample."""
     if len(samples) < 2:
         return 0.0
     low, _, high = statistics.quantiles(samples, n=4)
@@ -87,10 +87,10 @@ class Ratio:
 
 
 def ratio(launches: Sequence[Sequence[float]], confidence: float) -> Ratio:
-    """What the log ratios of some launches, each of as many rounds, say.
+    """The ratio from the log ratios of some launches, each with the same number of rounds.
 
     Raises:
-        ValueError: there are none, or not as many in each.
+        ValueError: there are none, or launches have different numbers of rounds.
     """
     import numpy as np
 
@@ -108,7 +108,7 @@ def ratio(launches: Sequence[Sequence[float]], confidence: float) -> Ratio:
 
 
 def sign_test(differences: Sequence[float]) -> float:
-    """How probable so uneven a split into above and below 0, or a more uneven one, is by chance (two-sided, exact)."""
+    """The probability of a split into above and below 0 at least this uneven by chance (two-sided, exact)."""
     above = sum(d > 0 for d in differences)
     count = above + sum(d < 0 for d in differences)
     tail = sum(math.comb(count, k) for k in range(min(above, count - above) + 1))

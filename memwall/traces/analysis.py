@@ -1,9 +1,9 @@
-"""A trace on a GPU → what its kernels reached: one row for each execution of an op, and the sums.
+"""A trace on a GPU → what its kernels attained: one row for each execution of an op, and the sums.
 
-``measured_s`` is the profiler's. FLOPs, bytes, ``bound_s`` and ``modeled_s`` are ours and count for the op, whatever
-number of kernels it launched; where the trace does not tell them they are None, never 0, and ``reason`` says why.
-Profilers before 2024 cut durations to whole microseconds: such a row is taken to have been as long as it can have been
-(:attr:`TraceAnalysis.resolution_s` for each kernel) where it is compared with the roof.
+``measured_s`` is the profiler's. FLOPs, bytes, ``bound_s`` and ``modeled_s`` are memwall's and count for the op,
+whatever number of kernels it launched; if they do not follow from the trace they are None, never 0, and ``reason`` says
+why. Profilers before 2024 truncated durations to whole microseconds: compared with the roof, such a row is assumed as
+long as it can have been (:attr:`TraceAnalysis.resolution_s` more for each kernel).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memwall.traces.rows import Launches, RowCost, is_call, rows_of
 from memwall.traces.surroundings import Surroundings
 
 SCHEMA = "memwall.trace/1"
-#: the key under which what has no wall is summed
+#: the key under which rows without a wall are summed
 UNKNOWN = "unknown"
 _US = 1e-6
 _NOTABLE_PIPE = 0.05
@@ -32,7 +32,7 @@ _SHARES = ("matched_share", "shaped_share", "costed_share", "costed_of_shaped")
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """What one op execution launched, or a kernel that no known op did. Seconds and bytes; None: not known."""
+    """What one op execution launched, or a kernel without a known op. Seconds and bytes; None: not known."""
 
     id: int
     name: str
@@ -48,7 +48,7 @@ class TraceRow:
     matched: bool
     shaped: bool
     measured_s: float
-    #: what is compared with the roof: ``measured_s`` and what its kernels' durations may have lost
+    #: the time compared with the roof: ``measured_s`` plus what its kernels' durations may have lost by truncation
     longest_s: float
     flops: int | None
     #: what most of the FLOPs run on
@@ -60,7 +60,7 @@ class TraceRow:
     bound_s: float | None
     modeled_s: float | None
     wall: str
-    #: how the trace was read where the plain reading cannot be (:mod:`memwall.traces.costs`)
+    #: how the trace was read if the plain reading is impossible (:mod:`memwall.traces.costs`)
     assumed: str
     reason: str
     notes: tuple[str, ...] = ()
@@ -86,25 +86,25 @@ class TraceRow:
 
     @property
     def is_over_roof(self) -> bool:
-        """Whether it exceeds the roofline bound: an error of the model."""
+        """Whether it exceeds the roofline bound: a model error."""
         return self.bound_s is not None and self.bound_s > self.longest_s > 0
 
     @property
     def key(self) -> tuple[str, str]:
-        """What rows of one kind share."""
+        """The key that rows of one kind share."""
         return self.name, self.shapes
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one kind. A sum is over the rows that have the figure, None where none has."""
+    """Rows of one kind. A sum is over the rows that have the figure; None if none has."""
 
     key: str
     rows: tuple[TraceRow, ...]
 
     @property
     def first(self) -> TraceRow:
-        """The row that stands for all."""
+        """The row that represents the group."""
         return next((row for row in self.rows if row.bound_s is not None), self.rows[0])
 
     @property
@@ -112,7 +112,7 @@ class RowGroup:
         return sum(row.measured_s for row in self.rows)
 
     def known(self, field: str) -> float | None:
-        """The sum of a field over the rows that have it; None where none has."""
+        """The sum of a field over the rows that have it; None if none has."""
         values = [value for row in self.rows if (value := getattr(row, field)) is not None]
         return sum(values) if values else None
 
@@ -132,7 +132,7 @@ class RowGroup:
 
     @property
     def wall(self) -> str:
-        """The wall at which most of the time is spent."""
+        """The wall that most of the time belongs to."""
         return max(dict.fromkeys(row.wall for row in self.rows), key=lambda wall: _seconds(self.rows, wall))
 
 
@@ -142,7 +142,7 @@ def _seconds(rows: Iterable[TraceRow], wall: str) -> float:
 
 @dataclass(frozen=True)
 class TraceAnalysis:
-    """A trace compared with ``gpu``; ``notes`` are the trace's own and those of the analysis."""
+    """A trace compared with ``gpu``; ``notes`` are those of the trace and of the analysis."""
 
     trace: Trace
     gpu: Gpu
@@ -167,11 +167,11 @@ class TraceAnalysis:
 
     @property
     def over_roof(self) -> tuple[TraceRow, ...]:
-        """Rows faster than light, the worst first."""
+        """Rows faster than the bound, the worst first."""
         return tuple(sorted((row for row in self.rows if row.is_over_roof), key=lambda row: -(row.of_roof or 0.0)))
 
     def share(self, holds: Callable[[TraceRow], bool]) -> float:
-        """Share of the GPU time of the rows for which something holds."""
+        """Share of the GPU time of the rows that satisfy a condition."""
         return share(sum(row.measured_s for row in self.rows if holds(row)), self.measured_s)
 
     @property
@@ -191,18 +191,18 @@ class TraceAnalysis:
 
     @property
     def costed_of_shaped(self) -> float:
-        """Share of the GPU time with sizes that has FLOPs, bytes and a wall; 0 where there is none."""
+        """Share of the GPU time with sizes that has FLOPs, bytes and a wall; 0 if there is none."""
         return share(self.share(lambda row: row.shaped and row.bound_s is not None), self.shaped_share)
 
     @property
     def modeled_s(self) -> float:
-        """The prediction for the rows that have one. Those that cross the link are left out: of these only the
-        bandwidth is modeled, and not the wait for the other side."""
+        """The prediction for the rows that have one. Those that cross the link are left out: only their bandwidth is
+        modeled, not the wait for the other side."""
         return sum(row.modeled_s or 0.0 for row in self.rows if row.wall != LINK)
 
     @property
     def modeled_of_s(self) -> float:
-        """What those rows took."""
+        """The measured time of the same rows."""
         return sum(row.measured_s for row in self.rows if row.modeled_s is not None and row.wall != LINK)
 
     def pipes(self) -> list[Pipe]:
@@ -261,7 +261,7 @@ class TraceAnalysis:
         }  # fmt: skip
 
 
-#: attributes of a row that its record holds, and those that go by another name there
+#: attributes of a row in its record, and those that have another name there
 _WRITTEN = ("id", "name", "op_class", "phase", "module", "source", "shapes", "device", "start_s", "measured_s", "flops",
             "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s", "wall", "assumed",
             "reason")  # fmt: skip
@@ -288,7 +288,7 @@ def analyse(
 
     Args:
         dram_bytes: measured DRAM bytes by kernel id, from Nsight Compute.
-        notes: lines that a reader of the result should see, besides those of the trace.
+        notes: lines that a reader of the result should see, in addition to those of the trace.
     """
     surroundings = Surroundings(trace)
     pricing = Pricing(gpu)
@@ -302,7 +302,7 @@ def analyse(
 
 
 def _resolution_s(trace: Trace) -> float:
-    """What a duration may have lost: a microsecond where all are whole."""
+    """What a duration may have lost: a microsecond if all are whole."""
     whole = all(float(kernel.dur_us).is_integer() for kernel in trace.kernels)
     return _US if whole and trace.kernels else 0.0
 
@@ -335,14 +335,14 @@ def _row(
 
 
 def _name(launches: Launches) -> str:
-    """The op's name; of a kernel that no call owns, its own."""
+    """The op's name, or the kernel's own if no call owns it."""
     op = launches.op
     if op is not None and (is_call(op) or launches.kind == "communication"):
         return op.name
     return launches.kernels[0].name
 
 
-#: a list of more tensors than this is shown by its first
+#: of a longer list of tensors only the first is shown
 _SHOWN = 4
 
 
@@ -366,7 +366,7 @@ _IDLE = 0.25
 
 
 def _notes(analysis: TraceAnalysis) -> list[str]:
-    """How often the trace was read in another way than the plain one, and what was taken for granted."""
+    """How often the trace was read in another way than the plain one, and what was assumed."""
     rows, busy_s = analysis.rows, analysis.busy_s
     notes = []
     if analysis.resolution_s:

@@ -1,13 +1,13 @@
-"""A recorded op → the call that the cost formulas know: specs of its tensors, attributes, and results.
+"""A recorded op → the call that the cost formulas take: specs of its tensors, attributes, and results.
 
-What a trace leaves open is read so that no count is too high:
+Where a trace is ambiguous, it is read so that no count is too high:
 
-- Strides that were not recorded are taken to be dense.
+- Strides that were not recorded are assumed dense.
 - Two inputs that look alike (shape, strides, dtype) may be one tensor (``x * x``); they count twice, and
-  :attr:`ReadCall.twin_bytes` says how much less it is where they are one.
+  :attr:`ReadCall.twin_bytes` says how much less it is if they are one.
 - The results are not in a trace: :mod:`memwall.ops.results` derives them.
-- The dtype of a tensor list is not in a trace: the launched kernel's name tells it, else another tensor of the op,
-  else the op has no cost.
+- The dtype of a tensor list is not in a trace: it follows from the launched kernel's name, else from another tensor of
+  the op, else the op has no cost.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _RESULTS_ONLY = frozenset(("out", "dq", "dk", "dv"))
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What the trace around an op tells of it.
+    """What the trace around an op says about it.
 
     ``list_dtype`` is that of the op's tensor lists, from the launched kernels; ``gradient`` the specs that its autograd
     node took, so the shapes of its results; ``forward`` the op whose gradient it makes; ``consumers`` what the next ops
-    read; ``parent`` the call around it; ``elements`` how many the launched kernels work on at least, and ``slices`` how
-    many slices they gather, where their names and grids tell.
+    read; ``parent`` the call around it; ``elements`` how many the launched kernels process at least, and ``slices`` how
+    many slices they gather, if their names and grids say so.
     """
 
     list_dtype: str = ""
@@ -52,7 +52,7 @@ class Hints:
 
 
 class ReadCall(NamedTuple):
-    """A call as a trace has it; ``twin_bytes`` are read once less where inputs that look alike are one tensor."""
+    """A call as a trace has it; ``twin_bytes`` are read once less if inputs that look alike are one tensor."""
 
     call: Call
     twin_bytes: int
@@ -60,7 +60,7 @@ class ReadCall(NamedTuple):
 
 
 def record_of(op: TracedOp, hints: Hints) -> Recorded | None:
-    """An op's tensors and values under the names of its schema; None where no schema of it is known."""
+    """An op's tensors and values under the names of its schema; None if it has no known schema."""
     bound = bind(op)
     if bound is None:
         return None
@@ -97,7 +97,7 @@ def _present(specs: Iterable[TensorSpec | None]) -> Specs:
 
 
 def _readable(op: TracedOp, place: int) -> TensorSpec | None:
-    """The tensor at a place; None also where its record makes no sense."""
+    """The tensor at a position; None also if its record makes no sense."""
     try:
         return spec_of(op, place)
     except Unsupported:
@@ -105,7 +105,7 @@ def _readable(op: TracedOp, place: int) -> TensorSpec | None:
 
 
 def _list_of(op: TracedOp, schema: Schema, place: int, hints: Hints) -> Specs:
-    """The tensors of a list; tensors that are joined to one have its dtype, as another op took that one."""
+    """The tensors of a list; tensors that are concatenated have the dtype of the result, which another op took."""
     dtype = hints.list_dtype
     if not dtype and schema.name.split(".")[1] in ("cat", "stack"):
         total = sum(math.prod(shape) for shape in op.dims[place] if isinstance(shape, tuple))
@@ -115,7 +115,7 @@ def _list_of(op: TracedOp, schema: Schema, place: int, hints: Hints) -> Specs:
 
 
 def spec_of(op: TracedOp, place: int) -> TensorSpec | None:
-    """The tensor at a place of the recorded values; None where that is none."""
+    """The tensor at a position of the recorded values; None if that is not a tensor."""
     if place >= len(op.types) or place >= len(op.dims):
         return None
     dtype = DTYPES.get(op.types[place]) or (SCALAR_TYPES.get(op.types[place]) if op.dims[place] else None)
@@ -127,7 +127,7 @@ def spec_of(op: TracedOp, place: int) -> TensorSpec | None:
     return _spec(op.dims[place], strides, dtype)
 
 
-#: elements that no tensor has: 256 TB of bytes
+#: more elements than any tensor has: 256 TB of bytes
 _MOST = 2**48
 
 
@@ -157,7 +157,7 @@ def read_call(op: TracedOp, hints: Hints) -> ReadCall:
     """The call of a recorded op.
 
     Raises:
-        Unsupported: no schema is known, or the trace does not say enough; says which.
+        Unsupported: no schema is known, or the trace lacks information; says which.
     """
     if not op.dims:
         raise Unsupported("shapes were not recorded")
@@ -206,7 +206,7 @@ _NAMED = re.compile(
 
 
 def list_dtype(kernel_names: Iterable[str]) -> str:
-    """The dtype that copying and multi-tensor kernels say in their names; empty where none does."""
+    """The dtype in the names of copying and multi-tensor kernels; empty if none has one."""
     for name in kernel_names:
         if size := _OPAQUE.search(name):
             return _BY_SIZE.get(int(size[1]), "")

@@ -1,16 +1,15 @@
 """A row of kernels → its cost, and the cost on a GPU → speed of light, wall and prediction.
 
-``bound_s`` is that of :mod:`memwall.perfmodel.roofline`: datasheet peaks, each compulsory byte once. It treats the
-kernel as one that starts with nothing in L2. In a running model that need not be so, and a trace leaves more open. Each
-of these readings lowers the bound, and is taken only where the measured time proves the plainer one wrong; the row says
-which:
+``bound_s`` is that of :mod:`memwall.perfmodel.roofline`: datasheet peaks, each compulsory byte once, L2 cold. In a
+running model L2 need not be cold, and a trace leaves more open. Each of these readings lowers the bound, and is used
+only if the measured time contradicts the plainer one; the row says which:
 
 1. Inputs that look alike are one tensor (``x * x``).
-2. Up to what L2 holds is read from it, because kernels before left it there, and as much of what is written stays.
-3. Where strides were not recorded, or an op need not read all that it is given (a gather whose indices repeat, a
-   triangle): inputs of few bytes.
+2. Up to the size of L2 is read from L2, where earlier kernels left it, and as much of what is written stays there.
+3. If strides were not recorded, or an op need not read all its inputs (a gather whose indices repeat, a triangle):
+   inputs of few bytes.
 
-None of them touches FLOPs, and a row that is faster than all of them stands over the roof: an error of the model.
+None of them changes FLOPs, and a row that is faster than all of them exceeds the roof: a model error.
 
 A copy's bytes are the profiler's own; over the link (host, peer) they are compared with half of the GPU's
 ``link_bytes_per_s``, which counts both directions. So is what one rank must send of a collective: ``(n - 1) / n`` of
@@ -41,7 +40,7 @@ from memwall.traces.schemas import DTYPES, SCALAR_TYPES
 from memwall.traces.surroundings import Surroundings
 from memwall.traces.triton import is_triton, triton_cost
 
-#: ops that read what their indices, or a triangle, choose
+#: ops that read only the elements that their indices, or a triangle, select
 _READ_IN_PART = frozenset(
     ("embedding", "index_select", "gather", "index", "_unsafe_index", "take", "take_along_dim", "tril", "triu",
      "grid_sampler_2d", "grid_sampler_3d", "_embedding_bag")
@@ -51,7 +50,7 @@ WALLS = ("compute", "bandwidth", "overhead", LINK)
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A row's cost on a GPU. ``assumed`` says which reading of the trace the bound took, empty for the plain one."""
+    """A row's cost on a GPU. ``assumed`` says which reading of the trace the bound used; empty for the plain one."""
 
     bound_s: float
     modeled_s: float
@@ -149,7 +148,7 @@ _OVER_THE_LINK = ("HtoD", "DtoH", "PtoP", "HtoA", "AtoH", "HostToDevice", "Devic
 
 
 def _copies(kernels: Sequence[TracedKernel]) -> RowCost | None:
-    """Memory copies and fills by the bytes that the profiler states; None where it states none."""
+    """Memory copies and fills by the bytes that the profiler states; None if it does not."""
     if any(kernel.bytes is None for kernel in kernels):
         return None
     read = write = link = 0
@@ -192,7 +191,7 @@ def _message_bytes(attributes: Any) -> int:
 
 
 def _op_message_bytes(op: TracedOp) -> int:
-    """Of ``nccl:all_reduce`` and what wraps it: the bytes of its first tensor."""
+    """The bytes of the first tensor of ``nccl:all_reduce`` or its wrapper."""
     tensors = (
         math.prod(dims) * ITEMSIZE[DTYPES[kind]]
         for dims, kind in zip(op.dims, op.types, strict=False)
@@ -219,10 +218,10 @@ class Pricing:
         self._known: dict[int, tuple[RowCost, tuple[tuple[float, str], ...], float, str]] = {}
 
     def price(self, row: RowCost, measured_s: float) -> Price | None:
-        """Speed of light, prediction and wall of a row that took ``measured_s``; None where its cost is not known."""
+        """Speed of light, prediction and wall of a row that took ``measured_s``; None if its cost is not known."""
         if row.cost is None:
             return None
-        if id(row) not in self._known:  # as a profiler times a kernel: without what is between two
+        if id(row) not in self._known:  # as a profiler times a kernel: without the gap between two
             predicted = predict_cost(row.cost, self.gpu, launch="kernel")
             self._known[id(row)] = row, tuple(_readings(row, self.gpu)), predicted.time_s, predicted.limited_by
         _, readings, modeled_s, wall = self._known[id(row)]
@@ -246,13 +245,13 @@ def _readings(row: RowCost, gpu: Gpu) -> Iterator[tuple[float, str]]:
 
 
 def _warm_bound_s(cost: Cost, gpu: Gpu) -> float:
-    """The bound where L2 holds inputs when the kernel starts and results when it ends."""
+    """The bound if L2 holds inputs when the kernel starts and results when it ends."""
     arithmetic_s = bound_s(replace(cost, read_bytes=0, write_bytes=0), gpu)
     dram = max(cost.read_bytes - gpu.l2_bytes, 0) + max(cost.write_bytes - gpu.l2_bytes, 0)
     return max(arithmetic_s, dram / gpu.dram_bytes_per_s, cost.bytes / gpu.l2_bytes_per_s)
 
 
-# ---- products in kernels of an earlier GPU's instructions: a reason to be slower than the model says
+# ---- products in kernels of an earlier GPU's instructions: a reason to be slower than modeled
 
 #: generation that a name of a product on tensor cores states -> major compute capability
 _NAMED = {chip.architecture: int(name[3:-1]) for name, chip in CHIPS.items() if name.startswith("sm_")}
@@ -263,10 +262,10 @@ _STATED = re.compile(
 
 
 def older_kernels_note(kernels: Iterable[TracedKernel], gpu: Gpu) -> str:
-    """How long products ran in kernels of an earlier generation than the GPU's; empty where none did.
+    """How long products ran in kernels of an earlier generation than the GPU's; empty if none did.
 
-    The model knows products as a GPU's own library kernels run them. Kernels of an earlier generation run on a later
-    GPU (a library too old for it, operands that the later kernels do not take) at the earlier instructions' rate.
+    The model assumes a GPU's own library kernels. Kernels of an earlier generation run on a later GPU (an older
+    library, operands that the later kernels do not support) at the earlier instructions' rate.
     """
     capability = (gpu.compute_capability or "").partition(".")[0]
     if not capability.isdecimal():
@@ -280,7 +279,7 @@ def older_kernels_note(kernels: Iterable[TracedKernel], gpu: Gpu) -> str:
 
 
 def _longest_match(kernels: list[TracedKernel]) -> str:
-    """The kernel that took the longest, as far as its name states its generation."""
+    """The longest kernel whose name states its generation."""
     match = _STATED.search(max(kernels, key=lambda kernel: kernel.dur_us).name)
     return match[0] if match else ""
 

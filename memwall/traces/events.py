@@ -1,4 +1,4 @@
-"""One pass over a trace: what is needed of each event goes into columns, the rest is dropped as it is read.
+"""One pass over a trace: the needed fields of each event go into columns, the rest is dropped as it is read.
 
 An op takes about 60 bytes here and a runtime call 40; arguments (shapes, types, grids) are stored once for all events
 that share them. Python frames are kept only where they are modules or the user's own lines.
@@ -36,14 +36,14 @@ _STEP_PREFIX = "ProfilerStep"
 
 
 class Names:
-    """Text stored once: index by text, text by index. What cannot be printed is written as an escape."""
+    """Text stored once: index by text, text by index. Unprintable characters are escaped."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._index: dict[str, int] = {}
 
     def index(self, text: str) -> int:
-        """The index of a text, a new one where it is new."""
+        """The index of a text, added if it is new."""
         found = self._index.get(text)
         if found is None:
             found = self._index[text] = len(self.texts)
@@ -52,7 +52,7 @@ class Names:
 
 
 class Spans:
-    """What nests on CPU threads: ops, annotations, modules, frames. One row a span, in the order of the file."""
+    """What nests on CPU threads: ops, annotations, modules, frames. One row per span, in the order of the file."""
 
     def __init__(self) -> None:
         self.kind = array("b")
@@ -70,7 +70,7 @@ class Spans:
 
 
 class Calls:
-    """Runtime and driver calls, and what the profiler itself cost (``overhead``), on CPU threads."""
+    """Runtime and driver calls, and the profiler's own ``overhead``, on CPU threads."""
 
     def __init__(self) -> None:
         self.start = array("d")
@@ -127,7 +127,7 @@ class Recording:
         self._spelled = Spellings()
 
     def keep(self, event: dict[str, Any]) -> None:
-        """Store what is needed of an event; count it where it cannot be trusted."""
+        """Store the needed fields of an event; count it if it cannot be trusted."""
         phase = event.get("ph")
         if phase == "X":
             self._keep_span(event)

@@ -1,4 +1,4 @@
-"""What the profilers of six years call things: event categories, argument names, kernels that communicate, frames.
+"""Profilers' names over six years: event categories, argument names, kernels that communicate, frames.
 
 Spellings are compared without case and punctuation: ``cpu_op`` and ``Operator`` are in the tables, ``"External id"``
 and ``"external id"`` are one entry. The names are those of Kineto's ``ActivityType`` and of the traces under test.
@@ -12,7 +12,7 @@ from functools import lru_cache
 
 OP, ANNOTATION, MODULE, FRAME, PYTHON, RUNTIME, OVERHEAD, KERNEL, MEMCPY, MEMSET = range(10)
 
-#: category of an event with a duration -> what it is; whatever is not here is passed over
+#: category of an event with a duration -> what it is; others are skipped
 _KINDS: Mapping[str, int] = {
     "cpuop": OP, "operator": OP, "cpufunctions": OP,
     "userannotation": ANNOTATION,
@@ -29,7 +29,7 @@ _KINDS: Mapping[str, int] = {
 #: categories of the arrows from a launch to its kernel
 _FLOWS = ("ac2g", "async", "asynccpu2gpu", "asynccputogpu", "asyncgpu", "cputocuda", "cputohip")
 
-#: argument -> what this package calls it
+#: argument -> its name in this package
 _ARGUMENTS: Mapping[str, str] = {
     "correlation": "correlation", "correlationid": "correlation",
     "externalid": "external", "externalcorrelationid": "external",
@@ -47,7 +47,7 @@ _ARGUMENTS: Mapping[str, str] = {
     "dtype": "dtype", "processgroupname": "Process Group Name", "rank": "Rank",
 }  # fmt: skip
 
-#: arguments that are handed on as they are: of Triton kernels, CUDA graphs and collectives
+#: arguments that are passed through: of Triton kernels, CUDA graphs and collectives
 ATTRIBUTES = frozenset(
     (
         "kernel_file", "kernel_hash", "kernel_backend", "kernel_name", "kernel_kwargs", "num_warps", "num_stages",
@@ -64,7 +64,7 @@ _COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 
-#: what a runtime call that fills a gap is, by name, the first that fits
+#: kind of a runtime call that fills a gap, by name, the first match
 _WAITS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("sync", re.compile(r"Synchronize|EventQuery|StreamQuery|hipMemcpyWithStream|(cuda|hip)Memcpy(2D|3D)?$")),
     ("allocation", re.compile(r"Malloc|Free|HostAlloc|HostRegister|MemCreate|MemMap|MemRelease|MemUnmap")),
@@ -74,12 +74,12 @@ _WAITS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 _PUNCTUATION = re.compile(r"[^a-z0-9]+")
 
-#: a spelling is remembered; a hostile file has no end of them
+#: most spellings cached: a hostile file has no end of them
 _MOST_SPELLINGS = 4096
 
 
 class Spellings(dict[str, str]):
-    """Any spelling of an argument -> what this package calls it, "" for one that is not used."""
+    """Any spelling of an argument -> its name in this package, "" for one that is not used."""
 
     def __missing__(self, key: str) -> str:
         value = _ARGUMENTS.get(_squeezed(key), "")
@@ -90,7 +90,7 @@ class Spellings(dict[str, str]):
 
 @lru_cache(maxsize=1 << 12)
 def kind_of(category: str) -> int | None:
-    """What an event of this category is; torch before Kineto wrote "CPU functions" as its process instead."""
+    """The kind of an event of this category; torch before Kineto wrote "CPU functions" as its process instead."""
     return _KINDS.get(_squeezed(category[:64]))
 
 
@@ -107,7 +107,7 @@ def is_communication(kernel: str) -> bool:
 
 
 def wait_of(call: str) -> str:
-    """What a runtime call does to the CPU while it runs: "sync", "allocation", ...; "" where nothing but queueing."""
+    """What a runtime call makes the CPU wait for: "sync", "allocation", ...; "" if it only queues."""
     return next((what for what, pattern in _WAITS if pattern.search(call)), "")
 
 
@@ -120,10 +120,10 @@ def _squeezed(text: str) -> str:
 #: "transformers/models/bert/modeling_bert.py(250): transpose_for_scores"
 _FRAME = re.compile(r"^(?P<file>[^()<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)$")
 
-#: what an installation puts in front of a package: dropped, so that a source names no machine
+#: an installation's prefix of a package: dropped, so that a source names no machine
 _PREFIX = re.compile(r"^.*/(?:site-packages|dist-packages|python3\.\d+)/")
 
-#: packages whose frames stand between a user's line and the op
+#: packages whose frames are between a user's line and the op
 _LIBRARIES = frozenset(
     (
         "torch", "functorch", "torchgen", "triton", "abc", "ast", "asyncio", "collections", "concurrent", "contextlib",
@@ -135,7 +135,7 @@ _LIBRARIES = frozenset(
 
 @lru_cache(maxsize=1 << 16)
 def user_frame(name: str) -> str:
-    """``"file(line): function"`` of a recorded Python frame, "" when it is a library's or no frame."""
+    """``"file(line): function"`` of a recorded Python frame, "" if it is a library's or not a frame."""
     found = _FRAME.match(name)
     if found is None:
         return ""

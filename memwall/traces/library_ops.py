@@ -1,7 +1,7 @@
-"""Ops of inference and attention libraries that torch has no counterpart of: what each must do.
+"""Ops of inference and attention libraries without a counterpart in torch: what each must do.
 
-Which rule counts which op, and its arguments' names, stand in ``library_schemas.txt``. Where contexts lie in a paged
-cache, a trace does not tell their lengths: counted is the least, each query with one key and no cached byte.
+``library_schemas.txt`` says which rule counts which op, and its arguments' names. If contexts are in a paged cache, a
+trace does not contain their lengths: the least is counted, each query with one key and no cached byte.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rule = Callable[[Recorded], RowCost]
 
 @cache
 def library_rule(name: str) -> Rule | None:
-    """The rule of an op, as a trace names it; None where there is none."""
+    """The rule of an op, as a trace names it; None if there is none."""
     counted_as = next((schema.counted_as for schema in schemas_of(name)), "")
     if counted_as.startswith("moves "):
         tensors, _, kind = counted_as.removeprefix("moves ").partition(", ")
@@ -40,7 +40,7 @@ def library_rule(name: str) -> Rule | None:
 
 
 def _moves(reads: Sequence[str], writes: Sequence[str], op_class: str, per_element: int) -> Rule:
-    """What reads and writes whole tensors, those that were given, with so many FLOPs for each element written."""
+    """An op that reads and writes the given tensors whole, with these FLOPs for each element written."""
 
     def rule(call: Recorded) -> RowCost:
         read, written = ([spec for name in names if (spec := call.tensor(name))] for names in (reads, writes))
@@ -55,7 +55,7 @@ def _moves(reads: Sequence[str], writes: Sequence[str], op_class: str, per_eleme
 
 
 def _cache_write(call: Recorded) -> RowCost:
-    """Keys and values to their places in the cache, in the cache's dtype."""
+    """Keys and values written to the cache, in its dtype."""
     read, write = 0, 0
     for name in ("key", "value"):
         tensor, store = call.need(name), call.need(f"{name}_cache")
@@ -64,7 +64,7 @@ def _cache_write(call: Recorded) -> RowCost:
 
 
 def _cache_write_latent(call: Recorded) -> RowCost:
-    """The latent of keys and values, and the part of the keys that is rotated, one after the other."""
+    """The latent of keys and values, followed by the rotated part of the keys."""
     parts, cache = (call.need("kv_c"), call.need("k_pe")), call.need("kv_cache")
     read = sum(part.nbytes for part in parts)
     write = min(sum(part.distinct_elements for part in parts) * cache.itemsize, read)
@@ -91,7 +91,7 @@ def _dense_attention(call: Recorded) -> RowCost:
 
 
 def _flash_backward(call: Recorded) -> RowCost:
-    """The gradient of attention, whose autograd node recorded that of the result alone: the rest is its forward's."""
+    """The gradient of attention; its autograd node recorded only the result's gradient, the rest is its forward's."""
     before = call.forward
     if before is None:
         raise Unsupported("its forward op is not in the trace")
@@ -111,8 +111,8 @@ def _counted(call: Recorded, name: str, inputs: list[tuple[str, TensorSpec]], ou
 
 
 def _experts(call: Recorded) -> RowCost:
-    """A mixture's two products for each token and expert that it was sent to; at least as many experts' weights are
-    read as one token has. Where a map tells that others of the experts lie on other GPUs, these have their share."""
+    """A mixture's two products for each token and expert it was routed to; the weights of at least one token's experts
+    are read. If a map says that some experts are on other GPUs, those take their share."""
     hidden, first, second = (call.need(name) for name in ("hidden", "w1", "w2"))
     chosen = call.tensor("topk_ids") or call.need("topk_weights")  # of one shape
     if len(first.shape) != 3 or not first.shape[0] or not chosen.shape:
@@ -132,13 +132,13 @@ def _experts(call: Recorded) -> RowCost:
 
 
 def _experts_everywhere(call: Recorded, here: int) -> int:
-    """How many experts there are on all GPUs: the longest map, one whole number for each, that the op was given."""
+    """How many experts there are on all GPUs: the length of the longest map that the op was given."""
     sizes = [spec.numel for spec in call.beyond if len(spec.shape) == 1 and spec.dtype == "int32"]
     return max([here, *sizes])
 
 
 def _product(call: Recorded) -> RowCost:
-    """``[m, k] x [n, k]`` or ``[m, k] x [k, n]``: whichever the shapes are."""
+    """``[m, k] x [n, k]`` or ``[m, k] x [k, n]``, by the shapes."""
     left, right = call.need("left"), call.need("right")
     if len(right.shape) != 2 or not left.shape:
         raise Unsupported("not a product of two matrices")
@@ -154,8 +154,8 @@ def _product(call: Recorded) -> RowCost:
 
 
 def _packed_product(call: Recorded) -> RowCost:
-    """A product with weights of 4 or 8 bits, packed in a layout of the library's own: the scales have a column for
-    each of the result, and the arithmetic is in the dtype of the activations."""
+    """A product with weights of 4 or 8 bits, packed in a library's own layout: the scales have a column for each column
+    of the result, and the arithmetic is in the dtype of the activations."""
     left, packed, scales = (call.need(name) for name in ("left", "packed", "scales"))
     if not left.shape or len(scales.shape) != 2:
         raise Unsupported("not a product with packed weights")
@@ -172,7 +172,7 @@ def _sorted_experts(call: Recorded) -> RowCost:
                                                                       elements=ids.numel),)), "movement")  # fmt: skip
 
 
-#: rules by the names that ``library_schemas.txt`` calls them; ``moves`` takes what is read and written
+#: rules by their names in ``library_schemas.txt``; ``moves`` takes what is read and written
 _RULES: Mapping[str, Rule] = {
     "attention": _attention, "flash_backward": _flash_backward, "experts": _experts, "product": _product,
     "packed_product": _packed_product, "cache_write": _cache_write, "cache_write_latent": _cache_write_latent,

@@ -1,8 +1,8 @@
-"""Each row of the GPU to the call that launched it, and that call to the op around it.
+"""Matches each row of the GPU to the call that launched it, and that call to the op around it.
 
-The way is kernel -> correlation -> runtime call -> innermost op on the call's thread. ``External id`` names an op only
-in some traces (in others it repeats the correlation, and would hit a wrong op), so it serves where no call correlates
-and only in a trace where the two differ. Arrows (``ac2g``) are the last resort.
+The path is kernel -> correlation -> runtime call -> innermost op on the call's thread. ``External id`` names an op only
+in some traces (in others it repeats the correlation, and would match a wrong op), so it is used only if no call
+correlates and only in a trace where the two differ. Arrows (``ac2g``) are the last resort.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _SKEW_US = 100.0
 
 
 class Match(NamedTuple):
-    """Of one activity: the call that launched it and the span around that, None where unknown."""
+    """The call that launched an activity and the span around the call; None if unknown."""
 
     call: int | None
     span: int | None
 
 
 def match(recording: Recording, activities: Sequence[Activity], nesting: Nesting) -> list[Match]:
-    """A match for each activity, in their order; nests the spans of the recording on the way."""
+    """A match for each activity, in order; also nests the spans of the recording."""
     calls = _calls_of(recording, activities)
     arrows = _arrows_of(recording, activities, calls)
     first_arrow = len(recording.calls.start)
@@ -48,7 +48,7 @@ def match(recording: Recording, activities: Sequence[Activity], nesting: Nesting
 
 
 def _calls_of(recording: Recording, activities: Sequence[Activity]) -> list[int | None]:
-    """The call of the same correlation, or of the same ``External id`` for an activity that bears no correlation.
+    """The call of the same correlation, or of the same ``External id`` for an activity without a correlation.
 
     Of several (merged traces, an op with several launches) it is the last that began before the activity.
     """
@@ -63,7 +63,7 @@ def _calls_of(recording: Recording, activities: Sequence[Activity]) -> list[int 
 
 
 def _indexed(numbers: Sequence[int], wanted: set[int]) -> dict[int, list[int]]:
-    """Number -> places at which it stands, for the wanted positive numbers."""
+    """Number -> its positions, for the wanted positive numbers."""
     places: dict[int, list[int]] = {}
     for place, number in enumerate(numbers):
         if number > 0 and number in wanted:
@@ -79,7 +79,7 @@ def _nearest(candidates: Sequence[int], starts: Sequence[float], start: float) -
 
 
 def _arrows_of(recording: Recording, activities: Sequence[Activity], calls: Sequence[int | None]) -> list[int | None]:
-    """For activities without a call: the arrow that ends where they begin, or bears their correlation."""
+    """For activities without a call: the arrow that ends where they begin, or has their correlation."""
     if None not in calls or not len(recording.flow_starts.number):
         return [None] * len(calls)
     ends, starts = recording.flow_ends, recording.flow_starts
@@ -106,8 +106,8 @@ def _moments(
 
 
 def _spans_by_external(recording: Recording, activities: Sequence[Activity]) -> dict[int, int]:
-    """``External id`` -> span, without ids that different spans bear (merged traces); empty where the id is but the
-    correlation by another name."""
+    """``External id`` -> span, without ids that different spans share (merged traces); empty if the id only repeats the
+    correlation."""
     if not any(0 < a.external != a.correlation for a in activities):
         return {}
     spans = recording.spans

@@ -1,8 +1,8 @@
 """Reading Nsight Compute's CSV (``ncu --csv --page raw`` or ``details``) and joining it to a trace's kernels.
 
 ``raw`` has a column per metric and a second row of units; ``details`` a row per kernel and metric, with columns
-"Metric Name", "Metric Unit" and "Metric Value". Lines such as ``==PROF== Connected`` stand anywhere before the table,
-numbers follow the locale of the machine ("1,048,576" or "1.048.576"), units are scaled unless ``--print-units base``.
+"Metric Name", "Metric Unit" and "Metric Value". Lines such as ``==PROF== Connected`` may precede the table, numbers
+follow the locale of the machine ("1,048,576" or "1.048.576"), units are scaled unless ``--print-units base``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from memwall.core.errors import UsageError
 from memwall.traces.records import Trace, TracedKernel
 from memwall.traces.values import printable
 
-#: a report of a long run is some MB; beyond this it is none
+#: a report of a long run is some MB; a larger file is not a report
 _MAX_BYTES = 1 << 28
 
-#: metric -> the field that it fills; the second name of a quantity serves where the first is missing
+#: metric -> the field that it fills; the second name of a quantity is used if the first is missing
 _METRICS: Mapping[str, str] = {
     "dram__bytes_read.sum": "dram_read_bytes",
     "dram__bytes_write.sum": "dram_write_bytes",
@@ -46,7 +46,7 @@ _DOTTED = re.compile(r"-?\d{1,3}(\.\d{3}){2,}|-?\d{1,3}(\.\d{3})+,\d+|-?\d+,(\d{
 
 @dataclass(frozen=True, slots=True)
 class NcuRow:
-    """One kernel that Nsight Compute measured; None is what was not collected."""
+    """One kernel that Nsight Compute measured; None if not collected."""
 
     id: int
     kernel: str
@@ -59,7 +59,7 @@ class NcuRow:
 
     @property
     def dram_bytes(self) -> float | None:
-        """Bytes read and written, None where neither that sum nor both parts were collected."""
+        """Bytes read and written; None if neither the sum nor both parts were collected."""
         if self.dram_read_bytes is not None and self.dram_write_bytes is not None:
             return self.dram_read_bytes + self.dram_write_bytes
         return self.dram_total_bytes
@@ -77,7 +77,7 @@ def read_ncu_csv(path: str | os.PathLike[str]) -> tuple[NcuRow, ...]:
     """The kernels of a report, in the order of their launch.
 
     Raises:
-        UsageError: no such file, no table of Nsight Compute, or a number or unit that is none; says which line.
+        UsageError: no such file, no table of Nsight Compute, or a malformed number or unit; says which line.
     """
     lines = _lines(path)
     head = next((i for i, line in enumerate(lines) if line.lstrip().startswith('"ID"')), None)
@@ -203,8 +203,8 @@ def _sizes(text: str) -> tuple[int, ...] | None:
 def join_ncu(trace: Trace, rows: Sequence[NcuRow]) -> NcuJoin:
     """Rows joined to the kernels of a trace: by name, grid and block, in order of launch.
 
-    A report of one step serves a trace of several equal ones: where the trace holds a whole multiple of a kernel's
-    rows, they repeat. Any other count joins nothing of that name, and is said.
+    A report of one step fits a trace of several equal ones: if the trace has a whole multiple of a kernel's rows, they
+    repeat. With any other count nothing of that name is joined, and a note says so.
     """
     ran = [k for k in trace.kernels if k.category in ("kernel", "communication")]
     ran.sort(key=lambda k: (k.start_us if k.launch_us is None else k.launch_us, k.start_us))
@@ -229,7 +229,7 @@ _Named = TypeVar("_Named", NcuRow, TracedKernel)
 
 
 def _grouped(items: Iterable[_Named], sized: bool) -> dict[tuple[Any, ...], list[_Named]]:
-    """Items of one function, and of one grid and block where all have them."""
+    """Items of one function, and of one grid and block if all have them."""
     groups: dict[tuple[Any, ...], list[_Named]] = {}
     for item in items:
         name = function_name(item.kernel if isinstance(item, NcuRow) else item.name)

@@ -1,7 +1,7 @@
 """What was running on a CPU thread at a moment: the innermost op, the modules and the user's line around it.
 
-Per thread one sweep over spans and moments in order of time with a stack. Clocks are rounded to microseconds in old
-traces, so a span that ends up to :data:`JITTER_US` behind the one around it still lies in it.
+One sweep per thread over spans and moments in order of time, with a stack. Clocks are rounded to microseconds in old
+traces, so a span that ends up to :data:`JITTER_US` after its parent still counts as inside it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from memwall.traces.fields import ANNOTATION, FRAME, MODULE, OP
 
 JITTER_US = 1.0
 
-#: what lies deeper than this in spans is held to lie in the last of these; real programs stay far below
+#: deeper nesting than this is treated as this deep; real programs stay far below
 _DEEPEST = 500
 
 #: how many spans outward are tried where spans overlap without nesting
@@ -25,7 +25,7 @@ _NONE = -1
 
 
 class Nesting:
-    """For each span of a recording: the innermost op around it, its module path, its line; -1 where none."""
+    """For each span of a recording: the innermost op around it, its module path, its line; -1 if none."""
 
     def __init__(self, recording: Recording) -> None:
         self._spans = recording.spans
@@ -33,7 +33,7 @@ class Nesting:
         self.parent = array("q", [_NONE]) * count
         self.module = array("q", [_NONE]) * count
         self.frame = array("q", [_NONE]) * count
-        #: place in the order of the sweep: a parent stands before its children
+        #: position in the order of the sweep: parents before children
         self.place = array("q", [0]) * count
         #: of a moment outside any op: the module path and the name of the frame around it
         self.outside: dict[int, tuple[int, int]] = {}
@@ -113,7 +113,7 @@ class Nesting:
 
 
 def _by_thread(spans: Spans) -> dict[int, list[int]]:
-    """Spans of each thread in the order in which they open: by start, the longer first, then as they are numbered."""
+    """Spans of each thread in the order in which they open: by start, the longer first, then by number."""
     threads: dict[int, list[int]] = {}
     for span, thread in enumerate(spans.thread):
         threads.setdefault(thread, []).append(span)
@@ -127,7 +127,7 @@ def _by_thread(spans: Spans) -> dict[int, list[int]]:
 
 
 def _same(spans: Spans, first: int, second: int) -> bool:
-    """Whether one span stands twice in the file; two ops of one name and time may be two where they bear no number."""
+    """Whether a span is a duplicate; two ops of one name and time may be distinct if they have no number."""
     if spans.start[first] != spans.start[second] or spans.dur[first] != spans.dur[second]:
         return False
     alike = all(column[first] == column[second] for column in (spans.name, spans.kind, spans.external))
@@ -140,7 +140,7 @@ def _open(stack: list[tuple[float, int]], end: float, item: int) -> None:
 
 
 def _around(stack: list[tuple[float, int]], start: float, end: float) -> int:
-    """What on the stack holds [start, end]; else the innermost in which it starts; -1 where nothing does."""
+    """The span on the stack that contains [start, end]; else the innermost in which it starts; else -1."""
     _close(stack, start, end)
     if not stack:
         return _NONE
@@ -156,6 +156,6 @@ def _top(stack: list[tuple[float, int]], start: float, end: float) -> int:
 
 
 def _close(stack: list[tuple[float, int]], start: float, end: float) -> None:
-    """Drop what ended: at ``start`` itself too, unless what starts there has no length."""
+    """Drop spans that ended, also at ``start`` itself unless the new span has no length."""
     while stack and (stack[-1][0] < start or (stack[-1][0] == start and end > start)):
         stack.pop()

@@ -12,7 +12,7 @@ from memwall.traces.records import TracedOp
 #: "autograd::engine::evaluate_function: AddmmBackward0", "CompiledFunctionBackward"
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$|^torch::autograd::AccumulateGrad$")
 _OPTIMIZER = re.compile(r"^Optimizer\.|^aten::_(fused|foreach)_(adam|adamw|sgd|adagrad)")
-#: modules of a path that are named; real ones nest less than twenty deep
+#: most modules named in a path; real ones nest less than twenty deep
 _MOST_MODULES = 64
 _NODE = re.compile(r"([A-Za-z_]\w*?)(?:Backward)?\d*$")
 
@@ -53,7 +53,7 @@ class Owners:
         return found
 
     def _op(self, span: int, made: list[TracedOp]) -> TracedOp:
-        """One op; what it was not recorded with it has from the op around it, or from its forward op."""
+        """One op; missing fields are taken from the op around it, or from its forward op."""
         spans, texts, nesting = self._spans, self._recording.names.texts, self._nesting
         detail = self._recording.details[spans.detail[span]]
         parent = made[self.ids[nesting.parent[span]]] if nesting.parent[span] >= 0 else None
@@ -84,8 +84,8 @@ class Owners:
     def _forward_of(self, kept: set[int]) -> dict[int, int]:
         """Backward span -> the forward span that made its node: same sequence number, begun before.
 
-        The counter moves on when a node is made, so of several ops with one number the last that began made it,
-        unless one bears the node's name.
+        The counter advances when a node is made, so of several ops with one number the last that began made it,
+        unless one has the node's name.
         """
         spans = self._spans
         nodes = {span for span in kept if spans.sequence[span] >= 0 and self._phase(span) == "backward"}

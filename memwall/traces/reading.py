@@ -1,4 +1,4 @@
-"""From a file to a :class:`Trace`: read, sort, link, measure the GPU's time, say what was left out."""
+"""From a file to a :class:`Trace`: read, sort, link, measure the GPU's time, note what was left out."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from memwall.traces.values import printable
 #: the second name of the devices is that of early 2021
 _DEVICES = ("deviceProperties", "computeProperties")
 
-#: CUPTI writes 0 for a kernel that it could not time; none starts this long before the first thing that the CPU did
+#: CUPTI writes 0 for a kernel that it could not time; none starts this long before the first CPU event
 _TIMED_US = 1e7
 
 #: rows of one stream that overlap by less than this share of their time are only rounding
 _OVERLAP = 0.01
 
-#: kernels that begin this long before their launch: the clocks of CPU and GPU disagree
+#: if kernels begin this long before their launch, the clocks of CPU and GPU disagree
 _CLOCKS_AGREE_US = 1000.0
 
 
@@ -38,7 +38,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     The file is streamed; memory grows with the ops and kernels in it, not with its size.
 
     Raises:
-        UsageError: no such file, cut off, damaged, not JSON, or no profiler trace; says where.
+        UsageError: no such file, truncated, damaged, not JSON, or not a profiler trace; says where.
     """
     recording = Recording()
     header = read_events(path, recording.keep, frozenset(_DEVICES))
@@ -87,7 +87,7 @@ def _on_the_gpu(activity: Activity) -> tuple[float, ...]:
 
 
 def _extent(recording: Recording) -> tuple[float, float]:
-    """First begin and last end of what was kept; steps do not count, they may reach out of the recording."""
+    """First begin and last end of what was kept; steps do not count, they may exceed the recording."""
     spans, calls, rows = recording.spans, recording.calls, recording.activities
     columns = [(spans.start, spans.dur), (calls.start, calls.dur), ([r.start for r in rows], [r.dur for r in rows])]
     starts = [min(times) for times, _ in columns if times]
@@ -116,7 +116,7 @@ def _kernel(
 def _notes(
     recording: Recording, duplicates: int, kernels: Sequence[TracedKernel], devices: Sequence[Device]
 ) -> list[str]:
-    """What was left out or cannot be known, a line each, in a fixed order."""
+    """What was left out or cannot be known, one line each, in a fixed order."""
     notes = [f"{count} events {what} were left out" for what, count in sorted(recording.dropped.items()) if count]
     if duplicates:
         notes.append(f"{duplicates} GPU rows stand twice in the file and were counted once")
@@ -132,7 +132,7 @@ def _notes(
 
 
 def _overlap_us(kernels: Sequence[TracedKernel]) -> float:
-    """Time by which rows reach into the next of their stream; those of one graph launch may run at once."""
+    """Time by which rows overlap the next of their stream; those of one graph launch may run concurrently."""
     last: dict[tuple[int, int], TracedKernel] = {}
     overlap = 0.0
     for kernel in kernels:
@@ -177,8 +177,8 @@ _WHOLE_GPU = 0.9
 def _devices(properties: object, kernels_of: Mapping[int, int]) -> tuple[Device, ...]:
     """The devices of ``deviceProperties`` and those that only kernels name, by index.
 
-    ROCm numbers a kernel's device among all agents of the machine and ``deviceProperties`` among visible GPUs; where
-    all of these are of one kind, a device without properties is one of them.
+    ROCm numbers a kernel's device among all agents of the machine and ``deviceProperties`` among visible GPUs; if all
+    of these are of one kind, a device without properties is one of them.
     """
     listed = [entry for entry in properties if isinstance(entry, dict)] if isinstance(properties, list) else []
     known = {_whole(entry.get("id"), default=place): entry for place, entry in enumerate(listed)}
@@ -189,7 +189,7 @@ def _devices(properties: object, kernels_of: Mapping[int, int]) -> tuple[Device,
 
 
 def gpu_name(trace: Trace) -> str | None:
-    """memwall's name of the GPU that ran the kernels; None where it has no spec, no name, or several ran.
+    """memwall's name of the GPU that ran the kernels; None if it has no spec or no name, or several ran.
 
     A device with a part of the multiprocessors (a MIG slice) is not that GPU.
     """
@@ -218,7 +218,7 @@ def _device(index: int, entry: Mapping[str, Any], kernels: int) -> Device:
 
 
 def _whole(value: object, default: int | None = None) -> Any:
-    """A whole number from 0 on, also from a text."""
+    """A whole number of at least 0, also from a text."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 19:
         value = int(value)
     return value if type(value) is int and value >= 0 else default

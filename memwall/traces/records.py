@@ -1,7 +1,7 @@
-"""What a profiler trace says, once its kernels are linked to the ops that launched them.
+"""The contents of a profiler trace, with its kernels linked to the ops that launched them.
 
-Times are microseconds since the first event that was kept (``TracedKernel.start_us`` may precede an op's: clocks of
-CPU and GPU differ by a few us). Every figure is the trace's own; nothing here is modeled.
+Times are microseconds since the first event kept (``TracedKernel.start_us`` may precede an op's: the clocks of CPU and
+GPU differ by a few us). Every figure is the trace's own; nothing here is modeled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 #: sizes of one argument: ``(64, 128)``; of a tensor list: ``((64, 128), (64,))``; ``()`` for a scalar, None or a
-#: 0-dim tensor (told apart by ``types``: a tensor has its dtype there, a scalar "Scalar", "Int", "Double", "")
+#: 0-dim tensor (distinguished by ``types``: a tensor has its dtype there, a scalar "Scalar", "Int", "Double", "")
 Dims = tuple[Any, ...]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -24,9 +24,9 @@ def nothing() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU of ``deviceProperties``, or one that only its kernels name (then only ``index`` is known).
+    """A GPU of ``deviceProperties``, or one that only kernels name (then only ``index`` is known).
 
-    ``kernels`` counts what ran on it in this trace: a trace lists all GPUs of the machine.
+    ``kernels`` counts those that ran on it: a trace lists all GPUs of the machine.
     """
 
     index: int
@@ -40,7 +40,7 @@ class TracedOp:
     """One op as the CPU ran it: ``aten::addmm``, a Triton call, a user's annotation around kernels.
 
     ``id`` is its index in :attr:`Trace.ops`; parents come before children. ``dims``, ``types`` and ``strides`` have
-    one entry per argument and are empty where shapes were not recorded (``strides`` is None where they were not).
+    one entry per argument and are empty if shapes were not recorded (``strides`` is None if they were not).
     """
 
     id: int
@@ -57,7 +57,7 @@ class TracedOp:
     source: str = ""  # "file(line): function" of the user's frame, where stacks were recorded
     phase: str = ""  # "forward", "backward", "optimizer" or ""
     forward: int | None = None  # of a backward op: the forward op of the same sequence number
-    #: the rest of its args that tell a cost: kernel_file, kernel_hash, kernel_backend, grid, num_warps, kernel_kwargs
+    #: the other args that determine a cost: kernel_file, kernel_hash, kernel_backend, grid, num_warps, kernel_kwargs
     #: of Triton; "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype" of a collective
     attributes: Mapping[str, Any] = field(default_factory=nothing)
 
@@ -94,7 +94,7 @@ class TracedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which no stream of a device ran anything, and what the CPU did when it ended."""
+    """A time in which no stream of a device ran anything, and what the CPU did at its end."""
 
     device: int
     start_us: float

@@ -1,8 +1,8 @@
 """Kernels → rows: what one execution of one op launched is one row, so that its FLOPs and bytes count once.
 
-An op that is known by its cost and launches kernels itself takes in all that the ops inside it launch: a product with
-the copy that made its operand dense, an embedding's gradient with the zeros that it is added to. An op that only calls
-others (``aten::linear``) leaves them their rows. Collectives and copies stand for themselves.
+An op that has a cost and launches kernels itself includes all that the ops inside it launch: a product with the copy
+that made its operand dense, an embedding's gradient with the zeros that it is added to. An op that only calls others
+(``aten::linear``) has no row, they have. Collectives and copies have their own rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "nccl:", "torch::distr
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """The kernels of one row. ``op`` is the op that they count for: None where none is known around them."""
+    """The kernels of one row. ``op`` is the op that they count for; None if unknown."""
 
     op: TracedOp | None
     kernels: tuple[TracedKernel, ...]
@@ -37,7 +37,7 @@ class Launches:
 
 @dataclass(frozen=True, slots=True)
 class RowCost:
-    """What a row must do; ``cost`` is None where the trace does not tell, and ``reason`` says why."""
+    """What a row must do; ``cost`` is None if the trace does not contain it, and ``reason`` says why."""
 
     cost: Cost | None
     op_class: str
@@ -49,20 +49,20 @@ class RowCost:
 
 
 def is_call(op: TracedOp) -> bool:
-    """Whether an op is a call of the dispatcher or of a Triton kernel: no annotation, no autograd node
-    but those that are known to be kernels of their own."""
+    """Whether an op is a call of the dispatcher or of a Triton kernel: not an annotation, nor an autograd node
+    other than those known to be kernels of their own."""
     if "::" not in op.name:
         return is_triton(op) or bool(schemas_of(op.name))
     return not op.name.startswith(_WRAPPERS) and " " not in op.name
 
 
 def can_be_costed(op: TracedOp) -> bool:
-    """Whether the op's shapes were recorded and a schema, or a Triton kernel's name, tells what they are."""
+    """Whether the op's shapes were recorded and a schema, or a Triton kernel's name, identifies them."""
     return bool(op.dims) and (is_triton(op) or bool(schemas_of(op.name)))
 
 
 def rows_of(trace: Trace) -> list[Launches]:
-    """All kernels of a trace in rows, in the order of their first kernels."""
+    """All kernels of a trace as rows, in the order of their first kernels."""
     owners = {kernel.id: _owner(trace, kernel) for kernel in trace.kernels}
     direct = {op for op in owners.values() if op is not None and can_be_costed(trace.ops[op])}
     outermost = {op: _outermost(trace, op, direct) for op in direct}
@@ -75,7 +75,7 @@ def rows_of(trace: Trace) -> list[Launches]:
 
 
 def _key(trace: Trace, kernel: TracedKernel, op: int | None) -> tuple[object, ...]:
-    """What kernels of one row share; what no call owns has a row of its own."""
+    """The key that kernels of one row share; a kernel that no call owns has its own row."""
     if kernel.category == "communication":
         return ("communication", kernel.id)
     if op is None or not is_call(trace.ops[op]):
@@ -101,7 +101,7 @@ def _owner(trace: Trace, kernel: TracedKernel) -> int | None:
         if can_be_costed(op):
             return op.id
         if op.name.startswith(("autograd::", "torch::autograd::", "CompiledFunction")):
-            break  # what lies outside is another call
+            break  # anything outside is another call
     return next((op.id for op in around if is_call(op)), kernel.op)
 
 

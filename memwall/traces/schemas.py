@@ -2,7 +2,7 @@
 
 A trace gives an op's name without its overload, and a list of values without names. ``schemas.txt`` holds the schemas
 of the ops that have a cost formula (``tools/op_schemas.py`` writes it), ``library_schemas.txt`` those of older versions
-of torch and of other libraries, with the names of arguments that the formulas use and, behind ``=``, what counts them.
+of torch and of other libraries, with the names of arguments that the formulas use and, after ``=``, what counts them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memwall.core.graph import ITEMSIZE
 from memwall.ops.registry import find_row
 from memwall.traces.records import TracedOp
 
-#: C++ name of a recorded type -> dtype; what is not here is no tensor
+#: C++ name of a recorded type -> dtype; other types are not tensors
 DTYPES: Mapping[str, str] = {
     "float": "float32", "double": "float64", "c10::Half": "float16", "at::Half": "float16",
     "c10::BFloat16": "bfloat16", "at::BFloat16": "bfloat16", "long int": "int64", "long": "int64",
@@ -31,7 +31,7 @@ DTYPES: Mapping[str, str] = {
     **{f"c10::{name.replace('float', 'Float')}": name for name in ITEMSIZE if name.startswith("float8")},
 }  # fmt: skip
 
-#: torch's own names of dtypes, which some writers record; of a value without sizes they are those of a number
+#: torch's own names of dtypes, which some writers record; a value without sizes is then a number
 SCALAR_TYPES: Mapping[str, str] = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
     "Int": "int32", "Short": "int16", "Byte": "uint8", "Char": "int8", "Bool": "bool",
@@ -44,8 +44,7 @@ _ARGUMENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a schema. ``kind`` is ``tensor``, ``list`` (of tensors) or ``value``, which may have
-    ``several`` numbers."""
+    """One argument of a schema. ``kind`` is ``tensor``, ``list`` (of tensors) or ``value`` (``several``: numbers)."""
 
     name: str
     kind: str
@@ -56,7 +55,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema: ``name`` with its overload, as formulas know it (``aten.add.Tensor``), and the number of results.
+    """A schema: ``name`` with its overload, as in the formulas (``aten.add.Tensor``), and the number of results.
 
     ``counted_as`` is what counts an op that has no formula: another op (``aten.silu.default``), or a rule of
     :mod:`memwall.traces.library_ops`.
@@ -81,7 +80,7 @@ class Bound(NamedTuple):
 
 
 def bind(op: TracedOp) -> Bound | None:
-    """The op's values under the names of the schema that they fit best; None where no schema is known."""
+    """The op's values under the names of the schema that they fit best; None if no schema is known."""
     if op.dims and len(op.concrete) > len(op.dims):  # the sizes of tensors alone, the values of all
         op = replace(op, dims=op.dims + ((),) * (len(op.concrete) - len(op.dims)))
     schema = _best(op)
@@ -109,7 +108,7 @@ def _best(op: TracedOp) -> Schema | None:
 
 
 def _fit(schema: Schema, op: TracedOp) -> int | None:
-    """How well a schema fits the recorded values: None where a tensor stands for a value or the other way round."""
+    """How well a schema fits the recorded values; None if a tensor is passed for a value or vice versa."""
     count = len(schema.arguments)
     beyond = len(op.dims) - count
     matched = 0
@@ -128,7 +127,7 @@ def _all_tensors(op: TracedOp, start: int) -> bool:
 
 
 def _kind(op: TracedOp, place: int) -> str:
-    """What was recorded: ``tensor``, ``list`` of tensors, ``value``, or ``none`` where that is not told."""
+    """What was recorded: ``tensor``, ``list`` of tensors, ``value``, or ``none`` if unknown."""
     type_name = op.types[place] if place < len(op.types) else ""
     dims = op.dims[place]
     if dims and isinstance(dims[0], tuple):
@@ -175,7 +174,7 @@ def _parse(line: str) -> Schema:
 
 
 def _split(text: str) -> list[str]:
-    """Parts between the commas that stand in no bracket."""
+    """Parts between the commas outside brackets."""
     parts, depth, start = [], 0, 0
     for i, char in enumerate(text):
         depth += (char in "([") - (char in ")]")
@@ -201,12 +200,12 @@ def _argument(text: str) -> Argument:
     )
 
 
-#: a recorded value longer than this is no number and no short list
+#: a recorded value longer than this is neither a number nor a short list
 _LONGEST_VALUE = 400
 
 
 def parse_value(text: str) -> Any:
-    """A value as the profiler writes it: a number, a truth, a list, None where there is nothing, else the text."""
+    """A value as the profiler writes it: a number, a boolean, a list, None if empty, else the text."""
     text = text.strip()
     if text in ("", "None", "nan") or len(text) > _LONGEST_VALUE:
         return None

@@ -1,9 +1,9 @@
 """Reading a Chrome trace event by event: a sliding window of text, one C-speed JSON decode per event.
 
-The file is either an object with ``traceEvents`` at any place among its keys, or a bare list of events, plain or
-gzipped. Only the window and what the caller keeps is in memory. Profilers write ``NaN``, control characters, invalid
-UTF-8 and lone backslashes inside strings: these are read. A file that ends early, or that is not JSON, is refused
-whole: a half-read trace has wrong totals.
+The file is either an object with a key ``traceEvents``, or a bare list of events, plain or gzipped. Only the window and
+what the caller keeps is in memory. Profilers write ``NaN``, control characters, invalid UTF-8 and lone backslashes
+inside strings: these are accepted. A file that is truncated, or not JSON, is refused: a half-read trace has wrong
+totals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memwall.core.errors import UsageError
 #: Decoded text read at a time; one event is some hundred characters.
 CHUNK_BYTES = 1 << 20
 
-#: Beyond this one value is no event and no property of a trace.
+#: A value longer than this is neither an event nor a property of a trace.
 MAX_VALUE_CHARACTERS = 1 << 26
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -46,15 +46,15 @@ def read_events(
     """Hand every event of a trace to ``keep``, in the order of the file.
 
     Args:
-        path: the trace, ``.json`` or ``.json.gz``; told apart by content.
-        keep: called with each event, a dict that it may take apart.
+        path: the trace, ``.json`` or ``.json.gz``; distinguished by content.
+        keep: called with each event, a dict that it may modify.
         wanted: other keys of the file to return.
 
     Returns:
         The wanted keys that the file has, as parsed.
 
     Raises:
-        UsageError: no such file, cut off, not JSON, nested too deep, or no trace; says where.
+        UsageError: no such file, truncated, not JSON, nested too deep, or not a trace; says where.
     """
     try:
         with Path(path).open("rb") as raw:
@@ -74,7 +74,7 @@ def _unpacked(raw: io.BufferedReader) -> IO[bytes]:
 
 
 class _Reader:
-    """The window: ``text[at:]`` is not parsed yet, ``before`` characters of the file stand in front of ``text``."""
+    """The window: ``text[at:]`` is not parsed yet, ``before`` characters of the file precede ``text``."""
 
     def __init__(self, path: str, handle: IO[bytes]) -> None:
         self.path = path
@@ -103,7 +103,7 @@ class _Reader:
         return found
 
     def read_object(self, keep: Callable[[dict[str, Any]], None], wanted: frozenset[str]) -> dict[str, Any]:
-        """``{"key": value, ..., "traceEvents": [...], ...}``; what is not wanted is parsed and dropped."""
+        """``{"key": value, ..., "traceEvents": [...], ...}``; unwanted keys are parsed and dropped."""
         found: dict[str, Any] = {}
         has_events = False
         self.at += 1
@@ -131,7 +131,7 @@ class _Reader:
         return found
 
     def read_list(self, keep: Callable[[dict[str, Any]], None]) -> None:
-        """The events; what is no object among them is passed over as no viewer shows it."""
+        """The events; anything that is not an object is skipped: viewers do not show it."""
         self.at += 1
         between, decode = _BETWEEN.match, self.decode
         while True:
@@ -152,7 +152,7 @@ class _Reader:
                 raise self.too_deep() from None
 
     def read_other(self) -> bool:
-        """What stands where no event begins: the list's end (False), the window's end, a value that is no event."""
+        """Handle anything but an event: the list's end (False), the window's end, a value that is not an event."""
         char = self.peek(",")
         if char == "]":
             self.at += 1
@@ -162,7 +162,7 @@ class _Reader:
         return True
 
     def peek(self, skipped: str = "") -> str:
-        """The next character that is no blank, and at most one ``skipped``; "" at the end of the file."""
+        """The next character after whitespace and at most one ``skipped``; "" at the end of the file."""
         while True:
             match = _BLANK.match(self.text, self.at)
             self.at = match.end() if match else self.at
@@ -193,19 +193,19 @@ class _Reader:
             return value
 
     def repair(self, error: ValueError) -> bool:
-        """Mend what profilers do not escape, if that is what is wrong here and the window shows all of it."""
+        """Escape what profilers do not, if that is the error here and the window contains all of it."""
         rest = self.text[self.at :]
         mended = _double_backslashes(rest) if "escape" in str(error) else _escape_quotes(rest)
         self.text = self.text[: self.at] + mended
         return mended != rest or (len(rest) < _LONGEST_NAME and self.fill())
 
     def unfinished(self, error: ValueError) -> bool:
-        """Whether more text could mend it: the decoder stopped at the window's end, or inside a string."""
+        """Whether more text could complete it: the decoder stopped at the window's end, or inside a string."""
         position = getattr(error, "pos", 0)
         return "Unterminated string" in str(error) or position >= len(self.text) - 16
 
     def fill(self) -> bool:
-        """Drop what was parsed and read on; a value that does not fit doubles the window. False at the end."""
+        """Drop what was parsed and read on; a value that does not fit doubles the window. False at the end of file."""
         if self.ended:
             return False
         if len(self.text) - self.at > MAX_VALUE_CHARACTERS:
@@ -220,7 +220,7 @@ class _Reader:
         return not self.ended or len(self.text) > len(rest)
 
     def where(self, position: int | None = None) -> str:
-        """A place for people: which event, which character of the file."""
+        """The position for messages: which event, which character of the file."""
         return f"event {self.events + 1}, character {self.before + (position or self.at) + 1}"
 
     def malformed(self, why: str, position: int | None = None) -> UsageError:
@@ -231,7 +231,7 @@ class _Reader:
         return UsageError(f"{self.path} is not JSON: {self.where(position)}: {why}")
 
     def too_deep(self) -> UsageError:
-        """More brackets in brackets than any trace has."""
+        """The error for deeper nesting than any trace has."""
         return UsageError(f"{self.path}: {self.where()}: nested too deep to be a profiler trace")
 
 

@@ -1,4 +1,4 @@
-"""What a trace tells of an op besides its own record: its kernels' names, its gradient, the ops after it."""
+"""What a trace says about an op beyond its own record: its kernels' names, its gradient, the ops after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memwall.core.graph import TensorSpec
 from memwall.traces.calls import Hints, list_dtype, spec_of
 from memwall.traces.records import Trace, TracedKernel, TracedOp
 
-#: ops after one among which its result's reader is looked for
+#: how many following ops are searched for the reader of a result
 _NEXT = 4
 #: an indexing kernel's threads and elements per thread (``index_elementwise_kernel<128, 4, ...>``)
 _INDEXING = re.compile(r"index_elementwise_kernel<(\d+), ?(\d+)")
@@ -23,7 +23,7 @@ _FULL_FLOAT32 = re.compile(
 
 
 class Surroundings:
-    """Look-ups in one trace. ``known`` keeps what was made of equal calls."""
+    """Look-ups in one trace. ``known`` caches equal calls."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -49,7 +49,7 @@ class Surroundings:
         )
 
     def _gradient(self, op: TracedOp) -> tuple[TensorSpec, ...]:
-        """The gradients that the autograd node of the op took, of its results."""
+        """The gradients of the op's results, as its autograd node took them."""
         for outer in self.trace.around(op):
             node = self._gradients.get(outer.id)
             if node is not None:
@@ -93,10 +93,10 @@ def _covered(kernels: Sequence[TracedKernel]) -> int:
 
 
 def _slices(kernels: Sequence[TracedKernel]) -> int:
-    """How many slices a gathering kernel copies: a column of blocks each (IndexKernelUtils.cu)."""
+    """How many slices a gathering kernel copies: one column of blocks each (IndexKernelUtils.cu)."""
     return next((k.grid[0] for k in kernels if "vectorized_gather_kernel" in k.name and k.grid), 0)
 
 
 def may_be_tf32(names: Sequence[str]) -> bool:
-    """Whether float32 products of these kernels can have run in TF32: not where a name says that they did not."""
+    """Whether float32 products of these kernels may have run in TF32: not if a name says otherwise."""
     return not any(_FULL_FLOAT32.search(name) for name in names)

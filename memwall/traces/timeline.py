@@ -1,4 +1,4 @@
-"""The GPU's own time: when a device was busy, when it waited and for what, how much communication nothing hid."""
+"""The GPU's own time: when a device was busy, when it waited and for what, how much communication was exposed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from memwall.traces.records import Gap, TracedKernel, TracedOp
 
 Kernels = Sequence[TracedKernel]
 
-#: a call or an overhead explains a gap when it fills at least this share of it
+#: a call or an overhead explains a gap if it fills at least this share of it
 _EXPLAINS = 0.5
 
-#: calls and ops looked at for one gap; the CPU issues fewer in any gap that matters
+#: most calls and ops examined for one gap; the CPU issues fewer in any gap that matters
 _MOST_CALLS = 4096
 
 
@@ -102,7 +102,7 @@ class _Causes:
         return self._overhead(begin, end) or self._on_host(begin, end, launch, kernel, self._ops[kernel.op])
 
     def _overhead(self, begin: float, end: float) -> str:
-        """What the profiler itself did in the meantime."""
+        """The profiler's own overhead in the gap."""
         rows = self._recording.overheads
         for index in self._overheads:
             if rows.start[index] >= end:
@@ -112,9 +112,9 @@ class _Causes:
         return ""
 
     def _on_host(self, begin: float, end: float, launch: float, kernel: TracedKernel, op: TracedOp) -> str:
-        """The call that held the thread for most of the gap; else the op that ran in most of it, else the launching op.
+        """The call that blocked the thread for most of the gap; else the op that ran in most of it or launched.
 
-        A call that waited for the GPU until the gap began is named too: behind it the queue was empty.
+        A call that waited for the GPU until the gap began is named too: the queue was empty after it.
         """
         rows = self._recording.calls
         thread = self._threads[op.thread]

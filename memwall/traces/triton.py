@@ -3,8 +3,8 @@
 The record of ``triton_poi_fused_add_cos_sin_0`` holds the shapes of its pointers and, as the last values, how many
 elements it iterates over (``xnumel``, of a reduction ``rnumel`` too). Which pointer is read and which is written is not
 recorded, so each is counted once, and no more of it than the kernel iterates over: a tensor updated in place moves
-twice that, a table that is indexed no more. FLOPs are those of the ops in the kernel's name, each once for each
-element: the least, since a name tells what was fused and not how often.
+twice that, an indexed table no more. FLOPs are those of the ops in the kernel's name, each once for each element: a
+lower bound, since a name lists what was fused but not how often.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r"triton_(poi|red|per|tem)_fused_(\w+?)(?:_\d+)?$")
 #: FLOPs per element of the input of reductions
 _REDUCTIONS = {"sum": 1, "mean": 1, "prod": 1, "cumsum": 1, "var": 4, "std": 4, "var_mean": 4, "norm": 2,
                "linalg_vector_norm": 2}  # fmt: skip
-#: FLOPs per element of what has a name of its own in a fused kernel
+#: FLOPs per element of ops that have their own name in a fused kernel
 _WHOLE = {"native_layer_norm": 7, "_softmax": 5, "_log_softmax": 5, "native_group_norm": 7, "native_dropout": 1}
 #: names of more than one word that begin with what looks like another op
 _MOVES = ("unsafe_view", "unsafe_index", "to_copy")
@@ -40,7 +40,7 @@ def triton_cost(op: TracedOp) -> tuple[Cost, str]:
     """The cost of a call of an Inductor kernel, and what it leaves open.
 
     Raises:
-        Unsupported: shapes were not recorded, or it is no kernel of Inductor.
+        Unsupported: shapes were not recorded, or it is not a kernel of Inductor.
     """
     match = _NAME.match(op.name)
     if match is None:
@@ -61,8 +61,8 @@ def triton_cost(op: TracedOp) -> tuple[Cost, str]:
 
 
 def _elements(op: TracedOp) -> int:
-    """How many elements the kernel iterates over: the product of its sizes, which come last; 0 where they were not
-    recorded. Their number is that of its axes, which the blocks of its launch tell."""
+    """How many elements the kernel iterates over: the product of its sizes, which come last; 0 if not recorded. There
+    are as many sizes as axes, which follow from the blocks of its launch."""
     blocks = str(op.attributes.get("kernel_kwargs", ""))
     reduces = op.name.startswith(("triton_red", "triton_per"))
     axes = sum(f"{axis}BLOCK" in blocks for axis in "XYZ") or (1 if reduces else 2)
@@ -80,7 +80,7 @@ def _has_dims(op: TracedOp, place: int) -> bool:
 
 
 def _template(names: str, specs: list[TensorSpec]) -> tuple[Cost, str]:
-    """A product from Inductor's templates: the FLOPs of the three matrices that fit together."""
+    """A product from Inductor's templates: the FLOPs of the three matrices whose sizes match."""
     matrices = [spec for spec in specs if len(spec.shape) in (2, 3)]
     if "mm" not in names.split("_") and "addmm" not in names and "bmm" not in names:
         raise Unsupported("a template kernel that is no product")

@@ -1,4 +1,4 @@
-"""Arguments of events as plain values: what is not of its type counts as not recorded.
+"""Arguments of events as plain values: a value of the wrong type counts as not recorded.
 
 Profilers write numbers as texts, lists as texts, tensor lists as lists of lists; hostile files write anything.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from memwall.traces.fields import ATTRIBUTES
 from memwall.traces.records import nothing
 
-#: microseconds since 1970 are 1.8e15 today; beyond this a time is none
+#: microseconds since 1970 are 1.8e15 today; a larger number is not a time
 _LATEST_US = 1e17
 _LARGEST = 1 << 62
 #: [[2, 3], [4]] in a list of arguments is the deepest that dims go
@@ -37,7 +37,7 @@ class Detail:
 
 
 def read_detail(found: dict[str, Any]) -> Detail:
-    """Arguments as frozen values; one that is not of its type counts as not recorded."""
+    """Arguments as frozen values; one of the wrong type counts as not recorded."""
     take = found.pop
     dims, strides = take("dims", None), take("strides", None)
     grid = _triple(found.get("grid"))
@@ -64,7 +64,7 @@ def printable(text: str) -> str:
 
 
 def time_us(value: object) -> float | None:
-    """A time in microseconds, None for what is none."""
+    """A time in microseconds; None if it is not a number."""
     try:
         time = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -73,7 +73,7 @@ def time_us(value: object) -> float | None:
 
 
 def whole_number(value: object) -> int:
-    """A whole number, also from a text or a float; -1 for what is none."""
+    """A whole number, also from a text or a float; else -1."""
     if type(value) is int:
         return value if -_LARGEST < value < _LARGEST else -1
     if isinstance(value, str) and value.isascii() and len(value) < 19 and value.removeprefix("-").isdigit():
@@ -103,7 +103,7 @@ def _nested(value: object) -> tuple[Any, ...]:
 
 
 def _sizes(value: object, depth: int) -> Any:
-    """A size or a list of sizes; ``()`` for what is neither, so that nothing is counted twice."""
+    """A size or a list of sizes; ``()`` for anything else, so that nothing is counted twice."""
     if isinstance(value, list):
         entries = [_sizes(entry, depth - 1) for entry in value] if depth else []
         return tuple(entries) if () not in entries or all(isinstance(e, tuple) for e in entries) else ()
@@ -112,7 +112,7 @@ def _sizes(value: object, depth: int) -> Any:
 
 
 def _type_text(value: object) -> str:
-    """A type's name; a list of types is a tensor list's."""
+    """A type's name; a list of types means a tensor list."""
     if not isinstance(value, list):
         return _value_text(value)
     kinds = sorted({str(kind) for kind in value})
@@ -129,7 +129,7 @@ def _triple(value: object) -> tuple[int, ...] | None:
 
 
 def _plain(value: object) -> Any:
-    """A further argument as a value that cannot change."""
+    """Any other argument as an immutable value."""
     if isinstance(value, str):
         return printable(value)
     if value is None or isinstance(value, (bool, int, float)):

@@ -1,8 +1,8 @@
 """``run_ab``: both sides are launched again and again, timed in turns, until the samples decide.
 
 Why at least three launches and, by default, 24 rounds before the first look: a round's ratio scatters by 1 to 5 % on
-shared machines, so the median of 24 is known to some 1 to 3 %; and no single pair of processes decides, whatever the
-luck of its memory layout. An undecided benchmark goes on, launch by launch, to the last look or the time limit.
+shared machines, so the median of 24 is known to some 1 to 3 %; and no single pair of processes, with its random memory
+layout, decides. An undecided benchmark continues, launch by launch, to the last look or the time limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memwall.core.errors import UsageError
 from memwall.core.structure import write
 from memwall.core.units import duration, percent
 
-#: the launches after which the samples are looked at: few where the sides are clearly apart, many on a noisy machine
+#: the launches after which the samples are looked at: few if the difference is clear, many on a noisy machine
 LOOKS = (3, 4, 5, 7, 10, 14)
 LEAST_LAUNCHES = LOOKS[0]
 #: of each look's interval. The benchmark looks after the launches of LOOKS and at its end, which the time limit may put
@@ -46,7 +46,7 @@ PAUSE_S = 0.5
 class ABResult:
     """Head's time over base's, as measured, and the verdict: ``pass``, ``fail`` or ``inconclusive``.
 
-    Figures are None where too little was measured to give any. Times in seconds of one step; shares as fractions.
+    Figures are None if too little was measured. Times in seconds of one step; shares as fractions.
     """
 
     verdict: str
@@ -59,12 +59,12 @@ class ABResult:
     high: float | None = None
     #: of "both are equally fast", by the sign test
     p_value: float | None = None
-    #: the smallest slow-down that these samples could tell from none
+    #: the smallest slow-down that these samples could detect
     smallest_detectable: float | None = None
     #: rounds (a block of each side) that count, and those that did not because the machine was disturbed
     blocks: int = 0
     dropped: int = 0
-    #: times that both sides were started anew
+    #: times that both sides were started again
     launches: int = 0
     #: medians over the blocks
     base_s: float | None = None
@@ -100,7 +100,7 @@ def _change(ratio: float) -> str:
 
 @dataclass(frozen=True)
 class Rules:
-    """What an A/B benchmark goes by."""
+    """The rules of an A/B benchmark."""
 
     allowed: float
     device: str = "cpu"
@@ -144,11 +144,11 @@ def run_ab(
         blocks: rounds (a block of each side) before the first look at them; 6 at least.
         seconds: no round begins later than this.
         seed: of the models' tensors, and of the order of the sides in each round. Models that draw differently get
-            inputs of other values, never of other shapes.
+            inputs with other values, never with other shapes.
         progress: called with one-line messages.
 
     Returns:
-        The outcome; ``inconclusive`` where the samples do not decide or the machine was not quiet.
+        The outcome; ``inconclusive`` if the samples do not decide or the machine was not quiet.
 
     Raises:
         UsageError: a rule is wrong, or a side's code fails; says which side.
@@ -185,7 +185,7 @@ def run_launches(
 
 @dataclass
 class _Progress:
-    """How an A/B benchmark goes."""
+    """The state of an A/B benchmark."""
 
     rules: Rules
     clock: Callable[[], float]
@@ -195,9 +195,9 @@ class _Progress:
     #: why each dropped round was dropped
     dropped: list[str] = field(default_factory=list)
     environment: Mapping[str, Any] = field(default_factory=dict)
-    #: why it goes no further, where that is not because it is decided
+    #: why it stopped, if it is undecided
     stopped: str = ""
-    #: rounds of each launch: as many in all, so that each launch weighs the same
+    #: rounds of each launch: equally many, so that each launch has the same weight
     rounds: int = 0
 
     def run(self, sides: Launch, start_s: float) -> None:
@@ -219,12 +219,12 @@ class _Progress:
             self.launches.append(kept)
 
     def _orders(self) -> list[bool]:
-        """Whether the head begins, for each round: it does in one of two, chance says which."""
+        """Whether the head begins, for each round: in a random half of them."""
         chance = random.Random(1000 * self.rules.seed + len(self.launches))
         return [first for _ in range(self.rounds // 2) for first in chance.sample([False, True], 2)]
 
     def _rounds(self, round_s: float, start_s: float) -> int:
-        """As many as the rules ask for, or as fit into the time limit with the starts; an even number."""
+        """Rounds per launch: as many as the rules ask for, or as fit into the time limit with the starts; even."""
         wanted = math.ceil(self.rules.blocks / LEAST_LAUNCHES)
         fitting = int((self.rules.seconds / LEAST_LAUNCHES - start_s) / round_s)
         return 2 * math.ceil(max(LEAST_BLOCKS // LEAST_LAUNCHES, min(wanted, fitting)) / 2)
@@ -236,14 +236,14 @@ class _Progress:
 
     @property
     def state(self) -> str:
-        """How far it is, in a line."""
+        """The progress in one line."""
         found = self._ratio()
         so_far = f", head / base {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})" if found else ""
         return f"{len(self.launches)} launches done, {len(self.dropped)} rounds dropped{so_far}"
 
     @property
     def is_decided(self) -> bool:
-        """Whether the samples decide at this look; a launch more would change nothing."""
+        """Whether the samples decide at this look; another launch would change nothing."""
         found = self._ratio() if len(self.launches) in LOOKS else None
         return found is not None and verdict_of(found, self.rules.allowed) != INCONCLUSIVE
 
@@ -253,7 +253,7 @@ class _Progress:
         return ratio([[r.log_ratio for r in rounds] for rounds in self.launches], CONFIDENCE)
 
     def outcome(self) -> ABResult:
-        """What is known by now."""
+        """The result so far."""
         rules, found = self.rules, self._ratio()
         kept = [r for rounds in self.launches for r in rounds]
         reasons = self._reasons(kept, found)
@@ -272,7 +272,7 @@ class _Progress:
         )  # fmt: skip
 
     def _reasons(self, kept: Sequence[Round], found: Ratio | None) -> tuple[str, ...]:
-        """Why there is no verdict; empty where there is one."""
+        """Why there is no verdict; empty if there is one."""
         reasons = list(sum((r.usage for r in kept), Usage()).doubts(self.rules.device))
         if len(self.dropped) > len(kept):
             what, _ = Counter(self.dropped).most_common(1)[0]
@@ -285,15 +285,15 @@ class _Progress:
 
 
 def verdict_of(found: Ratio, allowed: float) -> str:
-    """``fail``: the whole interval lies above what is allowed. ``pass``: all of it lies below, and is narrow enough
-    that a slow-down of the allowed size would have shown. Else ``inconclusive``."""
+    """``fail``: the whole interval is above the allowed slow-down. ``pass``: all of it is below, and narrow enough that
+    the allowed slow-down would have shown. Else ``inconclusive``."""
     if found.low > 1.0 + allowed:
         return FAIL
     return PASS if found.high < 1.0 + allowed and found.smallest_detectable <= allowed else INCONCLUSIVE
 
 
 def _undecided(found: Ratio, allowed: float) -> str:
-    """Why an interval decides nothing."""
+    """Why an interval does not decide."""
     if found.smallest_detectable > allowed:
         return (
             f"no slow-down below {percent(found.smallest_detectable)} shows here now, and {percent(allowed)} is what is"
@@ -303,7 +303,7 @@ def _undecided(found: Ratio, allowed: float) -> str:
 
 
 def _checked(side: Side) -> Side:
-    """A side that a worker can find from wherever it is."""
+    """A side with absolute paths, for a worker in another folder."""
     if not side.folder.is_dir():
         raise UsageError(f"no such folder: {side.folder}")
     if Path(side.target.removeprefix("hf:")).is_absolute():

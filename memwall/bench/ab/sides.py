@@ -1,4 +1,4 @@
-"""Both sides started anew, each in its process, and asked in turns: while one is timed, the other waits."""
+"""Both sides in fresh processes, asked in turns: while one is timed, the other waits."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from memwall.core.process import Child, Lost
 
 #: seconds that a side may take to import torch, build its model and warm up
 START_LIMIT_S = 180.0
-#: a block has as many steps as take this long, so that a clock tick or a short interruption is little of it
+#: a block has as many steps as take this long, so that a clock tick or a short interruption is negligible
 BLOCK_S = 0.06
 #: steps of a block at most
 MOST_STEPS = 10_000
-#: a question may take this many times as long as it should, and so many seconds
+#: a question may take this many times its expected time, plus this many seconds
 PATIENCE, LEAST_LIMIT_S = 20.0, 60.0
 
 
 @dataclass(frozen=True)
 class Side:
-    """One version of a model: a checkout and the target in it, as it is written on the command line from there.
+    """One version of a model: a checkout and the target in it, as on the command line from there.
 
     ``options``: ``mode``, ``batch``, ``seq``, ``input_specs``, ``dtype``, ``autocast``, ``optimizer``, as for
     :func:`memwall.profile`.
@@ -39,7 +39,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of steps: the median of their seconds, and what the machine did meanwhile."""
+    """A block of steps: the median of their seconds, and what the machine did during them."""
 
     step_s: float
     usage: Usage
@@ -104,7 +104,7 @@ class Launch:
 
     @property
     def round_s(self) -> float:
-        """Seconds that a round should take; a block of several steps runs one more, which does not count."""
+        """Expected seconds of a round; a block of several steps runs one more, which does not count."""
         steps = {name: self._steps(name) for name in self._sides}
         return sum((count + (count > 1)) * self._step_s[name] for name, count in steps.items())
 

@@ -1,4 +1,4 @@
-"""What the process of one side does, started by :mod:`.sides` in its checkout: build the model, time its steps."""
+"""The process of one side, started by :mod:`.sides` in its checkout: builds the model, times its steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPAN_S, AGREE, LONGEST_WARM_UP_S = 0.1, 0.05, 2.0
 
 
 class Worker:
-    """Answers ``build``, ``warm_up`` and ``block``; a failure of the model's code is blamed on its line."""
+    """Answers ``build``, ``warm_up`` and ``block``; a failure of the model's code is reported with its line."""
 
     def __call__(self, question: str, *arguments: Any) -> Any:
         try:
@@ -54,7 +54,7 @@ class Worker:
         gc.freeze()  # what is there now stays: the collector need not look at it before every block
 
     def warm_up(self) -> tuple[dict[str, Any], float]:
-        """Run steps until they take as long as those before: what is known of the device, and seconds of a step."""
+        """Run steps until their time is stable: what is known of the device, and seconds of a step."""
         began, before_s, steps = time.monotonic(), 0.0, 1
         while True:
             step_s = statistics.median(self.device.steps(self._step, steps)[0])
@@ -63,7 +63,7 @@ class Worker:
             before_s, steps = step_s, max(1, min(int(SPAN_S / step_s), MOST_STEPS))
 
     def block(self, steps: int) -> Block:
-        """Time a block, and watch the machine meanwhile."""
+        """Time a block while watching the machine."""
         before = read_counters()
         samples, flags = self.device.steps(self._step, steps)
         return Block(statistics.median(samples), before.usage(read_counters(), flags))

@@ -1,4 +1,4 @@
-"""Every kernel of a model run and timed on this machine: eager ops, our own Triton kernels, torch.compile's.
+"""Every kernel of a model run and timed on this machine: eager ops, generated Triton kernels, torch.compile's.
 
 In: a profile or a target, a device, executors. Out: the profile with a measurement for each executor. Start at ``run``
 (:func:`measure`); ``jobs`` finds the distinct kernels, ``benchmark_run`` asks for them in rounds, ``workers`` are the

@@ -1,8 +1,8 @@
 """Memory for the values of a graph: one guarded allocation for each storage, values as views of it.
 
-Around each allocation lie guard bands. In one arena they are NaN, so that what is read out of bounds shows in the
-results; in another small numbers, as NaN that is read and written out of bounds again leaves the bands as they were.
-Those of integers are -1, which is no place of anything. :class:`WideMemory` holds the same values in float64.
+Guard bands surround each allocation. In one arena they are NaN, so that out-of-bounds reads show in the results; in
+another small numbers, as NaN that is read and written back out of bounds would leave the bands unchanged. Those of
+integers are -1, which is no valid index. :class:`WideMemory` holds the same values in float64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GUARDS, GUARD_OF_INTEGERS = (0xFF, 0x3C), 0xFF
 ALIGNMENT = 512
 #: bytes of a guard band
 GUARD_BYTES = 64 * 1024
-#: the two fillings of memory that a kernel is given to write: NaN, and numbers that are far from right
+#: the two fillings of a kernel's output memory: NaN, and numbers far from correct
 POISONS = 0xFF, 0x5A
 
 
@@ -52,7 +52,7 @@ class _Block:
 
 
 class Arena(Mapping[int, Tensor]):
-    """Value id → tensor. A storage is allocated, and filled with poison, when a value of it is first asked for.
+    """Value id → tensor. A storage is allocated, and filled with poison, when one of its values is first requested.
 
     ``number`` picks one of the poisons and one of the guards.
     """
@@ -82,13 +82,13 @@ class Arena(Mapping[int, Tensor]):
         return tuple(self._blocks)
 
     def flat(self, storage: int, dtype: torch.dtype) -> Tensor:
-        """The whole of a storage as elements of a dtype; a rest that holds no element is left out."""
+        """A whole storage as elements of a dtype; a remainder smaller than an element is left out."""
         inside = self._block(storage, dtype).inside
         size = torch.empty((), dtype=dtype).element_size()
         return inside[: inside.numel() // size * size].view(dtype)
 
     def empty(self, shape: Sequence[int], strides: Sequence[int], **options: Any) -> Tensor:
-        """``torch.empty_strided`` with guards and poison: what a kernel takes memory from."""
+        """``torch.empty_strided`` with guards and poison, for a kernel's allocations."""
         dtype = options.get("dtype") or torch.get_default_dtype()
         size = torch.empty((), dtype=dtype).element_size()
         count = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
@@ -129,7 +129,7 @@ class Arena(Mapping[int, Tensor]):
 
 
 class WideMemory:
-    """Value id → float64 (or the integer that it is) tensor; values of one storage are views of one."""
+    """Value id → float64 (integers unchanged) tensor; values of one storage are views of one tensor."""
 
     def __init__(self, graph: Graph, arena: Arena) -> None:
         self.graph, self.arena = graph, arena

@@ -1,4 +1,4 @@
-"""All kernels of all executors timed in rounds, so that a device that drifts drifts under each of them."""
+"""All kernels of all executors timed in rounds, so that drift of the device affects each of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, S
 if TYPE_CHECKING:
     from memwall.bench.kernels.steps import ModuleOptions
 
-#: how the model itself is run
+#: the executor of the model itself
 WHOLES = ("eager", "torch.compile")
 #: rounds over all kernels; the samples of a kernel are taken in as many blocks
 ROUNDS = 3
@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Result:
-    """What is known of one job so far."""
+    """The result of one job so far."""
 
     job: Job
     answer: Ran | None = None
@@ -44,7 +44,7 @@ class Result:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it makes no sense to ask again."""
+        """Whether asking again is pointless."""
         return self.answer is not None and self.answer.status != "ok"
 
     def add(self, answer: Ran) -> None:
@@ -79,7 +79,7 @@ class Limits:
 
     @property
     def half_time(self) -> float:
-        """When half of the time that is left now will be over: the rest is for timing."""
+        """When half of the remaining time will be over: the rest is for timing."""
         now = time.monotonic()
         return now + (self.deadline - now) / 2
 
@@ -89,13 +89,13 @@ class Limits:
         return time.monotonic() >= self.deadline
 
     def block_s(self, blocks: int) -> float:
-        """Seconds for one of so many blocks that are left."""
+        """Seconds for each of the remaining blocks."""
         left = (self.deadline - time.monotonic()) / max(blocks, 1)
         return min(BLOCK_S, max(2 * left, LEAST_BLOCK_S))
 
 
 class BenchmarkRun:
-    """One measurement: what the workers are asked, and what they found."""
+    """One measurement: the questions to the workers, and their answers."""
 
     def __init__(
         self, work: Work, executors: Sequence[str], kind: str, target: str, limits: Limits, pool: WorkerPool,
@@ -172,7 +172,7 @@ class BenchmarkRun:
             updated()
 
     def _rest(self) -> None:
-        """All workers give back their memory: whatever comes next may need it."""
+        """All workers free their memory: whatever comes next may need it."""
         for worker in self.workers.values():
             worker.ask(START_LIMIT_S, "rest")
 
@@ -193,7 +193,7 @@ class BenchmarkRun:
     # -- what was found ----------------------------------------------------------------------------------------------
 
     def measurements(self) -> tuple[Measurement, ...]:
-        """One for each executor, with what is known by now."""
+        """One for each executor, with the results so far."""
         return tuple(self._measurement(name) for name in self.executors)
 
     def _measurement(self, name: str) -> Measurement:

@@ -1,4 +1,4 @@
-"""A group of ops run one by one by PyTorch, on memory that is addressed by value: as eager would, or in float64.
+"""A group of ops run one by one by PyTorch, on memory addressed by value: as in eager, or in float64.
 
 In float64 every floating value is kept that wide from op to op, casts between floats included; casts to integers and
 booleans are real.
@@ -24,7 +24,7 @@ from memwall.ops.evaluate import Call, Operators, evaluate
 
 
 class Noise:
-    """What rounding does to a value, drawn at random: each element times 1 + u · amplitude, u uniform in ±1."""
+    """Random rounding of a value: each element times 1 + u · amplitude, u uniform in ±1."""
 
     def __init__(self, seed: int, device: str) -> None:
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -68,7 +68,7 @@ class GroupRun:
         self.device = memory.arena.device if isinstance(memory, WideMemory) else memory.device
         #: storages that the group has written
         self.written: set[int] = set()
-        #: of the op at hand: what it writes over, and how many numbers it adds up
+        #: of the current op: what it overwrites, and how many numbers it adds up
         self._into: Sequence[int] = ()
         self._terms = 1
 
@@ -77,7 +77,7 @@ class GroupRun:
             evaluate(self.graph, sorted((*self.group.op_ids, *self.group.recomputes)), self, self._op, self.operators)
 
     def begin(self, op: Op, into: Sequence[int]) -> None:
-        """An op comes next: rounding depends on what it does."""
+        """Start an op: rounding depends on what it does."""
         self._into, self._terms = into, terms_of(self.graph, op)
 
     def tensor(self, value_id: int) -> Tensor:
@@ -99,7 +99,7 @@ class GroupRun:
         self.written.update(self.graph.values[i].storage for i in call.op.outputs)
 
     def call(self, call: Call) -> list[Tensor]:
-        """What the operator gives, in order, results that it overwrites left out."""
+        """The operator's results in order, without those that it overwrites."""
         if call.operator is None:
             raise Unsupported(f"torch has no operator {call.op.name} here")
         function = call.operator.function

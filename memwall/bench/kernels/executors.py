@@ -1,7 +1,7 @@
-"""A group as something that can be called, by each executor: eager torch, our own Triton kernel, torch.compile.
+"""A group as a callable, by each executor: eager torch, a generated Triton kernel, torch.compile.
 
-Of a generated kernel's few settings each is tried on the device, and the best one is kept in a file by the source's
-hash, the GPU and the driver: another GPU, another driver or another source asks anew.
+Each of a generated kernel's few settings is tried on the device, and the best one is kept in a file by the source's
+hash, the GPU and the driver: another GPU, driver or source is tuned again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from memwall.ops.evaluate import Operators
 
 Empty = Callable[..., torch.Tensor]
 
-#: more than the distinct groups of any model
+#: more than any model has distinct groups
 MOST_COMPILED = 1 << 20
 
 
@@ -39,7 +39,7 @@ class Built:
     """A kernel that can be run: takes the tensors of ``inputs`` (value ids) and returns those of ``outputs``.
 
     ``configs`` are settings to choose from by :attr:`configure`; ``is_ours``: a generated kernel, which takes
-    ``seed`` and ``empty``, and gives the same bits whenever it runs.
+    ``seed`` and ``empty``, and gives the same bits on every run.
     """
 
     run: Callable[..., Any]
@@ -97,10 +97,10 @@ class Builder:
         return Built(compiled, text.inputs, text.outputs, source=text.source)
 
     def generated(self, group: Group) -> Built:
-        """Our own kernel.
+        """The generated kernel.
 
         Raises:
-            NotGenerated: there is none for such a group.
+            NotGenerated: no kernel can be generated for the group.
             MissingError: there is no Triton.
         """
         from memwall.codegen import generate
@@ -147,7 +147,7 @@ BUILDERS: Mapping[str, Callable[[Builder, Group], Built]] = {
 
 
 def overwritten(graph: Graph, group: Group, built: Built, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Those of a kernel's inputs that it writes over."""
+    """The inputs that a kernel overwrites."""
     written = {graph.values[i].storage for i in (*group.writes, *built.outputs)}
     return [t for i, t in zip(built.inputs, tensors, strict=True) if graph.values[i].storage in written]
 
@@ -173,7 +173,7 @@ class Choices:
         return cls(cache_folder() / "autotune.json", ", ".join(str(name) for name in names))
 
     def get(self, source: str) -> Mapping[str, int] | None:
-        """The setting chosen for a source; None where there is none yet."""
+        """The setting chosen for a source; None if there is none yet."""
         return self._read().get(self._key(source))
 
     def put(self, source: str, config: Mapping[str, int]) -> None:
@@ -200,7 +200,7 @@ class Choices:
 
 
 def choose(built: Built, ready: Callable[[], Ready], device: Device) -> Mapping[str, int]:
-    """The setting whose median is lowest; one that fails to run is passed over.
+    """The setting with the lowest median; one that fails to run is skipped.
 
     Raises:
         RuntimeError: none runs; what the first one said.

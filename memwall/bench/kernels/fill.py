@@ -1,7 +1,7 @@
 """Random contents for what a group of ops reads: floats at the right scale, never zeros, indices within their tables.
 
-What a tensor has to hold is asked of the rows of the ops that read it (:mod:`memwall.ops.domains`), and of those that
-hand it on to such an op within the group.
+The requirements of a tensor follow from the ops that read it (:mod:`memwall.ops.domains`), directly or through other
+ops of the group.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from memwall.fusion import Group
 from memwall.ops.domains import Domain, Use
 from memwall.ops.registry import find_row
 
-#: numbers that arithmetic treats apart; the last two are denormals of float32 and bfloat16, and of float16
+#: special values; the last two are denormals of float32 and bfloat16, and of float16
 SPECIALS = (math.inf, -math.inf, math.nan, -0.0, 0.0, 1e-39, 6e-7)
-#: of how many targets of a loss one is ignored
+#: one in this many targets of a loss is ignored
 IGNORED_EVERY = 7
 
 
@@ -49,7 +49,7 @@ def fill(
 
 
 def needs_of(graph: Graph, flow: Flow, group: Group) -> dict[int, Domain]:
-    """Value id → what it has to hold, for those that just any numbers would not do."""
+    """Value id → what it has to hold, for values that need particular numbers."""
     asked: dict[tuple[int, int], Domain] = {}
     for op_id in sorted((*group.op_ids, *group.recomputes), reverse=True):
         op = graph.ops[op_id]
@@ -128,7 +128,7 @@ def _target(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _places(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Indices below ``high``, no two alike along an axis."""
+    """Indices below ``high``, distinct along an axis."""
     shape = list(like.shape) or [1]
     axis = need.dim % len(shape)
     room = max(need.high, shape[axis])
@@ -137,7 +137,7 @@ def _places(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _ascending(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers that never fall, the first 0."""
+    """Non-decreasing numbers, the first 0."""
     made = _index(need, like, generator).view(-1).sort().values
     made[0] = 0
     return made.view(like.shape)
@@ -168,7 +168,7 @@ _FILLS: Mapping[str, Callable[[Domain, Tensor, torch.Generator], Tensor]] = {
 
 
 def _handed_on(op: Op, value_id: int, written: Mapping[int, Domain]) -> Domain | None:
-    """What an argument has to hold for the results of the op to hold what is asked of them."""
+    """What an argument has to hold so that the results of the op hold what they must."""
     in_place = any(i in op.inputs for i in op.outputs)
     need = written.get(value_id) if in_place else next(iter(written.values()), None)
     row = find_row(op.name)

@@ -1,4 +1,4 @@
-"""Schedules → what is to be timed: each distinct kernel once, with the number of equal ones that it stands for."""
+"""Schedules → what is to be timed: each distinct kernel once, with the number of equal ones that it represents."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Job:
 
     @property
     def step_s(self) -> float:
-        """Modeled time of all equal kernels of a step: what the job matters."""
+        """Modeled time of all equal kernels of a step: the job's weight."""
         return self.estimate.time_s * self.repeats
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a measurement of one graph on one GPU's spec is about: ``plans`` and ``schedules`` by policy."""
+    """What one measurement of a graph on a GPU's spec covers: ``plans`` and ``schedules`` by policy."""
 
     graph: Graph
     gpu: Gpu
@@ -95,7 +95,7 @@ def distinct_jobs(graph: Graph, executor: str, plan: Plan, schedule: Schedule, f
 
 
 def structure(graph: Graph, group: Group) -> tuple[Any, ...]:
-    """What a group does, its tensors numbered in the order of use: equal for groups that do the same to others."""
+    """What a group computes, its tensors numbered in the order of use: equal for groups that differ only in tensors."""
     storages: dict[int, int] = {}
 
     def tensor(value_id: int) -> tuple[Any, ...]:

@@ -7,10 +7,10 @@ The tolerance of an element that should be ``e`` is
 The first term is the rounding to the output's dtype. ``spread`` is how far the output moves, at most, in some runs in
 float64 whose ops read rounded numbers: each number that an op reads is multiplied by 1 + u · a, u uniform in ±1. For a
 number that the group itself made, a is the unit of the dtype that the graph gives it (a kernel may round it, as eager
-does, or keep it in float32). To it comes what float32 arithmetic loses: 2⁻²⁴ · √n for an op that adds up n numbers, as
-sums of n terms in any order err. The last term is for elementary functions in float32. No term grows with what a wrong
-mask, a wrong neighbour or a sum in 16 bits would do. Groups that only move numbers, and integers and booleans, are
-compared exactly. NaN and infinities must be where they should be.
+does, or keep it in float32). The loss of float32 arithmetic is added: 2⁻²⁴ · √n for an op that adds up n numbers, the
+error of a sum of n terms in any order. The last term is for elementary functions in float32. No term grows with the
+error of a wrong mask, a wrong neighbour or a sum in 16 bits. Groups that only move numbers, and integers and booleans,
+are compared exactly. NaN and infinities must be where they should be.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from memwall.ops.evaluate import dtype_of
 
 #: tolerance in units of the spread, and in float32 roundings of the largest element
 SPREADS, ROUNDINGS = 3.0, 16.0
-#: what numbers of a dtype lose at most when they are rounded to it, as a fraction of themselves
+#: largest relative error of rounding to a dtype
 UNIT_FLOAT32 = 2.0**-24
 #: floating dtype → the largest relative error of rounding to it
 FLOATS: Mapping[str, float] = {
@@ -43,8 +43,8 @@ def unit(dtype: str) -> float:
 @dataclass(frozen=True)
 class Check:
     """Whether a kernel did what it should. ``error`` is the worst deviation in units of the tolerance (up to 1
-    passes; infinite for what is no matter of degree), ``where`` the value and the element, ``message`` what is wrong
-    in a line."""
+    passes; infinite for errors without a degree), ``where`` the value and the element, ``message`` what is wrong in one
+    line."""
 
     passed: bool
     error: float = 0.0
@@ -63,7 +63,7 @@ def wrong(where: str, message: str) -> Check:
 def compare(
     value_id: int, spec: TensorSpec, got: Tensor, expected: Tensor, spread: float, *, exact: bool = False
 ) -> Check:
-    """One result next to float64's. ``exact``: it is numbers that were moved."""
+    """Compare one result with float64's. ``exact``: the group only moves numbers."""
     if got.dtype != dtype_of(spec.dtype) or tuple(got.shape) != spec.shape:
         return wrong(f"value {value_id}", f"{got.dtype}{[*got.shape]}, not {spec.dtype}{[*spec.shape]}")
     if not expected.is_floating_point():

@@ -26,14 +26,14 @@ from memwall.core.graph import Graph
 from memwall.fusion import Group
 from memwall.ops.evaluate import Operators
 
-#: runs with noise; more where an output has few elements, so that chance makes none of them too small
+#: runs with noise; more if an output has few elements, so that none is too small by chance
 RUNS, RUNS_OF_FEW, FEW = 4, 12, 256
-#: results of a group over lists of tensors: more than this many, and chance is not looked at so closely
+#: with more results than this (groups over lists of tensors), fewer noise runs are made
 FEW_TENSORS = 16
-#: standard deviations by which the share of kept elements of a dropout may be off
+#: standard deviations by which a dropout's share of kept elements may be off
 DEVIATIONS = 6.0
 
-#: ops that move numbers and change none
+#: ops that move numbers without changing them
 _MOVING = frozenset((
     "clone", "cat", "stack", "embedding", "index", "index_select", "gather", "select_backward", "slice_backward",
     "copy_", "zeros", "zeros_like", "new_zeros", "fill_", "zero_", "neg", "ones_like", "upsample_nearest2d",
@@ -64,11 +64,11 @@ class Oracle:
         #: the values that the group touches in memory that was there before it
         self.external = self._external()
         written = {v for op in self.ops for v in self.operators.overwritten(op) if v not in op.outputs}
-        #: values that the group writes over besides those that it hands on: running statistics
+        #: values that the group overwrites in addition to its outputs: running statistics
         self.effects = tuple(sorted(v for v in written if v in self.external and v not in group.writes))
         #: all values that are compared
         self.results = (*group.writes, *self.effects)
-        #: whether all that the group does is to move numbers
+        #: whether the group only moves numbers
         self.is_moving = all(op.name.partition(".")[2].partition(".")[0] in _MOVING for op in self.ops)
         self.dropouts = [
             Dropout(op.outputs[1], 1.0 - op.attributes["p"], place)
@@ -102,7 +102,7 @@ class Oracle:
         return tuple(found)
 
     def _existed(self, storage: int, version: int) -> bool:
-        """Whether a storage was there before the group made a version of it."""
+        """Whether a storage existed before the group wrote a version of it."""
         before = [v for v in range(version) if self.flow.storage[v] == storage]
         if any(self.flow.writer[v] not in self._inside for v in before):
             return True
@@ -111,7 +111,7 @@ class Oracle:
     # -- results -----------------------------------------------------------------------------------------------------
 
     def eager(self, arena: Arena, kept: Mapping[int, Tensor] | None = None) -> dict[int, Tensor]:
-        """What eager PyTorch gives, by value id. The arena stays as it is.
+        """Eager PyTorch's results, by value id. The arena is not changed.
 
         Raises:
             Unsupported: PyTorch has no such kernel on the arena's device.
@@ -123,7 +123,7 @@ class Oracle:
     def float64(
         self, arena: Arena, kept: Mapping[int, Tensor] | None = None, noise: Noise | None = None
     ) -> dict[int, Tensor]:
-        """The results in float64 (integers as they are), by value id. The arena stays as it is.
+        """The results in float64 (integers unchanged), by value id. The arena is not changed.
 
         Args:
             kept: what the kernel returned: the masks of its dropouts are taken from there.
@@ -156,7 +156,7 @@ class Oracle:
         Args:
             outputs: what the kernel returned, by value id, and the values of ``effects``.
             arena: the inputs as they were before it ran.
-            eager: what eager gave on the same inputs: as far from float64 as that is, twice, a kernel may be too.
+            eager: eager's results on the same inputs: a kernel may be twice as far from float64 as those are.
 
         Raises:
             Unsupported: there is nothing to compare with here.
@@ -212,12 +212,12 @@ class Oracle:
     ) -> Check:  # fmt: skip
         """Run a kernel twice, on memory that is poisoned in two ways, and compare it with float64.
 
-        Both runs must give the same bits: what is not written shows the poison, what depends on the order of
-        programs differs from run to run. Nothing but what the group writes may change.
+        Both runs must give the same bits: unwritten memory shows the poison, results that depend on the order of
+        thread blocks differ from run to run. Nothing but the group's outputs may change.
 
         Args:
             run: of the loaded source; ``run(*tensors, seed=..., empty=...)``.
-            repeatable: False where sums run in no fixed order (atomics): the runs are then only held to the tolerance.
+            repeatable: False if sums have no fixed order (atomics): the runs are then only compared within tolerance.
             with_eager: eager's own distance from float64 widens the tolerance.
             around: called as ``around(arena, call)`` for the second run; by default it is just called.
 
@@ -286,8 +286,8 @@ def _bytes_of(arena: Arena, value_id: int) -> Tensor:
 
 # -- before a kernel is timed ------------------------------------------------------------------------------------------
 
-#: PyTorch's own kernels, compiled ones too, round and sum as they like: one that is off by up to so many tolerances is
-#: timed, and it is said
+#: PyTorch's own kernels, compiled ones too, round and sum in their own way: one that is off by up to this many
+#: tolerances is timed, with a note
 FOREIGN_TOLERANCES = 8.0
 
 
@@ -302,10 +302,10 @@ class Verdict:
 
 
 def check_numerics(oracle: Oracle, built: Built, seed: int, device: Device, *, with_eager: bool) -> Verdict:
-    """Run a kernel on poisoned memory and compare it with float64, and with ``with_eager`` with eager too; without,
+    """Run a kernel on poisoned memory and compare it with float64, and with ``with_eager`` also with eager; without,
     the kernel is eager's own.
 
-    Where there is nothing to compare with, or no room for it, the kernel passes unchecked, which the message says.
+    If there is nothing to compare with, or no memory for it, the kernel passes unchecked, and the message says so.
     """
     try:
         return _checked(oracle, built, seed, device, with_eager)
@@ -321,7 +321,7 @@ def _checked(oracle: Oracle, built: Built, seed: int, device: Device, with_eager
     kernel = Kernel("", built.source, built.inputs, built.outputs, oracle.group.op_ids, (), built.schedule)
 
     specs = [oracle.graph.values[i].spec for i in built.outputs]
-    #: what a CPU's kernel gives in another precision than a GPU's
+    #: ops whose CPU kernel has another precision than the GPU's
     other: dict[str, None] = {}
 
     def run(*tensors: torch.Tensor, seed: int, empty: Any) -> Any:

@@ -25,7 +25,7 @@ from memwall.record.profile import Profile
 if TYPE_CHECKING:
     from memwall.bench.kernels.steps import ModuleOptions
 
-#: what runs where no executor is named
+#: the executors if none is named
 DEFAULT_EXECUTORS = {"cuda": ("eager", "generated", "inductor"), "cpu": ("eager", "inductor")}
 #: samples of each kernel and of each step
 SAMPLES = 30
@@ -64,19 +64,19 @@ def measure(
     Args:
         profile_or_target: a profile (its model is not needed), or as for :func:`memwall.profile`.
         inputs, options: as for :func:`memwall.profile`.
-        device: ``cuda`` or ``cpu``; None takes CUDA where there is a device.
-        executors: ``eager`` (each op alone), ``generated`` (our kernels, CUDA alone), ``inductor`` (each of our
+        device: ``cuda`` or ``cpu``; None takes CUDA if there is a device.
+        executors: ``eager`` (each op alone), ``generated`` (memwall's kernels, CUDA only), ``inductor`` (each of its
             groups compiled alone by torch.compile); none named means all that the device has.
         gpu: the spec that models this device; None as :func:`device_spec` finds it.
         samples: timings of each kernel, in three blocks, and of each step.
         top: only this many kernels of each executor, those that take most of the modeled step.
-        time_limit_s: begin no new block after so many seconds; what was not reached is ``skipped``.
+        time_limit_s: begin no new block after this many seconds; kernels not reached are ``skipped``.
         build_limit_s: a kernel that takes longer to be built, checked and tuned is lost.
         check: compare what kernels compute with eager and float64; a wrong one gets no time.
         steps: time whole steps too.
-        strict_device: refuse a device that is throttled or shared, before the first kernel where it shows by then.
+        strict_device: refuse a device that is throttled or shared, before the first kernel if it shows by then.
         progress: called with one-line messages.
-        updated: called after each block with the profile as it is by then, marked incomplete.
+        updated: called after each block with the profile so far, marked incomplete.
         pool: workers that outlive this measurement; None starts some and stops them.
         model: the target of a profile and the options that it was traced with, where the model itself is to be timed
             next to the step; a target given as such is timed anyway.
@@ -173,7 +173,7 @@ def _has_cuda() -> bool:
 
 
 def _checked(kind: str, executors: Sequence[str]) -> tuple[str, ...]:
-    """The executors, each once; whatever is missing is said before anything is run."""
+    """The executors, each once; whatever is missing is reported before anything runs."""
     if kind not in DEFAULT_EXECUTORS:
         raise UsageError(f"no device {kind!r}; there is {', '.join(DEFAULT_EXECUTORS)}")
     names = tuple(dict.fromkeys(executors)) or DEFAULT_EXECUTORS[kind]
@@ -228,11 +228,10 @@ def _importable(target: str) -> str:
 
 
 def need_compiler(kind: str) -> None:
-    """See that torch.compile has what it needs on a device (``cpu`` or ``cuda``): what is missing is known before
-    anything is run.
+    """Check that torch.compile has what it needs on a device (``cpu`` or ``cuda``), before anything runs.
 
     Raises:
-        MissingError: no C++ compiler (CPU), no C compiler or no Triton (CUDA); names the program and the way out.
+        MissingError: no C++ compiler (CPU), no C compiler or no Triton (CUDA); names the program and how to fix it.
     """
     if kind == "cuda":
         if find_spec("triton") is None:

@@ -1,4 +1,4 @@
-"""What the process of a worker does: its device, the kernels that it has built, their tensors between two questions."""
+"""The process of a worker: its device, the kernels that it has built, their tensors between two questions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KEPT_SHARE = 0.3
 NEEDED = 3
 
 
-#: words of an error after which a CUDA context is of no more use
+#: words of an error after which a CUDA context is unusable
 FATAL = (
     "CUDA error",
     "illegal memory access",
@@ -44,9 +44,9 @@ FATAL = (
     "EXECUTION_FAILED",
     "cudaError",
 )
-#: words of an error that mean that memory ran out, and class names that do
+#: words of an error that mean out of memory, and class names that do
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory")
-#: how the class of an error names the way a kernel ended
+#: class of an error -> the status of the kernel
 STATUS_OF = {"NotGenerated": "not generated", "Unsupported": "skipped", "OutOfMemoryError": "out of memory",
              "MemoryError": "out of memory", "OutOfResources": "failed"}  # fmt: skip
 

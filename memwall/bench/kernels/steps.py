@@ -38,7 +38,7 @@ class NoView(RuntimeError):
 
 
 class StepRunner:
-    """The kernels of a step, ready to run; ``settle`` gives each the setting that was found for it."""
+    """The kernels of a step, ready to run; ``settle`` gives each its tuned setting."""
 
     def __init__(
         self, graph: Graph, builder: Builder, executor: str, groups: Sequence[Group],
@@ -117,7 +117,7 @@ class StepRunner:
 
     @property
     def note(self) -> str:
-        """Which kernels run in another way than the executor's."""
+        """The kernels that do not run as the executor's."""
         if not self._eager:
             return ""
         return f"{self._eager} of {len(self.groups)} groups run eagerly: no kernel is generated for them"
@@ -136,7 +136,7 @@ class StepRunner:
                 tensors.pop(storage, None)
 
     def _view(self, tensors: dict[int, tuple[torch.Tensor, Value]], value: Value) -> torch.Tensor:
-        """A value as a view of what lies in its storage."""
+        """A value as a view of its storage."""
         tensor, made = tensors[value.storage]
         if (made.spec, made.offset) == (value.spec, value.offset):
             return tensor

@@ -20,7 +20,7 @@ from memwall.record.measurement import Sensors
 
 #: seconds that a worker may take to import torch and open its device
 START_LIMIT_S = 180.0
-#: how often a worker that cannot be started again is tried, with one kernel lost each time
+#: how often a worker that fails to restart is tried again, with one kernel lost each time
 MOST_STARTS = 2
 
 
@@ -44,8 +44,8 @@ class Setup:
 
 @dataclass(frozen=True)
 class Run:
-    """Time a kernel; it is built, checked and tuned first where it is new here. ``samples`` 0 only compiles it, for
-    the caches on disk. ``graphed`` False: launch it plainly, a graph of it cannot be captured."""
+    """Time a kernel; a new one is built, checked and tuned first. ``samples`` 0 only compiles it, for the caches on
+    disk. ``graphed`` False: launch it directly, a graph of it cannot be captured."""
 
     number: int
     executor: str
@@ -58,8 +58,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a kernel or a step went; ``fatal``: the worker cannot go on; ``graphed`` False: no graph of it could be
-    captured."""
+    """The outcome of a kernel or a step; ``fatal``: the worker cannot continue; ``graphed`` False: no graph of it could
+    be captured."""
 
     status: str
     reason: str = ""
@@ -86,10 +86,9 @@ class Copied:
 
 
 class Worker:
-    """One process that runs kernels (:class:`.session.Questions`), started when it is first asked.
+    """One process that runs kernels (:class:`.session.Questions`), started at the first question.
 
-    A kernel that takes it down or keeps it longer than its time limit is lost alone: the next question starts a new
-    process.
+    A kernel that crashes it or exceeds its time limit is lost alone: the next question starts a new process.
     """
 
     def __init__(self, setup: Setup | None = None) -> None:
@@ -106,11 +105,11 @@ class Worker:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it could not be started again so often that it is not tried any more."""
+        """Whether it failed to restart so often that it is not tried any more."""
         return self._failures >= MOST_STARTS
 
     def begin(self, setup: Setup) -> None:
-        """Turn to another graph, in the same process where one runs.
+        """Switch to another graph, in the same process if one runs.
 
         Raises:
             MissingError, WorkerFailed: as :meth:`start`.
@@ -174,7 +173,7 @@ class Worker:
             return Ran(lost.status, str(lost), fatal=True)
 
     def stop(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it is doing."""
         process, self._process = self._process, None
         if process is not None:
             process.stop()
@@ -196,7 +195,7 @@ class WorkerPool:
             worker.stop()
 
     def begin(self, executors: Sequence[str], setup: Setup) -> dict[str, Worker]:
-        """The worker of each executor, turned to a graph.
+        """The worker of each executor, switched to a graph.
 
         Raises:
             MissingError, WorkerFailed: as :meth:`Worker.start`.
@@ -208,8 +207,8 @@ class WorkerPool:
     def compile_ahead(self, setup: Setup, kernels: Sequence[Run], limit_s: float, deadline: float) -> None:
         """Have the helpers compile kernels side by side, so that the workers find them in the caches on disk.
 
-        One that fails here fails again where it counts. What is not begun at ``deadline`` (of :func:`time.monotonic`)
-        is left out.
+        One that fails here fails again when it is timed. Kernels not begun at ``deadline`` (of :func:`time.monotonic`)
+        are left out.
         """
         if not self._helpers:
             return
