@@ -150,13 +150,13 @@ def _update(
 
 
 def _tidy_when_stopped() -> None:
-    """A runner that gives up sends SIGTERM: like Ctrl-C it takes the worktree and the children away."""
+    """A runner that gives up sends SIGTERM: like Ctrl-C it removes the worktree and ends the children."""
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def _device(named: str) -> str:
-    """``cuda`` where a driver has a board, else ``cpu``."""
+    """``cuda`` if a driver has a GPU, else ``cpu``."""
     from memwall.cli.machine import this_machine
 
     return named if named != "auto" else "cuda" if this_machine() is not None else "cpu"

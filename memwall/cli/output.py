@@ -33,7 +33,7 @@ GATE_SUFFIXES = {
 _NEEDS = {"parquet": ("pyarrow", "parquet")}
 
 
-#: How the messages begin that a pipeline sends at each stage of its work.
+#: Prefixes of a pipeline's progress messages.
 _STAGES = ("tracing ", "simulating ", "measuring ", "planning ", "compiling ")
 
 
@@ -124,7 +124,7 @@ class Messages:
         click.echo(f"memwall: warning: {message}", err=True)
 
     def progress(self, message: str) -> None:
-        """What is going on, in passing; whatever is no stage of the work is a warning and stays."""
+        """A passing progress line; any other message is a warning and stays."""
         if not message.startswith(_STAGES):
             self.warn(message)
         elif self._live:
@@ -133,7 +133,7 @@ class Messages:
             self._shown = True
 
     def clear(self) -> None:
-        """Take the passing line away."""
+        """Clear the passing line."""
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -166,7 +166,7 @@ class Out:
         before_files: Callable[[], None] = lambda: None,
         before_print: Callable[[], None] = lambda: None,
     ) -> None:
-        """Render everything, then write the files, then print: the one way of a result out of a command.
+        """Render everything, then write the files, then print the result.
 
         Raises:
             UsageError: a file cannot be written.

@@ -1,4 +1,4 @@
-"""What a command's TARGET is, and running what stands behind it: a model's file, or a saved profile."""
+"""What a command's TARGET is, and how to profile it: a model's file, or a saved profile."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memwall.traces import Trace
     from memwall.traces.analysis import TraceAnalysis
 
-#: what is read of a file to tell a trace from a record
+#: how much of a file is read to distinguish a trace from a record
 _SNIFFED = 1 << 16
 #: what the first events of a bare list have
 _EVENT_KEYS = frozenset(("ph", "ts", "pid", "cat"))
@@ -27,7 +27,7 @@ _TRACE_KEYS = ("traceEvents", "schemaVersion", "deviceProperties")
 
 def is_trace(path: str) -> bool:
     """Whether a target is a profiler trace: an object with ``traceEvents`` or a list of events, packed or not, or a
-    packed file of whatever is no record of memwall. A file that cannot be read is none: who opens it says why.
+    packed file that is not a record of memwall. An unreadable file is not a trace: whoever opens it says why.
 
     Raises:
         UsageError: it is a pipe or a device, which cannot be looked into before it is read.
@@ -99,7 +99,7 @@ def analyse_file(path: str, names: Sequence[str | Gpu], *, ncu: str | None = Non
         raise UsageError(
             f"{path} has no GPU kernels: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
-    gpu, notes = _board(trace, path, names)
+    gpu, notes = _gpu_of(trace, path, names)
     dram_bytes: dict[int, int] = {}
     if ncu is not None:
         from memwall.traces.ncu import join_ncu, read_ncu_csv
@@ -114,7 +114,7 @@ def analyse_file(path: str, names: Sequence[str | Gpu], *, ncu: str | None = Non
     return analyse(trace, gpu, dram_bytes=dram_bytes, notes=notes)
 
 
-def _board(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tuple[str, ...]]:
+def _gpu_of(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tuple[str, ...]]:
     """The GPU to compare the trace with, and what there is to say of it.
 
     Raises:

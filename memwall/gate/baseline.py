@@ -27,7 +27,7 @@ SUFFIXES = (".json.gz", ".json")
 
 @dataclass
 class Bases:
-    """The base's profile of each workload, or why there is none that may be used."""
+    """The base's profile of each workload, or why there is no usable one."""
 
     baseline: Baseline = field(default_factory=Baseline)
     profiles: dict[str, Profile] = field(default_factory=dict)
@@ -133,7 +133,7 @@ def from_files(place: Path, root: Path, workloads: Sequence[GatedWorkload], firs
 
 @dataclass(frozen=True)
 class Checkout:
-    """A commit in a temporary worktree: ``folder`` stands there for the folder that the gate runs in."""
+    """A commit in a temporary worktree: ``folder`` is the counterpart of the folder that the gate runs in."""
 
     commit: str
     top: Path
@@ -142,7 +142,7 @@ class Checkout:
     notes: tuple[str, ...]
 
 
-#: what git sets for its hooks, which would make it take the hook's repository and index for ours
+#: variables that git sets for its hooks: they would make it use the hook's repository and index
 _HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
 
 
@@ -256,7 +256,7 @@ def from_commit(
 
 
 def left_out(config: GateConfig, checkout: Checkout | None, place: Path | None) -> list[str]:
-    """What the configuration itself lets pass: workloads that it gates no longer, limits that are not the base's."""
+    """Gaps in the configuration itself: workloads no longer gated, limits that differ from the base's."""
     ours = {workload.name: workload for workload in config.workloads}
     if checkout is None:
         saved = sorted(place.iterdir()) if place is not None and place.is_dir() else []

@@ -1,6 +1,6 @@
 """What to gate: workloads and their limits, as a file (:mod:`memwall.gate.reading`) or a command line says.
 
-Limits of a workload go before those of the whole gate, and in either those of a policy and of a GPU before the others.
+A workload's limits override those of the whole gate; within either, those of a policy or a GPU override the others.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from memwall.core.errors import UsageError
 from memwall.gate.limits import Limit, find_quantity, parse_limit
 from memwall.hardware.lookup import Gpu, load_gpu
 
-#: limits where none are written and there is a baseline: what a change of the code may not do by accident
+#: the limits if none are written and there is a baseline: what a code change may not do by accident
 DEFAULTS = {
     "kernels": "+0", "dram_bytes": "+0.5%", "flops": "+0.5%", "time_s": "+0.5%", "peak_memory": "+0.5%",
     "graph_breaks": "+0",
 }  # fmt: skip
 
-#: policies where none is named: what runs today, and what a compiler could fuse, so that a lost fusion shows
+#: the policies if none is named: what runs today, and what a compiler could fuse, so that a lost fusion shows
 DEFAULT_POLICIES = ("eager", "memwall")
 
 #: limits of every workload unless it says otherwise
 ALWAYS = {"coverage": "100 %"}
 
-#: quantities of which a limit leaves :data:`DEFAULTS` as they are: it says nothing of what the step costs
+#: quantities whose limits do not replace :data:`DEFAULTS`: they do not limit the cost of the step
 APART = frozenset(("coverage", "measured_s"))
 
 #: (quantity, module pattern) -> limits

@@ -35,8 +35,8 @@ LimitsOf = Mapping[tuple[str, str], Mapping[tuple[str, str], tuple[Limit, ...]]]
 
 @dataclass(frozen=True)
 class Subject:
-    """One workload to judge. ``compared`` says that a baseline was asked for; ``refused`` why the one that is there
-    must not be used, ``missing`` what was said of a workload that is not in the base, ``new`` that it may pass.
+    """One workload to judge. ``compared``: a baseline was asked for; ``refused``: why it must not be used;
+    ``missing``: the message about a workload that is not in the base; ``new``: it may pass.
     """
 
     name: str
@@ -106,7 +106,7 @@ def _value(quantity: Quantity, module: str, side: Side) -> float | None:
 
 
 def kernels_in(profile: Profile, schedule: Schedule, pattern: str) -> list[Estimate]:
-    """The kernels whose module, or one that it stands in, fits a pattern; ``*`` fits what is in no module too."""
+    """The kernels whose module, or a parent of it, matches a pattern; ``*`` also matches kernels in no module."""
     fits = cache(lambda path: any(fnmatchcase(around, pattern) for around in _with_outer(path)))
     return [kernel for kernel in schedule.kernels if fits(kernel_module(profile, schedule, kernel))]
 
@@ -178,7 +178,7 @@ def _explained(check: Check, quantity: Quantity, head: Side, base: Side | None, 
 
 
 def _inside(cause: Cause, module: str) -> bool:
-    """Whether a cause lies in the modules of a pattern; stars stand for the numbers of repeated blocks."""
+    """Whether a cause is in the modules of a pattern; stars match the numbers of repeated blocks."""
     paths = _with_outer(cause.module)
     return cause.kind != "elsewhere" and any(fnmatchcase(path, module) or _overlap(path, module) for path in paths)
 

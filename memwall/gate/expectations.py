@@ -1,6 +1,6 @@
-"""What a test expects of a profile: limits of its quantities, and the wall that it stands at.
+"""What a test expects of a profile: limits of its quantities, and the wall that limits it.
 
-A limit that does not hold is reported with the places that make most of it: ops, modules and lines of the user's code.
+An exceeded limit is reported with its largest contributors: ops, modules and lines of the user's code.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _side(quantity: Quantity) -> str:
 
 
 def workload_of(target: Any, inputs: Any, options: Mapping[str, Any]) -> Workload:
-    """What :func:`memwall.profile` profiles when given the same."""
+    """The workload that :func:`memwall.profile` makes of the same arguments."""
     if isinstance(target, (str, Path)):
         sizes = {name: options[name] for name in ("batch", "seq", "input_specs", "mode") if name in options}
         target = resolve(str(target), **sizes)
@@ -84,7 +84,7 @@ def workload_of(target: Any, inputs: Any, options: Mapping[str, Any]) -> Workloa
 
 
 def exceeded(profile: Profile, limits: Mapping[str, Limit]) -> Iterator[str]:
-    """Each limit that does not hold, with the places that make most of the quantity."""
+    """Each limit that does not hold, with the largest contributors to the quantity."""
     if limits and not profile.simulations:
         yield f"{profile.workload.name} was simulated on no GPU"
     for schedule in profile.simulations:
@@ -101,7 +101,7 @@ def exceeded(profile: Profile, limits: Mapping[str, Limit]) -> Iterator[str]:
 
 
 def not_bound(profile: Profile, wall: str, module: str, share: float) -> str:
-    """Why a profile does not stand at a wall on each of its GPUs under each of its policies; empty if it does.
+    """Why a profile is not limited by a wall on each of its GPUs under each of its policies; empty if it is.
 
     Raises:
         UsageError: there is no such wall, or no such share.
@@ -118,7 +118,7 @@ def not_bound(profile: Profile, wall: str, module: str, share: float) -> str:
 
 
 def _not_bound(profile: Profile, schedule: Schedule, wall: str, pattern: str, share: float) -> str:
-    """Why a schedule does not stand at a wall; empty if it does."""
+    """Why a schedule is not limited by a wall; empty if it is."""
     chosen = kernels_in(profile, schedule, pattern)
     if not chosen:
         modules = [kernel_module(profile, schedule, kernel) for kernel in schedule.kernels]
@@ -151,7 +151,7 @@ def _where(profile: Profile, schedule: Schedule) -> str:
 
 
 def _largest(profile: Profile, schedule: Schedule, quantity: Quantity) -> Iterator[str]:
-    """The places that make most of a quantity; where no kernel has a part of it, the heaviest or the slowest."""
+    """The largest contributors to a quantity; if no kernel has a part of it, the heaviest or the slowest."""
     if quantity.name in _PLACES:
         yield from (f"    {line}" for line in _PLACES[quantity.name](profile, schedule)[:LARGEST])
     elif quantity.adds:

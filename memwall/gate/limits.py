@@ -27,8 +27,8 @@ UNITS: dict[str, dict[str, float]] = {
 
 _NUMBER = re.compile(r"([+-]?)\s*((?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?|\d+\.)\s*(\S*)")
 
-#: how much above a limit a sum of floats may come out by rounding alone; of counts, bytes and FLOPs, which are exact,
-#: only what a float cannot hold of the limit itself
+#: how far a sum of floats may exceed a limit by rounding alone; for exact counts, bytes and FLOPs, only the rounding of
+#: the limit itself
 ROUNDING, EXACT = 1e-9, 1e-15
 
 
@@ -64,7 +64,7 @@ class Limit:
         return baseline * (1 + self.sign * self.amount) if self.percent else baseline + self.sign * self.amount
 
     def holds(self, value: float, baseline: float | None = None) -> bool:
-        """Whether a value keeps the limit."""
+        """Whether a value is within the limit."""
         allowed = self.allowed(baseline)
         exact = self.quantity.unit not in ("s", "fraction")
         slack = max(1e-3, EXACT * abs(allowed)) if exact else ROUNDING * max(abs(value), abs(allowed))

@@ -118,16 +118,16 @@ class Profiler:
 
 
 def assert_bound(profile: Profile, wall: str, *, module: str = "*", share: float = 0.5) -> None:
-    """Hold the wall that a model, or part of it, stands at.
+    """Assert the wall that limits a model, or part of it.
 
     Args:
         profile: checked on each of its GPUs under each of its policies.
         wall: ``compute``, ``bandwidth`` or ``overhead``.
         module: a pattern of module paths, such as ``layers.*.attn``; the modules below count too.
-        share: the least fraction of the time that is to stand under the wall.
+        share: the least fraction of the time that must be limited by the wall.
 
     Raises:
-        AssertionError: less stands under it, or no kernel belongs to the pattern.
+        AssertionError: the fraction is smaller, or no kernel belongs to the pattern.
         UsageError: there is no such wall, or no such share.
     """
     __tracebackhide__ = True

@@ -43,7 +43,7 @@ def find_config(folder: Path) -> Path | None:
     """memwall.toml, or a pyproject.toml that has a gate, in a folder or the nearest above it.
 
     Raises:
-        UsageError: one of them is no TOML.
+        UsageError: one of them is not TOML.
     """
     for place in (folder, *folder.parents):
         for name in (OWN_FILE, "pyproject.toml"):
@@ -265,7 +265,7 @@ def expand(target: str, root: Path) -> list[str]:
 
 
 def workload_name(target: str) -> str:
-    """What a target is called: ``profiles/bert_large/model.py`` is bert_large, any other file goes by its own name."""
+    """A target's name: ``profiles/bert_large/model.py`` is bert_large, any other file has its own name."""
     kind, place, name = split_target(target)
     path = Path(place)
     by_folder = path.name == "config.json" if kind == "hf" else path.stem == "model"

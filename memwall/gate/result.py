@@ -27,8 +27,8 @@ class Check:
     ``quantity`` is a key of :data:`memwall.analysis.quantities.LIMITS`; ``value``, ``baseline`` and ``allowed``
     (the worst value that passes) are in its base unit: seconds, bytes, FLOPs, counts, fractions. ``module`` is the
     pattern that the check sums over, empty for the whole workload; ``gpu`` and ``policy`` are empty where the quantity
-    knows none. ``limit`` is what was written: ``3.2 ms``, ``+2%``. ``message`` says what the figures do not: why there
-    is no verdict, which part of a peak grew. ``measured`` checks were timed; all others are modeled.
+    has none. ``limit`` is what was written: ``3.2 ms``, ``+2%``. ``message`` adds to the figures: why there is no
+    verdict, which part of a peak grew. ``measured`` checks were timed; all others are modeled.
     """
 
     workload: str

@@ -115,7 +115,7 @@ def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
 
 
 def _other_step(before: Profile | None, after: Profile) -> list[str]:
-    """What is other about the step that is compared, which no limit sees: smaller inputs cost less."""
+    """Differences of the compared step that no limit covers: smaller inputs cost less."""
     names = ("mode", "inputs", "optimizer", "autocast")
     rows = [(name, getattr(before.workload, name), getattr(after.workload, name)) for name in names] if before else []
     return [f"{name} {_short(new)} where the base has {_short(old)}" for name, old, new in rows if old != new]
@@ -185,7 +185,7 @@ def _allowed_of(config: GateConfig, workload: GatedWorkload) -> Limit:
     """The slow-down that a workload may show.
 
     Raises:
-        UsageError: it is no percentage above 0.
+        UsageError: it is not a percentage above 0.
     """
     written = {**config.scope.limits, **workload.scope.limits, **config.over.limits}.get((_MEASURED, ""), ())
     limit = written[0] if written else parse_limit(_MEASURED, _SLOWER)

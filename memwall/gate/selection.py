@@ -60,7 +60,7 @@ def on_gpus_of(place: Path, workloads: Sequence[GatedWorkload]) -> list[GatedWor
 
 
 def base_of(config: GateConfig, baseline: str | None, ref: str | None, update: bool) -> tuple[Path | None, str | None]:
-    """Where the baseline lies, or the ref; the command line goes before the configuration.
+    """The path of the baseline, or the ref; the command line overrides the configuration.
 
     Raises:
         UsageError: two bases are named, or none where one is to be written.

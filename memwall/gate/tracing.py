@@ -1,8 +1,7 @@
 """Base and head, each profiled in a process of its own in its own folder, both with this memwall.
 
-A child imports this memwall whatever its folder holds, and finds its folder's own packages before installed ones, so
-that the base does not run the head's code; where it did all the same, that is said. The user's code prints to standard
-error.
+A child always imports this memwall, and finds its folder's own packages before installed ones, so that the base does
+not run the head's code; if it did anyway, the result says so. The user's code prints to standard error.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Traced:
-    """What became of a job: a profile, or the message of what went wrong; ``absent`` says that the target names nothing
-    that is there. ``foreign`` are files outside the folder that the model was loaded from although the head has them.
-    ``real`` says that the model reads its own data, so that it was traced on real tensors.
+    """The outcome of a job: a profile or an error message; ``absent``: the target does not exist. ``foreign`` are files
+    outside the folder that the model was loaded from although the head has them. ``real``: the model reads its own
+    data, so it was traced on real tensors.
     """
 
     name: str
@@ -78,7 +77,7 @@ def profile_both(
         one, other = ours[job.name], theirs[job.name]
         if one.profile is None or other.profile is None:
             continue
-        # a real tensor may lie in memory otherwise than one without data: both as the one that needs it
+        # a real tensor may have other strides than one without data: trace both sides on real tensors if one needs it
         both = replace(job, options={**job.options, "real": True}) if one.real or other.real else job
         if other.real and not one.real:
             again[0].append(both)
@@ -97,8 +96,8 @@ def _may_break(profile: Profile) -> bool:
 
 
 def _traced(sides: Sequence[tuple[Path, Sequence[Job], Path | None]]) -> list[dict[str, Traced]]:
-    """The jobs of base and head done at the same time, both in as many processes as the captures of one ask for: a
-    model that changes its process does so to the same ones in either."""
+    """The jobs of base and head done at the same time, both in as many processes as the captures of one need: a model
+    that changes its process affects the same jobs on both sides."""
     captures = max(sum(job.breaks for job in jobs) for _, jobs, _ in sides)
     parts = min(-(-captures // _JOBS) or 1, os.cpu_count() or 1, _MOST)
     found: list[dict[str, Traced]] = [{} for _ in sides]

@@ -53,7 +53,7 @@ def modules(cells: Iterable[str], *, optional: bool = False) -> CellColumn:
 
 
 def repeats(counts: Iterable[int]) -> CellColumn:
-    """``x12`` where a row stands for several."""
+    """``x12`` if a row represents several."""
     return text("", (f"x{count}" if count > 1 else "" for count in counts))
 
 
@@ -63,7 +63,7 @@ def optional(column: CellColumn) -> CellColumn:
 
 
 def known(columns: Iterable[CellColumn]) -> list[CellColumn]:
-    """The columns that say something."""
+    """The columns that are not empty."""
     return [column for column in columns if set(column[1]) != {NOTHING}]
 
 
@@ -102,7 +102,7 @@ def seconds(heading: str, values: Numbers, *, like: Numbers = (), signed: bool =
 
 
 def interval(intervals: Sequence[tuple[float, float]], like: Numbers) -> CellColumn:
-    """``8 in 10, ms``: from and to, in the unit of the times ``like``; a record of an older memwall has none."""
+    """``80 % range, ms``: from and to, in the unit of the times ``like``; a record of an older memwall has none."""
     column, starts = seconds("80 % range", [low for low, _ in intervals], like=like)
     _, ends = seconds("80 % range", [high for _, high in intervals], like=like)
     cells = zip(intervals, starts, ends, strict=True)

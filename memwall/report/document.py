@@ -1,4 +1,4 @@
-"""What a report says, apart from how it looks: a tree of facts, tables and sentences that each writer walks.
+"""The content of a report, apart from its looks: a tree of facts, tables and sentences that each writer walks.
 
 Every string that came from a model passes :func:`clean` on its way in, so no writer meets a control character; how
 ``<`` or ``|`` is escaped is the writer's own matter.
@@ -109,7 +109,7 @@ Block = Table | Facts | Sentence | Bars | Markup
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and the content under it."""
 
     heading: str
     blocks: tuple[Block, ...]

@@ -1,6 +1,6 @@
 """A result as text or bytes: each page is a :class:`Report`, and :func:`render` writes it as one of its kinds. No I/O.
 
-A report says what there is to show; how a kind of file looks is the matter of its writer, of which there is one.
+A report holds the content; each kind of file has one writer, which decides how it looks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from memwall.report.text import to_text
 
 
 class Report:
-    """A result and how it is to be shown. Pages are frozen dataclasses of this: the result first, then the options.
+    """A result and how to show it. Pages are frozen dataclasses of this: the result first, then the options.
 
-    A page has those of the four methods that its ``kinds`` need.
+    A page has those of the methods that its ``kinds`` need.
     """
 
     #: what a message calls it

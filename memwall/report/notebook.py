@@ -1,8 +1,8 @@
 """What a notebook shows: a record as a data frame, a figure, or a small piece of HTML.
 
-The HTML is a fragment for a page that is not ours: its style touches nothing outside it, it has no script, fetches
-nothing, and every name from a model is escaped. It stays small whatever the model: the ``TOP`` longest kernels of at
-most ``MAX_PANELS`` simulations.
+The HTML is a fragment for another page: its style touches nothing outside it, it has no script, fetches nothing, and
+every name from a model is escaped. It is small for any model: the ``TOP`` longest kernels of at most ``MAX_PANELS``
+simulations.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from typing import Any
 
 from memwall.core.errors import need
 
-#: a spreadsheet takes a cell that starts so for a formula
+#: a spreadsheet treats a cell that starts with one of these as a formula
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> str:
-    """A table as CSV; a text that a spreadsheet would take for a formula gets an apostrophe before it."""
+    """A table as CSV; text that a spreadsheet would treat as a formula is prefixed with an apostrophe."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)

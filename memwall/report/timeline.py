@@ -44,7 +44,7 @@ class Scope:
 class Timeline:
     """One schedule on a clock. ``launches[i]`` and ``runs[i]`` are those of ``kernels[i]``; no two of a kind overlap.
 
-    ``scopes`` stand in the order in which they open. ``memory`` holds the bytes alive from a nanosecond on; it is empty
+    ``scopes`` are in the order in which they open. ``memory`` holds the bytes alive from a nanosecond on; it is empty
     where the plan is not known.
     """
 

@@ -65,7 +65,7 @@ def _write_counts(axes: Any, names: Iterable[str], counts: Mapping[str, int]) ->
 
 
 def _draw_marks(axes: Any, names: list[str]) -> None:
-    """Where PyTorch said that each of its levels stands, for all models together."""
+    """PyTorch's announced count of each of its levels, for all models together."""
     points = [(names.index(name), count) for name, count in _MARKS.items() if name in names]
     axes.plot(*zip(*points, strict=True), marker="_", markersize=22, markeredgewidth=2.5, linestyle="none",
               color="#444b55", label="announced for all of PyTorch")  # fmt: skip

@@ -59,7 +59,7 @@ MEMORY_COLORS = {
 
 
 def class_color(op_class: str) -> str:
-    """The colour of a class; that of ``other`` for one we do not know."""
+    """The colour of a class; that of ``other`` for an unknown one."""
     return CLASS_COLORS.get(op_class, CLASS_COLORS["other"])
 
 
@@ -80,7 +80,7 @@ def picture(fmt: str, size: tuple[float, float], build: Callable[[Any], None]) -
 
 
 def drawn(kind: type[Figure], size: tuple[float, float], build: Callable[[Any], None]) -> Figure:
-    """A figure of some size in inches, drawn in our style; whoever calls brings matplotlib's own back."""
+    """A figure of some size in inches, drawn in memwall's style; the caller restores matplotlib's own."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -1,4 +1,4 @@
-"""The roofline of one schedule on matplotlib axes: roofs, every kernel a point, labels that keep off each other.
+"""The roofline of one schedule on matplotlib axes: roofs, every kernel a point, labels that do not overlap.
 
 A kernel that was measured has an outlined mark at its measured FLOP/s, joined by a line to where the model put it.
 """
@@ -52,7 +52,7 @@ def draw_roofline(axes: Any, profile: Profile, schedule: Schedule) -> None:
 
 
 def position(x: float, y: float, x_range: Range, y_range: Range) -> tuple[float, float]:
-    """Where a kernel stands; one that is off the axes, on their edge."""
+    """The position of a kernel; on the edge if it is off the axes."""
     return max(x, x_range[0] * 1.03), max(y, y_range[0] * 1.1)
 
 
@@ -136,7 +136,7 @@ def _draw_measured(axes: Any, points: Sequence[Point], x_range: Range, y_range: 
 
 
 def _inner_legends(axes: Any) -> list[Any]:
-    """Legends within the axes: the one beside them is the axes' own."""
+    """Legends within the axes: the one next to them is the axes' own."""
     from matplotlib.legend import Legend
 
     return [artist for artist in axes.get_children() if isinstance(artist, Legend) and artist is not axes.get_legend()]
@@ -168,7 +168,7 @@ def _draw_labels(
     axes: Any, points: Sequence[KernelRow], measured: Sequence[Point], roofs: Sequence[Roof], slopes: Sequence[Roof],
     x_range: Range, y_range: Range,
 ) -> None:  # fmt: skip
-    """Names of the longest kernels, one per name and class, with a thin line where the label stands apart."""
+    """Names of the longest kernels, one per name and class, with a thin line if the label is apart from its point."""
     figure = axes.get_figure(root=True)
     figure.draw_without_rendering()  # lays the axes out, so that pixels are final
     to_pixels = axes.transData.transform

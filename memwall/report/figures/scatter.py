@@ -1,4 +1,4 @@
-"""Modeled against measured time, a panel for each GPU: the diagonal, the band of 20 %, a colour for each op class."""
+"""Modeled vs. measured time, a panel for each GPU: the diagonal, the band of 20 %, a colour for each op class."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _write_changes(axis: Any, found: Sequence[Step], places: dict[str, int]) -> 
 
 
 def _is_late(place: float, places: dict[str, int]) -> bool:
-    """Whether what is written to the right of a place would leave the panel."""
+    """Whether text to the right of a point would leave the panel."""
     return place > 0.7 * (len(places) - 1)
 
 
@@ -145,7 +145,7 @@ def _versions(panel: _Panel, places: dict[str, int]) -> list[tuple[float, str]]:
 
 
 def _scale(axis: Any, values: Sequence[float], unit: str) -> None:
-    """Limits around the values, and ticks whose text tells them apart."""
+    """Limits around the values, and ticks with distinct labels."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axis.margins(y=0.2)

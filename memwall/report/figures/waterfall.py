@@ -45,7 +45,7 @@ class Bar:
 
     @property
     def value_s(self) -> float:
-        """What stands beside it: a time, or how much less (negative) or more."""
+        """The value next to it: a time, or how much less (negative) or more."""
         return self.end_s - self.start_s
 
 

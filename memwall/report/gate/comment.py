@@ -1,7 +1,7 @@
 """The gate's result as GitHub-flavoured Markdown: the comment on a pull request and the summary of a step.
 
 Both places refuse a text that is too long, so the less important goes first: checks that pass, then causes, then the
-mildest failures; what was left out is counted. Names stand in ``<code>``, where no mention and no link comes to life.
+mildest failures; what was left out is counted. Names are in ``<code>``, so that no mention or link becomes active.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from memwall.report.gate.wording import (
 #: Entries of GitLab and SARIF need a file: the one with the limits where no better is known.
 CONFIG = "pyproject.toml"
 
-#: Annotations of one level that GitHub shows for one step; it drops the rest in silence.
+#: Annotations of one level that GitHub shows for one step; it silently drops the rest.
 SHOWN = 10
 
 #: verdict -> its level for GitHub and SARIF
@@ -85,7 +85,7 @@ _SEVERITY = {("problem", "fail"): "blocker", ("check", "fail"): "major"}
 def gate_code_quality(result: GateResult, folder: str, config: str) -> str:
     """GitLab's code quality report: a JSON array, empty where all pass.
 
-    GitLab shows what a merge request adds and mends by comparing fingerprints, so these hold no value and no line.
+    GitLab shows what a merge request adds and fixes by comparing fingerprints, so these contain no value and no line.
     """
     findings = findings_of(result)
     rows = [
@@ -154,7 +154,7 @@ def _case(suite: ElementTree.Element, classname: str, label: str) -> ElementTree
 
 
 def _fault(case: ElementTree.Element, verdict: str, message: str, causes: Sequence[str]) -> None:
-    """The causes stand in the element's text, since some dashboards show nothing else of a case."""
+    """The causes are in the element's text, since some dashboards show nothing else of a case."""
     _child(case, _ELEMENTS[verdict], {"type": verdict, "message": message}, "\n".join([message, *causes]))
 
 

@@ -29,7 +29,7 @@ class Place(NamedTuple):
 def place_of(finding: Check | Problem, folder: str = "", config: str = "") -> Place | None:
     """The first cause's source in the head, else line 1 of the target's file, else of ``config``, else None.
 
-    ``folder`` is where the gate ran, seen from the root of the repository. A path that leaves the repository is none.
+    ``folder`` is where the gate ran, seen from the root of the repository. A path outside the repository is ignored.
     """
     for source in head_sources(finding):
         if place := source_place(source, folder):
@@ -38,7 +38,7 @@ def place_of(finding: Check | Problem, folder: str = "", config: str = "") -> Pl
 
 
 def head_sources(finding: Check | Problem) -> list[str]:
-    """The sources of the causes; what vanished has none in the head, its line there is another's."""
+    """The sources of the causes; vanished ops have none in the head."""
     return [cause.source for cause in getattr(finding, "causes", ()) if cause.kind != "vanished"]
 
 

@@ -130,7 +130,7 @@ def cell_table(title: str, cells: Sequence[Cell]) -> Table:
 
 
 def beside_table(title: str, cells: Sequence[Cell]) -> Table:
-    """The same cells beside two rooflines, with how far labels and intervals hold."""
+    """The same cells next to two rooflines, with how often labels and intervals hold."""
     columns = [
         *_names(cells),
         col.percent("MAPE", [c.mape for c in cells]),
@@ -144,7 +144,7 @@ def beside_table(title: str, cells: Sequence[Cell]) -> Table:
 
 
 def split_table(title: str, split: Split) -> Table:
-    """The cells of the halves and of boards left out, side by side."""
+    """The cells of the halves and of held-out GPUs, side by side."""
     parts = [_by_name(score(rows)) for rows in (split.fit, split.held_out, split.left_out)]
     names = sorted({name for part in parts for name in part})
     fit, other, left = ([part.get(name) for name in names] for part in parts)

@@ -1,4 +1,4 @@
-"""What TorchDynamo made of a model, on a page: partial graphs, breaks and their price, guards, recaptures."""
+"""TorchDynamo's capture of a model, on a page: partial graphs, breaks and their price, guards, recompilations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BREAK_NOTE = (
 
 
 def capture_section(found: Fused, capture: Capture) -> Section:
-    """Partial graphs, breaks with their price, guards, and what further inputs recapture."""
+    """Partial graphs, breaks with their price, guards, and what further inputs recompile."""
     ops = sum(region >= 0 for region in capture.regions)
     graphs = f"{len(capture.graphs)} run, {capture.captures} captured; {ops:,} ops in them"
     unmatched = f"; {capture.unmatched} ops have no counterpart" if capture.unmatched else ""

@@ -110,7 +110,7 @@ _SECTIONS: dict[str, Callable[[Comparison], list[Section]]] = {
 
 
 def summary(entries: Sequence[Entry]) -> str:
-    """One sentence: the fastest, the wall that it stands at, and where the workload does not fit."""
+    """One sentence: the fastest, the wall that limits it, and where the workload does not fit."""
     first, best = entries[0], min(entries, key=lambda entry: entry.time_s)
     if len(entries) == 1:
         return f"{clean(first.label)} takes {duration(first.time_s)} a step{_misfits(entries)}."

@@ -176,7 +176,7 @@ def _refused_tables(rows: Sequence[Refused]) -> list[Table]:
 
 
 def agreement_section(gpu: str, agreed: PlanDiff) -> Section:
-    """How far our planner and Inductor agree, and where they do not, by what it costs in bytes."""
+    """How far memwall's planner and Inductor agree, and where they differ, by what it costs in bytes."""
     ours, theirs = agreed.kernels
     facts = (
         ("kernels", f"{ours:,} memwall, {theirs:,} Inductor ({_ratio(ours, theirs)})"),

@@ -1,4 +1,4 @@
-"""Gpu → Document: the hardware table, one board with its sources, and how boards grew."""
+"""Gpu → Document: the hardware table, one GPU with its sources, and how GPUs grew."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _scaled(heading: str, unit: str, values: Sequence[float | None], scale: floa
 
 
 def gpus_document(gpus: Sequence[Gpu]) -> Document:
-    """All boards in one table: dense peaks of the faster engine per dtype."""
+    """All GPUs in one table: dense peaks of the faster engine per dtype."""
     fp16 = [best_peak(gpu, "float16") or best_peak(gpu, "bfloat16") for gpu in gpus]
     ridge = [gpu.ridge_point(Pipe("tensor", "float16")) for gpu in gpus]
     columns = [
@@ -85,7 +85,7 @@ def gpus_document(gpus: Sequence[Gpu]) -> Document:
 
 
 def gpu_document(gpu: Gpu) -> Document:
-    """One board: every number and where it comes from."""
+    """One GPU: every number and where it comes from."""
     facts = Facts((
         ("name", gpu.name), ("also", clean(", ".join(gpu.aliases)) or col.NOTHING), ("vendor", clean(gpu.vendor)),
         ("architecture", clean(f"{gpu.architecture} {gpu.compute_capability or ''}")),
@@ -133,7 +133,7 @@ def _peaks_table(gpu: Gpu) -> Table:
 
 
 def _source(gpu: Gpu, key: str) -> str:
-    """The comment beside a number, or what stands in where the file does not say."""
+    """The comment next to a number, or a default if the file has none."""
     return gpu.sources.get(key) or col.NOTHING
 
 

@@ -1,6 +1,6 @@
 """A history of figures as a trend: pictures with a mark at each step, and the steps as a table.
 
-Where the version of memwall changed, lines break and a dashed one stands: figures on its two sides are not comparable.
+If the version of memwall changed, lines break at a dashed line: figures on its two sides are not comparable.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _known(rows: Sequence[Row]) -> list[str]:
 
 
 def history_document(rows: Sequence[Row], quantities: Sequence[str] = ()) -> Document:
-    """What the history spans, its steps, newest first, and where each series stands now."""
+    """What the history spans, its steps, newest first, and the current value of each series."""
     found = steps(rows, quantities)
     blocks: list[Block] = [Facts(_facts(rows)), Sentence(_sentence(found), strong=True)]
     if found:

@@ -33,7 +33,7 @@ from memwall.simulate.schedule import Schedule
 class ProfileReport(Report):
     """A profile: ``by`` chooses what the longest table lists, ``top`` how much of it and ``sort`` its order.
 
-    As text, kernels that are ``explained`` stand alone; Markdown and JSON have them too.
+    As text, only the ``explained`` kernels are shown; Markdown and JSON include them.
     """
 
     noun = "a profile"
@@ -82,7 +82,7 @@ class ProfileReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredReport(ProfileReport):
-    """A profile of which text and Markdown have alone what was measured: what ``memwall measure`` shows."""
+    """A profile whose text and Markdown show only what was measured: the page of ``memwall measure``."""
 
     def document(self, kind: str) -> Document:
         """What was measured; as HTML the page of the profile."""

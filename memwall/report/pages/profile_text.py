@@ -93,7 +93,7 @@ def gpu_title(profile: Profile, schedule: Schedule) -> str:
 
 
 def policy_suffix(profile: Profile, schedule: Schedule) -> str:
-    """What tells two simulations of one GPU apart."""
+    """The suffix that distinguishes two simulations of one GPU."""
     return schedule_label(profile, schedule)[len(schedule.gpu.name) :]
 
 

@@ -1,7 +1,7 @@
 """A profiler trace compared with a GPU, as text, Markdown, HTML, CSV, JSON and a picture.
 
-What is faster than light stands first: it is an error of ours. Then what was measured and how much of it is known,
-the ops next to their speed of light and the prediction, the gaps, and what has no figures with the reason.
+Ops faster than the bound come first: they are model errors. Then what was measured and how much of it is known, the ops
+next to their speed of light and the prediction, the gaps, and the ops without figures with the reason.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _shapes(row: TraceRow) -> str:
 
 
 def _module(group: RowGroup) -> str:
-    """Where the ops of a group stand: the module of all, or how many there are."""
+    """The module of a group's ops, or the number of modules."""
     modules = list(dict.fromkeys(row.module for row in group.rows if row.module))
     if not modules:
         return ""
@@ -253,7 +253,7 @@ def _module(group: RowGroup) -> str:
 
 
 def _tail(module: str) -> str:
-    """The innermost parts of a module's path, which tell it from others."""
+    """The innermost parts of a module's path, which distinguish it from others."""
     parts = module.split("/")
     return module if len(parts) <= _PARTS else "…/" + "/".join(parts[-_PARTS:])
 

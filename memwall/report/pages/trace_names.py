@@ -1,4 +1,4 @@
-"""Names of ops and kernels, short: what tells one from another comes before what all of a library's names share."""
+"""Short names of ops and kernels: what distinguishes one from another comes before what a library's names share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import memwall.report.columns as col
 from memwall.report.document import clean
 
-#: characters that a table shows at most, and those of the end, where tiles and layouts stand
+#: characters that a table shows at most, and those of the end, which has tiles and layouts
 _LONGEST, _END = 56, 20
 #: longer names of ops are written with the abbreviations that libraries use themselves
 _LONG_OP = 20
@@ -17,7 +17,7 @@ _ABBREVIATIONS = (("convolution", "conv"), ("backward", "bwd"), ("forward", "fwd
 _NAMESPACES = re.compile(r"(?:\(anonymous namespace\)|at|native|detail|cuda|cudnn|cnn|ck|ck_tile|pytorch_flash)::")
 #: ``cutlass::Kernel2<NAME>(NAME::Params)``, ``cutlass::device_kernel<NAME<...>>``
 _WRAPPED = re.compile(r"^cutlass::(?:Kernel2?|device_kernel)<(?P<name>.*)")
-#: rocBLAS and hipBLASLt spell every parameter; the macro tile is what differs
+#: rocBLAS and hipBLASLt write out every parameter; the macro tile is what differs
 _TENSILE = re.compile(r"^(?P<kind>Cijk_\w+?_\w+?_\w+?)_.*?(?P<tile>MT\d+x\d+x\d+)")
 #: of ``vectorized_elementwise_kernel<4, AddFunctor<float>, ...`` the functor, else the first that is neither number
 #: nor dtype

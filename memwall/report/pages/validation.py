@@ -1,6 +1,6 @@
 """Measured next to modeled times: executors, classes, kernels, and the same groups under each executor.
 
-First of all stands what is wrong: kernels measured faster than our speed of light, and samples in doubt.
+Errors come first: kernels measured faster than the bound, and samples in doubt.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def run_table(device: Device) -> Table:
 
 
 def _reached(run: Run) -> str:
-    """Kernels of the step that the times stand for, of how many."""
+    """Kernels of the step that the times represent, of how many."""
     whole = run.step_kernels if run.step_kernels is not None else sum(p.kernel.repeats for p in run.pairs)
     return f"{run.total.kernels:,}/{whole:,}"
 
@@ -248,7 +248,7 @@ GROUP_NOTE = "medians of one launch; xN: so many equal groups in a step; the las
 
 
 def executor_table(rows: Sequence[SameGroups]) -> Table:
-    """Executors against each other over the groups that both ran."""
+    """Executors compared over the groups that both ran."""
     like = [*(r.seconds for r in rows), *(r.versus_seconds for r in rows)]
     columns = [
         col.text("", [f"{r.executor} / {r.versus}" for r in rows]),
