@@ -15,13 +15,14 @@ def pytest_addoption(parser):
 
 #: files of tests that compile, start processes of their own or take large models: ``make test-fast`` leaves them out
 SLOW = frozenset((
-    "cli", "test_ab", "test_calibrate", "test_capture", "test_codegen_compile", "test_codegen_gemm",
-    "test_codegen_multi", "test_codegen_random", "test_docs", "test_emit", "test_fusion_invariants",
-    "test_generated", "test_generated_kernels", "test_generated_mutations", "test_inductor",
-    "test_inductor_replay", "test_integrations", "test_kineto_memory", "test_library", "test_liger_pairs",
-    "test_measure_cpu", "test_measure_cuda", "test_measure_generated", "test_measured_report", "test_oracle",
-    "test_package", "test_plan_diff", "test_process", "test_reference_models", "test_reports",
-    "test_trace_replay", "test_trace_viewers", "test_tracing",
+    "cli", "test_ab", "test_accuracy_tables", "test_calibrate", "test_capture", "test_clock",
+    "test_codegen_compile", "test_codegen_gemm", "test_codegen_index", "test_codegen_multi",
+    "test_codegen_random", "test_diff", "test_docs", "test_emit", "test_fusion_invariants", "test_generated",
+    "test_generated_kernels", "test_generated_mutations", "test_history", "test_inductor",
+    "test_inductor_replay", "test_integrations", "test_library", "test_liger_pairs", "test_measure_cpu",
+    "test_measure_cuda", "test_measured_report", "test_op_counts", "test_oracle", "test_package",
+    "test_plan_diff", "test_process", "test_reference_models", "test_reports", "test_trace_memory",
+    "test_trace_reading", "test_trace_replay", "test_trace_viewers", "test_tracing",
 ))  # fmt: skip
 
 

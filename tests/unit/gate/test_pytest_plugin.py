@@ -47,11 +47,11 @@ def warm():
 
     import memwall
     from memwall.gate.expectations import workload_of
-    from memwall.gate.tracing import with_capture
+    from memwall.pipeline import with_capture
 
     linear, inputs = torch.nn.Linear(4, 4), (torch.zeros(2, 4),)
     made = memwall.profile(linear, inputs, policy=["eager", "ideal"])
-    assert with_capture(workload_of(linear, inputs, {}), made, {}).simulations
+    assert with_capture(made, workload_of(linear, inputs, {}), {}).simulations
 
 
 @pytest.fixture
