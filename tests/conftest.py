@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# a busy machine is no failure
+hypothesis.settings.register_profile("memwall", deadline=None)
+hypothesis.settings.load_profile("memwall")
 
 GOLDEN = Path(__file__).parent / "golden"
 
