@@ -1,4 +1,4 @@
-"""How often the measured gate is right, on this machine's CPU: trials of which the right outcome is known.
+"""How often the measured gate is right, on this machine's CPU: trials with a known right outcome.
 
     python benchmarks/ab_trials.py                   20 equal, 20 with 10 % more work, 10 next to a stress process
     python benchmarks/ab_trials.py --trials 3        fewer of each
@@ -6,9 +6,9 @@
     python benchmarks/ab_trials.py -o trials.json    every result with its samples as well
 
 The model is ten equal layers. Equal: both sides have the same file, in two folders. Slower: the head has eleven layers,
-1.1 times the FLOPs, which memwall counts first. Stress: equal sides next to two processes that never rest; right is
-``inconclusive``. A verdict needs a quiet machine: how busy it is before the trials is said first, and ``inconclusive``
-is counted apart from right and wrong.
+1.1 times the FLOPs, which memwall counts first. Stress: equal sides next to two busy processes; right is
+``inconclusive``. A verdict needs a quiet machine: the load before the trials is printed first, and ``inconclusive`` is
+counted separately from right and wrong.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Kind:
     layers: int
     busy: int
     trials: int
-    #: what a trial may take; where the machine is never quiet, more would only wait longer
+    #: seconds of a trial at most; if the machine is never quiet, more would only wait longer
     seconds: float
     right: str
     wrong: str
@@ -86,7 +86,7 @@ def flops(side: Side) -> int:
 
 @contextlib.contextmanager
 def stressed(count: int) -> Iterator[None]:
-    """So many processes that never rest."""
+    """Keep some processes busy."""
     started = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
         yield

@@ -1,4 +1,4 @@
-"""The loop closed on a CPU: ceilings measured here, models modeled on them, and the same models timed here, op by op.
+"""Validation on a CPU: ceilings measured here, models modeled on them, and the same models timed here, op by op.
 
     python benchmarks/cpu_loop.py                        calibrate, then BERT-base and ResNet-50, modeled and measured
     python benchmarks/cpu_loop.py --spec cpu.toml        the same on a spec that is there already

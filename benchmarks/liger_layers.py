@@ -1,7 +1,7 @@
-"""The layers of Liger-Kernel's benchmarks as Hugging Face and PyTorch write them, and what a timed call does around.
+"""The layers of Liger-Kernel's benchmarks as in Hugging Face and PyTorch, and the rest of a timed call.
 
-Written after benchmark/scripts of linkedin/Liger-Kernel (BSD-2-Clause). The second half are layers that compute what
-Liger's kernels do where this is something else.
+Adapted from benchmark/scripts of linkedin/Liger-Kernel (BSD-2-Clause). The second half are layers that compute what
+Liger's kernels do if that differs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 
 class Seed(torch.autograd.Function):
-    """Stands for ``output.backward(gradient)``: a scalar that is an element of the output, so that this is needed.
+    """Represents ``output.backward(gradient)``: a scalar that is an element of the output, so that this is needed.
 
     Its gradient is what was given, or drawn where nothing was.
     """

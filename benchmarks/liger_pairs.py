@@ -6,7 +6,7 @@ The pairs are LinkedIn's (Liger-Kernel, benchmark/data, BSD-2-Clause). Each row 
 it: layer, dtypes, gradients that accumulate, random gradients that are drawn inside the timed region. Where Liger's
 kernel computes something else than the unfused layer (an output in bfloat16 instead of float32, the gradient of a loss
 in forward already, atomic adds instead of a sort), the fused side is a layer of its own that says so. The unfused side
-runs op by op, the fused side as our planner fuses it.
+runs op by op, the fused side as memwall's planner fuses it.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def modeled_s(kernel: str, config: str, size: int, fused: bool, mode: str, gpu_n
 
 
 def _is_seed(graph: Graph, op: Op) -> bool:
-    """The loss that stands for the outputs, and its gradient: scalars outside the layer."""
+    """The loss that represents the outputs, and its gradient: scalars outside the layer."""
     return not op.module and all(spec.numel == 1 for spec in graph.specs(op.outputs))
 
 

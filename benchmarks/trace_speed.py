@@ -32,7 +32,7 @@ import memwall
 from memwall.frontend.workload import resolve
 
 ROOT = Path(__file__).parent.parent
-#: workload folder → the ratio that we want to stay under
+#: workload folder → the target ratio
 GOALS = {"bert_large": 1.0, "llama3_70b": 0.5}
 GPUS = ("v100", "h100")
 RUNS = 5

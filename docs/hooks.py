@@ -1,8 +1,8 @@
-"""What the pages take from elsewhere: sections of the README and the prose of docstrings, so that no text stands twice.
+"""Text included from elsewhere: sections of the README and the prose of docstrings, so that no text is duplicated.
 
-``{{ readme: HEADING }}`` is what stands in README.md under that heading, ``{{ readme }}`` what stands before the first;
-``{{ docstring: module }}`` is a module's docstring. Links into the repository, which the site does not hold, become
-their text.
+``{{ readme: HEADING }}`` is the section of README.md under that heading, ``{{ readme }}`` the text before the first;
+``{{ docstring: module }}`` is a module's docstring. Links into the repository, which are not on the site, become their
+text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def readme(heading: str) -> str:
-    """A section of the README with its sub-sections; its head, pictures aside, where no heading is named.
+    """A section of the README with its sub-sections; without a heading, its head without pictures.
 
     Raises:
         LookupError: there is no such heading.
@@ -46,7 +46,7 @@ def readme(heading: str) -> str:
 
 
 def _blanked(text: str) -> str:
-    """The text with its code blocks blanked, in which a # is no heading."""
+    """The text with its code blocks blanked, as a # in them is not a heading."""
     return _FENCED.sub(lambda found: " " * len(found[0]), text)
 
 

@@ -3,9 +3,9 @@
     python tools/fit_utilization.py --truth FOLDER [--family gemm ...] [--gpu h100-sxm ...] [--intervals] [--write]
 
 FOLDER holds the tables that ``memwall accuracy`` reads; FILE names single ones. Without ``--write`` nothing is changed.
-With it the tables ``[utilization.FAMILY.VARIANT]`` that were fitted are replaced in the board's file, each value with
-its source; every other line stays. A run with the same rows and files finds the same values (the search is seeded).
-``--intervals`` keeps the constants and fits only the interval of 8 in 10.
+With it the tables ``[utilization.FAMILY.VARIANT]`` that were fitted are replaced in the GPU's file, each value with
+its source; every other line is kept. A run with the same rows and files finds the same values (the search is seeded).
+``--intervals`` keeps the constants and fits only the 80 % interval.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read_all(paths: list[Path]) -> list[Sample]:
 
 
 def by_board(samples: list[Sample]) -> dict[str, list[Sample]]:
-    """Samples by canonical name of their board."""
+    """Samples by canonical name of their GPU."""
     found: dict[str, list[Sample]] = {}
     for sample in samples:
         found.setdefault(sample.gpu.name, []).append(sample)
@@ -92,9 +92,9 @@ def by_board(samples: list[Sample]) -> dict[str, list[Sample]]:
 
 
 def write(gpu: str, fits: list[Fit], *, intervals: bool) -> None:
-    """Replace the fitted tables in a board's file."""
+    """Replace the fitted tables in a GPU's file."""
     stated = {f"utilization.{key.rpartition('.')[0]}" for key in read_spec(spec_path(gpu)).utilization}
-    if intervals:  # of what a board inherits the interval is that of the other board
+    if intervals:  # inherited constants keep the interval of the other GPU
         fits = [found for found in fits if found.target.table in stated]
     tables = tables_of(fits, "")
     if intervals:

@@ -1,10 +1,10 @@
-"""Print the intervals of boards without rows: ``FOREIGN`` and ``UNKNOWN`` of memwall/work.
+"""Print the intervals of GPUs without rows: ``FOREIGN`` and ``UNKNOWN`` of memwall/perfmodel.
 
     python tools/foreign_intervals.py --truth ../shared/truth
 
-Every board with rows is taken as if it had none, once with the most similar board's constants and once with the
-defaults. Printed are the 10th and the 90th percentile of measured over modeled time of its kernels on the fit half,
-each board and table of equal weight, and the share of the other half that lies between.
+Every GPU with rows is treated as if it had none, once with the most similar GPU's constants and once with the defaults.
+The output is the 10th and the 90th percentile of measured over modeled time of its kernels on the fit half, each GPU
+and table of equal weight, and the share of the other half between them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from memwall.perfmodel.families import constants  # noqa: E402
 
 TABLES = ("aiconfigurator_gemm", "aiconfigurator_attention", "neusight_ops_train_subsample", "neusight_ops_amd",
           "neusight_conv_subsample", "vidur_mlp_ops", "deepbench_gemm", "deepbench_conv")  # fmt: skip
-#: residuals drawn from each board and table, and the seed
+#: residuals drawn from each GPU and table, and the seed
 DRAWN, SEED = 400, 1
 
 
 def bare(gpu: Gpu) -> Gpu:
-    """The board with the defaults of every family but its host's way around a launch."""
+    """The GPU with the defaults of every family, but its own host overhead of a launch."""
     host = {key: n for key, n in gpu.utilization.items() if key.startswith("launch.")}
     return replace(gpu, utilization=host, fitted_on={})
 
 
 def pools(samples: Sequence[Sample], known_as: Callable[[Gpu], Gpu]) -> Iterator[tuple[str, list[float], list[float]]]:
-    """(family, residuals of the fit half, of the other) with every board as ``known_as`` has it."""
+    """(family, residuals of the fit half, of the other) with every GPU as ``known_as`` has it."""
     drawn = random.Random(SEED)
     found: dict[str, tuple[list[float], list[float]]] = {}
     for target, own in by_target([replace(s, gpu=known_as(s.gpu)) for s in samples]).items():

@@ -1,4 +1,4 @@
-"""Count lines per folder of the package and hold them against ``tools/lines.toml``; growth is a decision.
+"""Count lines per folder of the package and compare them with ``tools/lines.toml``; growth is a decision.
 
     python tools/lines.py            print the counts and what exceeds its ceiling; exit code 1 where something does
     python tools/lines.py --lower    lower each ceiling to what is there now
@@ -40,7 +40,7 @@ def function_lengths(path: str) -> list[int]:
 
 
 def measured() -> dict[str, dict[str, int]]:
-    """What is there now, in the form of the file of ceilings."""
+    """The current numbers, in the form of the file of ceilings."""
     counts = line_counts()
     folders: Counter[str] = Counter()
     for path, lines in counts.items():

@@ -3,7 +3,7 @@
     python tools/op_schemas.py > memwall/traces/schemas.txt
 
 Left out are ``out=`` overloads, which take what the functional ones take and the result's tensors last, and overloads
-for scalars and named dimensions. Ops of older versions of torch and of other libraries stand in
+for scalars and named dimensions. Ops of older versions of torch and of other libraries are in
 memwall/traces/library_schemas.txt.
 """
 
