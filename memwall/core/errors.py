@@ -1,6 +1,6 @@
-"""Errors that a user can mend: one line that says what, where and the way out.
+"""Errors that a user can fix: one line that says what, where and how to fix it.
 
-Each class carries the exit code that the command line returns for it. Anything else that is raised is our bug.
+Each class carries the exit code that the command line returns for it. Any other exception is a bug of memwall.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class UsageError(MemwallError):
 
 
 class NeedsData(UsageError):
-    """The model's Python reads what is in a tensor, and a trace without data has nothing there."""
+    """The model's Python reads a tensor's contents, which a trace without data does not have."""
 
 
 class Unsupported(Exception):
-    """There is no rule, operator or kernel for an op or a call here; the message says why, in words for a reader."""
+    """There is no rule, operator or kernel for an op or a call; the message says why."""
 
 
 class MissingError(MemwallError):
@@ -35,7 +35,7 @@ class MissingError(MemwallError):
 
 
 def nearest(name: object, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The known names that resemble one, the best first; capitals do not count."""
+    """The known names similar to one, the best first; case does not matter."""
     import difflib
 
     folded = {each.lower(): each for each in known}

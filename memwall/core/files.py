@@ -13,18 +13,18 @@ from typing import Any
 
 from memwall.core.errors import UsageError
 
-#: A saved record of a 126-layer training step on ten GPUs is about 60 MB; beyond this a file is not ours.
+#: A saved record of a 126-layer training step on ten GPUs is about 60 MB; a file beyond this is not memwall's.
 MAX_JSON_BYTES = 1 << 30
 
 
 def cache_folder() -> Path:
-    """Where memwall keeps what it learned about this machine: ``MEMWALL_CACHE``, or ``memwall`` in the user's cache."""
+    """The folder of cached results about this machine: ``MEMWALL_CACHE``, or ``memwall`` in the user's cache."""
     own = os.environ.get("MEMWALL_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwall"
 
 
 def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Write a file completely or not at all: to a temporary beside it, then renamed over it.
+    """Write a file atomically: to a temporary file next to it, then renamed over it.
 
     Raises:
         UsageError: the folder is missing or not writable, or the disk is full.

@@ -1,6 +1,6 @@
 """Who wrote what each op reads: the data flow of a graph through storages, exact under views and in-place writes.
 
-Each write of an op to a storage makes a new *version* of it. A version is what one op hands to another, so it is what
+Each write of an op to a storage makes a new *version* of it. A version is what one op passes to another, so it is what
 fusion can keep out of memory.
 """
 
@@ -20,7 +20,7 @@ Use = tuple[int, int]
 class Flow:
     """Reads, writes and dependencies of every op, by version.
 
-    ``writer[v]`` is the op that made version ``v``, -1 for what was there before the step. ``readers[v]`` are the ops
+    ``writer[v]`` is the op that made version ``v``, -1 if it existed before the step. ``readers[v]`` are the ops
     that read it. ``carries[v]`` is the version that ``v`` overwrote in part, so that both must be in memory, or -1.
     ``kept`` are the versions that must be in memory when the step is over. ``deps[i]`` are the ops that must have run
     before op ``i``: those that wrote what it reads, and those that touched what it overwrites.
@@ -37,7 +37,7 @@ class Flow:
 
     @cached_property
     def overwriter(self) -> dict[int, int]:
-        """Version -> the op that writes over it, where one does."""
+        """Version -> the op that overwrites it, if any."""
         last: dict[int, int] = {}
         found = {}
         for version, storage in enumerate(self.storage):
@@ -125,7 +125,7 @@ class _Walk:
 
 
 def carried(flow: Flow, versions: set[int]) -> set[int]:
-    """The versions, and all that they overwrote in part: what has to be in memory for them to be whole."""
+    """The versions, and all that they overwrote in part: what must be in memory for them to be complete."""
     result = set(versions)
     for version in versions:
         while (version := flow.carries[version]) >= 0 and version not in result:

@@ -1,7 +1,7 @@
 """What a model computes: values that live in storages, and ops that read and write them. Knows no torch.
 
 A :class:`Value` is one view of one storage: two values that share a storage alias each other, so the data flow through
-views and in-place ops is exact. Ops stand in the order in which they were called. View ops move nothing and are not
+views and in-place ops is exact. Ops are in call order. View ops move nothing and are not
 in the list; :attr:`Graph.free_calls` counts them.
 """
 
@@ -38,7 +38,7 @@ class Pipe(NamedTuple):
         """The pipe that ``str(pipe)`` writes: ``tensor.float16``.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a pipe.
         """
         engine, _, dtype = text.partition(".")
         if engine not in ("tensor", "vector") or not dtype:
@@ -150,8 +150,8 @@ class Op:
     ``inputs`` are ids of the values read, ``outputs`` of those written; an in-place op has its target in both, an op
     that overwrites its target without reading it (``copy_``, ``zero_``, ``out=``) only in ``outputs``.
     ``arguments`` names, for each input, the schema argument that it was passed as; ``attributes`` holds the
-    arguments that are no tensors, by name. ``source`` is the line of the user's code that made the call, or whose
-    forward op it is the backward of, as ``path:line``; empty where there is none, such as the optimizer's own step.
+    other arguments by name. ``source`` is the line of the user's code that made the call, or the forward op's line in
+    backward, as ``path:line``; empty where there is none, such as in the optimizer's own step.
     """
 
     id: int

@@ -1,11 +1,11 @@
-"""Finds runs of repeated layers: stretches of instances that do the same on storages of their own.
+"""Finds runs of repeated layers: instances that do the same on their own storages.
 
-The instances of a list of layers (module paths ``prefix.N``) are cut out of the op list where the first op of each
-stands: in rising order of N in forward and in an optimizer that steps through the parameters, in falling order in
-backward. Two neighbours are alike when their ops agree one by one (name, attributes, arguments, specs, module paths but
-for N) and when one map of storages, the *twin* map, carries the storages of one onto those of the next: what the layer
-made itself, what it got from its neighbours, its parameters; what all layers share maps onto itself. The map is one for
-the whole run and one to one, so wiring that differs anywhere is a contradiction, and the run ends there.
+The op list is cut at the first op of each instance of a list of layers (module paths ``prefix.N``): in rising order of
+N in forward and in an optimizer that steps through the parameters, in falling order in backward. Two neighbours are
+equal when their ops agree one by one (name, attributes, arguments, specs, module paths except for N) and when a map of
+storages, the *twin* map, takes the storages of one to those of the next: the layer's own results, inputs from its
+neighbours, its parameters; what all layers share maps to itself. The map is one-to-one and common to the whole run, so
+any difference in wiring is a contradiction, and the run ends there.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 
 from memwall.core.graph import Graph, Op
 
-#: Layers that may take turns (local and global attention, dense and expert MLPs): lists are tried in groups of as many.
+#: Period of alternating layers (local and global attention, dense and expert MLPs): lists are tried in such groups.
 PERIODS = (1, 2, 3, 4, 6)
 
-#: Ops that treat each entry of their lists alone.
+#: Ops that treat each entry of their lists separately.
 LISTS = ("aten._foreach_", "aten._fused_")
 
 #: phase -> whether later layers come later (1) or earlier (-1) in it
@@ -28,10 +28,10 @@ DIRECTIONS: Mapping[str, int] = {"forward": 1, "backward": -1, "optimizer": 1}
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Where the instances of a run lie in one phase: ``length`` ops each, without gaps, instance 0 from op ``start``.
+    """The instances of a run in one phase: ``length`` ops each, without gaps, instance 0 from op ``start``.
 
-    Instance n + 1 lies ``direction`` * ``length`` ops behind instance n. ``margin`` more instances before number 0 are
-    alike too.
+    Instance n + 1 is ``direction`` * ``length`` ops after instance n. ``margin`` more instances before number 0 are
+    equal too.
     """
 
     start: int
@@ -59,10 +59,10 @@ class Track:
 
 @dataclass(frozen=True)
 class Run:
-    """A stretch of ``count`` instances that are alike. ``twin``: storage → its counterpart in the next instance.
+    """A run of ``count`` equal instances. ``twin``: storage → its counterpart in the next instance.
 
     ``level``: storage → the instance that it belongs to. ``touched``: storages of the first and of the last instance.
-    ``whole``: no layer of the list is left out but the first and the last.
+    ``whole``: only the first and the last layer of the list may be left out.
     """
 
     prefix: str
@@ -87,7 +87,7 @@ class Run:
         )
 
     def place(self, op_id: int) -> tuple[int, int] | None:
-        """The direction of the track and the instance in which an op stands, or None when it stands outside."""
+        """The direction of the track and the instance that contain an op, or None when it is outside."""
         for track in self.tracks:
             low, high = track.span(0, self.count)
             if low <= op_id < high:
@@ -95,12 +95,12 @@ class Run:
         return None
 
     def instance(self, op_id: int) -> int | None:
-        """The instance in which an op stands, or None when it stands outside."""
+        """The instance that contains an op, or None when it is outside."""
         place = self.place(op_id)
         return place and place[1]
 
     def after_last(self, op_id: int) -> bool:
-        """Whether an op outside stands behind the last instance: after its forward and before its backward."""
+        """Whether an op outside follows the last instance: after its forward and before its backward."""
         passed = sum(op_id >= track.span(0, self.count)[0] for track in self.tracks)
         return passed % 2 == 1
 
@@ -124,7 +124,7 @@ class Twins:
     _steps: dict[tuple[str, str, int], bool] = field(default_factory=dict)
 
     def match(self, pairs: Sequence[tuple[int, int, int]], period: int) -> bool:
-        """Whether ops ``a`` … and ``b`` …, ``length`` each, are alike; if so the map covers them afterwards."""
+        """Whether ops ``a`` … and ``b`` …, ``length`` each, are equal; if so the map covers them afterwards."""
         ops, added = self.graph.ops, list[int]()
         for first, second, length in pairs:
             for i in range(length):
@@ -135,7 +135,7 @@ class Twins:
         return True
 
     def link(self, a: int, b: int, added: list[int] | None = None) -> bool:
-        """Enter b as the twin of a; False when that contradicts what is known or they differ in kind."""
+        """Add b as the twin of a; False when that contradicts the map or they differ in kind."""
         known = self.twin.get(a)
         if known is not None or b in self.back:
             return known == b
@@ -168,7 +168,7 @@ class Twins:
 
 
 def one_step(a: str, b: str, period: int) -> bool:
-    """Whether two module paths are equal but for numbers that are ``period`` higher in the second."""
+    """Whether two module paths are equal except for numbers that are ``period`` higher in the second."""
     if a == b:
         return True
     parts = list(zip(a.split("."), b.split("."), strict=False))
@@ -252,7 +252,7 @@ def _owner(graph: Graph, op: Op) -> str:
 
 
 def _cuts(firsts: Mapping[int, int], period: int, direction: int) -> dict[int, int]:
-    """Instance → its first op, for the longest row of instances from the lowest that stand in order."""
+    """Instance → its first op, for the longest ordered row of instances from the lowest."""
     cuts: dict[int, int] = {}
     for number, op_id in firsts.items():
         cuts[number // period] = min(op_id, cuts.get(number // period, op_id))
@@ -328,7 +328,7 @@ def _touched(graph: Graph, tracks: Sequence[Track], instance: int) -> frozenset[
 
 
 def _with_margin(twins: Twins, run: Run, period: int) -> Run:
-    """The run, its forward track widened by the layer before it where that one is alike in forward."""
+    """The run, its forward track extended by the layer before it if that one is equal in forward."""
     track = run.tracks[0]
     before = track.start - track.length
     wider = Twins(twins.graph, dict(twins.twin), dict(twins.back))

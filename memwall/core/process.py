@@ -1,4 +1,4 @@
-"""A Python process of its own that answers over a pipe, each time within a limit, and whose cause of death is known.
+"""A Python child process that answers over a pipe, each time within a limit, and reports its cause of death.
 
 It calls one target (``module:name``; of a class, one instance) with what it is asked, and sends back what that returns
 or the :class:`MemwallError` that it raises. Any other exception ends it.
@@ -38,10 +38,10 @@ class Lost(Exception):
 
 
 class Child:
-    """A process that runs; it and what it has started are killed by :meth:`stop`.
+    """A running process; :meth:`stop` kills it and its children.
 
     Args:
-        target: ``module:name`` of what it calls.
+        target: ``module:name`` of the callable.
         environment: its variables; see :func:`environment`.
         folder: its working folder.
         own_path: leave the working folder out of ``sys.path``.
@@ -78,12 +78,12 @@ class Child:
         return self._process.pid
 
     def send(self, *question: Any) -> None:
-        """Ask; a process that is gone is noticed by :meth:`receive`."""
+        """Send a request; :meth:`receive` notices a dead process."""
         with contextlib.suppress(OSError):
             self._pipe.send(question)
 
     def receive(self, limit_s: float | None) -> Any:
-        """The answer; None waits for it however long it takes.
+        """The answer; None waits without a limit.
 
         Raises:
             MemwallError: what the target has raised.
@@ -100,7 +100,7 @@ class Child:
         return answer
 
     def ask(self, limit_s: float | None, *question: Any) -> Any:
-        """Ask, and wait for the answer; see :meth:`receive`."""
+        """Send a request and wait for the answer; see :meth:`receive`."""
         self.send(*question)
         return self.receive(limit_s)
 
@@ -124,7 +124,7 @@ class Child:
         return lines[-1] if lines else ""
 
     def stop(self) -> None:
-        """End the process, whatever it does, and what it has started."""
+        """Kill the process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -28,7 +28,7 @@ _MOST, _LARGEST = 1 << 96, 1e21
 
 
 class BadRecord(ValueError):
-    """A value is not as the format says. ``path`` names its key; a message that begins with a colon is of an object."""
+    """A value violates the format. ``path`` names its key; a message that begins with a colon is about an object."""
 
     def __init__(self, what: str, path: str = "") -> None:
         super().__init__(what)
@@ -102,7 +102,7 @@ def finite(value: Any) -> float:
 
 
 def one_of(choices: Iterable[str]) -> Check:
-    """The check of a text that is one of some."""
+    """The check of a text from a fixed set."""
     known = tuple(choices)
 
     def check(value: Any) -> str:
@@ -153,7 +153,7 @@ def read(cls: type[T], record: Any, where: str = "record") -> T:
 
 
 def check_schema(record: Any, family: str, version: int, source: str) -> None:
-    """Refuse what is not a record of this family, or newer than we read.
+    """Refuse what is not a record of this family, or is newer than this memwall reads.
 
     Raises:
         UsageError: says what it is instead.
@@ -264,7 +264,7 @@ def _make_writer(kind: Any) -> Check:
     omits, own = getattr(kind, "OMIT_DEFAULTS", False), fields(kind)
     keys = tuple(_key(f) for f in own)
     defaults = [f.default if f.default_factory is MISSING else f.default_factory() for f in own]
-    values = attrgetter("__class__", *(f.name for f in own))  # one name more: of one alone it gives no tuple
+    values = attrgetter("__class__", *(f.name for f in own))  # one extra name: with a single name it returns no tuple
 
     def write_object(value: Any) -> dict[str, Any]:
         found = values(value)[1:]

@@ -1,7 +1,7 @@
-"""What a notebook shows of a record, looked up by name: records stand below the reports that draw them.
+"""Notebook views of a record, looked up by name, since records may not import the reports that draw them.
 
 A record's methods (``Profile.to_pandas``, ``Comparison._repr_html_``) are one call of :func:`view` each; the report is
-imported then, with pandas or matplotlib behind it.
+imported then, with pandas or matplotlib.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ _HOME = "memwall.report.notebook"
 
 
 def view(name: str, *args: Any, **options: Any) -> Any:
-    """What the view ``name`` makes of a record, its first argument."""
+    """The view ``name`` of a record, its first argument."""
     return getattr(import_module(_HOME), name)(*args, **options)
