@@ -1,8 +1,8 @@
 """The launch queue: the CPU issues ops one after another, and the GPU runs them in order.
 
 The CPU takes ``dispatch_s`` for an op of the forward pass and less in the other phases; further launches of an op
-follow at the GPU's own pace. The GPU waits when nothing has been issued, and the wait is charged to the kernel that was
-late, so a run of tiny ops is overhead-bound as a whole.
+follow at the GPU's own pace. The GPU waits when nothing has been issued, and the wait is charged to the late kernel, so
+a run of tiny ops is overhead-bound as a whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def queue(kernels: Iterable[tuple[float, float]], launch: str = "eager") -> tupl
 
     Args:
         kernels: (seconds of the CPU to issue it, seconds of the GPU once it was issued) of each, in launch order.
-        launch: ``eager``, or ``graph``: a CUDA graph, which was issued before, so that nothing waits.
+        launch: ``eager``, or ``graph``: a CUDA graph, issued beforehand, so that nothing waits.
 
     Returns:
         The seconds that the GPU waits for the CPU before each, and those from the first issue to the end of the last.

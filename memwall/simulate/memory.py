@@ -1,4 +1,4 @@
-"""What lies where while a plan runs: the bytes alive in device memory, and how long ago a read was last touched."""
+"""Memory while a plan runs: the bytes alive in device memory, and the reuse distance of each read."""
 
 from __future__ import annotations
 

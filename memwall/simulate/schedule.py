@@ -1,7 +1,7 @@
 """Plan × Gpu → Schedule: every kernel's estimate in launch order, and the sums over them.
 
-A storage that was touched is taken to be in L2 as long as no more bytes than L2 holds have moved since
-(:func:`memwall.simulate.memory.reuse_distances`). No kernel is made faster by it than its ``bound_s``, which knows no
+A touched storage counts as in L2 until more bytes than L2 holds have moved
+(:func:`memwall.simulate.memory.reuse_distances`). No kernel gets faster than its ``bound_s``, which assumes no
 residency unless all that the kernel touches fits. :mod:`memwall.simulate.launch_queue` says how long each kernel waits
 for the CPU.
 
@@ -35,8 +35,8 @@ MODEL_CLASSES = ("contraction", "convolution", "attention")
 class Totals:
     """One policy on one GPU, summed over its kernels.
 
-    ``low_s`` and ``high_s`` enclose ``time_s``: the model is taken to err alike on all kernels of an op class and
-    independently from class to class.
+    ``low_s`` and ``high_s`` enclose ``time_s``: model errors are assumed equal for all kernels of an op class and
+    independent between classes.
     """
 
     bound_s: float
@@ -54,7 +54,7 @@ class Totals:
 class Schedule:
     """The kernels of one plan on one GPU, in launch order. ``graph`` numbers the profile's graph that was simulated.
 
-    ``plan`` is what was simulated; None of a schedule that was read from a record, which does not hold it.
+    ``plan`` is what was simulated; None for a schedule from a record, which does not hold it.
     """
 
     gpu: Gpu
@@ -77,7 +77,7 @@ class Schedule:
         return self.totals.peak_memory_bytes <= self.gpu.dram_bytes
 
     def time_by_wall(self) -> dict[str, float]:
-        """Seconds per wall, each kernel whole under what limits it."""
+        """Seconds per wall, each kernel counted whole under the wall that limits it."""
         total = dict.fromkeys(WALLS, 0.0)
         for kernel in self.kernels:
             total[kernel.limited_by] = total.get(kernel.limited_by, 0.0) + kernel.time_s
@@ -89,7 +89,7 @@ def simulate(
 ) -> Schedule:
     """Run a plan on a modeled GPU. Each distinct kernel is predicted once.
 
-    ``context`` holds what depends on the plan alone; pass one to simulate several GPUs without recomputing it.
+    ``context`` holds what depends only on the plan; pass one to simulate several GPUs without recomputing it.
     """
     context = context or PlanContext.of(graph, plan)
     known = _predictions(graph, gpu, context)
@@ -101,7 +101,7 @@ def simulate(
 
 
 class Kernels(Sequence[Estimate]):
-    """The estimates of a schedule, in launch order; written out when the first is asked for."""
+    """The estimates of a schedule, in launch order; built on first use."""
 
     def __init__(
         self, plan: Plan, context: PlanContext, known: Sequence[Prediction], issues: Sequence[float],
@@ -147,7 +147,7 @@ class Kernels(Sequence[Estimate]):
 
 
 def _predictions(graph: Graph, gpu: Gpu, context: PlanContext) -> list[Prediction]:
-    """The time of each kind of kernel, once it was issued; equal costs with as many bytes in L2 are predicted once."""
+    """The time of each kind of kernel after its issue; equal costs with equally many bytes in L2 are predicted once."""
     if gpu.cpu is not None:
         return [
             predict_on_cpu(graph, (*k.group.op_ids, *k.group.recomputes), k.group.cost, gpu, k.reuse)
@@ -244,7 +244,7 @@ class PlanContext:
         )
 
     def cold(self) -> PlanContext:
-        """The same with nothing in L2 when a kernel begins."""
+        """The same context with nothing in L2 when a kernel begins."""
         return replace(self, kinds=[replace(kind, reuse=()) for kind in self.kinds])
 
 
@@ -259,7 +259,7 @@ def _numbered(costs: Sequence[Cost]) -> list[int]:
 
 
 def _matrix_s(kind: Kind, gpu: Gpu) -> float:
-    """Seconds at the peaks; of a group that holds more than a matrix kernel, its products alone."""
+    """Seconds at the peaks; only the products of a group with other ops."""
     cost = kind.group.cost
     if len(kind.group.op_ids) > 1:
         cost = Cost({pipe: count for pipe, count in cost.flops.items() if pipe.engine == "tensor"})
@@ -267,7 +267,7 @@ def _matrix_s(kind: Kind, gpu: Gpu) -> float:
 
 
 def _label(graph: Graph, group: Group) -> tuple[str, str]:
-    """The kernel's name, that of all its ops, and its class, that of its weightiest op."""
+    """The kernel's name, from all its ops, and the class of its most expensive op."""
     ops = [graph.ops[i] for i in group.op_ids]
     if len(ops) == 1:
         return ops[0].name, ops[0].op_class
