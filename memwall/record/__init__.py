@@ -1,9 +1,9 @@
-"""What is saved: the profile of a workload, what was timed of it, and its schedules on demand.
+"""What is saved: the profile of a workload, its measurements, and its schedules on demand.
 
 In: graphs with their costs (:mod:`memwall.ops`) and schedules (:mod:`memwall.simulate`). Out: a :class:`Profile`, which
 :meth:`~Profile.save` writes as ``memwall.profile/1`` and :meth:`~Profile.load` reads back with every key checked. It
 holds the graph, so :meth:`Profile.schedule` plans and simulates it again for any GPU and policy, without torch and
-without the model; nobody else plans.
+without the model; only this package plans.
 
 Start with :mod:`~memwall.record.profile`. :mod:`~memwall.record.format` has the rows of the file,
 :mod:`~memwall.record.measurement` what was timed on a device, :mod:`~memwall.record.schedules` the plans and schedules

@@ -1,4 +1,4 @@
-"""How a profile is saved: the rows of ``memwall.profile/1``, and the way from them to our types and back.
+"""How a profile is saved: the rows of ``memwall.profile/1``, and their conversion to memwall's types and back.
 
 :mod:`memwall.core.structure` reads and writes the rows; what one row alone cannot know is checked here: that ids exist,
 that sums are sums, that a schedule runs the graph it names.
@@ -336,11 +336,11 @@ _counts = attrgetter("flops", "read_bytes", "write_bytes", "modeled", "kernels")
 
 
 def _with_launches(graph: Graph, saved: Sequence[Cost]) -> tuple[Cost, ...]:
-    """The costs with their launches, which the formulas give again: a record holds counts alone. An op that no formula
-    here knows, or that one now counts otherwise, keeps what was saved, as one streaming kernel."""
+    """The costs with their launches, recomputed by the formulas: a record holds only counts. An op without a formula,
+    or with one that now counts differently, keeps what was saved, as one streaming kernel."""
     try:
         fresh = graph_costs(graph)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # damage that no check above saw
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # damage that no check above found
         return tuple(saved)
     return tuple(new if _counts(new) == _counts(old) else old for old, new in zip(saved, fresh, strict=True))
 
@@ -385,7 +385,7 @@ def read_profile(row: SavedProfile) -> tuple[tuple[Costed, ...], tuple[Schedule,
     """The graphs and the schedules of a record.
 
     Raises:
-        BadRecord: what it names does not exist, or does not add up.
+        BadRecord: an id does not exist, or sums do not match.
     """
     graphs = (read_graph(row.graph, "graph"), *(read_graph(g, f"graphs[{i}]") for i, g in enumerate(row.graphs)))
     gpus = {name: Gpu.from_dict(spec) for name, spec in row.gpus.items()}

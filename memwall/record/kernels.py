@@ -1,4 +1,4 @@
-"""Where a kernel belongs and what it is called: its phase, the module that all of its ops share, names for people."""
+"""The place and the name of a kernel: its phase, the module that all of its ops share, readable names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memwall.simulate.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a user sees of the speed: steps, samples and tokens per second; None where the workload has no count."""
+    """Throughput: steps, samples and tokens per second; None where the workload has no count."""
 
     steps_per_s: float
     samples_per_s: float | None
@@ -50,7 +50,7 @@ def kernel_module(profile: Profile, schedule: Schedule, kernel: Estimate) -> str
 
 
 def short_name(name: str) -> str:
-    """A name for people: ``aten.add.Tensor`` is ``add``; of a fused kernel each part; other libraries' names stay."""
+    """A readable name: ``aten.add.Tensor`` is ``add``; each part of a fused kernel's; other libraries' names stay."""
     return _OVERLOAD.sub(r"\1", name)
 
 

@@ -1,4 +1,4 @@
-"""What was timed on a device, as it is saved in a profile: one run of one executor, kernel by kernel.
+"""Measurements on a device, as saved in a profile: one run of one executor, kernel by kernel.
 
 ``measurements`` of a record is a list of :meth:`Measurement.to_dict`. Times in seconds; ``low_s`` and ``high_s`` are
 the ends of the interval of the median.
@@ -14,13 +14,13 @@ from memwall.core.structure import BadRecord, above_0, at_least_1, finite, measu
 
 Measurable = Annotated[float, measurable]
 
-#: executor -> the policy whose groups it runs: ``inductor`` compiles each group of our planner alone by torch.compile
+#: executor -> the policy whose groups it runs: ``inductor`` compiles each group of memwall's planner with torch.compile
 EXECUTORS: Mapping[str, str] = {"eager": "eager", "generated": "memwall", "inductor": "memwall"}
 
 #: how the timing of one kernel ended
 STATUSES = ("ok", "wrong", "failed", "timeout", "out of memory", "not generated", "skipped")
 
-#: stands in a record for a deviation that is infinite or not a number
+#: represents a deviation that is infinite or NaN in a record
 _ENDLESS = 1e20
 
 
@@ -43,7 +43,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Sensors:
-    """What the device said of itself next to the samples; None where it does not say. ``flags``: why a sample is in
+    """Readings of the device's sensors during the samples; None where it has none. ``flags``: why a sample is in
     doubt (throttle reasons, other processes, contention)."""
 
     OMIT_DEFAULTS: ClassVar[bool] = True
@@ -57,10 +57,10 @@ class Sensors:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredKernel:
-    """One kernel: what the model says of it and what the clock said.
+    """One kernel: modeled and measured.
 
     ``id`` is that of the kernel in the simulation of the same policy, ``repeats`` the number of equal kernels of the
-    step that this one stands for. ``modeled_s``, ``bound_s``, bytes and FLOPs are of one launch. ``error`` is the worst
+    step that this one represents. ``modeled_s``, ``bound_s``, bytes and FLOPs are of one launch. ``error`` is the worst
     deviation from float64 in units of the tolerance (below 1 passes), None when it was not checked.
     """
 

@@ -1,4 +1,4 @@
-"""The one saved record, ``memwall.profile/1``: what was traced, what it costs, and what it takes on each GPU.
+"""The one saved record, ``memwall.profile/1``: the traced workload, its costs, and its time on each GPU.
 
 History of the format: 1 is the first.
 """
@@ -36,7 +36,7 @@ _SCHEMA_FAMILY, _SCHEMA_VERSION = "memwall.profile", 1
 
 @dataclass(frozen=True)
 class Coverage:
-    """Fractions of ops, FLOPs and bytes that a formula models, and the names of the ops that none does.
+    """Fractions of ops, FLOPs and bytes that a formula models, and the names of the unmodeled ops.
 
     An unmodeled op has no FLOP count, so ``flops`` is 1.0 only when every op is modeled; otherwise it is the share
     of ops, the best that can be said.
@@ -67,7 +67,7 @@ class Profile:
     memwall_version: str = __version__
 
     def __repr__(self) -> str:
-        """One line: a notebook keeps it beside the HTML, and a failed test prints it."""
+        """One line: a notebook keeps it next to the HTML, and a failed test prints it."""
         on = ", ".join(f"{s.gpu.name} {s.policy}" for s in self.simulations) or "no GPU"
         name = " ".join(self.workload.name.split())
         return f"<memwall.Profile of {name}: {self.workload.mode}, {len(self.graph.ops):,} ops; {on}>"
@@ -162,8 +162,8 @@ class Profile:
         return self._schedules.schedule(gpu, policy, graph=number, launch=launch, regions=regions, plan=plan)
 
     def plan(self, schedule: Schedule) -> Plan | None:
-        """What a schedule of this profile ran: its own plan; that of a saved one is made again where no compiler is
-        needed, and is None elsewhere."""
+        """The plan of a schedule of this profile; for a saved schedule it is made again where no compiler is needed,
+        and None elsewhere."""
         if schedule.plan is not None or schedule.policy not in CHEAP:
             return schedule.plan
         return self.schedule(schedule.gpu, schedule.policy, graph=schedule.graph).plan
@@ -257,7 +257,7 @@ class Profile:
         """The record as text: one op, value or kernel a line, byte-identical for equal profiles.
 
         Args:
-            further: keys to stand behind those of the record, which no reader asks for.
+            further: additional keys after those of the record, which no reader uses.
         """
         return "".join(json_lines({**self.to_dict(), **(further or {})})) + "\n"
 

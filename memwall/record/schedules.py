@@ -13,11 +13,11 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.simulate.schedule import PlanContext, Schedule, simulate
 
-#: How the CPU issues kernels: one after another; as a CUDA graph, which was issued before, so that nothing waits; each
-#: alone, issued before and with nothing in L2.
+#: How the CPU issues kernels: one after another; as a CUDA graph, issued beforehand, so that nothing waits; each alone,
+#: issued beforehand and with nothing in L2.
 LAUNCHES = ("eager", "graph", "alone")
 
-#: policies whose plan can be made again from a saved record at once: no compiler, no torch
+#: policies whose plan can be made again from a saved record without a compiler or torch
 CHEAP = ("eager", "memwall", "ideal")
 
 
