@@ -2,8 +2,8 @@
 
 Conventions, with b batches, h query heads, s queries, t keys, head sizes d (query, key) and dv (value):
 
-- Forward: ``2 * b * h * pairs * (d + dv)`` where ``pairs`` is the number of (query, key) pairs that must be
-  met: ``s * t``, or those on and under the diagonal where the call is causal, or inside its window.
+- Forward: ``2 * b * h * pairs * (d + dv)`` where ``pairs`` is the number of (query, key) pairs to compute:
+``s * t``, or those on and under the diagonal where the call is causal, or inside its window.
   ``dense_flops`` has the figure without any mask, as other tools report it. Key and value heads may be fewer
   than h (grouped queries).
 - ``is_causal`` of ``scaled_dot_product_*`` aligns the diagonal at the top left (query 0 sees key 0 only); the
@@ -45,7 +45,7 @@ _LENGTH_FIRST = (
 )  # fmt: skip
 _HEADS_FIRST_BACKWARD = tuple(f"{name}_backward" for name in _HEADS_FIRST)
 _LENGTH_FIRST_BACKWARD = ("aten._flash_attention_backward", "aten._efficient_attention_backward")
-#: which kernel a call names; what names none is taken to be flash
+#: the kernel of each op's name; flash for other names
 _KERNELS = ("flash", "efficient", "cudnn")
 _RANDOM_STATE = frozenset(("philox_seed", "philox_offset", "rng_state", "unused"))
 _CUMULATIVE = (("cum_seq_q", "cum_seq_k"), ("cu_seqlens_q", "cu_seqlens_k"))
@@ -111,7 +111,7 @@ def _pairs(call: Call, queries: int, keys: int) -> int:
 
 
 def _launch(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int, write_bytes: int, backward: bool) -> Attention:
-    """The kernel that meets the pairs."""
+    """The launch that computes the pairs."""
     query = call.need("query")
     return Attention(
         pipe=pipe, kernel=next((name for name in _KERNELS if name in call.name), "flash"), backward=backward,

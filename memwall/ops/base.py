@@ -10,7 +10,7 @@ from typing import Any
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.launches import Launch, Plain
 
-#: stands for launches that were not given
+#: represents launches that were not given
 _ONE: Any = None
 
 
@@ -27,7 +27,7 @@ class Cost:
     #: distinct bytes read from and written to device memory, each once
     read_bytes: int = 0
     write_bytes: int = 0
-    #: False: no formula knows this op; its bytes are charged, its FLOPs are unknown
+    #: False: the op has no formula; its bytes are charged, its FLOPs are unknown
     modeled: bool = True
     #: attention only: FLOPs as other tools count them, without the causal mask
     dense_flops: int | None = None
@@ -88,7 +88,7 @@ class Cost:
 
 
 def _sum_known(a_known: int | None, a: Cost, b_known: int | None, b: Cost) -> int | None:
-    """The sum of ``dense_flops``, which stand for all FLOPs where they are None; None where they are in both."""
+    """The sum of ``dense_flops``, replaced by all FLOPs where one is None; None where both are."""
     if a_known is None and b_known is None:
         return None
     return (a.total_flops if a_known is None else a_known) + (b.total_flops if b_known is None else b_known)
@@ -161,7 +161,7 @@ def touched_bytes(
     padding: Sequence[int] | int = 0,
     dilation: Sequence[int] | int = 1,
 ) -> int:
-    """Bytes of ``data`` that windows over its last axes meet: a stride longer than the window skips places.
+    """Bytes of ``data`` that windows over its last axes touch: a stride longer than the window skips positions.
 
     Args:
         window, positions: the window's size and the number of windows, per axis.
@@ -181,7 +181,7 @@ def _per_axis(value: Sequence[int] | int, rank: int) -> list[int]:
 
 
 def _met(length: int, count: int, stride: int, padding: int, dilation: int, size: int) -> int:
-    """How many of the ``size`` places of one axis some of ``count`` windows meet."""
+    """How many of the ``size`` positions of one axis are in some of ``count`` windows."""
     if (dilation == 1 and stride <= length) or (stride == 1 and dilation <= count):
         last = (count - 1) * stride + (length - 1) * dilation - padding
         return max(min(last, size - 1) - max(-padding, 0) + 1, 0)

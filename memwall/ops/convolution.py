@@ -10,7 +10,7 @@ Conventions:
 - float32 uses TF32 unless the call says ``allow_tf32=False`` (torch's default for cuDNN). A depthwise
   convolution (one input channel per group) runs on the vector engine (DepthwiseConv2d.cu accumulates in
   float32).
-- Launches: one for each result, and a pass over the output where cuDNN gets the bias apart.
+- Launches: one for each result, and a pass over the output where cuDNN adds the bias separately.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_by
 
 
 def _skipped_bytes(call: Call, data: TensorSpec, weight: TensorSpec, output: TensorSpec) -> int:
-    """Bytes of the input that lie between the windows and are met by none."""
+    """Bytes of the input between the windows, in none of them."""
     if _is_transposed(call) or "stride" not in call.attributes:
         return 0
     rank = len(weight.shape) - 2
@@ -132,7 +132,7 @@ def convolution_backward(call: Call) -> Cost:
 
 
 def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Launch, ...]:
-    """One launch for each gradient asked for; ``touched_bytes`` of the input are met by some window."""
+    """One launch for each requested gradient; ``touched_bytes`` of the input are in some window."""
     grad, weight, data = call.need("grad_output"), call.need("weight"), _input(call)
     launches = (
         _launch(call, "input", data, grad, grad.nbytes + weight.nbytes, data.nbytes),

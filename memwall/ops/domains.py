@@ -1,5 +1,5 @@
-"""What the tensors that an op reads have to hold, so that its result says something: indices within their tables,
-positive numbers under a logarithm. A numerics check fills them so; any other tensor gets normal numbers.
+"""What the inputs of an op must contain for a meaningful result: indices within their tables, positive numbers
+under a logarithm. A numerics check fills them so; any other tensor gets normal numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DomainRule = Callable[[Use], Domain | None]
 
 
 def always(kind: str, **numbers: float) -> DomainRule:
-    """The same, whatever the op's other arguments are."""
+    """The same domain for any other arguments."""
     domain = Domain(kind, **numbers)  # type: ignore[arg-type]
     return lambda use: domain
 
@@ -85,7 +85,7 @@ def ascending_to(argument: str) -> DomainRule:
 
 
 def places(distinct: bool) -> DomainRule:
-    """Places along the axis that the op goes by; ``distinct``: writes must not collide."""
+    """Positions along the op's axis; ``distinct``: writes must not collide."""
 
     def rule(use: Use) -> Domain:
         dim = use.op.attributes["dim"]

@@ -81,7 +81,7 @@ def _lookup(name: str) -> Target | None:
 
 
 class Tensors(Protocol):
-    """Where an evaluation keeps what stands for each value: tensors, or names in a text."""
+    """Where an evaluation keeps the representation of each value: tensors, or names in a text."""
 
     device: str
 
@@ -90,7 +90,7 @@ class Tensors(Protocol):
         ...
 
     def tensor(self, value_id: int) -> Any:
-        """What stands for a value."""
+        """The representation of a value."""
         ...
 
 
@@ -155,7 +155,7 @@ def evaluate(
 def arguments_of(
     graph: Graph, op: Op, target: Target, tensor: Callable[[int], Any], device: str
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments of the call; ``tensor``: value id -> what stands for it.
+    """Positional and keyword arguments of the call; ``tensor``: value id -> its representation.
 
     Raises:
         Unsupported: an argument that the schema needs is not in the graph.
@@ -232,7 +232,7 @@ def _plain(graph: Graph, op: Op, name: str, kind: str, default: Any, device: str
 
 
 def _number(value: Any) -> Any:
-    """Infinities and NaN stand as text in a graph."""
+    """A number that a graph may store as text (infinities and NaN)."""
     return float(value) if isinstance(value, str) else value
 
 

@@ -41,7 +41,7 @@ class Operands(dict):
         return is_float(self.dtype)
 
     def number(self, name: str) -> Any:
-        """The value of an argument that is no tensor; None where it is one or is not given."""
+        """The value of an argument that is not a tensor; None where it is a tensor or is not given."""
         if name in self:
             return None
         return self.attributes.get(name, DEFAULTS.get(name))
@@ -120,7 +120,7 @@ def neg(operands: Operands) -> str:
 
 
 def sign(operands: Operands) -> str:
-    """0 of what is no number."""
+    """0 for NaN."""
     return f"(({{self}} > 0).to(tl.{operands.dtype}) - ({{self}} < 0).to(tl.{operands.dtype}))"
 
 
@@ -226,7 +226,7 @@ SILU_BACKWARD = "{grad_output} * tl.sigmoid({self}) * (1.0 + {self} * (1.0 - tl.
 
 
 def extremum(function: str, of_bool: str) -> Expression:
-    """``tl.maximum`` or ``tl.minimum``; what is not a number comes through."""
+    """``tl.maximum`` or ``tl.minimum``; NaN propagates."""
 
     def rule(operands: Operands) -> str:
         if operands.dtype == "bool":
@@ -242,7 +242,7 @@ def clamp(operands: Operands) -> str:
     """Between the bounds that are given."""
     text = "{self}"
     for bound, sign in (("min", "<"), ("max", ">")):
-        if bound in operands:  # what is no number comes through, from the bound too
+        if bound in operands:  # NaN propagates, from the bound too
             text = f"tl.where(({text} {sign} {{{bound}}}) | ({{{bound}}} != {{{bound}}}), {{{bound}}}, {text})"
         elif operands.number(bound) is not None:
             text = f"tl.where({text} {sign} {{{bound}}}, {{{bound}}}, {text})"

@@ -1,4 +1,4 @@
-"""What a launch is, as far as its time depends on it: geometry by family of kernels, no GPU.
+"""What the time of a launch depends on, apart from the GPU: geometry by kernel family.
 
 A family's constants are numbers of a GPU (:mod:`memwall.hardware.constants`), its model is in :mod:`memwall.perfmodel`.
 """
@@ -15,14 +15,14 @@ from memwall.core.graph import Pipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One launch. The bytes are those that this kernel asks for, its second passes included."""
+    """One launch. The bytes are those that this kernel requests, including its second passes."""
 
     FAMILY: ClassVar[str] = ""
     read_bytes: int = 0
     write_bytes: int = 0
-    #: kernels that do this work together, one after another; 0: it is part of the launch before it
+    #: consecutive kernels that do this work together; 0: it is part of the launch before it
     count: int = 1
-    #: thread blocks that the work falls into at most; None: as many as the GPU can use
+    #: most thread blocks of the work; None: as many as the GPU can use
     thread_blocks: int | None = None
 
     @property
@@ -37,12 +37,12 @@ class Launch:
 
     @property
     def spared_flops(self) -> int:
-        """FLOPs that the fastest algorithm known does without."""
+        """FLOPs that the fastest known algorithm saves."""
         return 0
 
     @property
     def variant(self) -> str:
-        """Which of its family's tables of constants it goes by: a dtype or a kind."""
+        """Which of its family's tables of constants applies: a dtype or a kind."""
         raise NotImplementedError
 
 
@@ -118,8 +118,7 @@ class Convolution(Launch):
         """Three quarters for unit-stride windows of 3 and more.
 
         Winograd F(4x4, 3x3) needs a quarter (36 multiplies for 16 outputs of 9; Lavin and Gray 2015). For larger
-        windows larger tiles or an FFT may need still fewer: there a quarter is what measured rows bear out, not a
-        proof.
+        windows larger tiles or an FFT may need still fewer: there a quarter is supported by measured rows only.
         """
         plain = len(self.kernel) < 2 or min(self.kernel) < 3 or any(step != 1 for step in self.stride)
         if plain or self.groups != 1:
@@ -129,16 +128,16 @@ class Convolution(Launch):
 
     @property
     def depthwise(self) -> bool:
-        """Each channel is convolved alone, by PyTorch's own kernels: no library's product."""
+        """Whether each channel is convolved alone, by PyTorch's own kernels instead of a library's."""
         return self.pipe.engine == "vector" and self.groups > 1 and self.channels_in == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(Launch):
-    """Forward or backward of a fused kernel; ``pairs`` (query, key) pairs of one head have to be met.
+    """Forward or backward of a fused kernel over ``pairs`` (query, key) pairs of one head.
 
     ``kernel`` is ``flash``, ``efficient`` or ``cudnn`` of PyTorch, or ``serving``: the op of an inference server,
-    which first turns the queries and keys by their places and stores keys and values in its cache.
+    which first applies rotary embeddings to queries and keys and stores keys and values in its cache.
     """
 
     FAMILY: ClassVar[str] = "attention"
@@ -179,7 +178,7 @@ class Attention(Launch):
 
     @property
     def flops_per_pair(self) -> int:
-        """FLOPs of a (query, key) pair: two products, or five in the backward, which makes the scores again."""
+        """FLOPs of a (query, key) pair: two products, or five in the backward, which recomputes the scores."""
         if self.backward:
             return 2 * (3 * self.head_size + 2 * self.value_size)
         return 2 * (self.head_size + self.value_size)
@@ -202,7 +201,7 @@ class Rows(Launch):
     #: bytes that a row's second and third pass read again, over all rows; they come from L2 where it holds what moves
     #: meanwhile
     second_pass_bytes: int = 0
-    #: rows that a multiprocessor works on at once
+    #: rows that a multiprocessor has in flight
     rows_per_sm: int = 16
 
     @property
@@ -212,10 +211,10 @@ class Rows(Launch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream(Launch):
-    """``elements`` results, each made of what is read at its place."""
+    """``elements`` results, each computed from what is read at its position."""
 
     FAMILY: ClassVar[str] = "stream"
-    #: what it does, where something goes by it
+    #: what it does, where the model depends on it
     kind: str = ""
     elements: int = 0
     #: arithmetic, and the pipe that does it
@@ -223,7 +222,7 @@ class Stream(Launch):
     pipe: Pipe | None = None
     #: integer instructions of the threads, summed over the elements: places of strided operands, conversions
     instructions: int = 0
-    #: memory round trips that a thread makes one after another with no others to hide them
+    #: dependent memory round trips of a thread that nothing hides
     round_trips: int = 0
     #: turns of a block's loop, each of which waits for what it loads while other blocks' turns go on, and the blocks
     steps: int = 0
@@ -240,7 +239,7 @@ class Stream(Launch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain(Launch):
-    """FLOPs by pipe and bytes, nothing about their shape."""
+    """FLOPs by pipe and bytes, without a shape."""
 
     FAMILY: ClassVar[str] = "plain"
     flops: Mapping[Pipe, int] = field(default_factory=dict, hash=False)

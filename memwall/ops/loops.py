@@ -1,6 +1,6 @@
-"""The loop nest that a generated kernel would run for an op: what decides which ops can share one.
+"""The loop nest that a generated kernel would run for an op; it decides which ops can share one.
 
-A kernel iterates over ``rows`` × ``cols``. A pointwise op has no opinion on how its elements are split. A row
+A kernel iterates over ``rows`` × ``cols``. A pointwise op allows any split of its elements. A row
 reduction (softmax, layer norm) keeps one row in one thread block, a column reduction (the gradient of a bias) adds up
 over the rows by partial sums and a second, small launch, and a grid reduction (batch norm) has to have seen all of its
 input before it can write.
@@ -33,8 +33,8 @@ KINDS: Mapping[str, str] = {
 class Loop:
     """Kind, number of iterations, and the rows and columns where the kind fixes them (else 0).
 
-    ``columns`` says that column sums are made too (the affine gradients of a norm). ``axes`` tells nests of equal
-    sizes apart that run over other axes.
+    ``columns``: column sums are made too (the affine gradients of a norm). ``axes`` distinguishes nests of equal
+    sizes over different axes.
     """
 
     kind: str
@@ -49,7 +49,7 @@ OPAQUE = Loop("opaque", 0)
 
 
 def loop_of(graph: Graph, op: Op) -> Loop:
-    """The loop nest of an op; opaque where no rule knows it."""
+    """The loop nest of an op; opaque where there is no rule."""
     row = find_row(op.name)
     rule = (row.loop if row else None) or _BY_CLASS.get(op.op_class)
     return OPAQUE if rule is None or not op.outputs else rule(View(graph, op))
@@ -62,7 +62,7 @@ def is_fused(row: Row) -> bool:
 
 
 class View:
-    """An op with its specs, as the rules want it."""
+    """An op with its specs, as the rules need it."""
 
     def __init__(self, graph: Graph, op: Op) -> None:
         self.op = op

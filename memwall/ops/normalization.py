@@ -11,7 +11,7 @@ FLOPs per element of the normalised tensor, after Ivanov et al., "Data Movement 
 - the loss: one add per row.
 
 Bytes are compulsory (each tensor once). What eager CUDA kernels read again goes in ``extra_bytes``: a second
-pass over data of which a block cannot keep its share on chip. Sources are named beside each rule.
+pass over data of which a block cannot keep its share on chip. Sources are named next to each rule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from memwall.ops.results import windows
 _SHARED_BYTES = 48 * 1024
 #: blocks of 1024 threads on a multiprocessor of 2048
 _BLOCKS_PER_SM = 2
-#: rows that a multiprocessor of 2048 threads works on where a block of 128 has one (layer_norm_kernel.cu)
+#: rows in flight on a multiprocessor of 2048 threads where a block of 128 has one (layer_norm_kernel.cu)
 _ROWS_PER_SM = 16
 #: threads of the block that goes over a group for its moments, an element each (group_norm_kernel.cu)
 _MOMENT_THREADS = 512
@@ -84,7 +84,7 @@ def _softmax_launch(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: in
 
 
 def _strided_bytes(spec: TensorSpec, dim: int, second_pass_bytes: int) -> int:
-    """``second_pass_bytes`` where the elements of a row lie apart: they are read from DRAM each time."""
+    """``second_pass_bytes`` where the elements of a row are strided: they are read from DRAM each time."""
     return 0 if _row(spec, dim)[1] else second_pass_bytes
 
 

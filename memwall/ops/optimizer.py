@@ -28,7 +28,7 @@ _MAX_TENSORS = (110, 64, 48, 36, 30)
 
 
 def launches(sizes: Iterable[int], lists: int) -> int:
-    """Kernels that it takes to walk tensors of these sizes, in ``lists`` parallel lists."""
+    """Kernels that process tensors of these sizes, in ``lists`` parallel lists."""
     limit = _MAX_TENSORS[min(max(lists, 1), 5) - 1]
     count = tensors = chunks = 0
     for size in sizes:
@@ -92,7 +92,7 @@ def foreach(call: Call) -> Cost:
 
 @register_cost("aten._foreach_norm", "aten._foreach_max", "aten._foreach_powsum", op_class="optimizer")
 def foreach_reduction(call: Call) -> Cost:
-    """One number per tensor: partial results per chunk, then a kernel joins them (ForeachReduceOp.cu)."""
+    """One number per tensor: partial results per chunk, then a kernel combines them (ForeachReduceOp.cu)."""
     tensors = call.args("self")
     per_element = 0 if "_max" in call.name else norm_flops(call.attributes.get("ord", 2))
     total = sum(tensor.numel for tensor in tensors)

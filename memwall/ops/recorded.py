@@ -1,4 +1,4 @@
-"""A call as a profiler's trace holds it, and what the rules for its results share.
+"""A call in a profiler's trace, and what the rules for its results share.
 
 A trace records what goes into an op: shapes, dtypes, strides, values. What comes out is in no record: a rule for each
 kind of op (:mod:`memwall.ops.results`) derives it. A rule takes a :class:`Recorded` and returns the results' specs, or
@@ -19,7 +19,7 @@ Specs = tuple[TensorSpec, ...]
 
 @dataclass(kw_only=True)
 class Recorded:
-    """A recorded call: tensors and values by argument name, and what the trace around it tells."""
+    """A recorded call: tensors and values by argument name, and what the trace around it says."""
 
     #: with its overload: ``aten.add.Tensor``
     name: str
@@ -33,7 +33,7 @@ class Recorded:
     arguments: tuple[str, ...]
     #: values that were recorded, None among them
     values: Mapping[str, Any]
-    #: the schema's arguments that are no tensors, with their defaults
+    #: the schema's arguments that are not tensors, with their defaults
     defaults: Mapping[str, Any]
     #: arguments that the call writes
     written: frozenset[str] = frozenset()
@@ -41,7 +41,7 @@ class Recorded:
     results: int = 1
     #: the results of an ``out=`` call
     out: Specs = ()
-    #: all tensors that stand after the schema's arguments, ``out`` among them
+    #: all tensors after the schema's arguments, ``out`` among them
     beyond: Specs = ()
     allow_tf32: bool = True
     #: specs that the call's autograd node took, so those of its results
@@ -50,7 +50,7 @@ class Recorded:
     consumers: Specs = ()
     #: operands of the convolution's gradient that the call is a part of, by their places
     parent: tuple[TensorSpec | None, ...] = ()
-    #: elements that the launched kernels work on at least, and slices that they gather, where names and grids tell
+    #: least elements that the launched kernels process, and slices that they gather, if names and grids say so
     elements: int = 0
     slices: int = 0
     #: the call whose gradient this one makes
@@ -90,7 +90,7 @@ class Recorded:
         return [spec for _, spec in self.named()]
 
     def value(self, name: str, default: Any = None) -> Any:
-        """A value that is no tensor: as recorded, else the schema's default, else ``default``."""
+        """A value that is not a tensor: as recorded, else the schema's default, else ``default``."""
         found = self.values[name] if name in self.values else self.defaults.get(name)
         return default if found is None else found
 
@@ -179,5 +179,5 @@ def stated_dtype(call: Recorded, default: str) -> str:
 
 
 def taken_elsewhere(call: Recorded, fits: Callable[[TensorSpec], bool]) -> TensorSpec | None:
-    """The result as the op's autograd node, else the next op, took it; only what can be nothing else."""
+    """The result as the op's autograd node, else the next op, took it, if unambiguous."""
     return next((spec for spec in (*call.gradient, *call.consumers) if fits(spec)), None)

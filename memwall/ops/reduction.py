@@ -55,12 +55,12 @@ def reduction(call: Call) -> Cost:
     return _scanned(call, cost) if name in _SCANS else _reduced(call, cost)
 
 
-#: memory round trips in a row where blocks meet: partial results out, a counter, the last block reads them (Reduce.cuh)
+#: dependent memory round trips of a grid sum: partial results out, a counter, the last block reads them (Reduce.cuh)
 _MEETING = 3
 
 
 def _reduced(call: Call, cost: Cost) -> Cost:
-    """The cost as one launch over the input whose blocks meet at the end."""
+    """The cost as one launch over the input whose blocks synchronize at the end."""
     return streamed(cost, _source(call).numel, kind="reduction", round_trips=_MEETING)
 
 
@@ -72,8 +72,8 @@ _SCAN_INSTRUCTIONS, _SCAN_DOUBLING = 20, 8
 
 
 def _scanned(call: Call, cost: Cost) -> Cost:
-    """The cost as one launch of blocks that go along the axis, each turn of whose loop waits for its load. A tensor of
-    one long axis goes through CUB, which streams it."""
+    """The cost as one launch of blocks that loop over the axis and wait for a load in each iteration. A tensor of one
+    long axis goes through CUB, which streams it."""
     data, dim = _source(call), call.attributes.get("dim", -1)
     length = data.shape[dim] if data.shape else 1
     rows = data.numel // length if length else 0
@@ -138,7 +138,7 @@ def loss(call: Call) -> Cost:
     return launched(cost, pass_over(cost.read_bytes, data.nbytes), pass_over(data.nbytes, cost.write_bytes))
 
 
-#: comparisons only: the index of each maximum is stored beside it
+#: comparisons only: the index of each maximum is stored with it
 _MAX_POOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d",
               "adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d")  # fmt: skip
 _AVERAGE_POOLS = {"avg_pool2d": 2, "avg_pool3d": 3}
@@ -165,7 +165,7 @@ def max_pool(call: Call) -> Cost:
 
 
 def _window_bytes(call: Call, rank: int) -> int:
-    """Bytes of the input that the windows meet."""
+    """Bytes of the input that the windows touch."""
     attributes = call.attributes
     size = attributes["kernel_size"]
     return touched_bytes(
@@ -205,7 +205,7 @@ def average_pool_backward(call: Call) -> Cost:
 
 @register_cost(*(f"aten.{name}" for name in _ADAPTIVE_POOLS), op_class="reduction")
 def adaptive_average_pool(call: Call) -> Cost:
-    """One add per input element (windows that overlap by a row are not told apart)."""
+    """One add per input element (rows in two overlapping windows count once)."""
     data = call.need("self")
     return streamed(call.cost(vector_flops(data, data.numel)), data.numel)
 

@@ -41,7 +41,7 @@ class Row:
     #: of a pointwise op: FLOPs per element of its output, and what integers become (``floats``, ``bool``, ``integers``)
     flops: int | None = None
     integers: str = ""
-    #: what the launch is called, where its time goes by that (:class:`memwall.ops.launches.Stream`)
+    #: name of the launch, where its time depends on it (:class:`memwall.ops.launches.Stream`)
     launch_kind: str = ""
     #: the loop nest of a generated kernel; without one that of the op's class
     loop: Callable[[Any], Any] | None = None
@@ -49,7 +49,7 @@ class Row:
     expression: Expression | None = None
     #: dtype to which tensors are cast before: ``result``, ``common`` (of them all) or ``none``
     casts: str = "result"
-    #: ``mylib::swish(Tensor self) -> Tensor``; those of aten stand in ``traces/schemas.txt``
+    #: ``mylib::swish(Tensor self) -> Tensor``; those of aten are in ``traces/schemas.txt``
     schema: str = ""
     #: specs of the results of a recorded call
     results: ResultRule | None = None
@@ -59,13 +59,13 @@ class Row:
     preserves: str = ""
     #: name of the op's rate in a CPU's spec
     cpu_rate: str = ""
-    #: writes over what it is given without reading it
+    #: overwrites its target without reading it
     overwrites: bool = False
     #: takes its first argument only to learn its shape, dtype and device
     shape_only: bool = False
-    #: draws random numbers: computing it again would draw others
+    #: draws random numbers: recomputing it would draw others
     is_random: bool = False
-    #: puts elements at other places than it found them at
+    #: writes elements at other positions than it read them from
     moves: bool = False
 
 
@@ -78,7 +78,7 @@ _loaded = False
 
 
 def define(names: str, **stages: Any) -> None:
-    """Say something of ops: ``define("_softmax _log_softmax", loop=softmax)``.
+    """Define fields of ops: ``define("_softmax _log_softmax", loop=softmax)``.
 
     Args:
         names: packets of aten (``add``, ``max.other``), or whole names (``mylib::swish``), separated by spaces.
@@ -110,7 +110,7 @@ def register_cost(*names: str, op_class: str = "other", replace: bool = False) -
     Args:
         names: the ops.
         op_class: one of ``OP_CLASSES``, under which reports sum the op.
-        replace: put it in the place of a formula that the op has already.
+        replace: replace a formula that the op already has.
 
     Raises:
         ValueError: the op has a formula already and ``replace`` is False, or the class is unknown.

@@ -115,7 +115,7 @@ def convolution(
 
 @lru_cache(maxsize=1 << 16)
 def served_attention(batch: int, heads: int, kv_heads: int, queries: int, keys: int, size: int, dtype: str) -> Cost:
-    """Causal attention of an inference server, whose last query meets every key: a prefill or a decode step."""
+    """Causal attention of an inference server, whose last query attends to every key: a prefill or a decode step."""
     query = contiguous((batch, queries, heads, size), dtype)
     key = contiguous((batch, keys, kv_heads, size), dtype)
     inputs = (("query", query), ("key", key), ("value", key))

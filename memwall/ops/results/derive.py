@@ -1,8 +1,8 @@
-"""The results of a recorded call: a trace holds what went into an op, not what came out.
+"""The results of a recorded call: a trace holds the inputs of an op, not its outputs.
 
 The rule is that of the op's row. Where it needs a value that was not recorded (a stride, a dim), the op's autograd node
-tells the shape of the result (it took a gradient of that shape), else what the next op read where it can be nothing
-else, else the least result possible is taken and said.
+has the shape of the result (it took a gradient of that shape), else what the next op read if unambiguous, else the
+least possible result is assumed and noted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def results_of(call: Recorded) -> Specs:
     """The results of a call, or what it writes.
 
     Raises:
-        Unsupported: the trace does not tell; says what is missing.
+        Unsupported: the trace does not say; names what is missing.
     """
     if call.out:
         return call.out

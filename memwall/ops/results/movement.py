@@ -38,7 +38,7 @@ def embedded(call: Recorded) -> Specs:
 
 
 def indexed(call: Recorded) -> Specs:
-    """``self[indices]``: the indices are in no trace, so the launched threads tell the least that came out."""
+    """``self[indices]``: a trace has no indices, so the launched threads bound the result from below."""
     data = call.need("self")
     found = call.gradient[0] if call.gradient else None
     if found is not None:
@@ -106,7 +106,7 @@ def permuted(call: Recorded) -> Specs:
 
 
 def unknown_count(call: Recorded) -> Specs:
-    """``nonzero``, ``masked_select``: how many come out is in no trace; counted as none."""
+    """``nonzero``, ``masked_select``: no trace has the number of results; counted as none."""
     call.notes.append("how many elements were found was not recorded: counted as none")
     return (contiguous((0,), "int64"),)
 

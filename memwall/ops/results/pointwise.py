@@ -7,7 +7,7 @@ from memwall.core.graph import contiguous
 from memwall.ops.recorded import INTEGERS, Recorded, Specs, broadcast, dense, promote
 from memwall.ops.registry import find_row
 
-#: arguments that may be a number beside a tensor
+#: arguments that may be a number next to a tensor
 _SCALARS = ("other", "value", "alpha", "exponent", "min", "max")
 
 
