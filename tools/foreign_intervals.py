@@ -1,4 +1,4 @@
-"""Print the intervals of GPUs without rows: ``FOREIGN`` and ``UNKNOWN`` of memwall/perfmodel.
+"""Print the intervals of GPUs without rows: ``FOREIGN`` and ``UNKNOWN`` of memwall/hardware.
 
     python tools/foreign_intervals.py --truth ../shared/truth
 

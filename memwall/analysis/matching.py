@@ -56,7 +56,7 @@ def clusters(
     Every group is in exactly one cluster, those with a group of the first side in its order, then the others.
 
     Args:
-        same: the op of the second side that an op of the first is; None where there is none.
+        same: the op of the second side that matches an op of the first; None if there is none.
     """
     offset = len(first)
     parent = list(range(offset + len(second)))
@@ -86,7 +86,7 @@ def _may(op: Op, kind: str) -> bool:
 
 
 def _key(graph: Graph, op: Op) -> tuple[object, ...]:
-    """What an op does, wherever it stands."""
+    """What an op does, wherever it is."""
     return (
         op.name, op.phase, graph.specs(op.inputs), graph.specs(op.outputs), op.arguments,
         tuple((name, repr(value)) for name, value in op.attributes.items()),

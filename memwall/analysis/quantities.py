@@ -48,7 +48,7 @@ class Quantity:
     heading: str = ""
     #: the text under the heading, if it is not the unit's own
     unit_text: str = ""
-    #: columns stand in this order, from the left
+    #: order of the columns, from the left
     place: int = 0
     #: the quantity whose scale a column of seconds takes
     like: str = ""

@@ -1,4 +1,4 @@
-"""What a device says of itself while samples are taken: NVML for a GPU, the load average for a CPU."""
+"""A device's state while samples are taken: NVML for a GPU, the load average for a CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from memwall.record.measurement import Sensors
 
-#: a share of a CPU that is not ours, from which on a sample is in doubt
+#: the share of a CPU used by others from which on a sample is in doubt
 LEAST_SHARE = 0.95
 
 #: bits of nvmlClocksEventReasons (nvml.h) that slow a kernel down, and what they say
@@ -60,7 +60,7 @@ class Nvml:
 
     def _others(self) -> tuple[str, ...]:
         """A flag where other processes compute on the GPU. In a container NVML may number processes as the host
-        does: then their number alone can tell."""
+        does: then only their count is meaningful."""
         running = self._ask(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)) or []
         pids = {process.pid for process in running}
         ours = self._ours() if pids else frozenset()
@@ -75,7 +75,7 @@ class Nvml:
 
 
 class NullSensors:
-    """A GPU that cannot be asked; every sample says so."""
+    """A GPU that cannot be queried; every sample says so."""
 
     def __init__(self, why: str) -> None:
         self._sensors = Sensors(flags=(why,))
@@ -119,7 +119,7 @@ class CpuLoad:
     """How busy other processes keep this machine."""
 
     def read(self) -> Sensors:
-        """A flag where more processes want to run than there are cores."""
+        """A flag if more processes want to run than there are cores."""
         try:
             wanting = os.getloadavg()[0]
         except OSError:
@@ -140,5 +140,5 @@ def merged(readings: Iterable[Sensors]) -> Sensors:
 
 
 def in_doubt(flags: Iterable[str]) -> tuple[str, ...]:
-    """The flags that say that the device was slowed down or shared, rather than unknown."""
+    """The flags of a device that was slowed down or shared, rather than unknown."""
     return tuple(flag for flag in flags if flag.startswith(("throttled", "shared", "contended")))

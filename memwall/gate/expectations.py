@@ -193,7 +193,7 @@ def _breaks(profile: Profile, schedule: Schedule) -> list[str]:
     return [f"x{item.count}  {item.file}:{item.line}, {item.reason}: {item.source_line}" for item in breaks]
 
 
-#: quantities that kernels do not add up to -> what stands behind the figure
+#: quantities that kernels do not add up to -> the text after the figure
 _PLACES: Mapping[str, Callable[[Profile, Schedule], list[str]]] = {
     "peak_memory": _memory,
     "graph_breaks": _breaks,

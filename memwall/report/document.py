@@ -44,7 +44,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of finished cells. ``note`` stands below in small print."""
+    """Rows of finished cells. ``note`` is below in small print."""
 
     title: str
     columns: tuple[Column, ...]

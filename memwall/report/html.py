@@ -59,12 +59,12 @@ def to_html(document: Document) -> str:
 
 
 def escape(text: object) -> str:
-    """A text as it may stand in an element or an attribute."""
+    """A text escaped for an element or an attribute."""
     return str(text).translate(_ESCAPES)
 
 
 def embed(data: Any) -> str:
-    """JSON that may stand inside a script element: no ``<`` can close it or open a comment."""
+    """JSON escaped for a script element: no ``<`` can close it or open a comment."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -236,7 +236,7 @@ class _Reader:
 
 
 def _double_backslashes(text: str) -> str:
-    """A lone backslash stands for itself, in this event and all that follow in the window."""
+    """Escape lone backslashes, in this event and all that follow in the window."""
     return _LONE_BACKSLASH.sub(lambda match: match.group() if match.group(1) is not None else "\\\\", text)
 
 

@@ -37,7 +37,7 @@ def memory(torch: Any, caches: Mapping[str, int]) -> list[Benchmark]:
 
 def arrays(torch: Any, count: int, number: int) -> list[Any]:
     """Arrays of ``count`` float32 (whole pages) that start 1 KiB apart within a page. Where the last 12 bits of their
-    addresses are equal, a load waits for an earlier store to another array, and the clock shows what malloc did."""
+    addresses are equal, a load waits for an earlier store to another array, and the time depends on malloc."""
     step = count + _PAGE // 4 // 4
     buffer = torch.full((number * step,), 0.5)
     return [buffer[n * step : n * step + count] for n in range(number)]
@@ -176,7 +176,7 @@ def kernels(torch: Any) -> list[Benchmark]:
 
 
 def overhead(torch: Any) -> list[Benchmark]:
-    """An add of one element: what a call costs whatever it does."""
+    """An add of one element: the overhead of a call."""
     x, y = torch.ones(1), torch.ones(1)
     return [Benchmark("call", 1, lambda: x + y)]
 

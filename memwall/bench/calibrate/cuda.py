@@ -1,4 +1,4 @@
-"""What is timed on a CUDA device: bandwidths, products of each dtype, the launch floor, the CPU's time per op.
+"""What is timed on a CUDA device: bandwidths, products of each dtype, launch latency, the CPU's time per op.
 
 Kernels are captured into graphs and replayed between events (:mod:`memwall.bench.cuda`), so that the CPU's time per
 launch is no part of the figures. Not every device, driver and build of torch has every product: those that raise are
@@ -20,7 +20,7 @@ from memwall.core.errors import MissingError
 ARRAY_ELEMENTS = 1 << 28
 #: side of the square products; the slow dtypes get half of it
 SIDE = 8192
-#: kernels of one graph, for the launch floor and for the sizes that take long
+#: kernels of one graph, for the launch latency and for the slow sizes
 TINY, FEW = 200, 4
 
 

@@ -1,9 +1,9 @@
 """Quantities measured on a CUDA device → its spec: the datasheet's peaks, the fractions that were reached, and the
 constants of the utilization models that make them predict what was measured.
 
-Of a GPU that is not in the hardware table nothing but the measured rates is known: they stand as its peaks. Of the
-constants of its utilization a copy, a triad and a sum tell what streams reach of the bandwidth, and a square product
-the rate of its dtype. What they do not tell is that of the nearest GPU, as in any file that leaves it out.
+For a GPU that is not in the hardware table only the measured rates are known: they are its peaks. Of its utilization
+constants, a copy, a triad and a sum give the share of the bandwidth that streams attain, and a square product the rate
+of its dtype. The others are those of the nearest GPU, as in any file that leaves them out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memwall.ops import table_calls as calls
 from memwall.perfmodel.families import constants, table_of
 from memwall.perfmodel.roofline import predict_cost
 
-#: the fastest of these stands for the bandwidth of a GPU without a datasheet
+#: the fastest of these is the bandwidth of a GPU without a datasheet
 _STREAM_NAMES = ("dram.copy", "dram.triad", "dram.read")
 
 
@@ -147,9 +147,9 @@ def _rates(answer: Mapping[str, Any], quantities: Mapping[str, Quantity]) -> dic
 
 # -- constants of the utilization --------------------------------------------------------------------------------------
 
-#: constant of ``stream.elementwise`` -> what tells it, in words
+#: constant of ``stream.elementwise`` -> what it is measured by, in words
 _STREAMS = {"read": "sum", "triad": "triad", "copy": "copy"}
-#: constants of products that are rates; a product tells one number, so they are scaled by one factor
+#: constants of products that are rates; a product gives one number, so they are scaled by one factor
 _RATES = ("plateau", "sustained", "flop_per_joule")
 #: between which the factor is looked for, in so many halvings
 _LEAST, _MOST, _HALVINGS = 0.05, 2.0, 40
@@ -225,7 +225,7 @@ def _product(gpu: Gpu, dtype: str, quantity: Quantity) -> tuple[str, list[Line]]
 
 
 def _factor(time_s: Callable[[float], float], measured_s: float) -> float:
-    """The factor of the rates with which the model takes ``measured_s``; an end of the range where none does."""
+    """The factor of the rates for which the model predicts ``measured_s``, or an end of the range."""
     low, high = _LEAST, _MOST
     for _ in range(_HALVINGS):
         middle = (low * high) ** 0.5

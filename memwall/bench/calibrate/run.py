@@ -32,12 +32,12 @@ class Calibration:
 
     @property
     def uncertain(self) -> tuple[Quantity, ...]:
-        """Those whose samples lie far apart."""
+        """The quantities whose samples scatter widely."""
         return tuple(q for q in self.quantities if q.spread > WIDE)
 
 
 def default_spec_path(device: str = "cpu") -> Path:
-    """Where the spec of this machine's device lies (:func:`memwall.core.files.cache_folder`)."""
+    """The path of the spec of this machine's device (:func:`memwall.core.files.cache_folder`)."""
     return cache_folder() / f"{device}.toml"
 
 
@@ -59,7 +59,7 @@ def calibrate(
         progress: called with one-line messages.
 
     Raises:
-        MissingError: there is no such device, no torch, or the machine is too busy to tell.
+        MissingError: there is no such device, no torch, or the machine is too busy.
     """
     if device not in DEVICES:
         raise UsageError(f"no device {device!r}; there is {' and '.join(DEVICES)}")
@@ -74,8 +74,8 @@ def calibrate(
 def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of a process that measures.
 
-    It is apart because glibc's allocator reads its settings at the start: memory that it hands back and gets anew costs
-    a page fault per 4 KiB, which is slower than any kernel that writes there.
+    It is separate because glibc's allocator reads its settings at the start: memory that is freed and allocated again
+    costs a page fault per 4 KiB, which is slower than any kernel that writes there.
     """
     child = Child("memwall.bench.calibrate.run:measure_here", timing_environment("cpu", job["threads"]))
     try:

@@ -1,9 +1,8 @@
-"""Timing on a CPU that others may use too: samples in interleaved rounds, those that were disturbed thrown away.
+"""Timing on a CPU that others may use too: samples in interleaved rounds, disturbed ones dropped.
 
-A sample is one run of a benchmark's function, as often as it takes to last :data:`SAMPLE_S`. It counts when the process
-had the core (its CPU time is the wall time) and nothing else ran on the other cores, which share caches, memory and,
-where they are threads of one core, its arithmetic. All benchmarks take turns, so that a disturbance hits each of them
-once and not one of them always.
+A sample repeats a benchmark's function for :data:`SAMPLE_S`. It counts if the process had the core (its CPU time is the
+wall time) and nothing else ran on the other cores, which share caches, memory and, as hardware threads, arithmetic. All
+benchmarks take turns, so that a disturbance affects each of them once rather than one of them always.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from memwall.bench.stats import spread
 from memwall.core.errors import MissingError
 
 SAMPLE_S = 0.01
-#: calls that tell how many make a sample
+#: calls that determine how many make a sample
 TRIALS = 4
 #: cores that other processes may keep busy, on average over a round, before its samples are thrown away
 MOST_OTHERS = 0.1
 #: fewest good samples that make a quantity
 LEAST_SAMPLES = 3
-#: a quantity whose quartiles lie further from the median than this is named as uncertain
+#: a quantity whose quartiles are further from the median than this is uncertain
 WIDE = 0.05
 
 
@@ -103,14 +102,14 @@ def _check(good: Mapping[str, Sequence[float]], rounds: int) -> None:
 
 
 def _calls(bench: Benchmark, clocks: Clocks) -> int:
-    """How often to call so that a sample is long enough. The fastest of some calls says: the first one warms up, and
-    one that was interrupted would pass for a long one."""
+    """How many calls make a sample long enough, by the fastest of some: the first warms up, others may be
+    interrupted."""
     fastest = min(clocks.time(bench.run)[0] for _ in range(TRIALS))
     return max(1, round(SAMPLE_S / fastest)) if fastest > 0 else 1000
 
 
 def _sample(bench: Benchmark, calls: int, clocks: Clocks, accept_busy: bool) -> float | None:
-    """Seconds per call; where the process did not have its core, of CPU time if that will do, else None."""
+    """Seconds per call; if the process did not have its core, in CPU time if that is accepted, else None."""
     if calls > 1:
         bench.run()  # other benchmarks have taken the caches meanwhile
     seconds, share = clocks.time(bench.run, calls)

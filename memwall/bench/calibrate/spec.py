@@ -39,7 +39,7 @@ def _table(name: str, lines: Sequence[Line]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A TOML string; what cannot stand in one is dropped."""
+    """A TOML string, without characters that it cannot contain."""
     return '"' + "".join(char for char in text if char.isprintable() and char not in '"\\') + '"'
 
 
@@ -49,7 +49,7 @@ def number(value: float) -> str:
 
 
 def note(quantity: Quantity, what: str) -> str:
-    """How a number was measured, and how far its samples lie apart."""
+    """How a number was measured, and the spread of its samples."""
     wide = ": uncertain" if quantity.spread > WIDE else ""
     dropped = f", {quantity.rejected} dropped" if quantity.rejected else ""
     return f"{what}; {quantity.samples} samples{dropped} within {quantity.spread:.1%}{wide}"
@@ -155,7 +155,7 @@ class _Rates:
         return Line(key, f"{min(self[name] / self[peak], 1.0):.4f}", note(self.quantities[name], what))
 
     def exposed_traffic(self) -> Line:
-        """How much of the time that DRAM takes for a weight a linear layer does not hide."""
+        """The fraction of a weight's DRAM time that a linear layer does not hide."""
         cached, dram = self.quantities["weights.cached"], self.quantities["weights.dram"]
         exposed = max(dram.seconds - cached.seconds, 0.0) / (dram.work / self["dram.triad"])
         what = "linear layer of 64 rows, its weight in DRAM and in a cache: the difference over the weight's DRAM time"

@@ -1,4 +1,4 @@
-"""Where a finding stands in the repository, and its name across runs."""
+"""A finding's place in the repository, and its name across runs."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _device_section(device: Device, top: int) -> Section:
 
 
 def _violations(device: Device) -> list[Block]:
-    """The kernels that were faster than our speed of light: a sentence and a table, or nothing."""
+    """The kernels that were faster than the bound: a sentence and a table, or nothing."""
     found = [(run, pair) for run in device.runs for pair in run.violations]
     if not found:
         return []

@@ -64,7 +64,7 @@ def _quantised(product: Cost, elements: int, gpu: Gpu) -> Cost:
     waits = max(round((least_s - 3 * launch_floor_s(gpu)) / round_trip_s(gpu)), 0)
     largest = calls.stream(2 * elements, 0, elements, instructions=_INSTRUCTIONS, round_trips=waits)
     converted = calls.stream(2 * elements, elements, elements, instructions=_INSTRUCTIONS)
-    # The product stands first: what it finds in L2 is known, and what the others find is what all of them touch.
+    # The product comes first: its bytes in L2 are known, and the others find what all of them touch.
     launches = (*product.launches, replace(largest.launches[0], count=2), *converted.launches)
     return replace(product, read_bytes=product.read_bytes + elements, launches=launches)
 
