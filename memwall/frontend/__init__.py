@@ -1,6 +1,6 @@
 """A program → Graph.
 
-In: what the user named on the command line or handed over in Python. Out: a graph (:mod:`memwall.core.graph`): every op
+In: what the user named on the command line or passed in Python. Out: a graph (:mod:`memwall.core.graph`): every op
 that a CUDA device would run, in call order, with the tensors that it reads and writes.
 
 ``workload/`` finds the model, its inputs, loss and optimizer: start there. ``torch/`` runs one step of it on tensors

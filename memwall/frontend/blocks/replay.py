@@ -2,13 +2,13 @@
 
 The first call of a block is traced as it is and becomes a template: its ops, with every storage known as an argument,
 a parameter or buffer of the block, or made inside. Another block of the same structure, called with the same kinds of
-arguments, copies those ops with its own storages in their place, and returns tensors that stand for them.
+arguments, copies those ops with its own storages in their place, and returns tensors that represent them.
 
-In backward the last block comes first. The first replayed block to be reached runs its forward again, unrecorded, with
-its tensors bound to the storages that were copied, and then its backward for real, recorded; that is the template that
-the other blocks copy. The result equals the full trace op for op. Where a block does something that a copy could not
-do (writes its arguments, reads outside tensors, is called twice), it is traced for itself, or the whole is traced again
-in full (:class:`ReplayMismatch`).
+In backward the last block comes first. The first replayed block reached reruns its forward, unrecorded, with its
+tensors bound to the copied storages, and then its real backward, recorded; that is the template that the other blocks
+copy. The result equals the full trace op for op. A block that does something that a copy cannot (writes its arguments,
+reads outside tensors, is called twice) is traced separately, or the whole model is traced again in full
+(:class:`ReplayMismatch`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 class Replayer:
-    """Stands in for module calls (:mod:`memwall.frontend.torch.modules`) and replays those that repeat."""
+    """Replaces module calls (:mod:`memwall.frontend.torch.modules`) and replays those that repeat."""
 
     def __init__(self, root: nn.Module, recorder: Recorder, autocast: CudaAutocast) -> None:
         self.recorder = recorder
         self.autocast = autocast
         self.structures = Structures(root)
         self._templates: dict[Any, Template | None] = {}
-        #: the blocks that were replayed
+        #: the replayed blocks
         self.instances: list[Instance] = []
         #: module id -> whether its call was replayed
         self._called: dict[int, bool] = {}
@@ -90,7 +90,7 @@ class Replayer:
         return self._replay(template, module, leaves, tree)
 
     def _signature(self, leaves: Sequence[Any]) -> Any:
-        """The kinds of the arguments and how they alias; None when a replay cannot stand for them."""
+        """The kinds of the arguments and how they alias; None when a replay cannot represent them."""
         parts: list[Any] = []
         first: dict[int, tuple[int, int]] = {}
         for index, leaf in enumerate(leaves):
@@ -161,10 +161,10 @@ class Replayer:
         return tree_unflatten(flat, template.tree)
 
     def check(self) -> None:
-        """After forward: what belongs to a replayed block must have been read by that block alone.
+        """Check after forward that only a replayed block has read what belongs to it.
 
         Raises:
-            ReplayMismatch: it was read elsewhere too, so a gradient or a cast is shared with the rest of the model.
+            ReplayMismatch: it was also read elsewhere, so a gradient or a cast is shared with the rest of the model.
         """
         owner = {
             self.recorder.storage(t): instance for instance in self.instances for t in self._parameters(instance.module)
@@ -205,7 +205,7 @@ class Replayer:
     def _run_backward(
         self, instance: Instance, gradients: Sequence[torch.Tensor | None], key: Any
     ) -> list[torch.Tensor | None]:
-        """Run the block again, unrecorded, bound to its copied storages; then its backward for real."""
+        """Rerun the block, unrecorded, bound to its copied storages; then run its real backward."""
         captured: dict[int, torch.Tensor] = {}
         outputs = self._run_again(instance, captured)
         made = [o for o, h in zip(outputs, instance.template.outputs, strict=True) if h.place is not None]
@@ -291,7 +291,7 @@ class Replayer:
         return {Place(kind, i): (storage(t), int(t.storage_offset())) for i, t in enumerate(tensors)}
 
     def _segment(self, watch: Watch, known: dict[int, Place], prefix: str, bases: dict[Place, int]) -> Segment | None:
-        """The ops since ``watch``; None when a copy could not stand for them: they touch a storage that is neither
+        """The ops since ``watch``; None when a copy cannot represent them: they touch a storage that is neither
         ``known`` nor made since, write an argument, or belong to a module outside the block."""
         recorder = self.recorder
         made = range(watch.storages, len(recorder.storages))
@@ -307,7 +307,7 @@ class Replayer:
         return Segment(watch.ops, stop, prefix, places, bases, +calls)
 
     def _handed(self, leaf: Any, segment: Segment, passable: Sequence[torch.Tensor]) -> Handed | None:
-        """How to hand out a tensor like ``leaf``; None when a copy cannot."""
+        """How to return a tensor like ``leaf``; None when a copy cannot."""
         if not isinstance(leaf, torch.Tensor):
             return Handed(plain=leaf) if isinstance(leaf, _PLAIN) else None
         passed = next((i for i, tensor in enumerate(passable) if tensor is leaf), None)
@@ -347,11 +347,11 @@ class Replayer:
             )  # fmt: skip
         recorder.free_calls.update(segment.free_calls)
         used = [stand_ins[place][0] for place in {*places.values()} if place in stand_ins]
-        if first < len(recorder.ops) and len(set(used)) == len(used):  # its tensors overlap as the template's do
+        if first < len(recorder.ops) and len(set(used)) == len(used):  # its tensors overlap like the template's
             recorder.layers.append(Layer(first, len(recorder.ops) - first, segment.start))
 
     def _tensor(self, handed: Handed, stand_ins: StandIns, passable: Sequence[torch.Tensor]) -> torch.Tensor:
-        """A tensor that stands for what the template handed out."""
+        """A tensor that represents what the template returned."""
         if handed.passed is not None:
             return passable[handed.passed]
         assert handed.place is not None and handed.value is not None

@@ -1,8 +1,7 @@
-"""Which modules are built alike: the structure of a module as a number, equal for modules that would run the same ops.
+"""Which modules have equal structure: a number per module, equal for modules that would run the same ops.
 
-A layer that carries hooks or holds loose tensors is never alike another: it is traced for itself. A layer that only
-keeps its number (``layer_idx`` and the like) is alike its siblings as long as forward does not read it, which
-:func:`watch_numbers` finds out.
+A layer with hooks or loose tensors never equals another: it is traced separately. A layer that only stores its number
+(``layer_idx`` and the like) equals its siblings unless forward reads it, which :func:`watch_numbers` detects.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Structures:
     """The structure numbers of all modules under a root, and which modules occur more than once.
 
     ``repeated`` holds the ids of modules with children, whose structure occurs at least twice and whose parameters
-    nobody else uses.
+    no other module uses.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -46,7 +45,7 @@ class Structures:
         )
 
     def number(self, module: nn.Module) -> int | None:
-        """The structure number of a module as it is now; None when it must be traced for itself."""
+        """The current structure number of a module; None when it must be traced separately."""
         described = self._describe(module)
         number = None if described is None else self._numbers.setdefault(described, len(self._numbers))
         self._of[id(module)] = number
@@ -100,7 +99,7 @@ def _uses(root: nn.Module) -> Counter[int]:
 
 
 def ties(module: nn.Module) -> tuple[Any, ...]:
-    """Which parts of a module are one object, and which of its tensors lie in one storage and how far apart."""
+    """Which parts of a module are one object, and which of its tensors share a storage and how far apart."""
     parts: dict[int, int] = {}
     storages: dict[int, tuple[int, int]] = {}
     pattern: list[Any] = []
@@ -123,7 +122,7 @@ def ties(module: nn.Module) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def watch_numbers(module: nn.Module) -> Iterator[list[str]]:
-    """While open, the numbers that layers keep are out of their sight: the list names those that were asked for."""
+    """While open, layers cannot see their own numbers: the list names those that were read."""
     hidden: dict[int, dict[str, int]] = {}
     parts = list(module.modules())
     for part in parts:

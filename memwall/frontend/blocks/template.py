@@ -1,4 +1,4 @@
-"""What a replay keeps of a block that was traced: its ops by place, what it hands out, and what stands in for it."""
+"""What a replay keeps of a traced block: its ops by place, its results, and their representation."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Place(NamedTuple):
 
 
 class Handed(NamedTuple):
-    """A tensor that a block hands out.
+    """A tensor that a block returns.
 
     Either argument number ``passed`` itself, or a tensor that looks like ``value`` in the storage at ``place``, or
-    something plain that is no tensor.
+    a plain value.
     """
 
     place: Place | None = None
@@ -77,13 +77,13 @@ class Template:
     backward: dict[Any, BackwardTemplate | None] = field(default_factory=dict)
 
 
-#: place → (storage that stands there in this block, offset at which its tensor begins)
+#: place → (its storage in this block, offset at which its tensor begins)
 StandIns = dict[Place, tuple[int, int]]
 
 
 @dataclass
 class Instance:
-    """One replayed call: its module, its arguments, the storages that stand in for the template's, and its ops."""
+    """One replayed call: its module, its arguments, the storages that replace the template's, and its ops."""
 
     module: nn.Module
     path: str

@@ -1,4 +1,4 @@
-"""Dynamo as in a fresh process, silent, and put back afterwards: caches, counters, configuration, log handlers."""
+"""Dynamo as in a fresh process, silent, and restored afterwards: caches, counters, configuration, log handlers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memwall.frontend.torch.recorder import Recorder
 
 @contextlib.contextmanager
 def alone(notes: list[str]) -> Iterator[None]:
-    """Dynamo as in a fresh process, silent, and put back afterwards; ``notes`` gets limits that it ran into."""
+    """Dynamo as in a fresh process, silent, and restored afterwards; ``notes`` gets the limits that it hit."""
     import torch._dynamo
     from torch._dynamo.utils import counters
 
@@ -75,8 +75,8 @@ def pause_while_compiling(recorder: Recorder) -> None:
 
 @contextlib.contextmanager
 def _own_code_skipped() -> Iterator[None]:
-    """Dynamo leaves alone what the tracer itself runs between two graphs, and all that it calls; of what stands around
-    the user's functions, only that itself."""
+    """Dynamo skips what the tracer itself runs between two graphs, and all that it calls; around the user's
+    functions, it skips only the wrappers, not what they call."""
     frames: Any = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
     deep = frames._FrameExecStrategy(skip, skip)
@@ -93,7 +93,7 @@ def _own_code_skipped() -> Iterator[None]:
 
 
 def _code_of(package: str) -> Iterator[types.CodeType]:
-    """The code of all functions of a package's modules, but of the one that holds the step."""
+    """The code of all functions of a package's modules, except the one that holds the step."""
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{package}.") and name != "memwall.frontend.torch.run":
             held = [v for v in vars(module).values() if getattr(v, "__module__", None) == name]

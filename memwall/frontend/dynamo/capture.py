@@ -1,11 +1,11 @@
 """What TorchDynamo makes of a model: its partial graphs, the breaks between them, the guards, and recompilations.
 
 The step runs through Dynamo under the tracer, so the ops of a traced Graph are known to belong to one run of a partial
-graph, or to none; a compiler fuses within one run only. Backward ops belong to the run of their forward op, gradients
-added up in ``.grad`` and the optimizer's step to none. The workload's own loss is captured with the model.
+graph, or to none; a compiler fuses within one run only. Backward ops belong to the run of their forward op; gradient
+accumulation in ``.grad`` and the optimizer's step to none. The workload's own loss is captured with the model.
 
-A break is counted where a graph ended because of it. Inside a function that was called from a captured one it ends two
-graphs, the caller's and the function's own; ``cuts`` has both, ``count`` how often the line itself was reached.
+A break is counted where it ends a graph. Inside a function called from a captured one it ends two graphs, the caller's
+and the function's own; ``cuts`` has both, ``count`` is how often the line itself was reached.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REAL_BYTES = 4 << 30
 #: Parts of guards' names that belong to the tracer.
 _OURS = ("memwall", "torch_function_mode_stack")
 
-#: What Dynamo calls the modules that it found functions in; guards on those are counted and not listed.
+#: Dynamo's names of the modules that it found functions in; guards on those are counted and not listed.
 _IMPORTED = "G['__import_"
 
 #: Guard kinds in the order in which they are listed: first what a caller can change.
@@ -62,7 +62,7 @@ class Break:
 
     ``after_op`` is the last op before the line was first reached, ``cuts`` every op after which a graph ended because
     of it; ids of the Graph, None for a break before the first op. Where Dynamo gave up the model's own function because
-    of the line, ``lost_from`` is the first op of the rest, of which graphs hold at most what other functions do.
+    of the line, ``lost_from`` is the first op of the rest, which graphs hold only as far as it is in other functions.
     """
 
     reason: str
@@ -113,10 +113,10 @@ class Capture:
     """What Dynamo made of a workload.
 
     ``regions`` has, for each op of the Graph, the index in ``graphs`` of the run that holds it, or ``EAGER``.
-    ``captures`` counts distinct captured graphs. ``unmatched`` counts ops of the Graph that the run under Dynamo did
-    not have in their place: 0 where both streams are equal. ``data`` is ``meta`` or ``real``: what tensors were run.
-    ``failure`` says why nothing was captured. ``behind`` is the first op behind the model: the sum of its outputs,
-    where that stands for a loss.
+    ``captures`` counts distinct captured graphs. ``unmatched`` counts ops of the Graph that are missing at their place
+    in the run under Dynamo: 0 where both streams are equal. ``data`` is ``meta`` or ``real``: the tensors that ran.
+    ``failure`` says why nothing was captured. ``behind`` is the first op after the model: the sum of its outputs, where
+    that replaces a loss.
     """
 
     graphs: tuple[PartialGraph, ...] = ()
@@ -177,8 +177,8 @@ def capture(
 ) -> Capture:
     """Run a workload through Dynamo.
 
-    First on tensors without data; where the model needs data, on real ones, if its weights are small enough. What
-    Dynamo cannot do is in the result, and so is a failure of its own.
+    It runs on tensors without data; where the model needs data, on real ones, if its weights are small enough. The
+    result has what Dynamo cannot do, and Dynamo's own failures.
 
     Args:
         options: how ``graph`` was traced.
@@ -209,14 +209,14 @@ def capture(
         return _result(run, ops, graph.ops if graph else ops, "real" if real else "meta")
     assert first is not None
     run, failure = first
-    run.runs.clear()  # cut short: nothing of it can be placed
+    run.runs.clear()  # truncated: nothing of it can be placed
     return replace(_result(run, (), graph.ops if graph else (), "meta"), failure=failure)
 
 
 def recompiles(
     workload: Workload, options: TraceOptions, classify: Callable[[str], str], *others: Any
 ) -> tuple[Recompile, ...]:
-    """What Dynamo recompiles for each of some further inputs after the workload's own, one after the other.
+    """Dynamo's recompilations for each of some further inputs, in order, after the workload's own.
 
     Raises:
         UsageError: the model could not be captured at all.
@@ -231,7 +231,7 @@ Carried = tuple[tuple[int, ...], tuple[int | None, ...], int]
 
 
 def align(captured: Sequence[Op], ops: Sequence[Op]) -> Carried:
-    """The region of each op, the op that stands for each captured one, and how many ops have no counterpart."""
+    """The region of each op, the counterpart of each captured op, and how many ops have no counterpart."""
     return carry([int(op.module or EAGER) for op in captured], captured, ops)
 
 
@@ -260,12 +260,12 @@ def carry(known: Sequence[int], given: Sequence[Op], ops: Sequence[Op]) -> Carri
 
 
 def place_before(places: Sequence[int | None], stop: int) -> int | None:
-    """The op that stands for the last of the first ``stop`` given ones that has a counterpart."""
+    """The counterpart of the last of the first ``stop`` given ops that has one."""
     return next((place for place in reversed(places[:stop]) if place is not None), None)
 
 
 def _matching(given: list[Any], wanted: list[Any]) -> Iterable[tuple[int, int, int]]:
-    """Equal runs of two sequences; what is equal at both ends is not searched."""
+    """Equal runs of two sequences; equal ends are not searched."""
     short = min(len(given), len(wanted))
     head = next((i for i in range(short) if given[i] != wanted[i]), short)
     tail = next((i for i in range(short - head) if given[-1 - i] != wanted[-1 - i]), short - head)
@@ -311,7 +311,7 @@ def _result(run: DynamoRun, captured: Sequence[Op], ops: Sequence[Op], data: str
 
 
 def _breaks(run: DynamoRun, places: Sequence[int | None]) -> Iterable[Break]:
-    """One entry per line and kind of break, in the order in which they were met."""
+    """One entry per line and kind of break, in order of occurrence."""
     found: dict[tuple, list[int]] = {}
     for number, seen in enumerate(run.breaks):
         found.setdefault((seen.kind, seen.file, seen.line), []).append(number)
@@ -348,7 +348,7 @@ def _stops(run: DynamoRun, number: int) -> list[int]:
 
 
 def _returns(run: DynamoRun, number: int) -> list[int]:
-    """How many ops were recorded whenever the function that called into break ``number`` went on behind the call."""
+    """How many ops were recorded whenever the function that called into break ``number`` resumed after the call."""
     seen = run.breaks[number]
     if seen.call is None:
         return []
@@ -367,7 +367,7 @@ def _returns(run: DynamoRun, number: int) -> list[int]:
 
 
 def _loses_all(run: DynamoRun, number: int) -> bool:
-    """Whether the model's own function was given up: one that no captured function, nor one given up, had called."""
+    """Whether Dynamo gave up the model's own function: one that neither a captured nor a given-up function called."""
     seen = run.breaks[number]
     before = list(enumerate(run.breaks[:number]))
     called = any(b.call and not b.gives_up and seen.ops in _stops(run, i) for i, b in before)

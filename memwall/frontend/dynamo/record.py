@@ -1,7 +1,7 @@
 """TorchDynamo under the recorder: each recorded op is known to belong to a run of a partial graph, or to none.
 
-The backend hands Dynamo a function that runs the captured graph as it is, op for op, and tells the recorder so. Breaks
-are read where Dynamo logs them, guards and their failures through its hooks.
+The backend gives Dynamo a function that runs the captured graph as it is, op for op, and notifies the recorder. Breaks
+are read from Dynamo's logs, guards and their failures through its hooks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Line(NamedTuple):
 class SeenBreak(NamedTuple):
     """A place where Dynamo gave up capturing.
 
-    ``cause`` is the kind of the break behind this one, where Dynamo names one. ``own`` says that the line is in the
+    ``cause`` is the kind of the break that caused this one, if Dynamo names one. ``own`` says that the line is in the
     function that Dynamo was compiling, not in one that it called; ``call`` is then the line that called it. ``ops``
     counts the ops recorded before that function ran on; where it ``gives_up``, it ran on without Dynamo.
     """
@@ -66,8 +66,8 @@ class SeenBreak(NamedTuple):
 
 
 class SeenGraph(NamedTuple):
-    """A captured graph: the number of the break that ended it, the call behind which its function went on, and the
-    dimensions that it takes in any size."""
+    """A captured graph: the number of the break that ended it, the call after which its function resumed, and its
+    dynamic dimensions."""
 
     broken_by: int | None
     behind: Line | None
@@ -75,7 +75,7 @@ class SeenGraph(NamedTuple):
 
 
 class SeenRun(NamedTuple):
-    """One execution of captured graph number ``graph``: of the recorded ops those from ``start`` up to ``stop``."""
+    """One execution of captured graph number ``graph``: recorded ops ``start`` up to ``stop``."""
 
     graph: int
     start: int
@@ -107,7 +107,7 @@ class RegionRecorder(Recorder):
         return True
 
     def own(self, tensor: torch.Tensor, path: str) -> None:
-        """Gradients are added up outside all graphs, so parameters belong to none."""
+        """Gradients are accumulated outside all graphs, so parameters belong to none."""
 
 
 class DynamoRun:
@@ -132,9 +132,9 @@ class DynamoRun:
         self.guards: list[SeenGuard] = []
         self.calls: list[SeenCall] = []
         self.notes: list[str] = []
-        #: ops recorded when the step was done; those behind it are of a loss that memwall stands in with, and backward
+        #: ops recorded when the step was done; those after it are of memwall's substitute loss, and backward
         self.stop = 0
-        #: what Dynamo itself, rather than the model, died of
+        #: the failure of Dynamo itself, rather than of the model
         self.failure: str | None = None
         self._failed_guards: list[str] = []
         self._again = False
@@ -175,14 +175,14 @@ class DynamoRun:
         failed = ""
         try:
             compiled(*args, **kwargs)
-        except Exception as error:  # the model may not take this size; what it made of the first one stands
+        except Exception as error:  # the model may not take this size; the result for the first one stays
             failed = f"the call failed: {first_line(error)}"
         shapes = [_looks(t) for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         failures = dict.fromkeys(filter(None, [*map(failed_check, self._failed_guards), failed]))
         self.calls.append(SeenCall(tuple(shapes), tuple(failures), tuple(range(graphs, len(self.graphs)))))
 
     def _backend(self, recorder: Recorder, graph: torch.fx.GraphModule) -> Callable[..., Any]:
-        """What Dynamo calls with each captured graph: a function that runs it and says so."""
+        """Dynamo's backend: a function that runs each captured graph and records the run."""
         number = len(self.graphs)
         reason: Any = getattr(graph, "compile_subgraph_reason", None)
         broken = reason is not None and reason.graph_break
@@ -244,13 +244,13 @@ def _line(frame: FrameSummary) -> Line:
 
 
 def _behind(frame: FrameSummary | None) -> Line | None:
-    """The line behind which Dynamo resumed the function of a frame; None where it began with the function."""
+    """The line after which Dynamo resumed the function of a frame; None where it began with the function."""
     resumed = resumed_at(frame.name) if frame else None
     return Line(frame.filename, *resumed) if frame and resumed else None
 
 
 def _guard(guard: Any) -> SeenGuard:
-    """A guard of Dynamo's as text; of a tensor, what it looked like."""
+    """A Dynamo guard as text; for a tensor, its properties."""
     kind = guard.create_fn_name()
     found = guard.obj_weakref() if callable(guard.obj_weakref) else None
     if isinstance(found, torch.Tensor) and kind == "TENSOR_MATCH":
@@ -265,7 +265,7 @@ def _looks(tensor: torch.Tensor) -> str:
 
 
 def _dynamic_dimensions(graph: torch.fx.GraphModule) -> Iterator[str]:
-    """The dimensions of its inputs that a captured graph takes in any size."""
+    """The dynamic dimensions of a captured graph's inputs."""
     for node in graph.graph.find_nodes(op="placeholder"):
         example, argument = node.meta.get("example_value"), node.meta.get("grapharg")
         if isinstance(example, torch.Tensor) and argument is not None:
@@ -279,7 +279,7 @@ def _dynamic_dimensions(graph: torch.fx.GraphModule) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _break_log(see: Callable[[Any], None]) -> Iterator[None]:
-    """Call ``see`` with the exception behind each break."""
+    """Call ``see`` with the exception of each break."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
     original = InstructionTranslatorBase.log_graph_break

@@ -1,4 +1,4 @@
-"""What Dynamo says, made short and the same on every machine: no addresses, no absolute paths."""
+"""Dynamo's messages, short and equal on every machine: no addresses, no absolute paths."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def clip(text: str) -> str:
 
 
 def failed_check(reason: str) -> str:
-    """What a failed guard had wanted: without the number of the capture, and the source behind it."""
+    """The condition of a failed guard, without the number of the capture and the trailing source."""
     return plain_name(_COMPILE_ID.sub("", clip(reason)).partition("  #")[0].strip())
 
 

@@ -1,7 +1,7 @@
-"""A recorder of code that really runs, for :mod:`memwall.frontend.live.trace`.
+"""A recorder of running code, for :mod:`memwall.frontend.live.trace`.
 
-Parameters are those of the modules that are called, leaves that require a gradient, and what an optimizer updates; what
-stands in memory before it is first read is an input; what is still alive at the end is an output.
+Parameters are those of the modules that are called, leaves that require a gradient, and what an optimizer updates;
+inputs are in memory before they are first read; outputs are still alive at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LiveRecorder(Recorder):
         self._alive: dict[int, StorageWeakRef] = {}
 
     def bind(self, tensor: torch.Tensor, storage: int) -> None:
-        """Let a tensor stand for a storage; its address stays its own, its data may go."""
+        """Bind a tensor to a storage; its address stays reserved, its data may be freed."""
         raw = tensor.untyped_storage()
         self._alive[storage] = StorageWeakRef(raw)
         self._storage_ids[raw._cdata] = storage
@@ -46,7 +46,7 @@ class LiveRecorder(Recorder):
                 f"a trace cannot record {func.name()}, an operator that takes Python functions; write it out in plain"
                 " PyTorch, or leave it outside the block"
             )
-        if args and isinstance(args[0], torch.Tensor):  # a view of a leaf is none
+        if args and isinstance(args[0], torch.Tensor):  # a view of a leaf is not a leaf
             self._meet(args[0])
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -54,7 +54,7 @@ class LiveRecorder(Recorder):
         self, name: str, names: Iterable[str], inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor],
         attributes: Iterable[tuple[str, Any]] = (),
     ) -> None:  # fmt: skip
-        """Record one call; what it reads and nothing has written was there before."""
+        """Record one call; what it reads but nothing has written existed before."""
         if name.startswith("prims.") and self.device == "meta":
             return  # forward-mode derivatives: ATen asks for a shape, and nothing runs
         read = list(inputs)
@@ -72,7 +72,7 @@ class LiveRecorder(Recorder):
         return True
 
     def take(self, tensor: torch.Tensor, name: str, path: str = "") -> None:
-        """A parameter, by the name that it has."""
+        """Register a parameter by its name."""
         if tensor.device.type == self.device and id(tensor) not in self.parameters:
             self.parameters[id(tensor)] = tensor
             self.set_role(tensor, "parameter", name)
@@ -102,7 +102,7 @@ class LiveRecorder(Recorder):
         return replace(graph, ops=tuple(_renamed(op, roots) for op in graph.ops))
 
     def _outputs(self) -> list[int]:
-        """The last value written into each storage that is alive; where none is, into each that nothing reads."""
+        """The last value written into each live storage; if there is none, into each storage that nothing reads."""
         read = {self.values[i].storage for op in self.ops for i in op.inputs}
         written = {self.values[i].storage: i for op in self.ops for i in op.outputs}
         results = {storage: value for storage, value in written.items() if self.storages[storage].role == "activation"}

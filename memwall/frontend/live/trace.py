@@ -1,11 +1,11 @@
-"""Record code that really runs: what any block of PyTorch calls, on CUDA's, ``meta``'s or the CPU's tensors.
+"""Record running code: the calls of any block of PyTorch, on CUDA's, ``meta``'s or the CPU's tensors.
 
-There is no workload here, so what :mod:`memwall.frontend.torch.run` is given is found out. A module that is called is
-named by its class, its parts by their paths below it; an optimizer's step is the phase of that name; what a tensor is
-:mod:`memwall.frontend.live.recorder` finds.
+There is no workload here, so the trace infers what :mod:`memwall.frontend.torch.run` is given. A called module is named
+by its class, its parts by their paths below it; an optimizer's step is the phase of that name;
+:mod:`memwall.frontend.live.recorder` infers the role of each tensor.
 
-Nothing of the result changes: tensors on the CPU get the values they would have had, though the calls that are other
-kernels on a GPU are written down as those, and multi-tensor optimizers take the form that they have there.
+Results do not change: tensors on the CPU get their usual values, though calls that are other kernels on a GPU are
+recorded as those, and multi-tensor optimizers take their CUDA form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from memwall.frontend.torch.run import Traced, exclusive, inference_mode_as_no_g
 from memwall.frontend.torch.tensors import dtype_name
 from memwall.frontend.torch.triton_calls import triton_calls
 
-#: whose tensors stand for the GPU's: the first of these on which anything ran; the others' belong to its host
+#: devices whose tensors represent the GPU's: the first of these on which anything ran; the others are its host
 DEVICES = ("cuda", "meta", "cpu")
 
 _FORMS: Mapping[str, type[CudaForms]] = {"meta": CudaForms, "cpu": RealForms}
@@ -80,7 +80,7 @@ class LiveTrace:
             stack.enter_context(fused_everywhere("meta", "cpu"))
             for device, forms in _FORMS.items():
                 stack.enter_context(forms(self.recorders[device], self.attention))
-            if "cuda" not in self.recorders:  # where there is a GPU its kernels are launched, not written down
+            if "cuda" not in self.recorders:  # on a real GPU its kernels are launched, not just recorded
                 stack.enter_context(triton_calls(self.recorders["meta"]))
             stack.enter_context(self._named_modules())
             stack.enter_context(self._notified_of_backward())
@@ -95,8 +95,8 @@ class LiveTrace:
         self._stack.close()
 
     def _is_recording(self) -> bool:
-        """Whether this thread's ops are recorded: modules, backward passes and optimizers of others are not ours. The
-        engine's threads have the modes of the one that started them."""
+        """Whether this thread's ops are recorded, not the modules, backward passes and optimizers of other threads. The
+        engine's threads have the modes of the thread that started them."""
         modes = _get_current_dispatch_mode_stack()
         return any(isinstance(mode, LiveRecorder) for mode in modes)
 
@@ -150,7 +150,7 @@ class LiveTrace:
 
     @contextlib.contextmanager
     def _notified_of_backward(self) -> Iterator[None]:
-        """What the engine does before its first node (the gradient of the loss, ones) belongs to backward too."""
+        """What the engine does before its first node (the loss's gradient of ones) is also backward."""
         originals = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
 
         def notified(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,7 +207,7 @@ class LiveTrace:
                     recorder.set_role(item, "optimizer_state", f"{owner}.{key}")
 
     def _restore(self) -> None:
-        """No optimizer is stepping; one that was may have raised."""
+        """Reset the optimizer's state: a step may have raised."""
         if self._outside is not None:
             self.timeline.leave(self._outside)
             self._outside = None
@@ -217,8 +217,8 @@ class LiveTrace:
     # -- the result ------------------------------------------------------------------------------------------------
 
     def traced(self) -> Traced | None:
-        """What was recorded on the first of ``DEVICES`` that did anything; None where nothing ran."""
-        gc.collect()  # so that only what is really referred to counts as alive
+        """The trace of the first of ``DEVICES`` on which anything ran; None where nothing ran."""
+        gc.collect()  # so that only referenced tensors count as alive
         recorder = next((r for r in self.recorders.values() if r.ops), None)
         if recorder is None:
             return None

@@ -1,7 +1,7 @@
 """CUDA's autocast policy on tensors that have no autocast of their own.
 
 ``meta`` tensors carry no autocast key and a CPU build disables ``torch.autocast("cuda")``; so the AutocastCPU key is
-switched on for them, with CUDA's lists behind it. The lists are those of ATen/autocast_mode.h (torch 2.11 to 2.13).
+enabled for them, with CUDA's lists. The lists are those of ATen/autocast_mode.h (torch 2.11 to 2.13).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PROMOTE = (
 #: Joined the fp32 list after 2.11.
 _FP32_SINCE_2_12 = ("rms_norm",)
 
-#: Devices whose autocast flags mirror ours while we are open.
+#: Devices whose autocast flags mirror CUDA's while the context is open.
 _MIRRORS = ("cpu", "cuda")
 
 _AUTOCAST = torch.amp.autocast_mode.autocast
@@ -114,7 +114,7 @@ class CudaAutocast:
 
     @contextlib.contextmanager
     def region(self, dtype: torch.dtype | None) -> Iterator[None]:
-        """Run what is inside under autocast to ``dtype``; None leaves it to the model's own regions."""
+        """Run the body under autocast to ``dtype``; None leaves it to the model's own regions."""
         if dtype is not None:
             self.push(dtype)
         try:
@@ -140,7 +140,7 @@ class CudaAutocast:
         self._switch()
 
     def _switch(self) -> None:
-        """Let torch's flags say what is in force, for code that asks: a checkpoint, a model."""
+        """Set torch's flags to the current state, for code that queries them: a checkpoint, a model."""
         on = self.state is not None
         for device, _, dtype in self._flags:
             torch.set_autocast_enabled(device, on)

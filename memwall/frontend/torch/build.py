@@ -1,6 +1,6 @@
 """Workload → a module and its inputs as tensors without data (or, with ``--real``, small real ones).
 
-Nothing of the caller's module or tensors is changed: a module that exists already is copied without its data.
+The caller's module and tensors are not changed: an existing module is copied without its data.
 """
 
 from __future__ import annotations

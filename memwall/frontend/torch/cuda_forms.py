@@ -1,4 +1,4 @@
-"""What a CUDA device would run where the CPU or ``meta`` would run something else.
+"""The CUDA form of calls for which the CPU or ``meta`` would run something else.
 
 PyTorch picks some kernels by device: attention backends, dropout, RMS norm, softmax, cuDNN's recurrent layers. These
 overrides are registered at the dispatcher, so they also catch C++ callers such as ``nn.MultiheadAttention``. They hold
@@ -78,7 +78,7 @@ class CudaForms:
         self, backend: str, query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool,
         options: dict[str, Any],
     ) -> torch.Tensor:  # fmt: skip
-        """With real tensors: the CUDA kernel by name. The CPU has none, and random weights make any values as good."""
+        """With real tensors: the CUDA kernel by name. The CPU has none; with random weights values do not matter."""
         batch, heads, rows, _ = query.shape
         call = OpaqueCall(
             f"aten._scaled_dot_product_{backend}_attention",
@@ -114,8 +114,8 @@ class CudaForms:
         """The results of an op that is recorded by name.
 
         Args:
-            compute: ``compute(run, *inputs)`` calls torch's own kernel of ``op``, ``run``; of no use where values are
-                not.
+            compute: ``compute(run, *inputs)`` calls torch's own kernel of ``op``, ``run``; unused where values do not
+            matter.
         """
         results: tuple[torch.Tensor, ...] = Opaque.apply(self.recorder, call, *inputs)
         return results
@@ -298,7 +298,7 @@ def _rms_norm_composite(x: torch.Tensor, shape: Sequence[int], weight: Any, eps:
 
 
 def choose_attention(preferred: str, query: Any, key: Any, value: Any, *, masked: bool, gqa: bool) -> str:
-    """The SDPA backend that a CUDA build would take, as in ATen/native/transformers/cuda/sdp_utils.cpp.
+    """The SDPA backend that a CUDA build would choose, as in ATen/native/transformers/cuda/sdp_utils.cpp.
 
     Flash takes no mask and only half precision up to head dimension 256; memory-efficient attention takes a mask, not
     grouped queries, and bf16 only where flash exists (sm_80 on); math takes anything.

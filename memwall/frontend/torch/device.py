@@ -1,4 +1,4 @@
-"""Where tensors go while memwall builds or traces a model: ``cuda`` means the traced device, and so does no device.
+"""Where tensors go while memwall builds or traces a model: ``cuda``, or no device, means the traced device.
 
 A model written for a GPU says ``device="cuda"`` or ``.cuda()``; on a machine without one those calls would raise.
 """

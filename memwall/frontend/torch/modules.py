@@ -1,4 +1,4 @@
-"""Which module an op belongs to: every ``nn.Module`` call is announced to the recorder while this is open."""
+"""Which module an op belongs to: while open, the recorder is notified of every ``nn.Module`` call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Caller = Callable[[Callable[..., Any], nn.Module, tuple, dict], Any]
 
 
 class ModuleCalls:
-    """Context manager: names the running module to the recorder, and lets ``around`` stand in for calls.
+    """Context manager: notifies the recorder of the running module, and lets ``around`` replace calls.
 
     Args:
         root: the module whose parts have names.

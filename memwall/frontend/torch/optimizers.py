@@ -48,7 +48,7 @@ def make_optimizer(source: Any, parameters: list[torch.Tensor]) -> torch.optim.O
 
 
 def settle(optimizer: torch.optim.Optimizer) -> None:
-    """Take one dense step of no value, so that the state exists, as it does from the second step on.
+    """Take one dense dummy step, so that the state exists, as it does from the second step on.
 
     Raises:
         UsageError: the optimizer takes sparse gradients only (``SparseAdam``); ``meta`` cannot coalesce those either.

@@ -1,4 +1,4 @@
-"""CUDA's forms of calls on the CPU's tensors, with the values that the CPU computes: only what is written down differs.
+"""CUDA's forms of calls on the CPU's tensors, with the values that the CPU computes: only the record differs.
 
 Attention, RMS norm and recurrent layers are other kernels on CUDA than on the CPU. :class:`RealForms` records the CUDA
 kernel's name, arguments and results, and lets torch's own CPU kernel compute them, unrecorded, forward and backward.
@@ -45,7 +45,7 @@ def _several(computed: Any) -> tuple[torch.Tensor, ...]:
 class Real(torch.autograd.Function):
     """An op recorded under another name than that of the kernel that computes it, and its backward likewise.
 
-    Its results are those of ``compute(*inputs)``, and behind them what only CUDA's kernel writes.
+    Its results are those of ``compute(*inputs)``, followed by what only CUDA's kernel writes.
     """
 
     @staticmethod

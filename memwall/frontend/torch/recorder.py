@@ -1,7 +1,7 @@
-"""The recorder: a dispatch mode that writes down every call that does work, as values in storages.
+"""The recorder: a dispatch mode that records every call that does work, as values in storages.
 
 Device tensors are ``meta`` tensors (or, with ``--real``, CPU tensors): shapes without data. Calls on host tensors while
-tracing on meta are what the CPU does next to the GPU, and are not recorded.
+tracing on meta run on the CPU next to the GPU, and are not recorded.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ModuleTimeline:
 
 
 class UnexpectedCall(Exception):
-    """The autograd engine added up gradients in a node that was to have made all its calls itself."""
+    """The autograd engine accumulated gradients in a node that should make all its calls itself."""
 
 
 class Recorder(TorchDispatchMode):
@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):
 
     Args:
         classify: op name → op class.
-        device: type of the tensors that stand for the GPU's: ``meta``, or ``cpu`` with real data.
+        device: type of the tensors that represent the GPU's: ``meta``, or ``cpu`` with real data.
         max_ops: stop with an error beyond this many recorded ops.
         warn: called once with a message when the trace grows suspiciously long.
     """
@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """What runs inside is not written down."""
+        """The body is not recorded."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -155,7 +155,7 @@ class Recorder(TorchDispatchMode):
         return number
 
     def storage(self, tensor: torch.Tensor, role: str = "activation", name: str = "") -> int:
-        """The id of a tensor's storage. The storage is kept alive, so that its address stays its own."""
+        """The id of a tensor's storage. The storage is kept alive, so that its address is not reused."""
         raw = tensor.untyped_storage()
         known = self._storage_ids.get(raw._cdata)
         if known is None:
@@ -169,7 +169,7 @@ class Recorder(TorchDispatchMode):
         return len(self.storages) - 1
 
     def bind(self, tensor: torch.Tensor, storage: int) -> None:
-        """Let a tensor stand for a storage that is numbered already."""
+        """Bind a tensor to a storage that already has a number."""
         raw = tensor.untyped_storage()
         self._kept.append(raw)
         self._storage_ids[raw._cdata] = storage
@@ -179,7 +179,7 @@ class Recorder(TorchDispatchMode):
         return self._storage_ids.get(tensor.untyped_storage()._cdata)
 
     def set_role(self, tensor: torch.Tensor, role: str, name: str = "") -> None:
-        """Say what a storage that was recorded holds for the model."""
+        """Set the role of a recorded storage."""
         known = self.storage(tensor, role, name)
         self.storages[known] = Storage(known, self.storages[known].nbytes, role, name)
 
@@ -188,7 +188,7 @@ class Recorder(TorchDispatchMode):
         self._parameter_modules[id(tensor)] = path
 
     def look(self, tensor: torch.Tensor, storage: int) -> Value:
-        """How a tensor looks in its storage, without numbering it."""
+        """A tensor's view of its storage, without numbering it."""
         spec = TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), dtype_name(tensor.dtype))
         return Value(
             -1,
@@ -298,7 +298,7 @@ class Recorder(TorchDispatchMode):
         self.append(name, phase, module, read, written, tuple([n for n, _ in pairs]), mapping, line)
 
     def _rebind(self, name: str, inputs: list[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
-        """Take the call for the next op of ``rebinding`` and let its new storages stand for that op's."""
+        """Treat the call as the next op of ``rebinding`` and bind its new storages to that op's."""
         op = next(self.rebinding or iter(()), None)
         if op is None or op.name != name:
             raise LookupError(f"{name} where {op.name if op else 'nothing'} was recorded")
@@ -316,7 +316,7 @@ class Recorder(TorchDispatchMode):
             seen.append(self.value(tensor))
 
     def _stand_for(self, tensor: torch.Tensor, candidates: list[int]) -> None:
-        """Let a new tensor stand for the first value of its shape."""
+        """Bind a new tensor to the first value of its shape."""
         shape = tuple(tensor.shape)
         number = next((i for i in candidates if self.values[i].spec.shape == shape), None)
         if number is None:

@@ -61,7 +61,7 @@ class Traced:
 
 
 class Execution(Protocol):
-    """Runs the step in another way than by calling it, such as through a compiler's capture."""
+    """Runs the step by other means than a call, such as through a compiler's capture."""
 
     @property
     def recorder(self) -> type[Recorder]:
@@ -262,7 +262,7 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
 
 
 def forward_step(module: Callable[..., Any], loss: Callable[[Any], Any] | None) -> Callable[..., Any]:
-    """Forward, and behind it the workload's own loss where there is one."""
+    """Forward, followed by the workload's own loss if there is one."""
     if loss is None:
         return module
 
@@ -299,7 +299,7 @@ def scalar_loss(workload: Workload, output: Any) -> torch.Tensor:
 
 
 def backward(loss: torch.Tensor) -> None:
-    """Gradients of a loss, of all its elements together where it has several."""
+    """Gradients of a loss, summed over its elements."""
     loss.backward(None if loss.numel() == 1 else torch.ones_like(loss))
 
 
@@ -359,7 +359,7 @@ _NEEDS_DATA = (
 
 @contextlib.contextmanager
 def _blaming(doing: str) -> Any:
-    """Turn what the user's code raises into one line that names his line."""
+    """Turn an exception of the user's code into one line that names the user's line."""
     try:
         yield
     except (MemwallError, ReplayMismatch, UnexpectedCall):

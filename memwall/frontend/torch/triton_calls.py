@@ -1,6 +1,6 @@
 """Triton kernels that a model launches itself: recorded as ``triton.NAME`` instead of being compiled and run.
 
-Which tensors a kernel reads and which it writes is read off its Python source: compiling it to find out needs a device.
+The kernel's Python source says which tensors it reads and writes: compiling it instead would need a device.
 A cost is given with ``@register_cost("triton::NAME")``.
 """
 
@@ -60,10 +60,10 @@ _STORES = frozenset(("store",))
 
 
 def pointer_use(source: str, pointers: frozenset[str]) -> tuple[set[str], set[str]]:
-    """Which of a kernel's pointer arguments it loads from and which it stores to, read off its source.
+    """Which of a kernel's pointer arguments it loads from and which it stores to, according to its source.
 
     A variable carries the pointers that its expression names; what ``tl.load`` returns is data and carries none. A
-    pointer that goes into an atomic or into another function is taken to be both read and written.
+    pointer that goes into an atomic or into another function counts as both read and written.
     """
     carried: dict[str, set[str]] = {name: {name} for name in pointers}
     reads: set[str] = set()

@@ -1,4 +1,4 @@
-"""An exception from the user's code, said in one line that points at the user's own line."""
+"""An exception from the user's code in one line that points to the user's own line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINE_CHARS = 100
 def blame(error: BaseException, doing: str) -> MemwallError:
     """Turn an exception into one line: type, message, and the last frame of the user's own code.
 
-    ``doing`` says what was being done, as in ``"loading model.py"``. An error that is ours already comes back as it is.
+    ``doing`` names the activity, as in ``"loading model.py"``. An error of memwall's is returned as it is.
     """
     if isinstance(error, MemwallError):
         return error
@@ -33,9 +33,9 @@ def blame(error: BaseException, doing: str) -> MemwallError:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message that says something, cut to a readable length.
+    """The first meaningful line of an exception's message, cut to a readable length.
 
-    A line that ends in a colon promises the next one, so that is taken too.
+    A line that ends in a colon is followed by the next one.
     """
     try:
         text = str(error)
@@ -95,7 +95,7 @@ def _machinery_folders() -> tuple[Path, ...]:
 def _folders() -> Iterator[Path]:
     yield Path(__file__).parents[2]
     torch = sys.modules.get("torch")
-    if torch is not None and torch.__file__:  # a build from source lies outside site-packages
+    if torch is not None and torch.__file__:  # a build from source is outside site-packages
         yield Path(torch.__file__).parent
     for key in ("stdlib", "platstdlib"):
         yield Path(sysconfig.get_path(key))

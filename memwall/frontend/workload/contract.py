@@ -86,7 +86,7 @@ def by_name(source: Source, name: str) -> Workload:
     """The workload made of one class, function, module or Workload of a file.
 
     Raises:
-        UsageError: there is no such name, or it is no model.
+        UsageError: there is no such name, or it is not a model.
     """
     found: Any = source.module
     for part in name.split("."):
@@ -105,7 +105,7 @@ def by_name(source: Source, name: str) -> Workload:
 
 
 def _assemble(source: Source, maker: Any) -> Workload:
-    """A workload of a model maker and the inputs, loss and optimizer that stand next to it."""
+    """A workload of a model maker and the inputs, loss and optimizer next to it."""
     takers: dict[str, set[str]] = {}
     model = maker if _is_module(maker) else _model_builder(source, maker, takers)
     if source.input_specs:
@@ -160,7 +160,7 @@ def _override(source: Source, workload: Workload) -> Workload:
 
 
 def _with_sizes(function: Any, sizes: Mapping[str, int], takers: dict[str, set[str]]) -> Callable[[], Any]:
-    """The function with those of batch and seq bound that it takes; notes in ``takers`` who takes what."""
+    """The function with batch and seq bound where it takes them; notes in ``takers`` which function takes which."""
     takes = takers.setdefault(maker_name(function), set())
     takes.update(name for name in sizes if _takes(function, name))
     bound = {name: sizes[name] for name in sizes if name in takes}

@@ -1,10 +1,10 @@
 """``hf:FOLDER_OR_CONFIG_JSON``: any transformers model from its configuration; no weights, no network, no remote code.
 
 The class is the configuration's ``architectures[0]``, else the first of transformers' auto classes that knows the model
-type. A vision-language model is run on text alone: how many image tokens a picture takes is the processor's to say.
+type. A vision-language model runs on text only: the number of image tokens depends on its processor.
 
-No input is padded and none holds several packed sequences. transformers asks the mask's values for that, which a tensor
-without data cannot answer; the answer is put in its place, and the few tiny kernels that would compute it are left out.
+No input is padded and none holds several packed sequences. transformers checks the mask's values for that, which a
+tensor without data does not have; memwall supplies the answer, and the few tiny kernels that compute it are left out.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _without_padding(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _input_specs(config: Any, model_class: Any, sizes: dict[str, int], target: str) -> tuple[InputSpec, ...]:
-    """What the model is fed, by the name of its main input."""
+    """The model's inputs, by the name of its main input."""
     main = getattr(model_class, "main_input_name", "input_ids")
     maker = _MODALITIES.get(main)
     if maker is None:
@@ -201,7 +201,7 @@ _MODALITIES: Mapping[str, Callable[[Any, int, int], InputSpec]] = {
 
 
 def _label_specs(config: Any, model_class: Any, specs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
-    """Labels for a head that computes its own loss; none for any other."""
+    """Labels for a head that computes its own loss; empty for any other."""
     for ending, names, has_seq in _LABELS:
         if model_class.__name__.endswith(ending):
             ids = [spec.shape for spec in specs if spec.dtype == "int64"]

@@ -80,7 +80,7 @@ def load_module(name: str) -> ModuleType:
 
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Have a folder first on ``sys.path`` and write no bytecode; remembers which modules came from the folder."""
+    """Put a folder first on ``sys.path`` and write no bytecode; remembers which modules came from the folder."""
     entry, wrote = str(folder), sys.dont_write_bytecode
     before = set(sys.modules)
     sys.path.insert(0, entry)
@@ -124,7 +124,7 @@ def _lies_in(name: str, folder: Path) -> bool:
 
 
 def _forget(before: set[str]) -> None:
-    """Drop the half-loaded module and what it brought from its folder; installed packages stay loaded."""
+    """Drop the half-loaded module and its imports from its folder; installed packages stay loaded."""
     for name in set(sys.modules) - before:
         if name.startswith("memwall_target_") or name in _siblings:
             del sys.modules[name]

@@ -54,8 +54,8 @@ def resolve(
 ) -> Workload:
     """The workload that a target names. Runs the user's file, but calls none of its functions except ``workload()``.
 
-    ``batch`` and ``seq`` are handed to those of the file's functions that take them; ``input_specs`` are strings such
-    as ``f32[8,3,224,224]`` and replace the file's inputs. ``mode`` matters to ``hf:`` alone: training passes labels.
+    ``batch`` and ``seq`` are passed to the file's functions that take them; ``input_specs`` are strings such as
+    ``f32[8,3,224,224]`` and replace the file's inputs. ``mode`` matters only to ``hf:``: training passes labels.
 
     Raises:
         UsageError: there is no such target, it breaks the contract, or running it raised.
@@ -82,7 +82,7 @@ def resolve(
 
 
 def _title(path: Path) -> str:
-    """``profiles/bert_large/model.py`` is bert_large; any other file goes by its own name."""
+    """``profiles/bert_large/model.py`` is bert_large; any other file has its own name."""
     return path.parent.name if path.stem == "model" and path.parent.name else path.stem
 
 
@@ -107,7 +107,7 @@ def _near(path: Path) -> str:
 
 
 def _check_module(place: str, name: str) -> None:
-    """Say early, and better than an import could, what is wrong with a target that is no file."""
+    """Report early, and better than an import could, what is wrong with a target that is not a file."""
     path = Path(place)
     if not name and path.is_dir():
         inside = path / "model.py"
