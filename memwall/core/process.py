@@ -1,8 +1,8 @@
 """A Python child process that answers over a pipe, each time within a limit, and reports its cause of death.
 
-It calls one target (``module:name``; of a class, one instance) with what it is asked, and sends back what that returns
-or the :class:`MemwallError` that it raises. Any other exception ends it.
-It ends with its parent, however that ends and also in the middle of a call: the parent holds its standard input open.
+It calls one target (``module:name``; one instance if a class) with each request, and sends back the result or the
+:class:`MemwallError` that it raises. Any other exception ends it.
+It ends with its parent in any case, even in the middle of a call: the parent holds its standard input open.
 """
 
 from __future__ import annotations
