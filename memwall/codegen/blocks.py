@@ -56,11 +56,11 @@ def pointwise_block(numel: int, itemsize: int, loads: int, gpu: Gpu) -> tuple[in
         per_thread *= 2
     warps = 4 if loads < 6 else 8
     block = per_thread * warps * WARP
-    programs = -(-numel // block)
-    while programs < 2 * gpu.sm_count and warps > 1:
+    thread_blocks = -(-numel // block)
+    while thread_blocks < 2 * gpu.sm_count and warps > 1:
         warps //= 2
         block //= 2
-        programs = -(-numel // block)
+        thread_blocks = -(-numel // block)
     return max(block, 1), warps
 
 

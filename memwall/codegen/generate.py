@@ -228,8 +228,8 @@ class _Generator:
         writer = self._writer("rows")
         partials = write_rows(writer, Rows(rows, cols, levels, late, chosen), self.gpu, self.persistent)
         self.file.functions.append(writer.function)
-        programs = writer.function.constants.get("PROGRAMS", 1)
-        done = [*chosen, *self._finish(partials, programs, rest, chosen)]
+        count = writer.function.constants.get("PROGRAMS", 1)
+        done = [*chosen, *self._finish(partials, count, rest, chosen)]
         return done or None
 
     def _split_round(self, rest: _Rest) -> list[Store]:

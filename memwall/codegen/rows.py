@@ -121,7 +121,7 @@ class _RowNest:
         if walks:
             step = f"range({writer.program(0)} * XBLOCK, {work.rows}, PROGRAMS * XBLOCK)"
             lines = [f"for x0 in {step}:", *indented(lines)]
-            function.constants["PROGRAMS"] = self._programs()
+            function.constants["PROGRAMS"] = self._thread_blocks()
             function.fixed |= {"PROGRAMS"}
             function.grid = ("PROGRAMS",)
         else:
@@ -187,7 +187,7 @@ class _RowNest:
 
     # -- sums over rows ----------------------------------------------------------------------------------------------
 
-    def _programs(self) -> int:
+    def _thread_blocks(self) -> int:
         """Thread blocks that loop over the rows: enough on each multiprocessor for its bandwidth."""
         function, work = self.writer.function, self.work
         tile_rows = function.constants["XBLOCK"]

@@ -55,8 +55,8 @@ class Child:
         self, target: str, environment: Mapping[str, str], *, folder: Path | None = None, own_path: bool = False,
         shown: bool = False,
     ) -> None:  # fmt: skip
-        ours, theirs = multiprocessing.Pipe()
-        self._pipe: Connection[Any, Any] = ours
+        mine, theirs = multiprocessing.Pipe()
+        self._pipe: Connection[Any, Any] = mine
         self._kept = None if shown else tempfile.TemporaryFile()  # noqa: SIM115  closed by stop()
         output = sys.stderr if shown and _has_descriptor(sys.stderr) else subprocess.DEVNULL
         options = ["-P"] if own_path else []

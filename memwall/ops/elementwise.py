@@ -8,7 +8,7 @@ Conventions:
 - Compound functions count what their CUDA kernels compute (aten/src/ATen/native/cuda/Activation*.cu): sigmoid
   3 (exp, add, divide), silu 4, gelu 5 (erf) or 9 (tanh); ``alpha`` or ``value`` other than 1 is one multiply
   more.
-- Dropout is one FLOP per element in both directions; drawing random numbers is none.
+- Dropout is one FLOP per element in both directions; drawing random numbers costs none.
 - Results of an integer or bool dtype cost no FLOP. float64 counts on the vector engine's float64; all else on
   its float32, in which PyTorch computes half and bfloat16. A complex add is 2 FLOP, any other complex
   operation 6.

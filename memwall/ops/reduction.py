@@ -146,7 +146,7 @@ _ADAPTIVE_POOLS = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 
 
 def _window(size: Sequence[int] | int, rank: int) -> int:
-    """Elements of a pooling window; one number stands for all axes."""
+    """Elements of a pooling window; one number applies to all axes."""
     return math.prod(_sizes(size, rank))
 
 

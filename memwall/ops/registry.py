@@ -153,7 +153,7 @@ def flops_of(name: str) -> int:
     """FLOPs per element of a pointwise op.
 
     Raises:
-        LookupError: it is none; a formula that asks leaves the call unmodeled.
+        LookupError: it is not pointwise; a formula that looks it up leaves the call unmodeled.
     """
     row = find_row(name)
     if row is None or row.flops is None:
