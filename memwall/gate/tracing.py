@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -107,30 +108,36 @@ def _traced(sides: Sequence[tuple[Path, Sequence[Job], Path | None]]) -> list[di
         for i in range(parts)
     ]
     children: list[Child] = []
+    ended = threading.Event()
     threads = ThreadPoolExecutor(len(shares))
     try:
-        futures = [threads.submit(_do, *share, children) for share in shares]
+        futures = [threads.submit(_do, *share, children, ended) for share in shares]
         for future in futures:
             future.result()
         return found
     finally:  # done or interrupted: no job is begun any more, and what runs is ended
+        ended.set()
         threads.shutdown(wait=False, cancel_futures=True)
-        for _, _, jobs, _ in shares:
-            jobs.clear()
-        for child in children:
+        for child in [*children]:
             child.stop()
 
 
-def _do(rows: dict[str, Traced], folder: Path, jobs: list[Job], avoid: Path | None, children: list[Child]) -> None:
+def _do(
+    rows: dict[str, Traced], folder: Path, jobs: list[Job], avoid: Path | None, children: list[Child],
+    ended: threading.Event,
+) -> None:  # fmt: skip
     """Name → what became of each job. A model that ends its process is lost alone: the next one gets another."""
     # the order of a set in a model is no difference between base and head
     variables = {**environment(), "PYTHONHASHSEED": "0"}
     child: Child | None = None
-    while jobs:
+    while jobs and not ended.is_set():
         job = jobs.pop(0)
         if child is None:
             child = Child("memwall.gate.tracing:Tracer", variables, folder=folder, own_path=True, shown=True)
             children.append(child)
+            if ended.is_set():  # after the others were stopped: this one began too late to be among them
+                child.stop()
+                return
         try:
             rows[job.name] = child.ask(None, job, avoid)
         except Lost as lost:
