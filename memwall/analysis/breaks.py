@@ -74,7 +74,7 @@ def price_breaks(
     Args:
         regions: for each op the number of the partial graph that holds it, or ``EAGER``.
         cuts: one for each break.
-        behind: the first op after the model; None if there is none.
+        behind: the first op after the model, or None.
     """
     one = whole(graph, regions, behind)
     schedules = Schedules((graph,), (costs,))

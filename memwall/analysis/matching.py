@@ -56,7 +56,7 @@ def clusters(
     Every group is in exactly one cluster, those with a group of the first side in its order, then the others.
 
     Args:
-        same: the op of the second side that matches an op of the first; None if there is none.
+        same: the op of the second side that matches an op of the first, or None.
     """
     offset = len(first)
     parent = list(range(offset + len(second)))

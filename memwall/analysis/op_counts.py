@@ -285,7 +285,7 @@ def _leaf_counter(table: Mapping[Any, Callable[..., Any]]) -> Any:
 
 
 def _functional_form(func: Any) -> Any:
-    """The functional form of an in-place operator; None for others, and if there is none."""
+    """The functional form of an in-place operator, or None."""
     import torch
 
     name = str(func._schema.name)

@@ -40,7 +40,7 @@ class Pair:
 
     @property
     def timing(self) -> Timing | None:
-        """Its timing; None if there is none that counts."""
+        """Its timing, or None if no timing counts."""
         return self.kernel.timing if self.kernel.status == "ok" else None
 
     @property

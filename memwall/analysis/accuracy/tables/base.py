@@ -117,7 +117,7 @@ def seconds(record: Record, name: str, unit_s: float = 1e-3, *, least: float = S
     """A time in seconds; the cell is in ``unit_s``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the cell is not a time.
     """
     number = _number(record, name) * unit_s
     if not least <= number <= LONGEST_S:
@@ -129,7 +129,7 @@ def positive(record: Record, name: str) -> float:
     """A number above 0.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the cell is not a number above 0.
     """
     number = _number(record, name)
     if not 0 < number < float("inf"):
