@@ -30,9 +30,6 @@ from memwall.ops.evaluate import Operators
 
 Empty = Callable[..., torch.Tensor]
 
-#: more than any model has distinct groups
-MOST_COMPILED = 1 << 20
-
 
 @dataclass(frozen=True)
 class Built:
@@ -88,10 +85,7 @@ class Builder:
         key = text.source, tuple(self.graph.values[i].spec for i in text.inputs)
         compiled = self._compiled.get(key)
         if compiled is None:
-            # a function of its own for each group: dynamo takes another shape for the same function's code, and after a
-            # few of them would leave it to eager
-            torch._dynamo.config.recompile_limit = MOST_COMPILED
-            torch._dynamo.config.accumulated_recompile_limit = MOST_COMPILED
+            # code of its own for each group: Dynamo leaves code that it has compiled for several shapes to eager
             compiled = torch.compile(self._executed(text), dynamic=False, fullgraph=True)
             self._compiled[key] = compiled
         return Built(compiled, text.inputs, text.outputs, source=text.source)
