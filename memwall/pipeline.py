@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.analysis.compare import Comparison, compare_gpus, compare_profile, compare_profiles
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import Gpu, inherit, load_gpu, load_gpus, stated
-from memwall.ops import classify, graph_costs
+from memwall.ops import graph_costs
 from memwall.record.format import WorkloadInfo
 from memwall.record.profile import Profile
 from memwall.record.schedules import attention_backend
@@ -185,13 +185,14 @@ def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], 
         options: those it was traced with, as for :func:`profile`; others are ignored.
         others: inputs of further calls, as a workload holds them.
     """
-    from memwall.frontend.dynamo.capture import CAPTURE_KEY, capture
+    from memwall.frontend.dynamo.capture import CAPTURE_KEY
+    from memwall.frontend.dynamo.run import capture
     from memwall.frontend.torch import TraceOptions
 
     keys = ("mode", "dtype", "autocast", "real", "max_ops")
     given = {key: options[key] for key in keys if options.get(key) is not None}
     traced = TraceOptions(attention=made.graph.attention, **given)
-    found = capture(workload, traced, classify, made.graph, others=others)
+    found = capture(workload, traced, made.graph, others)
     return replace(made, capture={**made.capture, CAPTURE_KEY: found.to_dict()})
 
 
@@ -200,9 +201,9 @@ class Trace:
 
     def __init__(self, name: str, attention: str, max_ops: int) -> None:
         self._name = name
-        from memwall.frontend.live.trace import LiveTrace
+        from memwall.frontend.live import LiveTrace
 
-        self._live = LiveTrace(classify, attention=attention, max_ops=max_ops)
+        self._live = LiveTrace(attention, max_ops)
         self._state = "not entered yet: write `with memwall.trace() as t:` around the code"
         self._record: Profile | None = None
 
@@ -351,7 +352,7 @@ def _workload(
 def _trace(workload: Workload, say: Callable[[str], None], **options: Any) -> Any:
     from memwall.frontend.torch import TraceOptions, trace
 
-    return trace(workload, TraceOptions(**options), classify, say)
+    return trace(workload, TraceOptions(**options), say)
 
 
 def _torch_version() -> str:

@@ -42,7 +42,7 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 class Replayer:
-    """Replaces module calls (:mod:`memwall.frontend.torch.modules`) and replays those that repeat."""
+    """Replaces module calls (:mod:`memwall.frontend.torch.origin`) and replays those that repeat."""
 
     def __init__(self, root: nn.Module, recorder: Recorder, autocast: CudaAutocast) -> None:
         self.recorder = recorder

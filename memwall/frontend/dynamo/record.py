@@ -11,24 +11,15 @@ import linecache
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
+from memwall.frontend.dynamo import text
 from memwall.frontend.dynamo.alone import alone, no_function_modes, pause_while_compiling
-from memwall.frontend.dynamo.text import (
-    checks,
-    explanation,
-    failed_check,
-    first_kind,
-    gives_up_function,
-    plain_function,
-    plain_name,
-    resumed_at,
-    shown,
-    user_place,
-)
+from memwall.frontend.dynamo.capture import Guard, Recompile
 from memwall.frontend.torch.build import build_inputs, cast
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.recorder import Recorder
@@ -82,22 +73,6 @@ class SeenRun(NamedTuple):
     stop: int
 
 
-class SeenGuard(NamedTuple):
-    """What must hold for a capture to be used again."""
-
-    name: str
-    kind: str
-    check: str
-
-
-class SeenCall(NamedTuple):
-    """A further call with other inputs: their shapes, the guards that failed, and the graphs captured for it."""
-
-    inputs: tuple[str, ...]
-    failures: tuple[str, ...]
-    graphs: tuple[int, ...]
-
-
 class RegionRecorder(Recorder):
     """A recorder that Dynamo compiles under, and that names the running partial graph instead of the module."""
 
@@ -111,7 +86,7 @@ class RegionRecorder(Recorder):
 
 
 class DynamoRun:
-    """An execution of a traced step through Dynamo (:class:`memwall.frontend.torch.run.Execution`); keeps what it saw.
+    """An execution of a traced step through Dynamo (:data:`memwall.frontend.torch.run.Execute`); keeps what it saw.
 
     Args:
         others: inputs of further calls, in whichever form a workload holds them.
@@ -120,8 +95,6 @@ class DynamoRun:
             not (``Tensor.unflatten``), so this is for models that name ``cuda`` or no device in their forward.
     """
 
-    recorder = RegionRecorder
-
     def __init__(self, others: Sequence[Any] = (), dtype: torch.dtype | None = None, on_device: bool = False) -> None:
         self.others = tuple(others)
         self.dtype = dtype
@@ -129,8 +102,8 @@ class DynamoRun:
         self.breaks: list[SeenBreak] = []
         self.graphs: list[SeenGraph] = []
         self.runs: list[SeenRun] = []
-        self.guards: list[SeenGuard] = []
-        self.calls: list[SeenCall] = []
+        self.guards: list[Guard] = []
+        self.calls: list[Recompile] = []
         self.notes: list[str] = []
         #: ops recorded when the step was done; those after it are of memwall's substitute loss, and backward
         self.stop = 0
@@ -171,15 +144,17 @@ class DynamoRun:
         if self.dtype is not None:
             _, args, kwargs = cast(nn.Module(), args, kwargs, self.dtype)
         self._failed_guards.clear()
-        graphs = len(self.graphs)
+        before = len(self.graphs)
         failed = ""
         try:
             compiled(*args, **kwargs)
         except Exception as error:  # the model may not take this size; the result for the first one stays
             failed = f"the call failed: {first_line(error)}"
         shapes = [_looks(t) for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-        failures = dict.fromkeys(filter(None, [*map(failed_check, self._failed_guards), failed]))
-        self.calls.append(SeenCall(tuple(shapes), tuple(failures), tuple(range(graphs, len(self.graphs)))))
+        failures = dict.fromkeys(filter(None, [*map(text.failed_check, self._failed_guards), failed]))
+        graphs = self.graphs[before:]
+        dynamic = dict.fromkeys(dimension for graph in graphs for dimension in graph.dynamic)
+        self.calls.append(Recompile(tuple(shapes), len(graphs), tuple(failures), tuple(dynamic)))
 
     def _backend(self, recorder: Recorder, graph: torch.fx.GraphModule) -> Callable[..., Any]:
         """Dynamo's backend: a function that runs each captured graph and records the run."""
@@ -216,20 +191,20 @@ class DynamoRun:
         message = getattr(error, "msg", None) or str(error)
         self._broken_at = _last(stack)
         self._broken_in = next(iter(stack), None)
-        file, line, function = user_place(stack)
+        file, line, function = text.user_place(stack)
         self.breaks.append(
             SeenBreak(
                 kind=getattr(error, "gb_type", None) or type(error).__name__,
-                cause=first_kind(message),
-                detail=explanation(message),
-                file=shown(file),
+                cause=text.first_kind(message),
+                detail=text.explanation(message),
+                file=text.shown(file),
                 line=line,
                 source_line=linecache.getline(file, line).strip(),
                 function=function,
                 own=len(stack) == 1,
                 ops=len(recorder.ops),
                 call=_line(stack[0]) if len(stack) > 1 else None,
-                gives_up=gives_up_function(message),
+                gives_up=text.gives_up_function(message),
             )
         )
 
@@ -240,24 +215,24 @@ def _last(stack: Any) -> tuple[str, int | None] | None:
 
 
 def _line(frame: FrameSummary) -> Line:
-    return Line(frame.filename, plain_function(frame.name), frame.lineno or 0)
+    return Line(frame.filename, text.plain_function(frame.name), frame.lineno or 0)
 
 
 def _behind(frame: FrameSummary | None) -> Line | None:
     """The line after which Dynamo resumed the function of a frame; None where it began with the function."""
-    resumed = resumed_at(frame.name) if frame else None
+    resumed = text.resumed_at(frame.name) if frame else None
     return Line(frame.filename, *resumed) if frame and resumed else None
 
 
-def _guard(guard: Any) -> SeenGuard:
+def _guard(guard: Any) -> Guard:
     """A Dynamo guard as text; for a tensor, its properties."""
     kind = guard.create_fn_name()
     found = guard.obj_weakref() if callable(guard.obj_weakref) else None
     if isinstance(found, torch.Tensor) and kind == "TENSOR_MATCH":
         check = _looks(found) + (", requires grad" if found.requires_grad else "")
     else:
-        check = checks(guard.code_list or ())
-    return SeenGuard(plain_name(guard.name), kind, check)
+        check = text.checks(guard.code_list or ())
+    return Guard(text.plain_name(guard.name), kind, check)
 
 
 def _looks(tensor: torch.Tensor) -> str:
@@ -270,7 +245,7 @@ def _dynamic_dimensions(graph: torch.fx.GraphModule) -> Iterator[str]:
         example, argument = node.meta.get("example_value"), node.meta.get("grapharg")
         if isinstance(example, torch.Tensor) and argument is not None:
             name = argument.source.name
-            shown_name = plain_name(name() if callable(name) else name)
+            shown_name = text.plain_name(name() if callable(name) else name)
             sizes: Iterable[Any] = example.shape
             for dimension, size in enumerate(sizes):
                 if isinstance(size, torch.SymInt):
@@ -289,8 +264,5 @@ def _break_log(see: Callable[[Any], None]) -> Iterator[None]:
             see(exc)
         original(self, code_options, reason, exc)
 
-    InstructionTranslatorBase.log_graph_break = log_graph_break  # type: ignore[method-assign]
-    try:
+    with patch.object(InstructionTranslatorBase, "log_graph_break", log_graph_break):
         yield
-    finally:
-        InstructionTranslatorBase.log_graph_break = original  # type: ignore[method-assign]

@@ -7,7 +7,6 @@ tracing on meta run on the CPU next to the GPU, and are not recorded.
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Layer, Op, Storage, TensorSpec, Value
-from memwall.frontend.torch.lines import SourceLines
+from memwall.frontend.torch.origin import ModuleTimeline, SourceLines
 from memwall.frontend.torch.tensors import (
     adds_sparse,
     check_product,
@@ -29,39 +28,8 @@ from memwall.frontend.torch.tensors import (
     stolen_gradient,
     tf32_allowed,
 )
+from memwall.ops import classify
 from memwall.ops.signatures import DROPPED_ATTRIBUTES, PRODUCTS, TF32_SWITCH, Signature, signature_of
-
-
-class ModuleTimeline:
-    """Which module was running when: by autograd sequence number, so that backward ops find their module.
-
-    Every autograd node carries the sequence number at which forward made it; the module that was active at that number
-    owns the node and what it runs in backward.
-    """
-
-    def __init__(self) -> None:
-        self.path = ""
-        self._numbers = [-1]
-        self._paths = [""]
-
-    def enter(self, path: str) -> str:
-        """Switch to a module; returns the path to give back to :meth:`leave`."""
-        previous, self.path = self.path, path
-        self._mark()
-        return previous
-
-    def leave(self, previous: str) -> None:
-        """Switch back."""
-        self.path = previous
-        self._mark()
-
-    def at(self, number: int) -> str:
-        """The module that was active when forward had made ``number`` nodes."""
-        return self._paths[bisect_right(self._numbers, number) - 1]
-
-    def _mark(self) -> None:
-        self._numbers.append(torch._C._autograd._get_sequence_nr())
-        self._paths.append(self.path)
 
 
 class UnexpectedCall(Exception):
@@ -72,22 +40,13 @@ class Recorder(TorchDispatchMode):
     """Records ops as they are dispatched; :meth:`graph` is the result.
 
     Args:
-        classify: op name → op class.
         device: type of the tensors that represent the GPU's: ``meta``, or ``cpu`` with real data.
         max_ops: stop with an error beyond this many recorded ops.
         warn: called once with a message when the trace grows suspiciously long.
     """
 
-    def __init__(
-        self,
-        classify: Callable[[str], str],
-        *,
-        device: str = "meta",
-        max_ops: int = 200_000,
-        warn: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, *, device: str, max_ops: int, warn: Callable[[str], None] | None = None) -> None:
         super().__init__()
-        self.classify = classify
         self.device = device
         self.max_ops = max_ops
         self.warn = warn
@@ -108,7 +67,6 @@ class Recorder(TorchDispatchMode):
         self._value_ids: dict[tuple, int] = {}
         self._specs: dict[tuple, TensorSpec] = {}
         self._signatures: dict[Any, Signature] = {}
-        self._classes: dict[str, str] = {}
         self._attributes: dict[tuple, Mapping[str, Any]] = {}
         self._parameter_modules: dict[int, str] = {}
 
@@ -123,35 +81,31 @@ class Recorder(TorchDispatchMode):
 
     # -- tensors ---------------------------------------------------------------------------------------------------
 
-    def value(self, tensor: torch.Tensor, role: str = "activation", name: str = "") -> int:
-        """The id of the value that a tensor is; new storages get ``role``."""
-        storage = self.storage(tensor, role, name)
-        return self.value_at(storage, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype)
-
-    def value_at(self, storage: int, offset: int, shape: Any, strides: Any, dtype: torch.dtype | str) -> int:
-        """The id of a value given by its parts."""
-        key = (storage, offset, shape, strides, dtype)
+    def value(self, tensor: torch.Tensor) -> int:
+        """The id of the value that a tensor is."""
+        shape, strides, dtype = tensor.shape, tensor.stride(), tensor.dtype
+        key = (self.storage(tensor), int(tensor.storage_offset()), shape, strides, dtype)
         known = self._value_ids.get(key)
         if known is not None:
             return known
-        spec_key = (shape, strides, dtype)
-        spec = self._specs.get(spec_key)
+        spec = self._specs.get((shape, strides, dtype))
         if spec is None:
-            spec = TensorSpec(tuple(map(int, shape)), tuple(map(int, strides)), dtype_name(dtype))
-            spec = self._specs.setdefault((spec.shape, spec.strides, spec.dtype), spec)
-            self._specs[spec_key] = spec
-        return self.value_of_spec(storage, offset, spec, key)
+            spec = self._specs[shape, strides, dtype] = self._spec(tensor)
+        number = self._value_ids[key] = self.value_of_spec(key[0], key[1], spec)
+        return number
 
-    def value_of_spec(self, storage: int, offset: int, spec: TensorSpec, key: tuple | None = None) -> int:
-        """The id of the value with an interned spec; ``key`` is an equal key to remember it by."""
+    def _spec(self, tensor: torch.Tensor) -> TensorSpec:
+        spec = TensorSpec(tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride())), dtype_name(tensor.dtype))
+        return self._specs.setdefault((spec.shape, spec.strides, spec.dtype), spec)
+
+    def value_of_spec(self, storage: int, offset: int, spec: TensorSpec) -> int:
+        """The id of the value with an interned spec."""
         identity = (storage, offset, spec)
         number = self._value_ids.get(identity)
         if number is None:
             number = len(self.values)
             self.values.append(Value(number, spec, storage, offset))
             self._value_ids[identity] = number
-        if key is not None:
-            self._value_ids[key] = number
         return number
 
     def storage(self, tensor: torch.Tensor, role: str = "activation", name: str = "") -> int:
@@ -189,13 +143,7 @@ class Recorder(TorchDispatchMode):
 
     def look(self, tensor: torch.Tensor, storage: int) -> Value:
         """A tensor's view of its storage, without numbering it."""
-        spec = TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), dtype_name(tensor.dtype))
-        return Value(
-            -1,
-            self._specs.setdefault((spec.shape, spec.strides, spec.dtype), spec),
-            storage,
-            int(tensor.storage_offset()),
-        )
+        return Value(-1, self._spec(tensor), storage, int(tensor.storage_offset()))
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -267,13 +215,9 @@ class Recorder(TorchDispatchMode):
         return all(t.device.type != device for t in outputs) and all(t.device.type != device for t in inputs)
 
     def emit(
-        self,
-        name: str,
-        names: Iterable[str],
-        inputs: Iterable[torch.Tensor],
-        outputs: Iterable[torch.Tensor],
+        self, name: str, names: Iterable[str], inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor],
         attributes: Iterable[tuple[str, Any]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Record one call. Host tensors among the inputs are left out (a copy from the host reads no device memory)."""
         pairs = [(n, t) for n, t in zip(names, inputs, strict=True) if t.device.type == self.device]
         if self.rebinding is not None:
@@ -328,11 +272,8 @@ class Recorder(TorchDispatchMode):
         arguments: tuple[str, ...], attributes: Mapping[str, Any], source: str,
     ) -> None:  # fmt: skip
         """Add an op to the list."""
-        op_class = self._classes.get(name)
-        if op_class is None:
-            op_class = self._classes[name] = self.classify(name)
         number = len(self.ops)
-        self.ops.append(Op(number, name, op_class, phase, module, inputs, outputs, arguments, attributes, source))
+        self.ops.append(Op(number, name, classify(name), phase, module, inputs, outputs, arguments, attributes, source))
         if number + 1 >= self.max_ops // 4:
             self._watch_length(number + 1)
 
@@ -360,7 +301,7 @@ class Recorder(TorchDispatchMode):
         line = self._mark_line() if node is None and self.phase == "forward" else self.lines.here()
         if line or node is None or self.phase == "optimizer" or node.name() == "torch::autograd::AccumulateGrad":
             return line
-        return self.lines.of_node(node._sequence_nr())
+        return self.lines.at(node._sequence_nr())
 
     def _where(self, node: Any) -> tuple[str, str]:
         """Phase and module of the call that is being recorded, from the autograd node that makes it."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any, Protocol
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -20,8 +22,8 @@ from memwall.frontend.torch.autocast import CudaAutocast
 from memwall.frontend.torch.build import build_inputs, build_module, cast
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
-from memwall.frontend.torch.modules import ModuleCalls
 from memwall.frontend.torch.optimizers import fused_everywhere, make_optimizer, settle
+from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.tensors import dtype_name, flat_tensors
 from memwall.frontend.torch.triton_calls import triton_calls
@@ -54,25 +56,33 @@ class Traced:
     parameters: int
     inputs: tuple[Mapping[str, Any], ...]
     dtype: str
-    samples: int | None
-    tokens: int | None
     optimizer: str | None
     capture: Mapping[str, Any] = field(default_factory=dict)
+    samples: int | None = None
+    tokens: int | None = None
+
+    @classmethod
+    def of(
+        cls, graph: Graph, parameters: Iterable[torch.Tensor], optimizer: str | None, capture: Mapping[str, Any]
+    ) -> Traced:
+        """``dtype`` is the floating dtype of most parameters, else of the inputs."""
+        specs = graph.specs(graph.inputs)
+        sizes = [(dtype_name(p.dtype), p.numel()) for p in parameters]
+        dtype = "float32"
+        for some in (sizes, [(spec.dtype, spec.numel) for spec in specs]):
+            total: Counter[str] = Counter()
+            for name, count in some:
+                if "float" in name:
+                    total[name] += count
+            if total:
+                dtype = max(total, key=total.__getitem__)
+                break
+        inputs = tuple({"shape": list(spec.shape), "dtype": spec.dtype} for spec in specs)
+        return cls(graph, sum(count for _, count in sizes), inputs, dtype, optimizer, capture)
 
 
-class Execution(Protocol):
-    """Runs the step by other means than a call, such as through a compiler's capture."""
-
-    @property
-    def recorder(self) -> type[Recorder]:
-        """What records the step."""
-        ...
-
-    def __call__(
-        self, step: Callable[..., Any], recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """What ``step(*args, **kwargs)`` returns: forward and the workload's own loss."""
-        ...
+#: (step, recorder, args, kwargs) -> what ``step(*args, **kwargs)`` returns: forward and the workload's own loss
+Execute = Callable[[Callable[..., Any], Recorder, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -90,27 +100,27 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def trace(
-    workload: Workload,
-    options: TraceOptions,
-    classify: Callable[[str], str],
-    warn: Callable[[str], None] = lambda message: None,
-    execution: Execution | None = None,
-) -> Traced:
+    workload: Workload, options: TraceOptions, warn: Callable[[str], None] = lambda message: None,
+    execute: Execute | None = None, recorder: type[Recorder] = Recorder,
+) -> Traced:  # fmt: skip
     """Trace one step of a workload.
 
     Args:
-        classify: op name → op class.
         warn: called with one-line messages that the user should see.
-        execution: runs the step in its own way; modules then go unnamed, and nothing is replayed.
+        execute: runs the step in its own way; modules then go unnamed, and nothing is replayed.
+        recorder: what records the step.
 
     Raises:
         UsageError: the model or its inputs are at fault; says where.
     """
-    with exclusive(), torch.inference_mode(False), inference_mode_as_no_grad(), _seeded(options.real):
+    seeded = torch.random.fork_rng(devices=[], enabled=options.real)
+    with exclusive(), torch.inference_mode(False), inference_mode_as_no_grad(), seeded:
+        if options.real:  # the same data in every trace, so that the same branches are taken
+            torch.manual_seed(0)
         try:
-            return _trace(workload, options, classify, warn, execution)
+            return _Step(workload, options, warn, execute, recorder).traced()
         except (ReplayMismatch, UnexpectedCall):
-            return _trace(workload, replace(options, replay=False), classify, warn, execution)
+            return _Step(workload, replace(options, replay=False), warn, execute, recorder).traced()
 
 
 _LOCK = threading.RLock()
@@ -135,102 +145,99 @@ def exclusive() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _seeded(real: bool) -> Iterator[None]:
-    """Real tensors get the same random data in every trace, so that the same branches are taken."""
-    if not real:
-        yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
-@contextlib.contextmanager
 def inference_mode_as_no_grad() -> Iterator[None]:
     """Inference mode skips the autograd keys, under which composite ops split into the kernels that run."""
-    kind = torch.inference_mode
-    original = kind.__enter__
 
     def enter(self: Any) -> None:
         self._inference_mode_context = torch.no_grad() if self.mode else contextlib.nullcontext()
         self._inference_mode_context.__enter__()
 
-    kind.__enter__ = enter  # type: ignore[method-assign]
-    try:
+    with patch.object(torch.inference_mode, "__enter__", enter):
         yield
-    finally:
-        kind.__enter__ = original  # type: ignore[method-assign]
 
 
-def _trace(
-    workload: Workload, options: TraceOptions, classify: Callable[[str], str], warn: Callable[[str], None],
-    execution: Execution | None,
-) -> Traced:  # fmt: skip
-    device = "cpu" if options.real else "meta"
-    training = options.mode == "training"
-    autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
-    module = build_module(workload.model, device, warn)
-    args, kwargs = build_inputs(workload.inputs, device, warn)
-    if options.dtype is not None:
-        module, args, kwargs = cast(module, args, kwargs, parse_dtype(options.dtype))
-    module.train(training)
+class _Step:
+    """A step that is traced: its module and inputs on the traced device, and what records and runs it."""
 
-    recorder_type = Recorder if execution is None else execution.recorder
-    recorder = recorder_type(classify, device=device, max_ops=options.max_ops, warn=warn)
-    parameters = _register(recorder, module, args, kwargs)
-    autocast = CudaAutocast()
-    replays = options.replay and not options.real and execution is None
-    replayer = Replayer(module, recorder, autocast) if replays else None
-    calls: Any = contextlib.nullcontext()  # naming them would hide them from another execution
-    if execution is None:
-        calls = ModuleCalls(module, recorder, None if replayer is None else replayer.call)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(fused_everywhere("meta"))
-        optimizer = _optimizer(workload, parameters, recorder) if training else None
-        stack.enter_context(CudaForms(recorder, options.attention))
-        stack.enter_context(triton_calls(recorder))
-        stack.enter_context(torch.set_grad_enabled(training))
-        with _blaming("running the model"), calls, TracedDevice(device), recorder, autocast:
-            with autocast.region(autocast_dtype):
-                step = forward_step(module, workload.loss if training else None)
-                output = step(*args, **kwargs) if execution is None else execution(step, recorder, args, kwargs)
-                result = scalar_loss(workload, output) if training else output
+    def __init__(
+        self, workload: Workload, options: TraceOptions, warn: Callable[[str], None], execute: Execute | None,
+        recorder: type[Recorder],
+    ) -> None:  # fmt: skip
+        self.workload, self.options, self.warn, self.execute = workload, options, warn, execute
+        self.device = "cpu" if options.real else "meta"
+        self.training = options.mode == "training"
+        self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
+        self.module = build_module(workload.model, self.device, warn)
+        self.args, self.kwargs = build_inputs(workload.inputs, self.device, warn)
+        if options.dtype is not None:
+            dtype = parse_dtype(options.dtype)
+            self.module, self.args, self.kwargs = cast(self.module, self.args, self.kwargs, dtype)
+        self.module.train(self.training)
+        self.inputs = tree_flatten((self.args, self.kwargs))[0]
+        self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn)
+        self.parameters = _register(self.recorder, self.module, self.inputs)
+        self.autocast = CudaAutocast()
+        replays = options.replay and not options.real and execute is None
+        self.replayer = Replayer(self.module, self.recorder, self.autocast) if replays else None
+
+    def traced(self) -> Traced:
+        """Run the step; what was recorded."""
+        with fused_everywhere("meta"):
+            optimizer = _optimizer(self.workload, self.parameters, self.recorder) if self.training else None
+            forms = CudaForms(self.recorder, self.options.attention)
+            with forms, triton_calls(self.recorder), torch.set_grad_enabled(self.training):
+                result = self._run(optimizer)
+        recorder, tensors = self.recorder, [t for t in self.inputs if isinstance(t, torch.Tensor)]
+        outputs = [t for t in _tensors_in(result) if t.device.type == self.device]
+        if any(recorder.knows(t) is None for t in outputs):
+            self.warn(
+                "no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors"
+            )
+        ids = [recorder.value(t) for t in tensors], [recorder.value(t) for t in self.parameters]
+        graph = recorder.graph(*ids, dict.fromkeys(recorder.value(t) for t in outputs), self.options.attention)
+        capture = {"replayed_blocks": len(self.replayer.instances) if self.replayer else 0, "real": self.options.real}
+        found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
+        samples, tokens = _counts(tensors)
+        return replace(found, samples=samples, tokens=tokens)
+
+    def _run(self, optimizer: torch.optim.Optimizer | None) -> Any:
+        """Forward, backward and the optimizer's step under the recorder; the loss, or in inference the output."""
+        recorder, replayer = self.recorder, self.replayer
+        names = module_names(self.module)
+        calls: Any = contextlib.nullcontext()  # naming them would hide them from another execution
+        if self.execute is None:
+            calls = module_calls(recorder.modules, lambda m: names.get(id(m)), replayer.call if replayer else None)
+        with _blaming("running the model"), calls, TracedDevice(self.device), recorder, self.autocast:
+            with self.autocast.region(self.autocast_dtype):
+                step = forward_step(self.module, self.workload.loss if self.training else None)
+                args, kwargs = self.args, self.kwargs
+                result = step(*args, **kwargs) if self.execute is None else self.execute(step, recorder, args, kwargs)
+                if self.training:
+                    result = scalar_loss(self.workload, result)
             if replayer is not None:
                 replayer.check()
-            if training:
+            if self.training:
                 recorder.phase = "backward"
                 backward(result)
-        if training:
-            _mark_gradients(recorder, module, args, kwargs)
+        if self.training:
+            self._mark_gradients()
         if optimizer is not None:
             recorder.phase = "optimizer"
             recorder.modules.path = "optimizer"
             with _blaming("the optimizer step"), recorder:
                 optimizer.step()
-    tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-    outputs = [t for t in _tensors_in(result) if t.device.type == device]
-    if any(recorder.knows(t) is None for t in outputs):
-        warn("no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors")
-    graph = recorder.graph(
-        [recorder.value(t) for t in tensors],
-        [recorder.value(p) for p in parameters],
-        dict.fromkeys(recorder.value(t) for t in outputs),
-        options.attention,
-    )
-    samples, tokens = _counts(tensors)
-    return Traced(
-        graph=graph,
-        parameters=sum(p.numel() for p in parameters),
-        inputs=tuple({"shape": list(t.shape), "dtype": dtype_name(t.dtype)} for t in tensors),
-        dtype=_dominant_dtype(parameters, tensors),
-        samples=samples,
-        tokens=tokens,
-        optimizer=type(optimizer).__name__ if optimizer is not None else None,
-        capture={"replayed_blocks": len(replayer.instances) if replayer else 0, "real": options.real},
-    )
+        return result
+
+    def _mark_gradients(self) -> None:
+        """The gradients that the step leaves behind: those of parameters, and of inputs that require one."""
+        inputs = ((f"input{i}", item) for i, item in enumerate(self.inputs))
+        for name, tensor in (*self.module.named_parameters(), *inputs):
+            if isinstance(tensor, torch.Tensor) and tensor.is_leaf:
+                for part in flat_tensors(tensor.grad):
+                    self.recorder.set_role(part, "gradient", name)
 
 
-def _register(recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> list[torch.Tensor]:
+def _register(recorder: Recorder, module: nn.Module, inputs: Iterable[Any]) -> list[torch.Tensor]:
     """Number the storages that exist before the step, by role; returns the parameters."""
     parameters: list[torch.Tensor] = []
     for name, parameter in module.named_parameters():
@@ -239,7 +246,7 @@ def _register(recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> 
         parameters.append(parameter)
     for name, buffer in module.named_buffers():
         recorder.storage(buffer, "buffer", name)
-    for index, item in enumerate(tree_flatten((args, kwargs))[0]):
+    for index, item in enumerate(inputs):
         if isinstance(item, torch.Tensor):
             recorder.storage(item, "input", f"input{index}")
     return parameters
@@ -275,22 +282,18 @@ def forward_step(module: Callable[..., Any], loss: Callable[[Any], Any] | None) 
 def scalar_loss(workload: Workload, output: Any) -> torch.Tensor:
     """The scalar to differentiate: what the workload's loss gave, else the output's ``.loss``, else the sum of its
     floating tensors."""
-    loss: Any = None
-    if workload.loss is not None:
-        loss = output
-    else:
+    loss: Any = output
+    if workload.loss is None:
         loss = getattr(output, "loss", None)
         if loss is None and isinstance(output, Mapping):
             loss = output.get("loss")
-        if loss is None:
-            floating = [t for t in _tensors_in(output) if t.is_floating_point() and t.requires_grad]
-            if not floating:
-                raise UsageError(
-                    "training needs a loss: no output of the model is a floating tensor that depends on a parameter"
-                )
-            loss = floating[0].sum()
-            for tensor in floating[1:]:
-                loss = loss + tensor.sum()
+    if workload.loss is None and loss is None:
+        floating = [t for t in _tensors_in(output) if t.is_floating_point() and t.requires_grad]
+        if not floating:
+            raise UsageError(
+                "training needs a loss: no output of the model is a floating tensor that depends on a parameter"
+            )
+        loss = sum((tensor.sum() for tensor in floating[1:]), floating[0].sum())
     if not isinstance(loss, torch.Tensor):
         raise UsageError(f"the loss is a {type(loss).__name__}; want a tensor")
     if not loss.requires_grad:
@@ -307,28 +310,6 @@ def _tensors_in(output: Any) -> list[torch.Tensor]:
     if is_dataclass(output) and not isinstance(output, (type, Mapping)):
         output = vars(output)
     return [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor)]
-
-
-def _mark_gradients(recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> None:
-    """The gradients that the step leaves behind: those of parameters, and of inputs that require one."""
-    inputs = ((f"input{i}", item) for i, item in enumerate(tree_flatten((args, kwargs))[0]))
-    for name, tensor in (*module.named_parameters(), *inputs):
-        if isinstance(tensor, torch.Tensor) and tensor.is_leaf:
-            for part in flat_tensors(tensor.grad):
-                recorder.set_role(part, "gradient", name)
-
-
-def _dominant_dtype(parameters: list[torch.Tensor], inputs: list[torch.Tensor]) -> str:
-    """The floating dtype of most parameters, else of the inputs."""
-    for tensors in (parameters, inputs):
-        total: dict[str, int] = {}
-        for tensor in tensors:
-            if tensor.is_floating_point():
-                name = dtype_name(tensor.dtype)
-                total[name] = total.get(name, 0) + tensor.numel()
-        if total:
-            return max(total, key=lambda name: total[name])
-    return "float32"
 
 
 def _counts(inputs: list[torch.Tensor]) -> tuple[int | None, int | None]:
@@ -377,6 +358,3 @@ def _blaming(doing: str) -> Any:
             f"{who} needs {wanted}, and a trace has no data{where}; "
             "rewrite it without (torch.where, a mask multiplied in), or trace real tensors with --real"
         ) from error
-
-
-__all__ = ["TraceOptions", "Traced", "parse_dtype", "trace"]

@@ -19,7 +19,6 @@ from memwall.analysis.op_counts import Level, OpCounts, op_counts, operator_sets
 from memwall.core.errors import UsageError
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
-from memwall.ops import classify
 from memwall.report.figures.funnel import funnel_figure
 from tests.unit.one_call import Call, meta
 from tests.unit.places import ROOT
@@ -29,7 +28,7 @@ def graph_of(function, *inputs, mode="inference", optimizer=None):
     """The graph of a function or a module."""
     module = function if isinstance(function, nn.Module) else Call(function)
     workload = Workload(module, inputs, optimizer=optimizer)
-    return trace(workload, TraceOptions(mode=mode), classify).graph
+    return trace(workload, TraceOptions(mode=mode)).graph
 
 
 def levels(function, *inputs):
@@ -138,7 +137,7 @@ def test_inductors_levels_follow_when_they_are_given():
 
 def test_a_reference_model_decomposes_without_failure():
     workload = resolve("profiles/resnet50/model.py", batch=2, mode="training")
-    found = op_counts(trace(workload, TraceOptions(mode="training"), classify).graph)
+    found = op_counts(trace(workload, TraceOptions(mode="training")).graph)
     assert found.failed == {}
     assert found.no_decomposition["aten.convolution"] == 53
     assert found.no_decomposition["aten.copy"] == 2 * 53  # running mean and variance of each batch norm
@@ -157,7 +156,7 @@ def test_the_report_says_what_this_torch_does():
     if written != torch.__version__.partition("+")[0]:
         pytest.skip(f"reports/funnel.md was written with torch {written}")
     workload = resolve(str(ROOT / "profiles/bert_layer/model.py"), mode="training")
-    found = op_counts(trace(workload, TraceOptions(mode="training"), classify).graph)
+    found = op_counts(trace(workload, TraceOptions(mode="training")).graph)
     rows = [[cell.strip() for cell in line.split("|")[2:5]] for line in text.splitlines() if "bert\\_layer" in line]
     assert rows[0] == [f"{level.distinct:,}" for level in found.levels]
     assert rows[1] == [f"{level.calls:,}" for level in found.levels]

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from memwall.core.graph import EAGER, Op
-from memwall.frontend.dynamo.capture import align, capture, carry, recompiles
+from memwall.frontend.dynamo.capture import carry
+from memwall.frontend.dynamo.run import capture
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
-from memwall.ops import classify
 
 TRAINING = TraceOptions(mode="training")
 
@@ -28,8 +28,8 @@ def captured(model, mode="training", real=False, others=(), loss=None, optimizer
     inputs = (torch.ones(batch, 16),)
     workload = Workload(model, inputs, loss=loss, optimizer=optimizer)
     options = TraceOptions(mode=mode, real=real)
-    graph = trace(workload, options, classify).graph
-    return graph, capture(workload, options, classify, graph, others=others)
+    graph = trace(workload, options).graph
+    return graph, capture(workload, options, graph, others)
 
 
 def names(graph, found):
@@ -176,7 +176,7 @@ def test_a_clean_model_is_one_graph_with_its_backward():
     ]  # fmt: skip
     assert [(g.forward_ops, g.backward_ops) for g in found.graphs] == [(3, 4)]
     assert (found.captures, found.breaks, found.unmatched, found.data) == (1, (), 0, "meta")
-    assert found.failure is None and found.eager_ops == 2
+    assert found.failure is None and found.regions.count(EAGER) == 2
 
 
 def test_the_workloads_loss_is_captured_and_the_optimizer_is_not():
@@ -274,7 +274,8 @@ def test_a_model_that_reads_data_is_captured_on_real_tensors():
 
 
 def test_without_data_it_falls_back_to_real_tensors_by_itself():
-    found = capture(Workload(ReadsData, (torch.ones(8, 16),)), TRAINING, classify)
+    workload = Workload(ReadsData, (torch.ones(8, 16),))
+    found = capture(workload, TRAINING, trace(workload, TraceOptions(mode="training", real=True)).graph)
     assert found.data == "real" and len(found.breaks) == 2
 
 
@@ -294,8 +295,8 @@ def test_a_checkpoint_recomputes_inside_its_graph():
 
 def test_a_reference_model_has_one_graph_with_the_plain_traces_ops():
     workload = resolve("profiles/bert_layer/model.py", batch=2, seq=64, mode="training")
-    graph = trace(workload, TRAINING, classify).graph
-    found = capture(workload, TRAINING, classify, graph)
+    graph = trace(workload, TRAINING).graph
+    found = capture(workload, TRAINING, graph)
     assert (len(found.graphs), found.breaks, found.unmatched, found.failure) == (1, (), 0, None)
     outside = [op for op, r in zip(graph.ops, found.regions, strict=True) if r == EAGER]
     assert {op.phase for op in outside if op.name != "aten.ones_like"} == {"optimizer"}
@@ -304,7 +305,7 @@ def test_a_reference_model_has_one_graph_with_the_plain_traces_ops():
 def test_another_batch_size_recaptures_once_with_a_dynamic_dimension():
     others = (torch.ones(9, 16),), (torch.ones(12, 16),)
     workload = Workload(Clean, (torch.ones(8, 16),), optimizer=None)
-    nine, twelve = recompiles(workload, TRAINING, classify, *others)
+    nine, twelve = capture(workload, TRAINING, trace(workload, TRAINING).graph, others).recompiles
     assert (nine.inputs, nine.captures) == (("float32[9, 16]",), 1)
     assert nine.reasons == ("tensor 'x' size mismatch at index 0. expected 8, actual 9",)
     (dynamic,) = nine.dynamic
@@ -373,7 +374,10 @@ def test_nothing_leaks_and_nothing_is_printed(capfd):
     settings = torch._dynamo.config.get_config_copy()
     model = CallsPrinters()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    capture(Workload(model, (torch.ones(8, 16),)), TRAINING, classify, others=[(torch.ones(9, 16),)])
+    workload = Workload(model, (torch.ones(8, 16),))
+    graph = trace(workload, TRAINING).graph
+    capfd.readouterr()
+    capture(workload, TRAINING, graph, [(torch.ones(9, 16),)])
     assert capfd.readouterr() == ("", "")
     assert dict(counters["frames"]) == {"mine": 5}
     del counters["frames"]["mine"]
@@ -391,7 +395,7 @@ def test_streams_that_differ_are_aligned():
     seen = [op(0, "mm", region="0"), op(1, "relu", region="0"), op(2, "add", region="1"), op(3, "exp", region="1")]
     wanted = ("mm", "view_copy", "relu", "mul", "add", "exp")
     ops = [op(i, name) for i, name in enumerate(wanted)] + [op(6, "adam", "optimizer")]
-    regions, places, unmatched = align(seen, ops)
+    regions, places, unmatched = carry([int(op.module) for op in seen], seen, ops)
     # view_copy lies between two ops of one graph, mul between two graphs
     assert regions == (0, 0, 0, EAGER, 1, 1, EAGER)
     assert places == (0, 2, 4, 5)
@@ -410,6 +414,6 @@ def test_regions_are_carried_to_a_trace_with_another_attention_kernel():
 
 @pytest.mark.parametrize("streams", [([], []), ([], ["mm"]), (["mm"], [])])
 def test_empty_streams_are_aligned(streams):
-    seen, ops = ([op(i, name) for i, name in enumerate(stream)] for stream in streams)
-    regions, places, unmatched = align(seen, ops)
+    seen, ops = ([op(i, name, region="0") for i, name in enumerate(stream)] for stream in streams)
+    regions, places, unmatched = carry([int(op.module) for op in seen], seen, ops)
     assert regions == (EAGER,) * len(ops) and places == (None,) * len(seen) and unmatched == len(ops)

@@ -7,13 +7,12 @@ from torch.nn import functional as F
 
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
-from memwall.ops import classify
 
 
 def both(workload, mode="training", **options):
     """The full trace and the replayed one, and how many blocks were replayed."""
-    full = trace(workload, TraceOptions(mode=mode, replay=False, **options), classify)
-    replayed = trace(workload, TraceOptions(mode=mode, replay=True, **options), classify)
+    full = trace(workload, TraceOptions(mode=mode, replay=False, **options))
+    replayed = trace(workload, TraceOptions(mode=mode, replay=True, **options))
     return full.graph, replayed.graph, replayed.capture["replayed_blocks"]
 
 

@@ -1,0 +1,295 @@
+"""Record running code: the calls of any block of PyTorch, on CUDA's, ``meta``'s or the CPU's tensors.
+
+There is no workload here, so the trace infers what :mod:`memwall.frontend.torch.run` is given. A called module is named
+by its class, its parts by their paths below it; an optimizer's step is the phase of that name. Parameters are those of
+the modules that are called, leaves that require a gradient, and what an optimizer updates; inputs are in memory before
+they are first read; outputs are still alive at the end.
+
+Results do not change: tensors on the CPU get their usual values, though calls that are other kernels on a GPU are
+recorded as those, and multi-tensor optimizers take their CUDA form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._ops import HigherOrderOperator
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import Graph
+from memwall.frontend.torch.cuda_forms import ATTENTION_BACKENDS, CudaForms
+from memwall.frontend.torch.optimizers import fused_everywhere
+from memwall.frontend.torch.origin import ModuleTimeline, module_calls, module_names
+from memwall.frontend.torch.real_forms import RealForms
+from memwall.frontend.torch.recorder import Recorder
+from memwall.frontend.torch.run import Traced, exclusive, inference_mode_as_no_grad
+from memwall.frontend.torch.tensors import flat_tensors
+from memwall.frontend.torch.triton_calls import triton_calls
+
+#: devices whose tensors represent the GPU's: the first of these on which anything ran; the others are its host
+DEVICES = ("cuda", "meta", "cpu")
+
+_FORMS: Mapping[str, type[CudaForms]] = {"meta": CudaForms, "cpu": RealForms}
+
+
+class LiveRecorder(Recorder):
+    """A recorder that keeps no data alive and finds the roles of tensors by itself."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, device: str, max_ops: int) -> None:
+        super().__init__(device=device, max_ops=max_ops)
+        #: parameters by id, kept alive so that the id stays theirs
+        self.parameters: dict[int, torch.Tensor] = {}
+        #: an optimizer is stepping that counts its steps on the host
+        self.counts_on_host = False
+        self._alive: dict[int, StorageWeakRef] = {}
+
+    def bind(self, tensor: torch.Tensor, storage: int) -> None:
+        """Bind a tensor to a storage; its address stays reserved, its data may be freed."""
+        raw = tensor.untyped_storage()
+        self._alive[storage] = StorageWeakRef(raw)
+        self._storage_ids[raw._cdata] = storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            raise UsageError(
+                f"a trace cannot record {func.name()}, an operator that takes Python functions; write it out in plain"
+                " PyTorch, or leave it outside the block"
+            )
+        if args and isinstance(args[0], torch.Tensor):  # a view of a leaf is not a leaf
+            self._meet(args[0])
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def emit(
+        self, name: str, names: Iterable[str], inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor],
+        attributes: Iterable[tuple[str, Any]] = (),
+    ) -> None:  # fmt: skip
+        """Record one call; what it reads but nothing has written existed before."""
+        if name.startswith("prims.") and self.device == "meta":
+            return  # forward-mode derivatives: ATen asks for a shape, and nothing runs
+        read = list(inputs)
+        for tensor in read:
+            if not self._meet(tensor) and tensor.device.type == self.device and self.knows(tensor) is None:
+                self.storage(tensor, "input")
+        super().emit(name, names, read, outputs, attributes)
+
+    def _meet(self, tensor: torch.Tensor) -> bool:
+        """Note a leaf that requires a gradient; whether it is one."""
+        if not (tensor.requires_grad and tensor.is_leaf and tensor.device.type == self.device):
+            return False
+        if self.knows(tensor) is None:
+            self.take(tensor, "")
+        return True
+
+    def take(self, tensor: torch.Tensor, name: str, path: str = "") -> None:
+        """Register a parameter by its name."""
+        if tensor.device.type == self.device and id(tensor) not in self.parameters:
+            self.parameters[id(tensor)] = tensor
+            self.set_role(tensor, "parameter", name)
+            self.own(tensor, path)
+
+    def _is_host_call(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+        counts = self.counts_on_host and not any(t.dim() for t in (*inputs, *outputs))
+        return counts or super()._is_host_call(inputs, outputs)
+
+    def finished(self, attention: str, roots: Counter[str]) -> Graph:
+        """The graph of what was recorded, modules named by :func:`plain_name`."""
+        for tensor in self.parameters.values():
+            for part in flat_tensors(tensor.grad):
+                if self.knows(part) is not None:
+                    self.set_role(part, "gradient", self.storages[self.storage(tensor)].name)
+        first: dict[int, int] = {}
+        for value in self.values:
+            first.setdefault(value.storage, value.id)
+        graph = self.graph(
+            [i for storage, i in first.items() if self.storages[storage].role == "input"],
+            [first[self.storage(t)] for t in self.parameters.values() if self.storage(t) in first],
+            self._outputs(),
+            attention,
+        )
+        ops = [replace(op, module=plain_name(op.module, roots)) if op.module else op for op in graph.ops]
+        return replace(graph, ops=tuple(ops))
+
+    def _outputs(self) -> list[int]:
+        """The last value written into each live storage; if there is none, into each storage that nothing reads."""
+        read = {self.values[i].storage for op in self.ops for i in op.inputs}
+        written = {self.values[i].storage: i for op in self.ops for i in op.outputs}
+        results = {storage: value for storage, value in written.items() if self.storages[storage].role == "activation"}
+        alive = [value for storage, value in results.items() if not self._alive[storage].expired()]
+        return alive or [value for storage, value in results.items() if storage not in read]
+
+
+def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What torch.func's wrappers (``vmap``, ``grad``) hold: the tensor that has the storage."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def plain_name(path: str, roots: Counter[str]) -> str:
+    """``Net.0.up`` is ``Net.up`` where one ``Net`` was called; of several each keeps its number."""
+    name, _, rest = path.partition(".")
+    return name + rest.removeprefix("0") if roots[name] == 1 else path
+
+
+class LiveTrace:
+    """Context manager: records what runs inside, in this thread and in the backward passes that it starts.
+
+    Args:
+        attention: the fused SDPA backend that the GPU prefers.
+        max_ops: stop with an error beyond this many recorded ops.
+
+    Raises:
+        UsageError: on entering, another trace runs in this thread; or no such attention.
+    """
+
+    def __init__(self, attention: str, max_ops: int) -> None:
+        if attention not in ATTENTION_BACKENDS:
+            raise UsageError(f"attention is {attention!r}; want one of {', '.join(ATTENTION_BACKENDS)}")
+        self.attention = attention
+        devices = DEVICES if torch.cuda.is_available() else DEVICES[1:]
+        self.recorders = {device: LiveRecorder(device, max_ops) for device in devices}
+        self.timeline = ModuleTimeline()
+        self.optimizers: dict[str, None] = {}
+        self.roots: Counter[str] = Counter()
+        self.is_used = False
+        self._names: dict[int, str] = {}
+        self._kept: list[nn.Module] = []
+        #: the module that ran when an optimizer began its step
+        self._outside: str | None = None
+        self._stack = contextlib.ExitStack()
+        for recorder in self.recorders.values():
+            recorder.modules = self.timeline
+
+    def __enter__(self) -> LiveTrace:
+        self.is_used = True
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(exclusive())
+            if torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.no_grad())
+            stack.enter_context(inference_mode_as_no_grad())
+            stack.enter_context(fused_everywhere("meta", "cpu"))
+            for device, forms in _FORMS.items():
+                stack.enter_context(forms(self.recorders[device], self.attention))
+            if "cuda" not in self.recorders:  # on a real GPU its kernels are launched, not just recorded
+                stack.enter_context(triton_calls(self.recorders["meta"]))
+            stack.enter_context(module_calls(self.timeline, self._path))
+            for name in ("backward", "grad"):
+                original = getattr(torch.autograd, name)
+                stack.enter_context(patch.object(torch.autograd, name, self._as_backward(original)))
+            stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+            stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
+            for recorder in self.recorders.values():
+                stack.enter_context(recorder)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _is_recording(self) -> bool:
+        """Whether this thread's ops are recorded, not the modules, backward passes and optimizers of other threads. The
+        engine's threads have the modes of the thread that started them."""
+        return any(isinstance(mode, LiveRecorder) for mode in _get_current_dispatch_mode_stack())
+
+    def _path(self, module: nn.Module) -> str | None:
+        """The path of a called module; None where it has none: it is held outside the modules that call it."""
+        if not self._is_recording():
+            return None
+        path = self._names.get(id(module))
+        return self._root(module) if path is None and not self.timeline.path else path
+
+    def _root(self, module: nn.Module) -> str:
+        """Name a module that the block itself calls, and its parts."""
+        self._kept.append(module)
+        plain = getattr(module, "_orig_mod", module)  # torch.compile(m)
+        kind = type(plain).__name__
+        root = f"{kind}.{self.roots[kind]}"
+        self.roots[kind] += 1
+        paths = {number: f"{root}.{path}" if path else root for number, path in module_names(plain).items()}
+        self._names |= {id(module): root, **paths}
+        for recorder in self.recorders.values():
+            for name, parameter in plain.named_parameters():
+                recorder.take(plain_tensor(parameter), name, f"{root}.{name}".rpartition(".")[0])
+            for name, buffer in plain.named_buffers():
+                buffer = plain_tensor(buffer)
+                if buffer.device.type == recorder.device:
+                    recorder.set_role(buffer, "buffer", name)
+        return root
+
+    def _as_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What the engine does before its first node (the loss's gradient of ones) is also backward."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_recording():
+                return original(*args, **kwargs)
+            before = {recorder: recorder.phase for recorder in self.recorders.values()}
+            for recorder in before:
+                recorder.phase = "backward"
+            try:
+                return original(*args, **kwargs)
+            finally:
+                for recorder, phase in before.items():
+                    recorder.phase = phase
+
+        return call
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_recording():
+            return
+        self._restore()
+        self.optimizers[type(optimizer).__name__] = None
+        self._outside = self.timeline.enter("optimizer")
+        on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+        for recorder in self.recorders.values():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    recorder.take(parameter, "")
+            self._take_state(recorder, optimizer)
+            recorder.phase, recorder.counts_on_host = "optimizer", recorder.device == "cpu" and not on_device
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_recording():
+            self._restore()
+            for recorder in self.recorders.values():
+                self._take_state(recorder, optimizer)
+
+    def _take_state(self, recorder: LiveRecorder, optimizer: torch.optim.Optimizer) -> None:
+        for parameter, state in optimizer.state.items():
+            if id(parameter) not in recorder.parameters:
+                continue
+            owner = recorder.storages[recorder.storage(parameter)].name
+            for key, item in state.items():
+                if isinstance(item, torch.Tensor) and item.device.type == recorder.device and item.dim():
+                    recorder.set_role(item, "optimizer_state", f"{owner}.{key}")
+
+    def _restore(self) -> None:
+        """Reset the optimizer's state: a step may have raised."""
+        if self._outside is not None:
+            self.timeline.leave(self._outside)
+            self._outside = None
+        for recorder in self.recorders.values():
+            recorder.phase, recorder.counts_on_host = "forward", False
+
+    def traced(self) -> Traced | None:
+        """The trace of the first of ``DEVICES`` on which anything ran; None where nothing ran."""
+        gc.collect()  # so that only referenced tensors count as alive
+        recorder = next((r for r in self.recorders.values() if r.ops), None)
+        if recorder is None:
+            return None
+        graph = recorder.finished(self.attention, self.roots)
+        optimizer = ", ".join(self.optimizers) or None
+        return Traced.of(graph, recorder.parameters.values(), optimizer, {"device": recorder.device})
