@@ -11,6 +11,7 @@ if those differ by 0.5, 1 and 2 %, and rounds by 2 %, a 99 % interval from three
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -32,30 +33,19 @@ def timing(samples_s: Sequence[float]) -> Timing:
     Raises:
         ValueError: there is no sample.
     """
-    if not samples_s:
-        raise ValueError("no samples")
-    ordered = sorted(samples_s)
-    count = len(ordered)
+    ordered, count = sorted(samples_s), len(samples_s)
     cut = tail_rank(count)
-    middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
-    return Timing(middle, ordered[cut], ordered[count - 1 - cut], count, ordered[0], ordered[-1])
+    median_s = statistics.median(ordered)
+    return Timing(median_s, ordered[cut], ordered[count - 1 - cut], count, ordered[0], ordered[-1])
 
 
 @cache
 def tail_rank(count: int) -> int:
-    """How many samples lie outside of the interval at each end.
-
-    The number of samples below the true median is binomial(count, 1/2): the largest rank whose two tails together stay
-    within ``1 - CONFIDENCE``.
-    """
+    """How many samples lie outside of the interval at each end: the number of samples below the true median is
+    binomial(count, 1/2), and the two tails together stay within ``1 - CONFIDENCE``."""
     allowed = (1.0 - CONFIDENCE) / 2 * 2.0**count
-    below, rank = 0.0, 0
-    while rank < count // 2:
-        below += math.comb(count, rank)
-        if below > allowed:
-            break
-        rank += 1
-    return max(rank - 1, 0)
+    tails = itertools.accumulate(float(math.comb(count, rank)) for rank in range(count // 2))
+    return max(sum(1 for _ in itertools.takewhile(lambda below: below <= allowed, tails)) - 1, 0)
 
 
 def spread(samples: Sequence[float]) -> float:
@@ -72,8 +62,8 @@ DRAWS, SEED = 4000, 20
 
 @dataclass(frozen=True)
 class Ratio:
-    """One version's time over another's: the median of all rounds, and its interval. ``p_value``: two-sided exact
-    sign test of "both are equally fast" over the rounds; it decides nothing."""
+    """One version's time over another's: the median of all rounds, and its interval. ``p_value``: two-sided exact sign
+    test of "both are equally fast" over the rounds; it decides nothing."""
 
     ratio: float
     low: float

@@ -82,11 +82,13 @@ class ABResult:
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         if self.ratio is None or self.low is None or self.high is None or self.base_s is None:
             return f"{self.verdict}{why}; {self.blocks} rounds, {self.dropped} dropped"
+        found, low, high, allowed = (
+            f"{100 * (n - 1):+.1f} %" for n in (self.ratio, self.low, self.high, 1 + self.allowed)
+        )
         return (
-            f"{self.verdict}{why}: head {_change(self.ratio)} in time ({_change(self.low)} to {_change(self.high)})"
-            f"; the base takes {duration(self.base_s)} a step; {_change(1 + self.allowed)} is allowed; slow-downs"
-            f" from {percent(self.smallest_detectable or 0.0)} on would show; {self.blocks} rounds,"
-            f" {self.dropped} dropped"
+            f"{self.verdict}{why}: head {found} in time ({low} to {high}); the base takes {duration(self.base_s)} a"
+            f" step; {allowed} is allowed; slow-downs from {percent(self.smallest_detectable or 0.0)} on would show;"
+            f" {self.blocks} rounds, {self.dropped} dropped"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,13 +96,9 @@ class ABResult:
         return {**write(self), "sentence": self.sentence}
 
 
-def _change(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
-
-
 @dataclass(frozen=True)
 class Rules:
-    """The rules of an A/B benchmark."""
+    """The rules of an A/B benchmark, as of :func:`run_ab`."""
 
     allowed: float
     device: str = "cpu"
@@ -122,16 +120,9 @@ class Rules:
 
 
 def run_ab(
-    base: Side,
-    head: Side,
-    *,
-    allowed: float,
-    device: str = "cpu",
-    blocks: int = BLOCKS,
-    seconds: float = TIME_LIMIT_S,
-    seed: int = 0,
-    progress: Callable[[str], None] | None = None,
-) -> ABResult:
+    base: Side, head: Side, *, allowed: float, device: str = "cpu", blocks: int = BLOCKS,
+    seconds: float = TIME_LIMIT_S, seed: int = 0, progress: Callable[[str], None] = lambda message: None,
+) -> ABResult:  # fmt: skip
     """Time two versions of a model against each other.
 
     Each side runs in processes of its own, with this process's Python and this memwall, on real tensors from the same
@@ -160,13 +151,9 @@ def run_ab(
 
 
 def run_launches(
-    launch: Callable[[], Launch],
-    rules: Rules,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-    progress: Callable[[str], None] | None = None,
-) -> ABResult:
+    launch: Callable[[], Launch], rules: Rules, *, clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep, progress: Callable[[str], None] = lambda message: None,
+) -> ABResult:  # fmt: skip
     """An A/B benchmark of the sides that ``launch`` starts."""
     found = _Progress(rules, clock, sleep, clock())
     while not found.stopped and len(found.launches) < LOOKS[-1]:
@@ -176,10 +163,11 @@ def run_launches(
             found.run(sides, clock() - started)
         finally:
             sides.stop()
-        if progress is not None:
-            progress(found.state)
-        if found.is_decided:
-            break
+        now = found.ratio
+        so_far = f", head / base {now.ratio:.3f} ({now.low:.3f} to {now.high:.3f})" if now else ""
+        progress(f"{len(found.launches)} launches done, {len(found.dropped)} rounds dropped{so_far}")
+        if now and len(found.launches) in LOOKS and verdict_of(now, rules.allowed) != INCONCLUSIVE:
+            break  # another launch would change nothing
     return found.outcome()
 
 
@@ -204,7 +192,9 @@ class _Progress:
         """All rounds of one launch. One that the machine disturbed is repeated; a launch that is cut short is lost."""
         self.environment = sides.environment
         self.rounds = self.rounds or self._rounds(sides.round_s, start_s)
-        orders = self._orders()
+        # the head begins in a random half of the rounds
+        chance = random.Random(1000 * self.rules.seed + len(self.launches))
+        orders = [first for _ in range(self.rounds // 2) for first in chance.sample([False, True], 2)]
         kept: list[Round] = []
         while len(kept) < self.rounds and not self.stopped:
             found = sides.round(head_first=orders[len(kept)])
@@ -214,14 +204,12 @@ class _Progress:
                 self.sleep(PAUSE_S)
             else:
                 kept.append(found)
-            self.stopped = self._stop()
+            if len(self.dropped) > self.rules.blocks:
+                self.stopped = "too many rounds were disturbed"
+            elif self.clock() - self.began > self.rules.seconds:
+                self.stopped = "the time was over"
         if len(kept) == self.rounds:
             self.launches.append(kept)
-
-    def _orders(self) -> list[bool]:
-        """Whether the head begins, for each round: in a random half of them."""
-        chance = random.Random(1000 * self.rules.seed + len(self.launches))
-        return [first for _ in range(self.rounds // 2) for first in chance.sample([False, True], 2)]
 
     def _rounds(self, round_s: float, start_s: float) -> int:
         """Rounds per launch: as many as the rules ask for, or as fit into the time limit with the starts; even."""
@@ -229,46 +217,30 @@ class _Progress:
         fitting = int((self.rules.seconds / LEAST_LAUNCHES - start_s) / round_s)
         return 2 * math.ceil(max(LEAST_BLOCKS // LEAST_LAUNCHES, min(wanted, fitting)) / 2)
 
-    def _stop(self) -> str:
-        if len(self.dropped) > self.rules.blocks:
-            return "too many rounds were disturbed"
-        return "the time was over" if self.clock() - self.began > self.rules.seconds else ""
-
     @property
-    def state(self) -> str:
-        """The progress in one line."""
-        found = self._ratio()
-        so_far = f", head / base {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})" if found else ""
-        return f"{len(self.launches)} launches done, {len(self.dropped)} rounds dropped{so_far}"
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the samples decide at this look; another launch would change nothing."""
-        found = self._ratio() if len(self.launches) in LOOKS else None
-        return found is not None and verdict_of(found, self.rules.allowed) != INCONCLUSIVE
-
-    def _ratio(self) -> Ratio | None:
+    def ratio(self) -> Ratio | None:
+        """Head over base so far; None before the first look."""
         if len(self.launches) < LEAST_LAUNCHES:
             return None
         return ratio([[r.log_ratio for r in rounds] for rounds in self.launches], CONFIDENCE)
 
     def outcome(self) -> ABResult:
         """The result so far."""
-        rules, found = self.rules, self._ratio()
+        rules, found = self.rules, self.ratio
         kept = [r for rounds in self.launches for r in rounds]
         reasons = self._reasons(kept, found)
-        base_s, head_s = ([b.step_s for b in blocks] for blocks in ([r.base for r in kept], [r.head for r in kept]))
-        facts: dict[str, Any] = {
-            "blocks": len(kept), "dropped": len(self.dropped), "launches": len(self.launches),
-            "base_samples_s": tuple(base_s), "head_samples_s": tuple(head_s), "reasons": reasons,
-            "environment": {**self.environment, "confidence": CONFIDENCE},
-        }  # fmt: skip
+        base_s, head_s = tuple(r.base.step_s for r in kept), tuple(r.head.step_s for r in kept)
+        result = ABResult(
+            INCONCLUSIVE, rules.allowed, rules.device, blocks=len(kept), dropped=len(self.dropped),
+            launches=len(self.launches), base_samples_s=base_s, head_samples_s=head_s, reasons=reasons,
+            environment={**self.environment, "confidence": CONFIDENCE},
+        )  # fmt: skip
         if found is None:
-            return ABResult(INCONCLUSIVE, rules.allowed, rules.device, **facts)
-        verdict = INCONCLUSIVE if reasons else verdict_of(found, rules.allowed)
-        return ABResult(
-            verdict, rules.allowed, rules.device, found.ratio, found.low, found.high, found.p_value,
-            found.smallest_detectable, base_s=statistics.median(base_s), head_s=statistics.median(head_s), **facts,
+            return result
+        return replace(
+            result, verdict=INCONCLUSIVE if reasons else verdict_of(found, rules.allowed), ratio=found.ratio,
+            low=found.low, high=found.high, p_value=found.p_value, smallest_detectable=found.smallest_detectable,
+            base_s=statistics.median(base_s), head_s=statistics.median(head_s),
         )  # fmt: skip
 
     def _reasons(self, kept: Sequence[Round], found: Ratio | None) -> tuple[str, ...]:
@@ -280,7 +252,12 @@ class _Progress:
         elif found is None:
             reasons.append(f"{self.stopped or 'too early'}: {len(self.launches)} of {LEAST_LAUNCHES} launches done")
         elif verdict_of(found, self.rules.allowed) == INCONCLUSIVE:
-            reasons.append(_undecided(found, self.rules.allowed))
+            allowed, shown = self.rules.allowed, found.smallest_detectable
+            reasons.append(
+                f"no slow-down below {percent(shown)} shows here now, and {percent(allowed)} is what is allowed: it"
+                " takes more blocks or a quieter machine" if shown > allowed
+                else "what is allowed lies within the interval: it takes more blocks"
+            )  # fmt: skip
         return tuple(reasons)
 
 
@@ -290,16 +267,6 @@ def verdict_of(found: Ratio, allowed: float) -> str:
     if found.low > 1.0 + allowed:
         return FAIL
     return PASS if found.high < 1.0 + allowed and found.smallest_detectable <= allowed else INCONCLUSIVE
-
-
-def _undecided(found: Ratio, allowed: float) -> str:
-    """Why an interval does not decide."""
-    if found.smallest_detectable > allowed:
-        return (
-            f"no slow-down below {percent(found.smallest_detectable)} shows here now, and {percent(allowed)} is what is"
-            " allowed: it takes more blocks or a quieter machine"
-        )
-    return "what is allowed lies within the interval: it takes more blocks"
 
 
 def _checked(side: Side) -> Side:

@@ -26,11 +26,8 @@ PATIENCE, LEAST_LIMIT_S = 20.0, 60.0
 
 @dataclass(frozen=True)
 class Side:
-    """One version of a model: a checkout and the target in it, as on the command line from there.
-
-    ``options``: ``mode``, ``batch``, ``seq``, ``input_specs``, ``dtype``, ``autocast``, ``optimizer``, as for
-    :func:`memwall.profile`.
-    """
+    """One version of a model: a checkout, and the target in it as seen from there. ``options``: ``mode``, ``batch``,
+    ``seq``, ``input_specs``, ``dtype``, ``autocast``, ``optimizer``, as for :func:`memwall.profile`."""
 
     folder: Path
     target: str
@@ -64,7 +61,7 @@ class Round:
 
 
 class Launch:
-    """Both sides in fresh processes, warm. Use it in a ``with``: they are stopped at its end.
+    """Both sides in fresh processes, warm, until :meth:`stop`.
 
     Raises:
         UsageError: a side does not run.
@@ -75,32 +72,21 @@ class Launch:
         self._sides: dict[str, Child] = {}
         try:
             for name, side, other in (("base", base, head), ("head", head, base)):
-                self._start(name, kind, side)
+                self._sides[name] = _started(name, kind, side)
                 self._sides[name].send("build", kind, side, other.folder, seed)
             for name in self._sides:
                 self._answer(name, START_LIMIT_S)
-            warm = {name: self._ask(name, START_LIMIT_S, "warm_up") for name in self._sides}
+            warm = {name: self._answer(name, START_LIMIT_S, "warm_up") for name in self._sides}
         except BaseException:
             self.stop()
             raise
         self.environment: Mapping[str, Any] = warm["base"][0]
         self._step_s: dict[str, float] = {name: step_s for name, (_, step_s) in warm.items()}
 
-    def __enter__(self) -> Launch:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
-
     def stop(self) -> None:
         """End both processes."""
         for side in self._sides.values():
             side.stop()
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Both processes."""
-        return tuple(side.pid for side in self._sides.values())
 
     @property
     def round_s(self) -> float:
@@ -116,26 +102,15 @@ class Launch:
         """
         limit_s = LEAST_LIMIT_S + PATIENCE * self.round_s
         order = ("head", "base") if head_first else ("base", "head")
-        return Round(**{name: self._ask(name, limit_s, "block", self._steps(name)) for name in order})
+        return Round(**{name: self._answer(name, limit_s, "block", self._steps(name)) for name in order})
 
     def _steps(self, name: str) -> int:
         return max(1, min(math.ceil(BLOCK_S / self._step_s[name]), MOST_STEPS))
 
-    def _start(self, name: str, kind: str, side: Side) -> None:
-        # both sides hash alike, so that sets and dicts of names lie alike
-        environment = {**timing_environment(kind), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
-        try:
-            self._sides[name] = Child(
-                "memwall.bench.ab.worker:Worker", environment, folder=side.folder, own_path=True
-            )  # fmt: skip
-        except OSError as error:
-            raise UsageError(f"the {name} cannot be started in its folder: {error.strerror}") from None
-
-    def _ask(self, name: str, limit_s: float, *question: Any) -> Any:
-        self._sides[name].send(*question)
-        return self._answer(name, limit_s)
-
-    def _answer(self, name: str, limit_s: float) -> Any:
+    def _answer(self, name: str, limit_s: float, *question: Any) -> Any:
+        """A side's answer to a question, or to the one that was sent before."""
+        if question:
+            self._sides[name].send(*question)
         try:
             return self._sides[name].receive(limit_s)
         except Lost as lost:
@@ -144,3 +119,12 @@ class Launch:
             raise
         except MemwallError as error:
             raise UsageError(f"the {name}: {error}") from None
+
+
+def _started(name: str, kind: str, side: Side) -> Child:
+    # both sides hash alike, so that sets and dicts of names lie alike
+    environment = {**timing_environment(kind), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
+    try:
+        return Child("memwall.bench.ab.worker:Worker", environment, folder=side.folder, own_path=True)
+    except OSError as error:
+        raise UsageError(f"the {name} cannot be started in its folder: {error.strerror}") from None

@@ -59,20 +59,18 @@ class Worker:
         while True:
             step_s = statistics.median(self.device.steps(self._step, steps)[0])
             if abs(step_s - before_s) <= AGREE * step_s or time.monotonic() - began > LONGEST_WARM_UP_S:
-                return self._describe(), step_s
+                break
             before_s, steps = step_s, max(1, min(int(SPAN_S / step_s), MOST_STEPS))
+        about = self.device.describe()
+        if self.device.kind == "cpu":
+            about = {"device": about["device"], "cores": os.cpu_count(), "threads": about["threads"], **versions()}
+        return about, step_s
 
     def block(self, steps: int) -> Block:
         """Time a block while watching the machine."""
         before = read_counters()
         samples, flags = self.device.steps(self._step, steps)
         return Block(statistics.median(samples), before.usage(read_counters(), flags))
-
-    def _describe(self) -> dict[str, Any]:
-        about = self.device.describe()
-        if self.device.kind != "cpu":
-            return about
-        return {"device": about["device"], "cores": os.cpu_count(), "threads": about["threads"], **versions()}
 
 
 def _module_options(target: str, options: Mapping[str, Any]) -> Any:

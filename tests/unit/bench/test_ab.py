@@ -299,10 +299,13 @@ def test_each_side_runs_its_own_code(tmp_path, monkeypatch):
     editable install would, and a package named memwall lies in both."""
     base, head = checkout(tmp_path / "base", 64), checkout(tmp_path / "head", 512)
     monkeypatch.setenv("PYTHONPATH", str(head.folder))
-    with Launch(base, head, "cpu", 0) as launch:
-        pids = launch.pids
+    launch = Launch(base, head, "cpu", 0)
+    pids = [side.pid for side in launch._sides.values()]
+    try:
         rounds = [launch.round(head_first=first) for first in (False, True)]
         assert launch.environment["threads"] == 1
+    finally:
+        launch.stop()
     assert all(r.log_ratio > math.log(2) for r in rounds)
     assert all(r.usage.wall_s > 0.05 and r.base.usage.capacity_s > 0 for r in rounds)
     assert not any(is_alive(pid) for pid in pids)
