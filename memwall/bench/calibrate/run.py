@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memwall.bench.calibrate.cuda_spec import cuda_spec
-from memwall.bench.calibrate.sampling import WIDE, Quantity
+from memwall.bench.calibrate.sampling import WIDE, Benchmark, Quantity, measure
 from memwall.bench.calibrate.spec import cpu_spec
-from memwall.bench.clock import timing_environment
-from memwall.bench.device import DEVICES
+from memwall.bench.clock import Clocks, open_device, timing_environment
+from memwall.bench.device import DEVICES, Device
+from memwall.bench.machine import cache_bytes
 from memwall.core.errors import MemwallError, MissingError, UsageError
 from memwall.core.files import cache_folder
 from memwall.core.process import Child, Lost
 
-#: samples of each benchmark
-ROUNDS = 15
 #: seconds after which the process that measures is given up
 LIMIT_S = 600.0
+#: elements of an array in a CUDA device's DRAM: 1 GiB of float32, less on a small device
+ARRAY_ELEMENTS = 1 << 28
+#: kernels of one CUDA graph, for the launch latency and for the slow sizes
+TINY, FEW = 200, 4
 
 
 @dataclass(frozen=True)
@@ -37,18 +41,14 @@ class Calibration:
 
 
 def default_spec_path(device: str = "cpu") -> Path:
-    """The path of the spec of this machine's device (:func:`memwall.core.files.cache_folder`)."""
+    """The path of the spec of this machine's device."""
     return cache_folder() / f"{device}.toml"
 
 
 def calibrate(
-    device: str = "cpu",
-    *,
-    threads: int = 1,
-    rounds: int = ROUNDS,
-    accept_busy: bool = False,
-    progress: Callable[[str], None] | None = None,
-) -> Calibration:
+    device: str = "cpu", *, threads: int = 1, rounds: int = 15, accept_busy: bool = False,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Calibration:  # fmt: skip
     """Measure this machine's ceilings, some 20 s.
 
     Args:
@@ -63,7 +63,7 @@ def calibrate(
     """
     if device not in DEVICES:
         raise UsageError(f"no device {device!r}; there is {' and '.join(DEVICES)}")
-    (progress or (lambda message: None))(f"measuring this machine's {device}, {rounds} rounds")
+    progress(f"measuring this machine's {device}, {rounds} rounds")
     job = {"device": device, "threads": threads, "rounds": rounds, "accept_busy": accept_busy}
     answer = _ask(job)
     quantities = {quantity.name: quantity for quantity in answer["quantities"]}
@@ -91,12 +91,77 @@ def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
         child.stop()
 
 
+# -- in the process that measures --------------------------------------------------------------------------------------
+
+
 def measure_here(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The quantities of a device; in the process that measures."""
+    """What a spec says of a device, and its quantities.
+
+    Raises:
+        Busy: other processes ran.
+        MissingError: there is no CUDA device.
+    """
+    import torch
+
+    from memwall.bench.calibrate.benchmarks import cpu_benchmarks
+
     if job["device"] == "cuda":
-        from memwall.bench.calibrate.cuda import measure_cuda
+        return _measure_cuda(job["rounds"])
+    torch.set_num_threads(job["threads"])
+    torch.manual_seed(0)
+    caches = cache_bytes()
+    with torch.no_grad():
+        found = measure(cpu_benchmarks(caches), job["rounds"], accept_busy=job["accept_busy"])
+    isa = torch.backends.cpu.get_cpu_capability()
+    return {"torch": torch.__version__, "isa": isa, "cache_bytes": caches, "quantities": list(found.values())}
 
-        return measure_cuda(job["rounds"])
-    from memwall.bench.calibrate.cpu import measure_cpu
 
-    return measure_cpu(job["rounds"], job["threads"], job["accept_busy"])
+def _measure_cuda(rounds: int) -> dict[str, Any]:
+    """Bandwidths, products of each dtype, launch latency, the CPU's time per op."""
+    import torch
+
+    from memwall.bench.calibrate.benchmarks import cuda_products, memory
+
+    if not torch.cuda.is_available():
+        raise MissingError("there is no CUDA device that torch can use here")
+    device = open_device("cuda")
+    count = min(ARRAY_ELEMENTS, torch.cuda.mem_get_info()[0] // 4 // 8)
+    found = [_quantity(device, bench, FEW, rounds) for bench in memory(count, "cuda")]
+    for bench in cuda_products():
+        try:
+            found.append(_quantity(device, bench, FEW, rounds))
+        except RuntimeError:  # this device or build has no such product
+            continue
+    x, y, z = (torch.ones(1, device="cuda") for _ in range(3))
+    add = Benchmark("launch", 1, lambda: torch.add(x, y, out=z))
+    found.append(_quantity(device, add, TINY, rounds))
+    samples = []
+    for _ in range(rounds):
+        device.wait()
+        samples.append(Clocks().time(add.run, TINY)[0] / TINY)
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "torch": torch.__version__, "name": torch.cuda.get_device_name(), "dram_bytes": properties.total_memory,
+        "sm_count": properties.multi_processor_count,
+        "compute_capability": "{}.{}".format(*torch.cuda.get_device_capability()),
+        "quantities": [*found, Quantity.of("dispatch", 1, samples, 0)],
+    }  # fmt: skip
+
+
+def _quantity(device: Device, bench: Benchmark, calls: int, rounds: int) -> Quantity:
+    """Seconds per call of a graph that holds ``calls`` of them, replayed between events (:mod:`memwall.bench.cuda`), so
+    that the CPU's time per launch is no part of the figure.
+
+    Raises:
+        RuntimeError: the device has no such kernel, or cannot capture it.
+    """
+
+    def repeated() -> None:
+        for _ in range(calls):
+            bench.run()
+
+    ready = device.ready(repeated)
+    if ready.note:  # plain launches would count the CPU's time
+        raise RuntimeError(ready.note)
+    samples, _ = device.samples(ready, rounds, math.inf)
+    return Quantity.of(bench.name, bench.work, [seconds / calls for seconds in samples], 0)

@@ -8,12 +8,12 @@ benchmarks take turns, so that a disturbance affects each of them once rather th
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memwall.bench.clock import Clocks
-from memwall.bench.sensors import LEAST_SHARE
+from memwall.bench.device import LEAST_SHARE
 from memwall.bench.stats import spread
 from memwall.core.errors import MissingError
 
@@ -84,14 +84,6 @@ def measure(
         if accept_busy or others <= MOST_OTHERS:
             for name, seconds in taken.items():
                 good[name] += [] if seconds is None else [seconds]
-    _check(good, rounds)
-    return {
-        bench.name: Quantity.of(bench.name, bench.work, good[bench.name], rounds - len(good[bench.name]))
-        for bench in benchmarks
-    }
-
-
-def _check(good: Mapping[str, Sequence[float]], rounds: int) -> None:
     short = [name for name, samples in good.items() if len(samples) < min(LEAST_SAMPLES, rounds)]
     if short:
         named = ", ".join(short[:3]) + (f" and {len(short) - 3} more" if len(short) > 3 else "")
@@ -99,6 +91,7 @@ def _check(good: Mapping[str, Sequence[float]], rounds: int) -> None:
             f"this machine is too busy to be measured: fewer than {LEAST_SAMPLES} of {rounds} samples were undisturbed"
             f" of {named}; stop what else runs, or accept rough figures with --accept-busy"
         )
+    return {b.name: Quantity.of(b.name, b.work, good[b.name], rounds - len(good[b.name])) for b in benchmarks}
 
 
 def _calls(bench: Benchmark, clocks: Clocks) -> int:

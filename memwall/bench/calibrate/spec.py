@@ -3,9 +3,8 @@ any spec: lines ``key = value  # how it was measured``, aligned within a table."
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from memwall.bench.calibrate.sampling import WIDE, Quantity
 from memwall.bench.machine import cpu_name, memory_bytes, vendor_name
@@ -17,8 +16,7 @@ _FLOAT32 = ("product.float32", "linear.float32", "peak.float32", "pointwise_conv
 _DRAM = ("dram.copy", "dram.triad", "dram.read", "dram.in_place")
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """``key = value  # comment``; the value is TOML already."""
 
     key: str
@@ -38,7 +36,16 @@ def _table(name: str, lines: Sequence[Line]) -> str:
     return "\n".join(([f"[{name}]"] if name else []) + body) + "\n"
 
 
-def quoted(text: str) -> str:
+def head(name: str, title: str, how: str, vendor: str, architecture: str, *more: Line) -> list[Line]:
+    """The unnamed table: what was measured, and how."""
+    return [
+        Line("schema", '"memwall.gpu/1"'), Line("name", _quoted(name)), Line("full_name", _quoted(title), how),
+        Line("vendor", _quoted(vendor)), Line("architecture", _quoted(architecture)),
+        *(Line(line.key, _quoted(line.value)) for line in more), Line("calibration", '"measured"'),
+    ]  # fmt: skip
+
+
+def _quoted(text: str) -> str:
     """A TOML string, without characters that it cannot contain."""
     return '"' + "".join(char for char in text if char.isprintable() and char not in '"\\') + '"'
 
@@ -46,6 +53,11 @@ def quoted(text: str) -> str:
 def number(value: float) -> str:
     """Four digits."""
     return f"{value:.3e}"
+
+
+def fraction(reached: float) -> str:
+    """A fraction of a peak; one of a datasheet that is exceeded is another GPU's."""
+    return f"{min(reached, 1.0):.4f}"
 
 
 def note(quantity: Quantity, what: str) -> str:
@@ -66,18 +78,21 @@ def cpu_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job:
     low = [dtype for dtype in ("bfloat16", "float16", "int8") if f"product.{dtype}" in quantities]
     linear = "linear layer of 256 x 1024 x 1024 with its bias over the peak"
     own_rate = "the peak is a product's own rate"
+    busy = "; other processes ran meanwhile (--accept-busy)" if job["accept_busy"] else ""
+    title = f"{cpu_name()} ({threads} thread{'s' if job['threads'] > 1 else ''})"
+    how = f"memwall calibrate, torch {answer['torch']}, {answer['isa']}{busy}"
     return document({
-        "": _head(answer, job),
+        "": [*head("cpu", title, how, vendor_name(), "cpu"), Line("aliases", "[]")],
         "compute": [Line("sm_count", threads, "threads that a kernel uses")],
         "peak_flop_per_s.tensor": [rates.peak(dtype, f"product.{dtype}") for dtype in low],
         "peak_flop_per_s.vector": [rates.peak("float32", float32), rates.peak("float64", "product.float64")],
         "memory": [
             rates.line("dram_bytes_per_s", dram, f"{dram}, the fastest of four"),
             Line("dram_bytes", str(memory_bytes()), "as the system states it"),
-            *(_last_cache(rates, caches) if caches else ()),
+            *(rates.last_cache(caches) if caches else ()),
         ],
         "host": [
-            Line("launch_overhead_s", f"{rates.call_s:.3e}", note(quantities["call"], "add of one element")),
+            Line("launch_overhead_s", number(rates.call_s), note(quantities["call"], "add of one element")),
             Line("dispatch_s", "0", "a CPU runs an op when it is called: the line above has it all"),
         ],
         "achievable": [rates.fraction("dram", "dram.triad", dram, "triad over the fastest")],
@@ -99,27 +114,6 @@ def cpu_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job:
     })  # fmt: skip
 
 
-def _head(answer: Mapping[str, Any], job: Mapping[str, Any]) -> list[Line]:
-    threads = job["threads"]
-    name = f"{cpu_name()} ({threads} thread{'s' if threads > 1 else ''})"
-    busy = "; other processes ran meanwhile (--accept-busy)" if job["accept_busy"] else ""
-    return [
-        Line("schema", '"memwall.gpu/1"'), Line("name", '"cpu"'),
-        Line("full_name", quoted(name), f"memwall calibrate, torch {answer['torch']}, {answer['isa']}{busy}"),
-        Line("vendor", quoted(vendor_name())), Line("architecture", '"cpu"'), Line("calibration", '"measured"'),
-        Line("aliases", "[]"),
-    ]  # fmt: skip
-
-
-def _last_cache(rates: _Rates, caches: Mapping[str, int]) -> list[Line]:
-    last = list(caches)[-1]
-    inner = rates.best([name for name in rates.quantities if name.endswith((".triad", ".in_place"))])
-    return [
-        Line("l2_bytes", str(caches[last]), f"{last}, the last cache, as the system states it"),
-        rates.line("l2_bytes_per_s", inner, f"{inner}, the fastest cache"),
-    ]
-
-
 class _Rates:
     """Work per second of each kernel, without its call."""
 
@@ -132,7 +126,7 @@ class _Rates:
         quantity = self.quantities[name]
         return quantity.work / max(quantity.seconds - self.call_s, quantity.seconds / 2)
 
-    def best(self, names: Sequence[str]) -> str:
+    def best(self, names: Iterable[str]) -> str:
         """The fastest of those that were measured."""
         return max((name for name in names if name in self.quantities), key=self.__getitem__)
 
@@ -146,13 +140,21 @@ class _Rates:
 
     def peak(self, dtype: str, name: str) -> Line:
         """The highest rate of a dtype."""
-        return self.line(
-            dtype, name, f"{name.partition('.')[0].replace('_', ' ')}, the highest rate of {dtype} seen here"
-        )
+        kernel = name.partition(".")[0].replace("_", " ")
+        return self.line(dtype, name, f"{kernel}, the highest rate of {dtype} seen here")
 
     def fraction(self, key: str, name: str, peak: str, what: str) -> Line:
         """How much of a peak is reached."""
-        return Line(key, f"{min(self[name] / self[peak], 1.0):.4f}", note(self.quantities[name], what))
+        return Line(key, fraction(self[name] / self[peak]), note(self.quantities[name], what))
+
+    def last_cache(self, caches: Mapping[str, int]) -> list[Line]:
+        """The size of the last cache, and the rate of the fastest."""
+        last = list(caches)[-1]
+        inner = self.best(name for name in self.quantities if name.endswith((".triad", ".in_place")))
+        return [
+            Line("l2_bytes", str(caches[last]), f"{last}, the last cache, as the system states it"),
+            self.line("l2_bytes_per_s", inner, f"{inner}, the fastest cache"),
+        ]
 
     def exposed_traffic(self) -> Line:
         """The fraction of a weight's DRAM time that a linear layer does not hide."""

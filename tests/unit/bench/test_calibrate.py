@@ -233,7 +233,7 @@ def test_a_known_board_keeps_its_datasheet_and_gets_fractions(as_measured):
 
 
 def predicted_s(gpu, name, work):
-    """What is modeled for a benchmark of :mod:`memwall.bench.calibrate.cuda`, as traced there: aten ops on whole
+    """What is modeled for a benchmark of :mod:`memwall.bench.calibrate.benchmarks`, as traced there: aten ops on whole
     tensors."""
     kind, _, what = name.partition(".")
     if kind == "product":
@@ -307,11 +307,11 @@ def test_of_an_unknown_board_the_measured_rates_are_the_peaks(as_measured):
 
 def test_there_is_a_benchmark_for_every_rate():
     torch = pytest.importorskip("torch")
-    from memwall.bench.calibrate import cpu as benchmarks
+    from memwall.bench.calibrate import benchmarks
 
     with torch.no_grad():
-        kernels = {bench.name: bench for bench in benchmarks.kernels(torch)}
-        products = {bench.name: bench for bench in benchmarks.contractions(torch)}
+        kernels = {bench.name: bench for bench in benchmarks.kernels()}
+        products = {bench.name: bench for bench in benchmarks.contractions()}
         assert set(kernels) == set(KERNELS)
         assert set(products) == {*PRODUCTS, "peak.float32"}
         for bench in kernels.values():
@@ -326,17 +326,17 @@ def test_the_work_of_products_is_what_torch_counts():
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    from memwall.bench.calibrate import cpu as benchmarks
+    from memwall.bench.calibrate import benchmarks
 
     small = {"l2": 1 << 18, "l3": 1 << 20}
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # torch does not count the CPU's fused attention
-        for bench in [*benchmarks.contractions(torch), *benchmarks.products(torch)]:
+        for bench in [*benchmarks.contractions(), *benchmarks.products()]:
             if bench.name == "product.int8":
                 continue  # torch counts no integer product
             with FlopCounterMode(display=False) as counter:
                 bench.run()
             assert counter.get_total_flops() == bench.work, bench.name
-        for bench in benchmarks.traffic(torch, small):
+        for bench in benchmarks.traffic(small):
             with FlopCounterMode(display=False) as counter:
                 bench.run()
             weight_bytes = counter.get_total_flops() / 2 / benchmarks.COLD_ROWS * 4
@@ -345,13 +345,13 @@ def test_the_work_of_products_is_what_torch_counts():
 
 def test_cold_weights_do_not_fit_the_last_cache():
     torch = pytest.importorskip("torch")
-    from memwall.bench.calibrate import cpu as benchmarks
+    from memwall.bench.calibrate import benchmarks
 
     seen = []
     kept = torch.nn.functional.linear
     try:
         torch.nn.functional.linear = lambda x, weight: seen.append(weight)
-        cached, dram = benchmarks.traffic(torch, {"l3": 1 << 22})
+        cached, dram = benchmarks.traffic({"l3": 1 << 22})
         for _ in range(20):
             dram.run()
         cold = {weight.data_ptr(): weight.nbytes for weight in seen}
