@@ -2,7 +2,7 @@
 
 ``kernels/`` measures a profile's kernels and steps next to modeled times; ``ab/`` times two checkouts of a model in
 turns; ``calibrate/`` writes a hardware spec of this machine. All use the same parts: ``clock`` (how a call is timed;
-``cuda`` on a GPU), ``machine`` and ``sensors`` (was the machine quiet, how hot, how fast), ``stats`` (samples → median,
+``cuda`` on a GPU), ``device`` (its interface and sensors), ``machine`` (was it quiet), ``stats`` (samples → median,
 interval, ratio), and :mod:`memwall.core.process` for the processes in which everything runs. A user's model never runs
 in the calling process. Start reading at ``kernels/run.py``.
 """

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from memwall.bench.device import DEVICES, Call, Device, Ready, versions
+from memwall.bench.device import DEVICES, LEAST_SHARE, Call, Device, Ready, Sensing, cpu_load, merged, versions
 from memwall.bench.machine import available_bytes, cache_bytes, cpu_name, machine_busy_s
-from memwall.bench.sensors import LEAST_SHARE, CpuLoad, Sensing, merged
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.process import environment
 from memwall.record.measurement import Sensors
@@ -57,7 +56,7 @@ class Clocks:
 
 
 def open_device(kind: str) -> Device:
-    """This machine's device of a kind (``cpu`` or ``cuda``).
+    """This machine's device of a kind.
 
     Raises:
         UsageError: there is no such kind.
@@ -82,13 +81,12 @@ class Cpu:
     kind = "cpu"
     torch_device = "cpu"
 
-    def __init__(self, sensing: Sensing | None = None, clocks: Clocks | None = None) -> None:
+    def __init__(self, sensing: Sensing = cpu_load, clocks: Clocks | None = None) -> None:
         import torch
 
         self._torch = torch
         torch.set_num_threads(1)
-        self._sensing = sensing or CpuLoad()
-        self._clocks = clocks or Clocks()
+        self._sensing, self._clocks = sensing, clocks or Clocks()
         self._cache_bytes = max(cache_bytes().values(), default=DEFAULT_CACHE_BYTES)
         self._cache = torch.ones(2 * self._cache_bytes // 4)
         self._one = torch.ones(1)
@@ -113,12 +111,11 @@ class Cpu:
                 good.append(wall_s)
             else:
                 contended.append((share, wall_s))
-        sensors = self._sensing.read()
+        sensors = self._sensing()
         if good:
             return good, sensors
-        contended.sort(reverse=True)
-        flag = f"contended: no repetition had {LEAST_SHARE:.0%} of a core"
-        return [wall_s for _, wall_s in contended[:count]], merged((sensors, Sensors(flags=(flag,))))
+        flagged = Sensors(flags=(f"contended: no repetition had {LEAST_SHARE:.0%} of a core",))
+        return [wall_s for _, wall_s in sorted(contended, reverse=True)[:count]], merged((sensors, flagged))
 
     def steps(self, step: Call, count: int) -> tuple[list[float], tuple[str, ...]]:
         self._torch.set_num_threads(1)  # the model's file may have asked for others

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memwall.bench.device import Call, Ready, versions
-from memwall.bench.sensors import merged, open_nvml
+from memwall.bench.device import Call, Ready, merged, open_nvml, versions
 from memwall.record.measurement import Sensors
 
 #: the buffer that clears L2 is at least this large: reading it takes longer than it takes the CPU to queue a sample
@@ -67,7 +66,8 @@ class Cuda:
                 held = call()
         except RuntimeError as error:
             self._torch.cuda.synchronize()  # raises what has broken the device rather than the capture
-            return Ready(call, restore, f"no CUDA graph, plain launches: {_first_line(error)}", refused=True)
+            said = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+            return Ready(call, restore, f"no CUDA graph, plain launches: {said}", refused=True)
         return Ready(graph.replay, restore, held=held)
 
     def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]:
@@ -82,7 +82,7 @@ class Cuda:
         while len(samples) < count and (not samples or time.monotonic() < deadline):
             fit = int((deadline - time.monotonic()) / each_s) if each_s else count
             pairs = [self._queue(ready) for _ in range(max(1, min(QUEUED, count - len(samples), fit)))]
-            readings.append(self._sensing.read())
+            readings.append(self._sensing())
             self._torch.cuda.synchronize()
             samples += [start.elapsed_time(end) / 1e3 for start, end in pairs]
         return samples, merged(readings)
@@ -102,11 +102,17 @@ class Cuda:
         return start, end
 
     def describe(self) -> dict[str, Any]:
-        properties = self._properties
+        properties, driver = self._properties, None
+        with contextlib.suppress(Exception):  # no NVML: the record goes without the driver's version
+            import pynvml
+
+            pynvml.nvmlInit()
+            version = pynvml.nvmlSystemGetDriverVersion()
+            driver = version.decode() if isinstance(version, bytes) else str(version)
         return {
             "device": properties.name, "bus_id": self._bus_id, "sm_count": properties.multi_processor_count,
             "memory_bytes": properties.total_memory, "cache_bytes": self._l2_bytes, **versions(),
-            "cuda": self._torch.version.cuda, "driver": _driver(), "tf32": False,
+            "cuda": self._torch.version.cuda, "driver": driver, "tf32": False,
             "note": "L2 cleared before each sample",
         }  # fmt: skip
 
@@ -129,20 +135,6 @@ def _bus_id(properties: Any) -> str | None:
         return f"{properties.pci_domain_id:08X}:{properties.pci_bus_id:02X}:{properties.pci_device_id:02X}.0"
     except AttributeError:
         return None
-
-
-def _driver() -> str | None:
-    with contextlib.suppress(Exception):  # no NVML: the record goes without the driver's version
-        import pynvml
-
-        pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
-        return version.decode() if isinstance(version, bytes) else str(version)
-    return None
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 # -- what a kernel copies to the device while a graph of it is captured ------------------------------------------------

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from memwall.bench.sensors import LEAST_SHARE, in_doubt
+from memwall.bench.device import LEAST_SHARE, in_doubt
 from memwall.core.units import percent
 
 #: share of a round that this thread may be ready without a core
@@ -38,13 +38,11 @@ UNKNOWN = "unknown"
 class Usage:
     """How a span of time was used; spans add up."""
 
-    #: seconds that passed
+    #: seconds and core-seconds that passed
     wall_s: float = 0.0
-    #: core-seconds that passed
     capacity_s: float = 0.0
-    #: CPU seconds of other processes
+    #: CPU seconds of other processes, and those stolen by the hypervisor
     others_s: float = 0.0
-    #: CPU seconds stolen by the hypervisor
     stolen_s: float = 0.0
     #: seconds that this thread was ready without a core
     waited_s: float = 0.0
@@ -105,44 +103,37 @@ class Counters:
 
     def usage(self, end: Counters, flags: tuple[str, ...] = ()) -> Usage:
         """What happened between this moment and a later one."""
-        wall_s, own_s = end.wall_s - self.wall_s, end.own_s - self.own_s
+        wall_s, own_s, others_s = end.wall_s - self.wall_s, end.own_s - self.own_s, 0.0
         if self.busy_s is None or end.busy_s is None:
-            others_s = 0.0
             flags = (*flags, f"{UNKNOWN}: this system does not say what other processes use (no /proc/stat)")
         else:
             others_s = end.busy_s - self.busy_s - own_s
-        return Usage(
-            wall_s=wall_s,
-            capacity_s=wall_s * end.cores,
-            others_s=others_s,
-            stolen_s=(end.stolen_s or 0.0) - (self.stolen_s or 0.0),
-            waited_s=self._waited_s(end) + end.held_s - self.held_s,
-            throttles=end.throttles - self.throttles,
-            flags=flags,
-        )
-
-    def _waited_s(self, end: Counters) -> float:
-        """As the scheduler counts it; else the time that this thread did not run."""
         if not end.ran_s or end.queued_s is None or self.queued_s is None:
-            return max(end.wall_s - self.wall_s - (end.own_s - self.own_s), 0.0)
-        return end.queued_s - self.queued_s
+            waited_s = max(wall_s - own_s, 0.0)  # the scheduler does not say: the time that this thread did not run
+        else:
+            waited_s = end.queued_s - self.queued_s
+        return Usage(
+            wall_s, wall_s * end.cores, others_s, (end.stolen_s or 0.0) - (self.stolen_s or 0.0),
+            waited_s + end.held_s - self.held_s, end.throttles - self.throttles, flags,
+        )  # fmt: skip
 
 
 def read_counters(root: Path = Path("/"), clock: Callable[[], float] = time.perf_counter) -> Counters:
     """The counters of this machine and this process now. ``root`` holds ``proc`` and ``sys``."""
-    busy_s, stolen_s = _machine_time(root / "proc/stat")
-    ran_s, queued_s = _thread_time(root / "proc/self/schedstat")
+    held_s, throttles, ran_s, queued_s = 0.0, 0, None, None
+    with contextlib.suppress(OSError, ValueError):
+        ran, queued, _ = _text(root / "proc/self/schedstat").split()  # ns of the main thread
+        ran_s, queued_s = int(ran) / 1e9, int(queued) / 1e9
+    with contextlib.suppress(OSError, ValueError):
+        found = re.search(r"^throttled_usec (\d+)$", _text(root / "sys/fs/cgroup/cpu.stat"), re.MULTILINE)
+        held_s = int(found[1]) / 1e6 if found else 0.0
+    for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/*_throttle_count"):
+        with contextlib.suppress(OSError, ValueError):
+            throttles += int(_text(path))
+    busy = _machine_time(root / "proc/stat")
     return Counters(
-        wall_s=clock(),
-        own_s=time.process_time(),
-        cores=os.cpu_count() or 1,
-        busy_s=busy_s,
-        stolen_s=stolen_s,
-        ran_s=ran_s,
-        queued_s=queued_s,
-        held_s=_held_s(root / "sys/fs/cgroup/cpu.stat"),
-        throttles=_throttles(root / "sys/devices/system/cpu"),
-    )
+        clock(), time.process_time(), os.cpu_count() or 1, *busy, ran_s, queued_s, held_s, throttles
+    )  # fmt: skip
 
 
 def machine_busy_s(stat: Path = Path("/proc/stat")) -> float:
@@ -162,28 +153,8 @@ def _machine_time(path: Path) -> tuple[float | None, float | None]:
     return None, None
 
 
-def _thread_time(path: Path) -> tuple[float | None, float | None]:
-    """Nanoseconds that the main thread ran, and waited."""
-    with contextlib.suppress(OSError, ValueError):
-        ran, queued, _ = path.read_text(encoding="ascii").split()
-        return int(ran) / 1e9, int(queued) / 1e9
-    return None, None
-
-
-def _held_s(path: Path) -> float:
-    with contextlib.suppress(OSError, ValueError):
-        for line in path.read_text(encoding="ascii").splitlines():
-            if line.startswith("throttled_usec "):
-                return int(line.split()[1]) / 1e6
-    return 0.0
-
-
-def _throttles(folder: Path) -> int:
-    count = 0
-    for path in folder.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"):
-        with contextlib.suppress(OSError, ValueError):
-            count += int(path.read_text(encoding="ascii"))
-    return count
+def _text(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip()
 
 
 # -- the processor -----------------------------------------------------------------------------------------------------
@@ -201,24 +172,20 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def vendor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Who made it."""
-    name = cpu_name(cpuinfo)
-    return next((vendor for vendor in ("AMD", "Intel", "Apple") if vendor.lower() in name.lower()), "CPU")
+    """Who made the processor."""
+    name = cpu_name(cpuinfo).lower()
+    return next((vendor for vendor in ("AMD", "Intel", "Apple") if vendor.lower() in name), "CPU")
 
 
 def cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, int]:
     """Bytes of the caches that hold data, as one core sees them, by name: l1, l2, l3."""
     sizes = {}
     for index in sorted(folder.glob("index*")):
-        try:
-            level, kind, size = (
-                (index / name).read_text(encoding="ascii").strip() for name in ("level", "type", "size")
-            )
-        except OSError:
-            continue
-        known = re.fullmatch(r"(\d+)([KMG]?)", size)
-        if kind != "Instruction" and known:
-            sizes[f"l{level}"] = int(known[1]) * _UNITS[known[2]]
+        with contextlib.suppress(OSError):
+            level, kind, size = (_text(index / name) for name in ("level", "type", "size"))
+            known = re.fullmatch(r"(\d+)([KMG]?)", size)
+            if kind != "Instruction" and known:
+                sizes[f"l{level}"] = int(known[1]) * _UNITS[known[2]]
     return {name: sizes[name] for name in ("l1", "l2", "l3") if name in sizes}
 
 

@@ -130,8 +130,8 @@ class _Partial:
 def _doubts(profile: Profile, messages: Messages) -> None:
     """What puts the result in doubt, loudly."""
     from memwall.analysis.validation import measurements
+    from memwall.bench.device import in_doubt
     from memwall.bench.kernels.benchmark_run import flags
-    from memwall.bench.sensors import in_doubt
 
     counted = flags(measurements(profile))
     for flag in in_doubt(counted):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memwall.bench.device import merged
 from memwall.bench.kernels.jobs import Job, Work
 from memwall.bench.kernels.workers import START_LIMIT_S, Copied, Ran, Run, Setup, Worker, WorkerPool
-from memwall.bench.sensors import merged
 from memwall.bench.stats import timing
 from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors, Timing
 

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memwall.bench.device import in_doubt
 from memwall.bench.kernels.benchmark_run import BUILD_LIMIT_S, BenchmarkRun, Limits, flags
 from memwall.bench.kernels.jobs import Work, plan_work
 from memwall.bench.kernels.workers import WorkerPool
-from memwall.bench.sensors import in_doubt
 from memwall.core.errors import MissingError, UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
 from memwall.record.measurement import EXECUTORS, Measurement

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from memwall.bench.device import in_doubt, merged, open_nvml, read_nvml
 from memwall.bench.machine import Counters, Usage, cache_bytes, cpu_name, machine_busy_s, read_counters, vendor_name
-from memwall.bench.sensors import Nvml, in_doubt, merged, open_nvml
 from memwall.record.measurement import Sensors
 from tests.unit.places import ROOT
 
@@ -144,10 +144,10 @@ class FakeNvml:
 
 
 def test_nvml_in_base_units_and_what_it_does_not_say_is_none():
-    found = Nvml(FakeNvml(), "handle", lambda: frozenset([7])).read()
+    found = read_nvml(FakeNvml(), "handle", lambda: frozenset([7]))
     assert (found.clock_hz, found.memory_clock_hz) == (1.98e9, 2.619e9)
     assert (found.power_w, found.temperature_c, found.flags) == (None, 41.0, ())
-    assert Nvml(FakeNvml(power=350_000), "handle", frozenset).read().power_w == 350.0
+    assert read_nvml(FakeNvml(power=350_000), "handle", frozenset).power_w == 350.0
 
 
 @pytest.mark.parametrize(("reasons", "pids", "words"), [
@@ -159,7 +159,7 @@ def test_nvml_in_base_units_and_what_it_does_not_say_is_none():
     (0, [900, 901], ["1 other process"]),
 ])  # fmt: skip
 def test_flags_of_a_throttled_or_shared_board(reasons, pids, words):
-    flags = Nvml(FakeNvml(reasons, pids), "handle", lambda: frozenset([7])).read().flags
+    flags = read_nvml(FakeNvml(reasons, pids), "handle", lambda: frozenset([7])).flags
     assert len(flags) == len(words)
     assert all(word in flag for word, flag in zip(words, flags, strict=True))
     assert in_doubt(flags) == flags
@@ -173,13 +173,13 @@ def test_readings_are_merged():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a board to ask")
 def test_a_board_that_nobody_can_ask_says_so_and_is_not_in_doubt():
-    flags = open_nvml(None).read().flags
+    flags = open_nvml(None)().flags
     assert len(flags) == 1 and flags[0].startswith("unknown clocks: ")
     assert in_doubt(flags) == ()
 
 
 def test_the_workers_of_one_parent_are_a_family():
-    code = "from memwall.bench.sensors import family; import os; print(os.getpid(), *family()); input()"
+    code = "from memwall.bench.device import family; import os; print(os.getpid(), *family()); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     first, second = (subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2))
     own, *known = map(int, second.stdout.readline().split())

@@ -63,22 +63,13 @@ def nothing(*args):
     pass
 
 
-class Sensing:
-    def __init__(self, fake):
-        self.fake = fake
-
-    def read(self):
-        self.fake.stream.append("sensors")
-        return Sensors(clock_hz=1e9)
-
-
 def device(fake):
     """A device without its constructor, which asks the driver."""
     cuda = object.__new__(Cuda)
     cuda._torch = fake
     cuda._flush, cuda._drain = "larger than L2", "one number"
     fake.sum = lambda buffer, dim, out: fake.stream.append("flush")
-    cuda._sensing = Sensing(fake)
+    cuda._sensing = lambda: fake.stream.append("sensors") or Sensors(clock_hz=1e9)
     return cuda
 
 
@@ -118,7 +109,7 @@ def test_steps_are_launched_plainly_and_their_flags_kept():
     """As the whole model is run: nothing is captured. The warm-up and settling take 1 to 5 ms each, then it counts."""
     fake = FakeTorch()
     cuda = device(fake)
-    cuda._sensing = SimpleNamespace(read=lambda: Sensors(flags=("throttled: power cap",)))
+    cuda._sensing = lambda: Sensors(flags=("throttled: power cap",))
     samples, flags = cuda.steps(fake.call, 3)
     assert samples == pytest.approx([(WARM_UP + SETTLING + n) / 1e3 for n in (1, 2, 3)])
     assert flags == ("throttled: power cap",)
