@@ -50,6 +50,10 @@ print(json.dumps([times[0], statistics.median(times[1:]), len(plan.groups)]))
 """
 
 
+#: the state before the package was ordered into folders, and the workloads on which it is compared with this one
+BEFORE, COMPARED = "1f20135", ("llama3_70b", "llama3_8b", "bert_large")
+
+
 def run(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True
@@ -88,11 +92,17 @@ def main() -> None:
 Measured by `python benchmarks/speed_report.py` on {platform.machine()}, {os.cpu_count()} cores, Python
 {platform.python_version()}, torch {torch.__version__}. Medians; times depend on the machine, ratios hardly.
 
-Beside torch's FlopCounterMode, forward and backward, same model and meta tensors, one run, one thread
+Next to torch's FlopCounterMode, forward and backward, same model and meta tensors, one run, one thread
 (`python benchmarks/trace_speed.py`); memwall's side includes costs, the simulation of two GPUs of different
 generations (two traces where attention differs) and the memory peak:
 
 {run("benchmarks/trace_speed.py").strip()}
+
+Next to the state before the package was ordered into folders, training steps, seven runs of each state in turn
+(`python benchmarks/trace_speed.py --against {BEFORE} {" ".join(COMPARED)}`;
+goals: profile of the 70B step 1.0, simulation on one more GPU 0.5):
+
+{run("benchmarks/trace_speed.py", "--against", BEFORE, *COMPARED).strip()}
 
 Llama-3-405B (126 layers), training step with AdamW on two GPUs, in-process: {took:.1f} s for {ops:,} ops (goal 10 s),
 peak resident memory {peak / 2**20:.0f} MiB (goal 1,024).

@@ -8,8 +8,8 @@ the memory peak. Both are warmed up once on the same model; the medians of five 
 their ratio (memwall / counter). Standard output is Markdown.
 
 ``--against`` compares this state with that of a commit or tag, checked out for as long: the profile of a training step
-on an A100, and the simulation of that profile on an H100. Both states answer in turn; what is printed are the medians
-and the median of the paired ratios (this state / the other).
+on an A100, the simulation of that profile on an H100, and the saving and loading of its record. Both states answer in
+turn; what is printed are the medians and the median of the paired ratios (this state / the other).
 """
 
 from __future__ import annotations
@@ -59,9 +59,12 @@ def memwall_s(workload: object) -> float:
     return time.perf_counter() - start
 
 
-#: Answers each line of standard input with the seconds of one profile and of one simulation on another GPU.
+#: What is timed with ``--against``
+TIMED = "profile", "simulate on one more GPU", "save", "load"
+
+#: Answers each line of standard input with the seconds of all that is timed.
 ANSWER = """
-import gc, json, sys, time
+import gc, json, sys, tempfile, time
 import torch, memwall
 try:
     from memwall.simulate.schedule import PlanContext, simulate
@@ -69,6 +72,12 @@ except ImportError:
     from memwall.simulate import PlanContext, simulate
 torch.set_num_threads(1)
 gpu = memwall.load_gpu("h100-sxm")
+path = tempfile.mkdtemp() + "/record.json"
+def seconds(call, *arguments):
+    gc.collect()
+    start = time.perf_counter()
+    call(*arguments)
+    return time.perf_counter() - start
 for _ in sys.stdin:
     gc.collect()
     start = time.perf_counter()
@@ -80,12 +89,14 @@ for _ in sys.stdin:
     gc.disable()
     start = time.perf_counter()
     simulate(record.graph, plan, gpu, context=context)
-    print(json.dumps([profiled, time.perf_counter() - start]), flush=True)
+    simulated = time.perf_counter() - start
     gc.enable()
+    times = [profiled, simulated, seconds(record.save, path), seconds(memwall.Profile.load, path)]
+    print(json.dumps(times), flush=True)
 """
 
 
-def answers(roots: list[Path], name: str, runs: int) -> list[list[tuple[float, float]]]:
+def answers(roots: list[Path], name: str, runs: int) -> list[list[tuple[float, ...]]]:
     """For each run what each state answers, in turn; the first run warms up and does not count."""
     target = str(ROOT / "profiles" / name / "model.py")
     sides = [
@@ -117,7 +128,7 @@ def against(ref: str, names: list[str], runs: int) -> None:
             print(f"| model | what | {ref} (ms) | now (ms) | ratio |\n|---|---|---|---|---|")
             for name in names:
                 rows = answers([other, ROOT], name, runs)
-                for place, what in enumerate(("profile", "simulate")):
+                for place, what in enumerate(TIMED):
                     times = [(before[place], now[place]) for before, now in rows]
                     before, now = (statistics.median(side) * 1e3 for side in zip(*times, strict=True))
                     ratio = statistics.median(b / a for a, b in times)
