@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -181,16 +181,20 @@ def _make_check(hint: Any) -> Check:
         found: Check = arguments[1]
         return found
     if origin in (Union, UnionType):
-        inner = _check(next(argument for argument in arguments if argument is not NoneType))
+        inner = _check(_not_none(arguments))
         return lambda value: None if value is None else inner(value)
     if origin is tuple:
-        return _items(_check(arguments[0]))
+        return _counts if arguments[0] is int else _items(_check(arguments[0]))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _entries(getattr(arguments[0], "parse", str), _check(arguments[1]))
     return _object(hint)
 
 
 _check: Callable[[Any], Check] = cache(_make_check)
+
+
+def _not_none(arguments: tuple[Any, ...]) -> Any:
+    return next(argument for argument in arguments if argument is not NoneType)
 
 
 def _items(check: Check) -> Check:
@@ -205,16 +209,32 @@ def _items(check: Check) -> Check:
     return read_list
 
 
+_each_count = _items(count)
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    """A list of counts, most lists of a graph, in a loop without calls."""
+    if type(value) is list:
+        for item in value:
+            if type(item) is not int or not 0 <= item < _MOST:
+                break
+        else:
+            return tuple(value)
+    found: tuple[int, ...] = _each_count(value)
+    return found
+
+
 def _entries(parse: Callable[[str], Any], check: Check) -> Check:
     def read_mapping(value: Any) -> dict[Any, Any]:
         found = {}
-        for key, item in _OBJECT(value).items():
-            try:
+        key = ""
+        try:
+            for key, item in _OBJECT(value).items():
                 found[parse(key)] = check(item)
-            except BadRecord as error:
-                raise error.inside(f".{key[:40]}") from None
-            except ValueError as error:
-                raise BadRecord(f": {error}", f".{key[:40]}") from None
+        except BadRecord as error:
+            raise error.inside(f".{key[:40]}" if isinstance(value, dict) else "") from None
+        except ValueError as error:
+            raise BadRecord(f": {error}", f".{key[:40]}") from None
         return found
 
     return read_mapping
@@ -222,19 +242,22 @@ def _entries(parse: Callable[[str], Any], check: Check) -> Check:
 
 def _object(cls: type) -> Check:
     hints = get_type_hints(cls, include_extras=True)
-    rows = [(f.name, _key(f), _check(hints[f.name]), f.default is f.default_factory is MISSING) for f in fields(cls)]
+    rows = {_key(f): (f.name, _check(hints[f.name])) for f in fields(cls)}
+    required = {f.name: _key(f) for f in fields(cls) if f.default is f.default_factory is MISSING}
     check_all = None if any(f.name == "check" for f in fields(cls)) else getattr(cls, "check", None)
 
     def read_object(value: Any) -> Any:
-        known, values = _OBJECT(value), {}
-        for name, key, check, required in rows:
-            if key in known:
-                try:
-                    values[name] = check(known[key])
-                except BadRecord as error:
-                    raise error.inside(f".{key}") from None
-            elif required:
-                raise BadRecord(f"has no {key!r}")
+        values = {}
+        key = ""
+        try:
+            for key, item in _OBJECT(value).items():
+                if key in rows:
+                    name, check = rows[key]
+                    values[name] = check(item)
+        except BadRecord as error:
+            raise error.inside(f".{key}" if isinstance(value, dict) else "") from None
+        if not required.keys() <= values.keys():
+            raise BadRecord(f"has no {next(key for name, key in required.items() if name not in values)!r}")
         made = cls(**values)
         if check_all:
             check_all(made)
@@ -246,37 +269,61 @@ def _object(cls: type) -> Check:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-_SCALARS = frozenset((str, int, float, bool, NoneType))
-
-
 def write(value: Any) -> Any:
     """Plain JSON types, keys in the order of the fields."""
-    return value if type(value) in _SCALARS else _writer(type(value))(value)
+    writer = _writer(type(value))
+    return writer(value) if writer else value
 
 
-def _make_writer(kind: Any) -> Check:
-    if issubclass(kind, (str, int, float)):
-        return lambda value: value
+def _make_writer(hint: Any) -> Check | None:
+    """What turns values of a type into plain JSON types; None where they are so already."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    kind: Any = origin or hint
+    if kind is Annotated:
+        return _writer(arguments[0])
+    if kind in (Union, UnionType):
+        inner = _writer(_not_none(arguments))
+        return inner and (lambda value: None if value is None else inner(value))
+    if kind is Any:
+        return write
+    if issubclass(kind, (str, int, float, NoneType)):
+        return None
     if issubclass(kind, (list, tuple)):
-        return lambda value: [write(item) for item in value]
+        each = _writer(arguments[0]) if origin else write
+        return partial(_write_items, each) if each else list
     if issubclass(kind, Mapping):
-        return lambda value: {str(key): write(item) for key, item in value.items()}
-    omits, own = getattr(kind, "OMIT_DEFAULTS", False), fields(kind)
-    keys = tuple(_key(f) for f in own)
-    defaults = [f.default if f.default_factory is MISSING else f.default_factory() for f in own]
+        each = _writer(arguments[1]) if origin else write
+        return lambda value: {str(key): each(item) if each else item for key, item in value.items()}
+    return _object_writer(kind)
+
+
+_writer: Callable[[Any], Check | None] = cache(_make_writer)
+
+
+def _write_items(writer: Check, value: Any) -> list[Any]:
+    return [*map(writer, value)]
+
+
+def _object_writer(cls: type) -> Check:
+    hints, own = get_type_hints(cls, include_extras=True), fields(cls)
+    keys = [_key(f) for f in own]
     values = attrgetter("__class__", *(f.name for f in own))  # one extra name: with a single name it returns no tuple
+    optional = [f for f in own if (f.default, f.default_factory) != (MISSING, MISSING)]
+    defaults = [(_key(f), f.default if f.default_factory is MISSING else f.default_factory()) for f in optional]
+    omitted = defaults if getattr(cls, "OMIT_DEFAULTS", False) else []
+    writers = [(_key(f), writer) for f in own if (writer := _writer(hints[f.name]))]
 
     def write_object(value: Any) -> dict[str, Any]:
-        found = values(value)[1:]
-        if not omits:
-            return {key: write(item) for key, item in zip(keys, found, strict=True)}
-        rows = zip(keys, found, defaults, strict=True)
-        return {key: write(item) for key, item, default in rows if item != default}
+        record = dict(zip(keys, values(value)[1:], strict=True))
+        for key, default in omitted:
+            if record[key] == default:
+                del record[key]
+        for key, writer in writers:
+            if key in record:
+                record[key] = writer(record[key])
+        return record
 
     return write_object
-
-
-_writer: Callable[[Any], Check] = cache(_make_writer)
 
 
 def _key(spec: Field[Any]) -> str:

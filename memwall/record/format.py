@@ -308,7 +308,7 @@ def read_graph(row: _Graph, where: str) -> Costed:
         row.free_calls,
         row.attention,
     )
-    return graph, _with_launches(graph, [_cost(op) for op in row.ops])
+    return graph, _with_launches(graph, row.ops)
 
 
 def _op(row: _Op, shared: dict[str, Mapping[str, Any]]) -> Op:
@@ -332,17 +332,19 @@ def _cost(row: _Op) -> Cost:
     return Cost(row.pipes, row.read_bytes, row.write_bytes, row.modeled, row.dense_flops, launches=(whole,))
 
 
-_counts = attrgetter("flops", "read_bytes", "write_bytes", "modeled", "kernels")
-
-
-def _with_launches(graph: Graph, saved: Sequence[Cost]) -> tuple[Cost, ...]:
+def _with_launches(graph: Graph, rows: Sequence[_Op]) -> tuple[Cost, ...]:
     """The costs with their launches, recomputed by the formulas: a record holds only counts. An op without a formula,
     or with one that now counts differently, keeps what was saved, as one streaming kernel."""
     try:
-        fresh = graph_costs(graph)
+        fresh: Sequence[Cost | None] = graph_costs(graph)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # damage that no check above found
-        return tuple(saved)
-    return tuple(new if _counts(new) == _counts(old) else old for old, new in zip(saved, fresh, strict=True))
+        fresh = [None] * len(rows)
+    return tuple(cost if cost and _counts_as(cost, row) else _cost(row) for row, cost in zip(rows, fresh, strict=True))
+
+
+def _counts_as(cost: Cost, row: _Op) -> bool:
+    saved = row.pipes, row.read_bytes, row.write_bytes, row.modeled, row.kernels
+    return (cost.flops, cost.read_bytes, cost.write_bytes, cost.modeled, cost.kernels) == saved
 
 
 def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Costed], where: str) -> Schedule:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError
-from memwall.core.files import read_json, write_whole
+from memwall.core.files import read_json, uncollected, write_whole
 from memwall.core.graph import Graph
 from memwall.core.structure import BadRecord, check_schema, read, write
 from memwall.core.version import __version__
@@ -232,6 +232,7 @@ class Profile:
         """
         return cls.from_dict(read_json(path), source=str(path))
 
+    @uncollected()
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, keys in the order of the format."""
         gpus = {schedule.gpu.name: schedule.gpu.to_dict() for schedule in self.simulations}
@@ -262,6 +263,7 @@ class Profile:
         return "".join(json_lines({**self.to_dict(), **(further or {})})) + "\n"
 
     @classmethod
+    @uncollected()
     def from_dict(cls, record: Any, source: str = "record") -> Profile:
         """The profile of a parsed record.
 
