@@ -23,8 +23,7 @@ sys.path[:0] = [str(ROOT)]
 
 from memwall.analysis.accuracy import Sample, read_measured  # noqa: E402
 from memwall.analysis.accuracy.fit import INTERVAL, Fit, Target  # noqa: E402
-from memwall.analysis.accuracy.refit import fit_gpu, tables_of  # noqa: E402
-from memwall.analysis.accuracy.spec_text import Constant, with_tables  # noqa: E402
+from memwall.analysis.accuracy.refit import Constant, fit_gpu, tables_of, with_tables  # noqa: E402
 from memwall.core.errors import MemwallError, UsageError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.hardware.lookup import read_spec, spec_path  # noqa: E402

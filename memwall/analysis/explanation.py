@@ -58,7 +58,7 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
     if schedule.gpu.cpu is not None:
         return ()
     plan = with_plan(profile, schedule).plan
-    known = [_status(_cost(profile, schedule, plan, kernel), schedule.gpu) for kernel in schedule.kernels]
+    known = [calibration_of(_cost(profile, schedule, plan, kernel), schedule.gpu) for kernel in schedule.kernels]
     times_s = group_by([kernel.time_s for kernel in schedule.kernels], [status for status, _ in known])
     gpus = group_by([taken for _, taken in known], [status for status, _ in known])
     return tuple(
@@ -75,14 +75,14 @@ def _cost(profile: Profile, schedule: Schedule, plan: Plan | None, kernel: Estim
     return max((profile.costs[schedule.graph][i] for i in kernel.op_ids), key=lambda cost: cost.total_flops)
 
 
-def _status(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...]]:
+def calibration_of(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...]]:
     """The worst calibration of a cost's launches, and the GPUs that the constants come from."""
     works = (as_run(work, gpu) for work in cost.launches)
-    return _status_of(tuple((work.FAMILY, work.variant) for work in works), gpu)
+    return _calibration_of(tuple((work.FAMILY, work.variant) for work in works), gpu)
 
 
 @lru_cache(maxsize=4096)
-def _status_of(tables: tuple[tuple[str, str], ...], gpu: Gpu) -> tuple[str, tuple[str, ...]]:
+def _calibration_of(tables: tuple[tuple[str, str], ...], gpu: Gpu) -> tuple[str, tuple[str, ...]]:
     known = [calibrated(CONSTANTS[family], gpu, variant) for family, variant in tables]
     origins = (gpu.fitted_on.get(f"{family}.{variant}") for family, variant in tables)
     taken = dict.fromkeys(origin for origin in origins if origin and origin != gpu.name)
@@ -145,7 +145,7 @@ def _explanation(profile: Profile, schedule: Schedule, kernel: Estimate, count: 
     floor_s, latency_s = launch_floor_s(gpu), sum(terms.latency_s for _, terms in launches)
     counted = f"{kernel.launches} launch{'es' if kernel.launches > 1 else ''} at {duration(floor_s)}"
     around = _around(kernel, "overlap with", counted, latency_s, kernel.wait_s)
-    return Explanation(kernel, module, count, tuple(sentences), around, _status(cost, gpu)[0])
+    return Explanation(kernel, module, count, tuple(sentences), around, calibration_of(cost, gpu)[0])
 
 
 def _around(kernel: Estimate, joined: str, launches: str, latency_s: float, waited_s: float) -> str:

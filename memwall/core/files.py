@@ -63,25 +63,37 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@uncollected()
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """Parse a JSON file, or one packed by gzip (``.gz``); NaN and Infinity are refused.
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a file, or of one packed by gzip (``.gz``).
 
     Raises:
-        UsageError: missing, unreadable, too large, not UTF-8, not JSON, nested too deep.
+        UsageError: missing, unreadable, too large, not UTF-8.
     """
     source = Path(path)
     try:
         if source.stat().st_size > MAX_JSON_BYTES:
             raise UsageError(f"{source} is larger than 1 GiB; not a memwall record")
-        text = _unpacked(source) if source.name.endswith(".gz") else source.read_text(encoding="utf-8")
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _unpacked(source) if source.name.endswith(".gz") else source.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"no such file: {source}") from None
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{source} is not UTF-8 text (byte {error.start})") from None
+    except MemoryError:
+        raise UsageError(f"{source} does not fit in memory") from None
+
+
+@uncollected()
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Parse a JSON file, or one packed by gzip (``.gz``); NaN and Infinity are refused.
+
+    Raises:
+        UsageError: as :func:`read_text`; not JSON, nested too deep.
+    """
+    source, text = Path(path), read_text(path)
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         cut = " (truncated?)" if error.pos >= len(text.rstrip()) else ""
         raise UsageError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,12 +11,12 @@ from typing import NamedTuple
 from memwall.analysis.accuracy.fit import INTERVAL, SEED, Fit, Target, by_launch, by_target, fit
 from memwall.analysis.accuracy.reading import read_measured
 from memwall.analysis.accuracy.samples import Sample
-from memwall.analysis.accuracy.spec_text import Constant, renamed, with_tables
-from memwall.analysis.accuracy.tables.own import profile_samples
+from memwall.analysis.validation import devices
 from memwall.core.errors import UsageError
+from memwall.core.structure import shown
 from memwall.hardware.constants import CONSTANTS, names_of
-from memwall.hardware.gpu import shown
 from memwall.hardware.lookup import Gpu, gpu_names, spec_path
+from memwall.ops import graph_costs
 from memwall.record.profile import Profile
 
 
@@ -26,6 +27,14 @@ class Refit(NamedTuple):
     text: str
 
 
+class Constant(NamedTuple):
+    """``name = value  # source``; without a source the comment that the line has stays."""
+
+    name: str
+    value: float
+    source: str = ""
+
+
 def refit(path: str | Path) -> Refit:
     """Fit to the rows of one GPU: a known kind of table, or a saved profile with eager measurements.
 
@@ -33,7 +42,14 @@ def refit(path: str | Path) -> Refit:
         UsageError: the file cannot be read, its rows are of several GPUs, or too few for any fit.
         MissingError: scipy is not installed.
     """
-    samples = _samples(Path(path))
+    source = Path(path)
+    is_profile = source.suffix.lower() == ".json"
+    samples = profile_samples(Profile.load(source)) if is_profile else read_measured(source).samples
+    if not samples:
+        raise UsageError(
+            f"{path} has no rows that say what ran: give the saved profile of memwall measure (.json),"
+            " or a table of shapes"
+        )
     names = sorted({sample.gpu.name for sample in samples})
     if len(names) > 1:
         raise UsageError(f"{path} has rows of several GPUs: {', '.join(names)}; keep those of one")
@@ -43,19 +59,26 @@ def refit(path: str | Path) -> Refit:
     if not fits:
         raise UsageError(f"{path} has too few rows to fit anything: {len(samples)}")
     text = spec_path(names[0]).read_text(encoding="utf-8")
-    return Refit(fits, with_tables(renamed(text, f"{names[0]}-fitted"), tables_of(fits, Path(path).name)))
+    return Refit(fits, with_tables(renamed(text, f"{names[0]}-fitted"), tables_of(fits, source.name)))
 
 
-def _samples(path: Path) -> list[Sample]:
-    if path.suffix.lower() == ".json":
-        samples = profile_samples(Profile.load(path))
-    else:
-        samples = read_measured(path).samples
-    if not samples:
-        raise UsageError(
-            f"{path} has no rows that say what ran: give the saved profile of memwall measure (.json),"
-            " or a table of shapes"
-        )
+def profile_samples(profile: Profile) -> list[Sample]:
+    """The timed eager kernels of a profile that ran one op, on the GPUs that have specs.
+
+    ``memwall measure`` replays a graph of the kernel with L2 cleared before it.
+    """
+    samples = []
+    for device in devices(profile):
+        gpu = next((s.gpu for s in profile.simulations if s.gpu.name == device.gpu), None)
+        if gpu is None or gpu.cpu is not None:
+            continue
+        costs = graph_costs(device.graph)
+        timed = [pair for run in device.runs if run.measurement.executor == "eager" for pair in run.measured]
+        samples += [
+            Sample(pair.dataset, gpu.name, gpu, pair.op_class, pair.dtype, f"{pair.kernel.name} {pair.shape}",
+                   costs[pair.kernel.op_ids[0]], "graph", 0, pair.measured_s)
+            for pair in timed if len(pair.kernel.op_ids) == 1
+        ]  # fmt: skip
     return samples
 
 
@@ -75,24 +98,24 @@ def fit_gpu(
     fits: list[Fit] = []
     gpu = samples[0].gpu
     for group in (by_launch, by_target):
-        for target in sorted(group(samples)):
+        for target, own in sorted(group(samples).items()):
             if not wanted(target) or not names_of(CONSTANTS[target.family])[len(INTERVAL) :]:
                 continue
-            at_hand = [replace(sample, gpu=gpu) for sample in group(samples)[target]]
+            at_hand = [replace(sample, gpu=gpu) for sample in own]
             if (found := fit(target, at_hand, search=search, seed=seed)) is not None:
                 fits.append(found)
-                gpu = fitted_gpu(gpu, [found])
+                gpu = _fitted(gpu, found)
     return fits
 
 
-def fitted_gpu(gpu: Gpu, fits: Iterable[Fit]) -> Gpu:
+def _fitted(gpu: Gpu, found: Fit) -> Gpu:
     """The GPU with the constants that were found."""
-    values, sources = dict(gpu.utilization), dict(gpu.fitted_on)
-    for found in fits:
-        table = f"{found.target.family}.{found.target.variant}"
-        sources[table] = gpu.name
-        values |= {f"{table}.{name}": value for name, value in found.values.items()}
-    return replace(gpu, utilization=values, fitted_on=sources)
+    table = f"{found.target.family}.{found.target.variant}"
+    values = {f"{table}.{name}": value for name, value in found.values.items()}
+    return replace(gpu, utilization={**gpu.utilization, **values}, fitted_on={**gpu.fitted_on, table: gpu.name})
+
+
+# -- the text of a GPU's file ------------------------------------------------------------------------------------------
 
 
 def tables_of(fits: Iterable[Fit], source: str) -> dict[str, list[Constant]]:
@@ -106,3 +129,36 @@ def tables_of(fits: Iterable[Fit], source: str) -> dict[str, list[Constant]]:
             for name, value in found.values.items()
         ]
     return tables
+
+
+def with_tables(text: str, tables: Mapping[str, Sequence[Constant]]) -> str:
+    """``text`` with the constants of tables such as ``utilization.gemm.float16``; every other line stays."""
+    for table, constants in tables.items():
+        lines, header = text.rstrip("\n").split("\n"), f"[{table}]"
+        if header not in map(str.strip, lines):
+            lines += ["", header]
+        start = [line.strip() for line in lines].index(header) + 1
+        end = next((i for i in range(start, len(lines)) if lines[i].startswith("[")), len(lines))
+        rows = [line.partition("#") for line in lines[start:end] if line.strip()]
+        found = {row.partition("=")[0].strip(): (row.strip(), comment.strip()) for row, _, comment in rows}
+        for name, value, source in constants:
+            found[name] = f"{name} = {number(value)}", source or found.get(name, ("", ""))[1]
+        width = max(len(assignment) for assignment, _ in found.values())
+        lines[start:end] = [f"{row:{width}}  # {comment}" if comment else row for row, comment in found.values()]
+        lines[start + len(found) : start + len(found)] = [""] * (start + len(found) < len(lines))
+        text = "\n".join(lines) + "\n"
+    return text
+
+
+def number(value: float) -> str:
+    """Four digits, formatted as a TOML float."""
+    text = f"{value:.4g}"
+    if "e" in text:
+        return re.sub(r"e([+-])0?(\d)", lambda m: f"e{'-' if m[1] == '-' else ''}{m[2]}", text)
+    return text if "." in text else f"{text}.0"
+
+
+def renamed(text: str, name: str) -> str:
+    """A file's text under another name, without the aliases that belong to the first."""
+    text = re.sub(r'^name = ".*"$', f'name = "{name}"', text, count=1, flags=re.MULTILINE)
+    return re.sub(r"^aliases = \[.*?\]\n", "", text, count=1, flags=re.MULTILINE | re.DOTALL)

@@ -20,54 +20,21 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
+from memwall.analysis.table import group_by
+from memwall.analysis.validation import Row
+
 #: an error of at most this counts as close
 CLOSE = 0.2
 #: the floor is more than this of a time that is overhead
-FLOOR_SHARE = 0.5
+_FLOOR_SHARE = 0.5
 #: the shortest row of a class is at its floor if it takes up to this many times the shortest of all classes: a call of
 #: several kernels takes up to seven
-FLOOR_FACTOR = 8.0
+_FLOOR_FACTOR = 8.0
+#: The label for all classes, or all dtypes, of a data set on a GPU.
+ALL = "all"
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One kernel. Seconds of one launch; what the data do not state is None or empty.
-
-    ``bound_s`` is also None if a kernel touches no more than twice the L2: it may beat the bound.
-    """
-
-    dataset: str
-    gpu: str
-    op_class: str
-    dtype: str
-    modeled_s: float
-    measured_s: float
-    bound_s: float | None = None
-    #: identifies it within its class: the op's name first, if the class has several, then its sizes
-    shape: str = ""
-    #: the 80 % interval
-    low_s: float | None = None
-    high_s: float | None = None
-    #: the largest term of the prediction; the larger of compute and bandwidth by the datasheet
-    limited_by: str = ""
-    datasheet_limit: str = ""
-    #: the datasheet's roofline, and the same at common efficiencies with a constant overhead
-    r0_s: float | None = None
-    r1_s: float | None = None
-    #: whether the constants are the GPU's own: yes, by architecture, datasheet only
-    calibrated: str = ""
-    #: seconds to which the measured time is rounded
-    resolution_s: float = 0.0
-
-    @property
-    def is_violation(self) -> bool:
-        """Whether it was measured faster than the bound, by more than rounding: a model error."""
-        return self.bound_s is not None and self.measured_s + self.resolution_s / 2 < self.bound_s
-
-    @property
-    def error(self) -> float:
-        """Modeled over measured, less 1."""
-        return self.modeled_s / self.measured_s - 1
+#: data set, GPU, op class, dtype, op
+Place = tuple[str, str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,47 +65,54 @@ class Cell:
         return asdict(self)
 
 
-# -- scoring -----------------------------------------------------------------------------------------------------------
-
-
 def score(rows: Iterable[Row]) -> tuple[Cell, ...]:
     """One cell for each data set, GPU, op class and dtype, in alphabetical order."""
-    return _cells(rows, lambda row: (row.dataset, row.gpu, row.op_class, row.dtype))
-
-
-#: The label for all classes, or all dtypes, of a data set on a GPU.
-ALL = "all"
+    return _cells(list(rows), lambda row: (row.dataset, row.gpu, row.op_class, row.dtype))
 
 
 def score_all(rows: Iterable[Row]) -> tuple[Cell, ...]:
     """One cell for each data set and GPU, over all op classes and dtypes."""
-    return _cells(rows, lambda row: (row.dataset, row.gpu, ALL, ALL))
+    return _cells(list(rows), lambda row: (row.dataset, row.gpu, ALL, ALL))
 
 
-def _cells(rows: Iterable[Row], key: Callable[[Row], tuple[str, str, str, str]]) -> tuple[Cell, ...]:
-    given = list(rows)
-    floors = floors_s(given)
-    found: dict[tuple[str, str, str, str], list[Row]] = {}
-    for row in given:
-        found.setdefault(key(row), []).append(row)
-    return tuple(cell(*names, found[names], floors) for names in sorted(found))
+def _cells(rows: Sequence[Row], key: Callable[[Row], tuple[str, str, str, str]]) -> tuple[Cell, ...]:
+    floors, found = floors_s(rows), group_by(rows, map(key, rows))
+    return tuple(_cell(names, found[names], floors) for names in sorted(found))
 
 
-#: data set, GPU, op class, dtype, op
-Place = tuple[str, str, str, str, str]
+def _cell(names: tuple[str, str, str, str], rows: Sequence[Row], floors: Mapping[Place, float]) -> Cell:
+    errors = [row.error for row in rows]
+    sizes = [abs(error) for error in errors]
+    held = [
+        row.low_s <= row.measured_s <= row.high_s for row in rows if row.low_s is not None and row.high_s is not None
+    ]
+    known = ((row.limited_by, regime(row, floors)) for row in rows if row.limited_by and row.datasheet_limit)
+    return Cell(
+        *names, len(rows), fmean(sizes), median(sizes), fmean(errors), percentile(sizes, 0.9),
+        spearman([row.modeled_s for row in rows], [row.measured_s for row in rows]),
+        sum(size <= CLOSE for size in sizes) / len(sizes), sum(row.is_violation for row in rows),
+        kappa([(modeled, measured) for modeled, measured in known if measured is not None]), _mean(held),
+        _mean([abs(row.r0_s / row.measured_s - 1) for row in rows if row.r0_s is not None]),
+        _mean([abs(row.r1_s / row.measured_s - 1) for row in rows if row.r1_s is not None]),
+        " / ".join(sorted({row.calibrated for row in rows if row.calibrated}, reverse=True)),
+    )  # fmt: skip
 
 
-def floors_s(rows: Iterable[Row]) -> dict[Place, float]:
-    """The shortest measured time of each data set, GPU, op class, dtype and op, and of each data set and GPU."""
-    of_all: dict[tuple[str, str], float] = {}
-    of_class: dict[Place, float] = {}
-    for row in rows:
-        at, place = (row.dataset, row.gpu), _place(row)
-        of_all[at] = min(of_all.get(at, row.measured_s), row.measured_s)
-        of_class[place] = min(of_class.get(place, row.measured_s), row.measured_s)
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+# -- regimes -----------------------------------------------------------------------------------------------------------
+
+
+def floors_s(rows: Sequence[Row]) -> dict[Place, float]:
+    """The shortest measured time of each data set, GPU, op class, dtype and op, or of the data set and GPU."""
+    times_s = [row.measured_s for row in rows]
+    of_class = group_by(times_s, map(_place, rows))
+    of_all = {at: min(own) for at, own in group_by(times_s, [(row.dataset, row.gpu) for row in rows]).items()}
     return {
-        place: time_s if time_s <= FLOOR_FACTOR * of_all[place[:2]] else of_all[place[:2]]
-        for place, time_s in of_class.items()
+        place: min(own) if min(own) <= _FLOOR_FACTOR * of_all[place[:2]] else of_all[place[:2]]
+        for place, own in of_class.items()
     }
 
 
@@ -147,41 +121,17 @@ def _place(row: Row) -> Place:
     return row.dataset, row.gpu, row.op_class, row.dtype, first if first.isidentifier() else ""
 
 
-def cell(
-    dataset: str, gpu: str, op_class: str, dtype: str, rows: Sequence[Row], floors: Mapping[Place, float]
-) -> Cell:  # fmt: skip
-    """The score of some rows; ``floors`` as from :func:`floors_s` for their whole data sets."""
-    errors = [row.error for row in rows]
-    sizes = [abs(error) for error in errors]
-    held = [
-        row.low_s <= row.measured_s <= row.high_s for row in rows if row.low_s is not None and row.high_s is not None
-    ]
-    known = ((row.limited_by, regime(row, floors)) for row in rows if row.limited_by and row.datasheet_limit)
-    labels = [(modeled, measured) for modeled, measured in known if measured is not None]
-    return Cell(
-        dataset, gpu, op_class, dtype, len(rows), fmean(sizes), median(sizes), fmean(errors), percentile(sizes, 0.9),
-        spearman([row.modeled_s for row in rows], [row.measured_s for row in rows]),
-        sum(size <= CLOSE for size in sizes) / len(sizes),
-        sum(row.is_violation for row in rows),
-        kappa(labels), fmean(held) if held else None,
-        _mape((row.r0_s, row.measured_s) for row in rows), _mape((row.r1_s, row.measured_s) for row in rows),
-        " / ".join(sorted({row.calibrated for row in rows if row.calibrated}, reverse=True)),
-    )  # fmt: skip
-
-
-def _mape(pairs: Iterable[tuple[float | None, float]]) -> float | None:
-    sizes = [abs(modeled / measured - 1) for modeled, measured in pairs if modeled is not None]
-    return fmean(sizes) if sizes else None
-
-
 def regime(row: Row, floors: Mapping[Place, float]) -> str | None:
     """What limits a row by its measured time; None where rounding hides it."""
     floor_s, half_s = floors[_place(row)], row.resolution_s / 2
-    surely = floor_s - half_s > FLOOR_SHARE * (row.measured_s + half_s)
-    maybe = floor_s + half_s > FLOOR_SHARE * (row.measured_s - half_s)
+    surely = floor_s - half_s > _FLOOR_SHARE * (row.measured_s + half_s)
+    maybe = floor_s + half_s > _FLOOR_SHARE * (row.measured_s - half_s)
     if surely != maybe:
         return None
     return "overhead" if surely else row.datasheet_limit
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
 
 
 def kappa(labels: Sequence[tuple[str, str]]) -> float | None:
@@ -210,18 +160,11 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
     x, y = _ranks(first), _ranks(second)
     mean = (len(x) + 1) / 2
     spread = math.sqrt(sum((v - mean) ** 2 for v in x) * sum((v - mean) ** 2 for v in y))
-    if not spread:
-        return None
-    return sum((a - mean) * (b - mean) for a, b in zip(x, y, strict=True)) / spread
+    return sum((a - mean) * (b - mean) for a, b in zip(x, y, strict=True)) / spread if spread else None
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    for end in range(1, len(order) + 1):
-        if end == len(order) or values[order[end]] != values[order[start]]:
-            for index in order[start:end]:
-                ranks[index] = (start + 1 + end) / 2
-            start = end
-    return ranks
+    """Ranks from 1; those of equal values are the mean of their places."""
+    places = group_by(range(1, len(values) + 1), sorted(values))
+    ranks = {value: (own[0] + own[-1]) / 2 for value, own in places.items()}
+    return [ranks[value] for value in values]

@@ -1,10 +1,12 @@
 """What was modeled next to what was measured, each figure computed here and nowhere else.
 
-In: a profile with measurements. Out: devices with their runs (``devices``), in a run the pairs of modeled and measured
-kernels with their errors and sums (``pairs``), and the same as rows for files and other tools (``rows``).
+In: a profile with measurements. Out: devices with their runs, executors compared on the same groups, and the same as
+rows for files and other tools (``devices``); in a run the pairs of modeled and measured kernels with their errors and
+sums (``pairs``). Tables of others are read into the same rows by :mod:`memwall.analysis.accuracy`.
 """
 
 from memwall.analysis.validation.devices import (
+    COLUMNS,
     Device,
     GroupTimes,
     Point,
@@ -12,23 +14,12 @@ from memwall.analysis.validation.devices import (
     devices,
     measured_points,
     measurements,
+    rows,
+    summary,
 )
-from memwall.analysis.validation.pairs import Pair, Run, Share, geomean
-from memwall.analysis.validation.rows import COLUMNS, rows, summary
+from memwall.analysis.validation.pairs import Pair, Row, Run, Share
 
 __all__ = [
-    "COLUMNS",
-    "Device",
-    "GroupTimes",
-    "Pair",
-    "Point",
-    "Run",
-    "SameGroups",
-    "Share",
-    "devices",
-    "geomean",
-    "measured_points",
-    "measurements",
-    "rows",
-    "summary",
+    "COLUMNS", "Device", "GroupTimes", "Pair", "Point", "Row", "Run", "SameGroups", "Share", "devices",
+    "measured_points", "measurements", "rows", "summary",
 ]  # fmt: skip

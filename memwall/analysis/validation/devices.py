@@ -1,12 +1,18 @@
-"""Profile → the runs of each device, and executors compared on the same groups of ops."""
+"""Profile → the runs of each device, executors compared on the same groups of ops, and rows for other tools.
+
+The eager time of a group is the sum over the eager kernels of its ops, found by op, else by an op that does the same to
+tensors of the same shapes.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from memwall.analysis.table import group_by
 from memwall.analysis.validation.pairs import Pair, Run, geomean
 from memwall.core.graph import Graph, Op
 from memwall.record.kernels import common_module, shapes_text
@@ -35,6 +41,10 @@ class GroupTimes:
     def is_slower(self, executor: str, versus: str) -> bool:
         """Whether it is slower beyond noise: the intervals of the two medians do not meet."""
         return self.times[executor].low_s > self.times[versus].high_s
+
+    def step_s(self, executor: str) -> float:
+        """Seconds over all repeats."""
+        return self.times[executor].median_s * self.pair.kernel.repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +93,40 @@ class Device:
         groups = []
         for op_ids, (pair, times) in found.items():
             parts = [eager_of(op_id) for op_id in op_ids]
-            eager = _sum([part for part in parts if part]) if parts and all(parts) else None
-            groups.append(GroupTimes(pair, {"eager": eager, **times} if eager else times))
-        return tuple(sorted(groups, key=lambda g: -max(t.median_s for t in g.times.values()) * g.pair.kernel.repeats))
+            eager = {"eager": _sum([part for part in parts if part])} if parts and all(parts) else {}
+            groups.append(GroupTimes(pair, {**eager, **times}))
+        return tuple(sorted(groups, key=lambda group: -max(map(group.step_s, group.times))))
 
     @cached_property
     def same_groups(self) -> tuple[SameGroups, ...]:
         """Each executor compared with those before it, on the same groups."""
-        return tuple(filter(None, (_same_groups(self.groups, *sides) for sides in VERSUS)))
+        found = []
+        for sides in VERSUS:
+            both = [group for group in self.groups if {*sides} <= group.times.keys()]
+            ratios = [group.ratio(*sides) or 0.0 for group in both]
+            if both:
+                own_s, other_s = (sum(group.step_s(side) for group in both) for side in sides)
+                slower = sum(group.is_slower(*sides) for group in both)
+                found.append(SameGroups(*sides, len(both), own_s, other_s, geomean(ratios), min(ratios), slower))
+        return tuple(found)
+
+
+def _eager_lookup(graph: Graph, run: Run) -> Callable[[int], Timing | None]:
+    """op id -> the timing of its eager kernel, or of one that does the same."""
+    timed = {pair.kernel.op_ids[0]: pair.timing for pair in run.measured if len(pair.kernel.op_ids) == 1}
+    alike: dict[int, Timing | None] = {}
+    for op_id, timing in timed.items():
+        if op_id < len(graph.ops):
+            alike.setdefault(graph.alike[op_id], timing)
+    return lambda op_id: timed.get(op_id) or (alike.get(graph.alike[op_id]) if op_id < len(graph.ops) else None)
+
+
+def _sum(parts: Sequence[Timing]) -> Timing:
+    """The sum of timings; the ends of the intervals are added, which makes the interval wide."""
+    return Timing(
+        sum(t.median_s for t in parts), sum(t.low_s for t in parts), sum(t.high_s for t in parts),
+        min(t.samples for t in parts), sum(t.min_s for t in parts), sum(t.max_s for t in parts),
+    )  # fmt: skip
 
 
 # -- from a profile ----------------------------------------------------------------------------------------------------
@@ -107,30 +143,22 @@ def measurements(profile: Profile) -> tuple[Measurement, ...]:
 
 def devices(profile: Profile) -> tuple[Device, ...]:
     """What was measured, device by device, in the order of the record; within one eager first."""
-    runs: dict[tuple[str, str], list[Run]] = {}
-    for measurement in measurements(profile):
-        run = _run(profile, measurement)
-        runs.setdefault((measurement.device, measurement.gpu), []).append(run)
+    found = measurements(profile)
     return tuple(
-        Device(name, gpu, tuple(sorted(found, key=lambda run: ORDER.index(run.measurement.executor))),
-               profile.graphs[_graph_number(profile, found[0].measurement)])
-        for (name, gpu), found in runs.items()
+        Device(name, gpu, tuple(_run(profile, m) for m in sorted(own, key=lambda m: ORDER.index(m.executor))),
+               _graph(profile, gpu))
+        for (name, gpu), own in group_by(found, [(m.device, m.gpu) for m in found]).items()
     )  # fmt: skip
 
 
-def _simulation(profile: Profile, measurement: Measurement) -> Schedule | None:
-    wanted = (measurement.gpu, measurement.policy)
-    return next((s for s in profile.simulations if (s.gpu.name, s.policy) == wanted), None)
-
-
-def _graph_number(profile: Profile, measurement: Measurement) -> int:
+def _graph(profile: Profile, gpu: str) -> Graph:
     """The graph that ran: that of the simulation on the same GPU."""
-    return next((s.graph for s in profile.simulations if s.gpu.name == measurement.gpu), 0)
+    return profile.graphs[next((s.graph for s in profile.simulations if s.gpu.name == gpu), 0)]
 
 
 def _run(profile: Profile, measurement: Measurement) -> Run:
-    graph = profile.graphs[_graph_number(profile, measurement)]
-    schedule = _simulation(profile, measurement)
+    graph, wanted = _graph(profile, measurement.gpu), (measurement.gpu, measurement.policy)
+    schedule = next((s for s in profile.simulations if (s.gpu.name, s.policy) == wanted), None)
     pairs = tuple(_pair(graph, kernel, measurement) for kernel in measurement.kernels)
     return Run(measurement, pairs, len(schedule.kernels) if schedule else None)
 
@@ -138,74 +166,21 @@ def _run(profile: Profile, measurement: Measurement) -> Run:
 def _pair(graph: Graph, kernel: MeasuredKernel, measurement: Measurement) -> Pair:
     ops = [graph.ops[i] for i in sorted(kernel.op_ids) if i < len(graph.ops)]
     return Pair(
-        kernel=kernel,
-        op_names=tuple(op.name for op in ops),
-        dtype=main_dtype(graph, ops),
-        phase=ops[-1].phase if ops else "",
-        module=common_module([op.module for op in ops]) if ops else "",
-        shapes=shapes_text(graph.values[i].spec for op in ops for i in op.inputs),
-        copy_bytes_per_s=measurement.copy_bytes_per_s,
-    )
+        f"memwall {measurement.executor}", measurement.gpu, kernel.op_class, main_dtype(graph, ops), kernel.modeled_s,
+        kernel.timing.median_s if kernel.timing and kernel.status == "ok" else 0.0, kernel.bound_s,
+        shapes_text(graph.values[i].spec for op in ops for i in op.inputs), kernel=kernel,
+        op_names=tuple(op.name for op in ops), phase=ops[-1].phase if ops else "",
+        module=common_module([op.module for op in ops]) if ops else "", copy_bytes_per_s=measurement.copy_bytes_per_s,
+    )  # fmt: skip
 
 
 def main_dtype(graph: Graph, ops: Iterable[Op]) -> str:
     """The dtype of most of the bytes that ops read and write; a floating one if there is any."""
-    moved: dict[str, int] = {}
-    for value_id in dict.fromkeys(i for op in ops for i in (*op.inputs, *op.outputs)):
-        spec = graph.values[value_id].spec
-        moved[spec.dtype] = moved.get(spec.dtype, 0) + spec.nbytes
-    floating = {dtype: nbytes for dtype, nbytes in moved.items() if "float" in dtype}
-    known = floating or moved
+    moved: Counter[str] = Counter()
+    for spec in graph.specs(dict.fromkeys(i for op in ops for i in (*op.inputs, *op.outputs))):
+        moved[spec.dtype] += spec.nbytes
+    known = {dtype: nbytes for dtype, nbytes in moved.items() if "float" in dtype} or moved
     return min(known, key=lambda dtype: (-known[dtype], dtype), default="")
-
-
-# -- the same groups under several executors ---------------------------------------------------------------------------
-
-
-def _same_work(graph: Graph, op_id: int) -> tuple[Any, ...]:
-    """The identity of an op's work: its name, tensors and attributes."""
-    op, values = graph.ops[op_id], graph.values
-    return (
-        op.name, tuple(values[i].spec for i in op.inputs), tuple(values[i].spec for i in op.outputs), op.arguments,
-        repr(op.attributes),
-    )  # fmt: skip
-
-
-def _eager_lookup(graph: Graph, run: Run) -> Callable[[int], Timing | None]:
-    """op id -> the timing of its eager kernel, or of one that does the same."""
-    by_op: dict[int, Timing] = {}
-    by_work: dict[tuple[Any, ...], Timing] = {}
-    for pair in run.measured:
-        if len(pair.kernel.op_ids) == 1 and pair.kernel.op_ids[0] < len(graph.ops) and pair.timing:
-            by_op[pair.kernel.op_ids[0]] = pair.timing
-            by_work.setdefault(_same_work(graph, pair.kernel.op_ids[0]), pair.timing)
-
-    def find(op_id: int) -> Timing | None:
-        if op_id in by_op or op_id >= len(graph.ops):
-            return by_op.get(op_id)
-        return by_work.get(_same_work(graph, op_id))
-
-    return find
-
-
-def _sum(parts: Sequence[Timing]) -> Timing:
-    """The sum of timings; the ends of the intervals are added, which makes the interval wide."""
-    return Timing(
-        sum(t.median_s for t in parts), sum(t.low_s for t in parts), sum(t.high_s for t in parts),
-        min(t.samples for t in parts), sum(t.min_s for t in parts), sum(t.max_s for t in parts),
-    )  # fmt: skip
-
-
-def _same_groups(groups: Sequence[GroupTimes], executor: str, versus: str) -> SameGroups | None:
-    both = [group for group in groups if group.ratio(executor, versus) is not None]
-    if not both:
-        return None
-    ratios = [ratio for group in both if (ratio := group.ratio(executor, versus)) is not None]
-    return SameGroups(
-        executor, versus, len(both), sum(g.times[executor].median_s * g.pair.kernel.repeats for g in both),
-        sum(g.times[versus].median_s * g.pair.kernel.repeats for g in both), geomean(ratios), min(ratios),
-        sum(g.is_slower(executor, versus) for g in both),
-    )  # fmt: skip
 
 
 # -- on a roofline -----------------------------------------------------------------------------------------------------
@@ -227,12 +202,10 @@ class Point:
 
     @property
     def modeled_flop_per_s(self) -> float:
-        """FLOPs over modeled time."""
         return self.flops / self.modeled_s
 
     @property
     def measured_flop_per_s(self) -> float:
-        """FLOPs over measured time."""
         return self.flops / self.measured_s
 
 
@@ -242,18 +215,72 @@ def measured_points(profile: Profile, schedule: Schedule) -> tuple[Point, ...]:
     for measurement in measurements(profile):
         if (measurement.gpu, measurement.policy) == (schedule.gpu.name, schedule.policy):
             run = _run(profile, measurement)
-            found += [_point(run, pair) for pair in run.measured if _has_place(pair.kernel)]
+            for pair in run.measured:
+                k = pair.kernel
+                if k.flops and k.bytes and k.modeled_s:
+                    found.append(Point(measurement.executor, k.name, k.op_class, k.flops / k.bytes, k.modeled_s,
+                                       pair.measured_s, k.flops, pair.step_s / run.total.measured_s))  # fmt: skip
     return tuple(sorted(found, key=lambda p: (-p.share, p.executor, p.name)))
 
 
-def _has_place(kernel: MeasuredKernel) -> bool:
-    return bool(kernel.flops and kernel.bytes and kernel.modeled_s)
+# -- for other tools ---------------------------------------------------------------------------------------------------
+
+#: Columns of :func:`rows`: seconds, bytes, FLOPs and Hz; of one launch, ``repeats`` of them in a step. ``error`` is
+#: modeled over measured less 1, ``of_bound`` and ``of_copy`` are fractions, ``deviation`` is the worst distance from
+#: float64 in units of the tolerance. Empty: not known.
+COLUMNS = (
+    "workload", "mode", "device", "kind", "gpu", "executor", "policy", "id", "name", "class", "dtype", "phase",
+    "module", "shapes", "ops", "repeats", "flops", "bytes", "bound_s", "modeled_s", "measured_s", "low_s", "high_s",
+    "min_s", "max_s", "samples", "error", "of_bound", "of_copy", "copy_bytes_per_s", "status", "reason", "deviation",
+    "schedule", "flags", "clock_hz", "memory_clock_hz", "power_w", "temperature_c",
+)  # fmt: skip
 
 
-def _point(run: Run, pair: Pair) -> Point:
-    k = pair.kernel
-    assert pair.measured_s is not None
-    return Point(
-        run.measurement.executor, k.name, k.op_class, k.flops / k.bytes, k.modeled_s, pair.measured_s, k.flops,
-        pair.step_s / run.total.measured_s,
+def rows(profile: Profile) -> list[dict[str, Any]]:
+    """One row of ``COLUMNS`` per distinct measured kernel of each run; ``pandas.DataFrame(rows(profile))`` takes it."""
+    return [
+        dict(zip(COLUMNS, _cells(profile, run.measurement, pair), strict=True))
+        for device in devices(profile) for run in device.runs for pair in run.pairs
+    ]  # fmt: skip
+
+
+def _cells(profile: Profile, m: Measurement, pair: Pair) -> tuple[Any, ...]:
+    k, t, sensors = pair.kernel, pair.timing, pair.kernel.sensors
+    spread = (t.median_s, t.low_s, t.high_s, t.min_s, t.max_s, t.samples) if t else (None,) * 6
+    return (
+        profile.workload.name, profile.workload.mode, m.device, m.kind, m.gpu, m.executor, m.policy, k.id, k.name,
+        k.op_class, pair.dtype, pair.phase, pair.module, pair.shape, len(k.op_ids), k.repeats, k.flops, k.bytes,
+        k.bound_s, k.modeled_s, *spread, *((pair.error, pair.of_bound, pair.of_copy) if t else (None,) * 3),
+        m.copy_bytes_per_s or None, k.status, k.reason, k.error, k.schedule, "; ".join(sensors.flags),
+        sensors.clock_hz, sensors.memory_clock_hz, sensors.power_w, sensors.temperature_c,
     )  # fmt: skip
+
+
+def summary(profile: Profile) -> list[dict[str, Any]]:
+    """The sums of each run as plain JSON types."""
+    return [
+        {
+            "device": device.name,
+            "gpu": device.gpu,
+            "violations": sum(len(run.violations) for run in device.runs),
+            "runs": [_run_summary(run) for run in device.runs],
+            "same_groups": [
+                {"executor": c.executor, "versus": c.versus, "groups": c.groups, "ratio": c.ratio,
+                 "geomean": c.geomean, "worst": c.worst, "slower": c.slower}
+                for c in device.same_groups
+            ],
+        }
+        for device in devices(profile)
+    ]  # fmt: skip
+
+
+def _run_summary(run: Run) -> dict[str, Any]:
+    m, total = run.measurement, run.total
+    return {
+        "executor": m.executor, "policy": m.policy, "kernels": total.kernels, "distinct": total.distinct,
+        "modeled_s": total.modeled_s, "measured_s": total.measured_s, "error": total.error,
+        "median_error": total.median_error, "of_bound": total.of_bound, "of_copy": total.of_copy,
+        "streaming_of_copy": run.streaming_of_copy, "violations": len(run.violations), "flags": dict(run.flags),
+        "step_measured_s": m.step.median_s if m.step else None, "step_modeled_s": m.step_modeled_s,
+        "step_error": run.step_error, "complete": m.complete,
+    }  # fmt: skip

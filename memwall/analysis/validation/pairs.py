@@ -2,9 +2,8 @@
 
 Conventions. An *error* is ``modeled / measured - 1``: above 0 the model is too slow. A kernel counts as measured only
 if its status is ``ok``: the time of a wrong result does not count. A sum counts each kernel as often as the step runs
-it; a median and a geometric mean count each distinct kernel once. A *violation* is a median below ``bound_s``, the
-speed of light: a model error. The eager time of a group is the sum over the eager kernels of its ops, found by op, else
-by an op that does the same to tensors of the same shapes.
+it; a median and a geometric mean count each distinct kernel once. A *violation* is a time below ``bound_s``, the
+speed of light: a model error.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any
 
 from memwall.analysis.table import group_by
 from memwall.ops.registry import OP_CLASSES
@@ -27,53 +25,75 @@ STREAMING_BYTES = 64_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """One kernel, modeled and measured, and what it is. Times are of one launch."""
+class Row:
+    """One kernel, modeled and measured, here or by others. Seconds of one launch; what is not known is None or empty.
+
+    ``measured_s`` is 0 if no timing counts. Of another project's data ``bound_s`` is also None if a kernel touches no
+    more than twice the L2: it may beat the bound.
+    """
+
+    dataset: str
+    gpu: str
+    op_class: str
+    dtype: str
+    modeled_s: float
+    measured_s: float
+    bound_s: float | None = None
+    #: identifies it within its class: the op's name first, if the class has several, then its sizes
+    shape: str = ""
+    #: the 80 % interval
+    low_s: float | None = None
+    high_s: float | None = None
+    #: the largest term of the prediction; the larger of compute and bandwidth by the datasheet
+    limited_by: str = ""
+    datasheet_limit: str = ""
+    #: the datasheet's roofline, and the same at common efficiencies with a constant overhead
+    r0_s: float | None = None
+    r1_s: float | None = None
+    #: whether the constants are the GPU's own: yes, by architecture, datasheet only
+    calibrated: str = ""
+    #: seconds to which the measured time is rounded
+    resolution_s: float = 0.0
+
+    @property
+    def error(self) -> float:
+        return self.modeled_s / self.measured_s - 1
+
+    @property
+    def is_violation(self) -> bool:
+        """Whether it was measured faster than the bound, by more than rounding: a model error."""
+        return bool(self.measured_s) and self.measured_s + self.resolution_s / 2 < (self.bound_s or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair(Row):
+    """A kernel that was measured here; its figures as the record has them, and its place in the step."""
 
     kernel: MeasuredKernel
     op_names: tuple[str, ...]
-    dtype: str
     phase: str
     module: str
-    shapes: str
     copy_bytes_per_s: float
 
     @property
     def timing(self) -> Timing | None:
-        """Its timing, or None if no timing counts."""
-        return self.kernel.timing if self.kernel.status == "ok" else None
+        """None if no timing counts."""
+        return self.kernel.timing if self.measured_s else None
 
     @property
-    def measured_s(self) -> float | None:
-        """The median."""
-        return self.timing.median_s if self.timing else None
-
-    @property
-    def error(self) -> float | None:
-        """Modeled over measured, less 1."""
-        return None if self.measured_s is None else self.kernel.modeled_s / self.measured_s - 1
-
-    @property
-    def of_bound(self) -> float | None:
+    def of_bound(self) -> float:
         """Fraction of the speed of light that was reached; above 1 is a model error."""
-        return None if self.measured_s is None else self.kernel.bound_s / self.measured_s
+        return self.kernel.bound_s / self.measured_s
 
     @property
     def of_copy(self) -> float | None:
         """Bytes per second as a fraction of what a large copy reached on the same device."""
-        if self.measured_s is None or not self.copy_bytes_per_s:
-            return None
-        return self.kernel.bytes / self.measured_s / self.copy_bytes_per_s
+        return self.kernel.bytes / self.measured_s / self.copy_bytes_per_s if self.copy_bytes_per_s else None
 
     @property
     def step_s(self) -> float:
-        """Measured seconds in a step, all repeats; 0 where it was not measured."""
-        return (self.measured_s or 0.0) * self.kernel.repeats
-
-    @property
-    def is_violation(self) -> bool:
-        """Whether it was measured faster than the bound."""
-        return self.of_bound is not None and self.of_bound > 1
+        """Measured seconds in a step, all repeats."""
+        return self.measured_s * self.kernel.repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +113,26 @@ class Share:
 
     @property
     def error(self) -> float | None:
-        """Modeled over measured, less 1."""
         return self.modeled_s / self.measured_s - 1 if self.measured_s else None
 
     @property
     def of_bound(self) -> float | None:
-        """Speed of light over measured."""
         return self.bound_s / self.measured_s if self.measured_s else None
 
     @property
     def of_copy(self) -> float | None:
-        """Bytes per second over those of a copy."""
         moved = self.measured_s * self.copy_bytes_per_s
         return self.bytes / moved if moved else None
+
+
+def _share(key: str, pairs: Sequence[Pair]) -> Share:
+    kernels = [pair.kernel for pair in pairs]
+    return Share(
+        key, sum(k.repeats for k in kernels), len(pairs), sum(k.bytes * k.repeats for k in kernels),
+        sum(k.bound_s * k.repeats for k in kernels), sum(k.modeled_s * k.repeats for k in kernels),
+        sum(pair.step_s for pair in pairs), median(abs(pair.error) for pair in pairs) if pairs else None,
+        pairs[0].copy_bytes_per_s if pairs else 0.0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,8 +151,7 @@ class Run:
     @cached_property
     def violations(self) -> tuple[Pair, ...]:
         """Pairs measured faster than the bound, the worst first."""
-        found = [pair for pair in self.measured if pair.is_violation]
-        return tuple(sorted(found, key=lambda pair: -(pair.of_bound or 0.0)))
+        return tuple(sorted((pair for pair in self.measured if pair.is_violation), key=lambda pair: -pair.of_bound))
 
     @cached_property
     def total(self) -> Share:
@@ -136,7 +162,7 @@ class Run:
     def classes(self) -> tuple[Share, ...]:
         """Measured kernels by op class, in the order of the registry."""
         order = {name: i for i, name in enumerate(OP_CLASSES)}
-        found = group_by(self.measured, [pair.kernel.op_class for pair in self.measured])
+        found = group_by(self.measured, [pair.op_class for pair in self.measured])
         names = sorted(found, key=lambda name: (order.get(name, len(order)), name))
         return tuple(_share(name, found[name]) for name in names)
 
@@ -164,29 +190,13 @@ class Run:
     @cached_property
     def streaming(self) -> tuple[Pair, ...]:
         """Measured kernels without matrix work that move ``STREAMING_BYTES`` or more, if a copy was measured."""
-        return tuple(
-            pair
-            for pair in self.measured
-            if pair.kernel.bytes >= STREAMING_BYTES and pair.of_copy and pair.kernel.op_class not in MODEL_CLASSES
-        )
+        large = [pair for pair in self.measured if pair.kernel.bytes >= STREAMING_BYTES and pair.of_copy]
+        return tuple(pair for pair in large if pair.op_class not in MODEL_CLASSES)
 
     @property
     def streaming_of_copy(self) -> float | None:
         """Geometric mean of the share of the copy bandwidth that :attr:`streaming` kernels reach."""
-        shares = [pair.of_copy for pair in self.streaming if pair.of_copy]
-        return geomean(shares) if shares else None
-
-
-def _share(key: str, pairs: Sequence[Pair]) -> Share:
-    def total(name: str) -> Any:
-        return sum(getattr(pair.kernel, name) * pair.kernel.repeats for pair in pairs)
-
-    errors = [abs(pair.error) for pair in pairs if pair.error is not None]
-    return Share(
-        key, sum(pair.kernel.repeats for pair in pairs), len(pairs), total("bytes"), total("bound_s"),
-        total("modeled_s"), sum(pair.step_s for pair in pairs), median(errors) if errors else None,
-        pairs[0].copy_bytes_per_s if pairs else 0.0,
-    )  # fmt: skip
+        return geomean([pair.of_copy or 0.0 for pair in self.streaming]) if self.streaming else None
 
 
 def geomean(values: Sequence[float]) -> float:

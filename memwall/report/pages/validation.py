@@ -63,7 +63,7 @@ def _violations(device: Device) -> list[Block]:
     found = [(run, pair) for run in device.runs for pair in run.violations]
     if not found:
         return []
-    found.sort(key=lambda item: -(item[1].of_bound or 0.0))
+    found.sort(key=lambda item: -item[1].of_bound)
     kernels = "1 kernel was" if len(found) == 1 else f"{len(found)} kernels were"
     text = f"{kernels} measured faster than the roofline bound allows (above 100 % of bound): model error."
     shown = found[:MAX_VIOLATIONS]
@@ -71,7 +71,7 @@ def _violations(device: Device) -> list[Block]:
     columns = [
         col.text("executor", [run.measurement.executor for run, _ in shown]),
         *name_columns(pairs),
-        col.names("shapes", [pair.shapes[:LONGEST_SHAPES] for pair in pairs]),
+        col.names("shapes", [pair.shape[:LONGEST_SHAPES] for pair in pairs]),
         col.seconds("bound", [pair.kernel.bound_s for pair in pairs]),
         col.seconds("measured", [pair.measured_s for pair in pairs]),
         col.percent("of bound", [pair.of_bound for pair in pairs]),

@@ -10,10 +10,8 @@ import pytest
 
 from memwall.analysis.accuracy import Sample
 from memwall.analysis.accuracy.fit import Target, by_target, fit, with_interval
-from memwall.analysis.accuracy.predict import predicted
-from memwall.analysis.accuracy.refit import fit_gpu, refit
-from memwall.analysis.accuracy.samples import halves, held_out_gpu, in_fit_half
-from memwall.analysis.accuracy.spec_text import Constant, number, renamed, with_tables
+from memwall.analysis.accuracy.refit import Constant, fit_gpu, number, refit, renamed, with_tables
+from memwall.analysis.accuracy.samples import halves, held_out_gpu, in_fit_half, predicted
 from memwall.core.errors import UsageError
 from memwall.hardware.constants import StreamConstants
 from memwall.hardware.lookup import load_gpu, read_spec, spec_path

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwall.analysis.validation import COLUMNS, devices, geomean, measured_points, rows, summary
+from memwall.analysis.validation import COLUMNS, devices, measured_points, rows, summary
 from memwall.analysis.validation.devices import ORDER, main_dtype
-from memwall.analysis.validation.pairs import Pair, Run
+from memwall.analysis.validation.pairs import Pair, Run, geomean
 from memwall.core.structure import BadRecord
 from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors
 from memwall.report.figures.roofline import MARKS
@@ -46,7 +46,7 @@ def test_a_product(device):
     assert pair.of_copy == pytest.approx(6 * MIB / 25e-6 / 0.8e12)
     assert pair.step_s == pytest.approx(4 * 25e-6)
     assert (pair.phase, pair.module, pair.dtype) == ("forward", "blocks.0.proj", "float16")
-    assert pair.shapes == "f16[1024,1024] f16[1024,1024]"
+    assert pair.shape == "f16[1024,1024] f16[1024,1024]"
 
 
 def test_faster_than_the_speed_of_light_is_a_violation(device):
@@ -57,14 +57,17 @@ def test_faster_than_the_speed_of_light_is_a_violation(device):
     assert run_of(device, "generated").violations == ()
 
 
-def test_a_time_with_a_wrong_result_is_no_time(device):
-    run = run_of(device, "eager")
-    pair = replace(run.pairs[0], kernel=replace(run.pairs[0].kernel, status="wrong"))
+def test_a_time_with_a_wrong_result_is_no_time():
+    profile = make_measured(("eager",))
+    record = copy.deepcopy(profile.measurements)
+    record[0]["kernels"][0]["status"] = "wrong"
+    wrong = replace(profile, measurements=tuple(record))
+    (run,) = devices(wrong)[0].runs
+    pair = run.pairs[0]
     assert pair.kernel.timing is not None
-    assert (pair.timing, pair.measured_s, pair.error, pair.of_bound, pair.of_copy) == (None,) * 5
-    assert pair.step_s == 0
-    assert not pair.is_violation
-    assert Run(run.measurement, (pair,), 1).measured == ()
+    assert (pair.timing, pair.measured_s, pair.step_s, pair.is_violation) == (None, 0.0, 0.0, False)
+    assert pair not in run.measured
+    assert [rows(wrong)[0][name] for name in ("measured_s", "error", "of_bound", "of_copy")] == [None] * 4
 
 
 def test_no_copy_bandwidth_no_share_of_it(device):
@@ -136,7 +139,10 @@ def test_flags_are_counted_by_kernels(device):
 
 def large(name: str, op_class: str, nbytes: int, us: float) -> Pair:
     kernel = MeasuredKernel(0, name, (0,), op_class, 1, 0, nbytes, us * US, 0.0, "ok", timing=timing(us))
-    return Pair(kernel, (name,), "float32", "forward", "", "", 2e12)
+    return Pair(
+        "memwall eager", "g", op_class, "float32", 0.0, us * US, kernel=kernel, op_names=(name,), phase="forward",
+        module="", copy_bytes_per_s=2e12,
+    )  # fmt: skip
 
 
 def test_streaming_kernels_are_the_large_ones_without_matrix_work(device):

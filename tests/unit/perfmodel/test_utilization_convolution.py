@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.accuracy.predict import model_rows
 from memwall.analysis.accuracy.reading import read_measured
-from memwall.analysis.accuracy.samples import in_fit_half
+from memwall.analysis.accuracy.samples import in_fit_half, model_rows
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.launches import Convolution, Stream

@@ -15,14 +15,14 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - Triton layers: Liger-Kernel's columns (:mod:`memwall.analysis.accuracy.tables.liger`)
 """
 
-from memwall.analysis.accuracy.tables import aiconfigurator, deepbench, encoder, liger, neusight, own, peaks, vidur
-from memwall.analysis.accuracy.tables.base import Skip, Table
+from memwall.analysis.accuracy.tables import aiconfigurator, deepbench, encoder, liger, neusight, peaks, vidur
+from memwall.analysis.accuracy.tables.base import OWN, Skip, Table
 
 __all__ = ["TABLES", "Skip", "Table"]
 
 #: Kinds of tables; the first whose columns are all present is used.
 TABLES: tuple[Table, ...] = (
-    own.OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, neusight.CONV, neusight.OPS, vidur.OPS,
+    OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, neusight.CONV, neusight.OPS, vidur.OPS,
     vidur.ALL_REDUCE, deepbench.CONV, deepbench.GEMM, liger.OPS, liger.PAIRS, peaks.BANDWIDTH, peaks.PRODUCTS,
     encoder.ENCODER,
 )  # fmt: skip

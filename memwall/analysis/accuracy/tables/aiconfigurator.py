@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, count, gpu_named, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, count, gpu_named, known, size
 from memwall.core.graph import ITEMSIZE
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -37,10 +37,8 @@ _ONE_CACHE, _LARGEST_GROUP = "trtllm_1.0.0", 32
 
 def _gemm(record: Record) -> Call:
     gpu, dtype = gpu_named(record["gpu"]), record["dtype"]
-    if dtype not in _OPERANDS:
-        raise Skip(f"dtype {dtype[:40]!r} is not known")
+    operands = known(_OPERANDS, dtype, "dtype")
     m, n, k = (size(record, name) for name in "mnk")
-    operands = _OPERANDS[dtype]
     cost = calls.product(m, n, k, operands, out="bfloat16")
     weights = n * k * ITEMSIZE[operands]
     warm = _warm_bytes(cost, gpu, weights)
@@ -82,8 +80,7 @@ def _attention(record: Record) -> Call:
     else:
         raise Skip(f"phase {phase[:40]!r} is not known")
     width, dtype = size(record, "head_dim"), record["dtype"]
-    if dtype not in ("bfloat16", "float16"):
-        raise Skip(f"dtype {dtype[:40]!r} is not known")
+    known({"bfloat16": 2, "float16": 2}, dtype, "dtype")
     cost = calls.served_attention(batch, heads, kv_heads, queries, keys, width, dtype)
     if phase == "decode" and record.get("framework") == _ONE_CACHE and 1 < heads // kv_heads <= _LARGEST_GROUP:
         cost = _keys_alone(cost)

@@ -1,25 +1,24 @@
-"""What a kind of table is, and how the cells of its rows are read."""
+"""What a kind of table is, how the cells of its rows are read, and the table that memwall itself writes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from memwall.analysis.accuracy.samples import Sample
-from memwall.analysis.accuracy.scores import Row
+from memwall.analysis.validation import COLUMNS, Row
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
 from memwall.ops import Cost
 from memwall.perfmodel.memory import kept_share
 
-#: the shortest and the longest plausible time of a kernel
-SHORTEST_S, LONGEST_S = 1e-12, 1e12
-#: the largest plausible size of an axis
-_LARGEST = 1 << 40
-
+T = TypeVar("T")
 Record = Mapping[str, Any]
+
+#: the smallest and the largest plausible time in seconds, and rate; the largest plausible size of an axis
+_LEAST, _MOST, _LARGEST_SIZE = 1e-12, 1e12, 1 << 40
 
 
 class Skip(Exception):
@@ -67,12 +66,7 @@ class Table:
         return frozenset(self.told_by.split())
 
     def read(self, record: Record) -> Iterator[Sample | Row]:
-        """The samples of a row.
-
-        Raises:
-            ValueError: a cell is wrong.
-            Skip: it holds nothing to score.
-        """
+        """The samples of a row, or the row itself; raises as ``call``."""
         found = self.call(record)
         for item in (found,) if isinstance(found, (Call, Row)) else found:
             yield item if isinstance(item, Row) else self._sample(record, item)
@@ -86,62 +80,50 @@ class Table:
                       self.resolution_s, call.split)  # fmt: skip
 
 
-# -- cells -------------------------------------------------------------------------------------------------------------
+# -- cells, all of which raise ValueError if they are not what they should be ------------------------------------------
 
 
-def size(record: Record, name: str) -> int:
-    """A whole number of at least 1.
-
-    Raises:
-        ValueError: it is not.
-    """
-    number = _number(record, name)
-    if not 1 <= number <= _LARGEST or number != int(number):
-        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a size")
-    return int(number)
+def size(record: Record, name: str, least: int = 1) -> int:
+    """A whole number of at least 1, or 0."""
+    return int(_number(record, name, least, _LARGEST_SIZE, "a size" if least else "a count", whole=True))
 
 
 def count(record: Record, name: str) -> int:
-    """A whole number of at least 0.
-
-    Raises:
-        ValueError: it is not.
-    """
-    number = _number(record, name)
-    if not 0 <= number <= _LARGEST or number != int(number):
-        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a count")
-    return int(number)
+    """A whole number of at least 0."""
+    return size(record, name, 0)
 
 
-def seconds(record: Record, name: str, unit_s: float = 1e-3, *, least: float = SHORTEST_S) -> float:
-    """A time in seconds; the cell is in ``unit_s``.
-
-    Raises:
-        ValueError: the cell is not a time.
-    """
-    number = _number(record, name) * unit_s
-    if not least <= number <= LONGEST_S:
-        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a time")
-    return number
+def seconds(record: Record, name: str, unit_s: float = 1e-3, *, least: float = _LEAST) -> float:
+    """A time in seconds; the cell is in ``unit_s``."""
+    return _number(record, name, least, _MOST, "a time", unit=unit_s)
 
 
 def positive(record: Record, name: str) -> float:
-    """A number above 0.
+    """A number above 0."""
+    return _number(record, name, _LEAST, _MOST, "a number above 0")
 
-    Raises:
-        ValueError: the cell is not a number above 0.
-    """
-    number = _number(record, name)
-    if not 0 < number < float("inf"):
-        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a number above 0")
+
+def _number(
+    record: Record, name: str, least: float, most: float, what: str, unit: float = 1.0, whole: bool = False
+) -> float:
+    try:
+        number = float(record[name]) * unit
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a number") from None
+    if not least <= number <= most or (whole and number != int(number)):
+        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not {what}")
     return number
 
 
-def _number(record: Record, name: str) -> float:
-    try:
-        return float(record[name])
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} is {str(record[name])[:40]!r}, not a number") from None
+def known(table: Mapping[str, T], name: str, what: str) -> T:
+    """The entry of a name.
+
+    Raises:
+        Skip: there is none.
+    """
+    if name not in table:
+        raise Skip(f"{what} {name[:40]!r} is not known")
+    return table[name]
 
 
 #: Data sets' names of a GPU that neither drivers nor memwall's specs use.
@@ -178,3 +160,22 @@ def gpu_named(label: str) -> Gpu:
         return load_gpu(_LABELS[label]) if label in _LABELS else match_device(label) or load_gpu(label)
     except UsageError:
         raise Skip(f"there is no spec of the GPU {label[:60]!r}") from None
+
+
+# -- the table that memwall measure writes -----------------------------------------------------------------------------
+
+
+def _own(record: Record) -> Row:
+    if record["status"] != "ok":
+        raise Skip(f"status {str(record['status'])[:40]!r}")
+    return Row(
+        f"memwall {record['executor']}", record["gpu"], record["class"], record["dtype"],
+        seconds(record, "modeled_s", 1.0, least=0.0), seconds(record, "measured_s", 1.0),
+        seconds(record, "bound_s", 1.0, least=0.0),
+    )  # fmt: skip
+
+
+OWN = Table(
+    "measured kernels as memwall writes them", "gpu executor class dtype modeled_s measured_s bound_s status", _own
+)
+assert OWN.columns <= set(COLUMNS)

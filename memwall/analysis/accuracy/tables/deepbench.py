@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, count, gpu_named, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Table, count, gpu_named, known, size
 from memwall.ops import table_calls as calls
 
 #: precision of the table -> dtype of the operands
@@ -17,9 +17,7 @@ _PASSES = {"fwd_ms": "forward", "bwd_input_ms": "input", "bwd_weight_ms": "weigh
 def _precision(record: Record) -> tuple[str, str]:
     gpu_named(record["gpu"])
     name = str(record["precision"]).partition("(")[0].strip()
-    if name not in _OPERANDS:
-        raise Skip(f"precision {name[:40]!r} is not known")
-    return name, _OPERANDS[name]
+    return name, known(_OPERANDS, name, "precision")
 
 
 def _gemm(record: Record) -> Call:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, count, gpu_named, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Table, count, gpu_named, known, size
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
@@ -50,9 +50,7 @@ _OPS: Mapping[str, tuple[str, Callable[[Record], Cost]]] = {
 
 def _op(record: Record) -> Call:
     op = str(record["op"]).strip().lower()
-    if op not in _OPS:
-        raise Skip(f"op {op[:40]!r} is not known")
-    op_class, build = _OPS[op]
+    op_class, build = known(_OPS, op, "op")
     gpu = gpu_named(record["gpu"])
     cost = build(record)
     shape = ",".join(f"{name}={_cell(record, name)}" for name in "bmknh" if _cell(record, name))

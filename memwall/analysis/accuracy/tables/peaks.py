@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import re
 
-from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, gpu_named, positive, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, gpu_named, known, positive, size
 from memwall.ops import table_calls as calls
 
 _ARRAY_BYTES = 1 << 30
 #: word in a benchmark's name -> arrays read and written (BabelStream, gpu-benches)
 _STREAMS = {
-    "triad": (2, 1),
-    "copy": (1, 1),
-    "mul": (1, 1),
-    "scale": (1, 1),
-    "add": (2, 1),
-    "dot": (2, 0),
-    "read": (1, 0),
-}
+    "triad": (2, 1), "copy": (1, 1), "mul": (1, 1), "scale": (1, 1), "add": (2, 1), "dot": (2, 0), "read": (1, 0),
+}  # fmt: skip
 _OPERANDS = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp16_tensorcore": "float16",
-    "fp8": "float8_e4m3fn",
-    "fp32": "float32",
-}
+    "bf16": "bfloat16", "fp16": "float16", "fp16_tensorcore": "float16", "fp8": "float8_e4m3fn", "fp32": "float32",
+}  # fmt: skip
 
 
 def _bandwidth(record: Record) -> Call:
@@ -47,12 +37,11 @@ def _product(record: Record) -> Call:
     if not sizes:
         raise Skip("no shape is stated")
     name = str(record["dtype"]).partition(" ")[0].partition("(")[0]
-    if name not in _OPERANDS:
-        raise Skip(f"dtype {name[:40]!r} is not known")
+    operands = known(_OPERANDS, name, "dtype")
     gpu_named(record["gpu"])
     m, n, k = (size({"shape_mnk": side}, "shape_mnk") for side in sizes.groups())
     out = "bfloat16" if name == "fp8" else ""
-    cost = calls.product(m, n, k, _OPERANDS[name], out=out)
+    cost = calls.product(m, n, k, operands, out=out)
     took_s = 2 * m * n * k / (positive(record, "measured_tflops") * 1e12)
     return Call(op_class="gemm", dtype=name, shape=f"m={m},n={n},k={k}", cost=cost, warm=0, measured_s=took_s)
 

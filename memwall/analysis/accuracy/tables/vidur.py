@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from memwall.analysis.accuracy.scores import Row
-from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, gpu_named, seconds, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, gpu_named, known, seconds, size
+from memwall.analysis.validation import Row
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.launches import Gemm, Stream
@@ -97,9 +97,7 @@ def _weight_bytes(cost: Cost) -> int:
 
 def _op(record: Record) -> Call:
     op = record["op"]
-    if op not in _OPS:
-        raise Skip(f"op {op[:40]!r} is not known")
-    op_class, build = _OPS[op]
+    op_class, build = known(_OPS, op, "op")
     gpu, layer = gpu_named(record["gpu"]), _Layer(record)
     cost = build(layer)
     warm = None
