@@ -147,7 +147,7 @@ def labels(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             found.setdefault((row.dataset, row.op_class), []).append(row)
     lines = []
     for (dataset, op_class), members in sorted(found.items()):
-        scored = cell(dataset, "", op_class, "", members, floors)
+        scored = cell((dataset, "", op_class, ""), members, floors)
         if len(members) >= 100 and scored.kappa is not None:
             lines.append((dataset, op_class, str(len(members)), f"{scored.kappa:.2f}"))
     return lines

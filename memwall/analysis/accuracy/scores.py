@@ -77,10 +77,11 @@ def score_all(rows: Iterable[Row]) -> tuple[Cell, ...]:
 
 def _cells(rows: Sequence[Row], key: Callable[[Row], tuple[str, str, str, str]]) -> tuple[Cell, ...]:
     floors, found = floors_s(rows), group_by(rows, map(key, rows))
-    return tuple(_cell(names, found[names], floors) for names in sorted(found))
+    return tuple(cell(names, found[names], floors) for names in sorted(found))
 
 
-def _cell(names: tuple[str, str, str, str], rows: Sequence[Row], floors: Mapping[Place, float]) -> Cell:
+def cell(names: tuple[str, str, str, str], rows: Sequence[Row], floors: Mapping[Place, float]) -> Cell:
+    """The score of some rows under their names; ``floors`` as from :func:`floors_s` for their whole data sets."""
     errors = [row.error for row in rows]
     sizes = [abs(error) for error in errors]
     held = [
