@@ -10,6 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -27,8 +28,8 @@ _OWN_FIELDS = frozenset(nn.Module().__dict__) - {"training"}
 class Structures:
     """The structure numbers of all modules under a root, and which modules occur more than once.
 
-    ``repeated`` holds the ids of modules with children, whose structure occurs at least twice and whose parameters
-    no other module uses.
+    ``repeated`` holds the ids of modules with children, whose structure occurs at least twice and whose parts and
+    parameters are registered in no other module.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -41,7 +42,9 @@ class Structures:
         self.repeated = frozenset(
             id(module)
             for module in root.modules()
-            if module._modules and counts[self._of[id(module)]] > 1 and _exclusive(module, uses)
+            if module._modules
+            and counts[self._of[id(module)]] > 1
+            and all(uses[key] == count for key, count in _uses(module).items())
         )
 
     def number(self, module: nn.Module) -> int | None:
@@ -84,11 +87,6 @@ def _attribute(value: Any) -> Any:
     return "object", id(value)
 
 
-def _exclusive(module: nn.Module, uses: Counter[int]) -> bool:
-    """Whether all parts and parameters of a module are registered in it alone."""
-    return all(uses[key] == count for key, count in _uses(module).items())
-
-
 def _uses(root: nn.Module) -> Counter[int]:
     """How often each parameter and each module is registered in a module under the root."""
     uses: Counter[int] = Counter()
@@ -127,24 +125,22 @@ def watch_numbers(module: nn.Module) -> Iterator[list[str]]:
     parts = list(module.modules())
     for part in parts:
         numbers = {n: v for n, v in part.__dict__.items() if n in _NUMBERS and type(v) is int}
-        if numbers:
-            hidden[id(part)] = numbers
-            for name in numbers:
-                del part.__dict__[name]
+        hidden[id(part)] = numbers
+        for name in numbers:
+            del part.__dict__[name]
     asked: list[str] = []
     original = nn.Module.__getattr__
 
     def find(self: nn.Module, name: str) -> Any:
-        held = hidden.get(id(self))
-        if held is None or name not in held:
+        held = hidden.get(id(self), {})
+        if name not in held:
             return original(self, name)
         asked.append(name)
         return held[name]
 
-    nn.Module.__getattr__ = find  # type: ignore[method-assign]
     try:
-        yield asked
+        with patch.object(nn.Module, "__getattr__", find):
+            yield asked
     finally:
-        nn.Module.__getattr__ = original  # type: ignore[method-assign]
         for part in parts:
             part.__dict__.update(hidden.get(id(part), {}))

@@ -24,7 +24,7 @@ from memwall.frontend.torch.build import build_inputs, cast
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.tensors import dtype_name
-from memwall.frontend.workload.blame import first_line
+from memwall.frontend.workload.blame import first_line, portable
 
 
 class Line(NamedTuple):
@@ -197,7 +197,7 @@ class DynamoRun:
                 kind=getattr(error, "gb_type", None) or type(error).__name__,
                 cause=text.first_kind(message),
                 detail=text.explanation(message),
-                file=text.shown(file),
+                file=portable(file),
                 line=line,
                 source_line=linecache.getline(file, line).strip(),
                 function=function,

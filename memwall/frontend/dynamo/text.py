@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from traceback import FrameSummary
 
-from memwall.frontend.workload.blame import is_user_file
+from memwall.frontend.workload.blame import is_user_file, portable
 
 _CHARS = 240
 _EXPLAINS = ("Explanation:", "Hint:")
@@ -35,7 +34,7 @@ def explanation(message: str) -> str:
         if text:
             found.append(text)
     if skipped := next((m for m in map(_SKIPPED.search, lines) if m), None):
-        found = [f"No graph holds any of {plain_function(skipped[1])} ({shown(skipped[2])}:{skipped[3]}).", *found]
+        found = [f"No graph holds any of {plain_function(skipped[1])} ({portable(skipped[2])}:{skipped[3]}).", *found]
     return clip(" ".join(found) or next(filter(None, lines), ""))
 
 
@@ -62,7 +61,7 @@ def limit_reached(message: str) -> str | None:
     if limit is None or where is None:
         return None
     last = next((line.removeprefix("last reason: ") for line in lines if line.startswith("last reason: ")), "")
-    place = f"{plain_function(where[1])} ({shown(where[2])}:{where[3]})"
+    place = f"{plain_function(where[1])} ({portable(where[2])}:{where[3]})"
     return f"{place} was captured {limit[2]} times ({limit[1]}) and runs without graphs now: {failed_check(last)}"
 
 
@@ -112,14 +111,3 @@ def resumed_at(name: str) -> tuple[str, int] | None:
     """Function and line behind which it goes on, where a name is that of a function that Dynamo resumed."""
     resumed = _RESUMED.fullmatch(name)
     return (plain_function(resumed[1]), int(resumed[2])) if resumed else None
-
-
-def shown(file: str) -> str:
-    """A path that is the same on every machine: from this folder, from the packages' folder, or its name."""
-    path = Path(file)
-    if path.is_relative_to(Path.cwd()):
-        return path.relative_to(Path.cwd()).as_posix()
-    for folder in ("site-packages", "dist-packages"):
-        if folder in path.parts:
-            return "/".join(path.parts[path.parts.index(folder) + 1 :])
-    return path.name

@@ -7,8 +7,10 @@ enabled for them, with CUDA's lists. The lists are those of ATen/autocast_mode.h
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -66,7 +68,7 @@ class CudaAutocast:
         self._stack: list[torch.dtype | None] = []
         self._cached: list[bool] = []
         self._flags: list[tuple[str, bool, torch.dtype]] = []
-        self._patched = {name: getattr(_AUTOCAST, name) for name in ("__init__", "__enter__", "__exit__")}
+        self._patch: Any = None
 
     @property
     def state(self) -> torch.dtype | None:
@@ -96,15 +98,14 @@ class CudaAutocast:
 
         self._flags = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _MIRRORS]
         self._switch()
-        for name, method in (("__init__", init), ("__enter__", enter), ("__exit__", leave)):
-            setattr(_AUTOCAST, name, method)
+        self._patch = patch.multiple(_AUTOCAST, __init__=init, __enter__=enter, __exit__=leave)
+        self._patch.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         while self._stack:
             self.pop()
-        for name, method in self._patched.items():
-            setattr(_AUTOCAST, name, method)
+        self._patch.stop()
         for device, enabled, dtype in self._flags:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
@@ -148,8 +149,6 @@ class CudaAutocast:
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
 
     def _register(self) -> None:
-        import warnings
-
         library: Any = torch.library.Library("aten", "IMPL")
         self._library = library
         newer = torch.__version__.split(".")[:2] >= ["2", "12"]
@@ -182,8 +181,9 @@ class CudaAutocast:
         return op(*args, **{**kwargs, "dtype": torch.float32})
 
     def _promote(self, op: Any, args: tuple, kwargs: dict) -> Any:
-        wide = any(t.dtype is torch.float32 for t in _tensors((args, kwargs)) if t.is_floating_point())
-        dtype = torch.float32 if wide else (self.state or torch.float16)
+        seen: list[torch.dtype] = []
+        _map((args, kwargs), lambda t: seen.append(t.dtype))
+        dtype = torch.float32 if torch.float32 in seen else (self.state or torch.float16)
         return op(*_map(args, lambda t: self._cast(t, dtype)), **_map(kwargs, lambda t: self._cast(t, dtype)))
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -214,7 +214,7 @@ def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _map(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _map(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, (list, tuple)):
@@ -222,10 +222,3 @@ def _map(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(tree, dict):
         return {key: _map(item, change) for key, item in tree.items()}
     return tree
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
-    return [t for item in items for t in _tensors(item)]

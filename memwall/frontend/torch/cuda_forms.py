@@ -22,9 +22,8 @@ _KEYS = {"meta": ("AutogradMeta", "Meta"), "cpu": ("AutogradCPU", "CPU")}
 class CudaForms:
     """Context manager: while open, calls on ``recorder.device`` take their CUDA form.
 
-    Args:
-        recorder: opaque ops (those that torch has no shape function for) are recorded here.
-        attention: the fused SDPA backend that the GPU prefers: ``flash``, ``efficient`` or ``math``.
+    Opaque ops (those that torch has no shape function for) are recorded by name. ``attention`` is the SDPA backend that
+    the GPU prefers: ``flash``, ``efficient`` or ``math``.
     """
 
     def __init__(self, recorder: Recorder, attention: str) -> None:
@@ -72,7 +71,7 @@ class CudaForms:
         if self.recorder.device == "cpu" and backend != "math":
             options = {"scale": scale, "enable_gqa": enable_gqa}
             return self._opaque_attention(backend, query, key, value, attn_mask, dropout_p, is_causal, options)
-        return _ATTENTION[backend](query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return attend(backend, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def _opaque_attention(
         self, backend: str, query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool,
@@ -111,12 +110,8 @@ class CudaForms:
     def _opaque(
         self, compute: Callable[..., Any], op: str, call: OpaqueCall, inputs: Sequence[Any]
     ) -> tuple[torch.Tensor, ...]:
-        """The results of an op that is recorded by name.
-
-        Args:
-            compute: ``compute(run, *inputs)`` calls torch's own kernel of ``op``, ``run``; unused where values do not
-            matter.
-        """
+        """The results of an op that is recorded by name. ``compute(run, *inputs)`` calls torch's own kernel of ``op``,
+        ``run``; unused where values do not matter."""
         results: tuple[torch.Tensor, ...] = Opaque.apply(self.recorder, call, *inputs)
         return results
 
@@ -149,7 +144,9 @@ class CudaForms:
             output = ([*x.shape[:-1], int(states[0].shape[-1]) * directions], x.dtype)
             names = ("input", *(("hx", "cx")[: len(states)]), *(["weight"] * len(params)))
             inputs = (x, *states, *params)
-            reserve = ([_reserve_elements(x, hidden, num_layers, directions, _GATES[mode])], x.dtype)
+            # cuDNN's reserve space: the gates and states of every step, which backward reads again
+            steps_times_batch = x.numel() // int(x.shape[-1]) if x.numel() else 0
+            reserve = ([steps_times_batch * hidden * directions * num_layers * (_GATES[mode] + 1)], x.dtype)
             reserve_name = ((len(states) + 1, "reserve"),)
             keep_reserve = train and any(t.requires_grad for t in inputs) and torch.is_grad_enabled()
             outputs = (output, *(_like(s) for s in states), *((reserve,) if keep_reserve else ()))
@@ -173,12 +170,6 @@ class CudaForms:
 #: cuDNN's number of a recurrent layer -> ATen's name, and gates
 RECURRENT = {2: "lstm.input", 3: "gru.input", 1: "rnn_tanh.input", 0: "rnn_relu.input"}
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
-
-
-def _reserve_elements(x: torch.Tensor, hidden: int, layers: int, directions: int, gates: int) -> int:
-    """Elements of cuDNN's reserve space: the gates and states of every step, which backward reads again."""
-    steps_times_batch = x.numel() // int(x.shape[-1]) if x.numel() else 0
-    return steps_times_batch * hidden * directions * layers * (gates + 1)
 
 
 def _like(tensor: torch.Tensor) -> tuple[list[int], torch.dtype]:
@@ -316,45 +307,28 @@ def choose_attention(preferred: str, query: Any, key: Any, value: Any, *, masked
     return "efficient"
 
 
-def _flash(
-    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
+def attend(
+    backend: str, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
 ) -> torch.Tensor:
-    head = int(q.shape[-1])
-    if head % 8:  # the kernel takes head dimensions in steps of 8
-        scale = head**-0.5 if scale is None else scale
-        q, k, v = (torch.nn.functional.pad(t, (0, 8 - head % 8)) for t in (q, k, v))
-        padded: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
-            q, k, v, dropout, causal, False, scale=scale
-        )[0]
-        return padded[..., :head]
-    result: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
-        q, k, v, dropout, causal, False, scale=scale
-    )[0]
+    """Attention as the call of a backend's kernel."""
+    aten: Any = torch.ops.aten
+    result: torch.Tensor
+    if backend == "math":
+        result = aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)[0]
+    elif backend == "flash":
+        head = int(q.shape[-1])
+        if padding := -head % 8:  # the kernel takes head dimensions in steps of 8
+            scale = head**-0.5 if scale is None else scale
+            q, k, v = (torch.nn.functional.pad(t, (0, padding)) for t in (q, k, v))
+        result = aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
+        result = result[..., :head] if padding else result
+    else:
+        if mask is not None:
+            if mask.dtype is torch.bool:
+                zero = torch.zeros((), dtype=q.dtype, device=q.device)
+                mask = torch.where(mask, zero, float("-inf")).to(q.dtype)
+            mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        trains = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        kernel = aten._scaled_dot_product_efficient_attention
+        result = kernel(q, k, v, mask, trains, dropout, causal, scale=scale)[0]
     return result
-
-
-def _efficient(
-    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
-) -> torch.Tensor:
-    if mask is not None:
-        if mask.dtype is torch.bool:
-            zero = torch.zeros((), dtype=q.dtype, device=q.device)
-            mask = torch.where(mask, zero, float("-inf")).to(q.dtype)
-        mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    needs_logsumexp = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-    result: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
-        q, k, v, mask, needs_logsumexp, dropout, causal, scale=scale
-    )[0]
-    return result
-
-
-def _math(
-    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
-) -> torch.Tensor:
-    result: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
-        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa
-    )[0]
-    return result
-
-
-_ATTENTION = {"flash": _flash, "efficient": _efficient, "math": _math}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -69,11 +71,9 @@ def fused_everywhere(*devices: str) -> Iterator[None]:
     import torch.utils._foreach_utils as utils
 
     names = ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices")
-    saved = [(place, name, getattr(place, name)) for place in (base, utils) for name in names if hasattr(place, name)]
-    try:
-        for place, name, original in saved:
-            setattr(place, name, lambda original=original: [*original(), *devices])
+    with contextlib.ExitStack() as stack:
+        for place, name in itertools.product((base, utils), names):
+            if original := getattr(place, name, None):
+                replaced = lambda original=original: [*original(), *devices]  # noqa: E731
+                stack.enter_context(patch.object(place, name, replaced))
         yield
-    finally:
-        for place, name, original in saved:
-            setattr(place, name, original)

@@ -1,8 +1,7 @@
 """Where an op comes from: the module that ran, and the line of the user's code.
 
 Every autograd node carries the sequence number at which forward made it; a backward op belongs to the module and the
-line that were current at that number. Paths of files are relative: to the current folder, to the folder that a package
-is installed in, else the bare file name, so that a record reads the same on every machine.
+line that were current at that number.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from memwall.frontend.workload.blame import is_machinery
+from memwall.frontend.workload.blame import is_machinery, portable
 
 #: where the walk up the stack ends: what called the tracer is not the model
 _ENTRANCE = str(Path(__file__).with_name("run.py"))
@@ -73,7 +72,7 @@ class SourceLines(_History):
             name = code.co_filename
             file = self._files.get(name)
             if file is None:
-                file = self._files[name] = "-" if is_machinery(name) else _relative(Path(name))
+                file = self._files[name] = "-" if is_machinery(name) else portable(name)
             if not file:
                 return ""
             if file != "-":
@@ -89,14 +88,6 @@ class SourceLines(_History):
         if node > self._numbers[-1]:
             self._numbers.append(node)
             self._texts.append(line)
-
-
-def _relative(path: Path) -> str:
-    for place, part in enumerate(path.parts):
-        if part in ("site-packages", "dist-packages"):
-            return Path(*path.parts[place + 1 :]).as_posix()
-    folder = Path.cwd()
-    return (path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)).as_posix()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -35,13 +36,8 @@ def triton_calls(recorder: Recorder) -> Iterator[None]:
     def tune(tuner: Any, *args: Any, **kwargs: Any) -> None:
         tuner.fn.run(*args, **{**kwargs, **(tuner.configs[0].kwargs if tuner.configs else {})})
 
-    saved = [(kind, kind.run) for kind in (JITFunction, Autotuner)]
-    JITFunction.run, Autotuner.run = run, tune
-    try:
+    with patch.object(JITFunction, "run", run), patch.object(Autotuner, "run", tune):
         yield
-    finally:
-        for kind, original in saved:
-            kind.run = original
 
 
 def _record(recorder: Recorder, kernel: Any, given: dict[str, Any]) -> None:
@@ -53,10 +49,6 @@ def _record(recorder: Recorder, kernel: Any, given: dict[str, Any]) -> None:
         recorder.emit(
             f"triton.{kernel.__name__}", read, read.values(), [t for n, t in tensors.items() if n in writes], scalars
         )
-
-
-_LOADS = frozenset(("load",))
-_STORES = frozenset(("store",))
 
 
 def pointer_use(source: str, pointers: frozenset[str]) -> tuple[set[str], set[str]]:
@@ -80,9 +72,9 @@ def pointer_use(source: str, pointers: frozenset[str]) -> tuple[set[str], set[st
         if isinstance(node, ast.Call):
             name = _called(node)
             used = _pointers(node.args[0], carried) if node.args else set()
-            if name in _LOADS:
+            if name == "load":
                 reads |= used
-            elif name in _STORES:
+            elif name == "store":
                 writes |= used
             elif name.startswith("atomic") or not isinstance(node.func, ast.Attribute):
                 used = {p for argument in node.args for p in _pointers(argument, carried)}
@@ -93,7 +85,7 @@ def pointer_use(source: str, pointers: frozenset[str]) -> tuple[set[str], set[st
 
 def _pointers(node: ast.AST, carried: dict[str, set[str]]) -> set[str]:
     """The pointers that an expression carries."""
-    if isinstance(node, ast.Call) and (_called(node) in _LOADS or _called(node).startswith("atomic")):
+    if isinstance(node, ast.Call) and (_called(node) == "load" or _called(node).startswith("atomic")):
         return set()
     if isinstance(node, ast.Name):
         return set(carried.get(node.id, ()))

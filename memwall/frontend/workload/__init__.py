@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memwall.frontend.workload.base import Workload
 from memwall.frontend.workload.blame import blame
+from memwall.frontend.workload.contract import Workload
 from memwall.frontend.workload.target import is_target, resolve
 
 __all__ = ["Workload", "blame", "is_target", "resolve"]

@@ -6,7 +6,6 @@ import linecache
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from memwall.core.errors import MemwallError, UsageError
 
 _MESSAGE_CHARS = 300
 _LINE_CHARS = 100
+_PACKAGES = frozenset(("site-packages", "dist-packages"))
 
 
 def blame(error: BaseException, doing: str) -> MemwallError:
@@ -55,11 +55,8 @@ def user_frame(error: BaseException) -> str:
     Where the whole model is an installed package, the last frame of that package; empty when there is neither.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    candidates = (
-        [(frame, line) for frame, line in frames if is_user_file(frame.f_code.co_filename)],
-        [(frame, line) for frame, line in frames if not is_machinery(frame.f_code.co_filename)],
-    )
-    for found in candidates:
+    for is_own in (is_user_file, lambda filename: not is_machinery(filename)):
+        found = [(frame, line) for frame, line in frames if is_own(frame.f_code.co_filename)]
         if found:
             frame, line = found[-1]
             code = frame.f_code
@@ -75,7 +72,7 @@ def is_user_file(filename: str) -> bool:
 
 
 def _is_installed(filename: str) -> bool:
-    return any(part in ("site-packages", "dist-packages") for part in Path(filename).parts)
+    return not _PACKAGES.isdisjoint(Path(filename).parts)
 
 
 def is_machinery(filename: str) -> bool:
@@ -89,17 +86,21 @@ def is_machinery(filename: str) -> bool:
 
 @cache
 def _machinery_folders() -> tuple[Path, ...]:
-    return tuple(_folders())
-
-
-def _folders() -> Iterator[Path]:
-    yield Path(__file__).parents[2]
+    folders = [Path(__file__).parents[2]]
     torch = sys.modules.get("torch")
     if torch is not None and torch.__file__:  # a build from source is outside site-packages
-        yield Path(torch.__file__).parent
-    for key in ("stdlib", "platstdlib"):
-        yield Path(sysconfig.get_path(key))
-        yield Path(sysconfig.get_path(key)).resolve()
+        folders.append(Path(torch.__file__).parent)
+    library = [Path(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib")]
+    return (*folders, *library, *(path.resolve() for path in library))
+
+
+def portable(filename: str) -> str:
+    """A file as every machine names it: in its package, from the current folder, else by its bare name."""
+    path = Path(filename)
+    for place, part in enumerate(path.parts):
+        if part in _PACKAGES:
+            return Path(*path.parts[place + 1 :]).as_posix()
+    return (path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name)).as_posix()
 
 
 def _shown(filename: str) -> str:

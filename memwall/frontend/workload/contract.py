@@ -14,13 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError, nearest
-from memwall.frontend.workload.base import Workload
 from memwall.frontend.workload.blame import blame
 from memwall.frontend.workload.inputs import input_builder
 from memwall.frontend.workload.loading import at_home, home_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    Inputs = tuple[Any, ...] | list[Any] | dict[str, Any]
 
 SMALLEST = """\
 import torch
@@ -33,6 +38,29 @@ def inputs(batch=8):
 """
 
 _INPUT_NAMES = ("inputs", "get_inputs")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a step runs: a model, its inputs, its loss and its optimizer, each as it is or as a function that builds it.
+
+    Functions are called by whoever traces or measures, under the device that it chose; nothing is built before.
+
+    Attributes:
+        model: a module, or a function without arguments that builds one.
+        inputs: positional inputs (tuple or list), keyword inputs (dict), or a function that builds them.
+        loss: output -> scalar tensor; ``None`` takes the output's ``.loss``, else the sum of its floating tensors.
+        optimizer: parameters -> optimizer, or a name such as ``"adamw"``; ``None`` stops after backward.
+        name: a short name for reports.
+        target: what the user wrote to name it.
+    """
+
+    model: nn.Module | Callable[..., nn.Module]
+    inputs: Inputs | Callable[..., Inputs]
+    loss: Callable[[Any], Tensor] | None = None
+    optimizer: Callable[[Any], Optimizer] | str | None = "adamw"
+    name: str = "model"
+    target: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from unittest import mock
 
 from memwall.core.errors import UsageError, need
 from memwall.core.files import read_json
-from memwall.frontend.workload.base import Workload
 from memwall.frontend.workload.blame import blame
+from memwall.frontend.workload.contract import Workload
 from memwall.frontend.workload.inputs import InputSpec, input_builder, make_tensor
 
 _DEFAULT_SEQ, _DEFAULT_IMAGE, _DEFAULT_AUDIO = 512, 224, 16_000
@@ -173,10 +173,6 @@ def _input_specs(config: Any, model_class: Any, sizes: dict[str, int], target: s
     return tuple(specs)
 
 
-def _tokens(config: Any, batch: int, seq: int) -> InputSpec:
-    return InputSpec("int64", (batch, seq), "input_ids")
-
-
 def _pixels(config: Any, batch: int, seq: int, parent: Any = None) -> InputSpec:
     size = getattr(config, "image_size", None) or _DEFAULT_IMAGE
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
@@ -186,18 +182,16 @@ def _pixels(config: Any, batch: int, seq: int, parent: Any = None) -> InputSpec:
     return InputSpec(_dtype(parent or config), shape, "pixel_values")
 
 
-def _mel(config: Any, batch: int, seq: int) -> InputSpec:
-    frames = 2 * getattr(config, "max_source_positions", 1500)  # the encoder's second convolution has stride 2
-    return InputSpec(_dtype(config), (batch, getattr(config, "num_mel_bins", 80), frames), "input_features")
-
-
-def _waveform(config: Any, batch: int, seq: int) -> InputSpec:
-    return InputSpec(_dtype(config), (batch, _DEFAULT_AUDIO), "input_values")
-
-
 _MODALITIES: Mapping[str, Callable[[Any, int, int], InputSpec]] = {
-    "input_ids": _tokens, "pixel_values": _pixels, "input_features": _mel, "input_values": _waveform,
-}  # fmt: skip
+    "input_ids": lambda config, batch, seq: InputSpec("int64", (batch, seq), "input_ids"),
+    "pixel_values": _pixels,
+    "input_features": lambda config, batch, seq: InputSpec(  # the encoder's second convolution has stride 2
+        _dtype(config),
+        (batch, getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500)),
+        "input_features",
+    ),
+    "input_values": lambda config, batch, seq: InputSpec(_dtype(config), (batch, _DEFAULT_AUDIO), "input_values"),
+}
 
 
 def _label_specs(config: Any, model_class: Any, specs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memwall.core.errors import UsageError, nearest
-from memwall.frontend.workload.base import Workload
-from memwall.frontend.workload.contract import Source, by_contract, by_name
+from memwall.frontend.workload.contract import Source, Workload, by_contract, by_name
 from memwall.frontend.workload.loading import importable, load_file, load_module
 
 KINDS = "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON or a saved profile (.json)"

@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
-from memwall.frontend.torch.cuda_forms import _ATTENTION, choose_attention
+from memwall.frontend.torch.cuda_forms import attend, choose_attention
 from memwall.fusion.inductor.replay import Joint
 
 Read = TypeVar("Read")
@@ -135,7 +135,7 @@ def _attention_of_gpu(preferred: str) -> Iterator[None]:
     """While open, attention on the CPU is traced as the call that CUDA would make."""
     library: Any = torch.library.Library("aten", "IMPL")
 
-    def attend(
+    def checked(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> torch.Tensor:  # fmt: skip
@@ -143,12 +143,12 @@ def _attention_of_gpu(preferred: str) -> Iterator[None]:
             raise RuntimeError(f"attention of {query.shape}, {key.shape} and {value.shape}")
         masked = attn_mask is not None
         backend = choose_attention(preferred, query, key, value, masked=masked, gqa=enable_gqa)
-        return _ATTENTION[backend](query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return attend(backend, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     remembered = torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache
     try:
         for key in ("AutogradCPU", "CPU"):
-            library.m.impl("scaled_dot_product_attention", key, attend, False)
+            library.m.impl("scaled_dot_product_attention", key, checked, False)
         remembered.clear()
         yield
     finally:
