@@ -1,17 +1,19 @@
 """Columns of numbers under one unit, so that a reader can compare down the column. Used as ``columns as col``.
 
 The unit is the one in which the largest number has one to four digits before the point; a number too small for it is
-``<0.01``, never a false zero.
+``<0.01``, never a false zero. Most tables are :func:`listing` of rows: headings, attributes and kinds as one text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
-from memwall.analysis.quantities import QUANTITIES, Quantity, columns_of
+from memwall.analysis.quantities import QUANTITIES, columns_of
 from memwall.core.units import PREFIXES
+from memwall.record.kernels import short_name
 from memwall.report.document import Column, Table, clean
 
 _PREFIXES = (*PREFIXES, (1.0, ""))
@@ -35,21 +37,14 @@ def rows_left(count: int) -> str:
     return f"{count:,} more row{'s' if count > 1 else ''}"
 
 
-def text(
-    heading: str, cells: Iterable[object], *, flexible: bool = False, optional: bool = False, wraps: bool = False
-) -> CellColumn:
+def text(heading: str, cells: Iterable[object], *, flexible: bool = False, wraps: bool = False) -> CellColumn:
     """A left-aligned column of names or prose."""
-    return Column(heading, numeric=False, flexible=flexible, optional=optional, wraps=wraps), [clean(c) for c in cells]
+    return Column(heading, numeric=False, flexible=flexible, wraps=wraps), [clean(c) for c in cells]
 
 
-def names(heading: str, cells: Iterable[object], *, optional: bool = False) -> CellColumn:
+def names(heading: str, cells: Iterable[object]) -> CellColumn:
     """Names, which lose their end where the page is narrow."""
-    return text(heading, cells, flexible=True, optional=optional)
-
-
-def modules(cells: Iterable[str], *, optional: bool = False) -> CellColumn:
-    """Paths of modules; the model itself is ``(top)``."""
-    return names("module", (cell or "(top)" for cell in cells), optional=optional)
+    return text(heading, cells, flexible=True)
 
 
 def repeats(counts: Iterable[int]) -> CellColumn:
@@ -124,22 +119,9 @@ def plain(heading: str, values: Numbers, digits: int = 0, unit: str = "") -> Cel
     return fixed(heading, unit, values, 1.0, digits)
 
 
-def intensity(values: Numbers, heading: str = "intensity") -> CellColumn:
-    """Arithmetic intensity."""
-    return fixed(heading, "FLOP/B", values, 1.0, 1)
-
-
 def ratio(heading: str, values: Numbers, unit: str = "") -> CellColumn:
     """A ratio: ``46.7x``."""
     return Column(heading, unit), [NOTHING if v is None else times(v) for v in values]
-
-
-def before_after(
-    heading: str, before: Numbers, after: Numbers, make: Callable[[str, Numbers], CellColumn]
-) -> tuple[CellColumn, CellColumn]:
-    """Two columns of one quantity under one unit: ``bytes, GB`` and what they became, ``→``."""
-    column, cells = make(heading, [*before, *after])
-    return (column, cells[: len(before)]), (Column("→", column.unit), cells[len(before) :])
 
 
 def _scale(values: Numbers, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
@@ -166,30 +148,73 @@ def _scaled(heading: str, unit: str, values: Numbers, scale: float, digits: int,
     return column, [f"+{cell}" if v and v > 0 else cell for v, cell in zip(values, cells, strict=True)]
 
 
-# -- quantities --------------------------------------------------------------------------------------------------------
+# -- attributes of rows ------------------------------------------------------------------------------------------------
+
+
+def listing(title: str, rows: Sequence[Any], specs: str, note: str = "", *, left: int = 0) -> Table:
+    """A table of rows with the columns of :func:`of`."""
+    return table(title, of(rows, specs), note, left=left)
+
+
+def of(rows: Sequence[Any], specs: str) -> list[CellColumn]:
+    """Columns of attributes: ``"policy, time: time_s s, bound: bound_s s like time_s?, saved: before_s>after_s s"``.
+
+    Each has a heading (without one, the attribute; ``n@other`` has a unit of its own), the attribute or two, before and
+    after, and the kind: one of ``_KINDS`` or the unit of :func:`si`. It takes the unit of the attribute after ``like``;
+    one that ends in ``?`` goes where the page is narrow.
+    """
+    columns: list[CellColumn] = []
+    for spec in specs.split(","):
+        heading, named, rest = spec.strip().rstrip("?").rpartition(":")
+        rest, _, like = rest.strip().partition(" like ")
+        attribute, _, kind = rest.partition(" ")
+        values = [attrgetter(name)(row) for name in attribute.split(">") for row in rows]
+        heading, _, unit = heading.partition("@") if named else (attribute, "", "")
+        column, cells = _column(heading, kind, values, list(map(attrgetter(like), rows)) if like else ())
+        made = [(replace(column, unit=unit or column.unit), cells[: len(rows)])]
+        if ">" in attribute:
+            made.append((Column("→", column.unit), cells[len(rows) :]))
+        columns += map(optional, made) if spec.endswith("?") else made
+    return columns
 
 
 def quantities(table: str, rows: Sequence[Any], digits: Mapping[str, int] | None = None) -> list[CellColumn]:
     """The columns that a table has by :mod:`memwall.analysis.quantities`; ``digits`` of percentages, by quantity."""
     columns = []
-    for row in columns_of(table):
-        column = quantity(row, rows, (digits or {}).get(row.name, 1))
-        columns.append(optional(column) if row.appears(table).endswith("?") else column)
+    for shown in columns_of(table):
+        values = [None if shown.needs_formula and not row.modeled else shown.of(row) for row in rows]
+        like = [QUANTITIES[shown.like].of(row) for row in rows] if shown.like else ()
+        kind = f"%{(digits or {}).get(shown.name, 1)}" if shown.unit == "fraction" else shown.unit
+        column, cells = _column(shown.heading, kind, values, like)
+        made = replace(column, unit=shown.unit_text or column.unit), cells
+        columns.append(optional(made) if shown.appears(table).endswith("?") else made)
     return columns
 
 
-def quantity(shown: Quantity, rows: Sequence[Any], digits: int = 1) -> CellColumn:
-    """One quantity of some rows under its heading, in its unit."""
-    heading, unit = shown.heading, shown.unit
-    values: list[Any] = [None if shown.needs_formula and not row.modeled else shown.of(row) for row in rows]
-    like = [QUANTITIES[shown.like].of(row) for row in rows] if shown.like else ()
-    makers: Mapping[str, Callable[[], CellColumn]] = {
-        "s": lambda: seconds(heading, values, like=like),
-        "interval": lambda: interval(values, like),
-        "fraction": lambda: percent(heading, values, digits),
-        "FLOP/B": lambda: intensity(values, heading),
-        "ratio": lambda: ratio(heading, values, shown.unit_text),
-        "word": lambda: text(heading, values),
-        "count": lambda: plain(heading, values),
-    }
-    return makers[unit]() if unit in makers else si(heading, unit, values)
+def _column(heading: str, kind: str, values: list[Any], like: Sequence[Any]) -> CellColumn:
+    """A column of values of a kind, of which digits at the end are those behind the point."""
+    name = kind.rstrip("0123456789")
+    if name in _KINDS:
+        return _KINDS[name](heading, values, like, *map(int, kind[len(name) :]))
+    return si(heading, kind, values, like=like)
+
+
+#: kind -> what makes its column of heading, values, values of the same unit, and digits
+_KINDS: dict[str, Callable[..., CellColumn]] = {
+    "": lambda heading, values, like: text(heading, values),
+    "word": lambda heading, values, like: text(heading, values),
+    "name": lambda heading, values, like: names(heading, values),
+    "op": lambda heading, values, like: names(heading, map(short_name, values)),
+    "prose": lambda heading, values, like: text(heading, values, wraps=True),
+    "module": lambda heading, values, like: names(heading, (value or "(top)" for value in values)),
+    "repeats": lambda heading, values, like: repeats(values),
+    "fits": lambda heading, values, like: text(heading, ["yes" if value else "NO" for value in values]),
+    "count": lambda heading, values, like, digits=0: plain(heading, values, digits),
+    "%": lambda heading, values, like, digits=1: percent(heading, values, digits),
+    "error": lambda heading, values, like: error(heading, values),
+    "ratio": lambda heading, values, like: ratio(heading, values),
+    "FLOP/B": lambda heading, values, like: fixed(heading, "FLOP/B", values, 1.0, 1),
+    "s": lambda heading, values, like: seconds(heading, values, like=like),
+    "+s": lambda heading, values, like: seconds(heading, values, like=like, signed=True),
+    "interval": lambda heading, values, like: interval(values, like),
+}

@@ -1,13 +1,13 @@
 """The content of a report, apart from its looks: a tree of facts, tables and sentences that each writer walks.
 
-Every string that came from a model passes :func:`clean` on its way in, so no writer meets a control character; how
+Headings, sentences, facts and cells pass :func:`clean`, so no writer meets a control character of a model's name; how
 ``<`` or ``|`` is escaped is the writer's own matter.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,7 +56,12 @@ class Table:
 class Facts:
     """Labels and what they are."""
 
-    items: tuple[tuple[str, str], ...]
+    items: Sequence[tuple[str, str]]
+
+
+def known_facts(*items: tuple[str, str]) -> Facts:
+    """Labels and texts as they came from a model; those without text are left out."""
+    return Facts([(label, clean(text)) for label, text in items if text])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,9 @@ class Sentence:
 
     text: str
     strong: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", clean(self.text))
 
 
 class Part(NamedTuple):
@@ -86,15 +94,10 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars, one below the other; ``aligned`` ones share a column for labels. For HTML alone."""
+    """Bars, one below the other; where a legend explains the colours, labels and texts stand in columns. For HTML."""
 
-    rows: tuple[Bar, ...]
-    legend: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def aligned(self) -> bool:
-        """Whether labels and texts stand in columns: where a legend explains the colours."""
-        return bool(self.legend)
+    rows: Sequence[Bar]
+    legend: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,12 @@ class Section:
     """A heading and the content under it."""
 
     heading: str
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
     #: a class of the style sheet
     look: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heading", clean(self.heading))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,7 @@ class Panel:
     """Sections of which a page shows one panel's at a time, the first at first. For HTML alone."""
 
     label: str
-    sections: tuple[Section, ...]
+    sections: Sequence[Section]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,9 @@ class Document:
     """A title and sections; the first section may have no heading."""
 
     title: str
-    sections: tuple[Section | Panel, ...]
+    sections: Sequence[Section | Panel]
     #: JSON for the script of an HTML page
     data: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", clean(self.title))

@@ -124,9 +124,10 @@ def _table(table: Table) -> str:
 
 def _bars(bars: Bars) -> str:
     rows = "".join(f"{_bar(bar)}\n" for bar in bars.rows)
-    if not bars.aligned:
+    if not bars.legend:
         return rows
-    keys = "".join(f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in bars.legend)
+    colors = bars.legend.items()
+    keys = "".join(f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in colors)
     return f'<div class="bars">{rows}</div>\n<p class="legend">{keys}</p>\n'
 
 

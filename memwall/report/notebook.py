@@ -18,15 +18,14 @@ from memwall.analysis.table import Row, class_rows, kernel_rows, module_rows, ph
 from memwall.analysis.verdict import verdict
 from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
-from memwall.core.units import duration
 from memwall.hardware.lookup import load_gpu
 from memwall.record.kernels import wall_shares
 from memwall.record.profile import Profile
-from memwall.report.document import Bar, Bars, Block, Section, Sentence, clean
-from memwall.report.figures.picture import METADATA, STYLE, WALL_COLORS, drawn, saved
+from memwall.report.document import Bar, Bars, Block, Section, Sentence
+from memwall.report.figures.picture import METADATA, STYLE, drawn, saved
 from memwall.report.figures.profile import roofline_panel
 from memwall.report.html import blocks_html, escape, resource, section_html
-from memwall.report.pages.comparison import comparison_document
+from memwall.report.pages.comparison import ComparisonReport, wall_bars
 from memwall.report.pages.profile import KERNEL_COLUMNS, profile_rows
 from memwall.report.pages.profile_html import wall_parts
 from memwall.report.pages.profile_text import full_title, header_facts, kernel_table, totals_table
@@ -167,7 +166,7 @@ def _picture_class() -> type[Figure]:
 
 def profile_fragment(profile: Profile) -> str:
     """A profile as HTML: totals, walls, verdict and the longest kernels of each simulation."""
-    facts = dict(header_facts(profile))
+    facts = dict(header_facts(profile).items)
     profile = profile.with_simulations(by_gpu(profile))
     sims = profile.simulations
     left_out = len(sims) - MAX_PANELS
@@ -186,14 +185,10 @@ def profile_fragment(profile: Profile) -> str:
 
 def comparison_fragment(comparison: Comparison) -> str:
     """A comparison as HTML: bars of the times by wall, then its tables."""
-    document = comparison_document(comparison)
-    longest_s = max((entry.time_s for entry in comparison.entries), default=0.0) or 1.0
-    bars = [
-        Bar(clean(entry.label), wall_parts(entry.wall_shares, entry.time_s / longest_s), duration(entry.time_s))
-        for entry in comparison.entries
-    ]
-    parts = [blocks_html((Bars(tuple(bars), tuple(WALL_COLORS.items())),))] if bars else []
-    return _fragment(document.title, [*parts, *(section_html(s) for s in document.sections if isinstance(s, Section))])
+    document = ComparisonReport(comparison).document("text")
+    bars = wall_bars(comparison, lambda entry, longest_s: wall_parts(entry.wall_shares, entry.time_s / longest_s))
+    sections = [section_html(section) for section in document.sections if isinstance(section, Section)]
+    return _fragment(document.title, [*([blocks_html(bars)] if bars else []), *sections])
 
 
 def _fragment(title: str, parts: Sequence[str]) -> str:
@@ -208,6 +203,6 @@ def _panel(profile: Profile, schedule: Schedule) -> tuple[Block, ...]:
     note = "xN: so many equal kernels, their figures summed"
     return (
         Bars((Bar("wall", wall_parts(wall_shares(schedule))),)),
-        Sentence(clean(verdict(profile, schedule)), strong=True),
+        Sentence(verdict(profile, schedule), strong=True),
         kernel_table("", rows[:TOP], f"and {more:,} more rows; {note}" if more > 0 else note),
     )

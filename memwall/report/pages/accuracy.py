@@ -49,18 +49,29 @@ class AccuracyReport(Report):
 
     def document(self, kind: str) -> Document:
         """Violations, then all classes together, then each."""
-        return accuracy_document(self.scored)
+        scored = self.scored
+        whole, cells = score_all(scored.rows), score(scored.rows)
+        blocks: list[Block] = []
+        if violations := sum(cell.violations for cell in whole):
+            kernels = "1 kernel was" if violations == 1 else f"{violations:,} kernels were"
+            text = f"{kernels} measured faster than the roofline bound allows: model error."
+            blocks.append(Sentence(text, strong=True))
+        blocks += [_cell_table("All op classes", whole), _cell_table("By op class and dtype", cells, NOTE)]
+        if modeled := [cell for cell in cells if cell.r1_mape is not None]:
+            blocks.append(beside_table("Compared with the rooflines", modeled))
+        if scored.split and scored.split.left_out:
+            blocks.append(split_table("On held-out shapes and GPUs", scored.split))
+        if scored.skipped:
+            blocks.append(_skipped(scored.skipped))
+        return Document("The model against the clock", (Section("", blocks),))
 
     def record(self) -> str:
-        """The cells."""
         return json.dumps([cell.to_dict() for cell in score(self.scored.rows)], indent=1) + "\n"
 
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
-        """The cells."""
         return tuple(Cell.__slots__), (tuple(cell.to_dict().values()) for cell in score(self.scored.rows))
 
     def figure(self) -> Drawing:
-        """Modeled against measured time of every row."""
         return scatter_drawing(self.scored.rows)
 
 
@@ -80,23 +91,6 @@ class FitsReport(Report):
         return Document("Constants fitted", (Section("", (fits_table(fits), *map(value_table, fits))),))
 
 
-def accuracy_document(scored: Scored) -> Document:
-    """Violations, then all classes together, then each."""
-    whole, cells = score_all(scored.rows), score(scored.rows)
-    blocks: list[Block] = []
-    if violations := sum(cell.violations for cell in whole):
-        kernels = "1 kernel was" if violations == 1 else f"{violations:,} kernels were"
-        blocks.append(Sentence(f"{kernels} measured faster than the roofline bound allows: model error.", strong=True))
-    blocks += [cell_table("All op classes", whole), cell_table("By op class and dtype", cells)]
-    if modeled := [cell for cell in cells if cell.r1_mape is not None]:
-        blocks.append(beside_table("Compared with the rooflines", modeled))
-    if scored.split and scored.split.left_out:
-        blocks.append(split_table("On held-out shapes and GPUs", scored.split))
-    if scored.skipped:
-        blocks.append(_skipped(scored.skipped))
-    return Document("The model against the clock", (Section("", tuple(blocks)),))
-
-
 def _skipped(reasons: Mapping[str, int]) -> Sentence:
     most = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     said = "; ".join(f"{count:,}: {clean(reason)}" for reason, count in most[:_MAX_REASONS])
@@ -104,48 +98,28 @@ def _skipped(reasons: Mapping[str, int]) -> Sentence:
     return Sentence(f"Rows left out: {said}{more}.")
 
 
-def _names(cells: Sequence[Cell]) -> list[col.CellColumn]:
-    return [
-        col.text("data", [c.dataset for c in cells]),
-        col.names("GPU", [c.gpu for c in cells]),
-        col.text("class", [c.op_class for c in cells]),
-        col.text("dtype", [c.dtype for c in cells]),
-    ]
+_NAMES = "data: dataset, GPU: gpu name, class: op_class, dtype"
 
 
-def cell_table(title: str, cells: Sequence[Cell]) -> Table:
-    """Cells as rows."""
-    columns = [
-        *_names(cells),
-        col.plain("n", [c.n for c in cells]),
-        col.percent("MAPE", [c.mape for c in cells]),
-        col.percent("median", [c.median_ape for c in cells]),
-        col.error("bias", [c.bias for c in cells]),
-        col.percent("p90", [c.p90 for c in cells]),
-        col.plain("rank", [c.spearman for c in cells], 2),
-        col.percent("close", [c.within_20 for c in cells], 0),
-        col.plain("faster", [c.violations for c in cells], unit="than bound"),
-    ]
-    return col.table(title, columns, NOTE if title.startswith("By") else "")
+def _cell_table(title: str, cells: Sequence[Cell], note: str = "") -> Table:
+    specs = (
+        f"{_NAMES}, n count, MAPE: mape %, median: median_ape %, bias error, p90 %, rank: spearman count2,"
+        "close: within_20 %0, faster@than bound: violations count"
+    )
+    return col.listing(title, cells, specs, note)
 
 
 def beside_table(title: str, cells: Sequence[Cell]) -> Table:
     """The same cells next to two rooflines, with how often labels and intervals hold."""
-    columns = [
-        *_names(cells),
-        col.percent("MAPE", [c.mape for c in cells]),
-        col.percent("R1", [c.r1_mape for c in cells]),
-        col.percent("R0", [c.r0_mape for c in cells]),
-        col.plain("kappa", [c.kappa for c in cells], 2),
-        col.percent("held", [c.coverage for c in cells], 0),
-        col.text("constants", [c.calibrated or "-" for c in cells]),
-    ]
-    return col.table(title, columns, BESIDE_NOTE)
+    constants = col.text("constants", [c.calibrated or "-" for c in cells])
+    specs = f"{_NAMES}, MAPE: mape %, R1: r1_mape %, R0: r0_mape %, kappa count2, held: coverage %0"
+    return col.table(title, [*col.of(cells, specs), constants], BESIDE_NOTE)
 
 
 def split_table(title: str, split: Split) -> Table:
     """The cells of the halves and of held-out GPUs, side by side."""
-    parts = [_by_name(score(rows)) for rows in (split.fit, split.held_out, split.left_out)]
+    scores = [score(rows) for rows in (split.fit, split.held_out, split.left_out)]
+    parts = [{(c.dataset, c.gpu, c.op_class, c.dtype): c for c in cells} for cells in scores]
     names = sorted({name for part in parts for name in part})
     fit, other, left = ([part.get(name) for name in names] for part in parts)
     named = [next(part[name] for part in parts if name in part) for name in names]
@@ -154,7 +128,7 @@ def split_table(title: str, split: Split) -> Table:
         return [None if cell is None else getattr(cell, field) for cell in cells]
 
     columns = [
-        *_names(named),
+        *col.of(named, _NAMES),
         col.plain("n", of(other, "n"), unit="other"),
         col.percent("MAPE fit", of(fit, "mape")),
         col.percent("MAPE other", of(other, "mape")),
@@ -167,36 +141,19 @@ def split_table(title: str, split: Split) -> Table:
     return col.table(title, columns, SPLIT_NOTE)
 
 
-def _by_name(cells: Iterable[Cell]) -> dict[tuple[str, str, str, str], Cell]:
-    return {(c.dataset, c.gpu, c.op_class, c.dtype): c for c in cells}
-
-
-# -- fits --------------------------------------------------------------------------------------------------------------
-
-
 def fits_table(fits: Sequence[Fit]) -> Table:
     """A row for each fit."""
-    return col.table(
-        "On the shapes not fitted to",
-        [
-            col.text("GPU", [f.target.gpu for f in fits]),
-            col.text("constants", [f"{f.target.family}.{f.target.variant}" for f in fits]),
-            col.plain("n", [f.fitted for f in fits], unit="fitted"),
-            col.plain("n", [f.held_out for f in fits], unit="other"),
-            col.percent("before", [f.before.mape for f in fits]),
-            col.percent("after", [f.after.mape for f in fits]),
-            col.percent("median", [f.after.median for f in fits]),
-            col.percent("bias", [f.after.bias for f in fits]),
-            col.percent("held", [f.coverage for f in fits], 0),
-        ],
-        FIT_NOTE,
-    )
+    columns = [
+        *col.of(fits, "GPU: target.gpu"),
+        col.text("constants", [f"{f.target.family}.{f.target.variant}" for f in fits]),
+        *col.of(fits, "n@fitted: fitted count, n@other: held_out count, before: before.mape %, after: after.mape %"),
+        *col.of(fits, "median: after.median %, bias: after.bias %, held: coverage %0"),
+    ]
+    return col.table("On the shapes not fitted to", columns, FIT_NOTE)
 
 
 def value_table(found: Fit) -> Table:
     """The constants of one fit."""
-    names = list(found.values)
-    return col.table(
-        f"{found.target.gpu} {found.target.family}.{found.target.variant}",
-        [col.text("constant", names), col.text("value", [f"{found.values[name]:.4g}" for name in names])],
-    )
+    title = f"{found.target.gpu} {found.target.family}.{found.target.variant}"
+    values = [f"{value:.4g}" for value in found.values.values()]
+    return col.table(title, [col.text("constant", found.values), col.text("value", values)])

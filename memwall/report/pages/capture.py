@@ -6,8 +6,8 @@ import memwall.report.columns as col
 from memwall.analysis.breaks import Loss
 from memwall.analysis.fused import Fused
 from memwall.core.units import duration, percent, size
-from memwall.frontend.dynamo.capture import Break, Capture
-from memwall.report.document import Block, Facts, Section, Sentence, clean
+from memwall.frontend.dynamo.capture import Break, Capture, Recompile
+from memwall.report.document import Block, Section, Sentence, known_facts
 
 #: Rows of the tables of breaks and guards.
 MAX_BREAKS, MAX_GUARDS = 20, 12
@@ -21,50 +21,33 @@ BREAK_NOTE = (
 
 def capture_section(found: Fused, capture: Capture) -> Section:
     """Partial graphs, breaks with their price, guards, and what further inputs recompile."""
-    ops = sum(region >= 0 for region in capture.regions)
-    graphs = f"{len(capture.graphs)} run, {capture.captures} captured; {ops:,} ops in them"
+    facts = [("not captured", capture.failure)] if capture.failure is not None else _facts(found, capture)
+    blocks: list[Block] = [known_facts(*facts), *_break_tables(found, capture)]
+    if capture.guards:
+        rows = capture.guards[:MAX_GUARDS]
+        more = sum(capture.guard_kinds.values()) - len(rows)
+        note = f"and {more:,} more; where one fails, Dynamo captures again"
+        blocks.append(col.listing("Guards", rows, "kind, guard on: name name, must hold: check prose", note))
+    blocks += [Sentence(_recompile(call)) for call in capture.recompiles]
+    return Section("Capture by TorchDynamo", blocks)
+
+
+def _facts(found: Fused, capture: Capture) -> list[tuple[str, str]]:
+    inside = sum(region >= 0 for region in capture.regions)
+    phases = [op.phase for op, r in zip(found.profile.graph.ops, capture.regions, strict=False) if r < 0]
+    optimizer = phases.count("optimizer")
+    tail = f" ({optimizer:,} of them the optimizer's)" if optimizer else ""
+    graphs = f"{len(capture.graphs)} run, {capture.captures} captured; {inside:,} ops in them"
+    breaks, lines = sum(item.count for item in capture.breaks), len(capture.breaks)
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in capture.guard_kinds.items())
     unmatched = f"; {capture.unmatched} ops have no counterpart" if capture.unmatched else ""
-    facts = [
-        ("graphs", f"{graphs}, {_eager(found, capture)}"),
-        ("breaks", _breaks(capture)),
-        ("guards", _guards(capture)),
+    return [
+        ("graphs", f"{graphs}, {len(phases):,} outside{tail}"),
+        ("breaks", f"{breaks:,}, at {lines} line{'s' * (lines > 1)}" if lines else "none: one graph"),
+        ("guards", f"{sum(capture.guard_kinds.values()):,}: {kinds}" if kinds else "none"),
         ("traced on", f"{capture.data} tensors{unmatched}"),
         *(("note", note) for note in capture.notes),
     ]
-    if capture.failure is not None:
-        facts = [("not captured", capture.failure)]
-    blocks: list[Block] = [Facts(tuple((label, clean(text)) for label, text in facts))]
-    blocks += _break_tables(found, capture)
-    if capture.guards:
-        rows = capture.guards[:MAX_GUARDS]
-        columns = [
-            col.text("kind", [g.kind for g in rows]),
-            col.names("guard on", [g.name for g in rows]),
-            col.text("must hold", [g.check for g in rows], wraps=True),
-        ]
-        more = sum(capture.guard_kinds.values()) - len(rows)
-        blocks.append(col.table("Guards", columns, f"and {more:,} more; where one fails, Dynamo captures again"))
-    blocks += [Sentence(clean(_recompile(n, capture))) for n in range(len(capture.recompiles))]
-    return Section("Capture by TorchDynamo", tuple(blocks))
-
-
-def _eager(found: Fused, capture: Capture) -> str:
-    ops = found.profile.graph.ops
-    outside = [op.phase for op, region in zip(ops, capture.regions, strict=False) if region < 0]
-    optimizer = outside.count("optimizer")
-    tail = f" ({optimizer:,} of them the optimizer's)" if optimizer else ""
-    return f"{len(outside):,} outside{tail}"
-
-
-def _breaks(capture: Capture) -> str:
-    lines = len(capture.breaks)
-    total = sum(item.count for item in capture.breaks)
-    return f"{total:,}, at {lines} line{'s' * (lines > 1)}" if lines else "none: one graph"
-
-
-def _guards(capture: Capture) -> str:
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in capture.guard_kinds.items())
-    return f"{sum(capture.guard_kinds.values()):,}: {kinds}" if kinds else "none"
 
 
 def _break_tables(found: Fused, capture: Capture) -> list[Block]:
@@ -76,8 +59,7 @@ def _break_tables(found: Fused, capture: Capture) -> list[Block]:
         losses: list[Loss | None] = [None] * len(rows) if prices is None else [*prices.each[: len(rows)]]
         columns = [
             col.text("at", [f"{b.file}:{b.line}" for b in rows]),
-            col.repeats(b.count for b in rows),
-            col.plain("after op", [b.after_op for b in rows]),
+            *col.of(rows, ": count repeats, after op: after_op count"),
             col.si("bytes", "B", [None if x is None else x.dram_bytes for x in losses]),
             col.seconds("time", [None if x is None else x.time_s for x in losses]),
             col.plain("kernels", [None if x is None else x.kernels for x in losses]),
@@ -85,7 +67,7 @@ def _break_tables(found: Fused, capture: Capture) -> list[Block]:
         ]
         blocks.append(col.table(f"Graph breaks{f' and their price on {gpu}' if gpu else ''}", columns, BREAK_NOTE))
         if prices is not None:
-            blocks.append(Sentence(clean(_together(gpu, prices.together, found)), strong=True))
+            blocks.append(Sentence(_together(gpu, prices.together, found), strong=True))
     return blocks
 
 
@@ -108,8 +90,7 @@ def _together(gpu: str, loss: Loss, found: Fused) -> str:
     )
 
 
-def _recompile(number: int, capture: Capture) -> str:
-    call = capture.recompiles[number]
+def _recompile(call: Recompile) -> str:
     inputs = ", ".join(call.inputs)
     if not call.captures:
         return f"With {inputs} nothing is captured again."

@@ -9,7 +9,7 @@ from typing import Any
 import memwall.report.columns as col
 from memwall.analysis.compare import Change, Comparison, Entry, Flip
 from memwall.core.units import duration, percent
-from memwall.record.kernels import WALLS, short_name
+from memwall.record.kernels import WALLS
 from memwall.report.document import Bar, Bars, Document, Part, Section, Sentence, Table, clean
 from memwall.report.figures.comparison import comparison_drawing
 from memwall.report.figures.picture import WALL_COLORS, Drawing
@@ -28,17 +28,13 @@ class ComparisonReport(Report):
 
     def document(self, kind: str) -> Document:
         """Its tables; as HTML below bars of the times by wall."""
-        document = comparison_document(self.comparison)
-        entries = self.comparison.entries
-        longest_s = max((entry.time_s for entry in entries), default=0.0)
-        if kind != "html" or not longest_s:
-            return document
-        bars = [Bar(clean(e.label), _wall_parts(e, longest_s), duration(e.time_s)) for e in entries]
-        section = Section("Time per step, by wall", (Bars(tuple(bars), tuple(WALL_COLORS.items())),))
-        return Document(document.title, (section, *document.sections))
+        sections = _SECTIONS[self.comparison.kind](self.comparison)
+        if kind == "html":
+            bars = wall_bars(self.comparison, _wall_parts)
+            sections = [*(Section("Time per step, by wall", (block,)) for block in bars), *sections]
+        return Document(f"compare: {self.comparison.title}", sections)
 
     def record(self) -> str:
-        """``memwall.comparison/1``."""
         return self.comparison.to_json()
 
     def rows(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
@@ -49,16 +45,23 @@ class ComparisonReport(Report):
         return columns, [tuple(row.get(column) for column in columns) for row in flat]
 
     def figure(self) -> Drawing:
-        """Bars; for machines, their growth."""
         return comparison_drawing(self.comparison)
+
+
+def wall_bars(comparison: Comparison, parts: Callable[[Entry, float], list[Part]]) -> list[Bars]:
+    """A bar for each entry, if there are any; ``parts`` of an entry and the longest time are its pieces."""
+    entries = comparison.entries
+    longest_s = max((entry.time_s for entry in entries), default=0.0)
+    if not longest_s:
+        return []
+    rows = [Bar(clean(entry.label), parts(entry, longest_s), duration(entry.time_s)) for entry in entries]
+    return [Bars(rows, WALL_COLORS)]
 
 
 def _wall_parts(entry: Entry, longest_s: float) -> list[Part]:
     """A bar as long as the time of an entry."""
-    return [
-        Part(wall, 100 * share * entry.time_s / longest_s, WALL_COLORS[wall])
-        for wall, share in entry.wall_shares.items()
-    ]
+    shares = entry.wall_shares.items()
+    return [Part(wall, 100 * share * entry.time_s / longest_s, WALL_COLORS[wall]) for wall, share in shares]
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,19 +72,14 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def comparison_document(comparison: Comparison) -> Document:
-    """What a comparison says."""
-    return Document(clean(f"compare: {comparison.title}"), tuple(_SECTIONS[comparison.kind](comparison)))
-
-
 def _gpu_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
-        Section("", (speed_table(entries), Sentence(summary(entries), strong=True))),
-        Section("Walls and memory", (wall_table(entries),)),
+        Section("", (_speed_table(entries), Sentence(_summary(entries), strong=True))),
+        Section("Walls and memory", (_wall_table(entries),)),
     ]
     if any(e.energy_j is not None or e.usd_per_step is not None for e in entries):
-        sections.append(Section("Energy and cost", (cost_table(entries),)))
+        sections.append(Section("Energy and cost", (_cost_table(entries),)))
     if len(entries) > 1:
         sections.append(Section("What flips its wall", (_flip_block(comparison.flips, entries),)))
     return sections
@@ -90,13 +88,13 @@ def _gpu_sections(comparison: Comparison) -> list[Section]:
 def _profile_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
-        Section("", (speed_table(entries, "the first profile on the same GPU"), work_table(entries))),
-        Section("Walls and memory", (wall_table(entries),)),
+        Section("", (_speed_table(entries, "the first profile on the same GPU"), _work_table(entries))),
+        Section("Walls and memory", (_wall_table(entries),)),
     ]
     for label in dict.fromkeys(change.label for change in comparison.changes):
         rows = [change for change in comparison.changes if change.label == label]
-        tables = [change_table(kind, [r for r in rows if r.kind == kind]) for kind in ("class", "kernel")]
-        sections.append(Section(clean(f"What changed in {label}"), tuple(t for t in tables if t.rows)))
+        tables = [_change_table(kind, [r for r in rows if r.kind == kind]) for kind in ("class", "kernel")]
+        sections.append(Section(f"What changed in {clean(label)}", [table for table in tables if table.rows]))
     if not comparison.changes:
         sections.append(Section("What changed", (Sentence("Nothing: every class and kernel takes the same."),)))
     return sections
@@ -109,13 +107,12 @@ _SECTIONS: dict[str, Callable[[Comparison], list[Section]]] = {
 }
 
 
-def summary(entries: Sequence[Entry]) -> str:
+def _summary(entries: Sequence[Entry]) -> str:
     """One sentence: the fastest, the wall that limits it, and where the workload does not fit."""
     first, best = entries[0], min(entries, key=lambda entry: entry.time_s)
-    if len(entries) == 1:
-        return f"{clean(first.label)} takes {duration(first.time_s)} a step{_misfits(entries)}."
     if best is first:
-        return f"{clean(first.label)} is the fastest at {duration(first.time_s)} a step{_misfits(entries)}."
+        takes = "takes" if len(entries) == 1 else "is the fastest at"
+        return f"{clean(first.label)} {takes} {duration(first.time_s)} a step{_misfits(entries)}."
     wall = max(WALLS, key=best.wall_shares.__getitem__)
     return (
         f"{clean(best.label)} takes {duration(best.time_s)} a step, {best.speedup:.2f} times as fast as "
@@ -131,67 +128,51 @@ def _misfits(entries: Sequence[Entry]) -> str:
     return "; it fits none of them" if len(names) == len(entries) else f"; it does not fit {', '.join(names)}"
 
 
-def _labels(entries: Sequence[Entry], heading: str = "") -> col.CellColumn:
-    return col.names(heading, [entry.label for entry in entries])
-
-
-def speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
+def _speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
     """Time, speed-up, throughput, utilization."""
-    columns = [
-        _labels(entries),
-        col.seconds("time", [e.time_s for e in entries]),
-        col.ratio("speed-up", [e.speedup for e in entries]),
-        col.optional(col.seconds("bound", [e.bound_s for e in entries], like=[e.time_s for e in entries])),
-    ]
-    if any(e.samples_per_s is not None for e in entries):
-        columns.append(col.si("samples", "/s", [e.samples_per_s for e in entries]))
-    if any(e.tokens_per_s is not None for e in entries):
-        columns.append(col.si("tokens", "/s", [e.tokens_per_s for e in entries]))
-    columns += [col.percent("MFU", [e.mfu for e in entries]), col.percent("MBU", [e.mbu for e in entries])]
-    return col.table("", columns, f"time: modeled; bound: speed of light; speed-up: over {versus}")
+    specs = ": label name, time: time_s s, speed-up: speedup ratio, bound: bound_s s like time_s?"
+    for name in ("samples", "tokens"):
+        if any(getattr(e, f"{name}_per_s") is not None for e in entries):
+            specs += f", {name}: {name}_per_s /s"
+    note = f"time: modeled; bound: speed of light; speed-up: over {versus}"
+    return col.listing("", entries, f"{specs}, MFU: mfu %, MBU: mbu %", note)
 
 
-def work_table(entries: Sequence[Entry]) -> Table:
+def _of_first(entries: Sequence[Entry], field: str) -> col.CellColumn:
+    values = [getattr(entry, field) for entry in entries]
+    return col.ratio("of the first", [v / values[0] if values[0] and v is not None else None for v in values])
+
+
+def _work_table(entries: Sequence[Entry]) -> Table:
     """What each profile has to do, over the first."""
-    first = entries[0]
     columns = [
-        _labels(entries),
-        col.plain("kernels", [e.kernels for e in entries]),
-        col.si("FLOPs", "FLOP", [e.flops for e in entries]),
-        col.ratio("of the first", [e.flops / first.flops if first.flops else None for e in entries]),
-        col.si("bytes", "B", [e.dram_bytes for e in entries]),
-        col.ratio("of the first", [e.dram_bytes / first.dram_bytes if first.dram_bytes else None for e in entries]),
+        *col.of(entries, ": label name, kernels count, FLOPs: flops FLOP"),
+        _of_first(entries, "flops"),
+        *col.of(entries, "bytes: dram_bytes B"),
+        _of_first(entries, "dram_bytes"),
     ]
     return col.table("Work", columns)
 
 
-def wall_table(entries: Sequence[Entry]) -> Table:
+def _wall_table(entries: Sequence[Entry]) -> Table:
     """Share of time under each wall, and whether it fits."""
     columns = [
-        _labels(entries),
+        *col.of(entries, ": label name"),
         *(col.percent(wall, [e.wall_shares[wall] for e in entries]) for wall in WALLS),
-        col.si("peak memory", "B", [e.peak_memory_bytes for e in entries]),
-        col.si("GPU memory", "B", [e.gpu_bytes for e in entries]),
-        col.text("fits", ["yes" if e.fits else "NO" for e in entries]),
+        *col.of(entries, "peak memory: peak_memory_bytes B, GPU memory: gpu_bytes B, fits fits"),
     ]
     return col.table("", columns)
 
 
-def cost_table(entries: Sequence[Entry]) -> Table:
+def _cost_table(entries: Sequence[Entry]) -> Table:
     """Joule per step at TDP, and money where prices were given."""
-    columns = [_labels(entries), col.si("energy at TDP", "J/step", [e.energy_j for e in entries])]
+    columns = col.of(entries, ": label name, energy at TDP: energy_j J/step")
     if any(e.energy_j is not None for e in entries):
-        base = entries[0].energy_j
-        ratios = [e.energy_j / base if e.energy_j is not None and base else None for e in entries]
-        columns.append(col.ratio("of the first", ratios))
-    for heading, values in (
-        ("USD per step", [e.usd_per_step for e in entries]),
-        ("USD per million samples", [e.usd_per_million_samples for e in entries]),
-        ("USD per million tokens", [e.usd_per_million_tokens for e in entries]),
-    ):
+        columns.append(_of_first(entries, "energy_j"))
+    for what in ("step", "million_samples", "million_tokens"):
+        values = [getattr(e, f"usd_per_{what}") for e in entries]
         if any(v is not None for v in values):
-            words = heading.split(" ", 1)
-            columns.append(col.plain(words[1], values, _money_digits(values), words[0]))
+            columns.append(col.plain(f"per {what.replace('_', ' ')}", values, _money_digits(values), "USD"))
     return col.table("", columns)
 
 
@@ -205,10 +186,7 @@ def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sent
     if not flips:
         return Sentence("Nothing notable: the kernels hit the same wall on all of them.")
     columns = [
-        col.names("kernel", [short_name(f.name) for f in flips]),
-        col.repeats(f.count for f in flips),
-        col.modules(f.module for f in flips),
-        col.text("phase", [f.phase for f in flips], optional=True),
+        *col.of(flips, "kernel: name op, : count repeats, module module, phase?"),
         *_flip_columns(flips, entries),
     ]
     return col.table("", columns, "kernels of 0.1 % of the time or more whose wall differs, the longest time first")
@@ -243,14 +221,11 @@ def _listed(labels: Sequence[str], flip: Flip, wall: str) -> str:
     return ", ".join(names) or col.NOTHING
 
 
-def change_table(kind: str, rows: Sequence[Change]) -> Table:
+def _change_table(kind: str, rows: Sequence[Change]) -> Table:
     """What changed, in time, FLOPs and bytes."""
-    before = [r.before_s for r in rows]
     columns = [
-        col.names(kind, [short_name(r.name) for r in rows]),
-        col.seconds("before", before),
-        col.seconds("after", [r.after_s for r in rows], like=before),
-        col.seconds("change", [r.delta_s for r in rows], like=before, signed=True),
+        *col.of(rows, f"{kind}: name op, before: before_s s, after: after_s s like before_s"),
+        *col.of(rows, "change: delta_s +s like before_s"),
         col.ratio("time", [r.after_s / r.before_s if r.before_s else None for r in rows]),
         col.ratio("FLOPs", [r.after_flops / r.before_flops if r.before_flops else None for r in rows]),
         col.ratio("bytes", [r.after_bytes / r.before_bytes if r.before_bytes else None for r in rows]),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import memwall.report.columns as col
-from memwall.analysis.fused import Fused, Refused, refused_by_rule
+from memwall.analysis.fused import Fused, refused_by_rule
+from memwall.analysis.op_counts import PUBLISHED, PUBLISHED_SOURCE, OpCounts
 from memwall.analysis.plan_diff import PlanDiff
 from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
 from memwall.core.units import size
 from memwall.record.kernels import collapse, short_name
-from memwall.report.document import Block, Document, Facts, Section, Table, clean
+from memwall.report.document import Block, Document, Facts, Section, Table, known_facts
 from memwall.report.figures.picture import Drawing
 from memwall.report.figures.profile import profile_drawing
 from memwall.report.kinds import Report
@@ -25,10 +27,10 @@ from memwall.report.pages.fusion import (
     group_table,
     missed_table,
     module_table,
-    policy_table,
-    sentences,
+    policy_blocks,
     what_if_section,
 )
+from memwall.report.pages.profile_text import inputs_text
 from memwall.simulate.schedule import Schedule
 
 #: Rows of the tables of groups, recomputed ops and Inductor's reasons.
@@ -55,79 +57,66 @@ class FusedReport(Report):
     top: int = DEFAULT_TOP
 
     def document(self, kind: str) -> Document:
-        """The whole page."""
-        return fused_document(self.found, by=self.by, top=self.top)
+        found = self.found
+        sections = [Section("", (_header(found),))]
+        for policies in policy_sets(found.profile):
+            sections.append(Section(policies.gpu.name, policy_blocks(policies)))
+            sections += [_policy_section(found, policies, s, self.by, self.top) for s in explained(policies)]
+        sections += [compiled_section(made, self.top) for made in found.compiled.values()]
+        sections += [_agreement_section(gpu, agreed) for gpu, agreed in found.plan_diffs.items()]
+        sections += rewrite_sections(found.alternatives)
+        if found.what_ifs:
+            sections.append(what_if_section(found.what_ifs))
+        if found.capture is not None:
+            sections.append(capture_section(found, found.capture))
+        if found.op_counts is not None:
+            sections.append(_op_count_section(found.op_counts))
+        return Document(f"{found.profile.workload.name}: what fusion wins", sections)
 
     def record(self) -> str:
-        """All of it as JSON."""
         return json.dumps(self.found.to_dict(), indent=1) + "\n"
 
     def figure(self) -> Drawing:
-        """What the groups save."""
         return profile_drawing(self.found.profile)
 
 
-def fused_document(found: Fused, *, by: str, top: int) -> Document:
-    """The whole page."""
-    workload = found.profile.workload
-    sections = [Section("", (Facts(_header(found)),))]
-    for policies in policy_sets(found.profile):
-        sections.append(_gpu_section(policies))
-        sections += [_policy_section(found, policies, s, by, top) for s in explained(policies)]
-    sections += [compiled_section(made, top) for made in found.compiled.values()]
-    sections += [agreement_section(gpu, agreed) for gpu, agreed in found.plan_diffs.items()]
-    if found.alternatives:
-        sections += rewrite_sections(found.alternatives)
-    if found.what_ifs:
-        sections.append(what_if_section(found.what_ifs))
-    if found.capture is not None:
-        sections.append(capture_section(found, found.capture))
-    if found.op_counts is not None:
-        sections.append(_op_count_section(found))
-    return Document(clean(f"{workload.name}: what fusion wins"), tuple(sections))
-
-
-def _header(found: Fused) -> tuple[tuple[str, str], ...]:
+def _header(found: Fused) -> Facts:
     profile = found.profile
-    workload, graph = profile.workload, profile.graph
-    facts = [
+    workload = profile.workload
+    return known_facts(
         ("workload", f"{workload.name}, {workload.mode}, {workload.dtype}"),
         ("target", workload.target),
-        ("inputs", ", ".join(f"{i['dtype']}{list(i['shape'])}".replace(" ", "") for i in workload.inputs)),
-        ("ops", f"{len(graph.ops):,}, which move {size(profile.dram_bytes)} unfused"),
+        ("inputs", inputs_text(workload)),
+        ("ops", f"{len(profile.graph.ops):,}, which move {size(profile.dram_bytes)} unfused"),
         *(("note", note) for note in found.notes),
-    ]
-    return tuple((label, clean(text)) for label, text in facts if text)
+    )
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------
 
 
-def _gpu_section(policies: PolicySet) -> Section:
-    return Section(clean(policies.gpu.name), (policy_table(policies.rows()), *sentences(policies)))
-
-
-def _policy_section(
-    found: Fused, policies: PolicySet, schedule: Schedule, by: str, top: int
-) -> Section:  # fmt: skip
+def _policy_section(found: Fused, policies: PolicySet, schedule: Schedule, by: str, top: int) -> Section:
     plan = found.plan(schedule)
     blocks: list[Block] = []
     if by == "module":
         blocks.append(module_table(module_savings(policies, schedule, top=top)))
     elif groups := sorted(group_savings(policies, schedule), key=lambda row: -abs(row.saved_s)):
-        blocks.append(group_table(groups[:top], groups[top:]))
-    blocks += [*_again_tables(found, schedule), *_refused_tables(refused_by_rule(plan))]
+        blocks.append(group_table(groups, top))
+    blocks += _again_tables(found, schedule)
+    if refused := refused_by_rule(plan):
+        specs = "rule, pairs: count count, bytes: saved_bytes B, time: saved_s s, reason prose"
+        blocks.append(col.listing("Refusals by rule", refused, specs, REFUSED_NOTE))
     if missed := missed_fusions(found.profile, schedule, plan, top=MAX_MISSED):
         blocks.append(missed_table(missed))
     lowered = found.lowered.get(policies.gpu.name)
     if schedule.policy == "inductor" and lowered is not None and lowered.why_not_fused:
-        reasons = sorted(lowered.why_not_fused.items(), key=lambda item: (-item[1], item[0]))
+        reasons = sorted(lowered.why_not_fused.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS]
         columns = [
-            col.plain("pairs", [count for _, count in reasons[:MAX_REASONS]]),
-            col.text("reason", [reason for reason, _ in reasons[:MAX_REASONS]], wraps=True),
+            col.plain("pairs", [count for _, count in reasons]),
+            col.text("reason", [reason for reason, _ in reasons], wraps=True),
         ]
         blocks.append(col.table("Why Inductor did not fuse", columns, "pairs of its nodes, as its scheduler says"))
-    return Section(clean(f"{policies.gpu.name}, {schedule.policy}: groups and refusals"), tuple(blocks))
+    return Section(f"{policies.gpu.name}, {schedule.policy}: groups and refusals", blocks)
 
 
 def _again_tables(found: Fused, schedule: Schedule) -> list[Table]:
@@ -145,37 +134,24 @@ def _again_tables(found: Fused, schedule: Schedule) -> list[Table]:
         total[0] += 1
         total[1] += len(phases)
         total[2] += sum(graph.values[i].spec.nbytes for i in op.outputs if i not in written)
-    rows = sorted(sums.items(), key=lambda item: (-item[1][2], item[0]))
-    if not rows:
+    if not sums:
         return []
+    rows = sorted(sums.items(), key=lambda item: (-item[1][2], item[0]))[:MAX_AGAIN]
     columns = [
-        col.names("op", [key[0] for key, _ in rows[:MAX_AGAIN]]),
-        col.text("", [f"x{count}" if count > 1 else "" for _, (count, _, _) in rows[:MAX_AGAIN]]),
-        col.names("module", [key[1] or "(top)" for key, _ in rows[:MAX_AGAIN]]),
-        col.text("phase", [key[2] for key, _ in rows[:MAX_AGAIN]]),
-        col.plain("runs again", [again for _, (_, again, _) in rows[:MAX_AGAIN]]),
-        col.si("not stored", "B", [nbytes for _, (_, _, nbytes) in rows[:MAX_AGAIN]]),
+        col.names("op", [name for (name, _, _), _ in rows]),
+        col.repeats(count for _, (count, _, _) in rows),
+        col.names("module", [module or "(top)" for (_, module, _), _ in rows]),
+        col.text("phase", [phase for (_, _, phase), _ in rows]),
+        col.plain("runs again", [again for _, (_, again, _) in rows]),
+        col.si("not stored", "B", [nbytes for _, (_, _, nbytes) in rows]),
     ]
-    return [col.table("Computed again instead of stored", columns, AGAIN_NOTE, left=len(rows) - MAX_AGAIN)]
-
-
-def _refused_tables(rows: Sequence[Refused]) -> list[Table]:
-    if not rows:
-        return []
-    columns = [
-        col.text("rule", [r.rule for r in rows]),
-        col.plain("pairs", [r.count for r in rows]),
-        col.si("bytes", "B", [r.saved_bytes for r in rows]),
-        col.seconds("time", [r.saved_s for r in rows]),
-        col.text("reason", [r.reason for r in rows], wraps=True),
-    ]
-    return [col.table("Refusals by rule", columns, REFUSED_NOTE)]
+    return [col.table("Computed again instead of stored", columns, AGAIN_NOTE, left=len(sums) - MAX_AGAIN)]
 
 
 # -- our planner next to Inductor --------------------------------------------------------------------------------------
 
 
-def agreement_section(gpu: str, agreed: PlanDiff) -> Section:
+def _agreement_section(gpu: str, agreed: PlanDiff) -> Section:
     """How far memwall's planner and Inductor agree, and where they differ, by what it costs in bytes."""
     ours, theirs = agreed.kernels
     facts = (
@@ -187,19 +163,15 @@ def agreement_section(gpu: str, agreed: PlanDiff) -> Section:
                        f" tensor); {agreed.only_first:,} fused by memwall alone, {agreed.only_second:,} by"
                        " Inductor alone"),
     )  # fmt: skip
-    rows = agreed.differences[:MAX_DIFFERENCES]
-    columns = [
-        col.modules(d.module for d in rows),
-        col.repeats(d.count for d in rows),
-        col.si("bytes", "B", [d.bytes for d in rows]),
-        col.seconds("time", [d.time_s for d in rows], signed=True),
-        col.text("memwall", ["; ".join(d.ours) for d in rows], wraps=True),
-        col.text("Inductor", ["; ".join(d.theirs) for d in rows], wraps=True),
-    ]
     blocks: list[Block] = [Facts(facts)]
-    if rows:
+    if rows := agreed.differences[:MAX_DIFFERENCES]:
+        columns = [
+            *col.of(rows, "module module, : count repeats, bytes B, time: time_s +s"),
+            col.text("memwall", ["; ".join(d.ours) for d in rows], wraps=True),
+            col.text("Inductor", ["; ".join(d.theirs) for d in rows], wraps=True),
+        ]
         blocks.append(col.table("Where they differ", columns, DIFFERENCE_NOTE))
-    return Section(clean(f"{gpu}: memwall's planner compared with Inductor"), tuple(blocks))
+    return Section(f"{gpu}: memwall's planner compared with Inductor", blocks)
 
 
 def _ratio(ours: int, theirs: int) -> str:
@@ -217,27 +189,22 @@ MAX_DIFFERENCES = 8
 # -- op counts by IR level ---------------------------------------------------------------------------------------------
 
 
-def _op_count_section(found: Fused) -> Section:
-    from memwall.analysis.op_counts import PUBLISHED, PUBLISHED_SOURCE
-
-    assert found.op_counts is not None
-    levels = found.op_counts.levels
+def _op_count_section(counts: OpCounts) -> Section:
+    levels = counts.levels
     columns = [
-        col.text("level", [level.name for level in levels]),
-        col.plain("distinct ops", [level.distinct for level in levels]),
-        col.plain("calls", [level.calls for level in levels]),
+        *col.of(levels, "level: name, distinct ops: distinct count, calls count"),
         col.plain("free calls", [level.free_calls or None for level in levels]),
         col.text("announced", [PUBLISHED.get(level.name, "-") for level in levels]),
     ]
     note = f"free calls move nothing (views, allocations); the optimizer is left out; announced: {PUBLISHED_SOURCE}"
-    kept = found.op_counts.no_decomposition
+    kept = counts.no_decomposition
     listed = ", ".join(f"{name} {calls:,}" for name, calls in [*kept.items()][:MAX_KEPT])
     more = f" and {len(kept) - MAX_KEPT} more" if len(kept) > MAX_KEPT else ""
-    facts = [("left as ATen", f"{listed}{more}" if listed else "none")]
-    if found.op_counts.fallbacks:
-        facts.append(("no lowering in Inductor", ", ".join(found.op_counts.fallbacks)))
-    blocks = (col.table("", columns, note), Facts(tuple((label, clean(text)) for label, text in facts)))
-    return Section("Ops by IR level", blocks)
+    facts = known_facts(
+        ("left as ATen", f"{listed}{more}" if listed else "none"),
+        ("no lowering in Inductor", ", ".join(counts.fallbacks)),
+    )
+    return Section("Ops by IR level", (col.table("", columns, note), facts))
 
 
 # -- fused library ops -------------------------------------------------------------------------------------------------
@@ -249,28 +216,21 @@ def rewrite_sections(families: Sequence[Family]) -> list[Section]:
     """A table for each GPU."""
     gpus = dict.fromkeys(family.gpu for family in families)
     return [
-        Section(f"{gpu}: fused library ops", (rewrite_table([f for f in families if f.gpu == gpu]),)) for gpu in gpus
+        Section(f"{gpu}: fused library ops", (_rewrite_table([f for f in families if f.gpu == gpu]),)) for gpu in gpus
     ]
 
 
-def rewrite_table(families: Sequence[Family]) -> Table:
+def _rewrite_table(families: Sequence[Family]) -> Table:
     """The forms on one GPU; the first of each family is what the model does now."""
     rows = [(family, form) for family in families for form in (family.now, *family.others)]
     forms = [form for _, form in rows]
-
-    def less(field: str) -> list[float | None]:
-        return [None if f is family.now else getattr(f, field) - getattr(family.now, field) for family, f in rows]
-
     columns = [
         col.text("", [family.name if form is family.now else "" for family, form in rows]),
         col.text("form", [f"{f.name} (now)" if f is family.now else f.name for family, f in rows]),
-        col.seconds("time", [f.time_s for f in forms]),
-        col.seconds("→", less("time_s"), like=[f.time_s for f in forms], signed=True),
-        col.si("DRAM bytes", "B", [f.dram_bytes for f in forms]),
-        col.si("→", "B", less("dram_bytes"), like=[f.dram_bytes for f in forms], signed=True),
-        col.si("peak", "B", [f.peak_memory_bytes for f in forms]),
-        col.si("→", "B", less("peak_memory_bytes"), like=[f.peak_memory_bytes for f in forms], signed=True),
-        col.plain("kernels", [f.kernels for f in forms]),
-        col.text("note", [f.note for f in forms], wraps=True),
     ]
-    return col.table("", columns, REWRITE_NOTE)
+    for heading, field in (("time", "time_s"), ("DRAM bytes", "dram_bytes"), ("peak", "peak_memory_bytes")):
+        values = [getattr(form, field) for form in forms]
+        less = [None if f is family.now else getattr(f, field) - getattr(family.now, field) for family, f in rows]
+        make = col.seconds if field == "time_s" else partial(col.si, unit="B")
+        columns += [make(heading, values=values), make("→", values=less, like=values, signed=True)]
+    return col.table("", [*columns, *col.of(forms, "kernels count, note prose")], REWRITE_NOTE)

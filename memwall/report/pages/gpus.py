@@ -11,7 +11,7 @@ from memwall.analysis.compare import DTYPES, Machine, best_peak, compare_gpus
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent, si, size
 from memwall.hardware.lookup import Gpu, load_gpu
-from memwall.report.document import Column, Document, Facts, Section, Sentence, Table, clean
+from memwall.report.document import Column, Document, Section, Sentence, Table, clean, known_facts
 from memwall.report.kinds import Report
 
 #: rows of the growth table: key of ``Machine.growth`` -> what a reader sees
@@ -32,12 +32,34 @@ class GpusReport(Report):
     gpus: Sequence[Gpu]
 
     def document(self, kind: str) -> Document:
-        """The table."""
-        return gpus_document(self.gpus)
+        """Dense peaks of the faster engine per dtype."""
+        gpus = self.gpus
+        fp16 = [best_peak(gpu, "float16") or best_peak(gpu, "bfloat16") for gpu in gpus]
+        ridge = [gpu.ridge_point(Pipe("tensor", "float16")) for gpu in gpus]
+        columns = [
+            *col.of(gpus, "name"),
+            col.text("release", [gpu.release or col.NOTHING for gpu in gpus]),
+            _scaled("fp64", "TFLOP/s", [best_peak(gpu, "float64") for gpu in gpus], 1e12, 1),
+            _scaled("fp32", "TFLOP/s", [best_peak(gpu, "float32") for gpu in gpus], 1e12, 1),
+            col.optional(_scaled("tf32", "TFLOP/s", [best_peak(gpu, "tf32") for gpu in gpus], 1e12, 0)),
+            _scaled("16 bit", "TFLOP/s", fp16, 1e12, 1),
+            col.optional(_scaled("fp8", "TFLOP/s", [best_peak(gpu, "fp8") for gpu in gpus], 1e12, 0)),
+            _scaled("DRAM", "GB/s", [gpu.dram_bytes_per_s for gpu in gpus], 1e9, 0),
+            _scaled("memory", "GB", [gpu.dram_bytes for gpu in gpus], 1e9, 0),
+            col.optional(_scaled("cache", "MB", [gpu.l2_bytes for gpu in gpus], 1e6, 1)),
+            col.plain("ridge", ridge, 0, "FLOP/B"),
+            col.optional(_scaled("TDP", "W", [gpu.tdp_w for gpu in gpus], 1.0, 0)),
+        ]
+        return Document("GPUs", (Section("", (col.table("", columns, _GPUS_NOTE),)),))
 
     def record(self) -> str:
-        """All that is known of each."""
         return json.dumps([gpu.to_dict() for gpu in self.gpus], indent=2)
+
+
+_GPUS_NOTE = (
+    "peaks are dense, of the faster engine; ridge: FLOP per byte above which 16-bit matrix work is limited by "
+    "compute; one GPU with its sources: memwall gpus NAME"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,52 +72,19 @@ class GpuReport(Report):
     gpu: Gpu
 
     def document(self, kind: str) -> Document:
-        """Its page."""
-        return gpu_document(self.gpu)
+        gpu = self.gpu
+        facts = known_facts(
+            ("name", gpu.name), ("also", ", ".join(gpu.aliases) or col.NOTHING), ("vendor", gpu.vendor),
+            ("architecture", f"{gpu.architecture} {gpu.compute_capability or ''}"),
+            ("release", gpu.release or col.NOTHING), ("calibration", gpu.calibration),
+        )  # fmt: skip
+        tables = [_peaks_table(gpu), _numbers_table(gpu), *([_utilization_table(gpu)] if gpu.utilization else [])]
+        return Document(gpu.full_name, (Section("", (facts, *tables)),))
 
 
 def _scaled(heading: str, unit: str, values: Sequence[float | None], scale: float, digits: int) -> col.CellColumn:
     """Numbers in a given unit; none where it is zero."""
     return col.fixed(heading, unit, [v or None for v in values], scale, digits)
-
-
-def gpus_document(gpus: Sequence[Gpu]) -> Document:
-    """All GPUs in one table: dense peaks of the faster engine per dtype."""
-    fp16 = [best_peak(gpu, "float16") or best_peak(gpu, "bfloat16") for gpu in gpus]
-    ridge = [gpu.ridge_point(Pipe("tensor", "float16")) for gpu in gpus]
-    columns = [
-        col.text("name", [gpu.name for gpu in gpus]),
-        col.text("release", [gpu.release or col.NOTHING for gpu in gpus]),
-        _scaled("fp64", "TFLOP/s", [best_peak(gpu, "float64") for gpu in gpus], 1e12, 1),
-        _scaled("fp32", "TFLOP/s", [best_peak(gpu, "float32") for gpu in gpus], 1e12, 1),
-        col.optional(_scaled("tf32", "TFLOP/s", [best_peak(gpu, "tf32") for gpu in gpus], 1e12, 0)),
-        _scaled("16 bit", "TFLOP/s", fp16, 1e12, 1),
-        col.optional(_scaled("fp8", "TFLOP/s", [best_peak(gpu, "fp8") for gpu in gpus], 1e12, 0)),
-        _scaled("DRAM", "GB/s", [gpu.dram_bytes_per_s for gpu in gpus], 1e9, 0),
-        _scaled("memory", "GB", [gpu.dram_bytes for gpu in gpus], 1e9, 0),
-        col.optional(_scaled("cache", "MB", [gpu.l2_bytes for gpu in gpus], 1e6, 1)),
-        col.plain("ridge", ridge, 0, "FLOP/B"),
-        col.optional(_scaled("TDP", "W", [gpu.tdp_w for gpu in gpus], 1.0, 0)),
-    ]
-    note = (
-        "peaks are dense, of the faster engine; ridge: FLOP per byte above which 16-bit matrix work is limited by "
-        "compute; one GPU with its sources: memwall gpus NAME"
-    )
-    return Document("GPUs", (Section("", (col.table("", columns, note),)),))
-
-
-def gpu_document(gpu: Gpu) -> Document:
-    """One GPU: every number and where it comes from."""
-    facts = Facts((
-        ("name", gpu.name), ("also", clean(", ".join(gpu.aliases)) or col.NOTHING), ("vendor", clean(gpu.vendor)),
-        ("architecture", clean(f"{gpu.architecture} {gpu.compute_capability or ''}")),
-        ("release", gpu.release or col.NOTHING),
-        ("calibration", gpu.calibration),
-    ))  # fmt: skip
-    tables = [_peaks_table(gpu), _numbers_table(gpu)]
-    if gpu.utilization:
-        tables.append(_utilization_table(gpu))
-    return Document(clean(gpu.full_name), (Section("", (facts, *tables)),))
 
 
 def _utilization_table(gpu: Gpu) -> Table:
@@ -104,7 +93,9 @@ def _utilization_table(gpu: Gpu) -> Table:
     rows: dict[tuple[str, str], list[str]] = {}
     for key, value in gpu.utilization.items():
         kernels, _, name = key.rpartition(".")
-        source = gpu.sources.get(f"utilization.{key}") or _borrowed(gpu, kernels)
+        fitted = gpu.fitted_on.get(kernels, "")
+        whose = f"by architecture: {fitted}" if fitted not in ("", gpu.name) else "by architecture"
+        source = gpu.sources.get(f"utilization.{key}") or whose
         rows.setdefault((kernels, source), []).append(f"{name} {value:.4g}")
     columns = [
         col.text("kernels", [kernels for kernels, _ in rows]),
@@ -113,11 +104,6 @@ def _utilization_table(gpu: Gpu) -> Table:
     ]
     note = "interval: measured over modeled time of 8 rows in 10; what each constant means: memwall/work"
     return col.table("Utilization", columns, note)
-
-
-def _borrowed(gpu: Gpu, table_name: str) -> str:
-    fitted = gpu.fitted_on.get(table_name, "")
-    return f"by architecture: {fitted}" if fitted not in ("", gpu.name) else "by architecture"
 
 
 def _peaks_table(gpu: Gpu) -> Table:
@@ -166,14 +152,11 @@ WALL = ("p100-sxm2-16gb", "h100-sxm")
 
 def machine_sections(machines: Sequence[Machine]) -> list[Section]:
     """Datasheets side by side, then their growth, and that from P100 to H100 unless it is among them."""
-    sections = [Section("", (_datasheet(machines),)), _growth_section(machines)]
+    grown = [machines]
     if machines[0].name != WALL[0] or WALL[1] not in [m.name for m in machines]:
-        sections.append(_growth_section(compare_gpus([load_gpu(name) for name in WALL]).machines))
-    return sections
-
-
-def _growth_section(machines: Sequence[Machine]) -> Section:
-    return Section(f"Growth over {clean(machines[0].name)}", (_growth_table(machines), *_moral(machines)))
+        grown.append(compare_gpus([load_gpu(name) for name in WALL]).machines)
+    growth = [Section(f"Growth over {clean(m[0].name)}", (_growth_table(m), *_moral(m))) for m in grown]
+    return [Section("", (_datasheet(machines),)), *growth]
 
 
 def _peak(machine: Machine, dtype: str) -> float | None:
@@ -181,23 +164,22 @@ def _peak(machine: Machine, dtype: str) -> float | None:
 
 
 def _datasheet(machines: Sequence[Machine]) -> Table:
-    dtypes = [dtype for dtype in DTYPES if any(_peak(m, dtype) for m in machines)]
     ridge = [fp16 / m.dram_bytes_per_s if (fp16 := _peak(m, "float16")) else None for m in machines]
     columns = [
-        col.text("", [m.name for m in machines]),
-        col.text("release", [m.release or col.NOTHING for m in machines], optional=True),
-        *(_peak_column(d, machines) for d in dtypes),
-        col.si("bandwidth", "B/s", [m.dram_bytes_per_s for m in machines]),
+        *col.of(machines, ": name"),
+        col.optional(col.text("release", [m.release or col.NOTHING for m in machines])),
+    ]
+    for dtype in DTYPES:
+        if any(peaks := [_peak(m, dtype) for m in machines]):
+            column = _scaled(_SHORT.get(dtype, dtype), "TFLOP/s", peaks, 1e12, 1)
+            columns.append(column if dtype in _CORE else col.optional(column))
+    columns += [
+        *col.of(machines, "bandwidth: dram_bytes_per_s B/s"),
         _scaled("memory", "GB", [m.dram_bytes for m in machines], 1e9, 0),
         col.plain("ridge fp16", ridge, 0, "FLOP/B"),
         col.optional(_scaled("TDP", "W", [m.tdp_w for m in machines], 1.0, 0)),
     ]
     return col.table("", columns, "dense peaks of the faster engine; int8 in TOP/s")
-
-
-def _peak_column(dtype: str, machines: Sequence[Machine]) -> col.CellColumn:
-    column = _scaled(_SHORT.get(dtype, dtype), "TFLOP/s", [_peak(m, dtype) for m in machines], 1e12, 1)
-    return column if dtype in _CORE else col.optional(column)
 
 
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}

@@ -12,7 +12,7 @@ from memwall.codegen import covers
 from memwall.core.errors import UsageError
 from memwall.ops.loops import is_fused
 from memwall.ops.registry import OP_CLASSES, Row, rows
-from memwall.report.document import Column, Document, Section, Table
+from memwall.report.document import Column, Document, Section
 from memwall.report.kinds import Report
 from memwall.traces.schemas import schemas_of
 
@@ -68,25 +68,20 @@ class OpsReport(Report):
     by_family: bool
 
     def document(self, kind: str) -> Document:
-        """One table."""
-        return Document("Ops", (Section("", (self._families() if self.by_family else self._each(),)),))
+        if self.by_family:
+            of = {name: [op for op in self.ops if op.family == name] for name in OP_CLASSES}
+            columns = [col.text("family", of), (Column("ops"), [str(len(ops)) for ops in of.values()])]
+            columns += [(Column(stage), [str(sum(getattr(op, stage) for op in ops)) for ops in of.values()])
+                        for stage in STAGES]  # fmt: skip
+            table = col.table("", columns, _NOTE)
+        else:
+            columns = col.of(self.ops, "op: name, family")
+            columns += [col.text(stage, ["yes" if getattr(op, stage) else "-" for op in self.ops]) for stage in STAGES]
+            table = col.table("", columns)
+        return Document("Ops", (Section("", (table,)),))
 
     def record(self) -> str:
-        """Each op."""
         return json.dumps([op._asdict() for op in self.ops], indent=2)
-
-    def _families(self) -> Table:
-        """How many ops of each family each stage knows."""
-        of = {name: [op for op in self.ops if op.family == name] for name in OP_CLASSES}
-        columns = [col.text("family", of), (Column("ops"), [str(len(ops)) for ops in of.values()])]
-        columns += [(Column(stage), [str(sum(getattr(op, stage) for op in ops)) for ops in of.values()])
-                    for stage in STAGES]  # fmt: skip
-        return col.table("", columns, _NOTE)
-
-    def _each(self) -> Table:
-        columns = [col.text("op", [op.name for op in self.ops]), col.text("family", [op.family for op in self.ops])]
-        columns += [col.text(stage, ["yes" if getattr(op, stage) else "-" for op in self.ops]) for stage in STAGES]
-        return col.table("", columns)
 
 
 _NOTE = (

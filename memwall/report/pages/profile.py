@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from memwall.analysis.explanation import Explanation
 from memwall.analysis.quantities import columns_of
 from memwall.analysis.savings import PolicySet, policy_sets
 from memwall.analysis.validation import COLUMNS as MEASURED_COLUMNS
@@ -14,16 +15,15 @@ from memwall.analysis.validation import rows as measured_rows
 from memwall.analysis.validation import summary
 from memwall.analysis.whatif import Outcome
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.kernels import kernel_module, kernel_phase, shapes_text
+from memwall.record.kernels import kernel_module, kernel_phase, schedule_label, shapes_text, short_name
 from memwall.record.profile import Profile
-from memwall.report.document import Document, Section, Sentence, clean
+from memwall.report.document import Document, Section, Sentence
 from memwall.report.figures.picture import Drawing
 from memwall.report.figures.profile import profile_drawing
 from memwall.report.kinds import Report
-from memwall.report.pages.explanation import Explained, explanation_dict, explanation_sections
 from memwall.report.pages.fusion import is_several
 from memwall.report.pages.profile_html import profile_page
-from memwall.report.pages.profile_text import profile_document
+from memwall.report.pages.profile_text import profile_sections
 from memwall.report.pages.validation import measured_sections
 from memwall.report.trace_events import render_trace
 from memwall.simulate.schedule import Schedule
@@ -45,7 +45,7 @@ class ProfileReport(Report):
     top: int = 15
     sort: str = "time"
     what_ifs: Sequence[Outcome] = ()
-    explained: Explained = ()
+    explained: Sequence[tuple[Schedule, Explanation]] = ()
 
     def document(self, kind: str) -> Document:
         """The page; as HTML with bars, rooflines and the kernels to sort and filter.
@@ -55,28 +55,31 @@ class ProfileReport(Report):
         """
         if kind == "html":
             return profile_page(self.profile, self.what_ifs)
-        explanations = explanation_sections(self.profile, self.explained)
-        if kind == "text" and explanations:
-            return Document(clean(self.profile.workload.name), explanations)
-        document = profile_document(self.profile, self.by, self.top, self.sort, self.what_ifs)
-        return replace(document, sections=(*document.sections, *explanations))
+        sections = [_explanation_section(self.profile, schedule, why) for schedule, why in self.explained]
+        if kind != "text" or not sections:
+            whole = profile_sections(self.profile, self.by, self.top, self.sort, self.what_ifs)
+            sections = [*whole, *sections]
+        return Document(self.profile.workload.name, sections)
 
     def record(self) -> str:
         """``memwall.profile/1``; what-ifs, explanations and the sums of what was measured, which readers pass over,
         under keys of their own."""
         further: dict[str, Any] = {"what_if": [o.to_dict() for o in self.what_ifs]} if self.what_ifs else {}
         if self.explained:
-            further["explanations"] = [explanation_dict(schedule, why) for schedule, why in self.explained]
+            further["explanations"] = [_explanation_dict(schedule, why) for schedule, why in self.explained]
         if self.profile.measurements:
             further["measured"] = summary(self.profile)
         return self.profile.to_json(further)
 
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
-        """A row for each kernel."""
-        return table_rows(self.profile)
+        """The kernels; of several policies with what each kernel saves, of a measured profile the measured ones."""
+        if self.profile.measurements:
+            return MEASURED_COLUMNS, (tuple(row.values()) for row in measured_rows(self.profile))
+        if is_several(self.profile):
+            return KERNEL_COLUMNS + SAVING_COLUMNS, _saving_rows(self.profile)
+        return KERNEL_COLUMNS, profile_rows(self.profile)
 
     def figure(self) -> Drawing:
-        """Rooflines, waterfalls, shares of op classes."""
         return profile_drawing(self.profile)
 
 
@@ -85,13 +88,33 @@ class MeasuredReport(ProfileReport):
     """A profile whose text and Markdown show only what was measured: the page of ``memwall measure``."""
 
     def document(self, kind: str) -> Document:
-        """What was measured; as HTML the page of the profile."""
         if kind == "html":
             return profile_page(self.profile, self.what_ifs)
         w = self.profile.workload
         sections = measured_sections(self.profile, top=self.top)
-        title = clean(f"{w.name}, {w.mode}, {w.dtype}: modeled next to measured")
+        title = f"{w.name}, {w.mode}, {w.dtype}: modeled next to measured"
         return Document(title, sections or (Section("", (Sentence("Nothing was measured."),)),))
+
+
+# -- why a kernel takes its time ---------------------------------------------------------------------------------------
+
+
+def _explanation_section(profile: Profile, schedule: Schedule, why: Explanation) -> Section:
+    kernel = why.kernel
+    repeats = f" x{why.count}" if why.count > 1 else ""
+    place = f" in {why.module}" if why.module else ""
+    title = f"{schedule_label(profile, schedule)}: kernel {kernel.id}, {short_name(kernel.name)}{repeats}{place}"
+    texts = [*why.launches, why.around, *([f"calibrated: {why.calibrated}"] if why.calibrated else [])]
+    return Section(title, [Sentence(text) for text in texts])
+
+
+def _explanation_dict(schedule: Schedule, why: Explanation) -> dict[str, Any]:
+    kernel = why.kernel
+    return {
+        "gpu": schedule.gpu.name, "policy": schedule.policy, "kernel": kernel.id, "name": kernel.name,
+        "module": why.module, "count": why.count, "time_s": kernel.time_s, "low_s": kernel.low_s,
+        "high_s": kernel.high_s, "sentences": [*why.launches, why.around], "calibrated": why.calibrated,
+    }  # fmt: skip
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -126,7 +149,7 @@ def _kernel(profile: Profile, schedule: Schedule, kernel: Estimate) -> tuple[Any
     )  # fmt: skip
 
 
-def saving_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
+def _saving_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
     """One tuple of ``KERNEL_COLUMNS`` and ``SAVING_COLUMNS`` per kernel, GPU by GPU."""
     for policies in policy_sets(profile):
         for schedule in policies.schedules:
@@ -141,12 +164,3 @@ def _saving(policies: PolicySet, kernel: Estimate) -> tuple[Any, ...]:
         len(kernel.op_ids), kernel.launches, sum(k.launches for k in eager), eager_bytes, eager_s,
         eager_bytes - kernel.bytes, eager_s - kernel.time_s,
     )  # fmt: skip
-
-
-def table_rows(profile: Profile) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
-    """The kernels; of several policies with what each kernel saves, of a measured profile the measured ones."""
-    if profile.measurements:
-        return MEASURED_COLUMNS, (tuple(row.values()) for row in measured_rows(profile))
-    if is_several(profile):
-        return KERNEL_COLUMNS + SAVING_COLUMNS, saving_rows(profile)
-    return KERNEL_COLUMNS, profile_rows(profile)

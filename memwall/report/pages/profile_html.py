@@ -5,7 +5,8 @@ Repeated kernels are one row, and at most ``MAX_ROWS`` rows are embedded, so a p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from memwall.analysis.savings import PolicySet, by_gpu, policy_sets
@@ -16,12 +17,12 @@ from memwall.analysis.whatif import Outcome
 from memwall.core.units import duration, percent, size
 from memwall.record.kernels import WALLS, schedule_label, wall_shares
 from memwall.record.profile import Profile
-from memwall.report.document import Bar, Bars, Block, Document, Facts, Markup, Panel, Part, Section, Sentence, clean
+from memwall.report.document import Bar, Bars, Block, Document, Markup, Panel, Part, Section, Sentence, clean
 from memwall.report.figures.picture import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color, time_unit
 from memwall.report.figures.roofline import Roof, compute_roofs, memory_roofs
 from memwall.report.figures.waterfall import axis_start_s, fall_and_bars, label
 from memwall.report.html import embed, escape, stack
-from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_table, sentences, what_if_section
+from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
 from memwall.report.pages.profile_text import (
     class_table,
     gpu_title,
@@ -60,17 +61,20 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome]) -> Document:
     rows = [kernel_rows(profile, schedule) for schedule in sims]
     data, left_out = _data(profile, rows)
     totals = [totals_table(profile)] if sims and not is_several(profile) else []
-    sections: list[Section | Panel] = [Section("", (Facts(header_facts(profile)), *totals))]
+    sections: list[Section | Panel] = [Section("", (header_facts(profile), *totals))]
     sections += [Section(s.heading, s.blocks, "fusion") for s in measured_sections(profile, top=MAX_MEASURED)]
     for policies in policy_sets(profile) if is_several(profile) else ():
-        sections += _fusion(policies)
+        sections.append(Section(gpu_title(profile, policies.schedules[0]), policy_blocks(policies)))
+        for schedule in explained(policies):
+            blocks: tuple[Block, ...] = (Markup(_waterfall(policies, schedule)), *fusion_tables(policies, schedule))
+            sections.append(Section(f"{schedule.policy}: what fusion saves", blocks, "fusion"))
     if what_ifs:
         sections.append(what_if_section(what_ifs))
     sections += [_panel(profile, schedule, i) for i, schedule in enumerate(sims)]
     if sims:
         more = f" {left_out} more rows, of the least time, are left out of this page; the CSV has all."
         sections.append(Section("", (Markup(_KERNELS.format(left_out=more if left_out else "")),)))
-    return Document(clean(profile.workload.name), tuple(sections), embed(data))
+    return Document(profile.workload.name, sections, embed(data))
 
 
 def _panel(profile: Profile, schedule: Schedule, number: int) -> Panel:
@@ -80,25 +84,10 @@ def _panel(profile: Profile, schedule: Schedule, number: int) -> Panel:
     phases = phase_rows(profile, schedule)
     memory: list[Block] = [share_table("Phases", "phase", phases)] if len(phases) > 1 else []
     memory += [memory_table(profile, schedule), Markup(_memory_bar(schedule))]
-    sentence = Sentence(clean(verdict(profile, schedule)), strong=True)
-    bars = Bars(tuple(_class_bars(profile, schedule)))
-    return Panel(
-        clean(schedule_label(profile, schedule)),
-        (
-            Section(gpu_title(profile, schedule), (sentence, bars, class_table(profile, schedule))),
-            Section("", (Markup(roofline),)),
-            Section("", tuple(memory)),
-        ),
-    )
-
-
-def _fusion(policies: PolicySet) -> Iterator[Section]:
-    """The policies of one GPU, then what each saves."""
-    title = gpu_title(policies.profile, policies.schedules[0])
-    yield Section(title, (policy_table(policies.rows()), *sentences(policies)))
-    for schedule in explained(policies):
-        blocks: tuple[Block, ...] = (Markup(_waterfall(policies, schedule)), *fusion_tables(policies, schedule))
-        yield Section(f"{schedule.policy}: what fusion saves", blocks, "fusion")
+    sentence = Sentence(verdict(profile, schedule), strong=True)
+    first = (sentence, Bars(_class_bars(profile, schedule)), class_table(profile, schedule))
+    sections = (Section(gpu_title(profile, schedule), first), Section("", (Markup(roofline),)), Section("", memory))
+    return Panel(clean(schedule_label(profile, schedule)), sections)
 
 
 def _waterfall(policies: PolicySet, schedule: Schedule) -> str:
@@ -126,21 +115,23 @@ def _waterfall(policies: PolicySet, schedule: Schedule) -> str:
     return f'<div class="fall">{"".join(bars)}</div>\n<p class="note">{note}</p>\n'
 
 
-def _class_bars(profile: Profile, schedule: Schedule) -> Iterator[Bar]:
+def _class_bars(profile: Profile, schedule: Schedule) -> list[Bar]:
     rows = class_rows(profile, schedule)
-    for name, field in (("FLOPs", "flop_share"), ("bytes", "byte_share"), ("time", "time_share")):
-        yield Bar(name, [share_part(row.key, getattr(row, field), class_color(row.key)) for row in rows])
-    yield Bar("wall", wall_parts(wall_shares(schedule)))
+    fields = (("FLOPs", "flop_share"), ("bytes", "byte_share"), ("time", "time_share"))
+    bars = [
+        Bar(name, [_share_part(row.key, getattr(row, field), class_color(row.key)) for row in rows])
+        for name, field in fields
+    ]
+    return [*bars, Bar("wall", wall_parts(wall_shares(schedule)))]
 
 
 def wall_parts(shares: Mapping[str, float], length: float = 1.0) -> list[Part]:
     """The parts of a bar: each wall's share of the time, the whole as long as ``length`` of the page."""
-    parts = (share_part(wall, shares[wall], WALL_COLORS[wall]) for wall in WALLS)
+    parts = (_share_part(wall, shares[wall], WALL_COLORS[wall]) for wall in WALLS)
     return [part._replace(width=round(part.width * length, 3)) for part in parts]
 
 
-def share_part(name: str, share: float, color: str) -> Part:
-    """A part as long as a share of the page."""
+def _share_part(name: str, share: float, color: str) -> Part:
     return Part(clean(name), round(100 * share, 3), color, percent(share, 2))
 
 
@@ -148,11 +139,8 @@ def _memory_bar(schedule: Schedule) -> str:
     """What the peak holds, over a mark at the GPU's memory."""
     memory, held = schedule.memory, schedule.gpu.dram_bytes
     whole = max(memory.total, held)
-    values = (memory.parameters, memory.gradients, memory.optimizer_state, memory.activations)
-    parts = [
-        Part(name, round(100 * value / whole, 3), color, size(value))
-        for (name, color), value in zip(MEMORY_COLORS.items(), values, strict=True)
-    ]
+    values = {name: getattr(memory, name.replace(" ", "_")) for name in MEMORY_COLORS}
+    parts = [Part(name, round(100 * v / whole, 3), MEMORY_COLORS[name], size(v)) for name, v in values.items()]
     mark = f'<u style="left:{round(100 * held / whole, 3)}%" title="memory of the GPU"></u>'
     return f'<div class="memory">{stack(parts, least=14)}{mark}</div>'
 
@@ -163,10 +151,8 @@ def _memory_bar(schedule: Schedule) -> str:
 def _data(profile: Profile, tables: Sequence[Sequence[KernelRow]]) -> tuple[dict[str, Any], int]:
     """Rows shared by all simulations, and each simulation's times for them; and how many rows were left out."""
     slowest: dict[tuple, float] = {}
-    for table in tables:
-        for row in table:
-            key = _identity(row)
-            slowest[key] = max(slowest.get(key, 0.0), row.time_share)
+    for row in chain.from_iterable(tables):
+        slowest[_identity(row)] = max(slowest.get(_identity(row), 0.0), row.time_share)
     keys = sorted(slowest, key=lambda key: (-slowest[key], key))
     number = {key: i for i, key in enumerate(keys[:MAX_ROWS])}
     sims = [

@@ -5,16 +5,16 @@ Errors come first: kernels measured faster than the bound, and samples in doubt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import memwall.report.columns as col
 from memwall.analysis.savings import group_name
-from memwall.analysis.validation import Device, GroupTimes, Pair, Run, SameGroups, Share, devices
+from memwall.analysis.validation import Device, GroupTimes, Pair, Run, Share, devices
 from memwall.core.units import bandwidth, duration, size
 from memwall.record.kernels import collapse
 from memwall.record.profile import Profile
-from memwall.report.document import Block, Facts, Section, Sentence, Table, clean
+from memwall.report.document import Block, Facts, Section, Sentence, Table, clean, known_facts
 from memwall.report.pages.fusion import cut_name
 
 #: Rows of the tables of kernels and groups, of violations, and of reasons why a kernel has no time.
@@ -51,11 +51,18 @@ def measured_sections(profile: Profile, *, top: int = DEFAULT_TOP) -> tuple[Sect
 
 
 def _device_section(device: Device, top: int) -> Section:
-    blocks: list[Block] = [*_violations(device), *_doubts(device), Facts(_facts(device)), run_table(device)]
+    blocks: list[Block] = [*_violations(device), *_doubts(device), _facts(device), _run_table(device)]
     if device.same_groups:
-        blocks.append(executor_table(device.same_groups))
-        blocks.append(group_table(device.groups[:top], device.groups[top:]))
-    return Section(clean(f"Measured on {device.name}, modeled as {device.gpu}"), tuple(blocks))
+        like = [*(r.seconds for r in device.same_groups), *(r.versus_seconds for r in device.same_groups)]
+        columns = [
+            col.text("", [f"{r.executor} / {r.versus}" for r in device.same_groups]),
+            *col.of(device.same_groups, "groups count"),
+            col.seconds("first", [r.seconds for r in device.same_groups], like=like),
+            col.seconds("second", [r.versus_seconds for r in device.same_groups], like=like),
+            *col.of(device.same_groups, "ratio ratio, geomean ratio, worst ratio, slower count"),
+        ]
+        blocks += [col.table("The same groups of ops", columns, EXECUTOR_NOTE), _group_table(device.groups, top)]
+    return Section(f"Measured on {device.name}, modeled as {device.gpu}", blocks)
 
 
 def _violations(device: Device) -> list[Block]:
@@ -66,49 +73,38 @@ def _violations(device: Device) -> list[Block]:
     found.sort(key=lambda item: -item[1].of_bound)
     kernels = "1 kernel was" if len(found) == 1 else f"{len(found)} kernels were"
     text = f"{kernels} measured faster than the roofline bound allows (above 100 % of bound): model error."
-    shown = found[:MAX_VIOLATIONS]
-    pairs = [pair for _, pair in shown]
+    pairs = [pair for _, pair in found[:MAX_VIOLATIONS]]
     columns = [
-        col.text("executor", [run.measurement.executor for run, _ in shown]),
-        *name_columns(pairs),
+        col.text("executor", [run.measurement.executor for run, _ in found[:MAX_VIOLATIONS]]),
+        *_name_columns(pairs),
         col.names("shapes", [pair.shape[:LONGEST_SHAPES] for pair in pairs]),
-        col.seconds("bound", [pair.kernel.bound_s for pair in pairs]),
-        col.seconds("measured", [pair.measured_s for pair in pairs]),
-        col.percent("of bound", [pair.of_bound for pair in pairs]),
+        *col.of(pairs, "bound: kernel.bound_s s, measured: measured_s s, of bound: of_bound %"),
     ]
-    return [
-        Sentence(text, strong=True),
-        col.table("Faster than the roofline bound", columns, left=len(found) - len(shown)),
-    ]
+    table = col.table("Faster than the roofline bound", columns, left=len(found) - len(pairs))
+    return [Sentence(text, strong=True), table]
 
 
-def _doubts(device: Device) -> list[Sentence]:
+def _doubts(device: Device) -> Iterator[Sentence]:
     """One loud sentence for each reason to doubt an executor's samples."""
-    sentences = []
     for run in device.runs:
         name = run.measurement.executor
         for flag, count in run.flags.items():
-            of = f"{count:,} of {len(run.pairs):,} kernels"
-            sentences.append(Sentence(f"IN DOUBT, {name}: {clean(flag)} ({of}).", strong=True))
+            yield Sentence(f"IN DOUBT, {name}: {clean(flag)} ({count:,} of {len(run.pairs):,} kernels).", strong=True)
         if not run.measurement.complete:
-            sentences.append(Sentence(f"CUT SHORT, {name}: not all kernels were reached.", strong=True))
-    return sentences
+            yield Sentence(f"CUT SHORT, {name}: not all kernels were reached.", strong=True)
 
 
-def _facts(device: Device) -> tuple[tuple[str, str], ...]:
-    copies = {run.measurement.executor: run.measurement.copy_bytes_per_s for run in device.runs}
-    rates = dict.fromkeys(bandwidth(rate) for rate in copies.values() if rate)
-    facts = [("copy bandwidth", ", ".join(rates) or "not measured")]
+def _facts(device: Device) -> Facts:
+    measurements = [run.measurement for run in device.runs]
+    rates = dict.fromkeys(bandwidth(m.copy_bytes_per_s) for m in measurements if m.copy_bytes_per_s)
     environment: dict[str, str] = {}
-    for run in device.runs:
-        environment |= _plain_facts(run.measurement.environment)
-    facts.append(("environment", ", ".join(f"{name} {value}" for name, value in environment.items())))
-    facts += [
-        (f"no {run.measurement.executor} step", run.measurement.step_reason)
-        for run in device.runs
-        if run.measurement.step is None and run.measurement.step_reason
-    ]
-    return tuple((label, clean(text)) for label, text in facts if text)
+    for m in measurements:
+        environment |= _plain_facts(m.environment)
+    return known_facts(
+        ("copy bandwidth", ", ".join(rates) or "not measured"),
+        ("environment", ", ".join(f"{name} {value}" for name, value in environment.items())),
+        *((f"no {m.executor} step", m.step_reason) for m in measurements if m.step is None),
+    )
 
 
 def _plain_facts(environment: Mapping[str, Any]) -> dict[str, str]:
@@ -125,24 +121,25 @@ def _plain_facts(environment: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
-def run_table(device: Device) -> Table:
+def _run_table(device: Device) -> Table:
     """The executors of one device: sums over their kernels, and the whole step."""
-    runs, totals = device.runs, [run.total for run in device.runs]
+    runs = device.runs
     steps = [run.measurement.step.median_s if run.measurement.step else None for run in runs]
     columns = [
-        col.text("executor", [run.measurement.executor for run in runs]),
+        *col.of(runs, "executor: measurement.executor"),
         col.text("kernels", [_reached(run) for run in runs]),
-        *_time_columns(totals),
-        *_fraction_columns(totals),
-        col.percent("streaming", [run.streaming_of_copy for run in runs]),
+        *_share_columns([run.total for run in runs]),
+        *col.of(runs, "streaming: streaming_of_copy %"),
     ]
+    note = RUN_NOTE
     if any(steps):
+        eager = next((s for run, s in zip(runs, steps, strict=True) if run.measurement.executor == "eager"), None)
         columns += [
             col.seconds("step", steps),
-            col.error("error", [run.step_error for run in runs]),
-            col.ratio("of eager", _speedups(runs, steps)),
+            *col.of(runs, "error: step_error error"),
+            col.ratio("of eager", [eager / step if eager and step else None for step in steps]),
         ]
-    note = f"{RUN_NOTE}; of eager: how many times faster than the eager step" if any(steps) else RUN_NOTE
+        note += "; of eager: how many times faster than the eager step"
     if any(run.streaming for run in runs):
         note += "; streaming: geomean of copy over kernels of 64 MB or more without matrix work"
     return col.table("Executors", col.known(columns), note)
@@ -154,23 +151,13 @@ def _reached(run: Run) -> str:
     return f"{run.total.kernels:,}/{whole:,}"
 
 
-def _speedups(runs: Sequence[Run], steps: col.Numbers) -> list[float | None]:
-    eager = next((step for run, step in zip(runs, steps, strict=True) if run.measurement.executor == "eager"), None)
-    return [eager / step if eager and step else None for step in steps]
-
-
-def _time_columns(rows: Sequence[Share]) -> list[col.CellColumn]:
+def _share_columns(rows: Sequence[Share]) -> list[col.CellColumn]:
     like = [*(r.modeled_s for r in rows), *(r.measured_s for r in rows)]
     return [
         col.seconds("modeled", [r.modeled_s for r in rows], like=like),
         col.seconds("measured", [r.measured_s for r in rows], like=like),
-        col.error("error", [r.error for r in rows]),
-        col.percent("|error|", [r.median_error for r in rows]),
+        *col.of(rows, "error error, |error|: median_error %, of bound: of_bound %, of copy: of_copy %"),
     ]
-
-
-def _fraction_columns(rows: Sequence[Share]) -> list[col.CellColumn]:
-    return [col.percent("of bound", [r.of_bound for r in rows]), col.percent("of copy", [r.of_copy for r in rows])]
 
 
 # -- one executor ------------------------------------------------------------------------------------------------------
@@ -179,63 +166,38 @@ def _fraction_columns(rows: Sequence[Share]) -> list[col.CellColumn]:
 def _run_section(device: Device, run: Run, top: int) -> Section:
     blocks: list[Block] = []
     if run.measured:
+        classes = [*col.of(run.classes, "class: key, kernels count, distinct count"), *_share_columns(run.classes)]
         longest = sorted(run.measured, key=lambda pair: (-pair.step_s, pair.kernel.id))
-        blocks += [share_table(run.classes), kernel_table(run, longest[:top], longest[top:])]
+        blocks += [col.table("By class", col.known(classes)), _kernel_table(run, longest, top)]
     if run.lost:
-        blocks.append(lost_table(run))
-    if not blocks:
-        blocks.append(Sentence("It has no kernels."))
+        shown = run.lost[:MAX_LOST]
+        columns = [
+            col.text("status", [status for status, _, _, _ in shown]),
+            col.plain("kernels", [count for _, _, count, _ in shown]),
+            col.si("bytes", "B", [nbytes for _, _, _, nbytes in shown]),
+            col.text("reason", [reason for _, reason, _, _ in shown], wraps=True),
+        ]
+        blocks.append(col.table("Without a time", columns, left=len(run.lost) - len(shown)))
     m = run.measurement
-    return Section(clean(f"{device.name}: {m.executor}, groups of policy {m.policy}"), tuple(blocks))
+    return Section(
+        f"{device.name}: {m.executor}, groups of policy {m.policy}", blocks or [Sentence("It has no kernels.")]
+    )
 
 
-def share_table(rows: Sequence[Share]) -> Table:
-    """Op classes of one executor."""
-    columns = [
-        col.text("class", [r.key for r in rows]),
-        col.plain("kernels", [r.kernels for r in rows]),
-        col.plain("distinct", [r.distinct for r in rows]),
-        *_time_columns(rows),
-        *_fraction_columns(rows),
-    ]
-    return col.table("By class", col.known(columns))
-
-
-def kernel_table(run: Run, pairs: Sequence[Pair], more: Sequence[Pair] = ()) -> Table:
+def _kernel_table(run: Run, longest: Sequence[Pair], top: int) -> Table:
     """Kernels of one executor, repeats as one row."""
-    measured = [pair.measured_s for pair in pairs]
+    pairs = longest[:top]
+    timings = [pair.timing for pair in pairs]
     columns = [
-        *name_columns(pairs),
-        col.optional(col.text("dtype", [pair.dtype for pair in pairs])),
-        col.optional(col.text("schedule", [pair.kernel.schedule for pair in pairs])),
-        col.optional(col.si("bytes", "B", [pair.kernel.bytes for pair in pairs])),
-        col.seconds("modeled", [pair.kernel.modeled_s for pair in pairs], like=measured),
-        col.seconds("measured", measured),
-        col.percent("+-", [_half_interval(pair) for pair in pairs]),
+        *_name_columns(pairs),
+        *col.of(pairs, "dtype?, schedule: kernel.schedule?, bytes: kernel.bytes B?"),
+        *col.of(pairs, "modeled: kernel.modeled_s s like measured_s, measured: measured_s s"),
+        col.percent("+-", [(t.high_s - t.low_s) / 2 / t.median_s if t else None for t in timings]),
         col.percent("in step", [pair.step_s / run.total.measured_s for pair in pairs]),
-        col.error("error", [pair.error for pair in pairs]),
-        col.percent("of bound", [pair.of_bound for pair in pairs]),
-        col.percent("of copy", [pair.of_copy for pair in pairs]),
+        *col.of(pairs, "error error, of bound: of_bound %, of copy: of_copy %"),
     ]
     shown = [c for c in columns if set(c[1]) not in ({col.NOTHING}, {""}) or not c[0].heading]
-    return col.table("Kernels that take longest", shown, KERNEL_NOTE, left=len(more))
-
-
-def _half_interval(pair: Pair) -> float | None:
-    """Half of the interval of the median, as a fraction of it."""
-    return (pair.timing.high_s - pair.timing.low_s) / 2 / pair.timing.median_s if pair.timing else None
-
-
-def lost_table(run: Run) -> Table:
-    """Kernels that have no time, by status and reason."""
-    shown, rest = run.lost[:MAX_LOST], run.lost[MAX_LOST:]
-    columns = [
-        col.text("status", [status for status, _, _, _ in shown]),
-        col.plain("kernels", [count for _, _, count, _ in shown]),
-        col.si("bytes", "B", [nbytes for _, _, _, nbytes in shown]),
-        col.text("reason", [reason for _, reason, _, _ in shown], wraps=True),
-    ]
-    return col.table("Without a time", columns, left=len(rest))
+    return col.table("Kernels that take longest", shown, KERNEL_NOTE, left=len(longest) - len(pairs))
 
 
 # -- the same groups under several executors --------------------------------------------------------------------------
@@ -247,52 +209,32 @@ EXECUTOR_NOTE = (
 GROUP_NOTE = "medians of one launch; xN: so many equal groups in a step; the last columns: how many times faster"
 
 
-def executor_table(rows: Sequence[SameGroups]) -> Table:
-    """Executors compared over the groups that both ran."""
-    like = [*(r.seconds for r in rows), *(r.versus_seconds for r in rows)]
-    columns = [
-        col.text("", [f"{r.executor} / {r.versus}" for r in rows]),
-        col.plain("groups", [r.groups for r in rows]),
-        col.seconds("first", [r.seconds for r in rows], like=like),
-        col.seconds("second", [r.versus_seconds for r in rows], like=like),
-        col.ratio("ratio", [r.ratio for r in rows]),
-        col.ratio("geomean", [r.geomean for r in rows]),
-        col.ratio("worst", [r.worst for r in rows]),
-        col.plain("slower", [r.slower for r in rows]),
-    ]
-    return col.table("The same groups of ops", columns, EXECUTOR_NOTE)
-
-
-def group_table(groups: Sequence[GroupTimes], more: Sequence[GroupTimes] = ()) -> Table:
+def _group_table(groups: Sequence[GroupTimes], top: int) -> Table:
     """Groups under each executor."""
-    pairs = [group.pair for group in groups]
-    executors = [name for name in ("eager", "inductor", "generated") if any(name in g.times for g in groups)]
-    medians = {n: [g.times[n].median_s if n in g.times else None for g in groups] for n in executors}
+    shown = groups[:top]
+    pairs = [group.pair for group in shown]
+    executors = [name for name in ("eager", "inductor", "generated") if any(name in g.times for g in shown)]
+    medians = {n: [g.times[n].median_s if n in g.times else None for g in shown] for n in executors}
     like = [value for values in medians.values() for value in values]
     columns = [
-        *name_columns(pairs),
-        col.si("bytes", "B", [pair.kernel.bytes for pair in pairs]),
+        *_name_columns(pairs),
+        *col.of(pairs, "bytes: kernel.bytes B"),
         col.seconds("modeled", [pair.kernel.modeled_s for pair in pairs], like=like),
         *(col.seconds(name, medians[name], like=like) for name in executors),
         *(
-            col.ratio(f"/{versus}", [g.ratio(name, versus) for g in groups], name)
+            col.ratio(f"/{versus}", [g.ratio(name, versus) for g in shown], name)
             for name, versus in (("inductor", "eager"), ("generated", "eager"), ("generated", "inductor"))
-            if any(g.ratio(name, versus) for g in groups)
+            if any(g.ratio(name, versus) for g in shown)
         ),
     ]
-    return col.table("Groups that take longest", columns, GROUP_NOTE, left=len(more))
+    return col.table("Groups that take longest", columns, GROUP_NOTE, left=len(groups) - len(shown))
 
 
-def name_columns(pairs: Iterable[Pair]) -> list[col.CellColumn]:
-    """Which kernels: name, repeats, module."""
-    found = list(pairs)
+def _name_columns(pairs: Sequence[Pair]) -> list[col.CellColumn]:
+    """Which kernels: name, repeats, module; that of equal ones with its numbers as stars."""
+    modules = [collapse(p.module) if p.kernel.repeats > 1 else p.module for p in pairs]
     return [
-        col.names("kernel", [cut_name(group_name(p.op_names or [p.kernel.name])) for p in found]),
-        col.repeats(p.kernel.repeats for p in found),
-        col.optional(col.names("module", [_module(p) for p in found])),
+        col.names("kernel", [cut_name(group_name(p.op_names or [p.kernel.name])) for p in pairs]),
+        *col.of(pairs, ": kernel.repeats repeats"),
+        col.optional(col.names("module", [module or "(top)" for module in modules])),
     ]
-
-
-def _module(pair: Pair) -> str:
-    """The module of a kernel; that of equal ones with its numbers as stars."""
-    return (collapse(pair.module) if pair.kernel.repeats > 1 else pair.module) or "(top)"
