@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from memwall.codegen.index import Index, ravel, unravel
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, cast, compute_dtype, triton_dtype
+from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, axes_of, cast, compute_dtype, triton_dtype
 from memwall.core.graph import Op, TensorSpec
 from memwall.ops.expressions import literal
 
@@ -75,6 +75,7 @@ class OpView:
         return self.outputs[0]
 
 
+T = TypeVar("T")
 Made = Sequence[Tensor | Scatter]
 OpRule = Callable[[OpView], Made]
 
@@ -109,33 +110,34 @@ Part = tuple[int, int, Callable[[Body, Index], str]]
 def choose(body: Body, dtype: str, place: Index, parts: Sequence[Part]) -> str:
     """The part of a concatenation along an axis that contains an index."""
     live = [part for part in parts if part[0] <= place.high and part[1] > place.low]
+    covered = all(before[1] == after[0] for before, after in pairwise(parts))  # then the last needs no test
     text = literal(0, compute_dtype(dtype))
     for number, (start, stop, element) in enumerate(reversed(live)):
-        tests = [f"({place.text} >= {start})"] if start > place.low else []
-        tests += [f"({place.text} < {stop})"] if stop <= place.high else []
+        tests = tests_between(place, start, stop)
         if not tests:
             return element(body, place + -start)
         condition = body.name(" & ".join(tests))
         with body.where(condition, place.axes):
             found = body.name(element(body, place + -start))
-        text = found if number == 0 and len(live) > 1 and _covers(parts) else f"tl.where({condition}, {found}, {text})"
-        text = body.name(text)
+        is_rest = number == 0 and len(live) > 1 and covered
+        text = body.name(found if is_rest else f"tl.where({condition}, {found}, {text})")
     return text
 
 
-def _covers(parts: Sequence[Part]) -> bool:
-    """Whether the parts leave no gap: then the last needs no test."""
-    return all(before[1] == after[0] for before, after in pairwise(parts))
+def tests_between(place: Index, start: int, stop: int) -> list[str]:
+    """What must hold for an index to be in a range, without what always does."""
+    tests = [f"({place.text} >= {start})"] if start > place.low else []
+    return tests + ([f"({place.text} < {stop})"] if stop <= place.high else [])
 
 
-def found_index(body: Body, tensor: Tensor, indices: Indices, size: int, wraps: bool) -> Index:
+def found_index(body: Body, tensor: Tensor, indices: Indices, size: int, wraps: bool = False) -> Index:
     """An element of an index tensor as an index into an axis of a size."""
     text = tensor.at(body, indices)
     if tensor.dtype != "int64":  # multiplied by a stride it may need more
         text = body.name(f"{text}.to(tl.int64)")
     if wraps:
         text = body.name(f"tl.where({text} < 0, {text} + {size}, {text})")
-    return body.variable(text, size, frozenset().union(*(i.axes for i in indices)))
+    return body.variable(text, size, axes_of(indices))
 
 
 def reduction_result(reduction: Reduction, component: int, shape: Sequence[int], dtype: str) -> Tensor:
@@ -157,8 +159,9 @@ def mapped(tensor: Tensor, text: str, dtype: str = "float32") -> Tensor:
     return Tensor(tensor.shape, dtype, lambda body, i: text.format(tensor.at(body, i)))
 
 
-def without(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
-    return tuple(n for i, n in enumerate(shape) if i not in dims)
+def without(items: Sequence[T], dims: Sequence[int]) -> tuple[T, ...]:
+    """Sizes or indices without those of some axes."""
+    return tuple(item for i, item in enumerate(items) if i not in dims)
 
 
 def product(*tensors: Tensor) -> Tensor:

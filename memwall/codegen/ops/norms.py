@@ -1,9 +1,10 @@
-"""Normalisations and their gradients: rows of ``rows`` × ``cols``, whatever the shape; batch norm by channel."""
+"""Normalisations and their gradients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from memwall.codegen.index import ravel, unravel
 from memwall.codegen.ops.base import (
@@ -18,120 +19,154 @@ from memwall.codegen.ops.base import (
     reduction_result,
     reshaped,
     rules,
-)
+    without,
+)  # fmt: skip
 from memwall.codegen.tensors import Body, Indices, Reduction, Tensor
 
-
-def _matrix(tensor: Tensor, cols: int) -> Tensor:
-    return reshaped(tensor, (tensor.numel // cols if cols else 0, cols))
+At = Callable[[Indices], Indices]
 
 
-def _statistics(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and reciprocal deviation of each row."""
-    moments = Reduction("moments", as_dtype(rows, "float32"), (1,))
-    shape = (rows.shape[0],)
-    mean = reduction_result(moments, 0, shape, "float32")
-    variance = reduction_result(moments, 1, shape, "float32")
-    cols = max(rows.shape[1], 1)
-    return mean, mapped(variance, f"1.0 / tl.sqrt({{}} * {1 / cols!r} + {eps!r})")
+@dataclass(frozen=True)
+class _Layout:
+    """A norm's input as a tensor of ``shape`` whose statistics are taken along ``dims``: rows of a matrix, or channels.
+
+    ``row`` and ``affine`` turn an index into those of its statistics and of its weight and bias. The gradients of
+    weight and bias are sums along ``affine_dims`` of a tensor of ``affine_shape``.
+    """
+
+    shape: tuple[int, ...]
+    dims: tuple[int, ...]
+    row: At
+    affine: At
+    affine_shape: tuple[int, ...]
+    affine_dims: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Elements that share a mean, 1 for none."""
+        return max(math.prod(self.shape[d] for d in self.dims), 1)
+
+    def reduced(self, kind: str, tensor: Tensor, component: int = 0) -> Tensor:
+        return _reduced(kind, as_dtype(tensor, "float32"), self.dims, component)
 
 
-def _scaled(value: Callable[[Body, Indices], str], weight: Tensor | None, bias: Tensor | None,
-            at: Callable[[Indices], Indices]) -> Callable[[Body, Indices], str]:  # fmt: skip
-    """A rule followed by an affine map; ``at`` gives the position of weight and bias."""
+def _reduced(kind: str, source: Tensor, dims: tuple[int, ...], component: int = 0, dtype: str = "float32") -> Tensor:
+    return reduction_result(Reduction(kind, source, dims), component, without(source.shape, dims), dtype)
+
+
+def _rows(view: OpView) -> _Layout:
+    """Layer norm and RMS norm: the last axes are a row."""
+    cols = math.prod(view.number("normalized_shape"))
+    shape = (view.tensor("input").numel // cols if cols else 0, cols)
+    return _Layout(shape, (1,), lambda i: i[:1], lambda i: i[1:], shape, (0,))
+
+
+def _groups(view: OpView) -> _Layout:
+    """Group norm: some channels of an image are a row."""
+    whole, groups = view.tensor("input").shape, int(view.number("group", 1))
+    rows = whole[0] * groups
+    shape = (rows, math.prod(whole) // rows if rows else 0)
+
+    def channel(i: Indices) -> Indices:
+        return unravel(ravel(i, (rows, math.prod(whole[1:]) // groups)), whole)[1:2]
+
+    return _Layout(shape, (1,), lambda i: i[:1], channel, whole, _not_channels(whole))
+
+
+def _channels(view: OpView) -> _Layout:
+    """Batch norm: a channel of all images shares its statistics."""
+    whole = view.tensor("input").shape
+    dims = _not_channels(whole)
+    return _Layout(whole, dims, lambda i: i[1:2], lambda i: i[1:2], whole, dims)
+
+
+def _not_channels(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(i for i in range(len(shape)) if i != 1)
+
+
+def _normalised(view: OpView, layout: _Layout, mean: Tensor | None, rstd: Tensor) -> Tensor:
+    """The input minus its mean, over its deviation, times weight, plus bias."""
+    x = reshaped(view.tensor("input"), layout.shape)
+    weight, bias = flat(view.find("weight")), flat(view.find("bias"))
+    normal = _normal(x, mean, rstd, layout.row)
 
     def rule(body: Body, i: Indices) -> str:
-        text = value(body, i)
+        text = normal.rule(body, i)
         if weight is not None:
-            text = f"({text}) * {weight.at(body, at(i))}"
-        if bias is not None:
-            text = f"{text} + {bias.at(body, at(i))}"
-        return text
+            text = f"({text}) * {weight.at(body, layout.affine(i))}"
+        return text if bias is None else f"{text} + {bias.at(body, layout.affine(i))}"
 
-    return rule
+    return reshaped(Tensor(x.shape, view.spec.dtype, rule), view.spec.shape)
 
 
-Affine = tuple[Tensor | None, Tensor | None]
-
-
-def _normalised(view: OpView, rows: Tensor, affine: Affine, at: Callable[[Indices], Indices]) -> Made:
-    """Rows minus their mean, over their deviation, then weight and bias (``affine``), whose position ``at`` gives."""
-    mean, rstd = _statistics(rows, float(view.number("eps", 1e-5)))
-    element = _scaled(lambda body, i: f"({rows.at(body, i)} - {mean.at(body, i[:1])}) * {rstd.at(body, i[:1])}",
-                      *affine, at)  # fmt: skip
-    out = Tensor(rows.shape, view.spec.dtype, element)
-    return [reshaped(t, spec.shape) for t, spec in zip((out, mean, rstd), view.outputs, strict=False)]
-
-
-def _layer_norm(view: OpView) -> Made:
-    rows = _matrix(view.tensor("input"), math.prod(view.number("normalized_shape")))
-    return _normalised(view, rows, (flat(view.find("weight")), flat(view.find("bias"))), lambda i: i[1:])
-
-
-def _rms_norm(view: OpView) -> Made:
-    source = view.tensor("input")
-    cols = math.prod(view.number("normalized_shape"))
-    rows = _matrix(source, cols)
-    eps = view.number("eps")
-    if eps is None:
-        eps = 2.0**-23  # torch's, of float32, in which it computes
-    squares = reduction_result(Reduction("sum", product(rows, rows), (1,)), 0, rows.shape[:1], "float32")
-    rstd = mapped(squares, f"1.0 / tl.sqrt({{}} * {1 / max(cols, 1)!r} + {float(eps)!r})")
-    out = Tensor(
-        rows.shape, view.spec.dtype,
-        _scaled(lambda body, i: f"{rows.at(body, i)} * {rstd.at(body, i[:1])}",
-                flat(view.find("weight")), None, lambda i: i[1:]),
-    )  # fmt: skip
-    shapes = [spec.shape for spec in view.outputs]
-    return [reshaped(t, shape) for t, shape in zip((out, rstd), shapes, strict=False)]
-
-
-def _row_norm_backward(centred: bool) -> OpRule:
-    """Gradients of layer norm (``centred``) and RMS norm: of the input row by row, of the affine map over all rows."""
-
-    def rule(view: OpView) -> Made:
-        source = view.tensor("input")
-        cols = math.prod(view.number("normalized_shape"))
-        grad, x = _matrix(view.tensor("grad_out"), cols), _matrix(source, cols)
-        rstd = flat(view.tensor("rstd"))
-        mean = flat(view.find("mean")) if centred else None
-        weight = flat(view.find("weight"))
-        assert rstd is not None
-        normal = _normal(x, mean, rstd)
-        scaled = grad if weight is None else Tensor(
-            x.shape, "float32", lambda body, i: f"{grad.at(body, i)} * {weight.at(body, i[1:])}"
-        )  # fmt: skip
-        out = reshaped(_norm_gradient(scaled, normal, rstd, centred), view.spec.shape)
-        mask = view.number("output_mask", (True, weight is not None, True))
-        sums = [out] if mask[0] else []
-        shape = view.outputs[-1].shape
-        if mask[1]:
-            sums.append(_column_sum(product(grad, normal), shape, weight.dtype if weight else "float32"))
-        if centred and mask[2]:
-            sums.append(_column_sum(grad, shape, view.outputs[-1].dtype))
-        return sums
-
-    return rule
-
-
-def _normal(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
-    """The rows normalised again from their statistics."""
-
+def _normal(x: Tensor, mean: Tensor | None, rstd: Tensor, row: At) -> Tensor:
     def rule(body: Body, i: Indices) -> str:
         text = x.at(body, i)
         if mean is not None:
-            text = f"({text} - {mean.at(body, i[:1])})"
-        return f"{text} * {rstd.at(body, i[:1])}"
+            text = f"({text} - {mean.at(body, row(i))})"
+        return f"{text} * {rstd.at(body, row(i))}"
 
     return Tensor(x.shape, "float32", rule)
 
 
-def _norm_gradient(scaled: Tensor, normal: Tensor, rstd: Tensor, centred: bool) -> Tensor:
+def _statistics(view: OpView, layout: _Layout) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, sum of squared deviations and reciprocal deviation."""
+    moments = Reduction("moments", as_dtype(reshaped(view.tensor("input"), layout.shape), "float32"), layout.dims)
+    mean, squares = (reduction_result(moments, n, moments.kept, "float32") for n in (0, 1))
+    return mean, squares, _rstd(squares, layout, float(view.number("eps", 1e-5)))
+
+
+def _rstd(squares: Tensor, layout: _Layout, eps: float) -> Tensor:
+    return mapped(squares, f"1.0 / tl.sqrt({{}} * {1 / layout.count!r} + {eps!r})")
+
+
+def _norm(layout_of: Callable[[OpView], _Layout]) -> OpRule:
+    def rule(view: OpView) -> Made:
+        layout = layout_of(view)
+        mean, _, rstd = _statistics(view, layout)
+        results = (_normalised(view, layout, mean, rstd), mean, rstd)
+        return [reshaped(t, spec.shape) for t, spec in zip(results, view.outputs, strict=False)]
+
+    return rule
+
+
+def _rms_norm(view: OpView) -> Made:
+    layout = _rows(view)
+    x = reshaped(view.tensor("input"), layout.shape)
+    eps = view.number("eps", 2.0**-23)  # torch's, of float32, in which it computes
+    rstd = _rstd(_reduced("sum", product(x, x), (1,)), layout, float(eps))
+    results = (_normalised(view, layout, None, rstd), rstd)
+    return [reshaped(t, spec.shape) for t, spec in zip(results, view.outputs, strict=False)]
+
+
+def _norm_backward(layout_of: Callable[[OpView], _Layout], centred: bool = True) -> OpRule:
+    """Gradients of layer and group norm, and of RMS norm (not ``centred``): of the input row by row, of the affine map
+    over all rows."""
+
+    def rule(view: OpView) -> Made:
+        layout = layout_of(view)
+        x, grad = (reshaped(view.tensor(name), layout.shape) for name in ("input", "grad_out"))
+        mean, rstd = flat(view.find("mean")) if centred else None, reshaped(view.tensor("rstd"), layout.shape[:1])
+        weight = flat(view.find("weight"))
+        normal = _normal(x, mean, rstd, layout.row)
+        scaled = grad if weight is None else Tensor(
+            x.shape, "float32", lambda body, i: f"{grad.at(body, i)} * {weight.at(body, layout.affine(i))}"
+        )  # fmt: skip
+        results = [reshaped(_input_gradient(scaled, normal, rstd, layout, centred), view.tensor("input").shape)]
+        for tensor in (product(grad, normal), grad) if centred else (product(grad, normal),):
+            whole = reshaped(as_dtype(tensor, "float32"), layout.affine_shape)
+            total = _reduced("sum", whole, layout.affine_dims, dtype=view.outputs[-1].dtype)
+            results.append(reshaped(total, view.outputs[-1].shape))
+        mask = view.number("output_mask", (True, weight is not None, True))
+        return [tensor for tensor, wanted in zip(results, mask, strict=False) if wanted]
+
+    return rule
+
+
+def _input_gradient(scaled: Tensor, normal: Tensor, rstd: Tensor, layout: _Layout, centred: bool) -> Tensor:
     """``rstd * (g - mean(g) - x̂ mean(g x̂))`` for rows of g (``scaled``) and x̂ (``normal``)."""
-    rows, cols = normal.shape
-    along = reduction_result(Reduction("sum", product(scaled, normal), (1,)), 0, (rows,), "float32")
-    total = reduction_result(Reduction("sum", as_dtype(scaled, "float32"), (1,)), 0, (rows,), "float32")
-    share = 1 / max(cols, 1)
+    along, total = layout.reduced("sum", product(scaled, normal)), layout.reduced("sum", scaled)
+    share = 1 / layout.count
 
     def rule(body: Body, i: Indices) -> str:
         a = body.name(f"{along.at(body, i[:1])} * {share!r}")
@@ -144,85 +179,25 @@ def _norm_gradient(scaled: Tensor, normal: Tensor, rstd: Tensor, centred: bool) 
     return Tensor(normal.shape, "float32", rule)
 
 
-def _column_sum(tensor: Tensor, shape: Sequence[int], dtype: str) -> Tensor:
-    found = reduction_result(Reduction("sum", as_dtype(tensor, "float32"), (0,)), 0, tensor.shape[1:], dtype)
-    return reshaped(found, tuple(shape))
-
-
-def _group_norm(view: OpView) -> Made:
-    source, groups = view.tensor("input"), int(view.number("group", 1))
-    affine = view.find("weight"), view.find("bias")
-    return _normalised(view, _grouped(source, groups), affine, _channel_of(source.shape, groups))
-
-
-def _grouped(tensor: Tensor, groups: int) -> Tensor:
-    rows = tensor.shape[0] * groups
-    return reshaped(tensor, (rows, tensor.numel // rows if rows else 0))
-
-
-def _channel_of(shape: Sequence[int], groups: int) -> Callable[[Indices], Indices]:
-    """Row and column of ``[N * groups, C / groups * HW]`` as the channel."""
-
-    def at(i: Indices) -> Indices:
-        whole = unravel(ravel(i, (shape[0] * groups, math.prod(shape[1:]) // groups)), shape)
-        return whole[1:2]
-
-    return at
-
-
-def _group_norm_backward(view: OpView) -> Made:
-    source = view.tensor("input")
-    groups = int(view.number("group", 1))
-    x, grad = _grouped(source, groups), _grouped(view.tensor("grad_out"), groups)
-    mean, rstd = flat(view.tensor("mean")), flat(view.tensor("rstd"))
-    weight = view.find("weight")
-    channel = _channel_of(source.shape, groups)
-    assert rstd is not None
-    normal = _normal(x, mean, rstd)
-    scaled = grad if weight is None else Tensor(
-        x.shape, "float32", lambda body, i: f"{grad.at(body, i)} * {weight.at(body, channel(i))}"
-    )  # fmt: skip
-    mask = view.number("output_mask", (True, True, True))
-    results = [reshaped(_norm_gradient(scaled, normal, rstd, True), source.shape)] if mask[0] else []
-    dims = tuple(i for i in range(len(source.shape)) if i != 1)
-    for wanted, tensor in zip(mask[1:], (product(grad, normal), grad), strict=True):
-        if wanted:
-            whole = reshaped(as_dtype(tensor, "float32"), source.shape)
-            dtype = view.outputs[-1].dtype
-            results.append(reduction_result(Reduction("sum", whole, dims), 0, source.shape[1:2], dtype))
-    return results
-
-
 def _batch_norm(view: OpView) -> Made:
-    source = view.tensor("input")
-    training = view.number("training", "no_training" not in view.packet)
-    eps, momentum = float(view.number("eps", 1e-5)), view.number("momentum", 0.1)
-    dims = tuple(i for i in range(len(source.shape)) if i != 1)
-    channels = source.shape[1:2]
-    weight, bias = view.find("weight"), view.find("bias")
-    if training:
-        count = math.prod(source.shape[d] for d in dims)
-        moments = Reduction("moments", as_dtype(source, "float32"), dims)
-        mean = reduction_result(moments, 0, channels, "float32")
-        squares = reduction_result(moments, 1, channels, "float32")
-        rstd = mapped(squares, f"1.0 / tl.sqrt({{}} * {1 / max(count, 1)!r} + {eps!r})")
-        for name, tensor, factor in (
-            ("running_mean", mean, 1.0), ("running_var", squares, 1 / max(count - 1, 1)),
-        ):  # fmt: skip
-            old = view.find(name)
-            if old is not None:
-                view.updates[name] = _moved(old, tensor, float(momentum), factor)
-        saved: list[Tensor] = [mean, rstd]
-    else:
-        mean = view.tensor("running_mean")
-        rstd = mapped(view.tensor("running_var"), f"1.0 / tl.sqrt({{}} + {eps!r})")
-        saved = [constant(spec.shape, spec.dtype, 0) for spec in view.outputs[1:]]
-    out = Tensor(
-        source.shape, view.spec.dtype,
-        _scaled(lambda body, i: f"({source.at(body, i)} - {mean.at(body, i[1:2])}) * {rstd.at(body, i[1:2])}",
-                weight, bias, lambda i: i[1:2]),
-    )  # fmt: skip
-    return [out, *saved]
+    layout = _channels(view)
+    if not view.number("training", "no_training" not in view.packet):
+        out = _normalised(view, layout, *_running(view))
+        return [out, *(constant(spec.shape, spec.dtype, 0) for spec in view.outputs[1:])]
+    mean, squares, rstd = _statistics(view, layout)
+    momentum = float(view.number("momentum", 0.1))
+    for name, tensor, factor in (
+        ("running_mean", mean, 1.0), ("running_var", squares, 1 / max(layout.count - 1, 1)),
+    ):  # fmt: skip
+        if (old := view.find(name)) is not None:
+            view.updates[name] = _moved(old, tensor, momentum, factor)
+    return [_normalised(view, layout, mean, rstd), mean, rstd]
+
+
+def _running(view: OpView) -> tuple[Tensor, Tensor]:
+    """Mean and reciprocal deviation that training left."""
+    eps = float(view.number("eps", 1e-5))
+    return view.tensor("running_mean"), mapped(view.tensor("running_var"), f"1.0 / tl.sqrt({{}} + {eps!r})")
 
 
 def _moved(old: Tensor, new: Tensor, momentum: float, factor: float) -> Tensor:
@@ -235,22 +210,12 @@ def _moved(old: Tensor, new: Tensor, momentum: float, factor: float) -> Tensor:
 
 
 def _batch_norm_backward(view: OpView) -> Made:
-    source, grad = view.tensor("input"), view.tensor("grad_out")
-    training = view.number("train", True)
-    eps = float(view.number("eps", 1e-5))
-    dims = tuple(i for i in range(len(source.shape)) if i != 1)
-    count = math.prod(source.shape[d] for d in dims)
-    weight = view.find("weight")
-    if training:
-        mean, rstd = view.tensor("save_mean"), view.tensor("save_invstd")
-    else:
-        mean = view.tensor("running_mean")
-        rstd = mapped(view.tensor("running_var"), f"1.0 / tl.sqrt({{}} + {eps!r})")
+    source, grad, weight = view.tensor("input"), view.tensor("grad_out"), view.find("weight")
+    training, layout = view.number("train", True), _channels(view)
+    mean, rstd = (view.tensor("save_mean"), view.tensor("save_invstd")) if training else _running(view)
     centred = Tensor(source.shape, "float32", lambda body, i: f"({source.at(body, i)} - {mean.at(body, i[1:2])})")
-    channels = source.shape[1:2]
-    dot = reduction_result(Reduction("sum", product(grad, centred), dims), 0, channels, "float32")
-    total = reduction_result(Reduction("sum", as_dtype(grad, "float32"), dims), 0, channels, "float32")
-    share = 1 / max(count, 1)
+    dot, total = _reduced("sum", product(grad, centred), layout.dims), layout.reduced("sum", grad)
+    share = 1 / layout.count
 
     def element(body: Body, i: Indices) -> str:
         r = rstd.at(body, i[1:2])
@@ -260,20 +225,20 @@ def _batch_norm_backward(view: OpView) -> Made:
             text = f"({text} - {total.at(body, i[1:2])} * {share!r} - {centred.at(body, i)} * {slope})"
         return f"{text} * {r}" + (f" * {weight.at(body, i[1:2])}" if weight is not None else "")
 
-    mask = view.number("output_mask", (True, True, True))
-    gamma = Tensor(channels, "float32", lambda body, i: f"{dot.at(body, i)} * {rstd.at(body, i)}")
+    gamma = Tensor(dot.shape, "float32", lambda body, i: f"{dot.at(body, i)} * {rstd.at(body, i)}")
     results = (Tensor(source.shape, view.spec.dtype, element), gamma, total)
+    mask = view.number("output_mask", (True, True, True))
     return [tensor for tensor, wanted in zip(results, mask, strict=True) if wanted]
 
 
 #: packet -> rule
 RULES = rules({
-    _layer_norm: "native_layer_norm",
+    _norm(_rows): "native_layer_norm",
+    _norm(_groups): "native_group_norm",
     _rms_norm: "_fused_rms_norm",
-    _row_norm_backward(True): "native_layer_norm_backward",
-    _row_norm_backward(False): "_fused_rms_norm_backward",
-    _group_norm: "native_group_norm",
-    _group_norm_backward: "native_group_norm_backward",
+    _norm_backward(_rows): "native_layer_norm_backward",
+    _norm_backward(_rows, centred=False): "_fused_rms_norm_backward",
+    _norm_backward(_groups): "native_group_norm_backward",
     _batch_norm: "native_batch_norm",
     _batch_norm_backward: "native_batch_norm_backward",
 })  # fmt: skip

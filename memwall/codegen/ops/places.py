@@ -1,4 +1,4 @@
-"""Ops that read elements at other places: concatenations, slices, lookups, bags of them, searches in sorted lists."""
+"""Ops that read or write elements at other places: concatenations, slices, lookups, scatters, searches."""
 
 from __future__ import annotations
 
@@ -6,23 +6,45 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from memwall.codegen.index import Index
+from memwall.codegen.index import Index, ravel
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.ops.base import Made, OpRule, OpView, broadcast, choose, constant, found_index, promoted, rules
+from memwall.codegen.ops.base import (
+    Made,
+    OpRule,
+    OpView,
+    Scatter,
+    broadcast,
+    choose,
+    constant,
+    found_index,
+    promoted,
+    rules,
+    tests_between,
+)
 from memwall.codegen.tensors import Body, Indices, Tensor, axes_of, cast, compute_dtype
 from memwall.ops.expressions import literal
 
 
-def _cat(view: OpView) -> Made:
-    """Parts side by side along an axis; each is read where it is."""
-    parts = [t for t in view.tensors("tensors") if len(t.shape) == len(view.spec.shape)]
-    axis = view.number("dim", 0) % len(view.spec.shape)
-    starts = list(accumulate((part.shape[axis] for part in parts), initial=0))
+def _axis(view: OpView, shape: tuple[int, ...]) -> int:
+    return int(view.number("dim", 0)) % len(shape)
+
+
+def _at(indices: Indices, axis: int, *places: Index) -> Indices:
+    """Indices with others in place of the one along an axis."""
+    return (*indices[:axis], *places, *indices[axis + 1 :])
+
+
+def _join(view: OpView) -> Made:
+    """Parts next to each other along an axis, each read where it is; stacked ones are one element long there."""
+    stacked = view.packet == "stack"
+    parts = [t for t in view.tensors("tensors") if stacked or len(t.shape) == len(view.spec.shape)]
+    axis = _axis(view, view.spec.shape)
+    starts = list(accumulate((1 if stacked else part.shape[axis] for part in parts), initial=0))
 
     def rule(body: Body, indices: Indices) -> str:
         def element(part: Tensor) -> Callable[[Body, Index], str]:
             def at(inner: Body, place: Index) -> str:
-                text = part.at(inner, (*indices[:axis], place, *indices[axis + 1 :]))
+                text = part.at(inner, _at(indices, axis, *(() if stacked else (place,))))
                 return cast(text, part.dtype, view.spec.dtype)
 
             return at
@@ -33,33 +55,23 @@ def _cat(view: OpView) -> Made:
     return [Tensor(view.spec.shape, view.spec.dtype, rule)]
 
 
-def _stack(view: OpView) -> Made:
-    parts = view.tensors("tensors")
-    axis = view.number("dim", 0) % len(view.spec.shape)
-
-    def rule(body: Body, indices: Indices) -> str:
-        rest = (*indices[:axis], *indices[axis + 1 :])
-
-        def element(part: Tensor) -> Callable[[Body, Index], str]:
-            return lambda inner, place: cast(part.at(inner, rest), part.dtype, view.spec.dtype)
-
-        sides = [(n, n + 1, element(part)) for n, part in enumerate(parts)]
-        return choose(body, view.spec.dtype, indices[axis], sides)
-
-    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
-
-
-def _inside(view: OpView, source: Tensor, axis: int, start: int, stop: int, step: int) -> Made:
-    """Zeros except for a slice along an axis."""
-    drops = len(source.shape) < len(view.spec.shape)
+def _slice_backward(view: OpView) -> Made:
+    """Zeros except for a slice along an axis, or for one place of it."""
+    source, axis = view.tensor("grad_output"), _axis(view, view.spec.shape)
+    size, selects = view.spec.shape[axis], view.packet == "select_backward"
+    if selects:
+        start = view.number("index", 0) % size
+        stop, step = start + 1, 1
+    else:
+        start, stop, step = slice(view.number("start"), view.number("end"), view.number("step", 1)).indices(size)
+        if step > 1 and start % step:
+            raise NotGenerated("a strided slice that does not start at a stride")
 
     def rule(body: Body, indices: Indices) -> str:
         place = indices[axis]
         inner_place, off = (place + -start).divmod(step) if step > 1 else (place + -start, Index())
-        tests = [f"({place.text} >= {start})"] if start > 0 else []
-        tests += [f"({place.text} < {stop})"] if stop <= place.high else []
-        tests += [f"({off.text} == 0)"] if step > 1 else []
-        at = (*indices[:axis], *(() if drops else (inner_place,)), *indices[axis + 1 :])
+        tests = tests_between(place, start, stop) + ([f"({off.text} == 0)"] if step > 1 else [])
+        at = _at(indices, axis, *(() if selects else (inner_place,)))
         if not tests:
             return source.at(body, at)
         condition = body.name(" & ".join(tests))
@@ -70,103 +82,26 @@ def _inside(view: OpView, source: Tensor, axis: int, start: int, stop: int, step
     return [Tensor(view.spec.shape, view.spec.dtype, rule)]
 
 
-def _select_backward(view: OpView) -> Made:
-    axis = view.number("dim", 0) % len(view.spec.shape)
-    start = view.number("index", 0) % view.spec.shape[axis]
-    return _inside(view, view.tensor("grad_output"), axis, start, start + 1, 1)
-
-
-def _slice_backward(view: OpView) -> Made:
-    axis = view.number("dim", 0) % len(view.spec.shape)
-    size, step = view.spec.shape[axis], view.number("step", 1)
-    start, stop, _ = slice(view.number("start"), view.number("end"), step).indices(size)
-    if step > 1 and start % step:
-        raise NotGenerated("a strided slice that does not start at a stride")
-    return _inside(view, view.tensor("grad_output"), axis, start, stop, step)
-
-
 def _embedding(view: OpView) -> Made:
     weight, indices = view.tensor("weight"), view.tensor("indices")
     rank = len(indices.shape)
 
     def rule(body: Body, i: Indices) -> str:
-        return weight.at(body, (found_index(body, indices, i[:rank], weight.shape[0], False), i[rank]))
-
-    return [Tensor(view.spec.shape, view.spec.dtype, rule)]
-
-
-def _index_select(view: OpView) -> Made:
-    source, index = view.tensor("self"), view.tensor("index")
-    axis = view.number("dim", 0) % len(source.shape)
-
-    def rule(body: Body, i: Indices) -> str:
-        place = found_index(body, index, (i[axis],), source.shape[axis], False)
-        return source.at(body, (*i[:axis], place, *i[axis + 1 :]))
+        return weight.at(body, (found_index(body, indices, i[:rank], weight.shape[0]), i[rank]))
 
     return [Tensor(view.spec.shape, view.spec.dtype, rule)]
 
 
 def _gather(view: OpView) -> Made:
+    """Places along an axis from an index tensor: of the result's shape, or (``index_select``) of that axis alone."""
     source, index = view.tensor("self"), view.tensor("index")
-    axis = view.number("dim", 0) % len(source.shape)
+    axis, whole = _axis(view, source.shape), view.packet == "gather"
 
     def rule(body: Body, i: Indices) -> str:
-        place = found_index(body, index, i, source.shape[axis], False)
-        return source.at(body, (*i[:axis], place, *i[axis + 1 :]))
+        place = found_index(body, index, i if whole else (i[axis],), source.shape[axis])
+        return source.at(body, _at(i, axis, place))
 
     return [Tensor(view.spec.shape, view.spec.dtype, rule)]
-
-
-@dataclass
-class Indexing:
-    """``self[:, a, b]``: index tensors side by side stand, broadcast together, where the axes were."""
-
-    given: tuple[bool, ...]
-    tensors: list[Tensor]
-    shape: tuple[int, ...]
-    whole: tuple[int, ...]
-
-    @classmethod
-    def of(cls, view: OpView, whole: tuple[int, ...]) -> Indexing:
-        tensors = view.tensors("indices")
-        given = tuple(view.number("indices_given", (True,) * len(tensors)))
-        places = [n for n, is_given in enumerate(given) if is_given]
-        if not places or places != list(range(places[0], places[0] + len(places))):
-            raise NotGenerated("index tensors that do not stand side by side")
-        if any(t.dtype not in ("int64", "int32") for t in tensors):
-            raise NotGenerated("an index that is a mask")
-        rank = max(len(t.shape) for t in tensors)
-        shape = [1] * rank
-        for tensor in tensors:
-            for n, size in enumerate(tensor.shape, start=rank - len(tensor.shape)):
-                shape[n] = max(shape[n], size) if size else 0
-        return cls(given, tensors, tuple(shape), whole)
-
-    @property
-    def first(self) -> int:
-        return self.given.index(True)
-
-    @property
-    def result(self) -> tuple[int, ...]:
-        """Shape of what is picked."""
-        after = self.first + len(self.tensors)
-        return (*self.whole[: self.first], *self.shape, *self.whole[after:])
-
-    def source(self, body: Body, indices: Indices) -> Indices:
-        """The index in the whole tensor of an element of the result."""
-        first, rank = self.first, len(self.shape)
-        inner = indices[first : first + rank]
-        found = [
-            found_index(body, tensor, broadcast(tensor, inner), self.whole[first + n], True)
-            for n, tensor in enumerate(self.tensors)
-        ]
-        return (*indices[:first], *found, *indices[first + rank :])
-
-
-def _index(view: OpView) -> Made:
-    source = view.tensor("self")
-    indexing = Indexing.of(view, source.shape)
-    return [Tensor(view.spec.shape, view.spec.dtype, lambda body, i: source.at(body, indexing.source(body, i)))]
 
 
 def _triangle(below: str) -> OpRule:
@@ -182,6 +117,130 @@ def _triangle(below: str) -> OpRule:
         return [Tensor(view.spec.shape, view.spec.dtype, element)]
 
     return rule
+
+
+# -- index tensors side by side ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Indexing:
+    """``self[:, a, b]``: index tensors side by side, broadcast to ``shape``, stand where the axes from ``first`` on
+    were."""
+
+    tensors: list[Tensor]
+    first: int
+    shape: tuple[int, ...]
+    whole: tuple[int, ...]
+
+    @classmethod
+    def of(cls, view: OpView) -> _Indexing:
+        tensors = view.tensors("indices")
+        given = view.number("indices_given", (True,) * len(tensors))
+        places = [n for n, is_given in enumerate(given) if is_given]
+        if not places or places != list(range(places[0], places[0] + len(places))):
+            raise NotGenerated("index tensors that do not stand side by side")
+        if any(t.dtype not in ("int64", "int32") for t in tensors):
+            raise NotGenerated("an index that is a mask")
+        rank = max(len(t.shape) for t in tensors)
+        shape = [1] * rank
+        for tensor in tensors:
+            for n, size in enumerate(tensor.shape, start=rank - len(tensor.shape)):
+                shape[n] = max(shape[n], size) if size else 0
+        return cls(tensors, places[0], tuple(shape), view.tensor("self").shape)
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """Shape of what is picked."""
+        return (*self.whole[: self.first], *self.shape, *self.whole[self.first + len(self.tensors) :])
+
+    def source(self, body: Body, indices: Indices) -> Indices:
+        """The index in the whole tensor of an element of the result."""
+        first, rank = self.first, len(self.shape)
+        inner = indices[first : first + rank]
+        found = [
+            found_index(body, tensor, broadcast(tensor, inner), self.whole[first + n], wraps=True)
+            for n, tensor in enumerate(self.tensors)
+        ]
+        return (*indices[:first], *found, *indices[first + rank :])
+
+
+def _index(view: OpView) -> Made:
+    source, indexing = view.tensor("self"), _Indexing.of(view)
+    return [Tensor(view.spec.shape, view.spec.dtype, lambda body, i: source.at(body, indexing.source(body, i)))]
+
+
+def _index_put(view: OpView) -> Made:
+    whole, values, indexing = view.tensor("self"), view.tensor("values"), _Indexing.of(view)
+    source = Tensor(indexing.result, values.dtype, lambda body, i: values.at(body, broadcast(values, i)))
+
+    def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
+        return ravel(indexing.source(body, i), whole.shape), []
+
+    return [Scatter(source, place, whole.shape, view.spec.dtype, whole, bool(view.number("accumulate", False)))]
+
+
+# -- scatters along one axis -------------------------------------------------------------------------------------------
+
+
+def _scaled(source: Tensor, alpha: float) -> Tensor:
+    factor = literal(alpha, "float32")
+    return Tensor(source.shape, source.dtype, lambda body, i: f"{factor} * {source.at(body, i)}")
+
+
+def _scatter(accumulate: bool) -> OpRule:
+    """Values to places along an axis: an index for each element, or (``index_add``) one for each slice."""
+
+    def rule(view: OpView) -> Made:
+        whole, index = view.tensor("self"), view.tensor("index")
+        axis, slices = _axis(view, whole.shape), view.packet == "index_add"
+        if view.number("reduce"):
+            raise NotGenerated(f"a scatter that reduces by {view.number('reduce')}")
+        if slices:
+            alpha, source = view.number("alpha", 1), view.tensor("source")
+            source = source if alpha == 1 else _scaled(source, alpha)
+        else:
+            values = view.find("src") or constant(index.shape, view.spec.dtype, view.number("value"))
+            source = Tensor(index.shape, values.dtype, values.at)
+
+        def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
+            at = found_index(body, index, (i[axis],) if slices else i, whole.shape[axis])
+            return ravel(_at(i, axis, at), whole.shape), []
+
+        return [Scatter(source, place, whole.shape, view.spec.dtype, whole, accumulate)]
+
+    return rule
+
+
+def _embedding_backward(view: OpView) -> Made:
+    grad, indices = view.tensor("grad_output"), view.tensor("indices")
+    rows, padding = view.number("num_weights"), view.number("padding_idx", -1)
+    if view.number("scale_grad_by_freq", False):
+        raise NotGenerated("gradients scaled by how often a row is used")
+    rank, shape = len(indices.shape), (rows, grad.shape[-1])
+
+    def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
+        text = indices.at(body, i[:rank])
+        row = found_index(body, indices, i[:rank], rows)
+        return ravel((row, i[rank]), shape), [f"({text} != {padding})"] if padding >= 0 else []
+
+    return [Scatter(grad, place, shape, view.spec.dtype, None, True)]
+
+
+def _sparse_add(view: OpView) -> Made:
+    """Rows of a table, found by their numbers (1 × n), have others added to them."""
+    table, (numbers, rows) = view.tensor("self"), view.tensors("other")
+    if len(rows.shape) != 2 or numbers.shape != (1, rows.shape[0]):
+        raise NotGenerated("a sparse tensor that is not one of whole rows")
+
+    def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
+        row = found_index(body, numbers, (Index(), i[0]), table.shape[0])
+        return ravel((row, i[1]), table.shape), []
+
+    added = _scaled(rows, view.number("alpha", 1))
+    return [Scatter(added, place, table.shape, view.spec.dtype, None, True)]
+
+
+# -- bags, and searches in sorted lists --------------------------------------------------------------------------------
 
 
 def _embedding_bag(view: OpView) -> Made:
@@ -208,7 +267,7 @@ def _embedding_bag(view: OpView) -> Made:
         place = inner.variable(f"({start} + {step})", indices.shape[0], axes)
         inside = inner.name(f"{start} + {step} < {stop}")
         with inner.where(inside, axes_of(i)):
-            row = found_index(inner, indices, (place,), weight.shape[0], False)
+            row = found_index(inner, indices, (place,), weight.shape[0])
             value = inner.name(weight.at(inner, (row, i[1])))
         body.lines += [f"{count} = tl.zeros_like({start}).to(tl.float32)", f"for {step} in range(0, {longest}):"]
         body.lines += [f"    {line}" for line in (*inner.lines, f"{count} += tl.where({inside}, {value}, 0)")]
@@ -221,10 +280,8 @@ def _embedding_bag(view: OpView) -> Made:
     def bag_of(body: Body, i: Indices) -> str:
         return f"{_bound(body, offsets, f'({i[0].text})', i[0].axes, True)}.to(tl.int64) - 1"
 
-    results = [Tensor(view.spec.shape, view.spec.dtype, total)]
-    for spec, rule in zip(view.outputs[1:3], (bag_of, size), strict=False):
-        results.append(Tensor(spec.shape, spec.dtype, rule))
-    return results + [constant(spec.shape, spec.dtype, 0) for spec in view.outputs[3:]]
+    made = [Tensor(s.shape, s.dtype, rule) for s, rule in zip(view.outputs, (total, bag_of, size), strict=False)]
+    return made + [constant(spec.shape, spec.dtype, 0) for spec in view.outputs[3:]]
 
 
 def _embedding_bag_backward(view: OpView) -> Made:
@@ -234,7 +291,7 @@ def _embedding_bag_backward(view: OpView) -> Made:
         raise NotGenerated("a dense gradient of bags, or bags of maxima")
 
     def rows(body: Body, i: Indices) -> str:
-        bag = found_index(body, bag_of, i[:1], grad.shape[0], False)
+        bag = found_index(body, bag_of, i[:1], grad.shape[0])
         text = grad.at(body, (bag, i[1]))
         if mode == 1:
             text += f" / tl.maximum({view.tensor('bag_size').at(body, (bag,))}, 1).to(tl.float32)"
@@ -275,16 +332,18 @@ def _searchsorted(view: OpView) -> Made:
 
 #: packet -> rule
 RULES = rules({
-    _cat: "cat",
-    _stack: "stack",
-    _select_backward: "select_backward",
-    _slice_backward: "slice_backward",
+    _join: "cat stack",
+    _slice_backward: "slice_backward select_backward",
     _embedding: "embedding",
-    _index_select: "index_select",
-    _gather: "gather",
-    _index: "index _unsafe_index",
+    _gather: "gather index_select",
     _triangle("<="): "tril",
     _triangle(">="): "triu",
+    _index: "index _unsafe_index",
+    _index_put: "index_put _unsafe_index_put _index_put_impl",
+    _scatter(True): "scatter_add index_add",
+    _scatter(False): "scatter",
+    _embedding_backward: "embedding_dense_backward",
+    _sparse_add: "sparse.add_.Tensor",
     _embedding_bag: "_embedding_bag",
     _embedding_bag_backward: "_embedding_bag_backward",
     _searchsorted: "searchsorted",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from memwall.codegen.index import Index
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import (
     Made,
@@ -24,71 +25,59 @@ from memwall.ops.expressions import log1p
 
 
 def _dims(view: OpView, source: Tensor) -> tuple[int, ...]:
-    given = view.number("dim")
-    rank = len(source.shape)
+    given, rank = view.number("dim"), len(source.shape)
     if given is None or given in ((), []):
         return tuple(range(rank))
     listed = (given,) if isinstance(given, int) else given
     return tuple(sorted(d % rank for d in listed)) if rank else ()
 
 
-def _sum(view: OpView) -> Made:
-    source = view.tensor("self")
-    return [summed(view, source, _dims(view, source))]
+def _reduced(kind: str) -> OpRule:
+    def rule(view: OpView) -> Made:
+        source = view.tensor("self")
+        if kind != "sum" and not source.dtype.startswith(("float", "bfloat")):
+            raise NotGenerated(f"the extremum of {source.dtype}")
+        return [_over(view, source, _dims(view, source), kind)]
+
+    return rule
 
 
-def summed(view: OpView, source: Tensor, dims: tuple[int, ...], kind: str = "sum") -> Tensor:
+def _over(view: OpView, source: Tensor, dims: tuple[int, ...], kind: str = "sum") -> Tensor:
     dtype = view.spec.dtype
     if not dims or all(source.shape[d] == 1 for d in dims):
         return reshaped(as_dtype(source, dtype), view.spec.shape)
     return reduction_result(Reduction(kind, as_dtype(source, dtype), dims), 0, view.spec.shape, dtype)
 
 
-def _mean(view: OpView) -> Made:
-    source = view.tensor("self")
-    dims = _dims(view, source)
+def _mean(view: OpView, source: Tensor | None = None) -> Made:
+    """The mean of the op's tensor along its axes, or that of all of another."""
+    dims = _dims(view, view.tensor("self")) if source is None else tuple(range(len(source.shape)))
+    source = source or view.tensor("self")
     count = math.prod(source.shape[d] for d in dims)
-    return [mapped(summed(view, source, dims), f"{{}} * {share_of(count)}", view.spec.dtype)]
-
-
-def share_of(count: int) -> str:
-    """The factor from a sum of ``count`` numbers to their mean; NaN for no numbers."""
-    return repr(1 / count) if count else 'float("nan")'
-
-
-def _extremum(kind: str) -> OpRule:
-    def rule(view: OpView) -> Made:
-        source = view.tensor("self")
-        if not source.dtype.startswith(("float", "bfloat")):
-            raise NotGenerated(f"the extremum of {source.dtype}")
-        return [summed(view, source, _dims(view, source), kind)]
-
-    return rule
+    share = repr(1 / count) if count else 'float("nan")'
+    return [mapped(_over(view, source, dims), f"{{}} * {share}", view.spec.dtype)]
 
 
 def _softmax(logarithmic: bool, safe: bool = False) -> OpRule:
     """``safe``: a row that is all minus infinity gives zeros."""
 
     def rule(view: OpView) -> Made:
-        source = view.tensor("self")
+        source, dtype = view.tensor("self"), view.spec.dtype
         if not source.shape:
-            return [constant((), view.spec.dtype, 0.0 if logarithmic else 1.0)]
+            return [constant((), dtype, 0.0 if logarithmic else 1.0)]
         axis = view.number("dim", -1) % len(source.shape)
-        reduction = Reduction("softmax", as_dtype(source, view.spec.dtype), (axis,))
-        kept = without(source.shape, (axis,))
-        most = reduction_result(reduction, 0, kept, view.spec.dtype)
-        total = reduction_result(reduction, 1, kept, view.spec.dtype)
+        reduction = Reduction("softmax", as_dtype(source, dtype), (axis,))
+        most, total = (reduction_result(reduction, n, reduction.kept, dtype) for n in (0, 1))
 
         def element(body: Body, indices: Indices) -> str:
-            x = source.at(body, indices)
-            row = tuple(i for n, i in enumerate(indices) if n != axis)
+            x, row = source.at(body, indices), without(indices, (axis,))
             m, s = most.at(body, row), total.at(body, row)
             if logarithmic:
                 return f"{x} - {m} - tl.log({s})"
             share = f"tl.exp({x} - {m}) / {s}"
             return f'tl.where({m} == float("-inf"), 0.0, {share})' if safe else share
 
-        return [Tensor(source.shape, view.spec.dtype, element)]
+        return [Tensor(source.shape, dtype, element)]
 
     return rule
 
@@ -97,13 +86,12 @@ def _softmax_backward(logarithmic: bool) -> OpRule:
     def rule(view: OpView) -> Made:
         grad, output = view.tensor("grad_output"), view.tensor("output")
         axis = view.number("dim", -1) % max(len(output.shape), 1)
-        weighed = grad if logarithmic else product(grad, output)
-        kept = without(output.shape, (axis,))
-        total = reduction_result(Reduction("sum", as_dtype(weighed, "float32"), (axis,)), 0, kept, "float32")
+        reduction = Reduction("sum", as_dtype(grad if logarithmic else product(grad, output), "float32"), (axis,))
+        total = reduction_result(reduction, 0, reduction.kept, "float32")
 
         def element(body: Body, indices: Indices) -> str:
             g, y = grad.at(body, indices), output.at(body, indices)
-            s = total.at(body, tuple(i for n, i in enumerate(indices) if n != axis))
+            s = total.at(body, without(indices, (axis,)))
             return f"{g} - tl.exp({y}) * {s}" if logarithmic else f"{y} * ({g} - {s})"
 
         return [Tensor(output.shape, view.spec.dtype, element)]
@@ -124,26 +112,26 @@ def _nll(view: OpView) -> Made:
 
     def weighed(body: Body, i: Indices) -> str:
         t = target.at(body, i)
-        w = "1.0" if weight is None else weight.at(body, (body.variable(_safe(body, t, classes), classes, i[0].axes),))
+        w = "1.0" if weight is None else weight.at(body, (_class(body, t, classes, i),))
         return f"tl.where({t} == {ignored}, 0.0, {w})"
 
     weights = Tensor(target.shape, "float32", weighed)
 
     def loss(body: Body, i: Indices) -> str:
         t = target.at(body, i)
-        x = source.at(body, (i[0], body.variable(_safe(body, t, classes), classes, i[0].axes)))
+        x = source.at(body, (i[0], _class(body, t, classes, i)))
         return f"tl.where({t} == {ignored}, 0.0, -{weights.at(body, i)} * {x})"
 
     losses = Tensor(target.shape, "float32", loss)
-    total = reduction_result(Reduction("sum", losses, (0,)), 0, (), "float32")
-    count = reduction_result(Reduction("sum", weights, (0,)), 0, (), "float32")
+    total, count = (reduction_result(Reduction("sum", t, (0,)), 0, (), "float32") for t in (losses, weights))
     mean = Tensor((), "float32", lambda body, i: f"{total.at(body, ())} / {count.at(body, ())}")
     return [mean if mode == 1 else total, count]
 
 
-def _safe(body: Body, target: str, classes: int) -> str:
-    """A target that may be out of range (ignored) as a valid index."""
-    return body.name(f"tl.where(({target} >= 0) & ({target} < {classes}), {target}, 0)")
+def _class(body: Body, target: str, classes: int, i: Indices) -> Index:
+    """A target as an index; one that is out of range (ignored) as 0."""
+    safe = body.name(f"tl.where(({target} >= 0) & ({target} < {classes}), {target}, 0)")
+    return body.variable(safe, classes, i[0].axes)
 
 
 def _nll_backward(view: OpView) -> Made:
@@ -152,14 +140,12 @@ def _nll_backward(view: OpView) -> Made:
     ignored, mode = view.number("ignore_index", -100), view.number("reduction", 1)
     if len(source.shape) != 2:
         raise NotGenerated("the loss of one row")
-    classes = source.shape[1]
 
     def rule(body: Body, i: Indices) -> str:
         t = target.at(body, i[:1])
-        g = grad.at(body, i[:1] if grad.shape else ())
-        text = f"-{g}"
+        text = f"-{grad.at(body, i[:1] if grad.shape else ())}"
         if weight is not None:
-            text += f" * {weight.at(body, (body.variable(_safe(body, t, classes), classes, i[0].axes),))}"
+            text += f" * {weight.at(body, (_class(body, t, source.shape[1], i),))}"
         if mode == 1:
             text += f" / {total.at(body, ())}"
         hit = f"({t} == {i[1].text}) & ({t} != {ignored})"
@@ -175,25 +161,25 @@ def _loss(element: str) -> OpRule:
         if view.find("weight") is not None or view.find("pos_weight") is not None:
             raise NotGenerated(f"{view.packet} with weights")
 
-        def rule(body: Body, i: Indices) -> str:
+        def at(body: Body, i: Indices) -> str:
             return element.format(x=source.at(body, i), t=target.at(body, broadcast(target, i)))
 
-        losses = Tensor(source.shape, "float32", rule)
         if mode == 0:
-            return [Tensor(source.shape, view.spec.dtype, rule)]
-        dims = tuple(range(len(source.shape)))
-        total = summed(view, losses, dims)
-        return [mapped(total, f"{{}} * {share_of(source.numel) if mode == 1 else 1.0}", view.spec.dtype)]
+            return [Tensor(source.shape, view.spec.dtype, at)]
+        losses = Tensor(source.shape, "float32", at)
+        if mode == 1:
+            return _mean(view, losses)
+        return [mapped(_over(view, losses, tuple(range(len(source.shape)))), "{} * 1.0", view.spec.dtype)]
 
     return rule
 
 
 #: packet -> rule
 RULES = rules({
-    _sum: "sum",
+    _reduced("sum"): "sum",
     _mean: "mean",
-    _extremum("max"): "amax",
-    _extremum("min"): "amin",
+    _reduced("max"): "amax",
+    _reduced("min"): "amin",
     _softmax(False): "_softmax",
     _softmax(False, safe=True): "_safe_softmax",
     _softmax(True): "_log_softmax",

@@ -3,63 +3,76 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from memwall.codegen.index import Index
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.ops.base import Made, OpView, rules
+from memwall.codegen.ops.base import Made, OpView, rules, tests_between
 from memwall.codegen.tensors import Body, Indices, Tensor
 
 #: elements up to which a window is unrolled
 MAX_WINDOW = 64
 
+Pair = tuple[int, int]
 
-def _pair(value: Any, default: int) -> tuple[int, int]:
+
+def _pair(value: Any, default: Pair) -> Pair:
     listed = [value] if isinstance(value, int) else list(value or ())
-    return (listed[0], listed[-1]) if listed else (default, default)
+    return (listed[0], listed[-1]) if listed else default
 
 
 @dataclass(frozen=True)
 class _Window:
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    image: tuple[int, int]
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    image: Pair
 
     @classmethod
-    def of(cls, view: OpView, image: Sequence[int]) -> _Window:
-        kernel = _pair(view.number("kernel_size"), 1)
-        if kernel[0] * kernel[1] > MAX_WINDOW:
+    def of(cls, view: OpView, image: Sequence[int], kernel: Pair = (0, 0)) -> _Window:
+        """The window that an op's arguments give, or of a given size with equal steps."""
+        kernel = kernel if any(kernel) else _pair(view.number("kernel_size"), (1, 1))
+        if math.prod(kernel) > MAX_WINDOW:
             raise NotGenerated(f"a window of {kernel[0]} × {kernel[1]}")
-        given = view.number("stride")
         return cls(
-            kernel, _pair(given, 1) if given else kernel, _pair(view.number("padding", 0), 0),
-            _pair(view.number("dilation", 1), 1), (image[-2], image[-1]),
+            kernel, _pair(view.number("stride"), kernel), _pair(view.number("padding"), (0, 0)),
+            _pair(view.number("dilation"), (1, 1)), (image[-2], image[-1]),
         )  # fmt: skip
 
-    def places(self, i: Indices) -> list[tuple[Index, Index, list[str]]]:
+    def places(self, i: Indices) -> Iterator[tuple[Index, Index, list[str]]]:
         """Row and column of every element of the window of an output, and what must hold for it to exist."""
-        found = []
         for a in range(self.kernel[0]):
             for b in range(self.kernel[1]):
                 y = i[-2] * self.stride[0] + (a * self.dilation[0] - self.padding[0])
                 x = i[-1] * self.stride[1] + (b * self.dilation[1] - self.padding[1])
-                found.append((y, x, [*_between(y, self.image[0]), *_between(x, self.image[1])]))
-        return found
+                yield y, x, tests_between(y, 0, self.image[0]) + tests_between(x, 0, self.image[1])
+
+    def holding(self, place: Index, axis: int, count: int) -> list[tuple[Index, list[str]]]:
+        """The windows along an axis that may hold a place: the last that starts at or before it, and those before."""
+        stride = self.stride[axis]
+        last, _ = (place + self.padding[axis]).divmod(stride)
+        starts = [last + -back for back in range(-(-self.kernel[axis] // stride))]
+        return [(start, tests_between(start, 0, count)) for start in starts]
 
 
-def _between(place: Index, size: int) -> list[str]:
-    tests = [f"({place.text} >= 0)"] if place.low < 0 else []
-    return tests + ([f"({place.text} < {size})"] if place.high >= size else [])
+@contextmanager
+def _tested(body: Body, tests: list[str], axes: frozenset[str]) -> Iterator[str]:
+    """Evaluate under tests, if there are any; gives the name of the condition or an empty text."""
+    if not tests:
+        yield ""
+        return
+    condition = body.name(" & ".join(tests))
+    with body.where(condition, axes):
+        yield condition
 
 
 def _max_pool(view: OpView) -> Made:
     source = view.tensor("self")
     window = _Window.of(view, source.shape)
-    least = 'float("-inf")'
 
     def both(body: Body, i: Indices) -> tuple[str, str]:
         key = ("max_pool", id(view), *(n.text for n in i))
@@ -70,7 +83,7 @@ def _max_pool(view: OpView) -> Made:
                     value = source.at(body, (*i[:-2], y, x))
                 place = f"({(y * window.image[1] + x).text})"
                 if condition:
-                    value = body.name(f"tl.where({condition}, {value}, {least})")
+                    value = body.name(f'tl.where({condition}, {value}, float("-inf"))')
                 if not best:
                     best, where, starts_outside = value, place, bool(condition)
                     if condition:  # -1: nothing yet
@@ -85,28 +98,9 @@ def _max_pool(view: OpView) -> Made:
             body.known[(*key, 0)], body.known[(*key, 1)] = best, body.name(f"{where}.to(tl.int64)")
         return body.find((*key, 0)) or "", body.find((*key, 1)) or ""
 
-    results = [Tensor(view.spec.shape, view.spec.dtype, lambda body, i: both(body, i)[0])]
-    if len(view.outputs) > 1:
-        results.append(Tensor(view.spec.shape, "int64", lambda body, i: both(body, i)[1]))
-    return results
-
-
-class _tested:  # noqa: N801
-    """Evaluate under tests, if there are any; gives the name of the condition or an empty text."""
-
-    def __init__(self, body: Body, tests: list[str], axes: frozenset[str]) -> None:
-        self.body = body
-        self.condition = body.name(" & ".join(tests)) if tests else ""
-        self.inner = body.where(self.condition, axes) if tests else None
-
-    def __enter__(self) -> str:
-        if self.inner is not None:
-            self.inner.__enter__()
-        return self.condition
-
-    def __exit__(self, *error: Any) -> None:
-        if self.inner is not None:
-            self.inner.__exit__(*error)
+    values = Tensor(view.spec.shape, view.spec.dtype, lambda body, i: both(body, i)[0])
+    places = Tensor(view.spec.shape, "int64", lambda body, i: both(body, i)[1])
+    return [values, places][: len(view.outputs)]
 
 
 def _max_pool_backward(view: OpView) -> Made:
@@ -120,8 +114,8 @@ def _max_pool_backward(view: OpView) -> Made:
     def rule(body: Body, i: Indices) -> str:
         own = f"({(i[-2] * image[-1] + i[-1]).text})"
         terms = []
-        for y, y_tests in _windows_of(i[-2], window, 0, grad.shape[-2]):
-            for x, x_tests in _windows_of(i[-1], window, 1, grad.shape[-1]):
+        for y, y_tests in window.holding(i[-2], 0, grad.shape[-2]):
+            for x, x_tests in window.holding(i[-1], 1, grad.shape[-1]):
                 at = (*i[:-2], y, x)
                 with _tested(body, [*y_tests, *x_tests], y.axes | x.axes) as condition:
                     hit = f"({where.at(body, at)} == {own})" + (f" & {condition}" if condition else "")
@@ -131,36 +125,22 @@ def _max_pool_backward(view: OpView) -> Made:
     return [Tensor(image, view.spec.dtype, rule)]
 
 
-def _windows_of(place: Index, window: _Window, axis: int, count: int) -> list[tuple[Index, list[str]]]:
-    """The windows along an axis that may hold a place: the last that starts at or before it, and those before."""
-    stride, kernel = window.stride[axis], window.kernel[axis]
-    last, _ = (place + window.padding[axis]).divmod(stride)
-    found = []
-    for back in range(-(-kernel // stride)):
-        start = last + -back
-        found.append((start, _between(start, count)))
-    return found
-
-
 def _average_pool(view: OpView) -> Made:
     source = view.tensor("self")
     if view.packet == "_adaptive_avg_pool2d":
-        height, width = view.spec.shape[-2:]
-        if source.shape[-2] % height or source.shape[-1] % width:
+        (height, width), (rows, columns) = source.shape[-2:], view.spec.shape[-2:]
+        if height % rows or width % columns:
             raise NotGenerated("windows of unequal sizes")
-        cell = (source.shape[-2] // height, source.shape[-1] // width)
-        if cell[0] * cell[1] > MAX_WINDOW:
-            raise NotGenerated(f"a window of {cell[0]} × {cell[1]}")
-        window = _Window(cell, cell, (0, 0), (1, 1), (source.shape[-2], source.shape[-1]))
+        window = _Window.of(view, source.shape, (height // rows, width // columns))
     else:
         window = _Window.of(view, source.shape)
         if window.padding != (0, 0) or view.number("ceil_mode", False) or view.number("divisor_override"):
             raise NotGenerated("an average over windows that reach over the border")
-    count = window.kernel[0] * window.kernel[1]
+    share = 1 / math.prod(window.kernel)
 
     def rule(body: Body, i: Indices) -> str:
         terms = [source.at(body, (*i[:-2], y, x)) for y, x, _ in window.places(i)]
-        return f"({' + '.join(terms)}) * {1 / count!r}"
+        return f"({' + '.join(terms)}) * {share!r}"
 
     return [Tensor(view.spec.shape, view.spec.dtype, rule)]
 
