@@ -8,93 +8,76 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from memwall.codegen.kernel import NotGenerated
+from memwall.codegen.multi_text import Row
 
 #: arguments that are one number on the device for all elements of a tensor
 NUMBERS = frozenset(("state_steps",))
 
-
-@dataclass
-class Step:
-    """Lines before the loop over elements, lines for each element, and the variable that each argument becomes."""
-
-    before: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    results: dict[str, str] = field(default_factory=dict)
+#: (row whose lines to write, argument → variable, attributes) → argument → the variable that it becomes
+Rule = Callable[[Row, Mapping[str, str], Mapping[str, Any]], dict[str, str]]
 
 
-#: (argument → variable, attributes, compute dtype)
-Rule = Callable[[Mapping[str, str], Mapping[str, Any], str], Step]
-
-
-def _gradient(names: Mapping[str, str], given: Mapping[str, Any], decay: float) -> list[str]:
+def _gradient(names: Mapping[str, str], given: Mapping[str, Any], decay: float) -> str:
     """The gradient with its sign, and weight decay where that is added to it."""
+    for name in ("lr", "grad_scale", "found_inf"):
+        if name in names:
+            raise NotGenerated(f"a fused optimizer whose {name} is a tensor")
     sign = "-" if given.get("maximize") else ""
     decayed = f" + {decay!r} * {names['self']}" if decay else ""
-    return [f"grad = {sign}{names['grads']}{decayed}"]
+    return f"grad = {sign}{names['grads']}{decayed}"
 
 
 def _adam(is_decoupled: bool) -> Rule:
     """Adam; with decoupled weight decay AdamW."""
 
-    def rule(names: Mapping[str, str], given: Mapping[str, Any], dtype: str) -> Step:
-        _refuse(names)
+    def rule(row: Row, names: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:
         lr, decay = float(given["lr"]), float(given.get("weight_decay", 0))
-        step = Step()
+        row.lines.append(_gradient(names, given, 0.0 if is_decoupled else decay))
         for name, beta, text in (
             ("step_size", given["beta1"], f"{lr!r} / (1.0 - {{power}})"),
             ("scale", given["beta2"], "tl.sqrt(1.0 - {power})"),
         ):
             steps = f"{names['state_steps']}.to(tl.float64)"
             power = f"tl.exp2({steps} * ({math.log2(beta)!r}))" if beta else f"0.0 * {steps}"
-            step.before.append(f"{name} = ({text.format(power=power)}).to(tl.{dtype})")
-        step.lines = _gradient(names, given, 0.0 if is_decoupled else decay)
+            row.before.append(f"{name} = ({text.format(power=power)}).to(tl.{row.dtype})")
         shrunk = f" * {1 - lr * decay!r}" if is_decoupled and decay else ""
         first, second = names["exp_avgs"], names["exp_avg_sqs"]
-        step.lines += [
+        row.lines += [
             f"exp_avg = {first} + {1 - given['beta1']!r} * (grad - {first})",
             f"exp_avg_sq = {second} + {1 - given['beta2']!r} * (grad * grad - {second})",
         ]
-        step.results = {"exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq", "self": "param"}
+        results = {"exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq", "self": "param"}
         square = "exp_avg_sq"
         if given.get("amsgrad"):
-            square = step.results["max_exp_avg_sqs"] = "max_exp_avg_sq"
+            square = results["max_exp_avg_sqs"] = "max_exp_avg_sq"
             largest = f"{names['max_exp_avg_sqs']}, exp_avg_sq, propagate_nan=tl.PropagateNan.ALL"
-            step.lines.append(f"{square} = tl.maximum({largest})")
-        step.lines += [
+            row.lines.append(f"{square} = tl.maximum({largest})")
+        row.lines += [
             f"denominator = tl.sqrt({square}) / scale + {float(given['eps'])!r}",
             f"param = {names['self']}{shrunk} - step_size * exp_avg / denominator",
         ]
-        return step
+        return results
 
     return rule
 
 
-def _sgd(names: Mapping[str, str], given: Mapping[str, Any], dtype: str) -> Step:
-    _refuse(names)
-    momentum = float(given.get("momentum", 0))
-    step = Step(lines=_gradient(names, given, float(given.get("weight_decay", 0))))
+def _sgd(row: Row, names: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:
+    momentum, results = float(given.get("momentum", 0)), {}
+    row.lines.append(_gradient(names, given, float(given.get("weight_decay", 0))))
     direction = "grad"
     if momentum:
         kept = 1 - float(given.get("dampening", 0))
         speed = f"{momentum!r} * {names['momentum_buffer_list']} + {f'{kept!r} * ' * (kept != 1)}grad"
-        step.lines.append(f"speed = {'grad' if given.get('is_first_step') else speed}")
-        step.results["momentum_buffer_list"] = direction = "speed"
+        row.lines.append(f"speed = {'grad' if given.get('is_first_step') else speed}")
+        results["momentum_buffer_list"] = direction = "speed"
         if given.get("nesterov"):
-            step.lines.append(f"ahead = grad + {momentum!r} * speed")
+            row.lines.append(f"ahead = grad + {momentum!r} * speed")
             direction = "ahead"
-    step.lines.append(f"param = {names['self']} - {float(given['lr'])!r} * {direction}")
-    step.results["self"] = "param"
-    return step
-
-
-def _refuse(names: Mapping[str, str]) -> None:
-    for name in ("lr", "grad_scale", "found_inf"):
-        if name in names:
-            raise NotGenerated(f"a fused optimizer whose {name} is a tensor")
+    row.lines.append(f"param = {names['self']} - {float(given['lr'])!r} * {direction}")
+    return results | {"self": "param"}
 
 
 #: op → rule

@@ -1,13 +1,15 @@
-"""The text of a kernel over lists of tensors: from variants, each the code of some positions, to a Python file."""
+"""A kernel over lists of tensors as text: the work at each position of the lists, and the Python file that does it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-#: dtype name → Triton's and torch's
-_TRITON = {"float16": "tl.float16", "bfloat16": "tl.bfloat16", "float32": "tl.float32", "float64": "tl.float64"}
+from memwall.codegen.kernel import NotGenerated
+from memwall.codegen.tensors import triton_dtype
+from memwall.core.graph import Value
+from memwall.fusion.rules import aligned
 
 _HEAD = """import torch
 import triton
@@ -45,156 +47,209 @@ def launch(function, columns, vectors, *numbers):
 '''
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A column of a table. ``is_number``: one element for all of a row's. ``stored``: the variable stored to it.
-    ``is_output``: its tensors are returned. ``like`` is the column whose layout new memory takes, -1 where the
-    tensors are given."""
+@dataclass
+class Column:
+    """A tensor of one row. ``is_number``: one element for all of the row's. ``is_given``: it exists before the kernel.
+    ``stored`` is the variable that is stored to it, as the value ``output``."""
 
-    dtype: str
+    value: Value
     is_number: bool
-    is_loaded: bool
-    stored: str
-    is_output: bool
-    like: int = -1
+    is_given: bool
+    is_loaded: bool = False
+    stored: str = ""
+    output: int = -1
+
+    @property
+    def dtype(self) -> str:
+        return self.value.spec.dtype
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One function: its arithmetic in ``dtype``, its columns, and for each of its rows the elements and the numbers.
+@dataclass
+class Row:
+    """The work at one position of the lists, computed in ``dtype``: tensors, lines of arithmetic, per-tensor numbers.
 
-    ``before`` are lines for a tensor as a whole, ``lines`` for each of its elements. ``inputs`` are the value ids of
-    each given column, ``outputs`` of each that is returned.
+    ``before`` are lines for the tensor as a whole, ``lines`` for each of its elements. ``made`` are the values made so
+    far with the variable that holds them, the latest last.
     """
 
-    function: str
+    elements: int
     dtype: str
-    operands: tuple[Operand, ...]
-    before: tuple[str, ...]
-    lines: tuple[str, ...]
-    sizes: tuple[int, ...]
-    inputs: tuple[tuple[int, ...], ...]
-    outputs: tuple[tuple[int, ...], ...]
-    numbers: tuple[tuple[float, ...], ...] = ()
+    columns: list[Column] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
+    made: list[tuple[Value, str]] = field(default_factory=list)
+
+    def column(self, value: Value, *, is_given: bool = True, is_number: bool = False) -> int:
+        """The number of a tensor's column, which is new where there is none."""
+        for number, column in enumerate(self.columns):
+            if _same_place(column.value, value):
+                return number
+        self.columns.append(Column(value, is_number or value.spec.numel == 1 != self.elements, is_given))
+        return len(self.columns) - 1
+
+    def read(self, value: Value, *, is_number: bool = False) -> str:
+        """The variable that holds a value."""
+        for made, name in reversed(self.made):
+            if _same_place(made, value):
+                return name
+            if made.overlaps(value):
+                raise NotGenerated("a tensor is read otherwise than it was written")
+        number = self.column(value, is_number=is_number)
+        self.columns[number].is_loaded = True
+        return f"x{number}"
+
+    @property
+    def variables(self) -> set[str]:
+        """The variables that hold results."""
+        return {name for _, name in self.made}
+
+    def name(self, wanted: str) -> str:
+        """A variable that is not taken."""
+        taken = self.variables
+        names = (wanted if n == 1 else f"{wanted}_{n}" for n in range(1, len(taken) + 2))
+        return next(name for name in names if name not in taken)
+
+    def like(self, column: Column) -> int:
+        """The given column whose layout a tensor in new memory takes; -1 for one that is given."""
+        if column.is_given:
+            return -1
+        spec = column.value.spec
+        for number, other in enumerate(self.columns):
+            if other.is_given and (other.value.spec.shape, other.value.spec.strides) == (spec.shape, spec.strides):
+                return number
+        raise NotGenerated("a new tensor is laid out unlike all that are read")
+
+    @property
+    def code(self) -> Hashable:
+        """All that its function depends on: rows of equal codes run the same."""
+        if not any(column.stored for column in self.columns):
+            raise NotGenerated("nothing is written")
+        operands = [(c.dtype, c.is_number, c.is_loaded, c.stored, c.output >= 0, self.like(c)) for c in self.columns]
+        return self.dtype, tuple(operands), tuple(self.before), tuple(self.lines)
 
     @property
     def vectors(self) -> list[int]:
         """Columns of whole tensors."""
-        return [n for n, operand in enumerate(self.operands) if not operand.is_number]
+        return [n for n, column in enumerate(self.columns) if not column.is_number]
 
     @property
     def given(self) -> list[str]:
         """The per-tensor numbers and variables that the lines for each element use."""
-        loaded = [f"x{n}" for n, operand in enumerate(self.operands) if operand.is_number]
-        fixed = [f"n{n}" for n in range(len(self.numbers[0]))] if self.numbers else []
+        loaded = [f"x{n}" for n, column in enumerate(self.columns) if column.is_number]
+        fixed = [f"n{n}" for n in range(len(self.numbers))]
         made = [line.partition(" = ")[0] for line in self.before]
         used = set(re.findall(r"\w+", "\n".join(self.lines)))
         return [name for name in (*loaded, *fixed, *made) if name in used]
 
 
-def source_of(variants: Sequence[Variant], places: Mapping[int, int], config: Mapping[str, int]) -> str:
+def _same_place(a: Value, b: Value) -> bool:
+    same = a.storage == b.storage and a.spec.dtype == b.spec.dtype and a.spec.numel == b.spec.numel
+    return same and aligned(a, b)
+
+
+# -- the file; rows that run the same code stand under the ending of their function's name ----------------------------
+
+
+def source_of(variants: Mapping[str, Sequence[Row]], places: Mapping[int, int], config: Mapping[str, int]) -> str:
     """The file; ``places`` says which argument of ``run()`` each input value is."""
     parts = [_HEAD.format_map(config)]
-    for variant in variants:
-        parts += [_elements(variant), _update(variant)]
-    parts += [_LAUNCH, *_tables(variants), _run(variants, places)]
-    return "\n".join(parts)
+    for ending, rows in variants.items():
+        parts += [_elements(ending, rows[0]), _update(ending, rows[0])]
+    return "\n".join([*parts, _LAUNCH, *_tables(variants), _run(variants, places)])
 
 
-def _elements(variant: Variant) -> str:
+def _elements(ending: str, row: Row) -> str:
     """The function that handles one pass: loads, arithmetic, stores."""
-    vectors = [f"p{n}" for n in variant.vectors]
-    signature = ", ".join((*vectors, *variant.given, "start", "left"))
+    vectors = [f"p{n}" for n in row.vectors]
+    signature = ", ".join((*vectors, *row.given, "start", "left"))
     lines = [
-        f"def elements{variant.function.removeprefix('update')}("
-        f"{signature}, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr):",
-        "    lane = tl.arange(0, BLOCK)",
-        *(f"    {pointer} += start" for pointer in vectors),
-        "    if IS_WHOLE:",
-        "        mask = None",
-        *(f"        {pointer} = tl.multiple_of({pointer}, 16)" for pointer in vectors),
-        "    else:",
-        "        mask = lane < left",
+        "lane = tl.arange(0, BLOCK)",
+        *(f"{pointer} += start" for pointer in vectors),
+        "if IS_WHOLE:",
+        "    mask = None",
+        *(f"    {pointer} = tl.multiple_of({pointer}, 16)" for pointer in vectors),
+        "else:",
+        "    mask = lane < left",
     ]
-    for n in variant.vectors:
-        operand = variant.operands[n]
-        if operand.is_loaded:
-            lines.append(f"    x{n} = tl.load(p{n} + lane, mask=mask){_cast(operand.dtype, variant.dtype)}")
-    lines += [f"    {line}" for line in variant.lines]
-    for n, operand in enumerate(variant.operands):
-        if operand.stored:
-            cast = _cast(variant.dtype, operand.dtype)
-            lines.append(f"    tl.store(p{n} + lane, {operand.stored}{cast}, mask=mask)")
-    return "\n@triton.jit\n" + "\n".join(lines) + "\n"
+    for n in row.vectors:
+        if row.columns[n].is_loaded:
+            lines.append(f"x{n} = tl.load(p{n} + lane, mask=mask){_cast(row.columns[n].dtype, row.dtype)}")
+    lines += row.lines
+    for n, column in enumerate(row.columns):
+        if column.stored:
+            lines.append(f"tl.store(p{n} + lane, {column.stored}{_cast(row.dtype, column.dtype)}, mask=mask)")
+    return _function(f"elements{ending}({signature}, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr)", lines)
+
+
+def _update(ending: str, row: Row) -> str:
+    """The kernel: finds its chunk in the tables and loops over it."""
+    numbers = len(row.numbers)
+    names = ", ".join((*(f"p{n}" for n in row.vectors), *row.given, "start", "left"))
+    lines = [
+        "program = tl.program_id(0)",
+        "number = tl.load(blocks + 2 * program).to(tl.int64)",
+        "first = tl.load(blocks + 2 * program + 1).to(tl.int64) * CHUNK",
+        f"row = rows + number * {len(row.columns) + 2}",
+        "size = tl.load(row)",
+        "is_aligned = tl.load(row + 1) != 0",
+    ]
+    for n, column in enumerate(row.columns):
+        lines.append(f"p{n} = tl.load(row + {n + 2}).to(tl.pointer_type({triton_dtype(column.dtype)}))")
+        if column.is_number:
+            lines.append(f"x{n} = tl.load(p{n}){_cast(column.dtype, row.dtype)}")
+    for n in range(numbers):
+        lines.append(f"n{n} = tl.load(numbers + number * {numbers} + {n}){_cast('float64', row.dtype)}")
+    lines += [
+        *row.before,
+        "for start in range(first, tl.minimum(first + CHUNK, size), BLOCK):",
+        "    left = size - start",
+        "    if is_aligned & (left >= BLOCK):",
+        f"        elements{ending}({names}, BLOCK, True)",
+        "    else:",
+        f"        elements{ending}({names}, BLOCK, False)",
+    ]
+    given = "numbers, " * bool(numbers)
+    return _function(f"update{ending}(rows, blocks, {given}BLOCK: tl.constexpr, CHUNK: tl.constexpr)", lines)
+
+
+def _function(signature: str, lines: Sequence[str]) -> str:
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"\n@triton.jit\ndef {signature}:\n{body}\n"
 
 
 def _cast(given: str, wanted: str) -> str:
-    return "" if given == wanted else f".to({_TRITON[wanted]})"
+    return "" if given == wanted else f".to({triton_dtype(wanted)})"
 
 
-def _update(variant: Variant) -> str:
-    """The kernel: finds its chunk in the tables and loops over it."""
-    given = len(variant.numbers[0]) if variant.numbers else 0
-    names = ", ".join((*(f"p{n}" for n in variant.vectors), *variant.given, "start", "left"))
-    call = f"elements{variant.function.removeprefix('update')}({names}, BLOCK, "
-    lines = [
-        f"def {variant.function}(rows, blocks, {'numbers, ' * bool(given)}BLOCK: tl.constexpr, CHUNK: tl.constexpr):",
-        "    program = tl.program_id(0)",
-        "    number = tl.load(blocks + 2 * program).to(tl.int64)",
-        "    first = tl.load(blocks + 2 * program + 1).to(tl.int64) * CHUNK",
-        f"    row = rows + number * {len(variant.operands) + 2}",
-        "    size = tl.load(row)",
-        "    is_aligned = tl.load(row + 1) != 0",
-    ]
-    for n, operand in enumerate(variant.operands):
-        lines.append(f"    p{n} = tl.load(row + {n + 2}).to(tl.pointer_type({_TRITON[operand.dtype]}))")
-        if operand.is_number:
-            lines.append(f"    x{n} = tl.load(p{n}){_cast(operand.dtype, variant.dtype)}")
-    for n in range(given):
-        cast = _cast("float64", variant.dtype)
-        lines.append(f"    n{n} = tl.load(numbers + number * {given} + {n}){cast}")
-    lines += [
-        *(f"    {line}" for line in variant.before),
-        "    for start in range(first, tl.minimum(first + CHUNK, size), BLOCK):",
-        "        left = size - start",
-        "        if is_aligned & (left >= BLOCK):",
-        f"            {call}True)",
-        "        else:",
-        f"            {call}False)",
-    ]
-    return "\n@triton.jit\n" + "\n".join(lines) + "\n"
-
-
-def _tables(variants: Sequence[Variant]) -> Iterator[str]:
+def _tables(variants: Mapping[str, Sequence[Row]]) -> Iterator[str]:
     """The numbers that differ between the tensors of a list, one row per tensor."""
-    for variant in variants:
-        if variant.numbers:
-            rows = "".join(f"    {row!r},\n" for row in variant.numbers)
-            yield f"\nNUMBERS{variant.function.removeprefix('update').upper()} = (\n{rows})\n"
+    for ending, rows in variants.items():
+        if rows[0].numbers:
+            lines = "".join(f"    {tuple(row.numbers)!r},\n" for row in rows)
+            yield f"\nNUMBERS{ending.upper()} = (\n{lines})\n"
 
 
-def _run(variants: Sequence[Variant], places: Mapping[int, int]) -> str:
+def _run(variants: Mapping[str, Sequence[Row]], places: Mapping[int, int]) -> str:
     """The function that launches all kernels and returns what they wrote."""
     lines, results = [], []
-    for variant in variants:
-        ending = variant.function.removeprefix("update")
-        name = f"columns{ending}"
-        given = iter(variant.inputs)
+    for ending, rows in variants.items():
+        name, first = f"columns{ending}", rows[0]
         lines.append(f"{name} = [")
-        lines += [
-            f"    {_column([places[i] for i in next(given)] if o.like < 0 else [])},  # {_about(o)}"
-            for o in variant.operands
-        ]
+        for n, column in enumerate(first.columns):
+            given = [places[row.columns[n].value.id] for row in rows] if column.is_given else []
+            done = " and ".join(["read"] * column.is_loaded + ["written"] * bool(column.stored))
+            lines.append(f"    {_column(given)},  # {column.dtype}{', one number each' * column.is_number}, {done}")
         lines.append("]")
-        for n, operand in enumerate(variant.operands):
-            if operand.like >= 0:
+        for n, column in enumerate(first.columns):
+            if not column.is_given:
                 lines.append(
-                    f"{name}[{n}] = [empty(t.shape, t.stride(), dtype=torch.{operand.dtype}, device=t.device)"
-                    f" for t in {name}[{operand.like}]]"
+                    f"{name}[{n}] = [empty(t.shape, t.stride(), dtype=torch.{column.dtype}, device=t.device)"
+                    f" for t in {name}[{first.like(column)}]]"
                 )
-        numbers = f", NUMBERS{ending.upper()}" if variant.numbers else ""
-        lines.append(f"launch({variant.function}, {name}, {variant.vectors}{numbers})")
-        results += [f"*{name}[{n}]" for n, operand in enumerate(variant.operands) if operand.is_output]
+        numbers = f", NUMBERS{ending.upper()}" if first.numbers else ""
+        lines.append(f"launch(update{ending}, {name}, {first.vectors}{numbers})")
+        results += [f"*{name}[{n}]" for n, column in enumerate(first.columns) if column.output >= 0]
     body = "\n".join(f"    {line}" for line in (*lines, f"return ({', '.join(results)},)"))
     return f"\ndef run(*tensors, seed=0, empty=torch.empty_strided):\n{body}\n"
 
@@ -209,8 +264,3 @@ def _column(places: Sequence[int]) -> str:
     if len(set(places)) == 1:
         return f"tensors[{first}:{first + 1}] * {count}"
     return f"[tensors[i] for i in {list(places)}]"
-
-
-def _about(operand: Operand) -> str:
-    done = " and ".join(["read"] * operand.is_loaded + ["written"] * bool(operand.stored))
-    return f"{operand.dtype}{', one number each' * operand.is_number}, {done}"

@@ -168,7 +168,7 @@ def refuse_hazards(graph: Graph, functions: Sequence[Function], names: Mapping[i
 def _newer(values: Sequence[Value], write: Touch, other: Touch) -> bool:
     """Whether a write puts a later version where the other reads or writes its own."""
     a, b = values[write.value_id], values[other.value_id]
-    return a.storage == b.storage and write.version > other.version and _overlap(a, b)
+    return write.version > other.version and a.overlaps(b)
 
 
 def _is_same(values: Sequence[Value], write: Touch, read: Touch) -> bool:
@@ -182,9 +182,3 @@ def _reads_late(function: Function, read: str, written: str) -> bool:
     loads = [n for n, line in enumerate(function.lines) if f"tl.load({read} + " in line]
     stores = [n for n, line in enumerate(function.lines) if line.lstrip().startswith(f"tl.store({written} + ")]
     return bool(loads and stores) and max(loads) > min(stores)
-
-
-def _overlap(a: Value, b: Value) -> bool:
-    """Whether two values of one storage may have an element in common."""
-    (a_start, a_end), (b_start, b_end) = a.byte_range, b.byte_range
-    return a_start < b_end and b_start < a_end

@@ -174,7 +174,7 @@ class File:
         storage = self.graph.storages[storage_id]
         first: Value = self.graph.values[outputs[0][0]]
         spec = first.spec
-        if len(outputs) == 1 and first.offset == 0 and _span(spec) * spec.itemsize == storage.nbytes:
+        if len(outputs) == 1 and first.offset == 0 and spec.span * spec.itemsize == storage.nbytes:
             return [f"{outputs[0][1]} = {_empty(spec)}"]
         flat = f"memory{storage_id}" if len(self.fresh) > 1 else "memory"
         count = storage.nbytes // spec.itemsize
@@ -230,13 +230,6 @@ class _Cdiv:
 
 def _suffixed(name: str, number: int) -> str:
     return f"{name}_{number}" if number else name
-
-
-def _span(spec: TensorSpec) -> int:
-    """Elements from the first to the last."""
-    if 0 in spec.shape:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True))
 
 
 def _empty(spec: TensorSpec) -> str:

@@ -84,6 +84,16 @@ class TensorSpec:
         return min(count, span)
 
     @property
+    def span(self) -> int:
+        """Elements from the first to the last, with the gaps between them."""
+        return 0 if 0 in self.shape else 1 + sum([(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)])
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements fill a run of memory, in any order."""
+        return self.distinct_elements == self.numel == self.span
+
+    @property
     def nbytes(self) -> int:
         """Distinct bytes: what a kernel must move to read or write this tensor once."""
         return self.distinct_elements * self.itemsize
@@ -121,11 +131,13 @@ class Value:
     @property
     def byte_range(self) -> tuple[int, int]:
         """First and one-past-last byte touched within the storage."""
-        spec = self.spec
-        if spec.distinct_elements == 0:
-            return 0, 0
-        last = sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True))
-        return self.offset * spec.itemsize, (self.offset + last + 1) * spec.itemsize
+        span, itemsize = self.spec.span, self.spec.itemsize
+        return (self.offset * itemsize, (self.offset + span) * itemsize) if span else (0, 0)
+
+    def overlaps(self, other: Value) -> bool:
+        """Whether two values of one storage may have a byte in common."""
+        (low, high), (start, stop) = self.byte_range, other.byte_range
+        return self.storage == other.storage and low < stop and start < high
 
 
 @dataclass(frozen=True, slots=True)

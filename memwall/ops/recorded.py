@@ -150,10 +150,8 @@ def promote(specs: Sequence[TensorSpec]) -> str:
 def dense(shape: tuple[int, ...], dtype: str, like: Sequence[TensorSpec] = ()) -> TensorSpec:
     """A dense tensor, in the layout of the first that has the shape and no gaps."""
     for spec in like:
-        if spec.shape == shape and spec.distinct_elements == spec.numel:
-            span = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True) if n)
-            if span == spec.numel:
-                return TensorSpec(shape, spec.strides, dtype)
+        if spec.shape == shape and spec.is_dense:
+            return TensorSpec(shape, spec.strides, dtype)
     return contiguous(shape, dtype)
 
 
