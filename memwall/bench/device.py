@@ -18,6 +18,8 @@ Call = Callable[[], Any]
 Sensing = Callable[[], Sensors]
 
 DEVICES = ("cpu", "cuda")
+#: options of :func:`memwall.profile` that say which step runs; the others say how it is modeled
+RUN_OPTIONS = ("mode", "batch", "seq", "input_specs", "dtype", "autocast", "optimizer")
 #: the share of a CPU used by others from which on a sample is in doubt
 LEAST_SHARE = 0.95
 

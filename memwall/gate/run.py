@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memwall.bench.ab import Side, run_ab
+from memwall.bench.device import RUN_OPTIONS
 from memwall.core.errors import UsageError
 from memwall.core.version import __version__
 from memwall.frontend.dynamo.capture import capture_of
@@ -39,8 +40,6 @@ NO_CHECK = "nothing is limited: add limits such as dram_bytes = '+2%', --limit '
 _MEASURED = "measured_s"
 #: the slow-down that is allowed where nothing is written
 _SLOWER = "+5%"
-#: options of ``memwall.profile`` that say what is run; the others say how it is modeled
-_RUN = ("mode", "batch", "seq", "input_specs", "dtype", "autocast", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,7 @@ def _measured(
     problems: list[Problem] = []
     contests: dict[str, Mapping[str, Any]] = {}
     for workload in workloads:
-        options = {key: workload.options[key] for key in _RUN if key in workload.options}
+        options = {key: workload.options[key] for key in RUN_OPTIONS if key in workload.options}
         base, head = (Side(folder, workload.target, options) for folder in (checkout.folder, config.root))
         limit = limits[workload.name]
         say(f"measuring {workload.name}, base and head in turns")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import random
 import statistics
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from memwall.bench.ab.sides import MOST_STEPS, Block, Side
 from memwall.bench.clock import open_device
-from memwall.bench.device import versions
+from memwall.bench.device import RUN_OPTIONS, versions
 from memwall.bench.machine import read_counters
 from memwall.core.errors import UsageError, suggest
 
@@ -40,6 +38,9 @@ class Worker:
 
         from memwall.bench.kernels.steps import module_step
 
+        for name in side.options:
+            if name not in RUN_OPTIONS:
+                raise UsageError(f"no option {name!r} of a timed model; {suggest(name, RUN_OPTIONS)}")
         _look_in(side.folder, other)
         random.seed(seed)
         torch.manual_seed(seed)
@@ -47,7 +48,7 @@ class Worker:
             # numbers near zero are slow, and weights that are trained on noise for long come near zero
             torch.set_flush_denormal(True)
         self.device = open_device(kind)
-        self._step = module_step(_module_options(side.target, side.options), self.device.torch_device, False)
+        self._step = module_step(side.target, side.options, self.device.torch_device, False)
         self.device.steps(self._step, 1)
         _refuse_strays(side.folder, other)
         gc.collect()
@@ -71,16 +72,6 @@ class Worker:
         before = read_counters()
         samples, flags = self.device.steps(self._step, steps)
         return Block(statistics.median(samples), before.usage(read_counters(), flags))
-
-
-def _module_options(target: str, options: Mapping[str, Any]) -> Any:
-    from memwall.bench.kernels.steps import ModuleOptions
-
-    known = [field.name for field in dataclasses.fields(ModuleOptions) if field.name != "target"]
-    for name in options:
-        if name not in known:
-            raise UsageError(f"no option {name!r} of a timed model; {suggest(name, known)}")
-    return ModuleOptions(target, **{"input_specs": (), **options})
 
 
 def _look_in(own: Path, other: Path) -> None:

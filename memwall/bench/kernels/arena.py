@@ -8,9 +8,8 @@ integers are -1, which is no valid index. :class:`WideMemory` holds the same val
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,29 +28,22 @@ GUARD_BYTES = 64 * 1024
 POISONS = 0xFF, 0x5A
 
 
-@dataclass(frozen=True)
-class _Block:
-    """An allocation: ``nbytes`` between two guard bands."""
+class _Block(NamedTuple):
+    """An allocation: ``inside`` is ``memory`` without its two guard bands."""
 
     label: str
     dtype: torch.dtype
     memory: Tensor
+    inside: Tensor
     guard: int
-    guard_bytes: int
-    nbytes: int
 
-    @property
-    def inside(self) -> Tensor:
-        return self.memory[self.guard_bytes : self.guard_bytes + self.nbytes]
-
-    def is_whole(self) -> bool:
+    def is_whole(self, guard_bytes: int) -> bool:
         """Whether the guard bands are as they were."""
-        before = self.memory[: self.guard_bytes]
-        behind = self.memory[self.guard_bytes + self.nbytes :]
-        return bool((before == self.guard).all()) and bool((behind == self.guard).all())
+        bands = self.memory[:guard_bytes], self.memory[guard_bytes + self.inside.numel() :]
+        return all(bool((band == self.guard).all()) for band in bands)
 
 
-class Arena(Mapping[int, Tensor]):
+class Arena:
     """Value id → tensor. A storage is allocated, and filled with poison, when one of its values is first requested.
 
     ``number`` picks one of the poisons and one of the guards.
@@ -65,16 +57,9 @@ class Arena(Mapping[int, Tensor]):
     def __getitem__(self, value_id: int) -> Tensor:
         value = self.graph.values[value_id]
         dtype, spec = dtype_of(value.spec.dtype), value.spec
-        block = self._block(value.storage, dtype)
-        flat = block.memory.view(dtype)
-        offset = block.guard_bytes // spec.itemsize + value.offset
+        flat = self._block(value.storage, dtype).memory.view(dtype)
+        offset = self.guard_bytes // spec.itemsize + value.offset
         return flat.as_strided(spec.shape, spec.strides, offset)
-
-    def __iter__(self) -> Iterator[int]:
-        return (value.id for value in self.graph.values if value.storage in self._blocks)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
     @property
     def storages(self) -> tuple[int, ...]:
@@ -84,17 +69,16 @@ class Arena(Mapping[int, Tensor]):
     def flat(self, storage: int, dtype: torch.dtype) -> Tensor:
         """A whole storage as elements of a dtype; a remainder smaller than an element is left out."""
         inside = self._block(storage, dtype).inside
-        size = torch.empty((), dtype=dtype).element_size()
-        return inside[: inside.numel() // size * size].view(dtype)
+        return inside[: inside.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
 
     def empty(self, shape: Sequence[int], strides: Sequence[int], **options: Any) -> Tensor:
         """``torch.empty_strided`` with guards and poison, for a kernel's allocations."""
         dtype = options.get("dtype") or torch.get_default_dtype()
-        size = torch.empty((), dtype=dtype).element_size()
+        size = dtype.itemsize
         count = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         block = self._allocate(f"its {len(self._scratch)}th allocation", count * size, dtype)
         self._scratch.append(block)
-        return block.memory.view(dtype).as_strided(shape, strides, block.guard_bytes // size)
+        return block.memory.view(dtype).as_strided(shape, strides, self.guard_bytes // size)
 
     def copy(self, number: int = 0) -> Arena:
         """Another arena with the same contents in the same storages."""
@@ -105,7 +89,7 @@ class Arena(Mapping[int, Tensor]):
 
     def broken(self) -> list[str]:
         """The allocations that were written past their ends."""
-        return [b.label for b in (*self._blocks.values(), *self._scratch) if not b.is_whole()]
+        return [b.label for b in (*self._blocks.values(), *self._scratch) if not b.is_whole(self.guard_bytes)]
 
     @property
     def blocks(self) -> list[Tensor]:
@@ -122,10 +106,9 @@ class Arena(Mapping[int, Tensor]):
     def _allocate(self, label: str, nbytes: int, dtype: torch.dtype) -> _Block:
         guard = GUARDS[self.number] if dtype.is_floating_point or dtype.is_complex else GUARD_OF_INTEGERS
         room = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        total = 2 * self.guard_bytes + room
-        memory = torch.full((total,), guard, dtype=torch.uint8, device=self.device)
-        memory[self.guard_bytes : self.guard_bytes + nbytes].fill_(POISONS[self.number])
-        return _Block(label, dtype, memory, guard, self.guard_bytes, nbytes)
+        memory = torch.full((2 * self.guard_bytes + room,), guard, dtype=torch.uint8, device=self.device)
+        inside = memory[self.guard_bytes : self.guard_bytes + nbytes].fill_(POISONS[self.number])
+        return _Block(label, dtype, memory, inside, guard)
 
 
 class WideMemory:

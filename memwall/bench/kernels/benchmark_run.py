@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwall.bench.device import merged
 from memwall.bench.kernels.jobs import Job, Work
@@ -13,10 +14,7 @@ from memwall.bench.kernels.workers import START_LIMIT_S, Copied, Ran, Run, Setup
 from memwall.bench.stats import timing
 from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors, Timing
 
-if TYPE_CHECKING:
-    from memwall.bench.kernels.steps import ModuleOptions
-
-#: the executor of the model itself
+#: how the model itself is run
 WHOLES = ("eager", "torch.compile")
 #: rounds over all kernels; the samples of a kernel are taken in as many blocks
 ROUNDS = 3
@@ -29,6 +27,7 @@ SAMPLE_LIMIT_S = 120.0
 
 #: executors whose kernels take a compiler's time
 COMPILED = ("generated", "inductor")
+OVER = Ran("skipped", "the time was over")
 
 Say = Callable[[str], None]
 
@@ -55,13 +54,12 @@ class Result:
 
     def kernel(self) -> MeasuredKernel:
         """The job as the record has it."""
-        job, estimate = self.job, self.job.estimate
-        answer = self.answer or Ran("skipped", "the time was over")
+        job, estimate, answer = self.job, self.job.estimate, self.answer or OVER
         done = answer.status == "ok" and bool(self.samples_s)
         status = "skipped" if answer.status == "ok" and not done else answer.status
         return MeasuredKernel(
             estimate.id, estimate.name, estimate.op_ids, estimate.op_class, job.repeats, estimate.flops,
-            estimate.bytes, job.modeled_s, estimate.bound_s, status, answer.reason,
+            estimate.bytes, estimate.time_s, estimate.bound_s, status, answer.reason,
             timing(self.samples_s) if done else None, answer.error, answer.schedule, answer.config,
             merged(self.readings),
         )  # fmt: skip
@@ -78,12 +76,6 @@ class Limits:
     build_limit_s: float = BUILD_LIMIT_S
 
     @property
-    def half_time(self) -> float:
-        """When half of the remaining time will be over: the rest is for timing."""
-        now = time.monotonic()
-        return now + (self.deadline - now) / 2
-
-    @property
     def is_over(self) -> bool:
         """Whether the time is up."""
         return time.monotonic() >= self.deadline
@@ -95,20 +87,21 @@ class Limits:
 
 
 class BenchmarkRun:
-    """One measurement: the questions to the workers, and their answers."""
+    """One measurement: the questions to the workers, and their answers. ``module`` is the model itself, with the
+    options that say which step of it runs."""
 
     def __init__(
         self, work: Work, executors: Sequence[str], kind: str, target: str, limits: Limits, pool: WorkerPool,
-        module: ModuleOptions | None = None,
+        module: tuple[str, Mapping[str, Any]] | None = None,
     ) -> None:  # fmt: skip
         self.work, self.limits, self.kind, self.pool = work, limits, kind, pool
         self.executors = tuple(executors)
         self.setup = Setup(kind, work.graph, work.gpu, target)
         self.module = module
         self.workers: dict[str, Worker] = {}
-        self.wholes: dict[str, Ran] = {}
         self.results = {job.number: Result(job) for job in work.jobs}
         self.steps: dict[str, Ran] = {}
+        self.wholes: dict[str, Ran] = {}
         self.copied: Copied | None = None
         self.is_complete = False
 
@@ -119,33 +112,39 @@ class BenchmarkRun:
             MissingError: there is no such device.
         """
         self.workers = self.pool.begin(self.executors, self.setup)
-        first = next(iter(self.workers.values()))
-        answer = first.ask(BUILD_LIMIT_S, "copy", 0, self.limits.samples)
+        answer = self._first.ask(BUILD_LIMIT_S, "copy", self.limits.samples)
         self.copied = answer if isinstance(answer, Copied) else None
+
+    @property
+    def _first(self) -> Worker:
+        return self.workers[self.executors[0]]
 
     def run(self, say: Say, updated: Callable[[], None] = lambda: None) -> None:
         """Time all kernels and then the steps. ``updated`` is called after each block."""
         jobs = sorted(self.work.jobs, key=lambda job: (-job.step_s, job.number))
-        self._compile_ahead(jobs)
+        compiled = [Run(job.number, job.executor, job.group, 0, 0.0) for job in jobs if job.executor in COMPILED]
+        now = time.monotonic()  # half of the time is for timing
+        half = now + (self.limits.deadline - now) / 2
+        self.pool.compile_ahead(self.setup, compiled, self.limits.build_limit_s, half)
         blocks = ROUNDS * len(jobs)
         for round_number in range(ROUNDS):
             for position, job in enumerate(jobs):
                 result = self.results[job.number]
-                blocks -= 1
                 if self.limits.is_over:
                     return
                 if not result.is_lost:
-                    say(_progress(round_number, position, len(jobs), job, result))
-                    self._block(result, round_number, blocks + 1)
+                    known = f", {timing(result.samples_s).median_s * 1e6:,.1f} us so far" if result.samples_s else ""
+                    say(
+                        f"measuring {round_number + 1}/{ROUNDS}, {position + 1}/{len(jobs)}: {job.executor}"
+                        f" {job.estimate.name[:40]} (modeled {job.estimate.time_s * 1e6:,.1f} us{known})"
+                    )
+                    self._block(result, round_number, blocks)
                     updated()
+                blocks -= 1
         if self.limits.steps:
             self._time_steps(say, updated)
             self._time_module(say, updated)
         self.is_complete = True
-
-    def _compile_ahead(self, jobs: Sequence[Job]) -> None:
-        questions = [Run(job.number, job.executor, job.group, 0, 0.0) for job in jobs if job.executor in COMPILED]
-        self.pool.compile_ahead(self.setup, questions, self.limits.build_limit_s, self.limits.half_time)
 
     def _block(self, result: Result, round_number: int, blocks: int) -> None:
         wanted = share(self.limits.samples, round_number, ROUNDS)
@@ -161,34 +160,30 @@ class BenchmarkRun:
     def _time_steps(self, say: Say, updated: Callable[[], None]) -> None:
         for name, worker in self.workers.items():
             if self.limits.is_over:
-                self.steps[name] = Ran("skipped", "the time was over")
+                self.steps[name] = OVER
                 continue
             say(f"measuring the whole step, {name}")
-            self._rest()
             groups = self.work.plans[EXECUTORS[name]].groups
-            budget_s = self.limits.block_s(len(self.workers))
-            limit_s = self.limits.build_limit_s + budget_s + SAMPLE_LIMIT_S
-            self.steps[name] = worker.ask(limit_s, "step", name, groups, self.limits.samples, budget_s)
+            self.steps[name] = self._whole(worker, len(self.workers), "step", name, groups)
             updated()
-
-    def _rest(self) -> None:
-        """All workers free their memory: whatever comes next may need it."""
-        for worker in self.workers.values():
-            worker.ask(START_LIMIT_S, "rest")
 
     def _time_module(self, say: Say, updated: Callable[[], None]) -> None:
         """The model as its user runs it, where there is one: no policy models it."""
-        worker = next(iter(self.workers.values()))
         for name in WHOLES if self.module else ():
             if self.limits.is_over or (name != "eager" and "inductor" not in self.executors):
                 continue
             say(f"measuring the model itself, {name}")
-            self._rest()
-            budget_s = self.limits.block_s(2)
-            limit_s = self.limits.build_limit_s + budget_s + SAMPLE_LIMIT_S
-            question = self.module, name != "eager", self.limits.samples, budget_s
-            self.wholes[name] = worker.ask(limit_s, "whole", *question)
+            self.wholes[name] = self._whole(self._first, 2, "whole", self.module, name != "eager")
             updated()
+
+    def _whole(self, worker: Worker, parts: int, *question: Any) -> Ran:
+        """The answer about a whole step, one of several that share the time; all workers free their memory for it."""
+        for each in self.workers.values():
+            each.ask(START_LIMIT_S, "rest")
+        budget_s = self.limits.block_s(parts)
+        limit_s = self.limits.build_limit_s + budget_s + SAMPLE_LIMIT_S
+        answer: Ran = worker.ask(limit_s, *question, self.limits.samples, budget_s)
+        return answer
 
     # -- what was found ----------------------------------------------------------------------------------------------
 
@@ -203,25 +198,20 @@ class BenchmarkRun:
         step = self.steps.get(name, Ran("skipped", "" if self.limits.steps else "not asked for"))
         environment = {key: value for key, value in about.items() if key != "device"}
         if name == self.executors[0] and self.wholes:
-            environment["module_step"] = {how: _whole(answer) for how, answer in self.wholes.items()}
+            environment["module_step"] = {
+                how: {"status": ran.status, "reason": ran.reason, "timing": (t := _timing(ran)) and asdict(t)}
+                for how, ran in self.wholes.items()
+            }
         copy_s = 0.0
         if self.copied is not None:
             copy_s = self.copied.bytes / timing(self.copied.samples_s).median_s
             environment["floor_s"] = timing(self.copied.floor_s).median_s
         return Measurement(
-            device=str(about.get("device", self.kind)),
-            kind=self.kind,
-            gpu=self.work.gpu.name,
-            executor=name,
-            policy=policy,
-            kernels=tuple(sorted(kernels, key=lambda kernel: kernel.id)),
-            step=_step_timing(step),
-            step_modeled_s=self.work.schedules[policy].totals.time_s,
-            step_reason=step.reason,
-            copy_bytes_per_s=copy_s,
-            environment=environment,
-            complete=self.is_complete,
-        )
+            device=str(about.get("device", self.kind)), kind=self.kind, gpu=self.work.gpu.name, executor=name,
+            policy=policy, kernels=tuple(sorted(kernels, key=lambda kernel: kernel.id)), step=_timing(step),
+            step_modeled_s=self.work.schedules[policy].totals.time_s, step_reason=step.reason,
+            copy_bytes_per_s=copy_s, environment=environment, complete=self.is_complete,
+        )  # fmt: skip
 
 
 def share(total: int, part: int, parts: int) -> int:
@@ -229,29 +219,10 @@ def share(total: int, part: int, parts: int) -> int:
     return total * (part + 1) // parts - total * part // parts
 
 
-def _step_timing(step: Ran) -> Timing | None:
-    return timing(step.samples_s) if step.samples_s else None
-
-
-def _whole(answer: Ran) -> dict[str, Any]:
-    """The model's own step as the record has it."""
-    found = _step_timing(answer)
-    return {"status": answer.status, "reason": answer.reason, "timing": None if found is None else asdict(found)}
-
-
-def _progress(round_number: int, position: int, count: int, job: Job, result: Result) -> str:
-    known = f", {timing(result.samples_s).median_s * 1e6:,.1f} us so far" if result.samples_s else ""
-    return (
-        f"measuring {round_number + 1}/{ROUNDS}, {position + 1}/{count}: {job.executor} {job.estimate.name[:40]}"
-        f" (modeled {job.modeled_s * 1e6:,.1f} us{known})"
-    )
+def _timing(answer: Ran) -> Timing | None:
+    return timing(answer.samples_s) if answer.samples_s else None
 
 
 def flags(measurements: Iterable[Measurement]) -> Mapping[str, int]:
     """Flag → how many kernels carry it."""
-    found: dict[str, int] = {}
-    for measurement in measurements:
-        for kernel in measurement.kernels:
-            for flag in kernel.sensors.flags:
-                found[flag] = found.get(flag, 0) + 1
-    return found
+    return Counter(flag for m in measurements for kernel in m.kernels for flag in kernel.sensors.flags)

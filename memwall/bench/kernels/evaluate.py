@@ -1,22 +1,21 @@
 """A group of ops run one by one by PyTorch, on memory addressed by value: as in eager, or in float64.
 
 In float64 every floating value is kept that wide from op to op, casts between floats included; casts to integers and
-booleans are real.
+booleans are real. Ops that torch has no call for here are run by formulas.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from memwall.bench.kernels.arena import Arena, WideMemory, widened
-from memwall.bench.kernels.forms import FORMULAS
-from memwall.bench.kernels.numerics import FLOATS, UNIT_FLOAT32, unit
+from memwall.bench.kernels.forms import rms_norm_gradients
+from memwall.bench.kernels.numerics import FLOATS, UNIT_FLOAT32
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op
 from memwall.fusion import Group
@@ -36,13 +35,9 @@ class Noise:
 
 
 def run_group(
-    graph: Graph,
-    group: Group,
-    memory: Arena | WideMemory,
-    operators: Operators,
-    kept: Mapping[int, Tensor] | None = None,
-    noise: Noise | None = None,
-) -> None:
+    graph: Graph, group: Group, memory: Arena | WideMemory, operators: Operators,
+    kept: Mapping[int, Tensor] | None = None, noise: Noise | None = None,
+) -> None:  # fmt: skip
     """Run the ops of a group on ``memory``, in place.
 
     Args:
@@ -52,18 +47,23 @@ def run_group(
     Raises:
         Unsupported: an op is no operator of torch's, or has no kernel on this device.
     """
-    GroupRun(graph, group, memory, operators, dict(kept or {}), noise).run()
+    run = _GroupRun(graph, group, memory, dict(kept or {}), noise)
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if run.wide else torch.float32)  # integers divided give this dtype
+    try:
+        with torch.no_grad():
+            evaluate(graph, sorted((*group.op_ids, *group.recomputes)), run, run.op, operators)
+    finally:
+        torch.set_default_dtype(dtype)
 
 
-class GroupRun:
+class _GroupRun:
     """One run of a group's ops."""
 
     def __init__(
-        self, graph: Graph, group: Group, memory: Arena | WideMemory, operators: Operators,
-        kept: dict[int, Tensor], noise: Noise | None,
-    ) -> None:  # fmt: skip
-        self.graph, self.group, self.memory, self.operators = graph, group, memory, operators
-        self.kept, self.noise = kept, noise
+        self, graph: Graph, group: Group, memory: Arena | WideMemory, kept: dict[int, Tensor], noise: Noise | None
+    ) -> None:
+        self.graph, self.group, self.memory, self.kept, self.noise = graph, group, memory, kept, noise
         self.wide = isinstance(memory, WideMemory)
         self.device = memory.arena.device if isinstance(memory, WideMemory) else memory.device
         #: storages that the group has written
@@ -72,13 +72,9 @@ class GroupRun:
         self._into: Sequence[int] = ()
         self._terms = 1
 
-    def run(self) -> None:
-        with torch.no_grad(), _default_dtype(torch.float64 if self.wide else torch.float32):
-            evaluate(self.graph, sorted((*self.group.op_ids, *self.group.recomputes)), self, self._op, self.operators)
-
     def begin(self, op: Op, into: Sequence[int]) -> None:
         """Start an op: rounding depends on what it does."""
-        self._into, self._terms = into, terms_of(self.graph, op)
+        self._into, self._terms = into, _terms_of(self.graph, op)
 
     def tensor(self, value_id: int) -> Tensor:
         """The tensor of a value, with noise where it is rounded at random."""
@@ -88,21 +84,24 @@ class GroupRun:
         value = self.graph.values[value_id]
         amplitude = UNIT_FLOAT32 * math.sqrt(self._terms)
         if value.storage in self.written:
-            amplitude += unit(value.spec.dtype)
+            amplitude += FLOATS.get(value.spec.dtype, 0.0)
         noisy = self.noise.on(found, amplitude)
         return found.copy_(noisy) if value_id in self._into else noisy
 
-    def _op(self, call: Call) -> None:
-        results = FORMULAS.get(call.op.name, GroupRun.call)(self, call)
+    def op(self, call: Call) -> None:
+        """Run an op and keep its results."""
+        results = _FORMULAS.get(call.op.name, _GroupRun.call)(self, call)
         for value_id, result in zip(call.made, results, strict=False):
-            self._store(call.op, value_id, result)
+            destination = self.memory[value_id]
+            if destination.shape == result.shape:
+                destination.copy_(result)
+            elif value_id in self.group.writes:  # else nobody reads it: statistics of a batch norm in inference
+                raise Unsupported(f"{call.op.name} gives {[*result.shape]} here, not {[*destination.shape]}")
         self.written.update(self.graph.values[i].storage for i in call.op.outputs)
 
     def call(self, call: Call) -> list[Tensor]:
         """The operator's results in order, without those that it overwrites."""
-        if call.operator is None:
-            raise Unsupported(f"torch has no operator {call.op.name} here")
-        function = call.operator.function
+        function = call.target.function
         try:
             positional, keywords = call.arguments()
             if self.wide:
@@ -119,17 +118,14 @@ class GroupRun:
         declared = [r.alias_info and r.alias_info.is_write for r in returns]
         return list(_tensors([r for r, written in zip(listed, declared, strict=True) if not written]))
 
-    def _store(self, op: Op, value_id: int, result: Tensor) -> None:
-        destination = self.memory[value_id]
-        if destination.shape == result.shape:
-            destination.copy_(result)
-        elif value_id in self.group.writes:  # else nobody reads it: statistics of a batch norm in inference
-            raise Unsupported(f"{op.name} gives {[*result.shape]} here, not {[*destination.shape]}")
+
+_ADDING_CLASSES = frozenset(("reduction", "normalization", "contraction", "convolution"))
+_ADDING = frozenset(("embedding_dense_backward", "index_put", "index_put_", "index_add", "_embedding_bag"))
 
 
-def terms_of(graph: Graph, op: Op) -> int:
+def _terms_of(graph: Graph, op: Op) -> int:
     """How many numbers an op adds up for one element of a result, or more."""
-    if op.op_class not in _ADDING_CLASSES and _packet(op.name) not in _ADDING:
+    if op.op_class not in _ADDING_CLASSES and op.name.partition(".")[2].partition(".")[0] not in _ADDING:
         return 1
     read = [spec for spec in graph.specs(op.inputs) if spec.dtype in FLOATS]
     largest = max(read, key=lambda spec: spec.numel, default=None)
@@ -137,10 +133,6 @@ def terms_of(graph: Graph, op: Op) -> int:
         return 1
     smallest = min((spec.numel for spec in graph.specs(op.outputs)), default=1)
     return max(largest.numel // max(smallest, 1), *largest.shape, 1)
-
-
-_ADDING_CLASSES = frozenset(("reduction", "normalization", "contraction", "convolution"))
-_ADDING = frozenset(("embedding_dense_backward", "index_put", "index_put_", "index_add", "_embedding_bag"))
 
 
 def _wide_argument(value: Any) -> Any:
@@ -162,16 +154,66 @@ def _tensors(results: Sequence[Any]) -> Iterator[Tensor]:
             yield result
 
 
-def _packet(name: str) -> str:
-    return name.split(".")[1] if "." in name else name
+# -- formulas ----------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Integers divided give this dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def _arguments(run: _GroupRun, op: Op) -> dict[str, Tensor]:
+    return {name: run.tensor(i) for name, i in zip(op.arguments, op.inputs, strict=True)}
+
+
+def _dropout(run: _GroupRun, call: Call) -> list[Tensor]:
+    """By the mask that was kept; drawn anew where there is none."""
+    mask = run.kept.get(call.op.outputs[1]) if len(call.op.outputs) > 1 else None
+    if mask is None:
+        if run.wide:
+            raise Unsupported("the mask of a dropout is not known")
+        return run.call(call)
+    kept = 1.0 - call.op.attributes["p"]
+    scale = 1.0 / kept if kept else 0.0
+    return [run.tensor(call.op.inputs[0]) * mask * scale, mask]
+
+
+def _rms_norm(run: _GroupRun, call: Call) -> list[Tensor]:
+    """y = x · rstd · w; without an epsilon it is that of float32, whatever the dtype that it is computed in here."""
+    given = _arguments(run, call.op)
+    dims = tuple(range(-len(call.op.attributes["normalized_shape"]), 0))
+    eps = call.op.attributes.get("eps")
+    x = given["input"].to(torch.promote_types(given["input"].dtype, torch.float32))
+    rstd = (x.pow(2).mean(dims, keepdim=True) + (2.0**-23 if eps is None else eps)).rsqrt()
+    return [x * rstd * given.get("weight", 1.0), rstd]
+
+
+def _rms_norm_backward(run: _GroupRun, call: Call) -> list[Tensor]:
+    given = _arguments(run, call.op)
+    columns = len(call.op.attributes["normalized_shape"])
+    of_x, of_weight = rms_norm_gradients(given["grad_out"], given["input"], columns, given["rstd"], given.get("weight"))
+    return [of_x] if of_weight is None else [of_x, of_weight]
+
+
+def _sparse_add(run: _GroupRun, call: Call) -> list[Tensor]:
+    """Rows added to a table in place: other is given as its indices and its rows."""
+    table, indices, rows = map(run.tensor, call.op.inputs)
+    table.index_add_(0, indices.reshape(-1), rows.to(table.dtype), alpha=call.op.attributes.get("alpha", 1))
+    return []
+
+
+def _embedding_bag(run: _GroupRun, call: Call) -> list[Tensor]:
+    """Sums of rows, and the bookkeeping as GPUs write it: each index's bag, the size of each bag, nothing."""
+    given = _arguments(run, call.op)
+    if call.op.attributes.get("mode") or "per_sample_weights" in given:
+        return run.call(call)
+    table, indices, starts = given["weight"], given["indices"], given["offsets"]
+    places = torch.arange(indices.numel(), device=indices.device)
+    bags = torch.searchsorted(starts, places, right=True) - 1
+    sums = table.new_zeros(starts.numel(), table.shape[1]).index_add_(0, bags, table[indices])
+    sizes = torch.bincount(bags, minlength=starts.numel())
+    return [sums, bags.to(indices.dtype), sizes.to(indices.dtype), indices.new_empty(0)]
+
+
+_FORMULAS: Mapping[str, Callable[[_GroupRun, Call], list[Tensor]]] = {
+    "aten.native_dropout": _dropout,
+    "aten._embedding_bag": _embedding_bag,
+    "aten._fused_rms_norm": _rms_norm,
+    "aten._fused_rms_norm_backward": _rms_norm_backward,
+    "sparse.add_.Tensor": _sparse_add,
+}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,6 @@ from memwall.core.graph import Graph
 from memwall.fusion import Group
 from memwall.hardware.lookup import Gpu
 from memwall.ops.evaluate import Operators
-
-Empty = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,9 @@ class Builder:
             Unsupported: an op is no operator of torch's.
         """
         text = reference(self.graph, self.flow, group, self.operators)
-        return Built(self._function(text), text.inputs, text.outputs, source=text.source)
+        if text.source not in self._functions:
+            self._functions[text.source] = self._executed(text)
+        return Built(self._functions[text.source], text.inputs, text.outputs, source=text.source)
 
     def inductor(self, group: Group) -> Built:
         """The same function compiled by torch.compile.
@@ -83,12 +83,10 @@ class Builder:
         """
         text = reference(self.graph, self.flow, group, self.operators)
         key = text.source, tuple(self.graph.values[i].spec for i in text.inputs)
-        compiled = self._compiled.get(key)
-        if compiled is None:
+        if key not in self._compiled:
             # code of its own for each group: Dynamo leaves code that it has compiled for several shapes to eager
-            compiled = torch.compile(self._executed(text), dynamic=False, fullgraph=True)
-            self._compiled[key] = compiled
-        return Built(compiled, text.inputs, text.outputs, source=text.source)
+            self._compiled[key] = torch.compile(self._executed(text), dynamic=False, fullgraph=True)
+        return Built(self._compiled[key], text.inputs, text.outputs, source=text.source)
 
     def generated(self, group: Group) -> Built:
         """The generated kernel.
@@ -111,13 +109,8 @@ class Builder:
             kernel.configs or ((kernel.config,) if kernel.config else ()), configure, True,
         )  # fmt: skip
 
-    def _function(self, text: Reference) -> Callable[..., Any]:
-        """The ``run`` of a reference; a number on the host, which no graph holds, is 1."""
-        if text.source not in self._functions:
-            self._functions[text.source] = self._executed(text)
-        return self._functions[text.source]
-
     def _executed(self, text: Reference) -> Callable[..., Any]:
+        """The ``run`` of a reference; a number on the host, which no graph holds, is 1."""
         namespace: dict[str, Any] = {}
         # a place in a folder: what comes from "<...>" dynamo takes for its own, and wraps in one function for all
         exec(compile(text.source, str(self.folder / "reference.py"), "exec"), namespace)
@@ -138,12 +131,6 @@ BUILDERS: Mapping[str, Callable[[Builder, Group], Built]] = {
     "generated": Builder.generated,
     "inductor": Builder.inductor,
 }
-
-
-def overwritten(graph: Graph, group: Group, built: Built, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs that a kernel overwrites."""
-    written = {graph.values[i].storage for i in (*group.writes, *built.outputs)}
-    return [t for i, t in zip(built.inputs, tensors, strict=True) if graph.values[i].storage in written]
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -168,20 +155,17 @@ class Choices:
 
     def get(self, source: str) -> Mapping[str, int] | None:
         """The setting chosen for a source; None if there is none yet."""
-        return self._read().get(self._key(source))
+        return self._read().get(f"{source_hash(source)} {self.device}")
 
     def put(self, source: str, config: Mapping[str, int]) -> None:
         """Keep a choice; a folder that refuses it is no failure."""
-        choices = {**self._read(), self._key(source): dict(config)}
-        record = {"schema": SCHEMA, "choices": {key: choices[key] for key in sorted(choices)}}
+        choices = {**self._read(), f"{source_hash(source)} {self.device}": dict(config)}
+        record = {"schema": SCHEMA, "choices": dict(sorted(choices.items()))}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, json.dumps(record, indent=1) + "\n")
         except (OSError, UsageError):
             return
-
-    def _key(self, source: str) -> str:
-        return f"{source_hash(source)} {self.device}"
 
     def _read(self) -> dict[str, Mapping[str, int]]:
         """All choices; none where the file is missing or not ours."""
@@ -199,18 +183,15 @@ def choose(built: Built, ready: Callable[[], Ready], device: Device) -> Mapping[
     Raises:
         RuntimeError: none runs; what the first one said.
     """
-    best: tuple[float, Mapping[str, int]] | None = None
+    times: list[tuple[float, Mapping[str, int]]] = []
     first: Exception | None = None
     for config in built.configs:
         built.configure(config)
         try:
             samples, _ = device.samples(ready(), SAMPLES, BUDGET_S)
+            times.append((sorted(samples)[len(samples) // 2], config))
         except Exception as error:  # too many registers, too much shared memory: another setting may do
             first = first or error
-            continue
-        median_s = sorted(samples)[len(samples) // 2]
-        if best is None or median_s < best[0]:
-            best = median_s, config
-    if best is None:
+    if not times:
         raise first or RuntimeError("there is no setting to try")
-    return best[1]
+    return min(times, key=lambda each: each[0])[1]

@@ -28,13 +28,9 @@ IGNORED_EVERY = 7
 def fill(
     graph: Graph, flow: Flow, group: Group, tensors: Mapping[int, Tensor], seed: int, special: bool = False
 ) -> None:
-    """Fill the tensors of a group's external values.
-
-    Args:
-        tensors: value id → tensor, for every value whose memory existed before the group.
-        special: put infinities, NaN, both zeros and denormals among the floats.
-    """
-    needs = needs_of(graph, flow, group)
+    """Fill the tensors of every value whose memory existed before the group, by value id; ``special`` puts infinities,
+    NaN, both zeros and denormals among the floats."""
+    needs = _needs(graph, flow, group)
     plain = [v for v in tensors if v not in needs]
     for value_id in (*plain, *(v for v in tensors if v in needs)):  # views may overlap: what is asked for comes last
         tensor = tensors[value_id]
@@ -42,13 +38,13 @@ def fill(
         need = needs.get(value_id, _default(tensor.dtype))
         distinct = _once(tensor)
         if distinct.numel():
-            made = _FILLS[need.kind](need, distinct, generator)
+            made = _FILLS[need.kind](need, distinct, generator).to(distinct.dtype)
             if special and need.kind == "normal":
                 _sprinkle(made, generator)
             distinct.copy_(made)
 
 
-def needs_of(graph: Graph, flow: Flow, group: Group) -> dict[int, Domain]:
+def _needs(graph: Graph, flow: Flow, group: Group) -> dict[int, Domain]:
     """Value id → what it has to hold, for values that need particular numbers."""
     asked: dict[tuple[int, int], Domain] = {}
     for op_id in sorted((*group.op_ids, *group.recomputes), reverse=True):
@@ -97,22 +93,8 @@ def _sprinkle(tensor: Tensor, generator: torch.Generator) -> None:
 # -- the ways to fill --------------------------------------------------------------------------------------------------
 
 
-def _floats(like: Tensor, generator: torch.Generator, normal: bool = True) -> Tensor:
-    draw = torch.randn if normal else torch.rand
+def _floats(like: Tensor, generator: torch.Generator, draw: Callable[..., Tensor] = torch.rand) -> Tensor:
     return draw(like.shape, generator=generator, device=like.device, dtype=torch.float32)
-
-
-def _normal(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
-    return (_floats(like, generator) * need.scale).to(like.dtype)
-
-
-def _positive(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Between half of the scale and one and a half."""
-    return ((_floats(like, generator, normal=False) + 0.5) * need.scale).to(like.dtype)
-
-
-def _mask(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
-    return (_floats(like, generator, normal=False) < 0.75).to(like.dtype)
 
 
 def _index(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -133,7 +115,7 @@ def _places(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
     axis = need.dim % len(shape)
     room = max(need.high, shape[axis])
     drawn = torch.rand([*shape[:axis], room, *shape[axis + 1 :]], generator=generator, device=like.device)
-    return drawn.argsort(axis).narrow(axis, 0, shape[axis]).reshape(like.shape).to(like.dtype)
+    return drawn.argsort(axis).narrow(axis, 0, shape[axis]).reshape(like.shape)
 
 
 def _ascending(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -141,14 +123,6 @@ def _ascending(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor
     made = _index(need, like, generator).view(-1).sort().values
     made[0] = 0
     return made.view(like.shape)
-
-
-def _log_probabilities(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.log_softmax(_floats(like, generator), need.dim).to(like.dtype)
-
-
-def _probabilities(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.softmax(_floats(like, generator), need.dim).to(like.dtype)
 
 
 def _pooled(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -160,10 +134,17 @@ def _pooled(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
     return places
 
 
+#: kind of domain -> its numbers, of any dtype
 _FILLS: Mapping[str, Callable[[Domain, Tensor, torch.Generator], Tensor]] = {
-    "normal": _normal, "positive": _positive, "mask": _mask, "index": _index, "target": _target, "places": _places,
-    "ascending": _ascending, "log_probabilities": _log_probabilities, "probabilities": _probabilities,
-    "pooled": _pooled,
+    "normal": lambda need, like, generator: _floats(like, generator, torch.randn) * need.scale,
+    # between half of the scale and one and a half
+    "positive": lambda need, like, generator: (_floats(like, generator) + 0.5) * need.scale,
+    "mask": lambda need, like, generator: _floats(like, generator) < 0.75,
+    "log_probabilities": lambda need, like, generator: torch.log_softmax(
+        _floats(like, generator, torch.randn), need.dim
+    ),
+    "probabilities": lambda need, like, generator: torch.softmax(_floats(like, generator, torch.randn), need.dim),
+    "index": _index, "target": _target, "places": _places, "ascending": _ascending, "pooled": _pooled,
 }  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
 from memwall.hardware.lookup import Gpu
@@ -18,21 +17,14 @@ from memwall.simulate.schedule import Schedule
 
 @dataclass(frozen=True)
 class Job:
-    """One distinct kernel of one executor: ``repeats`` equal kernels of a step, the first of which is ``estimate``.
-
-    ``estimate`` is the kernel run alone: nothing in L2 from before, no wait for the CPU. ``modeled_s`` is its time.
-    """
+    """One distinct kernel of one executor: ``repeats`` equal kernels of a step, the first of which is ``estimate``: the
+    kernel run alone, nothing in L2 from before, no wait for the CPU."""
 
     number: int
     executor: str
     group: Group
     estimate: Estimate
     repeats: int
-
-    @property
-    def modeled_s(self) -> float:
-        """Modeled time of one launch, seconds."""
-        return self.estimate.time_s
 
     @property
     def step_s(self) -> float:
@@ -56,45 +48,32 @@ class Work:
 
 
 def plan_work(profile: Profile, gpu: Gpu, executors: Sequence[str], top: int | None = None) -> Work:
-    """The kernels of a profile for some executors.
-
-    Args:
-        top: keep this many kernels of each executor, those that take most of the step's modeled time.
-
-    Raises:
-        UsageError: there is no such executor.
-    """
-    for name in executors:
-        if name not in EXECUTORS:
-            raise UsageError(f"no executor named {name!r}; there is {', '.join(EXECUTORS)}")
+    """The kernels of a profile for some executors; of each the ``top`` ones, which take most of the step's modeled
+    time."""
     graph = profile.graphs[profile.graph_for(gpu)]
     policies = dict.fromkeys(EXECUTORS[name] for name in executors)
     schedules = {policy: profile.schedule(gpu, policy) for policy in policies}
-    alone = {policy: profile.schedule(gpu, policy, launch="alone") for policy in policies}
     plans = {policy: plan for policy in policies if (plan := schedules[policy].plan)}
     jobs: list[Job] = []
     for name in executors:
         policy = EXECUTORS[name]
-        found = distinct_jobs(graph, name, plans[policy], alone[policy], len(jobs))
-        found.sort(key=lambda job: -job.step_s)
-        jobs += found[:top]
+        alone = profile.schedule(gpu, policy, launch="alone")
+        found = _distinct_jobs(graph, name, plans[policy], alone, len(jobs))
+        jobs += sorted(found, key=lambda job: -job.step_s)[:top]
     return Work(graph, gpu, plans, schedules, tuple(jobs))
 
 
-def distinct_jobs(graph: Graph, executor: str, plan: Plan, schedule: Schedule, first: int = 0) -> list[Job]:
+def _distinct_jobs(graph: Graph, executor: str, plan: Plan, schedule: Schedule, first: int) -> list[Job]:
     """The distinct kernels of a plan in order of their first launch, numbered from ``first``."""
     found: dict[Any, Job] = {}
     for group, estimate in zip(plan.groups, schedule.kernels, strict=True):
-        key = (structure(graph, group), estimate.time_s, estimate.bound_s)
-        old = found.get(key)
-        if old is None:
-            found[key] = Job(first + len(found), executor, group, estimate, 1)
-        else:
-            found[key] = replace(old, repeats=old.repeats + 1)
+        key = (_structure(graph, group), estimate.time_s, estimate.bound_s)
+        old = found.get(key, Job(first + len(found), executor, group, estimate, 0))
+        found[key] = replace(old, repeats=old.repeats + 1)
     return list(found.values())
 
 
-def structure(graph: Graph, group: Group) -> tuple[Any, ...]:
+def _structure(graph: Graph, group: Group) -> tuple[Any, ...]:
     """What a group computes, its tensors numbered in the order of use: equal for groups that differ only in tensors."""
     storages: dict[int, int] = {}
 

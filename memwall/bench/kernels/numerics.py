@@ -35,11 +35,6 @@ FLOATS: Mapping[str, float] = {
 }  # fmt: skip
 
 
-def unit(dtype: str) -> float:
-    """Largest relative error of rounding to a dtype; 0 for integers."""
-    return FLOATS.get(dtype, 0.0)
-
-
 @dataclass(frozen=True)
 class Check:
     """Whether a kernel did what it should. ``error`` is the worst deviation in units of the tolerance (up to 1
@@ -84,8 +79,9 @@ def _graded(value_id: int, dtype: str, got: Tensor, expected: Tensor, odd: Tenso
     e = torch.where(odd, 0.0, expected)
     deviation = (torch.where(odd, 0.0, got.to(torch.float64)) - e).abs()
     largest = float(e.abs().max()) if e.numel() else 0.0
-    smallest = torch.finfo(got.dtype).smallest_normal * unit(dtype) * 2
-    tolerance = unit(dtype) * e.abs() + SPREADS * spread + ROUNDINGS * UNIT_FLOAT32 * largest + smallest
+    unit = FLOATS.get(dtype, 0.0)
+    smallest = torch.finfo(got.dtype).smallest_normal * unit * 2
+    tolerance = unit * e.abs() + SPREADS * spread + ROUNDINGS * UNIT_FLOAT32 * largest + smallest
     ratio = deviation / tolerance
     error = float(ratio.max()) if ratio.numel() else 0.0
     if error <= 1.0:
@@ -129,9 +125,8 @@ def distance(tensor: Tensor, expected: Tensor) -> float:
 
 def _at_the_edge(expected: Tensor, got: Tensor) -> Tensor:
     """Finite numbers so near the end of the dtype's range that rounding decides whether they are infinite."""
-    largest = torch.finfo(got.dtype).max
-    near = torch.isfinite(expected) & (expected.abs() > 0.99 * largest)
-    return near & ((got.abs() > 0.99 * largest) & ~torch.isnan(got))
+    limit = 0.99 * torch.finfo(got.dtype).max
+    return torch.isfinite(expected) & (expected.abs() > limit) & (got.abs() > limit)  # NaN is not above it
 
 
 def _place(tensor: Tensor, flat: int) -> tuple[int, ...]:
@@ -153,12 +148,8 @@ SCALE = 4.6566127342e-10
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
-    """The four random words of each counter.
-
-    Args:
-        counter: four 32-bit words each, as int64 tensors of one shape.
-        key: two 32-bit words.
-    """
+    """The four random words of each counter, which is four 32-bit words as int64 tensors of one shape; the key is two
+    32-bit words."""
     words: tuple[Tensor, ...] = counter
     low, high = key
     for _ in range(PHILOX_ROUNDS):
@@ -170,12 +161,8 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
 
 
 def uniform(seed: int, offsets: Tensor) -> Tensor:
-    """float32 in [0, 1), bit for bit what ``tl.rand(seed, offset)`` gives.
-
-    Args:
-        seed: 64 bits; the low word is the first of the key.
-        offsets: int64, not negative; of any shape.
-    """
+    """float32 in [0, 1), bit for bit what ``tl.rand(seed, offset)`` gives: ``seed`` has 64 bits, the low word is the
+    first of the key; ``offsets`` are int64, not negative, of any shape."""
     counter = offsets & WORD, (offsets >> 32) & WORD, torch.zeros_like(offsets), torch.zeros_like(offsets)
     word = philox(counter, (seed & WORD, (seed >> 32) & WORD))[0]
     signed = torch.where(word > WORD // 2, word - (WORD + 1), word)

@@ -39,18 +39,8 @@ _MOVING = frozenset((
     "copy_", "zeros", "zeros_like", "new_zeros", "fill_", "zero_", "neg", "ones_like", "upsample_nearest2d",
 ))  # fmt: skip
 
-
 #: A generated kernel's ``run``.
 Run = Callable[..., Sequence[Tensor]]
-
-
-@dataclass(frozen=True)
-class Dropout:
-    """The value that holds its mask, the share that it keeps, and its place among the ops of the group."""
-
-    mask: int
-    share: float
-    place: int
 
 
 class Oracle:
@@ -70,8 +60,9 @@ class Oracle:
         self.results = (*group.writes, *self.effects)
         #: whether the group only moves numbers
         self.is_moving = all(op.name.partition(".")[2].partition(".")[0] in _MOVING for op in self.ops)
+        #: of each dropout the value that holds its mask, the share that it keeps, its place among the ops of the group
         self.dropouts = [
-            Dropout(op.outputs[1], 1.0 - op.attributes["p"], place)
+            (op.outputs[1], 1.0 - op.attributes["p"], place)
             for place, op in enumerate(self.ops)
             if op.name == "aten.native_dropout"
         ]
@@ -82,24 +73,18 @@ class Oracle:
         self, seed: int = 0, device: str = "cpu", *, special: bool = False, guard_bytes: int = GUARD_BYTES
     ) -> Arena:
         """Random tensors by value id; those of one storage are views of one allocation. The same for the same seed.
-
-        Args:
-            special: infinities, NaN, both zeros and denormals are among the floats.
-        """
+        ``special``: infinities, NaN, both zeros and denormals are among the floats."""
         arena = Arena(self.graph, device, guard_bytes)
         fill(self.graph, self.flow, self.group, {v: arena[v] for v in self.external}, seed, special)
         return arena
 
     def _external(self) -> tuple[int, ...]:
-        found: dict[int, None] = {}
+        found: list[int] = []
         for op in self.ops:
-            for value_id, version in self.flow.reads[op.id]:
-                if self.flow.writer[version] not in self._inside:
-                    found[value_id] = None
-            for value_id, version in self.flow.writes[op.id]:
-                if self._existed(self.graph.values[value_id].storage, version):
-                    found[value_id] = None
-        return tuple(found)
+            found += [v for v, version in self.flow.reads[op.id] if self.flow.writer[version] not in self._inside]
+            writes = self.flow.writes[op.id]
+            found += [v for v, version in writes if self._existed(self.graph.values[v].storage, version)]
+        return tuple(dict.fromkeys(found))
 
     def _existed(self, storage: int, version: int) -> bool:
         """Whether a storage existed before the group wrote a version of it."""
@@ -123,29 +108,23 @@ class Oracle:
     def float64(
         self, arena: Arena, kept: Mapping[int, Tensor] | None = None, noise: Noise | None = None
     ) -> dict[int, Tensor]:
-        """The results in float64 (integers unchanged), by value id. The arena is not changed.
-
-        Args:
-            kept: what the kernel returned: the masks of its dropouts are taken from there.
-
-        Raises:
-            Unsupported: PyTorch has no such kernel on the arena's device.
-        """
+        """The results in float64 (integers unchanged), as :meth:`eager`; the masks of dropouts are taken from ``kept``,
+        what the kernel returned."""
         memory = WideMemory(self.graph, arena)
         run_group(self.graph, self.group, memory, self.operators, self._masks(kept or {}), noise)
         return {v: memory[v].clone() for v in self.results}
 
     def _masks(self, kept: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        return {drop.mask: kept[drop.mask] for drop in self.dropouts if drop.mask in kept}
+        return {mask: kept[mask] for mask, _, _ in self.dropouts if mask in kept}
 
     def drawn(self, seed: int, device: str) -> dict[int, Tensor]:
         """The masks that a generated kernel draws from a seed, by value id: element ``i`` of the ``n``-th op's result
         is kept where Philox gives for ``seed + n`` and ``i`` at least the share that is dropped."""
         masks = {}
-        for drop in self.dropouts:
-            shape = self.graph.values[drop.mask].spec.shape
+        for mask, share, place in self.dropouts:
+            shape = self.graph.values[mask].spec.shape
             places = torch.arange(math.prod(shape), device=device).reshape(shape)
-            masks[drop.mask] = uniform(seed + drop.place, places) >= 1.0 - drop.share
+            masks[mask] = uniform(seed + place, places) >= 1.0 - share
         return masks
 
     # -- the comparison ----------------------------------------------------------------------------------------------
@@ -161,9 +140,9 @@ class Oracle:
         Raises:
             Unsupported: there is nothing to compare with here.
         """
-        for value_id in self.results:
-            if value_id not in outputs:
-                return wrong(f"value {value_id}", "the kernel does not return it")
+        missing = [value_id for value_id in self.results if value_id not in outputs]
+        if missing:
+            return wrong(f"value {missing[0]}", "the kernel does not return it")
         shares = self._check_masks(outputs)
         if not shares.passed:
             return shares
@@ -192,8 +171,7 @@ class Oracle:
 
     def _check_masks(self, outputs: Mapping[int, Tensor]) -> Check:
         """Dropouts keep the share that they should, by chance alone."""
-        for drop in self.dropouts:
-            mask, share = drop.mask, drop.share
+        for mask, share, _ in self.dropouts:
             count = outputs[mask].numel() if mask in outputs else 0
             if not count:
                 continue
@@ -243,15 +221,11 @@ class Oracle:
             if not torch.equal(drawn[mask], runs[0][mask]):
                 return wrong(f"value {mask}", "its dropout draws other numbers than Philox does")
         runs = [drawn | outputs for outputs in runs]
-        if repeatable:
-            repeated = same(*runs)
-            if not repeated.passed:
-                return repeated
+        if repeatable and not (repeated := same(*runs)).passed:
+            return repeated
         eager = self.eager(before, self._masks(runs[0])) if with_eager else None
-        return max(
-            (self.check(outputs, before, eager) for outputs in (runs if not repeatable else runs[:1])),
-            key=lambda check: check.error,
-        )
+        checks = [self.check(outputs, before, eager) for outputs in (runs[:1] if repeatable else runs)]
+        return max(checks, key=lambda check: check.error)
 
     def _check_memory(self, arena: Arena, before: Arena) -> Check:
         """The guard bands are whole, and only what the group writes has changed."""
@@ -302,11 +276,8 @@ class Verdict:
 
 
 def check_numerics(oracle: Oracle, built: Built, seed: int, device: Device, *, with_eager: bool) -> Verdict:
-    """Run a kernel on poisoned memory and compare it with float64, and with ``with_eager`` also with eager; without,
-    the kernel is eager's own.
-
-    If there is nothing to compare with, or no memory for it, the kernel passes unchecked, and the message says so.
-    """
+    """Run a kernel on poisoned memory and compare it with float64, and with ``with_eager`` also with eager. If there is
+    nothing to compare with, or no memory for it, the kernel passes unchecked, and the message says so."""
     try:
         return _checked(oracle, built, seed, device, with_eager)
     except Unsupported as error:
@@ -319,7 +290,6 @@ def check_numerics(oracle: Oracle, built: Built, seed: int, device: Device, *, w
 
 def _checked(oracle: Oracle, built: Built, seed: int, device: Device, with_eager: bool) -> Verdict:
     kernel = Kernel("", built.source, built.inputs, built.outputs, oracle.group.op_ids, (), built.schedule)
-
     specs = [oracle.graph.values[i].spec for i in built.outputs]
     #: ops whose CPU kernel has another precision than the GPU's
     other: dict[str, None] = {}
@@ -338,9 +308,9 @@ def _checked(oracle: Oracle, built: Built, seed: int, device: Device, with_eager
     found = oracle.verify(
         kernel, run, seed=seed, device=device.torch_device, repeatable=built.is_ours, with_eager=with_eager
     )
-    message = "" if found.passed else f"{found.where}: {found.message}"
     if other:
         return Verdict(True, None, f"not checked: gives {', '.join(other)}")
+    message = "" if found.passed else f"{found.where}: {found.message}"
     if not found.passed and not built.is_ours and found.error <= FOREIGN_TOLERANCES:
         return Verdict(True, found.error, f"PyTorch's kernel rounds more than expected: {message}")
     return Verdict(found.passed, found.error, message)

@@ -6,24 +6,21 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from memwall.bench.device import in_doubt
+from memwall.bench.device import RUN_OPTIONS, in_doubt
 from memwall.bench.kernels.benchmark_run import BUILD_LIMIT_S, BenchmarkRun, Limits, flags
 from memwall.bench.kernels.jobs import Work, plan_work
 from memwall.bench.kernels.workers import WorkerPool
 from memwall.core.errors import MissingError, UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
-from memwall.record.measurement import EXECUTORS, Measurement
+from memwall.record.measurement import EXECUTORS
 from memwall.record.profile import Profile
-
-if TYPE_CHECKING:
-    from memwall.bench.kernels.steps import ModuleOptions
 
 #: the executors if none is named
 DEFAULT_EXECUTORS = {"cuda": ("eager", "generated", "inductor"), "cpu": ("eager", "inductor")}
@@ -40,25 +37,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def measure(
-    profile_or_target: Any,
-    inputs: Any = None,
-    *,
-    device: str | None = None,
-    executors: Sequence[str] = (),
-    gpu: str | Path | Gpu | None = None,
-    samples: int = SAMPLES,
-    top: int | None = None,
-    time_limit_s: float | None = None,
-    build_limit_s: float | None = None,
-    check: bool = True,
-    steps: bool = True,
-    strict_device: bool = False,
-    progress: Callable[[str], None] | None = None,
-    updated: Callable[[Profile], None] | None = None,
-    pool: WorkerPool | None = None,
-    model: tuple[str, Mapping[str, Any]] | None = None,
-    **options: Any,
-) -> Profile:
+    profile_or_target: Any, inputs: Any = None, *, device: str | None = None, executors: Sequence[str] = (),
+    gpu: str | Path | Gpu | None = None, samples: int = SAMPLES, top: int | None = None,
+    time_limit_s: float = math.inf, build_limit_s: float = BUILD_LIMIT_S, check: bool = True, steps: bool = True,
+    strict_device: bool = False, progress: Callable[[str], None] = lambda message: None,
+    updated: Callable[[Profile], None] | None = None, pool: WorkerPool | None = None,
+    model: tuple[str, Mapping[str, Any]] | None = None, **options: Any,
+) -> Profile:  # fmt: skip
     """Time every kernel of a model on this machine, by several executors, and the whole step.
 
     Args:
@@ -90,49 +75,44 @@ def measure(
             throttled or shared.
         Interrupted: Ctrl-C; has what was measured.
     """
-    say, began = progress or (lambda message: None), time.monotonic()
-    kind = device or ("cuda" if _has_cuda() else "cpu")
+    began, kind = time.monotonic(), device or ("cuda" if _has_cuda() else "cpu")
     names, spec = _checked(kind, executors), device_spec(kind, gpu)
-    profile = _profiled(profile_or_target, inputs, spec, say, options)
+    profile = _profiled(profile_or_target, inputs, spec, progress, options)
     if (spec.architecture == "cpu") != (kind == "cpu"):
-        say(f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing")
+        progress(f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing")
     work = plan_work(profile, spec, names, top)
     profile = _simulated(profile, work)
-    deadline = math.inf if time_limit_s is None else began + time_limit_s
-    limits = Limits(samples, deadline, check, steps, BUILD_LIMIT_S if build_limit_s is None else build_limit_s)
+    limits = Limits(samples, began + time_limit_s, check, steps, build_limit_s)
     source, given = model or (profile_or_target, options)
-    module = _module_options(source, given, inputs) if steps else None
+    module = _module(source, given, inputs) if steps else None
     with nullcontext(pool) if pool else WorkerPool() as workers:
-        run = BenchmarkRun(work, names, kind, _importable(profile.workload.target), limits, workers, module)
-        return _run(run, profile, strict_device, say, updated)
+        run = BenchmarkRun(work, names, kind, profile.workload.target, limits, workers, module)
+        return _run(run, profile, strict_device, progress, updated)
 
 
 def _run(
     run: BenchmarkRun, profile: Profile, strict: bool, say: Callable[[str], None],
     updated: Callable[[Profile], None] | None,
 ) -> Profile:  # fmt: skip
-    """The profile with what a benchmark run found."""
+    """The profile with what a benchmark run found; a measurement of the same device, spec and executor is replaced."""
 
     def found() -> Profile:
-        return measured(profile, run.measurements())
+        fresh = {(m.device, m.gpu, m.executor): m.to_dict() for m in run.measurements()}
+        kept = [m for m in profile.measurements if (m["device"], m["gpu"], m["executor"]) not in fresh]
+        return replace(profile, measurements=(*kept, *fresh.values()))
+
+    def refuse(flags: Iterable[str]) -> None:
+        if strict and (doubts := in_doubt(flags)):
+            raise MissingError(f"--strict-device: {'; '.join(doubts)}")
 
     try:
         run.start()
-        if strict and run.copied is not None:
-            _refuse(in_doubt(run.copied.sensors.flags))
+        refuse(run.copied.sensors.flags if run.copied else ())
         run.run(say, (lambda: updated(found())) if updated else (lambda: None))
     except KeyboardInterrupt:
         raise Interrupted(found()) from None
-    if strict:
-        _refuse(in_doubt(flags(run.measurements())))
+    refuse(flags(run.measurements()))
     return found()
-
-
-def measured(profile: Profile, found: Sequence[Measurement]) -> Profile:
-    """A profile with measurements added; one of the same device, spec and executor is replaced."""
-    fresh = {(m.device, m.gpu, m.executor) for m in found}
-    kept = [m for m in profile.measurements if (m["device"], m["gpu"], m["executor"]) not in fresh]
-    return replace(profile, measurements=(*kept, *(m.to_dict() for m in found)))
 
 
 def device_spec(kind: str, gpu: str | Path | Gpu | None = None) -> Gpu:
@@ -159,11 +139,6 @@ def device_spec(kind: str, gpu: str | Path | Gpu | None = None) -> Gpu:
     if found is None:
         raise MissingError(f"memwall has no spec of {name}; name one with --gpu (a name or a TOML file)")
     return found
-
-
-def _refuse(doubts: Sequence[str]) -> None:
-    if doubts:
-        raise MissingError(f"--strict-device: {'; '.join(doubts)}")
 
 
 def _has_cuda() -> bool:
@@ -207,24 +182,13 @@ def _simulated(profile: Profile, work: Work) -> Profile:
     return profile.with_simulations((*kept, *fresh))
 
 
-def _module_options(target: Any, options: Mapping[str, Any], inputs: Any) -> ModuleOptions | None:
-    """How to run the model itself; None where a worker cannot build it: of a saved profile, of a caller's own module or
-    with a caller's own tensors and functions."""
-    if not isinstance(target, (str, Path)) or inputs is not None or callable(options.get("loss")):
+def _module(target: Any, options: Mapping[str, Any], inputs: Any) -> tuple[str, dict[str, Any]] | None:
+    """The model itself and how to run it; None where a worker cannot build it: of a saved profile, of a caller's own
+    module or with a caller's own tensors and functions."""
+    own = callable(options.get("loss")) or callable(options.get("optimizer"))
+    if not isinstance(target, (str, Path)) or inputs is not None or own:
         return None
-    from memwall.bench.kernels.steps import ModuleOptions
-
-    known = {field.name for field in fields(ModuleOptions)}
-    given = {name: value for name, value in options.items() if name in known}
-    if "input_specs" in given:
-        given["input_specs"] = tuple(given["input_specs"])
-    own = given.get("optimizer")
-    return None if callable(own) else ModuleOptions(str(target), **given)
-
-
-def _importable(target: str) -> str:
-    """The target where importing it registers custom ops; configurations and records hold no code."""
-    return "" if target.startswith("hf:") or target.lower().endswith(".json") else target
+    return str(target), {name: options[name] for name in RUN_OPTIONS if name in options}
 
 
 def need_compiler(kind: str) -> None:

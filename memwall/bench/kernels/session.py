@@ -14,16 +14,16 @@ import torch
 
 from memwall.bench.clock import open_device
 from memwall.bench.device import Ready
-from memwall.bench.kernels.executors import BUILDERS, Builder, Built, Choices, choose, overwritten
+from memwall.bench.kernels.executors import BUILDERS, Builder, Built, Choices, choose
 from memwall.bench.kernels.forms import CpuForms
 from memwall.bench.kernels.oracle import Oracle, Verdict, check_numerics
-from memwall.bench.kernels.steps import ModuleOptions, StepRunner, module_step
+from memwall.bench.kernels.steps import StepRunner, module_step
 from memwall.bench.kernels.workers import Copied, Ran, Run, Setup
 from memwall.core.errors import MemwallError, Unsupported
 from memwall.fusion import Group
 from memwall.record.measurement import Sensors
 
-#: bytes copied where the caller does not say, by kind of device, and the most of the free memory
+#: bytes copied by kind of device, and the most of the free memory
 SIZES = {"cuda": 2 << 30, "cpu": 512 << 20}
 MOST_SHARE = 0.25
 COPY_BUDGET_S = 10.0
@@ -32,18 +32,9 @@ KEPT_SHARE = 0.3
 #: a kernel needs about this many times the bytes of its tensors: inputs, copies to put back, outputs, checks
 NEEDED = 3
 
-
 #: words of an error after which a CUDA context is unusable
-FATAL = (
-    "CUDA error",
-    "illegal memory access",
-    "device-side assert",
-    "unspecified launch failure",
-    "misaligned address",
-    "illegal instruction",
-    "EXECUTION_FAILED",
-    "cudaError",
-)
+FATAL = ("CUDA error", "illegal memory access", "device-side assert", "unspecified launch failure",
+         "misaligned address", "illegal instruction", "EXECUTION_FAILED", "cudaError")  # fmt: skip
 #: words of an error that mean out of memory, and class names that do
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "Cannot allocate memory")
 #: class of an error -> the status of the kernel
@@ -63,8 +54,7 @@ def failure(error: BaseException) -> Ran:
 
 
 class Questions:
-    """Hands questions to the :class:`Session` of the last setup; an error is an answer, and the next one gets its
-    turn."""
+    """Hands questions to the :class:`Session` of the last setup; an error is an answer."""
 
     def __init__(self, session: Any = None) -> None:
         self.session = session
@@ -72,7 +62,14 @@ class Questions:
     def __call__(self, question: str, *arguments: Any) -> Any:
         if question == "begin":
             self.session = None  # lets go of what the one before holds
-            return self._begin(*arguments)
+            try:
+                self.session = Session(*arguments)
+                return self.session.device.describe()
+            except MemwallError:
+                raise
+            except Exception as error:
+                text = f"the measuring process cannot start: {type(error).__name__}: {error}"
+                raise MemwallError(text[:300]) from error
         try:
             return getattr(self.session, question)(*arguments)
         except (Exception, SystemExit) as error:  # whatever a kernel or a compiler does
@@ -87,17 +84,6 @@ class Questions:
         except Exception:  # a broken CUDA context fails whatever is asked of it
             return replace(result, fatal=True)
         return result
-
-    def _begin(self, setup: Setup) -> dict[str, Any]:
-        """What is known of the device."""
-        try:
-            self.session = Session(setup)
-            return self.session.device.describe()
-        except MemwallError:
-            raise
-        except Exception as error:
-            text = f"the measuring process cannot start: {type(error).__name__}: {error}"
-            raise MemwallError(text[:300]) from error
 
 
 @dataclass
@@ -151,10 +137,8 @@ class Session:
             return self._compile(question)
         prepared = self._kept.pop(question.number, None) or self._prepare(question)
         self._kept[question.number] = prepared
-        verdict, built = prepared.verdict, prepared.built
-        facts: dict[str, Any] = {
-            "error": verdict.error, "schedule": built.schedule, "config": dict(prepared.config),
-        }  # fmt: skip
+        verdict, schedule = prepared.verdict, prepared.built.schedule
+        facts: dict[str, Any] = {"error": verdict.error, "schedule": schedule, "config": dict(prepared.config)}
         if not verdict.passed or prepared.ready is None:
             return Ran("wrong", verdict.message, **facts)
         samples, sensors = self.device.samples(prepared.ready, question.samples, question.budget_s)
@@ -163,14 +147,14 @@ class Session:
         return replace(answer, graphed=answer.graphed and question.graphed)
 
     def _prepare(self, question: Run) -> Prepared:
-        group = question.group
         nbytes, built, oracle = self._built(question)
         config = self._tuned(built, oracle, question)
-        verdict = self._verdicts.get(question.number)
-        if verdict is None:
-            verdict = self._verified(oracle, built, question)
+        verdict = self._verdicts.get(question.number, Verdict(True))
+        if question.check and question.number not in self._verdicts:
+            with_eager = question.executor != "eager"
+            verdict = check_numerics(oracle, built, self.setup.seed, self.device, with_eager=with_eager)
             self._verdicts[question.number] = verdict
-        ready = self._ready(built, oracle, group, question.graphed) if verdict.passed else None
+        ready = self._ready(built, oracle, question) if verdict.passed else None
         return Prepared(verdict, built, config, ready, nbytes)
 
     def _built(self, question: Run) -> tuple[int, Built, Oracle]:
@@ -179,13 +163,15 @@ class Session:
         Raises:
             MemoryError: it would not fit.
         """
-        nbytes = self._nbytes(question.group)
+        graph, group = self.setup.graph, question.group
+        storages = {graph.values[i].storage for i in (*group.reads, *group.writes)}
+        nbytes = sum(graph.storages[i].nbytes for i in storages)
         self._make_room(NEEDED * nbytes)
         free = self.device.free_bytes()
         if NEEDED * nbytes > free:
             raise MemoryError(f"needs about {NEEDED * nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
-        built = BUILDERS[question.executor](self._builder, question.group)
-        return nbytes, built, Oracle(self.setup.graph, self._builder.flow, question.group)
+        built = BUILDERS[question.executor](self._builder, group)
+        return nbytes, built, Oracle(graph, self._builder.flow, group)
 
     def _compile(self, question: Run) -> Ran:
         """Run a kernel once in each setting, so that its code is in the caches on disk."""
@@ -198,24 +184,19 @@ class Session:
         self.device.clear()
         return Ran("ok")
 
-    def _verified(self, oracle: Oracle, built: Built, question: Run) -> Verdict:
-        if not question.check:
-            return Verdict(True)
-        with_eager = question.executor != "eager"
-        return check_numerics(oracle, built, self.setup.seed, self.device, with_eager=with_eager)
-
-    def _ready(self, built: Built, oracle: Oracle, group: Group, graphed: bool) -> Ready:
+    def _ready(self, built: Built, oracle: Oracle, question: Run) -> Ready:
         """The call on inputs of its own, with what it writes over put back before each sample."""
-        values = oracle.inputs(self.setup.seed, self.device.torch_device)
+        values, graph = oracle.inputs(self.setup.seed, self.device.torch_device), self.setup.graph
         inputs = [values[i] for i in built.inputs]
-        targets = overwritten(self.setup.graph, group, built, inputs)
+        written = {graph.values[i].storage for i in (*question.group.writes, *built.outputs)}
+        targets = [t for i, t in zip(built.inputs, inputs, strict=True) if graph.values[i].storage in written]
         saved = [t.clone() for t in targets]
 
         def restore() -> None:
             for target, old in zip(targets, saved, strict=True):
                 target.copy_(old)
 
-        return self.device.ready(lambda: built.run(*inputs), restore, graphed=graphed)
+        return self.device.ready(lambda: built.run(*inputs), restore, graphed=question.graphed)
 
     def _tuned(self, built: Built, oracle: Oracle, question: Run) -> Mapping[str, int]:
         """The setting that is fastest here, set; the only one where there is no choice."""
@@ -224,8 +205,7 @@ class Session:
         choices = Choices.here(self.device.describe())
         config = choices.get(built.source) if len(built.configs) > 1 else built.configs[0]
         if config is None:
-            group, graphed = question.group, question.graphed
-            config = choose(built, lambda: self._ready(built, oracle, group, graphed), self.device)
+            config = choose(built, lambda: self._ready(built, oracle, question), self.device)
             choices.put(built.source, config)
         built.configure(config)
         return config
@@ -234,11 +214,6 @@ class Session:
         """Give a kernel the setting that was chosen for it on this device; its own where none was."""
         if len(built.configs) > 1:
             built.configure(Choices.here(self.device.describe()).get(built.source) or built.configs[0])
-
-    def _nbytes(self, group: Group) -> int:
-        graph = self.setup.graph
-        storages = {graph.values[i].storage for i in (*group.reads, *group.writes)}
-        return sum(graph.storages[i].nbytes for i in storages)
 
     def lacking(self, groups: Iterable[Group]) -> str | None:
         """What a CPU has no kernel for, of some groups of a GPU's ops; None where the fault lies elsewhere."""
@@ -275,18 +250,17 @@ class Session:
         ready = self.device.ready(runner.run)
         return _timed(ready, runner.note, *self.device.samples(ready, samples, budget_s))
 
-    def whole(self, options: ModuleOptions, compiled: bool, samples: int, budget_s: float) -> Ran:
+    def whole(self, module: tuple[str, Mapping[str, Any]], compiled: bool, samples: int, budget_s: float) -> Ran:
         """Time the model itself, as its user would run it; its launches are those that Python makes."""
         self.recover()
-        ready = self.device.ready(module_step(options, self.device.torch_device, compiled), graphed=False)
+        ready = self.device.ready(module_step(*module, self.device.torch_device, compiled), graphed=False)
         return _timed(ready, "", *self.device.samples(ready, samples, budget_s))
 
-    def copy(self, nbytes: int, samples: int) -> Copied:
-        """Time a copy of an array of ``nbytes`` (0: a usual size) and one addition to a single element: what the
-        machine itself reaches."""
+    def copy(self, samples: int) -> Copied:
+        """Time a copy of a large array and one addition to a single element: what the machine itself reaches."""
         self.recover()
         device = self.device
-        wanted = nbytes or min(SIZES[device.kind], int(MOST_SHARE * device.free_bytes()))
+        wanted = min(SIZES[device.kind], int(MOST_SHARE * device.free_bytes()))
         source = torch.ones(wanted // 4, device=device.torch_device)
         target = torch.empty_like(source)
         copied, sensors = device.samples(device.ready(lambda: target.copy_(source)), samples, COPY_BUDGET_S)
@@ -303,12 +277,12 @@ def _timed(ready: Ready, note: str, samples: Sequence[float], sensors: Sensors, 
 
 
 def _register(target: str) -> None:
-    """Import what the workload was made from, as that registers custom ops."""
+    """Import what the workload was made from, as that registers custom ops; records and configurations hold no code."""
     from memwall.frontend.workload.loading import load_file, load_module
     from memwall.frontend.workload.target import split_target
 
     kind, place, _ = split_target(target)
-    if kind == "file" and Path(place).is_file():
+    if kind == "file" and Path(place).is_file() and not place.lower().endswith(".json"):
         load_file(Path(place))
     elif kind == "module":
         load_module(place)

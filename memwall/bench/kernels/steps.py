@@ -7,9 +7,9 @@ that makes them to the last one that reads them, so the step takes the memory th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,13 +41,9 @@ class StepRunner:
     """The kernels of a step, ready to run; ``settle`` gives each its tuned setting."""
 
     def __init__(
-        self, graph: Graph, builder: Builder, executor: str, groups: Sequence[Group],
-        settle: Callable[[Built], None] = lambda built: None,
-    ) -> None:  # fmt: skip
-        self.graph = graph
-        self.builder = builder
-        self.executor = executor
-        self.groups = groups
+        self, graph: Graph, builder: Builder, executor: str, groups: Sequence[Group], settle: Callable[[Built], None]
+    ) -> None:
+        self.graph, self.builder, self.executor, self.groups = graph, builder, executor, groups
         self._settle = settle
         self._eager = 0
         self.peak_bytes = COPIES * memory_peak(graph, Plan(executor, tuple(groups))).total
@@ -88,11 +84,10 @@ class StepRunner:
                 value = self.graph.values[value_id]
                 if value.storage in made:
                     continue
-                if value.spec.dtype.startswith(("float", "bfloat")):
-                    if value.storage not in self._made:
-                        self._made[value.storage] = self._floats(value, device, generator)
-                else:
+                if not value.spec.dtype.startswith(("float", "bfloat")):
                     self._integers(group, value, seed, device)
+                elif value.storage not in self._made:
+                    self._made[value.storage] = self._floats(value, device, generator)
             made.update({self.graph.values[i].storage for i in kernel.outputs} - self._made.keys())
 
     def _floats(self, value: Value, device: str, generator: torch.Generator) -> tuple[torch.Tensor, Value]:
@@ -122,8 +117,6 @@ class StepRunner:
             return ""
         return f"{self._eager} of {len(self.groups)} groups run eagerly: no kernel is generated for them"
 
-    # -- running -----------------------------------------------------------------------------------------------------
-
     def run(self) -> None:
         """Run the step once."""
         tensors = dict(self._made)
@@ -141,49 +134,34 @@ class StepRunner:
         if (made.spec, made.offset) == (value.spec, value.offset):
             return tensor
         spec = value.spec
-        if spec.dtype != made.spec.dtype or not _as_traced(tensor, made.spec):
+        pairs = zip(tensor.shape, tensor.stride(), made.spec.strides, strict=True)
+        as_traced = all(size == 1 or own == traced for size, own, traced in pairs)
+        if spec.dtype != made.spec.dtype or not as_traced:
             raise NoView(f"value {value.id} cannot be read from the tensor that was made in its place")
         start = tensor.storage_offset() + value.offset - made.offset
         return tensor.as_strided(spec.shape, spec.strides, start)
 
 
-def _as_traced(tensor: torch.Tensor, spec: TensorSpec) -> bool:
-    """Whether a tensor has the strides of its spec, axes of one element aside."""
-    pairs = zip(tensor.shape, tensor.stride(), spec.strides, strict=True)
-    return all(size == 1 or own == traced for size, own, traced in pairs)
-
-
 # -- the model itself --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ModuleOptions:
-    """Which step of which target: as for :func:`memwall.profile`."""
-
-    target: str
-    mode: str = "inference"
-    batch: int | None = None
-    seq: int | None = None
-    input_specs: tuple[str, ...] = ()
-    dtype: str | None = None
-    autocast: str | None = None
-    optimizer: Any = "adamw"
-
-
-def module_step(options: ModuleOptions, device: str, compiled: bool) -> Callable[[], Any]:
-    """A function that runs one step, with everything on the device.
+def module_step(target: str, options: Mapping[str, Any], device: str, compiled: bool) -> Callable[[], Any]:
+    """A function that runs one step, with everything on the device; ``options`` are some of
+    :data:`memwall.bench.device.RUN_OPTIONS`.
 
     Raises:
         UsageError: the target is wrong, or gives no loss to train on.
     """
-    workload = resolve(
-        options.target, batch=options.batch, seq=options.seq, input_specs=options.input_specs, mode=options.mode
-    )
-    module, args, kwargs = _built(workload, options, device)
-    training = options.mode == "training"
+    mode = options.get("mode", "inference")
+    sizes = {key: options[key] for key in ("batch", "seq", "input_specs") if key in options}
+    workload = resolve(target, **sizes, mode=mode)
+    module, args, kwargs = _built(workload, options.get("dtype"), device)
+    training = mode == "training"
     module.train(training)
     step = forward_step(torch.compile(module) if compiled else module, workload.loss if training else None)
-    autocast = _autocast(options.autocast, device)
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if options.get("autocast") is not None:
+        autocast = partial(torch.autocast, device, parse_dtype(options["autocast"]))
     if not training:
 
         def infer() -> Any:
@@ -191,7 +169,8 @@ def module_step(options: ModuleOptions, device: str, compiled: bool) -> Callable
                 return step(*args, **kwargs)
 
         return infer
-    named = options.optimizer if options.optimizer != "adamw" else workload.optimizer or "adamw"
+    named = options.get("optimizer", "adamw")
+    named = named if named != "adamw" else workload.optimizer or "adamw"
     optimizer = make_optimizer(named, [p for p in module.parameters() if p.requires_grad])
 
     def train() -> None:
@@ -205,29 +184,19 @@ def module_step(options: ModuleOptions, device: str, compiled: bool) -> Callable
     return train
 
 
-def _built(
-    workload: Workload, options: ModuleOptions, device: str
-) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _built(workload: Workload, name: str | None, device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """The module and its inputs on the device, in the dtype asked for."""
     with torch.device(device):
         module = workload.model if isinstance(workload.model, nn.Module) else workload.model()
         inputs = workload.inputs() if callable(workload.inputs) else workload.inputs
-    dtype = None if options.dtype is None else parse_dtype(options.dtype)
+    dtype = None if name is None else parse_dtype(name)
 
     def place(item: Any) -> Any:
         if not isinstance(item, torch.Tensor):
             return item
         return item.to(device, dtype if item.is_floating_point() else None)
 
-    placed = tree_map(place, inputs)
-    module = module.to(device, dtype)
+    placed, module = tree_map(place, inputs), module.to(device, dtype)
     if isinstance(placed, dict):
         return module, (), placed
     return module, (placed,) if isinstance(placed, torch.Tensor) else tuple(placed), {}
-
-
-def _autocast(name: str | None, device: str) -> Callable[[], AbstractContextManager[Any]]:
-    if name is None:
-        return nullcontext
-    dtype = parse_dtype(name)
-    return lambda: torch.autocast(device, dtype)

@@ -33,7 +33,7 @@ class WorkerFailed(MemwallError):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker measures. ``target`` is a file or module whose import registers custom ops."""
+    """What a worker measures. ``target`` is what the model was made from: importing it may register custom ops."""
 
     kind: str
     graph: Graph
@@ -91,17 +91,13 @@ class Worker:
     A kernel that crashes it or exceeds its time limit is lost alone: the next question starts a new process.
     """
 
-    def __init__(self, setup: Setup | None = None) -> None:
-        self.setup = setup
+    def __init__(self) -> None:
+        self.setup: Setup | None = None
+        #: the device and the versions
         self.environment: dict[str, Any] = {}
         #: how often it could not be started again since :meth:`begin`
         self._failures = 0
         self._process: Child | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The process, where one runs."""
-        return None if self._process is None else self._process.pid
 
     @property
     def is_given_up(self) -> bool:
@@ -114,8 +110,7 @@ class Worker:
         Raises:
             MissingError, WorkerFailed: as :meth:`start`.
         """
-        self.setup = setup
-        self._failures = 0
+        self.setup, self._failures = setup, 0
         if self._process is not None:
             with contextlib.suppress(MemwallError):  # the last graph has broken it: a new one may do
                 self._set_up()
@@ -140,13 +135,9 @@ class Worker:
             answer = self._ask(START_LIMIT_S, "begin", self.setup)
             if isinstance(answer, Ran):
                 raise WorkerFailed(f"the measuring process did not start: {answer.reason}")
-        except MissingError:
-            self.stop()
-            raise
         except MemwallError as error:
             self.stop()
-            raise WorkerFailed(str(error)) from None
-        #: the device and the versions
+            raise error if isinstance(error, MissingError) else WorkerFailed(str(error)) from None
         self.environment = answer
 
     def ask(self, limit_s: float, question: str, *arguments: Any) -> Any:
@@ -195,11 +186,7 @@ class WorkerPool:
             worker.stop()
 
     def begin(self, executors: Sequence[str], setup: Setup) -> dict[str, Worker]:
-        """The worker of each executor, switched to a graph.
-
-        Raises:
-            MissingError, WorkerFailed: as :meth:`Worker.start`.
-        """
+        """The worker of each executor, switched to a graph; see :meth:`Worker.start`."""
         for name in executors:
             self._workers.setdefault(name, Worker()).begin(setup)
         return {name: self._workers[name] for name in executors}

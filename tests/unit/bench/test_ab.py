@@ -329,11 +329,9 @@ def test_a_side_that_fails_is_named(tmp_path, failing, line, message):
         Launch(base, head, "cpu", 0)
 
 
-def test_options_are_those_of_a_profile():
-    options = ab_worker._module_options("net.py", {"mode": "training", "batch": 3})
-    assert (options.target, options.mode, options.batch, options.input_specs) == ("net.py", "training", 3, ())
-    with pytest.raises(UsageError, match="did you mean batch"):
-        ab_worker._module_options("net.py", {"bach": 3})
+def test_options_are_those_of_a_profile(tmp_path):
+    with pytest.raises(UsageError, match="no option 'bach' of a timed model; did you mean batch"):
+        ab_worker.Worker()("build", "cpu", Side(tmp_path, "net.py", {"bach": 3}), tmp_path, 0)
 
 
 def test_the_same_place_of_the_own_checkout_comes_first(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from memwall.bench.kernels.session import Questions, failure
 from memwall.bench.kernels.workers import Ran, Run, Worker, WorkerFailed
 from memwall.codegen import NotGenerated
 from memwall.codegen.load import source_hash
-from memwall.core.errors import MissingError, UsageError
+from memwall.core.errors import MissingError
 from memwall.hardware.constants import StreamConstants
 from memwall.perfmodel.families import constants
 from memwall.record.measurement import Sensors
@@ -77,11 +77,6 @@ def test_numbers_of_jobs_are_unique_over_executors_and_top_keeps_the_weightiest(
     kept = plan_work(blocks, gpu, ["eager"], top=2)
     assert len(kept.jobs) == 2
     assert {job.step_s for job in kept.jobs} == set(sorted((j.step_s for j in work.of("eager")), reverse=True)[:2])
-
-
-def test_an_executor_that_is_none(blocks):
-    with pytest.raises(UsageError, match="no executor named 'jit'"):
-        plan_work(blocks, blocks.simulations[0].gpu, ["jit"])
 
 
 # -- choices -----------------------------------------------------------------------------------------------------------
