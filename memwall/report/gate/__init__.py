@@ -1,4 +1,4 @@
 """A gate's result for forges and dashboards: a comment of Markdown, annotations, code quality, JUnit, SARIF.
 
-``wording`` has the numbers and sentences that all share, ``places`` source locations and fingerprints.
+``wording`` has the numbers and sentences that all share.
 """

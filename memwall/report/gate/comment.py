@@ -11,23 +11,8 @@ from collections.abc import Sequence
 
 from memwall.analysis.diff import Cause
 from memwall.gate.result import Check, GateResult
-from memwall.report.gate.wording import (
-    NAME,
-    baseline_notes,
-    by_causes,
-    cause_label,
-    compared_with,
-    counts,
-    deltas,
-    explained,
-    figures,
-    name,
-    problem_sentence,
-    prose,
-    raised,
-    rest_line,
-    subject,
-)
+from memwall.report.gate import wording as say
+from memwall.report.gate.wording import NAME, name
 from memwall.report.markdown import escape, row
 
 #: The first line of a comment, by which a bot finds it again.
@@ -80,13 +65,13 @@ def gate_summary(result: GateResult, top: int) -> str:
 
 def _markdown(result: GateResult, top: int, limit: int, *first: str) -> str:
     page = _Page(limit)
-    bad = raised(result.checks)
+    bad = say.raised(result.checks)
     good = [check for check in result.checks if check.verdict == "pass"]
     page.add(*first, f"### {NAME}: {result.verdict} {_SIGN[result.verdict]}", "")
-    page.add(f"**{escape(counts(result))}**; {_code(compared_with(result))}", "")
+    page.add(f"**{escape(say.counts(result))}**; {_code(say.compared_with(result))}", "")
     _problems(page, result)
     _table(page, bad, _SHARES[1], "more that do not pass")
-    groups = [group for group in by_causes(bad) if group[0].causes or group[0].message]
+    groups = [group for group in say.by_causes(bad) if group[0].causes or group[0].message]
     taken = page.take([_causes(group, top) for group in groups], _SHARES[2])
     _count_rest(page, sum(map(len, groups[taken:])), "more with causes, left out here")
     if good:
@@ -97,8 +82,8 @@ def _markdown(result: GateResult, top: int, limit: int, *first: str) -> str:
 
 
 def _problems(page: _Page, result: GateResult) -> None:
-    rows = [[f"- {_code(note)}"] for note in baseline_notes(result)]
-    rows += [[f"- {_SIGN[problem.verdict]} {_code(problem_sentence(problem))}"] for problem in result.problems]
+    rows = [[f"- {_code(note)}"] for note in say.notes(result)]
+    rows += [[f"- {_SIGN[problem.verdict]} {_code(say.problem_sentence(problem))}"] for problem in result.problems]
     if rows:
         taken = page.take(rows, _SHARES[0])
         page.add("")
@@ -114,8 +99,8 @@ def _table(page: _Page, checks: Sequence[Check], share: float, rest: str) -> Non
 
 
 def _check_row(check: Check) -> str:
-    shown = figures(check)
-    names = (check.workload, subject(check), check.gpu, check.policy)
+    shown = say.figures(check)
+    names = (check.workload, say.subject(check), check.gpu, check.policy)
     change = f"**{escape(shown.change)}**" if shown.change and check.verdict != "pass" else escape(shown.change)
     numbers = (escape(shown.baseline), escape(shown.value), change, escape(name(check.limit)))
     return row((_SIGN[check.verdict], *(_code(name(part)) for part in names), *numbers))
@@ -125,22 +110,22 @@ def _causes(group: Sequence[Check], top: int) -> list[str]:
     """The sentence of a check to click on, its causes below; a check without causes is its sentence alone."""
     first, *others = group
     if not first.causes:
-        return [f"- {_code(explained(first))}", ""]
+        return [f"- {_code(say.explained(first))}", ""]
     more = f" and {len(others):,} more" if others else ""
-    title = f"<code>{html.escape(explained(first))}</code>{more}"
+    title = f"<code>{html.escape(say.explained(first))}</code>{more}"
     lines = [f"<details><summary>{_SIGN[first.verdict]} {title}</summary>", ""]
-    lines += [f"- {_SIGN[check.verdict]} {_code(explained(check))}" for check in others[:top]]
+    lines += [f"- {_SIGN[check.verdict]} {_code(say.explained(check))}" for check in others[:top]]
     lines += [f"- and {len(others) - top:,} more"] if len(others) > top else []
     lines += [""] if others else []
     lines += [row(_CAUSE_HEADINGS), row(":---" for _ in _CAUSE_HEADINGS)]
     lines += [_cause_row(cause) for cause in first.causes[:top]]
-    rest = ["", escape(rest_line(first.causes[top:]))] if len(first.causes) > top else []
+    rest = ["", escape(say.rest_line(first.causes[top:]))] if len(first.causes) > top else []
     return [*lines, *rest, "", "</details>", ""]
 
 
 def _cause_row(cause: Cause) -> str:
     names = (_code(name(text)) for text in (cause.op, cause.module or "(top)", cause.source))
-    return row((escape(cause_label(cause)), *names, escape(deltas(cause)), _code(prose(cause.detail))))
+    return row((escape(say.cause_label(cause)), *names, escape(say.deltas(cause)), _code(say.prose(cause.detail))))
 
 
 def _count_rest(page: _Page, count: int, what: str) -> None:

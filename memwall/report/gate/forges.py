@@ -5,33 +5,22 @@ No kind drops a failure: what does not fit a forge's limits is counted.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from memwall.analysis.diff import Cause
 from memwall.analysis.quantities import LIMITS
-from memwall.gate.result import Check, GateResult, Problem
-from memwall.report.gate.places import Place, fingerprints, place_of, source_place
-from memwall.report.gate.wording import (
-    NAME,
-    baseline_notes,
-    by_workload,
-    cause_line,
-    cause_lines,
-    compared_with,
-    counts,
-    explained,
-    findings_of,
-    message_of,
-    name,
-    problem_sentence,
-    rule_of,
-    sentence,
-    subject,
-    title,
-)
+from memwall.gate.result import Check, GateResult
+from memwall.report.document import clean
+from memwall.report.gate import wording as say
+from memwall.report.gate.wording import NAME, Finding, name
 
 #: Entries of GitLab and SARIF need a file: the one with the limits where no better is known.
 CONFIG = "pyproject.toml"
@@ -51,27 +40,24 @@ _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ","
 
 def gate_commands(result: GateResult, top: int, folder: str) -> str:
     """GitHub's workflow commands: the worst findings, a line each, and a notice that counts all."""
-    findings = findings_of(result)
+    findings = say.findings_of(result)
     lines = []
     for verdict, level in _LEVELS.items():
-        lines += [_finding(level, f, top, folder) for f in findings if f.verdict == verdict][:SHOWN]
+        lines += [_annotation(level, f, top, folder) for f in findings if f.verdict == verdict][:SHOWN]
     left_out = len(findings) - len(lines)
     rest = f"; {left_out:,} more not shown here" if left_out else ""
-    text = "\n".join([f"{counts(result)}{rest}; {compared_with(result)}", *baseline_notes(result)])
-    return "\n".join([*lines, command("notice", text, title=f"{NAME}: {result.verdict}")]) + "\n"
+    text = "\n".join([f"{say.counts(result)}{rest}; {say.compared_with(result)}", *say.notes(result)])
+    return "\n".join([*lines, _command("notice", text, title=f"{NAME}: {result.verdict}")]) + "\n"
 
 
-def _finding(level: str, finding: Check | Problem, top: int, folder: str) -> str:
+def _annotation(level: str, finding: Finding, top: int, folder: str) -> str:
     place = place_of(finding, folder)
     at = {"file": place.path, "line": str(place.line)} if place else {}
-    if isinstance(finding, Problem):
-        return command(level, message_of(finding), **at, title=f"{NAME}: {name(finding.workload)}".rstrip(": "))
-    return command(
-        level, "\n".join([message_of(finding), *cause_lines(finding, top)]), **at, title=f"{NAME}: {title(finding)}"
-    )
+    text = "\n".join([finding.message, *say.cause_lines(finding.causes, top)])
+    return _command(level, text, **at, title=f"{NAME}: {finding.title}".rstrip(": "))
 
 
-def command(level: str, message: str, **properties: str) -> str:
+def _command(level: str, message: str, **properties: str) -> str:
     """``::error file=model.py,line=42,title=...::message``, escaped as the runner undoes it."""
     text = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in properties.items() if value)
     return f"::{level} {text}::{message.translate(_DATA)}"
@@ -79,32 +65,25 @@ def command(level: str, message: str, **properties: str) -> str:
 
 # -- GitLab ------------------------------------------------------------------------------------------------------------
 
-_SEVERITY = {("problem", "fail"): "blocker", ("check", "fail"): "major"}
-
 
 def gate_code_quality(result: GateResult, folder: str, config: str) -> str:
     """GitLab's code quality report: a JSON array, empty where all pass.
 
     GitLab shows what a merge request adds and fixes by comparing fingerprints, so these contain no value and no line.
     """
-    findings = findings_of(result)
-    rows = [
-        _entry(finding, fingerprint, place_of(finding, folder, config) or Place(CONFIG, 1))
-        for finding, fingerprint in zip(findings, fingerprints(findings), strict=True)
-    ]
+    findings = say.findings_of(result)
+    rows = []
+    for finding, fingerprint in zip(findings, fingerprints(findings), strict=True):
+        place = place_of(finding, folder, config) or Place(CONFIG, 1)
+        failed = "blocker" if finding.rule == "gate" else "major"
+        rows.append({
+            "description": "; ".join([finding.message, *map(say.cause_line, finding.causes[:1])]),
+            "check_name": f"memwall/{finding.rule}",
+            "fingerprint": fingerprint,
+            "severity": failed if finding.verdict == "fail" else "minor",
+            "location": {"path": place.path, "lines": {"begin": place.line}},
+        })  # fmt: skip
     return json.dumps(rows, indent=1) + "\n"
-
-
-def _entry(finding: Check | Problem, fingerprint: str, place: Place) -> dict[str, Any]:
-    kind = "problem" if isinstance(finding, Problem) else "check"
-    causes = finding.causes[:1] if isinstance(finding, Check) else ()
-    return {
-        "description": "; ".join([message_of(finding), *(cause_line(cause) for cause in causes)]),
-        "check_name": f"memwall/{rule_of(finding)}",
-        "fingerprint": fingerprint,
-        "severity": _SEVERITY.get((kind, finding.verdict), "minor"),
-        "location": {"path": place.path, "lines": {"begin": place.line}},
-    }
 
 
 # -- JUnit -------------------------------------------------------------------------------------------------------------
@@ -120,11 +99,11 @@ def gate_junit(result: GateResult, top: int) -> str:
     could not judge must not look like one that passed.
     """
     root = ElementTree.Element("testsuites", {"name": NAME})
-    problems: dict[str, list[Problem]] = {}
-    for finding in findings_of(result):
-        if isinstance(finding, Problem):
+    problems: dict[str, list[Finding]] = {}
+    for finding in say.findings_of(result):
+        if finding.rule == "gate":
             problems.setdefault(finding.workload, []).append(finding)
-    checks = by_workload(result)
+    checks = say.by_workload(result)
     for workload in dict.fromkeys((*problems, *checks)):
         _suite(root, workload, problems.get(workload, []), checks.get(workload, []), top)
     _count_cases(root, root.findall("testsuite/testcase"))
@@ -133,29 +112,27 @@ def gate_junit(result: GateResult, top: int) -> str:
 
 
 def _suite(
-    root: ElementTree.Element, workload: str, problems: Sequence[Problem], checks: Sequence[Check], top: int
+    root: ElementTree.Element, workload: str, problems: Sequence[Finding], checks: Sequence[Check], top: int
 ) -> None:
     label = name(workload) or NAME
     suite = _child(root, "testsuite", {"name": label})
     for i, problem in enumerate(problems, 1):
-        case = _case(suite, label, f"problem {i}")
-        _fault(case, problem.verdict, problem_sentence(problem), [])
+        case = _child(suite, "testcase", {"classname": label, "name": f"problem {i}", "time": "0"})
+        _fault(case, problem, 0)
     for check in checks:
-        parts = (label, name(check.gpu), name(check.policy))
-        case = _case(suite, ".".join(part for part in parts if part), f"{subject(check)} {name(check.limit)}")
+        where = ".".join(part for part in (label, name(check.gpu), name(check.policy)) if part)
+        limit = f"{say.subject(check)} {name(check.limit)}"
+        case = _child(suite, "testcase", {"classname": where, "name": limit, "time": "0"})
         if check.verdict in _ELEMENTS:
-            _fault(case, check.verdict, explained(check), cause_lines(check, top))
-        _child(case, "system-out", {}, sentence(check))
+            _fault(case, say.finding_of(check), top)
+        _child(case, "system-out", {}, say.sentence(check))
     _count_cases(suite, suite.findall("testcase"))
 
 
-def _case(suite: ElementTree.Element, classname: str, label: str) -> ElementTree.Element:
-    return _child(suite, "testcase", {"classname": classname, "name": label, "time": "0"})
-
-
-def _fault(case: ElementTree.Element, verdict: str, message: str, causes: Sequence[str]) -> None:
+def _fault(case: ElementTree.Element, finding: Finding, top: int) -> None:
     """The causes are in the element's text, since some dashboards show nothing else of a case."""
-    _child(case, _ELEMENTS[verdict], {"type": verdict, "message": message}, "\n".join([message, *causes]))
+    text = "\n".join([finding.message, *say.cause_lines(finding.causes, top)])
+    _child(case, _ELEMENTS[finding.verdict], {"type": finding.verdict, "message": finding.message}, text)
 
 
 def _count_cases(element: ElementTree.Element, cases: Sequence[ElementTree.Element]) -> None:
@@ -183,18 +160,19 @@ def gate_sarif(result: GateResult, top: int, folder: str, config: str) -> str:
     The fingerprint has a key of its own. ``primaryLocationLineHash`` is left to the upload, which works it out from the
     file and warns about any other value.
     """
-    findings = findings_of(result)
-    rules = list(dict.fromkeys(rule_of(finding) for finding in findings))
+    findings = say.findings_of(result)
+    rules = list(dict.fromkeys(finding.rule for finding in findings))
     rows = []
     for finding, fingerprint in zip(findings, fingerprints(findings), strict=True):
         place = place_of(finding, folder, config) or Place(CONFIG, 1)
+        text = "\n".join([finding.message, *say.cause_lines(finding.causes, top)])
         rows.append({
-            "ruleId": rule_of(finding),
-            "ruleIndex": rules.index(rule_of(finding)),
+            "ruleId": finding.rule,
+            "ruleIndex": rules.index(finding.rule),
             "level": _LEVELS[finding.verdict],
-            "message": _sarif_message("\n".join([message_of(finding), *_sarif_causes(finding, top)])),
+            "message": _sarif_message(text),
             "locations": [{"physicalLocation": _physical(place)}],
-            "relatedLocations": _related(finding, top, folder),
+            "relatedLocations": _related(finding.causes[:top], folder),
             "partialFingerprints": {FINGERPRINT: fingerprint},
         })  # fmt: skip
     driver = {"name": "memwall", "version": result.memwall_version, "rules": [_sarif_rule(rule) for rule in rules]}
@@ -220,17 +198,13 @@ def _sarif_rule(rule: str) -> dict[str, Any]:
     }
 
 
-def _sarif_causes(finding: Check | Problem, top: int) -> list[str]:
-    return [] if isinstance(finding, Problem) else cause_lines(finding, top)
-
-
-def _related(finding: Check | Problem, top: int, folder: str) -> list[dict[str, Any]]:
+def _related(causes: Iterable[Cause], folder: str) -> list[dict[str, Any]]:
     """The source lines of the causes, each once."""
     rows: dict[Place, str] = {}
-    for cause in () if isinstance(finding, Problem) else finding.causes[:top]:
+    for cause in causes:
         place = source_place(cause.source, folder) if cause.kind != "vanished" else None
         if place:
-            rows.setdefault(place, cause_line(cause))
+            rows.setdefault(place, say.cause_line(cause))
     return [
         {"id": i, "physicalLocation": _physical(place), "message": _sarif_message(text)}
         for i, (place, text) in enumerate(rows.items(), 1)
@@ -245,3 +219,71 @@ def _sarif_message(text: str) -> dict[str, str]:
 def _physical(place: Place) -> dict[str, Any]:
     uri = quote(place.path, safe="/", errors="replace")
     return {"artifactLocation": {"uri": uri}, "region": {"startLine": place.line}}
+
+
+# -- a finding's place in the repository, and its name across runs -----------------------------------------------------
+
+#: Ends of a target that is a file.
+_FILES = (".py", ".json", ".json.gz", ".toml")
+_LINE = re.compile("[0-9]{1,9}")
+_GLOB = re.compile(r"[*?\[]")
+
+
+class Place(NamedTuple):
+    """A file, relative to the root of the repository, and a line from 1."""
+
+    path: str
+    line: int
+
+
+def place_of(finding: Finding, folder: str = "", config: str = "") -> Place | None:
+    """The first cause's source in the head, else line 1 of the target's file, else of ``config``, else None.
+
+    ``folder`` is where the gate ran, seen from the root of the repository. A path outside the repository is ignored,
+    and so is what vanished, which has no source in the head.
+    """
+    sources = (cause.source for cause in finding.causes if cause.kind != "vanished")
+    found = next(filter(None, (source_place(source, folder) for source in sources)), None)
+    return found or target_place(finding.target, folder) or _inside(config, 1, folder)
+
+
+def source_place(source: str, folder: str = "") -> Place | None:
+    """``model.py:42`` as a place."""
+    path, _, line = source.rpartition(":")
+    return _inside(path, int(line), folder) if _LINE.fullmatch(line) else None
+
+
+def target_place(target: str, folder: str = "") -> Place | None:
+    """``model.py``, ``model.py:name`` and ``hf:config.json`` as a place; None for a dotted name or a folder."""
+    target = target.removeprefix("hf:")
+    for path in (target, target.rpartition(":")[0]):
+        if path.endswith(_FILES) and not _GLOB.search(path):
+            return _inside(path, 1, folder)
+    return None
+
+
+def _inside(path: str, line: int, folder: str) -> Place | None:
+    if not path or path != clean(path) or line < 1:
+        return None
+    parts: list[str] = []
+    for part in PurePosixPath(folder, path).parts:
+        if part == "..":
+            if not parts:
+                return None
+            parts.pop()
+        else:
+            parts.append(part)
+    whole = "/".join(parts)
+    absolute = whole.startswith(("/", "\\")) or ":/" in path or ":\\" in path
+    return Place(whole, line) if parts and not absolute else None
+
+
+def fingerprints(findings: Iterable[Finding]) -> list[str]:
+    """A name for each finding, equal from run to run whatever its value and its line; no two share one."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    names = []
+    for finding in findings:
+        seen[finding.identity] += 1
+        key = "\0".join((*finding.identity, str(seen[finding.identity])))
+        names.append(hashlib.sha256(key.encode(errors="backslashreplace")).hexdigest()[:40])
+    return names

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memwall.analysis.diff import Cause
 from memwall.analysis.numbers import NO_CHANGE, apart, change_text, signed, unit_of
-from memwall.gate.result import Baseline, Check, GateResult, Problem
+from memwall.gate.result import Check, GateResult, Problem
 from memwall.report.document import clean
 
 NAME = "memwall gate"
@@ -15,21 +16,17 @@ NAME = "memwall gate"
 #: Causes under a check before the rest is summed.
 TOP = 5
 
-#: A name longer than this loses its middle.
-LONGEST_NAME = 120
-#: Prose longer than this loses its end.
-LONGEST_TEXT = 1000
+#: A name longer than this loses its middle, prose its end.
+LONGEST_NAME, LONGEST_TEXT = 120, 1000
 
-_VERDICTS = ("fail", "inconclusive", "pass")
+_NUMBER = re.compile(r"\d[\d.,]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(NamedTuple):
     """The numbers of one check as text, with digits enough to differ; empty where there is none."""
 
     value: str
     baseline: str
-    allowed: str
     change: str
 
 
@@ -51,16 +48,11 @@ def _printable(text: str) -> str:
 
 
 def figures(check: Check) -> Figures:
-    """Value, baseline, allowed and change of a check."""
+    """Value, baseline and change of a check."""
     unit = unit_of(check.quantity)
-    value, baseline, allowed = apart((check.value, check.baseline, check.allowed), unit)
+    value, baseline, _ = apart((check.value, check.baseline, check.allowed), unit)
     allowed_change = check.allowed / check.baseline - 1 if check.baseline and check.allowed is not None else None
-    return Figures(value, baseline, allowed, change_text(check.change, allowed_change, unit))
-
-
-def is_relative(check: Check) -> bool:
-    """True where the limit is written as a change of the baseline: ``+2%``."""
-    return check.baseline is not None and check.limit.lstrip()[:1] in ("+", "-", "−")
+    return Figures(value, baseline, change_text(check.change, allowed_change, unit))
 
 
 def subject(check: Check) -> str:
@@ -75,22 +67,18 @@ def title(check: Check) -> str:
     return f"{subject(check)} of {workload}" if workload else subject(check)
 
 
-def context(check: Check) -> str:
-    """``dram_bytes[encoder.*] of bert on h100-sxm, eager``: what was limited, and where."""
-    gpu = f" on {name(check.gpu)}" if check.gpu else ""
-    policy = f", {name(check.policy)}" if check.policy else ""
-    return f"{title(check)}{gpu}{policy}"
-
-
 def sentence(check: Check) -> str:
     """``dram_bytes of bert on h100-sxm, eager: 1.22 GB, limit +0.5% of 1.20 GB: +1.7 %``."""
+    gpu = f" on {name(check.gpu)}" if check.gpu else ""
+    policy = f", {name(check.policy)}" if check.policy else ""
+    where = f"{title(check)}{gpu}{policy}"
     if check.value is None:
-        return f"{context(check)}: no figure, limit {name(check.limit)}"
+        return f"{where}: no figure, limit {name(check.limit)}"
     shown = figures(check)
-    head = f"{context(check)}: {shown.value}, limit {name(check.limit)}"
+    head = f"{where}: {shown.value}, limit {name(check.limit)}"
     change = "no change" if shown.change == NO_CHANGE else shown.change
     change = f": {change}" if change else ""
-    if is_relative(check):
+    if check.baseline is not None and check.limit.lstrip()[:1] in ("+", "-", "−"):  # a change of the baseline: +2%
         return f"{head} of {shown.baseline}{change}"
     return f"{head}; baseline {shown.baseline}{change}" if shown.baseline else head
 
@@ -131,10 +119,9 @@ def deltas(cause: Cause) -> str:
     return ", ".join(part for part in (kernels, *(signed(v, unit) for v, unit in rest if v)) if part)
 
 
-def cause_lines(check: Check, top: int = TOP) -> list[str]:
+def cause_lines(causes: Sequence[Cause], top: int) -> list[str]:
     """The first ``top`` causes, a line each, and what the others add up to."""
-    lines = [cause_line(cause) for cause in check.causes[:top]]
-    return [*lines, rest_line(check.causes[top:])] if len(check.causes) > top else lines
+    return [*map(cause_line, causes[:top]), *([rest_line(causes[top:])] if len(causes) > top else [])]
 
 
 def rest_line(causes: Sequence[Cause]) -> str:
@@ -162,7 +149,7 @@ def counts(result: GateResult) -> str:
     elif result.count("pass") == total:
         text = "1 check passes" if total == 1 else f"all {total:,} checks pass"
     else:
-        verdicts = ", ".join(f"{result.count(v):,} {v}" for v in _VERDICTS if result.count(v))
+        verdicts = ", ".join(f"{result.count(v):,} {v}" for v in (*RAISED, "pass") if result.count(v))
         text = f"{total:,} check{'' if total == 1 else 's'}: {verdicts}"
     problems = len(result.problems)
     return f"{text}; {problems:,} problem{'' if problems == 1 else 's'}" if problems else text
@@ -170,26 +157,18 @@ def counts(result: GateResult) -> str:
 
 def compared_with(result: GateResult) -> str:
     """``compared with origin/main at 1a2b3c4d5e6f; memwall 0.6.0``, and the baseline's version where it is another."""
-    base: Baseline = result.baseline
-    ours = f"memwall {name(result.memwall_version)}"
+    base, ours = result.baseline, f"memwall {name(result.memwall_version)}"
     if base.kind == "none":
         return f"no baseline; {ours}"
     at = f" at {name(base.commit)[:12]}" if base.commit else ""
-    if not base.memwall_version or base.memwall_version == result.memwall_version:
-        return f"compared with {name(base.name)}{at}; {ours}"
-    return f"compared with {name(base.name)}{at}; {ours}, the baseline by memwall {name(base.memwall_version)}"
+    theirs = base.memwall_version
+    of = f", the baseline by memwall {name(theirs)}" if theirs not in ("", result.memwall_version) else ""
+    return f"compared with {name(base.name)}{at}; {ours}{of}"
 
 
-def baseline_notes(result: GateResult) -> list[str]:
+def notes(result: GateResult) -> list[str]:
     """What to know of the baseline, a line each."""
     return [prose(note) for note in result.baseline.notes]
-
-
-def excess(check: Check) -> float:
-    """How far past its limit a check is, as a fraction of the limit; infinite where there is no figure or limit."""
-    if check.value is None or not check.allowed:
-        return float("inf")
-    return abs(check.value - check.allowed) / abs(check.allowed)
 
 
 def by_workload(result: GateResult) -> dict[str, list[Check]]:
@@ -206,27 +185,53 @@ def by_workload(result: GateResult) -> dict[str, list[Check]]:
 RAISED = ("fail", "inconclusive")
 
 
-def findings_of(result: GateResult) -> list[Check | Problem]:
+class Finding(NamedTuple):
+    """A problem, or a check that did not pass; ``rule`` is its quantity, ``gate`` for a problem."""
+
+    verdict: str
+    rule: str
+    workload: str
+    title: str
+    #: its sentence, on one line
+    message: str
+    target: str
+    causes: tuple[Cause, ...]
+    #: what it is from run to run, whatever its value and its line
+    identity: tuple[str, ...]
+
+
+def finding_of(found: Check | Problem) -> Finding:
+    """A check or a problem as a finding."""
+    if isinstance(found, Problem):
+        same = ("problem", found.workload, found.target, _NUMBER.sub("#", found.message))
+        return Finding(found.verdict, "gate", found.workload, name(found.workload), problem_sentence(found),
+                       found.target, (), same)  # fmt: skip
+    kind = "measured" if found.measured else "modeled"
+    identity = (kind, found.workload, found.gpu, found.policy, found.module, found.quantity, found.limit)
+    return Finding(found.verdict, found.quantity, found.workload, title(found), explained(found), found.target,
+                   found.causes, identity)  # fmt: skip
+
+
+def findings_of(result: GateResult) -> list[Finding]:
     """By verdict: problems, then checks, the worst first. That nothing was checked is a failed problem itself."""
     problems = list(result.problems)
     if not result.checks and all(problem.verdict != "fail" for problem in problems):
         problems.insert(0, Problem("", "", "fail", f"{counts(result)}; {compared_with(result)}"))
-    findings: list[Check | Problem] = []
-    for verdict in RAISED:
-        findings += [problem for problem in problems if problem.verdict == verdict]
-        findings += of_verdict(result.checks, verdict)
-    return findings
-
-
-def of_verdict(checks: Iterable[Check], verdict: str) -> list[Check]:
-    """The checks with a verdict, the worst first, else as configured."""
-    return sorted((check for check in checks if check.verdict == verdict), key=lambda check: -excess(check))
+    found = [*map(finding_of, problems), *map(finding_of, raised(result.checks))]
+    return [finding for verdict in RAISED for finding in found if finding.verdict == verdict]
 
 
 def raised(checks: Iterable[Check]) -> list[Check]:
-    """The checks that failed, then those that are inconclusive."""
-    rows = list(checks)
-    return [check for verdict in RAISED for check in of_verdict(rows, verdict)]
+    """The checks that failed, then those that are inconclusive, of each the worst first, else as configured."""
+    found = [check for check in checks if check.verdict in RAISED]
+    return sorted(found, key=lambda check: (RAISED.index(check.verdict), -_excess(check)))
+
+
+def _excess(check: Check) -> float:
+    """How far past its limit a check is, as a fraction of the limit; infinite where there is no figure or limit."""
+    if check.value is None or not check.allowed:
+        return float("inf")
+    return abs(check.value - check.allowed) / abs(check.allowed)
 
 
 def by_causes(checks: Iterable[Check]) -> list[list[Check]]:
@@ -236,13 +241,3 @@ def by_causes(checks: Iterable[Check]) -> list[list[Check]]:
         alone = () if check.causes else (len(groups),)
         groups.setdefault((check.workload, check.gpu, check.policy, check.causes, *alone), []).append(check)
     return list(groups.values())
-
-
-def message_of(finding: Check | Problem) -> str:
-    """The sentence of a finding, on one line."""
-    return problem_sentence(finding) if isinstance(finding, Problem) else explained(finding)
-
-
-def rule_of(finding: Check | Problem) -> str:
-    """The quantity of a check; ``gate`` for a problem."""
-    return "gate" if isinstance(finding, Problem) else finding.quantity

@@ -8,29 +8,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import memwall.report.columns as col
-from memwall.analysis.diff import Cause
 from memwall.gate.result import Check, GateResult
 from memwall.report.document import Block, Column, Document, Facts, Section, Sentence, Table
+from memwall.report.gate import wording as say
 from memwall.report.gate.comment import gate_comment, gate_summary
 from memwall.report.gate.forges import CONFIG, gate_code_quality, gate_commands, gate_junit, gate_sarif
-from memwall.report.gate.wording import (
-    NAME,
-    TOP,
-    baseline_notes,
-    by_causes,
-    by_workload,
-    cause_label,
-    cause_text,
-    compared_with,
-    counts,
-    explained,
-    figures,
-    name,
-    problem_sentence,
-    raised,
-    rest_line,
-    subject,
-)
+from memwall.report.gate.wording import NAME, TOP, name
 from memwall.report.kinds import Report
 
 #: A workload with at most so many checks that pass shows them, one a line; with more they are counted.
@@ -69,10 +52,21 @@ class GateReport(Report):
 
     def document(self, kind: str) -> Document:
         """The verdict, then workload by workload what fails and why, what passes last."""
-        return gate_document(self.result, self.top)
+        result = self.result
+        lines = [f"{say.counts(result)}; {say.compared_with(result)}", *say.notes(result)]
+        sections = [Section("", [Sentence(line) for line in lines])]
+        if result.problems:
+            rows = [
+                Sentence(f"{_WORD[row.verdict]}  {say.problem_sentence(row)}", strong=row.verdict == "fail")
+                for row in result.problems
+            ]
+            sections.append(Section("problems", rows))
+        for workload, checks in say.by_workload(result).items():
+            sections.append(_workload_section(name(workload) or "(unnamed)", checks, self.top))
+        return Document(f"{NAME}: {result.verdict.upper()}", sections)
 
     def text(self, *, width: int | None, color: bool) -> str:
-        """The page for a terminal; no name in it can act as a command of a CI's log."""
+        """No name in it can act as a command of a CI's log."""
         return _COMMAND.sub(lambda m: f"{m[0]} ", Report.text(self, width=width, color=color))
 
     def record(self) -> str:
@@ -80,58 +74,33 @@ class GateReport(Report):
         return self.result.to_json()
 
 
-def gate_document(result: GateResult, top: int) -> Document:
-    """The page for a terminal."""
-    lines = [f"{counts(result)}; {compared_with(result)}", *baseline_notes(result)]
-    sections = [Section("", tuple(Sentence(line) for line in lines))]
-    if result.problems:
-        rows = tuple(
-            Sentence(f"{_WORD[row.verdict]}  {problem_sentence(row)}", strong=row.verdict == "fail")
-            for row in result.problems
-        )
-        sections.append(Section("problems", rows))
-    for workload, checks in by_workload(result).items():
-        sections.append(_workload_section(name(workload) or "(unnamed)", checks, top))
-    return Document(f"{NAME}: {result.verdict.upper()}", tuple(sections))
-
-
 def _workload_section(heading: str, checks: Sequence[Check], top: int) -> Section:
-    bad = raised(checks)
+    bad = say.raised(checks)
     good = [check for check in checks if check.verdict == "pass"]
     shown = [*bad, *(good if len(good) <= SHOWN else [])]
-    blocks: list[Block] = [checks_table(shown)] if shown else []
+    blocks: list[Block] = [_checks_table(shown)] if shown else []
     if len(good) > SHOWN:
         blocks.append(Sentence(f"{len(good):,} checks pass"))
-    for group in by_causes(bad):
+    for group in say.by_causes(bad):
         causes = group[0].causes
-        blocks += [Sentence(explained(check), strong=True) for check in group if check.message or causes]
+        blocks += [Sentence(say.explained(check), strong=True) for check in group if check.message or causes]
         if causes:
-            blocks.append(causes_block(causes, top))
-    return Section(heading, tuple(blocks))
+            rows = [(say.cause_label(cause), say.cause_text(cause)) for cause in causes[:top]]
+            blocks.append(Facts([*rows, ("", say.rest_line(causes[top:]))] if len(causes) > top else rows))
+    return Section(heading, blocks)
 
 
-def checks_table(checks: Sequence[Check]) -> Table:
+def _checks_table(checks: Sequence[Check]) -> Table:
     """A line per check: the verdict, what was checked, the figures."""
-    numbers = [figures(check) for check in checks]
-    columns = [
+    numbers = [say.figures(check) for check in checks]
+    columns: list[col.CellColumn] = [
         col.text("", [_WORD[check.verdict] for check in checks]),
-        col.names("check", [subject(check) for check in checks]),
+        col.names("check", [say.subject(check) for check in checks]),
         col.names("GPU", [name(check.gpu) for check in checks]),
         col.names("policy", [name(check.policy) for check in checks]),
-        _numbers("baseline", [row.baseline for row in numbers]),
-        _numbers("value", [row.value for row in numbers]),
-        _numbers("change", [row.change for row in numbers]),
-        _numbers("limit", [name(check.limit, 24) for check in checks]),
+        (Column("baseline"), [row.baseline for row in numbers]),
+        (Column("value"), [row.value for row in numbers]),
+        (Column("change"), [row.change for row in numbers]),
+        (Column("limit"), [name(check.limit, 24) for check in checks]),
     ]
     return col.table("", [column for column in columns if any(column[1])])
-
-
-def causes_block(causes: Sequence[Cause], top: int = TOP) -> Facts:
-    """A fact per cause; what is not shown is summed in the last."""
-    rows = [(cause_label(cause), cause_text(cause)) for cause in causes[:top]]
-    return Facts((*rows, ("", rest_line(causes[top:]))) if len(causes) > top else tuple(rows))
-
-
-def _numbers(heading: str, cells: Sequence[str]) -> tuple[Column, list[str]]:
-    """Finished numbers, aligned to the right."""
-    return Column(heading), list(cells)

@@ -17,7 +17,7 @@ from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
 from memwall.core.units import percent
 from memwall.gate.limits import find_quantity
-from memwall.report.document import Block, Column, Document, Facts, Markup, Section, Sentence, Table, clean
+from memwall.report.document import Column, Document, Facts, Markup, Section, Sentence, Table, known_facts
 from memwall.report.figures.picture import Drawing, picture
 from memwall.report.figures.trend import trend_drawing
 from memwall.report.kinds import Report
@@ -67,24 +67,31 @@ class HistoryReport(Report):
         object.__setattr__(self, "quantities", names)
 
     def document(self, kind: str) -> Document:
-        """Tables of the steps; as HTML below the picture."""
-        document = history_document(self.history, self.quantities)
+        """What the history spans, its steps, newest first, and the current value of each series; as HTML below the
+        picture."""
+        rows, found = self.history, steps(self.history, self.quantities)
+        worse = sum(step.worse for step in found)
+        text = f"No step: no figure changed by more than {_LEAST} under one version of memwall."
+        if found:
+            count = f"{len(found):,} step{'s' * (len(found) > 1)}"
+            text = f"{count}: {worse:,} for the worse, {len(found) - worse:,} for the better."
+        tables = [*([_step_table(rows, found)] if found else []), _latest_table(rows, self.quantities)]
+        section = Section("", [_facts(rows), Sentence(text, strong=True), *tables])
         if kind != "html":
-            return document
+            return Document("History", (section,))
         drawing = base64.b64encode(picture("svg", *self.figure())).decode("ascii")
         titles = ", ".join(LIMITS[name].title for name in self.quantities or SHOWN)
         image = (
             f'<div class="scroll"><img src="data:image/svg+xml;base64,{drawing}"'
             f' alt="{titles} of each workload, commit by commit" style="max-width:100%;background:white"></div>'
         )
-        return Document(document.title, (Section("", (Markup(image),)), *document.sections))
+        return Document("History", (Section("", (Markup(image),)), section))
 
     def rows(self) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
         """A row for each figure; ``before`` and ``change`` where it is a step."""
         return CSV_COLUMNS, _csv_rows(self.history, self.quantities)
 
     def figure(self) -> Drawing:
-        """A panel for each workload and quantity."""
         return trend_drawing(self.history, self.quantities or SHOWN)
 
 
@@ -110,29 +117,19 @@ def _known(rows: Sequence[Row]) -> list[str]:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def history_document(rows: Sequence[Row], quantities: Sequence[str] = ()) -> Document:
-    """What the history spans, its steps, newest first, and the current value of each series."""
-    found = steps(rows, quantities)
-    blocks: list[Block] = [Facts(_facts(rows)), Sentence(_sentence(found), strong=True)]
-    if found:
-        blocks.append(_step_table(rows, found))
-    blocks.append(_latest_table(rows, quantities))
-    return Document("History", (Section("", tuple(blocks)),))
-
-
-def _facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
+def _facts(rows: Sequence[Row]) -> Facts:
     first, last = rows[0], rows[-1]
     span = f"{_at(first)} to {_at(last)}" if first.commit != last.commit else _at(first)
-    facts = [
-        ("commits", f"{len(commits(rows)):,}, {span}"),
-        ("workloads", clean(", ".join(sorted({row.workload for row in rows})))),
-        ("GPUs", clean(", ".join(sorted({row.gpu for row in rows})))),
-    ]
     versions: dict[str, str] = {}
     for row in rows:
         versions.setdefault(row.memwall_version, _at(row))
     versions_from = [f"{version} from {at}" if len(versions) > 1 else version for version, at in versions.items()]
-    return (*facts, ("memwall", clean(", ".join(versions_from))))
+    return known_facts(
+        ("commits", f"{len(commits(rows)):,}, {span}"),
+        ("workloads", ", ".join(sorted({row.workload for row in rows}))),
+        ("GPUs", ", ".join(sorted({row.gpu for row in rows}))),
+        ("memwall", ", ".join(versions_from)),
+    )
 
 
 def _at(row: Row) -> str:
@@ -140,27 +137,27 @@ def _at(row: Row) -> str:
     return f"{row.commit[:SHORT]} ({row.date[:10]})"
 
 
-def _sentence(found: Sequence[Step]) -> str:
-    if not found:
-        return f"No step: no figure changed by more than {_LEAST} under one version of memwall."
-    worse = sum(step.worse for step in found)
-    count = f"{len(found):,} step{'s' * (len(found) > 1)}"
-    return f"{count}: {worse:,} for the worse, {len(found) - worse:,} for the better."
-
-
 def _step_table(rows: Sequence[Row], found: Sequence[Step]) -> Table:
-    named, gpus_of = _names(rows), _gpus_by_workload(rows)
-    merged = sorted(_by_change(found), key=lambda group: group[0].row.date, reverse=True)
+    """Steps that differ in their GPU alone are one row."""
+    groups: dict[tuple[object, ...], list[Step]] = {}
+    for step in found:
+        row = step.row
+        key = (row.commit, row.workload, row.mode, row.policy, step.quantity, step.before, step.after)
+        groups.setdefault(key, []).append(step)
+    gpus_of: dict[str, set[str]] = {}
+    for row in rows:
+        gpus_of.setdefault(row.workload, set()).add(row.gpu)
+    merged = sorted(groups.values(), key=lambda group: group[0].row.date, reverse=True)
     shown = merged[:_MOST]
     first = [group[0] for group in shown]
+    named = _names(rows)
     pairs = [apart([step.before, step.after], LIMITS[step.quantity].unit) for step in first]
-    columns: list[col.CellColumn] = [
+    columns = [
         col.text("date", [step.row.date[:10] for step in first]),
         col.text("commit", [step.row.commit[:SHORT] for step in first]),
         col.names("workload", [named(step.row) for step in first]),
         col.names("GPU", [_together(group, gpus_of) for group in shown]),
-        col.text("policy", [step.row.policy for step in first]),
-        col.text("quantity", [step.quantity for step in first]),
+        *col.of(first, "policy: row.policy, quantity"),
         (Column("from"), [before for before, _ in pairs]),
         (Column("to"), [after for _, after in pairs]),
         (Column("change"), [change_text(step.change) or "new" for step in first]),
@@ -170,28 +167,11 @@ def _step_table(rows: Sequence[Row], found: Sequence[Step]) -> Table:
     return col.table("Steps, newest first", columns, rest + STEP_NOTE)
 
 
-def _by_change(found: Sequence[Step]) -> list[list[Step]]:
-    """Steps together that differ in their GPU alone."""
-    groups: dict[tuple[object, ...], list[Step]] = {}
-    for step in found:
-        row = step.row
-        key = (row.commit, row.workload, row.mode, row.policy, step.quantity, step.before, step.after)
-        groups.setdefault(key, []).append(step)
-    return list(groups.values())
-
-
 def _together(group: Sequence[Step], gpus_of: Mapping[str, set[str]]) -> str:
     """The GPUs of a step; ``all GPUs`` for all of several that the workload has."""
     gpus = [step.row.gpu for step in group]
     whole = len(gpus) > 1 and set(gpus) == gpus_of[group[0].row.workload]
     return "all GPUs" if whole else ", ".join(gpus)
-
-
-def _gpus_by_workload(rows: Sequence[Row]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for row in rows:
-        found.setdefault(row.workload, set()).add(row.gpu)
-    return found
 
 
 def _names(rows: Sequence[Row]) -> Callable[[Row], str]:
@@ -205,10 +185,9 @@ def _names(rows: Sequence[Row]) -> Callable[[Row], str]:
 def _latest_table(rows: Sequence[Row], quantities: Sequence[str]) -> Table:
     named, last = _names(rows), [trend[-1] for trend in trends(rows).values()]
     shown = last[:_MOST]
-    columns: list[col.CellColumn] = [
+    columns = [
         col.names("workload", [named(row) for row in shown]),
-        col.names("GPU", [row.gpu for row in shown]),
-        col.text("policy", [row.policy for row in shown]),
+        *col.of(shown, "GPU: gpu name, policy"),
         col.text("commit", [row.commit[:SHORT] for row in shown]),
     ]
     for name in quantities or SHOWN:

@@ -7,7 +7,7 @@ next to their speed of light and the prediction, the gaps, and the ops without f
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent
 from memwall.perfmodel.roofline import LINK
-from memwall.report.document import Document, Facts, Section, Sentence, Table, clean
+from memwall.report.document import Document, Section, Sentence, Table, known_facts
 from memwall.report.figures.picture import Drawing, cut
 from memwall.report.figures.trace import trace_drawing
 from memwall.report.kinds import Report
@@ -25,14 +25,10 @@ from memwall.traces.analysis import RowGroup, TraceAnalysis, TraceRow
 
 #: rows of the tables of gaps, of ops farthest from the model, of ops without figures and of what is over the roof
 _GAPS, _FARTHEST, _UNKNOWN, _OVER = 8, 8, 12, 20
-#: kinds of op that a page and a text list
-_HTML_ROWS, _TEXT_ROWS = 200, 15
+#: kinds of op that a page and a text list, and characters of shapes that a table shows
+_HTML_ROWS, _TEXT_ROWS, _LONGEST_SHAPES = 200, 15, 60
 #: ops shorter than this share of the time are no news where they are modeled badly
 _NOTABLE = 0.005
-#: parts of a module's path that a table shows
-_PARTS = 2
-#: characters of shapes that a table shows
-_LONGEST_SHAPES = 60
 _US = 1e-6
 
 SORTS: dict[str, Callable[[RowGroup], float]] = {
@@ -65,16 +61,29 @@ class TraceReport(Report):
     sort: str = "time"
 
     def document(self, kind: str) -> Document:
-        """The report, in the order in which it is read.
+        """What beats the speed of light first, then the rest in the order in which it is read.
 
         Raises:
             UsageError: no such ``by`` or ``sort``.
         """
+        analysis = self.analysis
+        if self.by not in ("op", "module", "class", "phase") or self.sort not in SORTS:
+            raise UsageError(f"cannot group by {self.by!r} or sort by {self.sort!r}")
+        groups = sorted(analysis.groups(self.by), key=SORTS[self.sort], reverse=True)
         top = self.top or (_HTML_ROWS if kind == "html" else _TEXT_ROWS)
-        return trace_document(self.analysis, by=self.by, top=top, sort=self.sort)
+        sections = [
+            *_over_roof(analysis),
+            Section("", (known_facts(*_facts(analysis)),)),
+            Section("Where the GPU's time went", (_walls(analysis), _classes(analysis))),
+            Section("Measured against the speed of light", (_kernels(analysis, self.by, groups, top),)),
+            *_gap_section(analysis),
+            *_farthest(analysis),
+            *_without(analysis),
+            *([Section("Notes", [Sentence(note) for note in analysis.notes])] if analysis.notes else []),
+        ]
+        return Document(analysis.trace.path_name, sections)
 
     def record(self) -> str:
-        """All of it as JSON."""
         return json.dumps(self.analysis.to_dict(), indent=1, allow_nan=False) + "\n"
 
     def rows(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
@@ -82,7 +91,6 @@ class TraceReport(Report):
         return COLUMNS, [_cells(self.analysis, row) for row in self.analysis.rows]
 
     def figure(self) -> Drawing:
-        """The roofline of what was measured."""
         return trace_drawing(self.analysis)
 
 
@@ -96,27 +104,6 @@ def _cells(analysis: TraceAnalysis, row: TraceRow) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def trace_document(analysis: TraceAnalysis, *, by: str = "op", top: int = 15, sort: str = "time") -> Document:
-    """The report, in the order in which it is read.
-
-    Raises:
-        UsageError: no such ``by`` or ``sort``.
-    """
-    if by not in ("op", "module", "class", "phase") or sort not in SORTS:
-        raise UsageError(f"cannot group by {by!r} or sort by {sort!r}")
-    sections = [
-        *_over_roof(analysis),
-        Section("", (Facts(tuple((label, clean(text)) for label, text in _facts(analysis))),)),
-        Section("Where the GPU's time went", (_walls(analysis), _classes(analysis))),
-        Section("Measured against the speed of light", _kernels(analysis, by, top, sort)),
-        *_gap_section(analysis),
-        *_farthest(analysis),
-        *_without(analysis),
-        *_notes(analysis),
-    ]
-    return Document(clean(analysis.trace.path_name), tuple(sections))
-
-
 def _over_roof(analysis: TraceAnalysis) -> list[Section]:
     """Rows that beat the speed of light, before anything else."""
     rows = analysis.over_roof
@@ -124,15 +111,15 @@ def _over_roof(analysis: TraceAnalysis) -> list[Section]:
         return []
     shown = rows[:_OVER]
     columns = [
-        col.names("op", [short_name(row.name) for row in shown]),
-        col.names("shapes", [_shapes(row) for row in shown]),
-        col.seconds("measured", [row.measured_s for row in shown]),
-        col.seconds("bound", [row.bound_s for row in shown], like=[row.measured_s for row in shown]),
-        col.percent("of roof", [row.of_roof for row in shown]),
-        col.text("wall", [row.wall for row in shown]),
+        *_op_columns([row.name for row in shown], shown),
+        *col.of(shown, "measured: measured_s s, bound: bound_s s like measured_s, of roof: of_roof %, wall"),
     ]
     text = f"{_counted(len(rows), 'row')} faster than {analysis.gpu.name} can be: an error of memwall's counting"
     return [Section("Over the roof", (Sentence(text, strong=True), col.table("", columns)))]
+
+
+def _op_columns(ops: Iterable[str], rows: Iterable[TraceRow]) -> list[col.CellColumn]:
+    return [col.names("op", map(short_name, ops)), col.names("shapes", [cut(r.shapes, _LONGEST_SHAPES) for r in rows])]
 
 
 def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
@@ -140,13 +127,18 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     names = [device.name or f"device {device.index}" for device in trace.devices if device.kernels]
     counts = {name: names.count(name) for name in names}
     ran_on = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+    # the peaks that the trace's FLOPs are compared with, the most used first; where none are known, of half floats
+    pipes = analysis.pipes() or [gpu.ceiling_pipe(Pipe("tensor", "float16"))]
+    peaks = ", ".join(f"{flop_rate(gpu.peak(pipe))} {pipe}" for pipe in pipes)
+    shaped = f"{percent(analysis.shaped_share)} of GPU time, {percent(analysis.costed_of_shaped)} of that with figures"
+    unshaped = "none: record with torch.profiler.profile(record_shapes=True)"
     facts = [
         ("trace", trace.path_name),
         ("measured on", ran_on or "a GPU that the trace does not name"),
-        ("compared with", f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {_peaks(analysis)})"),
+        ("compared with", f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {peaks})"),
         ("GPU time", _gpu_time(analysis)),
         ("linked to an op", f"{percent(analysis.matched_share)} of GPU time"),
-        ("sizes recorded", _shaped(analysis)),
+        ("sizes recorded", shaped if analysis.shaped_share else unshaped),
         ("with figures", f"{percent(analysis.costed_share)} of GPU time has FLOPs, bytes and a wall"),
     ]
     if analysis.modeled_of_s:
@@ -157,13 +149,6 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     if trace.steps:
         facts.append(("steps", f"{len(trace.steps):,}, {trace.steps[0].name} first"))
     return facts
-
-
-def _peaks(analysis: TraceAnalysis) -> str:
-    """The peaks that the trace's FLOPs are compared with, the most used first; where none are known, of half floats."""
-    gpu = analysis.gpu
-    shown = analysis.pipes() or [gpu.ceiling_pipe(Pipe("tensor", "float16"))]
-    return ", ".join(f"{flop_rate(gpu.peak(pipe))} {pipe}" for pipe in shown)
 
 
 def _gpu_time(analysis: TraceAnalysis) -> str:
@@ -179,69 +164,57 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _shaped(analysis: TraceAnalysis) -> str:
-    if not analysis.shaped_share:
-        return "none: record with torch.profiler.profile(record_shapes=True)"
-    return f"{percent(analysis.shaped_share)} of GPU time, {percent(analysis.costed_of_shaped)} of that with figures"
+def _time_share(analysis: TraceAnalysis, times: Sequence[float]) -> col.CellColumn:
+    whole = analysis.measured_s or 1.0
+    return col.percent("time", [time_s / whole for time_s in times])
 
 
 def _walls(analysis: TraceAnalysis) -> Table:
     seconds = {wall: time_s for wall, time_s in analysis.by_wall().items() if time_s}
-    whole = analysis.measured_s or 1.0
-    columns = [
-        col.text("wall", list(seconds)),
-        col.seconds("measured", list(seconds.values())),
-        col.percent("time", [time_s / whole for time_s in seconds.values()]),
-    ]
+    times = list(seconds.values())
+    columns = [col.text("wall", seconds), col.seconds("measured", times), _time_share(analysis, times)]
     return col.table("", columns, "the wall is the model's: the largest of its terms for that op on this GPU")
 
 
 def _classes(analysis: TraceAnalysis) -> Table:
     groups = analysis.groups("class")
     columns = _figures(analysis, groups, "class", [group.key for group in groups])
-    columns.append(col.ratio("/measured", [group.modeled_over_measured for group in groups]))
-    return col.table("Op classes", columns)
+    return col.table("Op classes", [*columns, *col.of(groups, "/measured: modeled_over_measured ratio")])
 
 
-def _kernels(analysis: TraceAnalysis, by: str, top: int, sort: str) -> tuple[Table | Sentence, ...]:
-    groups = sorted(analysis.groups(by), key=SORTS[sort], reverse=True)
+def _kernels(analysis: TraceAnalysis, by: str, groups: Sequence[RowGroup], top: int) -> Table:
     shown = groups[:top]
     shorten = {"op": short_name, "module": _tail}.get(by, str)
-    names = [shorten(group.key) or col.NOTHING for group in shown]
-    columns = _figures(analysis, shown, by, names)
+    columns = _figures(analysis, shown, by, [shorten(group.key) or col.NOTHING for group in shown])
     if by == "op":
-        columns.insert(1, col.names("shapes", [_shapes(g.first) for g in shown]))
+        columns.insert(1, _op_columns([], [group.first for group in shown])[1])
         if any(group.first.module for group in shown):
             columns.append(col.optional(col.names("module", [_module(group) for group in shown])))
     note = "FLOPs and bytes count once for each op, whatever it launched; '-' is unknown, not zero"
     if len(groups) > top:
         rest_s = sum(group.measured_s for group in groups[top:])
         note += f"; {len(groups) - top:,} more take {percent(rest_s / (analysis.measured_s or 1.0))} (--top)"
-    return (col.table("", columns, note),)
+    return col.table("", columns, note)
 
 
-def _figures(analysis: TraceAnalysis, groups: Sequence[RowGroup], heading: str, names: Sequence[str]) -> list[Any]:
+def _figures(
+    analysis: TraceAnalysis, groups: Sequence[RowGroup], heading: str, names: Sequence[str]
+) -> list[col.CellColumn]:
     """The columns of any table of groups."""
     times = [group.measured_s for group in groups]
-    whole = analysis.measured_s or 1.0
     seen = [group.known("dram_bytes") for group in groups]
     return [
         col.names(heading, names),
         col.optional(col.plain("count", [len(group.rows) for group in groups])),
         col.seconds("measured", times),
-        col.percent("time", [time_s / whole for time_s in times]),
+        _time_share(analysis, times),
         col.si("FLOPs", "FLOP", [group.known("flops") for group in groups]),
         col.si("bytes", "B", [group.known("moved_bytes") for group in groups]),
         *([col.si("by ncu", "B", seen)] if any(value is not None for value in seen) else []),
         col.seconds("bound", [group.known("bound_s") for group in groups], like=times),
-        col.percent("of roof", [group.of_roof for group in groups]),
-        col.text("wall", [group.wall for group in groups]),
+        *col.of(groups, "of roof: of_roof %, wall"),
         col.seconds("modeled", [group.known("modeled_s") for group in groups], like=times),
     ]
-
-
-def _shapes(row: TraceRow) -> str:
-    return cut(row.shapes, _LONGEST_SHAPES)
 
 
 def _module(group: RowGroup) -> str:
@@ -255,7 +228,7 @@ def _module(group: RowGroup) -> str:
 def _tail(module: str) -> str:
     """The innermost parts of a module's path, which distinguish it from others."""
     parts = module.split("/")
-    return module if len(parts) <= _PARTS else "…/" + "/".join(parts[-_PARTS:])
+    return module if len(parts) <= 2 else "…/" + "/".join(parts[-2:])
 
 
 def _gap_section(analysis: TraceAnalysis) -> list[Section]:
@@ -290,12 +263,11 @@ def _farthest(analysis: TraceAnalysis) -> list[Section]:
         return []
     times = [group.measured_s for group in shown]
     columns = [
-        col.names("op", [short_name(group.key) for group in shown]),
-        col.names("shapes", [_shapes(group.first) for group in shown]),
+        *_op_columns([group.key for group in shown], [group.first for group in shown]),
         col.plain("count", [len(group.rows) for group in shown]),
         col.seconds("measured", times),
         col.seconds("modeled", [group.known("modeled_s") for group in shown], like=times),
-        col.ratio("/measured", [group.modeled_over_measured for group in shown]),
+        *col.of(shown, "/measured: modeled_over_measured ratio"),
         col.names("kernel", [short_name(group.first.kernels[-1].name) for group in shown]),
     ]
     return [Section("Farthest from the model", (col.table("", columns),))]
@@ -312,22 +284,15 @@ def _without(analysis: TraceAnalysis) -> list[Section]:
     order = sorted(found.items(), key=lambda item: (-sum(row.measured_s for row in item[1]), item[0]))
     shown = order[:_UNKNOWN]
     times = [sum(row.measured_s for row in rows) for _, rows in shown]
-    whole = analysis.measured_s or 1.0
     columns = [
         col.names("op or kernel", [short_name(name) for (name, _), _ in shown]),
         col.plain("count", [len(rows) for _, rows in shown]),
         col.seconds("measured", times),
-        col.percent("time", [time_s / whole for time_s in times]),
+        _time_share(analysis, times),
         col.names("why", [reason for (_, reason), _ in shown]),
     ]
-    unmatched = [row for row in analysis.rows if not row.matched]
-    note = f"linked to no op: {_counted(sum(len(row.kernels) for row in unmatched), 'kernel')}"
+    unmatched = sum(len(row.kernels) for row in analysis.rows if not row.matched)
+    note = f"linked to no op: {_counted(unmatched, 'kernel')}"
     if len(order) > len(shown):
         note += f"; {len(order) - len(shown):,} more kinds are in the JSON and CSV"
     return [Section("Without figures", (col.table("", columns, note),))]
-
-
-def _notes(analysis: TraceAnalysis) -> list[Section]:
-    if not analysis.notes:
-        return []
-    return [Section("Notes", tuple(Sentence(clean(note)) for note in analysis.notes))]

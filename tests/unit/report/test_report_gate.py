@@ -24,8 +24,8 @@ from memwall.cli.output import GATE_SUFFIXES
 from memwall.core.errors import UsageError
 from memwall.gate.result import GateResult, Problem
 from memwall.report import render
-from memwall.report.gate.places import fingerprints, place_of, source_place, target_place
-from memwall.report.gate.wording import counts, name, sentence, subject
+from memwall.report.gate.forges import fingerprints, place_of, source_place, target_place
+from memwall.report.gate.wording import counts, finding_of, name, sentence, subject
 from memwall.report.pages.gate import GateReport
 from tests.unit import gate_fixture as fixture
 
@@ -132,22 +132,26 @@ def test_a_target_that_is_a_file_is_a_place(target, path):
 
 def test_the_place_is_where_the_head_has_the_cause():
     gone_first = replace(fixture.CHECK, causes=(fixture.GONE, fixture.GREW))
-    assert place_of(gone_first) == ("models/bert.py", 44)  # line 90 is the base's
-    assert place_of(replace(gone_first, causes=(fixture.GONE,))) == ("models/bert.py", 1)
-    nowhere = replace(gone_first, causes=(), target="pkg.net:build")
+    assert place_of(finding_of(gone_first)) == ("models/bert.py", 44)  # line 90 is the base's
+    assert place_of(finding_of(replace(gone_first, causes=(fixture.GONE,)))) == ("models/bert.py", 1)
+    nowhere = finding_of(replace(gone_first, causes=(), target="pkg.net:build"))
     assert place_of(nowhere) is None
     assert place_of(nowhere, "sub", "memwall.toml") == ("sub/memwall.toml", 1)
 
 
+def names_of(*found):
+    return fingerprints([finding_of(one) for one in found])
+
+
 def test_a_fingerprint_knows_the_check_and_not_its_value():
     checks = [fixture.CHECK, fixture.TIME, fixture.MODULE, fixture.CHECK, replace(fixture.CHECK, measured=True)]
-    first = fingerprints(checks)
+    first = names_of(*checks)
     assert len(set(first)) == len(checks)
     moved = [replace(c, value=9e9, baseline=1.0, allowed=2.0, causes=(), message="m", verdict="pass") for c in checks]
-    assert fingerprints(moved) == first
-    assert fingerprints([replace(fixture.CHECK, gpu="a100-sxm-80gb")])[0] not in first
+    assert names_of(*moved) == first
+    assert names_of(replace(fixture.CHECK, gpu="a100-sxm-80gb"))[0] not in first
     three, four = (Problem("bert", "b.py", "fail", f"{n} of 90 ops have no formula") for n in (3, 4))
-    assert fingerprints([three]) == fingerprints([four]) != fingerprints([replace(three, workload="gpt")])
+    assert names_of(three) == names_of(four) != names_of(replace(three, workload="gpt"))
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
