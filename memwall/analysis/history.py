@@ -25,7 +25,7 @@ from typing import Annotated, Any, NamedTuple
 
 from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
-from memwall.core.files import write_whole
+from memwall.core.files import read_text, write_whole
 from memwall.core.structure import BadRecord, check_schema, finite, shown, write
 from memwall.core.structure import read as read_record
 from memwall.record.profile import Profile
@@ -222,7 +222,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Row, ...]:
         UsageError: no such file, or a line is damaged, of a newer memwall, or a duplicate with other figures; names it.
     """
     rows: dict[tuple[str, ...], Row] = {}
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path} line {number}"
@@ -235,17 +235,6 @@ def read(path: str | os.PathLike[str]) -> tuple[Row, ...]:
 
 def _order(row: Row) -> tuple[str, ...]:
     return (row.date, *row.key)
-
-
-def _lines(path: str | os.PathLike[str]) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise UsageError(f"no such file: {path}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _row(line: str, where: str) -> Row:

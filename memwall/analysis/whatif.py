@@ -16,8 +16,9 @@ from typing import Any
 
 from memwall.core.errors import UsageError, suggest
 from memwall.core.graph import Graph, Pipe
+from memwall.core.structure import BadRecord, shown
 from memwall.fusion.hand_fused import fuse_modules, modules_of
-from memwall.hardware.gpu import FIELDS, PIPE_NAMES, WrongValue, fraction, positive, shown
+from memwall.hardware.gpu import FIELDS, PIPE_NAMES, fraction, positive
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule, Totals
@@ -69,7 +70,7 @@ class GpuChange:
         """
         try:
             changed: dict[str, Any] = {self.field: self._table(gpu) if self.field in TABLES else self._scalar(gpu)}
-        except WrongValue as error:
+        except BadRecord as error:
             raise UsageError(f"--what-if {self.text}: on {gpu.name}, {self.field} {error}") from None
         return replace(gpu, **changed)
 

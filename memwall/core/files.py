@@ -63,60 +63,54 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
+def read_text(
+    path: str | os.PathLike[str], most_bytes: int = MAX_JSON_BYTES, kind: str = "memwall record", errors: str = "strict"
+) -> str:
     """The text of a file, or of one packed by gzip (``.gz``).
 
     Raises:
-        UsageError: missing, unreadable, too large, not UTF-8.
+        UsageError: missing, unreadable, larger than any file of its ``kind``, not UTF-8.
     """
     source = Path(path)
+    packed = source.name.endswith(".gz")
     try:
-        if source.stat().st_size > MAX_JSON_BYTES:
-            raise UsageError(f"{source} is larger than 1 GiB; not a memwall record")
-        return _unpacked(source) if source.name.endswith(".gz") else source.read_text(encoding="utf-8")
+        large = source.stat().st_size > most_bytes
+        with gzip.open(source) if packed else source.open("rb") as handle:
+            data = b"" if large else handle.read(most_bytes + 1 if packed else -1)
+        if large or len(data) > most_bytes:
+            raise UsageError(f"{source} is larger than {most_bytes >> 20} MiB: not a {kind}")
+        return data.decode("utf-8-sig", errors)
     except FileNotFoundError:
         raise UsageError(f"no such file: {source}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"{source} is not a gzip file, or is cut off: {error}") from None
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{source} is not UTF-8 text (byte {error.start})") from None
     except MemoryError:
         raise UsageError(f"{source} does not fit in memory") from None
+    except ValueError:
+        raise UsageError(f"{str(source)!r} is not a file name") from None
 
 
 @uncollected()
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Parse a JSON file, or one packed by gzip (``.gz``); NaN and Infinity are refused.
+    """Parse a JSON file; NaN and Infinity are refused.
 
     Raises:
-        UsageError: as :func:`read_text`; not JSON, nested too deep.
+        UsageError: as :func:`read_text`, or not JSON, or nested too deep.
     """
-    source, text = Path(path), read_text(path)
+    text = read_text(path)
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         cut = " (truncated?)" if error.pos >= len(text.rstrip()) else ""
-        raise UsageError(
-            f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}{cut}"
-        ) from None
+        raise UsageError(f"{path} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}{cut}") from None
     except RecursionError:
-        raise UsageError(f"{source} is nested too deep to be a memwall record") from None
-    except MemoryError:
-        raise UsageError(f"{source} does not fit in memory") from None
+        raise UsageError(f"{path} is nested too deep to be a memwall record") from None
     except ValueError as error:
-        raise UsageError(f"{source} is not a memwall record: {error}") from None
-
-
-def _unpacked(source: Path) -> str:
-    """The text in a gzip file, which may be no longer than an unpacked one."""
-    try:
-        with gzip.open(source) as handle:
-            data = handle.read(MAX_JSON_BYTES + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UsageError(f"{source} is not a gzip file, or is cut off: {error}") from None
-    if len(data) > MAX_JSON_BYTES:
-        raise UsageError(f"{source} holds more than 1 GiB; not a memwall record")
-    return data.decode("utf-8")
+        raise UsageError(f"{path} is not a memwall record: {error}") from None
 
 
 def _refuse_constant(name: str) -> float:

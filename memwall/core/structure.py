@@ -146,7 +146,7 @@ def read(cls: type[T], record: Any, where: str = "record") -> T:
         BadRecord: a key is missing or its value is not as its type says; names it, behind ``where``.
     """
     try:
-        found: T = _check(cls)(record)
+        found: T = check_of(cls)(record)
     except BadRecord as error:
         raise error.inside(where) from None
     return found
@@ -173,24 +173,30 @@ def check_schema(record: Any, family: str, version: int, source: str) -> None:
 
 
 def _make_check(hint: Any) -> Check:
-    """The check of a type."""
     if hint in _PLAIN:
         return _PLAIN[hint]
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        found: Check = arguments[1]
+        found: Check = next(filter(callable, arguments[1:]), check_of(arguments[0]))
         return found
     if origin in (Union, UnionType):
-        inner = _check(_not_none(arguments))
+        inner = check_of(_not_none(arguments))
         return lambda value: None if value is None else inner(value)
     if origin is tuple:
-        return _counts if arguments[0] is int else _items(_check(arguments[0]))
+        return _counts if arguments[0] is int else _items(check_of(arguments[0]))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _entries(getattr(arguments[0], "parse", str), _check(arguments[1]))
+        return _entries(getattr(arguments[0], "parse", str), check_of(arguments[1]))
     return _object(hint)
 
 
-_check: Callable[[Any], Check] = cache(_make_check)
+#: the check of a type
+check_of: Callable[[Any], Check] = cache(_make_check)
+
+
+def checks_of(cls: type) -> dict[str, Check]:
+    """The check of each field of a dataclass."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {f.name: check_of(hints[f.name]) for f in fields(cls)}
 
 
 def _not_none(arguments: tuple[Any, ...]) -> Any:
@@ -241,8 +247,8 @@ def _entries(parse: Callable[[str], Any], check: Check) -> Check:
 
 
 def _object(cls: type) -> Check:
-    hints = get_type_hints(cls, include_extras=True)
-    rows = {_key(f): (f.name, _check(hints[f.name])) for f in fields(cls)}
+    checks = checks_of(cls)
+    rows = {_key(f): (f.name, checks[f.name]) for f in fields(cls)}
     required = {f.name: _key(f) for f in fields(cls) if f.default is f.default_factory is MISSING}
     check_all = None if any(f.name == "check" for f in fields(cls)) else getattr(cls, "check", None)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from memwall.analysis.quantities import ALIASES, LIMITS
 from memwall.core.errors import UsageError, unknown
+from memwall.core.files import read_text
 from memwall.frontend.workload.target import split_target
 from memwall.fusion import POLICIES
 from memwall.gate.config import GateConfig, GatedWorkload, Limits, Scope, limits_of
@@ -84,13 +85,7 @@ def read_config(path: Path) -> GateConfig:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise UsageError(f"no such file: {path}") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text (byte {error.start})") from None
+        return tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:  # no TOML, or a number of thousands of digits
         raise UsageError(f"{path} is not TOML: {error}") from None
 

@@ -3,10 +3,9 @@
 In: the TOML files of ``hardware_specs/``, or one of the user's own; out: a :class:`Gpu`, its ceilings and the constants
 of every kernel family, those that it lacks from the nearest GPU that has them.
 
-Start with :mod:`~memwall.hardware.lookup` (a GPU by its name), then :mod:`~memwall.hardware.gpu` (what one is). What a
-file may say is in :mod:`~memwall.hardware.gpu_spec`, what its constants mean in :mod:`~memwall.hardware.constants`,
-what all GPUs of a compute capability share in :mod:`~memwall.hardware.chips`, and a CPU's own rates in
-:mod:`~memwall.hardware.cpu_rates`.
+Start with :mod:`~memwall.hardware.lookup` (a GPU by its name), then :mod:`~memwall.hardware.gpu` (what one is, or a
+CPU). What a file may say is in :mod:`~memwall.hardware.gpu_spec`, what its constants mean in
+:mod:`~memwall.hardware.constants`, what all GPUs of a compute capability share in :mod:`~memwall.hardware.chips`.
 """
 
 from memwall.hardware.chips import CHIPS, Chip, chip_of

@@ -1,7 +1,11 @@
 """One GPU: its ceilings, the pipe that stands in for one it lacks, and the values that each field may have.
 
-Everything is base SI: FLOP/s (a fused multiply-add is 2), bytes/s, bytes, Hz, W, s. Peaks are dense. The checks
-at the end serve a saved record (:meth:`Gpu.from_dict`) and a file (:mod:`memwall.hardware.gpu_spec`) alike.
+Everything is base SI: FLOP/s (a fused multiply-add is 2), bytes/s, bytes, Hz, W, s. Peaks are dense. The checks of the
+fields serve a saved record (:meth:`Gpu.from_dict`) and a file (:mod:`memwall.hardware.gpu_spec`) alike.
+
+A CPU has rates that no datasheet states and ``memwall calibrate`` measures. One core has no other threads to hide
+latency: a kernel that evaluates a function on each element is limited by that function long before it is limited by
+memory, and a convolution runs in another library than a matrix product.
 """
 
 from __future__ import annotations
@@ -9,11 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
-from memwall.hardware.cpu_rates import CACHES, KERNELS, PRODUCTS, Cpu
+from memwall.core.structure import BadRecord, Check, check_of, checks_of, one_of, read, shown, write
 
 ENGINES = ("tensor", "vector")
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "int8")
@@ -49,54 +53,173 @@ _NEIGHBOURS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+# -- what a value may be -----------------------------------------------------------------------------------------------
+
+
+def numbers(wanted: str, fits: Callable[[float], bool], kind: type[float] = float) -> Callable[[Any], Any]:
+    """The check of a number in base SI: finite, and neither absurdly large nor small, so that no rate overflows."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise BadRecord(f"must be {wanted}, not {shown(value)}")
+        in_range = abs(value) <= 1e25 and (value == 0 or abs(value) >= 1e-15)  # False for NaN
+        if not in_range or not fits(value):
+            raise BadRecord(f"must be {wanted} in base SI units, not {shown(value)}")
+        return kind(value)
+
+    return check
+
+
+positive = numbers("a positive number", lambda number: number > 0)
+whole = numbers("a positive whole number", lambda number: number > 0 and number % 1 == 0, int)
+fraction = numbers("a fraction above 0 and at most 1", lambda number: 0 < number <= 1)
+Positive = Annotated[float, positive]
+Whole = Annotated[int, whole]
+NotNegative = Annotated[float, numbers("a number of 0 or more", lambda number: number >= 0)]
+Size = Annotated[int, numbers("a whole number, 0 or more,", lambda number: number >= 0 and number % 1 == 0, int)]
+
+
+def line(value: Any) -> str:
+    """A line of text."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise BadRecord(f"must be a line of text, not {shown(value)}")
+    return value
+
+
+def _line_or_none(value: Any) -> str:
+    return "" if value == "" else line(value)
+
+
+def _capability(value: Any) -> str:
+    """NVIDIA's two numbers (9.0), or another vendor's name (gfx942), which begins with a letter."""
+    known = line(value)
+    if not known[0].isalpha() and not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", known):
+        raise BadRecord(f"must be as in '9.0', not {shown(value)}")
+    return known
+
+
+def _peaks(value: Any) -> Mapping[Pipe, float]:
+    peaks = _PEAKS(value)
+    if not peaks or any(pipe not in PIPE_NAMES for pipe in peaks):
+        raise BadRecord("must name pipes, such as tensor.float16")
+    return {Pipe.parse(pipe): rate for pipe, rate in peaks.items()}
+
+
+def _fractions(value: Any) -> Mapping[str, float]:
+    return {"dram": DEFAULT_DRAM_FRACTION, **_FRACTIONS(value)}
+
+
+_PEAKS, _FRACTIONS = check_of(Mapping[str, Positive]), check_of(Mapping[str, Annotated[float, fraction]])
+
+
+# -- a CPU -------------------------------------------------------------------------------------------------------------
+
+#: data caches, the nearest first
+CACHES = ("l1", "l2", "l3")
+
+#: products that do not run as a plain matrix product: rates in FLOP/s, of float32. A pointwise convolution has a
+#: kernel of one element and stride 1, ``_batched`` from 16 images on, where torch hands it to oneDNN
+#: (aten/src/ATen/native/Convolution.cpp, ``use_mkldnn``); a window is larger, strided by more than 1
+PRODUCTS = (
+    "pointwise_convolution", "pointwise_convolution_batched", "window_convolution", "strided_convolution",
+    "depthwise_convolution", "attention",
+)  # fmt: skip
+
+#: kernels that evaluate more than an add or a multiply per element: rates in elements/s, of float32. What counts as
+#: an element is said in :mod:`memwall.perfmodel.cpu`
+KERNELS = (
+    "exp", "log", "sqrt", "rsqrt", "sin", "pow", "erf", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "compare",
+    "where", "dropout", "softmax", "log_softmax", "layer_norm", "batch_norm", "batch_norm_training", "variance",
+    "max_pool", "gelu_backward", "softmax_backward", "layer_norm_backward", "batch_norm_backward",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One CPU, as eager PyTorch uses ``threads`` of its cores."""
+
+    threads: Whole = 1
+    #: extra seconds of a matrix product for operands in DRAM rather than in a cache, over the seconds in which DRAM
+    #: delivers them: 0 where arithmetic hides all traffic, 1 where it hides none
+    exposed_traffic: NotNegative = 0.0
+    #: bytes, and bytes/s of a triad that fits, by name of :data:`CACHES`
+    cache_bytes: Mapping[str, Whole] = field(default_factory=dict)
+    cache_bytes_per_s: Mapping[str, Positive] = field(default_factory=dict)
+    #: FLOP/s by name of :data:`PRODUCTS`
+    flop_per_s: Mapping[str, Positive] = field(default_factory=dict)
+    #: elements/s by name of :data:`KERNELS`
+    elements_per_s: Mapping[str, Positive] = field(default_factory=dict)
+
+    def rate_for(self, nbytes: int) -> float | None:
+        """Bytes/s of the nearest cache that holds ``nbytes``; None where none does or its rate is unknown."""
+        for name in CACHES:
+            if nbytes <= self.cache_bytes.get(name, 0) and name in self.cache_bytes_per_s:
+                return self.cache_bytes_per_s[name]
+        return None
+
+
+# -- a GPU -------------------------------------------------------------------------------------------------------------
+
+REQUIRED: Any = object()
+Line = Annotated[str, line]
+
+
+class Stated(NamedTuple):
+    """A field that a file states: its key there, and what it is where the file does not say."""
+
+    key: str
+    default: Any = REQUIRED
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as a process sees it (one die of an MI250X). Rates are dense datasheet peaks in base SI."""
 
-    # Canonical short name, the file's stem: "h100-sxm".
-    name: str
-    full_name: str
-    vendor: str
-    # pascal, volta, turing, ampere, ada, hopper, blackwell, cdna, cdna2, cdna3, tpu, wafer, cpu.
-    architecture: str
-    # "9.0" for NVIDIA, "gfx942" for AMD, None elsewhere.
-    compute_capability: str | None
-    # Year and month of the announcement: "2022-09".
-    release: str
-    # Other names, the strings that drivers report among them.
-    aliases: tuple[str, ...]
-    # Units that run blocks: SMs, CUs, TensorCores. 1 (the default): nothing is lost to partial waves.
-    sm_count: int
-    boost_clock_hz: float
-    # Dense peak of each pipe that the GPU has, FLOP/s.
-    peak_flop_per_s: Mapping[Pipe, float]
-    dram_bytes_per_s: float
-    # Capacity as marketed, decimal.
-    dram_bytes: int
-    # Last cache before DRAM; 0 means none.
-    l2_bytes: int
-    # The highest known figure, so that no kernel beats a bound.
-    l2_bytes_per_s: float
-    # Both directions together, as vendors state it; 0 means no link.
-    link_bytes_per_s: float
-    # 0 means unknown.
-    tdp_w: float
-    # Launch latency of one kernel, launched back to back, seconds.
-    launch_overhead_s: float
-    # CPU time that eager PyTorch needs to issue one op, seconds: a property of the host.
-    dispatch_s: float
-    # Fraction of a datasheet number that can be reached: "dram" (always there), "tensor.float16", ...
-    achievable: Mapping[str, float]
-    # Dotted key of the file -> the comment next to the number.
-    sources: Mapping[str, str]
-    # How the fractions are known: bandwidth and a GEMM "measured" on this GPU, some or all inherited from
-    # its "architecture", or none known and defaults taken ("datasheet").
-    calibration: str
-    # "gemm.bfloat16.plateau" -> value: constants of memwall.ops.launches, some from a similar GPU.
-    utilization: Mapping[str, float] = field(default_factory=dict)
-    # "gemm.bfloat16" -> the GPU on whose rows the table was scored: its file states an interval.
-    fitted_on: Mapping[str, str] = field(default_factory=dict)
-    # What a CPU's kernels reach; None on a GPU.
+    #: canonical short name, the file's stem: "h100-sxm"
+    name: Annotated[Line, Stated("name")]
+    #: without one the name
+    full_name: Annotated[Line, Stated("full_name", "")]
+    vendor: Annotated[Line, Stated("vendor", "unknown")]
+    #: pascal, volta, turing, ampere, ada, hopper, blackwell, cdna, cdna2, cdna3, tpu, wafer, cpu
+    architecture: Annotated[Line, Stated("architecture", "unknown")]
+    #: "9.0" for NVIDIA, "gfx942" for AMD, None elsewhere
+    compute_capability: Annotated[Annotated[str, _capability] | None, Stated("compute_capability", None)]
+    #: year and month of the announcement: "2022-09"; may be unknown
+    release: Annotated[str, _line_or_none, Stated("release", "")]
+    #: other names, the strings that drivers report among them
+    aliases: Annotated[tuple[Line, ...], Stated("aliases", ())]
+    #: units that run blocks: SMs, CUs, TensorCores. 1: nothing is lost to partial waves
+    sm_count: Annotated[Whole, Stated("compute.sm_count", 1)]
+    boost_clock_hz: Annotated[Positive, Stated("compute.boost_clock_hz", 1e9)]
+    dram_bytes_per_s: Annotated[Positive, Stated("memory.dram_bytes_per_s")]
+    #: capacity as marketed, decimal
+    dram_bytes: Annotated[Whole, Stated("memory.dram_bytes")]
+    #: last cache before DRAM; 0: none
+    l2_bytes: Annotated[Size, Stated("memory.l2_bytes", 0)]
+    #: the highest known figure, so that no kernel beats a bound; without one the DRAM bandwidth
+    l2_bytes_per_s: Annotated[Positive, Stated("memory.l2_bytes_per_s", 0.0)]
+    #: both directions together, as vendors state it; 0: no link
+    link_bytes_per_s: Annotated[NotNegative, Stated("link.link_bytes_per_s", 0.0)]
+    #: 0: unknown
+    tdp_w: Annotated[NotNegative, Stated("power.tdp_w", 0.0)]
+    #: launch latency of one kernel, launched back to back
+    launch_overhead_s: Annotated[NotNegative, Stated("host.launch_overhead_s", 2.5e-6)]
+    #: CPU time that eager PyTorch needs to issue one op: a property of the host
+    dispatch_s: Annotated[NotNegative, Stated("host.dispatch_s", 5e-6)]
+    #: how the fractions are known: bandwidth and a GEMM "measured" on this GPU, some or all inherited from its
+    #: "architecture", or none known and defaults taken ("datasheet")
+    calibration: Annotated[str, one_of(("measured", "architecture", "datasheet")), Stated("calibration", "datasheet")]
+    #: dense peak of each pipe that the GPU has, FLOP/s
+    peak_flop_per_s: Annotated[Mapping[Pipe, float], _peaks]
+    #: fraction of a datasheet number that can be reached: "dram" (always there), "tensor.float16", ...
+    achievable: Annotated[Mapping[str, float], _fractions]
+    #: dotted key of the file -> the comment next to the number
+    sources: Mapping[str, Line]
+    #: "gemm.bfloat16.plateau" -> value: constants of kernel families, some from a similar GPU
+    utilization: Mapping[str, NotNegative] = field(default_factory=dict)
+    #: "gemm.bfloat16" -> the GPU on whose rows the table was scored: its file states an interval
+    fitted_on: Mapping[str, Line] = field(default_factory=dict)
+    #: what a CPU's kernels reach; None on a GPU
     cpu: Cpu | None = None
 
     def __hash__(self) -> int:
@@ -134,205 +257,28 @@ class Gpu:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types in a fixed order; :meth:`from_dict` reads it back."""
-        record: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
-        record["aliases"] = list(self.aliases)
-        record["peak_flop_per_s"] = {str(pipe): rate for pipe, rate in self.peak_flop_per_s.items()}
-        record["achievable"] = dict(self.achievable)
-        record["sources"] = dict(self.sources)
-        record["utilization"] = dict(self.utilization)
-        record["fitted_on"] = dict(self.fitted_on)
-        if self.cpu is not None:
-            record["cpu"] = self.cpu.to_dict()
+        record: dict[str, Any] = write(self)
+        if self.cpu is None:
+            del record["cpu"]
         return record
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Gpu:
+    def from_dict(cls, record: Any) -> Gpu:
         """The GPU of a saved record; keys that this version does not know are ignored.
 
         Raises:
             UsageError: a key is missing or its value is of the wrong kind.
         """
-        if not isinstance(record, Mapping):
-            raise UsageError(f"saved GPU: must be a table, not {shown(record)}")
-        values = {name: _saved(name, record.get(name)) for name in FIELDS}
-        peaks = _saved_table(record, "peak_flop_per_s", positive)
-        if not peaks or any(key not in PIPE_NAMES for key in peaks):
-            raise UsageError("saved GPU: peak_flop_per_s: must name pipes, such as tensor.float16")
-        values["peak_flop_per_s"] = {Pipe.parse(key): rate for key, rate in peaks.items()}
-        values["achievable"] = {"dram": DEFAULT_DRAM_FRACTION} | _saved_table(record, "achievable", fraction)
-        values["sources"] = _saved_table(record, "sources", text)
-        values["utilization"] = _saved_table(record, "utilization", _not_negative)
-        values["fitted_on"] = _saved_table(record, "fitted_on", text)
-        values["cpu"] = _saved_cpu(record)
-        return cls(**values)
+        try:
+            return read(cls, record, "saved GPU")
+        except BadRecord as error:
+            raise UsageError(str(error)) from None
 
 
-# ---- a saved record
-
-
-def _saved(name: str, value: Any) -> Any:
-    _, check, default = FIELDS[name]
-    if default in (None, "") and value == default:
-        return default
-    try:
-        return check(value)
-    except WrongValue as error:
-        raise UsageError(f"saved GPU: {name}: {error}") from None
-
-
-def _saved_table(record: Mapping[str, Any], name: str, check: Callable[[Any], Any]) -> dict[str, Any]:
-    table = record.get(name, {})
-    if not isinstance(table, Mapping):
-        raise UsageError(f"saved GPU: {name}: must be a table, not {shown(table)}")
-    try:
-        return {str(key): check(value) for key, value in table.items()}
-    except WrongValue as error:
-        raise UsageError(f"saved GPU: {name}: {error}") from None
-
-
-def _saved_cpu(record: Mapping[str, Any]) -> Cpu | None:
-    saved = record.get("cpu")
-    if saved is None:
-        return None
-    if not isinstance(saved, Mapping):
-        raise UsageError(f"saved GPU: cpu: must be a table, not {shown(saved)}")
-    flat: dict[str, Any] = {}
-    for name, value in saved.items():
-        flat |= {f"{name}.{key}": n for key, n in value.items()} if isinstance(value, Mapping) else {name: value}
-    try:
-        return cpu_of({key: CPU_KEYS[key](value) for key, value in flat.items() if key in CPU_KEYS})
-    except WrongValue as error:
-        raise UsageError(f"saved GPU: cpu: {error}") from None
-
-
-# ---- what a value may be
-
-
-class WrongValue(Exception):
-    """A value that a key may not have; the message ends a line that names the key."""
-
-
-def shown(value: object) -> str:
-    """The value as a message quotes it."""
-    code = repr(value) if not isinstance(value, int) or value.bit_length() < 256 else "a huge integer"
-    return one_line(code if len(code) <= 60 else f"{code[:57]}...")
-
-
-def one_line(value: object, longest: int = 300) -> str:
-    line = str(value)
-    if not line.isprintable():
-        line = "".join(char if char.isprintable() else "?" for char in line)
-    return line if len(line) <= longest else f"{line[: longest - 3]}..."
-
-
-def text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise WrongValue(f"must be a line of text, not {shown(value)}")
-    return value
-
-
-def _capability(value: Any) -> str:
-    """NVIDIA's two numbers (9.0), or another vendor's name (gfx942), which begins with a letter."""
-    known = text(value)
-    if not known[0].isalpha() and not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", known):
-        raise WrongValue(f"must be as in '9.0', not {shown(value)}")
-    return known
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise WrongValue(f"must be a list of texts, not {shown(value)}")
-    return tuple(map(text, value))
-
-
-def _one_of(*choices: str) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if value not in choices:
-            raise WrongValue(f"must be one of {', '.join(choices)}, not {shown(value)}")
-        return str(value)
-
-    return check
-
-
-def _number(value: Any, wanted: str, fits: Callable[[float], bool]) -> float:
-    """The value as a float: finite, and neither absurdly large nor small, so that no rate overflows."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise WrongValue(f"must be {wanted}, not {shown(value)}")
-    in_range = abs(value) <= 1e25 and (value == 0 or abs(value) >= 1e-15)  # False for NaN
-    if not in_range or not fits(value):
-        raise WrongValue(f"must be {wanted} in base SI units, not {shown(value)}")
-    return float(value)
-
-
-def within(low: float, high: float) -> Callable[[Any], float]:
-    """The check of a number in a range."""
-    return lambda value: _number(value, f"a number from {low:g} to {high:g}", lambda number: low <= number <= high)
-
-
-def positive(value: Any) -> float:
-    return _number(value, "a positive number", lambda number: number > 0)
-
-
-def _not_negative(value: Any) -> float:
-    return _number(value, "a number of 0 or more", lambda number: number >= 0)
-
-
-def fraction(value: Any) -> float:
-    return _number(value, "a fraction above 0 and at most 1", lambda number: 0 < number <= 1)
-
-
-def count(value: Any) -> int:
-    return int(_number(value, "a positive whole number", lambda number: number > 0 and number % 1 == 0))
-
-
-def _size(value: Any) -> int:
-    return int(_number(value, "a whole number, 0 or more,", lambda number: number >= 0 and number % 1 == 0))
-
-
-REQUIRED: Any = object()
-
-#: Field of Gpu -> key of a file, how its value is checked, and its default. The three tables (peaks, fractions,
-#: sources) are built separately.
-FIELDS: Mapping[str, tuple[str, Callable[[Any], Any], Any]] = {
-    "name": ("name", text, REQUIRED),
-    "full_name": ("full_name", text, ""),  # the name
-    "vendor": ("vendor", text, "unknown"),
-    "architecture": ("architecture", text, "unknown"),
-    "compute_capability": ("compute_capability", _capability, None),
-    "release": ("release", text, ""),
-    "aliases": ("aliases", _texts, ()),
-    "sm_count": ("compute.sm_count", count, 1),
-    "boost_clock_hz": ("compute.boost_clock_hz", positive, 1e9),
-    "dram_bytes_per_s": ("memory.dram_bytes_per_s", positive, REQUIRED),
-    "dram_bytes": ("memory.dram_bytes", count, REQUIRED),
-    "l2_bytes": ("memory.l2_bytes", _size, 0),
-    "l2_bytes_per_s": ("memory.l2_bytes_per_s", positive, 0.0),  # the DRAM bandwidth
-    "link_bytes_per_s": ("link.link_bytes_per_s", _not_negative, 0.0),
-    "tdp_w": ("power.tdp_w", _not_negative, 0.0),
-    "launch_overhead_s": ("host.launch_overhead_s", _not_negative, 2.5e-6),
-    "dispatch_s": ("host.dispatch_s", _not_negative, 5e-6),
-    "calibration": ("calibration", _one_of("measured", "architecture", "datasheet"), "datasheet"),
+#: Field of Gpu -> key of a file, how its value is checked, and its default.
+FIELDS: Mapping[str, tuple[str, Check, Any]] = {
+    name: (item.key, checks_of(Gpu)[name], item.default)
+    for name, hint in get_type_hints(Gpu, include_extras=True).items()
+    for item in getattr(hint, "__metadata__", ())
+    if isinstance(item, Stated)
 }
-
-#: Key of a file's ``[cpu]`` -> how its value is checked.
-CPU_KEYS: Mapping[str, Callable[[Any], Any]] = {
-    "threads": count,
-    "exposed_traffic": _not_negative,
-    **{f"cache_bytes.{name}": count for name in CACHES},
-    **{f"cache_bytes_per_s.{name}": positive for name in CACHES},
-    **{f"flop_per_s.{name}": positive for name in PRODUCTS},
-    **{f"elements_per_s.{name}": positive for name in KERNELS},
-}
-
-
-def cpu_of(values: Mapping[str, Any]) -> Cpu | None:
-    """The CPU of checked values by key of :data:`CPU_KEYS`; None where there are none."""
-    if not values:
-        return None
-
-    def table(name: str) -> dict[str, Any]:
-        start = f"{name}."
-        return {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
-
-    tables = {name: table(name) for name in ("cache_bytes", "cache_bytes_per_s", "flop_per_s", "elements_per_s")}
-    return Cpu(values.get("threads", 1), **tables, exposed_traffic=values.get("exposed_traffic", 0.0))

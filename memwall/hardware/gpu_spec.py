@@ -13,31 +13,32 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from memwall.core.errors import UsageError, nearest
+from memwall.core.files import read_text
 from memwall.core.graph import Pipe
+from memwall.core.structure import BadRecord, Check, checks_of, one_line, shown
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.gpu import (
-    CPU_KEYS,
+    CACHES,
     DEFAULT_DRAM_FRACTION,
     FIELDS,
+    KERNELS,
     PIPE_NAMES,
+    PRODUCTS,
     REQUIRED,
+    Cpu,
     Gpu,
-    WrongValue,
-    count,
-    cpu_of,
     fraction,
-    one_line,
+    line,
+    numbers,
     positive,
-    shown,
-    text,
-    within,
-)
+    whole,
+)  # fmt: skip
 
 SCHEMA = "memwall.gpu/1"
 
@@ -49,26 +50,34 @@ _MAX_LINE = 10_000  # tomllib is quadratic in the length of a dotted key
 
 _EXPLAINABLE = (*(f"peak_flop_per_s.{pipe}" for pipe in PIPE_NAMES), "memory.dram_bytes_per_s")
 
+_CPU_NUMBERS = ("threads", "exposed_traffic")
+_CPU_TABLES = {
+    "cache_bytes": CACHES, "cache_bytes_per_s": CACHES, "flop_per_s": PRODUCTS, "elements_per_s": KERNELS,
+}  # fmt: skip
+
+
+def _within(low: float, high: float) -> Check:
+    return numbers(f"a number from {low:g} to {high:g}", lambda number: low <= number <= high)
+
+
 #: Every key that a file may have: how its value is checked, and its default.
-_KEYS: Mapping[str, tuple[Callable[[Any], Any], Any]] = {
-    "schema": (text, REQUIRED),
+_KEYS: Mapping[str, tuple[Check, Any]] = {
+    "schema": (line, REQUIRED),
     **{key: (check, default) for key, check, default in FIELDS.values()},
     "compute.tensor_clock_hz": (positive, None),
     **{f"compute.flop_per_clock_per_sm.{pipe}": (positive, None) for pipe in PIPE_NAMES},
     **{f"peak_flop_per_s.{pipe}": (positive, None) for pipe in PIPE_NAMES},
-    "memory.bus_width_bits": (count, None),
+    "memory.bus_width_bits": (whole, None),
     "memory.pin_rate_bit_per_s": (positive, None),
     "achievable.dram": (fraction, None),
     **{f"achievable.{pipe}": (fraction, None) for pipe in PIPE_NAMES},
-    **{f"identity.{key}": (text, None) for key in _EXPLAINABLE},
-    **{f"cpu.{key}": (check, None) for key, check in CPU_KEYS.items()},
-    **{
-        f"utilization.{family}.{variant}.{item.name}": (within(item.metadata["low"], item.metadata["high"]), None)
-        for family, kind in CONSTANTS.items()
-        for variant in kind.VARIANTS
-        for item in fields(kind)
-    },
-}
+    **{f"identity.{key}": (line, None) for key in _EXPLAINABLE},
+    **{f"cpu.{name}": (checks_of(Cpu)[name], None) for name in _CPU_NUMBERS},
+    **{f"cpu.{table}.{name}": (whole if table == "cache_bytes" else positive, None)
+       for table, names in _CPU_TABLES.items() for name in names},
+    **{f"utilization.{family}.{variant}.{item.name}": (_within(item.metadata["low"], item.metadata["high"]), None)
+       for family, kind in CONSTANTS.items() for variant in kind.VARIANTS for item in fields(kind)},
+}  # fmt: skip
 
 
 def read_spec(path: str | Path) -> Gpu:
@@ -127,12 +136,15 @@ class _Spec:
 
     @classmethod
     def read(cls, path: Path) -> _Spec:
-        content = _read_text(path)
-        document = _parse(path, content)
-        places = _places(content)
-        raw = cls(path, dict(_flat(document)), places)
+        document, content = _parse(path)
+        raw = cls(path, dict(_flat(document)), _places(content))
         raw._check_schema()
-        return cls(path, {key: raw._checked(key, value) for key, value in raw.values.items()}, places)
+        checked = {key: raw._checked(key, value) for key, value in raw.values.items()}
+        return cls(path, {key: checked[key] for key in _KEYS if key in checked}, raw.places)
+
+    def table(self, name: str) -> dict[str, Any]:
+        """The values under a heading, by the rest of their keys."""
+        return {key.removeprefix(f"{name}."): n for key, n in self.values.items() if key.startswith(f"{name}.")}
 
     def at(self, key: str) -> str:
         """``file:line: key``; the line of the nearest table where the key itself is missing."""
@@ -168,60 +180,39 @@ class _Spec:
             raise UsageError(f"{self.at(key)}: {_unknown(key, value)}")
         try:
             return _KEYS[key][0](value)
-        except WrongValue as error:
+        except BadRecord as error:
             raise UsageError(f"{self.at(key)}: {error}") from None
 
 
 def _gpu(spec: _Spec) -> Gpu:
     values = {name: spec.get(key) for name, (key, _, _) in FIELDS.items()}
-    peaks = {pipe: spec.values.get(f"peak_flop_per_s.{pipe}") for pipe in PIPE_NAMES}
-    values["peak_flop_per_s"] = {Pipe.parse(pipe): rate for pipe, rate in peaks.items() if rate is not None}
-    if not values["peak_flop_per_s"]:
+    if not (peaks := spec.table("peak_flop_per_s")):
         raise UsageError(f"{spec.at('peak_flop_per_s')}: is missing: state a peak, such as tensor.float16 = 312e12")
-    values["full_name"] = values["full_name"] or values["name"]
-    values["l2_bytes_per_s"] = values["l2_bytes_per_s"] or values["dram_bytes_per_s"]
-    fractions = {pipe: spec.values.get(f"achievable.{pipe}") for pipe in ("dram", *PIPE_NAMES)}
-    known = {pipe: reached for pipe, reached in fractions.items() if reached is not None}
-    values["achievable"] = {"dram": DEFAULT_DRAM_FRACTION} | known
-    values["sources"] = {key: note for key, (_, note) in spec.places.items() if note and key in spec.values}
-    start = "utilization."
-    values["utilization"] = {key.removeprefix(start): n for key, n in spec.values.items() if key.startswith(start)}
-    scored = (key.rpartition(".") for key in values["utilization"])
-    values["fitted_on"] = {table: values["name"] for table, _, name in scored if name == "interval_low"}
-    cpu = {key: spec.values.get(f"cpu.{key}") for key in CPU_KEYS}
-    values["cpu"] = cpu_of({key: value for key, value in cpu.items() if value is not None})
+    constants = spec.table("utilization")
+    scored = (key.rpartition(".") for key in constants)
+    cpu: dict[str, Any] = {name: spec.table(f"cpu.{name}") for name in _CPU_TABLES}
+    cpu |= {name: spec.values[f"cpu.{name}"] for name in _CPU_NUMBERS if f"cpu.{name}" in spec.values}
+    values |= {
+        "full_name": values["full_name"] or values["name"],
+        "l2_bytes_per_s": values["l2_bytes_per_s"] or values["dram_bytes_per_s"],
+        "peak_flop_per_s": {Pipe.parse(pipe): rate for pipe, rate in peaks.items()},
+        "achievable": {"dram": DEFAULT_DRAM_FRACTION} | spec.table("achievable"),
+        "sources": {key: note for key, (_, note) in spec.places.items() if note and key in spec.values},
+        "utilization": constants,
+        "fitted_on": {table: values["name"] for table, _, name in scored if name == "interval_low"},
+        "cpu": Cpu(**cpu) if spec.table("cpu") else None,
+    }
     return Gpu(**values)
 
 
-def _read_text(path: Path) -> str:
-    label = one_line(path)
-    try:
-        if path.is_dir():
-            raise UsageError(f"{label}: is a folder, not a TOML file")
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise UsageError(f"{label}: no such file") from None
-    except OSError as error:
-        raise UsageError(f"{label}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise UsageError(f"{label}: is not a file name") from None
-    if len(data) > _MAX_BYTES:
-        raise UsageError(f"{label}: is larger than 1 MiB: not a GPU file")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{label}:{line}: is not UTF-8 text") from None
-
-
-def _parse(path: Path, content: str) -> dict[str, Any]:
-    label = one_line(path)
-    for number, line in enumerate(content.split("\n"), 1):
-        if len(line) > _MAX_LINE:
+def _parse(path: Path) -> tuple[dict[str, Any], str]:
+    """The document and its text."""
+    content, label = read_text(path, _MAX_BYTES, "GPU file"), one_line(path)
+    for number, row in enumerate(content.split("\n"), 1):
+        if len(row) > _MAX_LINE:
             raise UsageError(f"{label}:{number}: line is longer than {_MAX_LINE} characters: not a GPU file")
     try:
-        return tomllib.loads(content)
+        return tomllib.loads(content), content
     except RecursionError:
         raise UsageError(f"{label}: is nested too deeply: not a GPU file") from None
     except ValueError as error:  # TOMLDecodeError, and an integer of thousands of digits
@@ -250,14 +241,14 @@ def _places(content: str) -> dict[str, tuple[int, str]]:
     """Dotted key -> its line and the comment at the line's end. For messages; tomllib reads the values."""
     places: dict[str, tuple[int, str]] = {}
     table = ""
-    for number, line in enumerate(content.split("\n"), 1):
-        start, assigned, _ = line.strip().partition("=")
+    for number, row in enumerate(content.split("\n"), 1):
+        start, assigned, _ = row.strip().partition("=")
         if start.startswith("["):
             table = _bare(start.strip("[").partition("]")[0])
             places.setdefault(table, (number, ""))
         elif assigned and _BARE_KEY.fullmatch(start):
             key = f"{table}.{_bare(start)}" if table else _bare(start)
-            comment = _COMMENT.match(line) if "#" in line else None
+            comment = _COMMENT.match(row) if "#" in row else None
             places.setdefault(key, (number, one_line(comment[1].strip()) if comment else ""))
     return places
 

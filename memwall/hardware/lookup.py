@@ -14,14 +14,12 @@ from functools import cache
 from pathlib import Path
 
 from memwall.core.errors import MissingError, UsageError, nearest
+from memwall.core.structure import shown
 from memwall.hardware.chips import GENERATIONS
-from memwall.hardware.gpu import DTYPES, ENGINES, Gpu, shown
-from memwall.hardware.gpu_spec import SCHEMA, broken_identities, read_spec
+from memwall.hardware.gpu import Gpu
+from memwall.hardware.gpu_spec import broken_identities, read_spec
 
 __all__ = [
-    "DTYPES",
-    "ENGINES",
-    "SCHEMA",
     "Gpu",
     "all_gpus",
     "gpu_names",

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.hardware.constants import Constants
-from memwall.hardware.cpu_rates import Cpu
+from memwall.hardware.gpu import Cpu
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.registry import find_row
@@ -103,7 +103,7 @@ def _memory_s(cost: Cost, gpu: Gpu, cpu: Cpu, reuse: Sequence[tuple[int, int]]) 
 
 
 def kernel_name(op: Op) -> str | None:
-    """Which rate of :data:`memwall.hardware.cpu_rates.KERNELS` an op runs at; None where bytes alone set its time."""
+    """Which rate of :data:`memwall.hardware.gpu.KERNELS` an op runs at; None where bytes alone set its time."""
     row = find_row(op.name)
     name = row.cpu_rate if row else ""
     if name == "gelu" and op.attributes.get("approximate") == "tanh":
@@ -125,7 +125,7 @@ def kernel_elements(graph: Graph, op: Op, counts: str) -> int:
 
 
 def product_name(graph: Graph, op: Op) -> str | None:
-    """Which rate of :data:`memwall.hardware.cpu_rates.PRODUCTS` a float32 op runs at; None of all others."""
+    """Which rate of :data:`memwall.hardware.gpu.PRODUCTS` a float32 op runs at; None of all others."""
     if op.op_class not in ("attention", "convolution") or not op.inputs:
         return None
     if _spec(graph, op.inputs[0]).dtype != "float32" or "backward" in op.name:

@@ -12,10 +12,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from memwall.core.errors import UsageError
+from memwall.core.files import read_text
 from memwall.traces.records import Trace, TracedKernel
 from memwall.traces.values import printable
 
@@ -79,7 +79,7 @@ def read_ncu_csv(path: str | os.PathLike[str]) -> tuple[NcuRow, ...]:
     Raises:
         UsageError: no such file, no table of Nsight Compute, or a malformed number or unit; says which line.
     """
-    lines = _lines(path)
+    lines = read_text(path, _MAX_BYTES, "report of Nsight Compute", errors="replace").splitlines()
     head = next((i for i, line in enumerate(lines) if line.lstrip().startswith('"ID"')), None)
     if head is None:
         raise UsageError(
@@ -116,18 +116,6 @@ class _Cell(NamedTuple):
     def launch(self) -> tuple[str, str]:
         """Process and ID."""
         return self.record.get("Process ID", ""), self.record.get("ID", "")
-
-
-def _lines(path: str | os.PathLike[str]) -> list[str]:
-    source = Path(path)
-    try:
-        if source.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{path} is larger than {_MAX_BYTES >> 20} MiB; no report of Nsight Compute")
-        return source.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    except FileNotFoundError:
-        raise UsageError(f"no such file: {path}") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _long(records: Iterable[Mapping[str, str]]) -> Iterator[_Cell]:

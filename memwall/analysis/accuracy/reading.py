@@ -89,7 +89,7 @@ def _records(source: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
     Raises:
         UsageError: it cannot be read, or a row has more or fewer cells than the header.
     """
-    lines = StringIO(read_text(source).removeprefix("\ufeff")).readlines()
+    lines = StringIO(read_text(source)).readlines()
     comments = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     reader = csv.reader(lines[comments:], strict=True)
     try:

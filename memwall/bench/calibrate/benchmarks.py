@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import max_pool2d, scaled_dot_product_attention
 
 from memwall.bench.calibrate.sampling import Benchmark
-from memwall.hardware.cpu_rates import CACHES
+from memwall.hardware.gpu import CACHES
 
 #: elements of the arrays of :func:`kernels`: two of them fit the second cache of most cores
 KERNEL_ELEMENTS = 1 << 16
@@ -142,7 +142,7 @@ def contractions() -> list[Benchmark]:
 
 
 def kernels() -> list[Benchmark]:
-    """Each of :data:`memwall.hardware.cpu_rates.KERNELS` on values that take no special path, in the second cache."""
+    """Each of :data:`memwall.hardware.gpu.KERNELS` on values that take no special path, in the second cache."""
     aten = torch.ops.aten
     x, out = arrays(KERNEL_ELEMENTS, 2)
     x.uniform_(0.1, 1.1)

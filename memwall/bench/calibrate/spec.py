@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from memwall.bench.calibrate.sampling import WIDE, Quantity
 from memwall.bench.machine import cpu_name, memory_bytes, vendor_name
-from memwall.hardware.cpu_rates import KERNELS, PRODUCTS
+from memwall.hardware.gpu import KERNELS, PRODUCTS
 
 #: quantities from which the highest rate of float32 is taken
 _FLOAT32 = ("product.float32", "linear.float32", "peak.float32", "pointwise_convolution",

@@ -13,8 +13,7 @@ from memwall.bench.calibrate.sampling import Benchmark, Busy, Quantity, measure
 from memwall.bench.calibrate.spec import cpu_spec
 from memwall.bench.clock import Clocks
 from memwall.core.graph import Pipe, contiguous
-from memwall.hardware.cpu_rates import KERNELS, PRODUCTS, Cpu
-from memwall.hardware.gpu import Gpu
+from memwall.hardware.gpu import KERNELS, PRODUCTS, Cpu, Gpu
 from memwall.hardware.lookup import identity_violations, load_gpu
 from memwall.ops import table_calls as calls
 from memwall.perfmodel.roofline import predict_cost
@@ -182,7 +181,7 @@ def test_a_saved_record_keeps_the_cpu_and_a_gpus_has_none(spec):
 
 
 def test_the_nearest_cache_that_holds_it():
-    cpu = Cpu(1, {"l1": 100, "l2": 1000, "l3": 10000}, {"l2": 5.0, "l3": 3.0}, {}, {})
+    cpu = Cpu(cache_bytes={"l1": 100, "l2": 1000, "l3": 10000}, cache_bytes_per_s={"l2": 5.0, "l3": 3.0})
     assert [cpu.rate_for(n) for n in (50, 1000, 1001, 10001)] == [5.0, 5.0, 3.0, None]
 
 

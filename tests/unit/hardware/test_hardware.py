@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.hardware import lookup as hardware
+from memwall.hardware.gpu import DTYPES, ENGINES
 from memwall.hardware.lookup import Gpu, all_gpus, gpu_names, identity_violations, load_gpu, match_device, read_spec
 
 NAMES = gpu_names()
@@ -202,8 +203,8 @@ def test_fallback(name: str, asked: str, ends: str) -> None:
 
 def test_no_pipe_of_any_gpu_is_zero() -> None:
     for gpu in all_gpus():
-        for engine in hardware.ENGINES:
-            for dtype in hardware.DTYPES:
+        for engine in ENGINES:
+            for dtype in DTYPES:
                 assert gpu.peak(Pipe(engine, dtype)) > 0
                 assert 0 < gpu.achievable_fraction(Pipe(engine, dtype)) <= 1
                 assert gpu.ridge_point(Pipe(engine, dtype)) > 0
@@ -330,12 +331,12 @@ def test_round_trips_through_json(name: str) -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"sm_count": None}, "saved GPU: sm_count: must be a positive whole number, not None"),
-    ({"dram_bytes_per_s": -1}, "saved GPU: dram_bytes_per_s: must be a positive number"),
-    ({"peak_flop_per_s": {"warp.float16": 1e12}}, "saved GPU: peak_flop_per_s: must name pipes"),
-    ({"peak_flop_per_s": {}}, "saved GPU: peak_flop_per_s: must name pipes"),
-    ({"achievable": 3}, "saved GPU: achievable: must be a table"),
-    ({"achievable": {"dram": 1.5}}, "saved GPU: achievable: must be a fraction"),
+    ({"sm_count": None}, "saved GPU.sm_count must be a positive whole number, not None"),
+    ({"dram_bytes_per_s": -1}, "saved GPU.dram_bytes_per_s must be a positive number"),
+    ({"peak_flop_per_s": {"warp.float16": 1e12}}, "saved GPU.peak_flop_per_s must name pipes"),
+    ({"peak_flop_per_s": {}}, "saved GPU.peak_flop_per_s must name pipes"),
+    ({"achievable": 3}, "saved GPU.achievable is not an object"),
+    ({"achievable": {"dram": 1.5}}, "saved GPU.achievable.dram must be a fraction"),
 ])  # fmt: skip
 def test_broken_record(change: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
@@ -357,7 +358,7 @@ def error_of(folder: Path, text: str | bytes) -> str:
         read_spec(path)
     message = str(caught.value)
     assert "\n" not in message and message.startswith(str(path))
-    return message.removeprefix(f"{path}:")
+    return message.removeprefix(str(path)).removeprefix(":")
 
 
 def test_minimal_file_and_its_defaults(tmp_path: Path) -> None:
@@ -408,8 +409,8 @@ def test_windows_text_is_read(tmp_path: Path) -> None:
     ("[memory]", "[zzzzzzzz]\n[memory]", "7: zzzzzzzz: unknown key"),
     ("[memory]", "[achievable]\ndram = 85\n[memory]", "8: achievable.dram: must be a fraction above 0 and at most 1"),
     ('name = "my-board"', 'name = "m"\npower = 3', "3: power: must be a table, not 3"),
-    ('name = "my-board"', 'name = "m"\ncalibration = "best"', "3: calibration: must be one of measured, archi"),
-    ('name = "my-board"', 'name = "m"\naliases = "m"', "3: aliases: must be a list of texts, not 'm'"),
+    ('name = "my-board"', 'name = "m"\ncalibration = "best"', "3: calibration: is 'best'; want one of measured, archi"),
+    ('name = "my-board"', 'name = "m"\naliases = "m"', "3: aliases: is not a list"),
     ("[memory]", "[memory", "7: not TOML: "),
     ("100e12", "100e", "5: not TOML: "),
 ])  # fmt: skip
@@ -421,7 +422,7 @@ def test_error_names_line_and_key(tmp_path: Path, old: str, new: str, message: s
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (MINIMAL.encode() + b"# \xff\n", "10: is not UTF-8 text"),
+        (MINIMAL.encode() + b"# \xff\n", " is not UTF-8 text"),
         (b"", " schema: is missing"),
         (b"\x00\x01", "1: not TOML: "),
         (b"a = " + b"[" * 9_000, " is nested too deeply"),
@@ -447,8 +448,8 @@ def test_large_file_is_not_read_whole(tmp_path: Path) -> None:
 
 def test_paths_that_are_no_files(tmp_path: Path) -> None:
     for path, message in (
-        ("absent.toml", r"absent\.toml: no such file"), ("specs/mine", "specs/mine: no such file"),
-        (tmp_path, "is a folder, not a TOML file"), ("a\0b.toml", r"is not a file name|no such file"),
+        ("absent.toml", r"no such file: absent\.toml"), ("specs/mine", "no such file: specs/mine"),
+        (tmp_path, "cannot read .*: Is a directory"), ("a\0b.toml", "is not a file name"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=message):
             load_gpu(path)

@@ -9,7 +9,7 @@ import pytest
 
 from memwall.core.graph import Pipe
 from memwall.fusion import plan_graph
-from memwall.hardware.cpu_rates import KERNELS, Cpu
+from memwall.hardware.gpu import KERNELS, Cpu
 from memwall.ops import graph_costs
 from memwall.ops.registry import rows
 from memwall.perfmodel.cpu import kernel_name, kernel_time_s, product_name

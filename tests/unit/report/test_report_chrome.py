@@ -15,7 +15,7 @@ import pytest
 
 from memwall.core.graph import Graph
 from memwall.fusion import plan_graph
-from memwall.hardware.cpu_rates import Cpu
+from memwall.hardware.gpu import Cpu
 from memwall.record.profile import Profile
 from memwall.report import render
 from memwall.report.timeline import timeline
@@ -170,7 +170,7 @@ def test_a_cpu_that_issues_nothing_has_no_row():
 
 
 def test_a_cpu_runs_kernels():
-    machine = make_gpu("machine", cpu=Cpu(1, {"l2": 1_000_000}, {"l2": 100e9}, {}, {}))
+    machine = make_gpu("machine", cpu=Cpu(cache_bytes={"l2": 1_000_000}, cache_bytes_per_s={"l2": 100e9}))
     profile = several((machine,))
     rows = [row for _, row in rows_of(profile)]
     assert rows == [f"{policy}: {row}" for policy in POLICIES for row in ("kernels", "modules")]
