@@ -5,9 +5,7 @@ commits' dates, keys by the format, and nothing in them depends on when or where
 form; ``*.jsonl merge=union`` in ``.gitattributes`` lets git merge two. Readers accept lines in any order.
 
 Figures of two versions of memwall are not comparable: the model of the hardware may differ. :func:`steps` never
-compares them.
-
-History of the format: 1 is the first.
+compares them. History of the format: 1 is the first.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from memwall.analysis.quantities import LIMITS
+from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError
 from memwall.core.files import read_text, write_whole
 from memwall.core.structure import BadRecord, check_schema, finite, shown, write
@@ -48,11 +48,9 @@ def _commit(value: Any) -> str:
 
 
 def _date(value: Any) -> str:
-    try:
+    with suppress(UsageError):
         if value == _utc(str(value)):
             return str(value)
-    except UsageError:
-        pass
     raise BadRecord(f"is not a date in UTC such as 2026-11-22T05:24:55Z, but {shown(value)}")
 
 
@@ -84,7 +82,6 @@ class Row:
 
     @property
     def series(self) -> Series:
-        """The series that it belongs to."""
         return Series(self.workload, self.mode, self.gpu, self.policy)
 
     @property
@@ -113,7 +110,6 @@ class Step:
 
     @property
     def worse(self) -> bool:
-        """Whether it got worse."""
         return (self.after > self.before) == LIMITS[self.quantity].lower
 
 
@@ -137,7 +133,7 @@ def entry_of(profiles: Mapping[str, Profile], commit: str, date: str) -> tuple[R
     rows = [
         Row(
             commit, when, profile.memwall_version, name, profile.workload.mode, schedule.gpu.name, schedule.policy,
-            _figures(profile, schedule),
+            {limit: value for limit, q in LIMITS.items() if (value := q.read(profile, schedule)) is not None},
         )
         for name, profile in profiles.items()
         for schedule in profile.simulations
@@ -154,16 +150,10 @@ def entries_of(
     return entry_of(profiles, *committed(folder, history))
 
 
-def _figures(profile: Profile, schedule: Any) -> dict[str, float]:
-    read = {name: quantity.read(profile, schedule) for name, quantity in LIMITS.items()}
-    return {name: value for name, value in read.items() if value is not None}
-
-
 def _utc(date: str) -> str:
-    try:
+    when = None
+    with suppress(ValueError):
         when = datetime.fromisoformat(date)
-    except ValueError:
-        when = None
     if when is None or when.tzinfo is None:
         raise UsageError(f"{date[:60]!r} is no date with an offset, such as 2026-11-22T05:24:55+00:00")
     return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -175,19 +165,15 @@ def committed(folder: str | os.PathLike[str], history: str | os.PathLike[str] = 
     Raises:
         UsageError: no repository, no commit yet, or uncommitted changes: their figures belong to no commit.
     """
-    found = _git(folder, "log", "-1", "--format=%H%n%cI")
-    but = [":/", f":(exclude,top){_inside(folder, history)}"] if history else [":/"]
+    commit, date = _git(folder, "log", "-1", "--format=%H%n%cI").split()
+    but = [":/"]
+    if history:  # as git names it in a pattern from the top of the repository
+        top = Path(_git(folder, "rev-parse", "--show-toplevel").strip()).resolve()
+        but.append(f":(exclude,top){Path(os.path.relpath(Path(history).resolve(), top)).as_posix()}")
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", *but).splitlines()
     if changed:
         raise UsageError(f"{changed[0][3:]} has changes that are not committed; commit first: a history is of commits")
-    commit, date = found.split()
     return commit, _utc(date)
-
-
-def _inside(folder: str | os.PathLike[str], history: str | os.PathLike[str]) -> str:
-    """The history file as git names it in a pattern from the top of the repository."""
-    top = Path(_git(folder, "rev-parse", "--show-toplevel").strip()).resolve()
-    return Path(os.path.relpath(Path(history).resolve(), top)).as_posix()
 
 
 def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
@@ -210,8 +196,7 @@ def append(path: str | os.PathLike[str], entry: Iterable[Row]) -> None:
     Raises:
         UsageError: the file is not a history, or it cannot be written.
     """
-    known = {row.key: row for row in (read(path) if Path(path).exists() else ())}
-    known.update((row.key, row) for row in entry)
+    known = {row.key: row for row in (*(read(path) if Path(path).exists() else ()), *entry)}
     write_whole(path, "".join(f"{row.to_line()}\n" for row in sorted(known.values(), key=_order)))
 
 
@@ -243,9 +228,8 @@ def _row(line: str, where: str) -> Row:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        raise UsageError(
-            f"{where} is not JSON; name a file that memwall gate --history wrote, or take the line out"
-        ) from None
+        hint = "name a file that memwall gate --history wrote, or take the line out"
+        raise UsageError(f"{where} is not JSON; {hint}") from None
     check_schema(record, _FAMILY, _VERSION, where)
     try:
         return read_record(Row, record, "")
@@ -263,9 +247,7 @@ def commits(rows: Sequence[Row]) -> tuple[str, ...]:
 
 def trends(rows: Sequence[Row]) -> dict[Series, tuple[Row, ...]]:
     """The rows of each series, in the order of the commits."""
-    found: dict[Series, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row.series, []).append(row)
+    found = group_by(rows, [row.series for row in rows])
     return {series: tuple(found[series]) for series in sorted(found)}
 
 
@@ -279,14 +261,9 @@ def steps(rows: Sequence[Row], quantities: Iterable[str] = (), threshold: float 
     for trend in trends(rows).values():
         for before, after in pairwise(trend):
             if before.memwall_version == after.memwall_version:
-                found += [s for name in names if (s := _step(before, after, name, threshold))]
+                known = [name for name in names if name in before.figures and name in after.figures]
+                found += [Step(after, name, before.figures[name], after.figures[name]) for name in known]
+    found = [step for step in found if abs(step.after - step.before) > threshold * abs(step.before)]
     place = {commit: i for i, commit in enumerate(commits(rows))}
     order = list(LIMITS)
     return tuple(sorted(found, key=lambda s: (place[s.row.commit], s.row.series, order.index(s.quantity))))
-
-
-def _step(before: Row, after: Row, name: str, threshold: float) -> Step | None:
-    old, new = before.figures.get(name), after.figures.get(name)
-    if old is None or new is None or abs(new - old) <= threshold * abs(old):
-        return None
-    return Step(after, name, old, new)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from memwall.analysis.accuracy.samples import Sample, halves
 from memwall.analysis.accuracy.scores import percentile
+from memwall.analysis.table import group_by
 from memwall.core.errors import need
 from memwall.hardware.constants import CONSTANTS, Constants, LaunchConstants
 from memwall.hardware.lookup import Gpu
@@ -44,7 +45,6 @@ class Target(NamedTuple):
 
     @property
     def table(self) -> str:
-        """As its GPU's file calls it."""
         return f"utilization.{self.family}.{self.variant}"
 
 
@@ -102,29 +102,23 @@ class _TrialGpu(NamedTuple):
 
 def by_target(samples: Iterable[Sample]) -> dict[Target, list[Sample]]:
     """Samples by the table that decides their time: that of their longest launch."""
-    found: dict[Target, list[Sample]] = {}
-    for sample in samples:
-        work = _longest(sample)
-        found.setdefault(Target(sample.gpu.name, work.FAMILY, work.variant), []).append(sample)
-    return found
+    given = list(samples)
+    longest = [_longest(sample) for sample in given]
+    return group_by(given, [Target(s.gpu.name, w.FAMILY, w.variant) for s, w in zip(given, longest, strict=True)])
 
 
 def by_launch(samples: Iterable[Sample]) -> dict[Target, list[Sample]]:
     """Samples by the way of timing, only those at the floor: within three times the shortest of their data set, if that
     is short enough to be a floor."""
-    shortest: dict[tuple[str, str], float] = {}
     given = list(samples)
-    for sample in given:
-        at = sample.gpu.name, sample.dataset
-        shortest[at] = min(shortest.get(at, sample.measured_s), sample.measured_s)
-    found: dict[Target, list[Sample]] = {}
-    for sample in given:
-        least_s = shortest[sample.gpu.name, sample.dataset]
-        if sample.launch not in LaunchConstants.VARIANTS:
-            continue  # kernels back to back: the file states their floor among its host's numbers
-        if sample.measured_s <= 3 * least_s and least_s <= _LONGEST_FLOOR * sample.gpu.launch_overhead_s:
-            found.setdefault(Target(sample.gpu.name, "launch", sample.launch), []).append(sample)
-    return found
+    floored = []
+    for own in group_by(given, [(sample.gpu.name, sample.dataset) for sample in given]).values():
+        least_s = min(sample.measured_s for sample in own)
+        if least_s <= _LONGEST_FLOOR * own[0].gpu.launch_overhead_s:
+            floored += [sample for sample in own if sample.measured_s <= 3 * least_s]
+    # of kernels back to back the file states the floor among its host's numbers
+    timed = [sample for sample in floored if sample.launch in LaunchConstants.VARIANTS]
+    return group_by(timed, [Target(sample.gpu.name, "launch", sample.launch) for sample in timed])
 
 
 def _longest(sample: Sample) -> Launch:
@@ -159,7 +153,12 @@ def parts_of(target: Target, samples: Sequence[Sample]) -> list[_Part]:
 
 def _ratios(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
     """Modeled over measured."""
-    board = _with_launch(gpu, known, parts[0].sample.launch) if known.FAMILY == "launch" else gpu
+    board = gpu
+    if known.FAMILY == "launch":
+        table = f"launch.{parts[0].sample.launch}"
+        values = {f"{table}.{name}": value for name, value in asdict(known).items()}
+        tried = {**gpu.utilization, **values}
+        board = cast(Gpu, _TrialGpu(gpu.name, tried, {**gpu.fitted_on, table: gpu.name}, gpu.launch_overhead_s))
     floor_s = {name: launch_floor_s(board, name) for name in ("graph", "kernel")}
     ratios = []
     for sample, launches, rest_s, bound in parts:
@@ -188,15 +187,6 @@ def residuals(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]
     return found
 
 
-def _with_launch(gpu: Gpu, known: Constants, launch: str) -> Gpu:
-    table = f"launch.{launch}"
-    values = {f"{table}.{name}": value for name, value in asdict(known).items()}
-    board = _TrialGpu(
-        gpu.name, {**gpu.utilization, **values}, {**gpu.fitted_on, table: gpu.name}, gpu.launch_overhead_s
-    )
-    return cast(Gpu, board)
-
-
 def _score(ratios: Sequence[float]) -> Score:
     errors = sorted(abs(ratio - 1) for ratio in ratios)
     return Score(sum(errors) / len(errors), percentile(errors, 0.5), sum(ratios) / len(ratios) - 1)
@@ -217,8 +207,11 @@ def fit(target: Target, samples: Sequence[Sample], *, search: bool = True, seed:
     if min(len(to_fit), len(to_score)) < LEAST:
         return None
     gpu, kind = samples[0].gpu, CONSTANTS[target.family]
-    start = _present(kind, gpu, target)
-    found = _searched(kind, gpu, start, _some(to_fit, seed)) if search else start
+    start = constants(kind, gpu, target.variant)
+    if target.family == "launch" and f"launch.{target.variant}.floor_s" not in gpu.utilization:
+        start = LaunchConstants(floor_s=gpu.launch_overhead_s)
+    some = to_fit if len(to_fit) <= MOST else random.Random(seed).sample(to_fit, MOST)
+    found = _searched(kind, gpu, start, some) if search else start
     if _score(_ratios(gpu, to_fit, found)).mape >= _score(_ratios(gpu, to_fit, start)).mape:
         found = start
     before, after = (_score(_ratios(gpu, to_score, known)) for known in (start, found))
@@ -232,16 +225,6 @@ def fit(target: Target, samples: Sequence[Sample], *, search: bool = True, seed:
         target, asdict(found), asdict(start), before, after, len(to_fit), len(to_score),
         sum(inside) / max(len(inside), 1), tuple(sorted({sample.dataset for sample in samples})),
     )  # fmt: skip
-
-
-def _present(kind: type[Constants], gpu: Gpu, target: Target) -> Constants:
-    if target.family == "launch" and f"launch.{target.variant}.floor_s" not in gpu.utilization:
-        return LaunchConstants(floor_s=gpu.launch_overhead_s)
-    return constants(kind, gpu, target.variant)
-
-
-def _some(parts: list[_Part], seed: int) -> list[_Part]:
-    return parts if len(parts) <= MOST else random.Random(seed).sample(parts, MOST)
 
 
 def _searched(kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence[_Part]) -> Constants:

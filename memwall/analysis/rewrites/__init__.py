@@ -4,11 +4,6 @@
 ``losses`` a linear layer followed by a cross entropy; ``rewrite`` replaces them with other ops.
 """
 
-from memwall.analysis.rewrites.forms import Family, Form, alternatives
-from memwall.analysis.rewrites.losses import LinearLoss, default_rows, linear_losses, with_chunked_loss
-from memwall.analysis.rewrites.norms import DecomposedNorm, decomposed_norms, with_fused_norms
+from memwall.analysis.rewrites.forms import Family, alternatives
 
-__all__ = [
-    "DecomposedNorm", "Family", "Form", "LinearLoss", "alternatives", "decomposed_norms", "default_rows",
-    "linear_losses", "with_chunked_loss", "with_fused_norms",
-]  # fmt: skip
+__all__ = ["Family", "alternatives"]

@@ -10,7 +10,8 @@ is now.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from memwall.analysis.rewrites.losses import default_rows, linear_losses, with_chunked_loss
 from memwall.analysis.rewrites.norms import decomposed_norms, with_fused_norms
@@ -20,7 +21,6 @@ from memwall.core.units import size
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
 from memwall.record.schedules import Schedules, attention_backend
-from memwall.simulate.schedule import Schedule
 
 #: traces the workload again with other options: ``attention=...`` or ``optimizer=...``
 Retrace = Callable[..., Profile]
@@ -67,63 +67,49 @@ def alternatives(
     Raises:
         UsageError: no such policy, or as the retracing.
     """
-    forms = list(_retraced(profile, retrace)) if retrace else []
-    families = []
+    traced = list(_retraced(profile, retrace)) if retrace else []
+    families: list[Family] = []
     for gpu in gpus:
-        run = _Runner(gpu, policy)
         number = profile.graph_for(gpu)
-        model = profile.graphs[number], profile.costs[number]
-        now = run.form("", model)
-        found = [*_traced_families(run, model[0], now, forms), *_norms(run, model, now)]
-        found += _losses(run, model, now)
-        families += [family for family in found if family.others]
-    return tuple(families)
+        step = _Step(gpu, policy, (profile.graphs[number], profile.costs[number]))
+        families += [*_traced_families(step, traced), *_norms(step), *_losses(step)]
+    return tuple(family for family in families if family.others)
 
 
 @dataclass(frozen=True)
-class _Runner:
+class _Step:
+    """The step as it is now, on one GPU."""
+
     gpu: Gpu
     policy: str
+    model: Priced
 
     def form(self, name: str, model: Priced, note: str = "") -> Form:
+        """The totals of a changed step."""
         graph, costs = model
-        return as_form(name, Schedules((graph,), (costs,)).schedule(self.gpu, self.policy), note)
+        t = Schedules([graph], [costs]).schedule(self.gpu, self.policy).totals
+        return Form(name, t.time_s, t.dram_bytes, t.peak_memory_bytes, t.kernels, note)
 
-    def family(self, name: str, now: Form, called: str, others: Sequence[Form]) -> Family:
-        step = Form(called, now.time_s, now.dram_bytes, now.peak_memory_bytes, now.kernels)
-        return Family(name, self.gpu.name, step, tuple(others))
+    @cached_property
+    def now(self) -> Form:
+        return self.form("", self.model)
 
-
-def as_form(name: str, schedule: Schedule, note: str = "") -> Form:
-    """The totals of a schedule."""
-    totals = schedule.totals
-    return Form(name, totals.time_s, totals.dram_bytes, totals.peak_memory_bytes, totals.kernels, note)
-
-
-def allocated_bytes(graph: Graph) -> int:
-    """Bytes of all activations and gradients that the ops of a graph write."""
-    written = {graph.values[v].storage for op in graph.ops for v in op.outputs}
-    return sum(graph.storages[s].nbytes for s in written if graph.storages[s].role in ("activation", "gradient"))
+    def family(self, name: str, called: str, others: Sequence[Form]) -> Family:
+        return Family(name, self.gpu.name, replace(self.now, name=called), tuple(others))
 
 
 # -- forms that are traced again ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Traced:
-    family: str
-    name: str
-    profile: Profile
-
-
-def _retraced(profile: Profile, retrace: Retrace) -> Iterator[_Traced]:
-    if any(map(_may_attend, profile.graphs)):
+def _retraced(profile: Profile, retrace: Retrace) -> Iterator[tuple[str, str, Profile]]:
+    """Family, form and profile of each."""
+    if any(op.op_class == "attention" or "softmax" in op.name for graph in profile.graphs for op in graph.ops):
         for form in ATTENTION_FORMS:
-            yield _Traced("attention", form, retrace(attention=form))
+            yield "attention", form, retrace(attention=form)
     name = OPTIMIZERS.get(profile.workload.optimizer or "")
     if name and any(op.phase == "optimizer" for op in profile.graph.ops):
         for form in OPTIMIZER_FORMS:
-            yield _Traced("optimizer", form, retrace(optimizer=f"{name}:{form}"))
+            yield "optimizer", form, retrace(optimizer=f"{name}:{form}")
 
 
 def attention_form(graph: Graph) -> str:
@@ -131,10 +117,6 @@ def attention_form(graph: Graph) -> str:
     names = {op.name for op in graph.ops if op.op_class == "attention"}
     fused = [form for form in ATTENTION_FORMS if any(f"_{form}_attention" in name for name in names)]
     return " and ".join(fused) or "math"
-
-
-def _may_attend(graph: Graph) -> bool:
-    return any(op.op_class == "attention" or "softmax" in op.name for op in graph.ops)
 
 
 def optimizer_form(graph: Graph) -> str:
@@ -149,43 +131,46 @@ def optimizer_form(graph: Graph) -> str:
 _FORM_OF: dict[str, Callable[[Graph], str]] = {"attention": attention_form, "optimizer": optimizer_form}
 
 
-def _traced_families(run: _Runner, graph: Graph, now: Form, forms: Sequence[_Traced]) -> Iterator[Family]:
+def _traced_families(step: _Step, traced: Sequence[tuple[str, str, Profile]]) -> Iterator[Family]:
     """Forms that a GPU or a call does not support (flash before Ampere, or in float32) are left out."""
-    for family in dict.fromkeys(form.family for form in forms):
-        called = _FORM_OF[family](graph)
-        others = []
-        for traced in (form for form in forms if form.family == family and form.name != called):
-            if traced.name == "flash" and attention_backend(run.gpu) != "flash":
+    for family in dict.fromkeys(family for family, _, _ in traced):
+        form_of = _FORM_OF[family]
+        called, others = form_of(step.model[0]), []
+        for name, profile in ((name, profile) for of, name, profile in traced if of == family):
+            if name == called or (name == "flash" and attention_backend(step.gpu) != "flash"):
                 continue
-            number = traced.profile.graph_for(run.gpu) if family == "optimizer" else 0
-            other = traced.profile.graphs[number], traced.profile.costs[number]
-            if _FORM_OF[family](other[0]) == traced.name:
-                others.append(run.form(traced.name, other))
-        yield run.family(family, now, called, others)
+            number = profile.graph_for(step.gpu) if family == "optimizer" else 0
+            if form_of(profile.graphs[number]) == name:
+                others.append(step.form(name, (profile.graphs[number], profile.costs[number])))
+        yield step.family(family, called, others)
 
 
 # -- forms that replace ops of the graph -------------------------------------------------------------------------------
 
 
-def _norms(run: _Runner, model: Priced, now: Form) -> Iterator[Family]:
-    norms = decomposed_norms(model[0])
-    if norms:
+def _norms(step: _Step) -> Iterator[Family]:
+    if norms := decomposed_norms(step.model[0]):
         name = "F.layer_norm" if norms[0].is_centered else "F.rms_norm"
         note = f"in place of {len(norms):,} that are decomposed"
-        fused = run.form(name, with_fused_norms(*model, norms), note)
-        yield run.family("norm", now, "op by op", [fused])
+        yield step.family("norm", "op by op", [step.form(name, with_fused_norms(*step.model, norms), note)])
 
 
-def _losses(run: _Runner, model: Priced, now: Form) -> Iterator[Family]:
-    graph, costs = model
+def _losses(step: _Step) -> Iterator[Family]:
+    graph, costs = step.model
     for loss in linear_losses(graph):
         rows, features = graph.values[loss.x].spec.shape
         least = default_rows(rows, graph.values[loss.weight].spec.shape[1], features)
         others = []
         for chunk in dict.fromkeys(min(least * factor, rows) for factor in CHUNK_FACTORS):
             chunked = with_chunked_loss(graph, costs, loss, chunk)
-            won = allocated_bytes(graph) - allocated_bytes(chunked[0])
+            won = _allocated_bytes(graph) - _allocated_bytes(chunked[0])
             choice = ", torch's choice" if chunk == least else ""
             note = f"chunks of {chunk:,} of {rows:,} rows{choice}; {size(won)} never stored"
-            others.append(run.form("F.linear_cross_entropy", chunked, note))
-        yield run.family("loss", now, "linear, cross_entropy", others)
+            others.append(step.form("F.linear_cross_entropy", chunked, note))
+        yield step.family("loss", "linear, cross_entropy", others)
+
+
+def _allocated_bytes(graph: Graph) -> int:
+    """Bytes of all activations and gradients that the ops of a graph write."""
+    written = {graph.values[v].storage for op in graph.ops for v in op.outputs}
+    return sum(graph.storages[s].nbytes for s in written if graph.storages[s].role in ("activation", "gradient"))

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memwall.analysis.rewrites.rewrite import NewOp, Priced, Rewrite
+from memwall.analysis.rewrites.rewrite import Priced, Rewrite, new_op
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op
 from memwall.ops import Cost
@@ -85,19 +85,20 @@ def _linear_loss(graph: Graph, flow: Flow, nll: Op) -> LinearLoss | None:
     if not gradient:
         return None
     named = dict(zip(before.arguments, before.inputs, strict=True))
-    last = gradient[-1]
-    users = [graph.ops[r] for _, v in flow.writes[last.id] for r in flow.readers[v] if r > last.id]
+    users = _users(graph, flow, gradient[-1])
     products = [op for op in users if op.name.startswith("aten.mm")]
     sums = [op for op in users if op.name.startswith("aten.sum")]
     if not products or len(products) + len(sums) != len(users) or len(products) > 2 or len(sums) > 1:
         return None
-    x, weight = (named["mat1"], named["mat2"]) if "mat1" in named else (named["self"], named["mat2"])
+    weight = named["mat2"]
     weights = graph.values[weight].storage
     by_kind = {any(graph.values[v].storage == weights for v in op.inputs): op.outputs[0] for op in products}
     backward = (*gradient, *products, *sums)
     return LinearLoss(
-        before.module, tuple(op.id for op in forward), tuple(op.id for op in backward), x, weight,
-        _argument(nll, "target"), nll.outputs[0], _argument(gradient[0], "grad_output"),
+        before.module, tuple(op.id for op in forward), tuple(op.id for op in backward),
+        named.get("mat1", named["self"]), weight,
+        nll.inputs[nll.arguments.index("target")], nll.outputs[0],
+        gradient[0].inputs[gradient[0].arguments.index("grad_output")],
         named["self"] if "mat1" in named else -1, by_kind.get(True, -1), by_kind.get(False, -1),
         sums[0].outputs[0] if sums else -1,
     )  # fmt: skip
@@ -112,8 +113,9 @@ def _writer(graph: Graph, flow: Flow, op: Op, argument: str) -> Op | None:
     return graph.ops[number] if number >= 0 else None
 
 
-def _argument(op: Op, name: str) -> int:
-    return op.inputs[op.arguments.index(name)]
+def _users(graph: Graph, flow: Flow, op: Op) -> list[Op]:
+    """The later ops that read what an op writes."""
+    return [graph.ops[r] for _, version in flow.writes[op.id] for r in flow.readers[version] if r > op.id]
 
 
 def _gradient_chain(graph: Graph, flow: Flow, log_softmax: Op) -> list[Op]:
@@ -124,7 +126,7 @@ def _gradient_chain(graph: Graph, flow: Flow, log_softmax: Op) -> list[Op]:
     if len(chain) != 1:
         return []
     while True:
-        after = [graph.ops[r] for _, v in flow.writes[chain[-1].id] for r in flow.readers[v] if r > chain[-1].id]
+        after = _users(graph, flow, chain[-1])
         onward = [op for op in after if op.name.startswith(("aten._log_softmax_backward_data", *_COPIES))]
         if len(onward) != 1 or len(after) != 1:
             return chain if len(chain) > 1 else []
@@ -150,17 +152,17 @@ class _Chunks:
         self.weight = rewrite.transposed(loss.weight)
         self.logits = rewrite.tensor((self.rows, self.v), buffer)
         self.grad_x = loss.grad_x
-        self.grad_weight = self._by_class(loss.grad_weight)
+        self.grad_weight = loss.grad_weight
+        if self.grad_weight >= 0 and values[self.grad_weight].spec.shape != (self.v, self.f):
+            self.grad_weight = rewrite.transposed(self.grad_weight)
         self.grad_bias = loss.grad_bias if loss.grad_bias < 0 else rewrite.view(loss.grad_bias, (self.v,), (1,))
         self.row_weight = rewrite.tensor((self.n,), self.exact)
         self.sum = rewrite.tensor((), self.exact)
         self.x_exact = rewrite.tensor((self.rows, self.f), self.exact) if self.is_half else -1
-        self.ops: list[NewOp] = []
+        self.ops: list[Op] = []
 
     def _op(self, name: str, outputs: Sequence[int], attributes: dict | None = None, /, **inputs: int) -> int:
-        self.ops.append(
-            NewOp(f"aten.{name}", "forward", self.loss.module, tuple(inputs.items()), tuple(outputs), attributes or {})
-        )
+        self.ops.append(new_op(f"aten.{name}", "forward", self.loss.module, inputs.items(), outputs, attributes or {}))
         return outputs[0]
 
     def _new(
@@ -184,12 +186,6 @@ class _Chunks:
                 self._inplace("mul_.Tensor", gradient, other=self.loss.grad_out)
         scaling = [dataclasses.replace(op, phase="backward") for op in self.ops]
         self.rewrite.replace(self.loss.backward, self.loss.backward[0], scaling)
-
-    def _by_class(self, value: int) -> int:
-        """The weight's gradient as [v, f]."""
-        if value < 0 or self.rewrite.values[value].spec.shape == (self.v, self.f):
-            return value
-        return self.rewrite.transposed(value)
 
     def _prepare(self) -> None:
         """The weight of each row (0 where it is ignored, -1/n else), and cleared sums."""

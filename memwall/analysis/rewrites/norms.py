@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from memwall.analysis.rewrites.rewrite import NewOp, Priced, Rewrite
+from memwall.analysis.rewrites.rewrite import Priced, Rewrite, new_op
+from memwall.analysis.table import group_by
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op
 from memwall.ops import Cost
@@ -43,11 +44,8 @@ class DecomposedNorm:
 def decomposed_norms(graph: Graph) -> tuple[DecomposedNorm, ...]:
     """The norms that a fused kernel of torch's could replace, in call order."""
     flow = Flow.of(graph)
-    by_module: dict[str, list[Op]] = {}
-    for op in graph.ops:
-        if op.module:
-            by_module.setdefault(op.module, []).append(op)
-    found = (_norm(graph, flow, module, ops) for module, ops in by_module.items())
+    by_module = group_by(graph.ops, [op.module for op in graph.ops])
+    found = (_norm(graph, flow, module, ops) for module, ops in by_module.items() if module)
     return tuple(norm for norm in found if norm is not None)
 
 
@@ -64,7 +62,9 @@ def with_fused_norms(graph: Graph, costs: Sequence[Cost], norms: Sequence[Decomp
 
 def _norm(graph: Graph, flow: Flow, module: str, ops: Sequence[Op]) -> DecomposedNorm | None:
     forward = [op for op in ops if op.phase == "forward"]
-    if not _looks_like_one(forward):
+    roots = sum(op.name.startswith(_ROOTS) for op in forward)
+    classes = {op.op_class for op in forward}
+    if roots != 1 or "reduction" not in classes or not classes <= _PLAIN:
         return None
     first = frozenset(op.id for op in forward)
     second = frozenset(op.id for op in ops if op.phase == "backward")
@@ -101,14 +101,6 @@ def _only_added(graph: Graph, ops: Iterable[int], value: int) -> bool:
     storage = graph.values[value].storage
     readers = [graph.ops[i] for i in ops if any(graph.values[v].storage == storage for v in graph.ops[i].inputs)]
     return all(op.name.startswith("aten.add") for op in readers)
-
-
-def _looks_like_one(forward: Sequence[Op]) -> bool:
-    return (
-        all(op.op_class in _PLAIN for op in forward)
-        and sum(op.name.startswith(_ROOTS) for op in forward) == 1
-        and any(op.op_class == "reduction" for op in forward)
-    )
 
 
 def _reads(flow: Flow, ops: Collection[int], region: Collection[int]) -> list[int]:
@@ -151,25 +143,18 @@ def _replace(rewrite: Rewrite, norm: DecomposedNorm) -> None:
     name = "aten.native_layer_norm" if norm.is_centered else "aten._fused_rms_norm"
     attributes = {"normalized_shape": [spec.shape[-1]]}
     affine = tuple(zip(("weight", "bias"), norm.affine, strict=False))
-    forward = NewOp(name, "forward", norm.module, (("input", norm.x), *affine), (norm.out, *statistics), attributes)
+    forward = new_op(name, "forward", norm.module, [("input", norm.x), *affine], [norm.out, *statistics], attributes)
     rewrite.replace(norm.forward, norm.forward[-1], [forward])
-    if norm.backward:
-        saved = tuple(zip(("mean", "rstd") if norm.is_centered else ("rstd",), statistics, strict=True))
-        order = (*saved, *affine) if norm.is_centered else (*affine, *saved)
-        reads = (("grad_out", norm.grad_out), ("input", norm.x), *order)
-        rewrite.replace(norm.backward, norm.backward[-1], _backward(rewrite, norm, name, reads, attributes))
-
-
-def _backward(
-    rewrite: Rewrite, norm: DecomposedNorm, name: str, reads: tuple[tuple[str, int], ...], attributes: dict
-) -> list[NewOp]:
-    """The library's backward kernel, and an add for each gradient of another branch."""
-    spec = rewrite.values[norm.x].spec
-    partial = [rewrite.tensor(spec.shape, spec.dtype) for _ in norm.joined]
-    chain = [*partial, norm.grad_x] if norm.grad_x >= 0 else []
+    if not norm.backward:
+        return
+    saved = tuple(zip(("mean", "rstd") if norm.is_centered else ("rstd",), statistics, strict=True))
+    order = (*saved, *affine) if norm.is_centered else (*affine, *saved)
+    reads = (("grad_out", norm.grad_out), ("input", norm.x), *order)
+    # the library's backward kernel, and an add for each gradient of another branch
+    chain = [*(rewrite.tensor(spec.shape, spec.dtype) for _ in norm.joined), *([norm.grad_x] * (norm.grad_x >= 0))]
     written = (*chain[:1], *norm.grad_affine)
-    ops = [NewOp(f"{name}_backward", "backward", norm.module, reads, written, attributes)]
+    ops = [new_op(f"{name}_backward", "backward", norm.module, reads, written, attributes)]
     for other, (before, after) in zip(norm.joined, pairwise(chain), strict=True):
         pair = (("self", other), ("other", before))
-        ops.append(NewOp("aten.add.Tensor", "backward", norm.module, pair, (after,), {"alpha": 1}))
-    return ops
+        ops.append(new_op("aten.add.Tensor", "backward", norm.module, pair, (after,), {"alpha": 1}))
+    rewrite.replace(norm.backward, norm.backward[-1], ops)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value, contiguous
 from memwall.ops import Cost, classify, graph_costs
 
-
-@dataclass(frozen=True)
-class NewOp:
-    """An op that has no number yet. ``inputs`` and ``outputs`` map or pair arguments to value ids."""
-
-    name: str
-    phase: str
-    module: str
-    inputs: tuple[tuple[str, int], ...]
-    outputs: tuple[int, ...]
-    attributes: Mapping[str, Any]
-
-
 #: a graph and what each of its ops costs
-Priced = tuple[Graph, tuple[Cost, ...]]
+Priced = tuple[Graph, Sequence[Cost]]
+
+
+def new_op(
+    name: str, phase: str, module: str, inputs: Iterable[tuple[str, int]], outputs: Sequence[int],
+    attributes: Mapping[str, Any],
+) -> Op:  # fmt: skip
+    """An op that has no number yet; ``inputs`` are pairs of argument and value id."""
+    pairs = tuple(inputs)
+    arguments, values = tuple(name for name, _ in pairs), tuple(value for _, value in pairs)
+    return Op(-1, name, classify(name), phase, module, values, tuple(outputs), arguments, attributes)
 
 
 class Rewrite:
@@ -34,7 +31,7 @@ class Rewrite:
         self.values: list[Value] = list(graph.values)
         self.storages: list[Storage] = list(graph.storages)
         self.dropped: set[int] = set()
-        self.inserted: dict[int, list[NewOp]] = {}
+        self.inserted: dict[int, list[Op]] = {}
 
     def tensor(self, shape: Sequence[int], dtype: str) -> int:
         """A value with a storage of its own, an activation."""
@@ -62,7 +59,7 @@ class Rewrite:
         self.values.append(Value(len(self.values), spec, storage, offset))
         return len(self.values) - 1
 
-    def replace(self, op_ids: Collection[int], at: int, ops: Sequence[NewOp]) -> None:
+    def replace(self, op_ids: Collection[int], at: int, ops: Sequence[Op]) -> None:
         """Drop some ops and put others in place of op ``at``."""
         self.dropped.update(op_ids)
         self.inserted.setdefault(at, []).extend(ops)
@@ -72,18 +69,10 @@ class Rewrite:
         ops: list[Op] = []
         known: dict[int, Cost] = {}
         for op in self.original.ops:
-            for new in self.inserted.get(op.id, ()):
-                ops.append(_numbered(new, len(ops)))
+            ops += self.inserted.get(op.id, ())
             if op.id not in self.dropped:
                 known[len(ops)] = self.costs[op.id]
-                ops.append(replace(op, id=len(ops)))
-        graph = replace(self.original, values=tuple(self.values), storages=tuple(self.storages), ops=tuple(ops))
+                ops.append(op)
+        numbered = tuple(replace(op, id=i) for i, op in enumerate(ops))
+        graph = replace(self.original, values=tuple(self.values), storages=tuple(self.storages), ops=numbered)
         return graph, tuple(known.get(i, cost) for i, cost in enumerate(graph_costs(graph)))
-
-
-def _numbered(new: NewOp, number: int) -> Op:
-    arguments = tuple(name for name, _ in new.inputs)
-    inputs = tuple(value for _, value in new.inputs)
-    return Op(
-        number, new.name, classify(new.name), new.phase, new.module, inputs, new.outputs, arguments, new.attributes
-    )

@@ -12,15 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 import memwall
-from memwall.analysis.rewrites import (
-    alternatives,
-    decomposed_norms,
-    default_rows,
-    linear_losses,
-    with_chunked_loss,
-    with_fused_norms,
-)
+from memwall.analysis.rewrites import alternatives
 from memwall.analysis.rewrites.forms import attention_form, optimizer_form
+from memwall.analysis.rewrites.losses import default_rows, linear_losses, with_chunked_loss
+from memwall.analysis.rewrites.norms import decomposed_norms, with_fused_norms
 from memwall.core.graph import Pipe
 from memwall.fusion import eager_plan
 from memwall.hardware.lookup import load_gpu
