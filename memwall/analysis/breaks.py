@@ -9,7 +9,7 @@ Only fusion is priced, not the time that Python takes between two graphs.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from memwall.core.graph import EAGER, Graph, Op
@@ -36,18 +36,14 @@ class Loss:
     @classmethod
     def between(cls, broken: Totals, healed: Totals) -> Loss:
         """Totals with the breaks less those without."""
-        return cls(
-            broken.dram_bytes - healed.dram_bytes, broken.time_s - healed.time_s, broken.kernels - healed.kernels
-        )
+        names = (each.name for each in fields(cls))
+        return cls(*(getattr(broken, name) - getattr(healed, name) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
 class BreakPrices:
-    """The price of all breaks together, and of each alone; None for those that split nothing by themselves, and for
-    those beyond ``MAX_PRICED``.
-
-    Single prices need not add up: healing two neighbours may let more fuse than healing each.
-    """
+    """The price of all breaks together, and of each alone; None for one that splits nothing by itself or is beyond
+    ``MAX_PRICED``. Single prices need not add up: healing two neighbours may let more fuse than healing each."""
 
     together: Loss
     each: tuple[Loss | None, ...]
@@ -67,9 +63,8 @@ def price_breaks(
     regions: Sequence[int],
     cuts: Sequence[Cut],
     behind: int | None = None,
-    policy: str = "memwall",
 ) -> BreakPrices:
-    """The price of each break on a GPU, under memwall's planner unless another policy is named.
+    """The price of each break on a GPU.
 
     Args:
         regions: for each op the number of the partial graph that holds it, or ``EAGER``.
@@ -80,7 +75,7 @@ def price_breaks(
     schedules = Schedules((graph,), (costs,))
 
     def totals(of: tuple[int, ...]) -> Totals:
-        return schedules.schedule(gpu, policy, regions=planned(graph, of)).totals
+        return schedules.schedule(gpu, "memwall", regions=planned(graph, of)).totals
 
     broken = totals(tuple(regions))
     each: list[Loss | None] = [None] * len(cuts)
@@ -122,8 +117,8 @@ def healed(graph: Graph, regions: Sequence[int], one: Sequence[int], places: Seq
         same = {region: new if name == old else name for region, name in same.items()}
         joined.update(i for i in forward if left < i < right)
     result = [same[region] for region in regions]
-    for op_id in joined:
-        result[op_id] = _nearest(result, op_id)
+    for op_id in joined:  # the region of the last op before it that is in one
+        result[op_id] = next((result[i] for i in range(op_id, -1, -1) if result[i] != EAGER), EAGER)
     return _backward_too(graph, one, result)
 
 
@@ -146,11 +141,6 @@ def _backward_too(graph: Graph, one: Sequence[int], result: Sequence[int]) -> tu
     """The regions; if forward is one graph, the backward of ops that no graph held joins it."""
     forward = {result[op.id] for op in graph.ops if op.phase == "forward" and one[op.id] != EAGER}
     return tuple(one) if len(forward) == 1 and EAGER not in forward else tuple(result)
-
-
-def _nearest(regions: Sequence[int], op_id: int) -> int:
-    """The region of the last op before this one that is in a region."""
-    return next((regions[i] for i in range(op_id, -1, -1) if regions[i] != EAGER), EAGER)
 
 
 def whole(graph: Graph, regions: Sequence[int], behind: int | None = None) -> tuple[int, ...]:

@@ -98,7 +98,6 @@ class Change:
 
     @property
     def delta_s(self) -> float:
-        """Seconds more than the baseline."""
         return self.after_s - self.before_s
 
 
@@ -133,23 +132,17 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, in a stable order."""
-        record: dict[str, Any] = {
-            "schema": SCHEMA, "memwall_version": self.memwall_version, "kind": self.kind, "title": self.title,
-        }  # fmt: skip
-        for key in ("entries", "flips", "changes", "machines"):
-            record[key] = write(getattr(self, key))
-        return record
+        own: dict[str, Any] = write(self)
+        head = {"schema": SCHEMA, "memwall_version": own.pop("memwall_version")}
+        return head | own
 
     def to_json(self) -> str:
         """The record as text, byte-identical for equal comparisons."""
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
     def to_pandas(self) -> DataFrame:
-        """One row per entry (or per machine), the columns those of the CSV; seconds and bytes in base units.
-
-        An entry's columns are the fields of :class:`Entry`; the shares of the walls are ``wall_shares.compute``,
-        ``wall_shares.bandwidth`` and ``wall_shares.overhead``.
-        """
+        """One row per entry (or per machine), the columns those of the CSV: the fields of :class:`Entry`, the shares of
+        the walls as ``wall_shares.compute`` and so on; seconds and bytes in base units."""
         frame: DataFrame = view("comparison_frame", self)
         return frame
 
@@ -202,22 +195,17 @@ def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
         if same not in known:
             known[same] = equal_kernels(profile, schedule.graph, schedule.kernels)
         groups.append(known[same])
-    columns = [_walls(schedule, keys) for schedule, keys in zip(schedules, groups, strict=True)]
+    columns = [group_by(schedule.kernels, keys) for schedule, keys in zip(schedules, groups, strict=True)]
     found = []
     for key, count in Counter(groups[0]).items():
-        cells = [column.get(key, ("", 0.0)) for column in columns]
-        flipped = len({wall for wall, _ in cells if wall}) > 1
-        if flipped and any(cell[1] >= NOTABLE * s.totals.time_s for cell, s in zip(cells, schedules, strict=True)):
-            walls, times = zip(*cells, strict=True)
+        by_wall = [time_by_wall(column.get(key, ())) for column in columns]
+        times = tuple(sum(walls.values()) for walls in by_wall)
+        walls = tuple(max(WALLS, key=each.__getitem__) if any(each.values()) else "" for each in by_wall)
+        flipped = len({wall for wall in walls if wall}) > 1
+        if flipped and any(time_s >= NOTABLE * s.totals.time_s for time_s, s in zip(times, schedules, strict=True)):
             found.append(Flip(key[0], key[3], key[2], count, walls, times))
     found.sort(key=lambda flip: (-max(flip.times_s), flip.name, flip.module, flip.phase))
     return tuple(found[:MAX_ROWS])
-
-
-def _walls(schedule: Schedule, keys: Sequence[tuple]) -> dict[tuple, tuple[str, float]]:
-    """Per group of equal kernels: the wall that most of its time belongs to, and its time."""
-    sums = {key: time_by_wall(kernels) for key, kernels in group_by(schedule.kernels, keys).items()}
-    return {key: (max(WALLS, key=walls.__getitem__), sum(walls.values())) for key, walls in sums.items()}
 
 
 def _entry(profile: Profile, schedule: Schedule, label: str, base_s: float, price: Prices | None) -> Entry:
@@ -261,7 +249,12 @@ def compare_profiles(profiles: Sequence[Profile], *, price: Prices | None = None
         if not profile.simulations:
             raise UsageError(f"{profile.workload.name} has no simulation to compare; profile it on a GPU")
     _check_prices(price, [s.gpu.name for p in profiles for s in p.simulations])
-    names = _unique([profile.workload.name for profile in profiles])
+    seen: Counter[str] = Counter()
+    names = []
+    for profile in profiles:
+        seen[profile.workload.name] += 1
+        times = seen[profile.workload.name]
+        names.append(profile.workload.name + (f" #{times}" if times > 1 else ""))
     entries, changes = [], []
     for profile, name in zip(profiles, names, strict=True):
         for schedule in profile.simulations:
@@ -271,15 +264,6 @@ def compare_profiles(profiles: Sequence[Profile], *, price: Prices | None = None
         if profile is not profiles[0]:
             changes += _changes(profiles[0], profile, name)
     return Comparison("profiles", " and ".join(names), tuple(entries), (), tuple(changes))
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    result = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        result.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
-    return result
 
 
 def _counterpart(profile: Profile, schedule: Schedule) -> Schedule:
@@ -301,17 +285,13 @@ def _changes(base: Profile, other: Profile, name: str) -> list[Change]:
     rows = []
     for kind, (old, new) in (("class", classes), ("kernel", kernels)):
         found = []
-        for key, one, two in join(old, new):
-            a, b = _figures(one), _figures(two)
+        for key, *both in join(old, new):
+            a, b = ((row.time_s, row.flops, row.bytes) if row else (0.0, 0, 0) for row in both)
             if a != b:
                 found.append(Change(name, kind, key, a[0], b[0], a[1], b[1], a[2], b[2]))
         found.sort(key=lambda row: (-abs(row.delta_s), row.name))
         rows += found[:MAX_ROWS]
     return rows
-
-
-def _figures(row: Sums | None) -> tuple[float, int, int]:
-    return (row.time_s, row.flops, row.bytes) if row else (0.0, 0, 0)
 
 
 def _by_name(profile: Profile, schedule: Schedule) -> dict[str, Sums]:
@@ -323,7 +303,7 @@ def _by_name(profile: Profile, schedule: Schedule) -> dict[str, Sums]:
 
 # -- the machines themselves -------------------------------------------------------------------------------------------
 
-#: rows of the growth table: quantity -> how to read it from a GPU (None where the GPU has none)
+#: dtypes whose peaks are compared
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "int8")
 
 
@@ -339,8 +319,7 @@ def growth_numbers(gpu: Gpu) -> dict[str, float | None]:
         "bandwidth": gpu.dram_bytes_per_s, "capacity": float(gpu.dram_bytes), "l2": float(gpu.l2_bytes) or None,
         "link": gpu.link_bytes_per_s or None, "tdp": gpu.tdp_w or None,
     }  # fmt: skip
-    fp16 = numbers["float16"]
-    numbers["ridge_float16"] = fp16 / gpu.dram_bytes_per_s if fp16 else None
+    numbers["ridge_float16"] = numbers["float16"] and numbers["float16"] / gpu.dram_bytes_per_s
     return numbers
 
 
@@ -358,12 +337,9 @@ def compare_gpus(gpus: Sequence[Gpu]) -> Comparison:
 
 def _machine(gpu: Gpu, base: Mapping[str, float | None]) -> Machine:
     peaks = {str(pipe): gpu.peak_flop_per_s[pipe] for pipe in sorted(gpu.peak_flop_per_s)}
-    growth: dict[str, float | None] = {}
-    for key, value in growth_numbers(gpu).items():
-        old = base[key]
-        growth[key] = value / old if value and old else None
     return Machine(
         gpu.name, gpu.full_name, gpu.release, peaks,
         {pipe: rate / gpu.dram_bytes_per_s for pipe, rate in peaks.items()},
-        gpu.dram_bytes_per_s, gpu.dram_bytes, gpu.l2_bytes, gpu.link_bytes_per_s, gpu.tdp_w, growth,
+        gpu.dram_bytes_per_s, gpu.dram_bytes, gpu.l2_bytes, gpu.link_bytes_per_s, gpu.tdp_w,
+        {key: value / old if value and old else None for key, old, value in join(base, growth_numbers(gpu))},
     )  # fmt: skip

@@ -32,9 +32,6 @@ _NAMED = 4
 #: unit of a quantity -> the field of a cause that is its part; seconds for all others
 _PART = {"count": "kernels", "FLOP": "flops", "B": "dram_bytes"}
 
-#: what can have moved a figure; ``largest``: without a baseline, the main contributors to it (with their own sums)
-CAUSE_KINDS = ("appeared", "vanished", "grew", "shrank", "lost fusion", "fused", "graph break", "elsewhere", "largest")
-
 _ADDED = ("count", "kernels", "flops", "dram_bytes", "time_s")
 
 
@@ -42,9 +39,11 @@ _ADDED = ("count", "kernels", "flops", "dram_bytes", "time_s")
 class Cause:
     """Kernels that changed together, summed over ``count`` equal places (the numbers of repeated blocks as stars).
 
-    ``kernels``, ``flops``, ``dram_bytes`` and ``time_s`` are head less base, so that the causes of one workload on one
-    GPU under one policy add up to the difference of the totals. ``source`` is ``path:line`` in the head (in the base
-    for what vanished), or empty. ``detail`` says in words what changed.
+    ``kind``: appeared, vanished, grew, shrank, lost fusion, fused, graph break, elsewhere; or largest: without a
+    baseline, a main contributor to a figure, with its own sums. ``kernels``, ``flops``,
+    ``dram_bytes`` and ``time_s`` are head less base, so that the causes of one workload on one GPU under one policy
+    add up to the difference of the totals. ``source`` is ``path:line`` in the head (in the base for what vanished), or
+    empty. ``detail`` says in words what changed.
     """
 
     kind: str
@@ -69,12 +68,7 @@ class Side:
 
     @property
     def graph(self) -> Graph:
-        """The graph that was simulated."""
         return self.profile.graphs[self.schedule.graph]
-
-    def modeled(self, op: Op) -> bool:
-        """Whether a formula models an op."""
-        return self.profile.costs[self.schedule.graph][op.id].modeled
 
 
 @dataclass
@@ -96,7 +90,8 @@ def explain(base: Side, head: Side, pairs: Mapping[int, int] | None = None) -> t
     """
     if pairs is None:
         pairs = match_ops(base.graph, head.graph)
-    refusals = _refusals(head.schedule)
+    refused = head.schedule.plan.refusals if head.schedule.plan is not None else ()
+    refusals = group_by(refused, [refusal.consumer for refusal in refused])
     causes = [c for cluster in _clusters(base, head, pairs) if (c := _cause(cluster, base, head, refusals)) is not None]
     keys = [(c.kind, c.op, collapse(c.module), c.phase, c.source, c.detail) for c in causes]
     causes = [_together(rows) for rows in group_by(causes, keys).values()]
@@ -125,20 +120,19 @@ def _cause(cluster: Cluster, base: Side, head: Side, refusals: Mapping[int, list
     kernels, flops, moved, time_s = (after[name] - before[name] for name in after)
     kind, ops, detail = _change(cluster, base, head, refusals)
     if not kind and (kernels or flops or moved):
-        kind, ops, detail = (
-            "changed",
-            [op for _, op in cluster.kept],
-            "the same ops pass other tensors through memory",
-        )
+        kind, ops = "changed", [op for _, op in cluster.kept]
+        detail = "the same ops pass other tensors through memory"
     if not kind:
         return Cause("elsewhere", "", "", "", "", 1, 0, 0, 0, time_s, _ELSEWHERE) if time_s else None
     if kind == "changed":
         kind = "grew" if next((d for d in (moved, flops, time_s) if d), 0) > 0 else "shrank"
-    names = list(dict.fromkeys(short_name(op.name) for op in ops))
-    label = "+".join(names[:_NAMED]) + (f"+{len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return Cause(kind, _names(ops, "+{} more"), *_place(ops), 1, kernels, flops, moved, time_s, detail)
+
+
+def _place(ops: Sequence[Op]) -> tuple[str, str, str]:
+    """Module, phase and source line."""
     source = next((op.source for op in ops if op.source), "")
-    module = common_module([op.module for op in ops])
-    return Cause(kind, label, module, ops[0].phase, source, 1, kernels, flops, moved, time_s, detail)
+    return common_module([op.module for op in ops]), ops[0].phase, source
 
 
 _ELSEWHERE = "the same kernels waiting more or less for the CPU, or finding other bytes in L2"
@@ -150,7 +144,8 @@ def _change(
     """The kind of a change, the ops that it is named after, and its detail; ``changed`` if it grew or shrank, empty if
     the ops are equal."""
     if cluster.appeared:
-        details = [] if all(map(head.modeled, cluster.appeared)) else ["no formula models it"]
+        costs = head.profile.costs[head.schedule.graph]
+        details = [] if all(costs[op.id].modeled for op in cluster.appeared) else ["no formula models it"]
         if cluster.vanished:
             details.append("in place of " + _names(cluster.vanished))
         if cluster.base and len(cluster.head) > len(cluster.base):
@@ -162,10 +157,9 @@ def _change(
         return _lost(cluster, head, refusals)
     if len(cluster.head) < len(cluster.base):
         return "fused", [op for _, op in cluster.kept], f"{_count(cluster.head)} where {_were(cluster.base)}"
-    changed = [(old, new) for old, new in cluster.kept if _differ(base.graph, old, head.graph, new)]
-    if not changed:
-        return "", [], ""
-    return ("changed", [op for _, op in changed], _difference(base.graph, changed[0][0], head.graph, changed[0][1]))
+    differences = [(new, _difference(base.graph, old, head.graph, new)) for old, new in cluster.kept]
+    changed = [(op, text) for op, text in differences if text]
+    return ("changed", [op for op, _ in changed], changed[0][1]) if changed else ("", [], "")
 
 
 def _lost(cluster: Cluster, head: Side, refusals: Mapping[int, list[Refusal]]) -> tuple[str, list[Op], str]:
@@ -189,9 +183,9 @@ def _were(kernels: Sequence[Estimate]) -> str:
     return "was one" if len(kernels) == 1 else f"were {len(kernels)}"
 
 
-def _names(ops: Sequence[Op]) -> str:
+def _names(ops: Sequence[Op], more: str = "+…") -> str:
     names = list(dict.fromkeys(short_name(op.name) for op in ops))
-    return "+".join(names[:_NAMED]) + ("+…" if len(names) > _NAMED else "")
+    return "+".join(names[:_NAMED]) + (more.format(len(names) - _NAMED) if len(names) > _NAMED else "")
 
 
 def _shapes(graph: Graph, op: Op) -> str:
@@ -206,7 +200,7 @@ def _spec(graph: Graph, value: int) -> str:
 
 
 def _difference(before: Graph, old: Op, after: Graph, new: Op) -> str:
-    """How a matched op differs: its name, the first tensor that differs, its arguments."""
+    """How a matched op differs: its name, the first tensor that differs, its arguments; empty if it does not."""
     if old.name != new.name:
         return f"{short_name(new.name)} where {short_name(old.name)} was"
     for ids, others in ((old.inputs, new.inputs), (old.outputs, new.outputs)):
@@ -215,24 +209,11 @@ def _difference(before: Graph, old: Op, after: Graph, new: Op) -> str:
                 return f"{_spec(after, other)} where {_spec(before, one)} was"
     names = sorted({*old.attributes, *new.attributes})
     changed = [n for n in names if old.attributes.get(n) != new.attributes.get(n)]
-    rows = [f"{n} {new.attributes.get(n)} where {old.attributes.get(n)} was" for n in changed[:3]]
-    return ", ".join(rows)[:160] or f"{len(new.inputs)} inputs where {len(old.inputs)} were"
-
-
-def _differ(before: Graph, old: Op, after: Graph, new: Op) -> bool:
-    """Whether a matched op does something else."""
-    return (
-        old.name != new.name
-        or before.specs(old.inputs) != after.specs(new.inputs)
-        or before.specs(old.outputs) != after.specs(new.outputs)
-        or old.attributes != new.attributes
-    )
-
-
-def _refusals(schedule: Schedule) -> dict[int, list[Refusal]]:
-    """Consumer op id → why it was not fused."""
-    refusals = schedule.plan.refusals if schedule.plan is not None else ()
-    return group_by(refusals, [refusal.consumer for refusal in refusals])
+    if changed:
+        return ", ".join(f"{n} {new.attributes.get(n)} where {old.attributes.get(n)} was" for n in changed[:3])[:160]
+    if (len(old.inputs), len(old.outputs)) != (len(new.inputs), len(new.outputs)):
+        return f"{len(new.inputs)} inputs where {len(old.inputs)} were"
+    return ""
 
 
 def _together(rows: Sequence[Cause]) -> Cause:
@@ -247,10 +228,10 @@ def _together(rows: Sequence[Cause]) -> Cause:
 # -- what moved one quantity -------------------------------------------------------------------------------------------
 
 
-def top(causes: Sequence[Cause], quantity: str, *, lower: bool, count: int) -> tuple[Cause, ...]:
+def top(causes: Sequence[Cause], quantity: str, *, count: int) -> tuple[Cause, ...]:
     """The causes that made a quantity worse, most first; those beyond ``count`` are summed into one."""
     measure = _PART.get(LIMITS[quantity].unit, "time_s")
-    sign = 1 if lower or measure == "time_s" else -1
+    sign = 1 if LIMITS[quantity].lower or measure == "time_s" else -1
     worse = [cause for cause in causes if sign * getattr(cause, measure) > 0]
     worse.sort(key=lambda cause: (cause.kind == "elsewhere", -sign * getattr(cause, measure)))
     if len(worse) <= count:
@@ -263,19 +244,16 @@ def top(causes: Sequence[Cause], quantity: str, *, lower: bool, count: int) -> t
 def largest(side: Side, quantity: str, kernels: Sequence[Estimate], count: int) -> tuple[Cause, ...]:
     """The main contributors to a figure without a baseline: the kernels with the largest parts, equal ones together."""
     wanted = LIMITS[quantity] if LIMITS[quantity].adds else LIMITS["time_s"]
-    causes = [_largest(side.graph.ops, kernel) for kernel in kernels]
+    causes = [
+        Cause("largest", short_name(kernel.name), *_place([side.graph.ops[i] for i in kernel.op_ids]), 1,
+              kernel.launches, kernel.flops, kernel.bytes, kernel.time_s, "")
+        for kernel in kernels
+    ]  # fmt: skip
     keys = [(kernel.name, collapse(c.module), c.phase, c.source) for kernel, c in zip(kernels, causes, strict=True)]
     weight = {key: sum(map(wanted.of, own)) for key, own in group_by(kernels, keys).items()}
     found = group_by(causes, keys)
     order = sorted(found, key=lambda key: (-weight[key], key))
     return tuple(_together(found[key]) for key in order[:count])
-
-
-def _largest(ops: Sequence[Op], kernel: Estimate) -> Cause:
-    mine = [ops[i] for i in kernel.op_ids]
-    source, module = next((op.source for op in mine if op.source), ""), common_module([op.module for op in mine])
-    return Cause("largest", short_name(kernel.name), module, mine[0].phase, source, 1, kernel.launches, kernel.flops,
-                 kernel.bytes, kernel.time_s, "")  # fmt: skip
 
 
 def new_breaks(base: Capture | None, head: Capture | None, graph: Graph) -> tuple[Cause, ...]:
@@ -286,15 +264,12 @@ def new_breaks(base: Capture | None, head: Capture | None, graph: Graph) -> tupl
         more = sum(b.count for b in rows) - sum(b.count for b in before.get(key, []))
         if more > 0:
             row = rows[0]
-            called = _METHOD.search(row.reason)
+            called = re.search(r"Tensor\.\w+\(\)", row.reason)
             module = graph.ops[row.after_op].module if row.after_op is not None else ""
             name, at = called[0] if called else row.function, f"{row.file}:{row.line}"
             detail = f"{row.reason}: {row.source_line}"
             causes.append(Cause("graph break", name, module, "forward", at, more, 0, 0, 0, 0.0, detail))
     return tuple(sorted(causes, key=lambda c: (-c.count, c.source)))
-
-
-_METHOD = re.compile(r"Tensor\.\w+\(\)")
 
 
 def _breaks(capture: Capture | None) -> dict[tuple[str, str, str], list[Break]]:

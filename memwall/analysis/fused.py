@@ -16,7 +16,7 @@ from memwall.analysis.breaks import BreakPrices, Cut, is_broken, planned, price_
 from memwall.analysis.plan_diff import PlanDiff, plan_diff
 from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, policy_sets
-from memwall.analysis.table import group_by, merged
+from memwall.analysis.table import summed
 from memwall.analysis.whatif import Change, Outcome, what_if
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.graph import Graph
@@ -40,7 +40,6 @@ DEFAULT_POLICIES = ("eager", "inductor", "memwall", "ideal")
 
 #: Most ops, equal layers counted once, that are compiled and captured by default: beyond, either takes many minutes.
 MOST_UNASKED = 20_000
-
 
 Say = Callable[[str], None]
 
@@ -90,8 +89,7 @@ class Fused:
     def to_dict(self) -> dict[str, Any]:
         """``memwall.fusion/1``: plain JSON types, base SI units."""
         return {
-            "schema": SCHEMA,
-            "memwall_version": __version__,
+            "schema": SCHEMA, "memwall_version": __version__,
             "workload": {"name": self.profile.workload.name, "mode": self.profile.workload.mode},
             "gpus": [_gpu_dict(self, policies) for policies in policy_sets(self.profile)],
             "agreement": {name: asdict(found) for name, found in self.plan_diffs.items()},
@@ -110,8 +108,7 @@ def refused_by_rule(plan: Plan) -> tuple[Refused, ...]:
         Refused(r.rule, r.count, r.count * r.saved_bytes, r.count * r.saved_s, r.reason)
         for r in sorted(plan.refusals, key=lambda r: -r.count * r.saved_s)
     ]
-    by_rule = group_by(found, [row.rule for row in found]).values()
-    rows = [merged(rows, ("count", "saved_bytes", "saved_s")) for rows in by_rule]
+    rows = summed(found, [row.rule for row in found], ("count", "saved_bytes", "saved_s"))
     return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.rule)))
 
 
@@ -152,7 +149,7 @@ def fuse(
     outcomes = what_if(made, changes, gpus, named, maker.planned)
     found = Fused(
         made, capture, maker.prices(gpus), maker.lowered, maker.plan_diffs(), maker.compiled,
-        what_ifs=tuple(outcomes), notes=maker.notes,
+        what_ifs=tuple(outcomes), notes=maker.notes(),
     )  # fmt: skip
     return _with_op_counts(found, say) if op_counts else found
 
@@ -194,7 +191,6 @@ class _Maker:
             return
         self.schedules.append(found)
 
-    @property
     def notes(self) -> tuple[str, ...]:
         """What is missing and why, and where Inductor may decide differently."""
         missing = [f"no inductor policy on {', '.join(names)}: {why}" for why, names in self.missing.items()]
@@ -207,7 +203,8 @@ class _Maker:
         if policy == "inductor":
             from memwall.fusion.compiled import kernels_of, plan_of
 
-            lowered = kernels_of(graph, gpu, self.regions.get(number), source=self.source)
+            regions = self._captured[number][0] if number in self._captured else None
+            lowered = kernels_of(graph, gpu, regions, source=self.source)
             self.lowered[gpu.name] = lowered
             return plan_of(graph, costs, gpu, lowered.kernels)
         if policy == "memwall" and gpu.name in self.architectures:
@@ -226,8 +223,7 @@ class _Maker:
         for (name, policy), theirs in made.items():
             ours = made.get((name, "memwall"))
             if policy == "inductor" and ours is not None and ours.plan and theirs.plan:
-                graph = self.profile.graphs[ours.graph]
-                found[name] = plan_diff(graph, ours.plan, theirs.plan, ours.gpu)
+                found[name] = plan_diff(self.profile.graphs[ours.graph], ours.plan, theirs.plan, ours.gpu)
         return found
 
     @cached_property
@@ -248,14 +244,9 @@ class _Maker:
         return found
 
     @cached_property
-    def regions(self) -> dict[int, tuple[int, ...]]:
-        """The partial graph of each op, by the number of the graph; graphs that are whole are left out."""
-        return {number: regions for number, (regions, _, _) in self._captured.items()}
-
-    @cached_property
     def planned(self) -> dict[int, list[int]]:
-        """The regions as memwall's planner takes them."""
-        return {number: planned(self.profile.graphs[number], of) for number, of in self.regions.items()}
+        """The partial graph of each op as memwall's planner takes it, by the number of the broken graph."""
+        return {number: planned(self.profile.graphs[number], of) for number, (of, _, _) in self._captured.items()}
 
     def prices(self, gpus: Sequence[Gpu]) -> dict[str, BreakPrices]:
         """What the breaks cost on each GPU whose graph is broken."""

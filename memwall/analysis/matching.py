@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from memwall.analysis.table import group_by, join
 from memwall.core.graph import Graph, Op
 
 #: classes in which an op may replace another: one matrix product or normalization for the other
@@ -25,15 +26,15 @@ def match_ops(base: Graph, head: Graph) -> dict[int, int]:
     pairs: dict[int, int] = {}
     left_base: list[int] = []
     left_head: list[int] = []
-    ours, theirs = _by_place(head), _by_place(base)
-    for place in dict.fromkeys((*ours, *theirs)):
-        heads, bases = ours.get(place, []), theirs.get(place, [])
+    ours, theirs = (group_by(range(len(g.ops)), [(op.phase, op.module) for op in g.ops]) for g in (head, base))
+    for _, mine, others in join(ours, theirs):
+        heads, bases = mine or [], others or []
         same = in_order([base_keys[i] for i in bases], [head_keys[i] for i in heads])
         found = {heads[h]: bases[b] for b, h in same}
         for kind in ("name", "op_class"):
             taken = set(found.values())
-            rest_base = [i for i in bases if i not in taken and _may(base.ops[i], kind)]
-            rest_head = [i for i in heads if i not in found and _may(head.ops[i], kind)]
+            rest_base = [i for i in bases if i not in taken and (kind == "name" or base.ops[i].op_class in _REPLACED)]
+            rest_head = [i for i in heads if i not in found and (kind == "name" or head.ops[i].op_class in _REPLACED)]
             alike = in_order(
                 [getattr(base.ops[i], kind) for i in rest_base], [getattr(head.ops[i], kind) for i in rest_head]
             )
@@ -81,23 +82,12 @@ def clusters(
     return list(found.values())
 
 
-def _may(op: Op, kind: str) -> bool:
-    return kind == "name" or op.op_class in _REPLACED
-
-
 def _key(graph: Graph, op: Op) -> tuple[object, ...]:
     """What an op does, wherever it is."""
     return (
         op.name, op.phase, graph.specs(op.inputs), graph.specs(op.outputs), op.arguments,
         tuple((name, repr(value)) for name, value in op.attributes.items()),
     )  # fmt: skip
-
-
-def _by_place(graph: Graph) -> dict[tuple[str, str], list[int]]:
-    places: dict[tuple[str, str], list[int]] = {}
-    for op in graph.ops:
-        places.setdefault((op.phase, op.module), []).append(op.id)
-    return places
 
 
 def in_order(base: Sequence[object], head: Sequence[object]) -> list[tuple[int, int]]:
@@ -113,11 +103,9 @@ def in_order(base: Sequence[object], head: Sequence[object]) -> list[tuple[int, 
     while end < min(len(first), len(second)) - start and first[-1 - end] == second[-1 - end]:
         end += 1
     pairs = [(i, i) for i in range(start)]
-    inner_first, inner_second = first[start : len(first) - end], second[start : len(second) - end]
-    inner = _common(inner_first, inner_second)
-    if inner is None:
-        inner = _greedy(inner_first, inner_second)
-    pairs += [(start + a, start + b) for a, b in inner]
+    inside = first[start : len(first) - end], second[start : len(second) - end]
+    inner = _common(*inside)
+    pairs += [(start + a, start + b) for a, b in (_greedy(*inside) if inner is None else inner)]
     return pairs + [(len(first) - 1 - i, len(second) - 1 - i) for i in range(end)]
 
 
@@ -155,7 +143,5 @@ def _walked_back(trail: list[dict[int, int]], x: int, y: int) -> list[tuple[int,
 
 
 def _greedy(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
-    places: dict[int, list[int]] = {}
-    for i, item in enumerate(first):
-        places.setdefault(item, []).append(i)
+    places = group_by(range(len(first)), first)
     return [(places[item].pop(0), i) for i, item in enumerate(second) if places.get(item)]

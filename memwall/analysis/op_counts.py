@@ -5,7 +5,7 @@ decomposition and reference); and, from Inductor's own lowering where it is give
 kernels. Each distinct call of a traced Graph is decomposed once, on tensors without data, and multiplied by how often
 it occurs; below ATen, in-place calls count as their functional form. Calls that move nothing (views, allocations) are
 counted separately: the model's own are the same at the first three levels, those of decompositions are added. The
-optimizer is left out, as in ``torch.compile(model)``.
+optimizer is left out, as in ``torch.compile(model)``. This module needs torch.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.core.graph import Graph, Op
-
-if TYPE_CHECKING:
-    pass
+from memwall.ops.evaluate import Call, Operators, empty, evaluate
+from memwall.ops.signatures import signature_of
 
 PHASES = ("forward", "backward")
 
@@ -29,6 +32,15 @@ PUBLISHED_SOURCE = (
     "PrimTorch takes ~2000+ operators to a closed set of ~250 primitive operators, TorchInductor's core loop level IR "
     "contains only ~50 (pytorch.org/get-started/pytorch-2.0; the ASPLOS 2024 paper counts 54)"
 )
+
+#: Modules that register references, and so decompositions into prims, when they are imported.
+_REFERENCES = tuple(
+    f"torch._refs{part}" for part in ("", ".fft", ".linalg", ".nn.functional", ".special", "._conversions")
+)
+#: Methods of Inductor's ops handler that are not ops: the ends of a traced loop body.
+_NO_LOOP_OPS = frozenset(("output", "placeholder"))
+
+Rules = Mapping[Any, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -41,12 +53,10 @@ class Level:
 
     @property
     def distinct(self) -> int:
-        """Different operators."""
         return len(self.ops)
 
     @property
     def calls(self) -> int:
-        """Calls of them all."""
         return sum(self.ops.values())
 
 
@@ -72,19 +82,14 @@ class OpCounts:
         """As JSON holds it."""
         return {
             "levels": [
-                {
-                    "name": level.name,
-                    "distinct": level.distinct,
-                    "calls": level.calls,
-                    "free_calls": level.free_calls,
-                    "ops": dict(level.ops),
-                }
+                {"name": level.name, "distinct": level.distinct, "calls": level.calls, "free_calls": level.free_calls,
+                 "ops": dict(level.ops)}
                 for level in self.levels
             ],
             "no_decomposition": dict(self.no_decomposition),
             "fallbacks": list(self.fallbacks),
             "failed": dict(self.failed),
-        }
+        }  # fmt: skip
 
 
 def op_counts(
@@ -94,7 +99,6 @@ def op_counts(
     loop_ops: Mapping[str, int] | None = None,
     kernels: Mapping[str, int] | None = None,
     fallbacks: tuple[str, ...] = (),
-    phases: tuple[str, ...] = PHASES,
 ) -> OpCounts:
     """The op counts of a traced graph.
 
@@ -103,36 +107,26 @@ def op_counts(
         loop_ops: calls of each op in the bodies of Inductor's loops (``LoopBody.op_counts``, added up).
         kernels: launches of each distinct kernel.
         fallbacks: operators for which Inductor calls a library.
-        phases: the phases that are compiled.
     """
     from torch._decomp import core_aten_decompositions, decomposition_table
 
     for module in _REFERENCES:
         import_module(module)
-    distinct = _distinct_calls(graph, phases)
+    times = Counter(first for op, first in zip(graph.ops, graph.alike, strict=True) if op.phase in PHASES)
+    called: Counter[str] = Counter()
+    for number, count in times.items():
+        called[graph.ops[number].name] += count
     own_free = sum(graph.free_calls.values())
     failed: dict[str, str] = {}
-    called: Counter[str] = Counter()
-    for op, times in distinct:
-        called[op.name] += times
-    core = _lowered(graph, distinct, dict(core_aten_decompositions()), failed)
-    prims = _lowered(graph, distinct, dict(decomposition_table), failed)
-    levels = [
-        Level("ATen", _ranked(called), own_free),
-        Level("core ATen", _ranked(core.ops), own_free + core.free_calls),
-        Level("prims", _ranked(prims.ops), own_free + prims.free_calls),
-    ]
+    levels = [Level("ATen", _ranked(called), own_free)]
+    for name, rules in (("core ATen", core_aten_decompositions()), ("prims", decomposition_table)):
+        ops, free_calls = _lowered(graph, times, dict(rules), failed)
+        levels.append(Level(name, _ranked(ops), own_free + free_calls))
+    kept = {name: calls for name, calls in levels[-1].ops.items() if not name.startswith("prims.")}
     for name, counts in (("Inductor graph", inductor_ops), ("loop IR", loop_ops), ("kernels", kernels)):
         if counts is not None:
             levels.append(Level(name, _ranked(counts)))
-    kept = {name: calls for name, calls in _ranked(prims.ops).items() if not name.startswith("prims.")}
     return OpCounts(tuple(levels), kept, fallbacks, failed)
-
-
-#: Modules that register references, and so decompositions into prims, when they are imported.
-_REFERENCES = tuple(
-    f"torch._refs{part}" for part in ("", ".fft", ".linalg", ".nn.functional", ".special", "._conversions")
-)
 
 
 def operator_sets() -> dict[str, int]:
@@ -141,30 +135,20 @@ def operator_sets() -> dict[str, int]:
     ``ATen`` counts names in the dispatcher, ``ATen overloads`` their overloads, ``core ATen`` the names tagged core,
     ``prims`` those of PrimTorch, ``loop IR`` the methods of Inductor's ops handler.
     """
-    import torch
-    import torch._prims
     from torch._inductor.ops_handler import OpsHandler
 
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
-    packets = {name.partition(".")[0] for name in names}
-    core = {name.partition(".")[0] for name in names if torch.Tag.core in _overload(name).tags}
-    prims = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("prims::")]
-    loop = [name for name, item in vars(OpsHandler).items() if callable(item) and not name.startswith("_")]
-    return {
-        "ATen": len(packets), "ATen overloads": len(names), "core ATen": len(core), "prims": len(prims),
-        "loop IR": len(set(loop) - _NO_LOOP_OPS),
+    import_module("torch._prims")
+    known = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
+    aten = [name.partition(".") for namespace, _, name in known if namespace == "aten"]
+    core = {
+        packet for packet, _, overload in aten
+        if torch.Tag.core in getattr(getattr(torch.ops.aten, packet), overload or "default").tags
     }  # fmt: skip
-
-
-#: Methods of the ops handler that are not ops: the ends of a traced loop body.
-_NO_LOOP_OPS = frozenset(("output", "placeholder"))
-
-
-def _overload(name: str) -> Any:
-    import torch
-
-    packet, _, overload = name.removeprefix("aten::").partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+    loop = {name for name, item in vars(OpsHandler).items() if callable(item) and not name.startswith("_")}
+    return {
+        "ATen": len({packet for packet, _, _ in aten}), "ATen overloads": len(aten), "core ATen": len(core),
+        "prims": sum(namespace == "prims" for namespace, _, _ in known), "loop IR": len(loop - _NO_LOOP_OPS),
+    }  # fmt: skip
 
 
 def _ranked(counts: Mapping[str, int]) -> dict[str, int]:
@@ -172,46 +156,33 @@ def _ranked(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _distinct_calls(graph: Graph, phases: tuple[str, ...]) -> list[tuple[Op, int]]:
-    """One op of each kind (name, shapes, arguments) and how often it occurs."""
-    kinds: dict[Any, list[Any]] = {}
-    for op in graph.ops:
-        if op.phase in phases:
-            specs = graph.specs((*op.inputs, *op.outputs))
-            key = (op.name, specs, op.arguments, repr(op.attributes))
-            kinds.setdefault(key, [op, 0])[1] += 1
-    return [(op, times) for op, times in kinds.values()]
+# -- decomposing one call ----------------------------------------------------------------------------------------------
 
 
-def _lowered(
-    graph: Graph, distinct: list[tuple[Op, int]], table: Mapping[Any, Callable[..., Any]], failed: dict[str, str]
-) -> Level:
-    """What is left of each call after the table has decomposed all it can."""
+def _lowered(graph: Graph, calls: Mapping[int, int], rules: Rules, failed: dict[str, str]) -> tuple[Counter[str], int]:
+    """What is left of some calls (op → times) after the rules have decomposed all they can, and calls that are free."""
     total: Counter[str] = Counter()
     free = 0
-    for op, times in distinct:
+    for number, times in calls.items():
+        op = graph.ops[number]
         try:
-            ops, made = _leaves(graph, op, table)
+            ops, made = _leaves(graph, op, rules)
         except Exception as error:  # a decomposition may raise anything
             failed.setdefault(op.name, (str(error) or type(error).__name__).partition("\n")[0])
             ops, made = Counter({_functional(op.name): 1}), 0
         for name, count in ops.items():
             total[name] += count * times
         free += made * times
-    return Level("", total, free)
+    return total, free
 
 
-def _leaves(graph: Graph, op: Op, table: Mapping[Any, Callable[..., Any]]) -> tuple[Counter[str], int]:
-    """Run one op on tensors without data under the table: the calls that are left, and how many move nothing.
+def _leaves(graph: Graph, op: Op, rules: Rules) -> tuple[Counter[str], int]:
+    """Run one op on tensors without data under the rules: the calls that are left, and how many move nothing.
 
     Raises:
         LookupError: the op has no operator of its own (recorded by name only), or does not take its arguments.
     """
-    import torch
-
-    from memwall.ops.evaluate import Call, Operators, evaluate
-
-    mode = _leaf_counter(table)
+    mode = _LeafCounter(rules)
 
     def call(one: Call) -> None:
         if one.operator is None:
@@ -236,75 +207,57 @@ class _WithoutData:
         """Nothing is kept from op to op."""
 
     def tensor(self, value_id: int) -> Any:
-        """An empty tensor of the value's shape, strides and dtype."""
-        from memwall.ops.evaluate import empty
-
         return empty(self.graph.values[value_id].spec, self.device)
 
 
-def _leaf_counter(table: Mapping[Any, Callable[..., Any]]) -> Any:
-    """A dispatch mode that decomposes by the table, and counts the ops that are not in it."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+class _LeafCounter(TorchDispatchMode):
+    """Decomposes by some rules, and counts the ops that have none."""
 
-    from memwall.ops.signatures import signature_of
+    def __init__(self, rules: Rules) -> None:
+        super().__init__()
+        self.rules = rules
+        self.ops: Counter[str] = Counter()
+        self.free_calls = 0
+        self._open: list[Any] = []
 
-    class LeafCounter(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ops: Counter[str] = Counter()
-            self.free_calls = 0
-            self._open: list[Any] = []
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            functional = _functional_form(func)
-            if functional is not None:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        functional = _functional_form(func)
+        if functional is not None:
+            with self:
+                functional(*args, **kwargs)
+            return args[0]
+        composite = _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)
+        rule = self.rules.get(func) or (func.decompose if composite else None)
+        if rule is not None and func not in self._open:  # some rules call the op that they decompose
+            self._open.append(func)
+            counted = Counter(self.ops), self.free_calls
+            try:
                 with self:
-                    functional(*args, **kwargs)
-                return args[0]
-            rule = table.get(func) or (func.decompose if _is_composite(func) else None)
-            if rule is not None and func not in self._open:  # some rules call the op that they decompose
-                self._open.append(func)
-                counted = Counter(self.ops), self.free_calls
-                try:
-                    with self:
-                        result = rule(*args, **kwargs)
-                finally:
-                    self._open.pop()
-                if result is not NotImplemented:
-                    return result
-                self.ops, self.free_calls = counted
-            signature = signature_of(func)
-            if signature.free or signature.name.startswith("prims.empty"):
-                self.free_calls += 1
-            elif not signature.skipped:
-                self.ops[_functional(signature.name)] += 1
-            return func(*args, **kwargs)
-
-    return LeafCounter()
+                    result = rule(*args, **kwargs)
+            finally:
+                self._open.pop()
+            if result is not NotImplemented:
+                return result
+            self.ops, self.free_calls = counted
+        signature = signature_of(func)
+        if signature.free or signature.name.startswith("prims.empty"):
+            self.free_calls += 1
+        elif not signature.skipped:
+            self.ops[_functional(signature.name)] += 1
+        return func(*args, **kwargs)
 
 
 def _functional_form(func: Any) -> Any:
     """The functional form of an in-place operator, or None."""
-    import torch
-
-    name = str(func._schema.name)
-    namespace, _, packet = name.partition("::")
+    namespace, _, packet = str(func._schema.name).partition("::")
     if not _is_in_place(packet):
         return None
-    family = getattr(getattr(torch.ops, namespace), packet[:-1], None)
-    return getattr(family, func._overloadname, None)
+    return getattr(getattr(getattr(torch.ops, namespace), packet[:-1], None), func._overloadname, None)
 
 
 def _is_in_place(packet: str) -> bool:
     return packet.endswith("_") and not packet.endswith("__")
-
-
-def _is_composite(func: Any) -> bool:
-    """Whether the dispatcher itself decomposes an operator."""
-    from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
-
-    return _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)
 
 
 def _functional(name: str) -> str:

@@ -7,12 +7,13 @@ policy fuses across one, so counting them would inflate the score.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memwall.analysis.matching import clusters
-from memwall.analysis.table import group_by, merged
+from memwall.analysis.table import summed
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
@@ -75,16 +76,16 @@ def plan_diff(
 ) -> PlanDiff:
     """Compare two plans over the ops of some phases."""
     places = [_places(plan) for plan in (first, second)]
-    counts = [0, 0, 0, 0]
+    counts: Counter[tuple[bool, bool]] = Counter()
     for a, b in _pairs(graph, frozenset(phases)):
         one, two = (not place[a].isdisjoint(place[b]) for place in places)
-        counts[2 * one + two] += 1
-    groups = [[g for g in plan.groups if graph.ops[g.op_ids[0]].phase in phases] for plan in (first, second)]
+        counts[one, two] += 1
+    ours, theirs = ([g for g in plan.groups if graph.ops[g.op_ids[0]].phase in phases] for plan in (first, second))
     return PlanDiff(
-        sum(counts), counts[0] + counts[3], counts[2], counts[1], *_rand(graph, first, second, phases),
-        (_launches(groups[0]), _launches(groups[1])),
-        (_bytes(groups[0]), _bytes(groups[1])),
-        tuple(_differences(graph, groups[0], groups[1], gpu)),
+        counts.total(), counts[False, False] + counts[True, True], counts[True, False], counts[False, True],
+        *_rand(graph, first, second, phases),
+        (sum(g.cost.kernels for g in ours), sum(g.cost.kernels for g in theirs)), (_bytes(ours), _bytes(theirs)),
+        tuple(_differences(graph, ours, theirs, gpu)),
     )  # fmt: skip
 
 
@@ -94,9 +95,9 @@ def _rand(graph: Graph, first: Plan, second: Plan, phases: Sequence[str]) -> tup
     pairs = same = 0
     for phase in phases:
         ops = [op.id for op in graph.ops if op.phase == phase and op.op_class not in MATRIX_CLASSES]
-        every = _choose(len(ops))
+        every = math.comb(len(ops), 2)
         one, two, both = (
-            sum(map(_choose, Counter(map(key, ops)).values()))
+            sum(math.comb(count, 2) for count in Counter(map(key, ops)).values())
             for key in (owners[0].__getitem__, owners[1].__getitem__, lambda op: (owners[0][op], owners[1][op]))
         )
         pairs += every
@@ -104,19 +105,12 @@ def _rand(graph: Graph, first: Plan, second: Plan, phases: Sequence[str]) -> tup
     return pairs, same
 
 
-def _choose(count: int) -> int:
-    return count * (count - 1) // 2
-
-
-def _launches(groups: Sequence[Group]) -> int:
-    return sum(group.cost.kernels for group in groups)
-
-
 def _bytes(groups: Sequence[Group]) -> int:
     return sum(group.cost.bytes for group in groups)
 
 
 def _places(plan: Plan) -> Mapping[int, set[int]]:
+    """The groups that compute each op."""
     places: dict[int, set[int]] = {}
     for index, group in enumerate(plan.groups):
         for op in (*group.op_ids, *group.recomputes):
@@ -142,27 +136,19 @@ def _differences(graph: Graph, ours: Sequence[Group], theirs: Sequence[Group], g
     found = []
     for one, two in clusters([group.op_ids for group in ours], [group.op_ids for group in theirs]):
         mine, other = [ours[i] for i in one], [theirs[i] for i in two]
-        if _parts(mine) != _parts(other):
+        if {(group.op_ids, group.cost.bytes) for group in mine} != {(g.op_ids, g.cost.bytes) for g in other}:
             first = graph.ops[mine[0].op_ids[0]]
+            times = [sum(predict_cost(group.cost, gpu).time_s for group in groups) for groups in (mine, other)]
             found.append(Difference(
                 collapse(first.module), first.phase, _names(graph, mine), _names(graph, other), 1,
-                _bytes(other) - _bytes(mine), _time_s(other, gpu) - _time_s(mine, gpu),
+                _bytes(other) - _bytes(mine), times[1] - times[0],
             ))  # fmt: skip
-    equal = group_by(found, [(row.module, row.phase, row.ours, row.theirs) for row in found])
-    rows = [merged(rows, ("count", "bytes", "time_s")) for rows in equal.values()]
-    return sorted(rows, key=lambda row: (-abs(row.bytes), row.module, row.ours))
-
-
-def _parts(groups: Sequence[Group]) -> set[tuple]:
-    return {(group.op_ids, group.cost.bytes) for group in groups}
+    keys = [(row.module, row.phase, row.ours, row.theirs) for row in found]
+    return sorted(summed(found, keys, ("count", "bytes", "time_s")), key=lambda r: (-abs(r.bytes), r.module, r.ours))
 
 
 def _names(graph: Graph, groups: Sequence[Group]) -> tuple[str, ...]:
     def name(op_id: int) -> str:
         return graph.ops[op_id].name.removeprefix("aten.").partition(".")[0]
 
-    return tuple("+".join(map(name, g.op_ids)) + ("".join(f" (again {name(i)})" for i in g.recomputes)) for g in groups)
-
-
-def _time_s(groups: Sequence[Group], gpu: Gpu) -> float:
-    return sum(predict_cost(g.cost, gpu).time_s for g in groups)
+    return tuple("+".join(map(name, g.op_ids)) + "".join(f" (again {name(i)})" for i in g.recomputes) for g in groups)

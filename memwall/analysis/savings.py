@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain
 
-from memwall.analysis.table import OTHERS, group_by, merged, sums
+from memwall.analysis.table import OTHERS, group_by, summed, sums
 from memwall.fusion import Plan
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
@@ -70,12 +70,10 @@ class Saving:
 
     @property
     def saved_s(self) -> float:
-        """Seconds less than eager."""
         return self.eager_s - self.time_s
 
     @property
     def saved_bytes(self) -> int:
-        """DRAM bytes less than eager."""
         return self.eager_bytes - self.bytes
 
 
@@ -139,7 +137,6 @@ class PolicySet:
         return collapse(kernel_module(self.profile, schedule, kernel))
 
     def rows(self) -> tuple[PolicyRow, ...]:
-        """One row per policy."""
         return tuple(self.row(schedule) for schedule in self.schedules)
 
     def row(self, schedule: Schedule) -> PolicyRow:
@@ -160,19 +157,17 @@ def _score(saved: float, ideal_saved: float) -> float | None:
 
 def by_gpu(profile: Profile) -> tuple[Schedule, ...]:
     """The simulations of a profile, those of one GPU together; GPUs and policies in the order of their first."""
-    first = {name: i for i, name in enumerate(dict.fromkeys(s.gpu.name for s in profile.simulations))}
-    return tuple(sorted(profile.simulations, key=lambda schedule: first[schedule.gpu.name]))
+    schedules = group_by(profile.simulations, [schedule.gpu.name for schedule in profile.simulations])
+    return tuple(chain.from_iterable(schedules.values()))
 
 
 def policy_sets(profile: Profile) -> tuple[PolicySet, ...]:
     """The simulations of a profile, GPU by GPU."""
-    return tuple(
-        policy_set(profile, tuple(schedules))
-        for _, schedules in groupby(by_gpu(profile), key=lambda schedule: schedule.gpu.name)
-    )
+    schedules = group_by(profile.simulations, [schedule.gpu.name for schedule in profile.simulations])
+    return tuple(_policy_set(profile, own) for own in schedules.values())
 
 
-def policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
+def _policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
     """The schedules of one GPU with eager and ideal next to them."""
     gpu, graph = schedules[0].gpu, schedules[0].graph
     found = {schedule.policy: schedule for schedule in schedules}
@@ -198,7 +193,7 @@ def _saving(
 def group_savings(policies: PolicySet, schedule: Schedule) -> tuple[Saving, ...]:
     """The groups that differ from eager (several ops, or other work), repeats as one, largest saving first."""
     ops = policies.profile.graphs[schedule.graph].ops
-    changed = [kernel for kernel in schedule.kernels if not _same_as_eager(kernel, policies.replaced(kernel))]
+    changed = [kernel for kernel in schedule.kernels if [*map(_work, policies.replaced(kernel))] != [_work(kernel)]]
     keys = [
         (tuple([ops[i].name for i in k.op_ids]), policies.module(schedule, k), ops[k.op_ids[0]].phase, k.op_class,
          k.read_bytes, k.write_bytes)
@@ -209,10 +204,6 @@ def group_savings(policies: PolicySet, schedule: Schedule) -> tuple[Saving, ...]
         for (names, module, phase, op_class, _, _), kernels in group_by(changed, keys).items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.name, row.module, row.bytes)))
-
-
-def _same_as_eager(kernel: Estimate, replaced: Sequence[Estimate]) -> bool:
-    return len(replaced) == 1 and _work(kernel) == _work(replaced[0])
 
 
 def _work(kernel: Estimate) -> tuple:
@@ -283,11 +274,10 @@ def missed_fusions(
             refusal.rule, refusal.reason, refusal.count, refusal.count * refusal.saved_bytes,
             refusal.count * refusal.saved_s,
         ))  # fmt: skip
-    equal = group_by(found, [(m.producer, m.consumer, m.module, m.phase, m.rule) for m in found]).values()
-    summed = [
-        merged(rows, ("count", "saved_bytes", "saved_s"), producer=short_name(rows[0].producer),
-               consumer=short_name(rows[0].consumer))
-        for rows in equal
-    ]  # fmt: skip
-    rows = sorted(summed, key=lambda row: (-row.saved_s, row.producer, row.consumer, row.module))
+    keys = [(m.producer, m.consumer, m.module, m.phase, m.rule) for m in found]
+    rows = [
+        replace(row, producer=short_name(row.producer), consumer=short_name(row.consumer))
+        for row in summed(found, keys, ("count", "saved_bytes", "saved_s"))
+    ]
+    rows.sort(key=lambda row: (-row.saved_s, row.producer, row.consumer, row.module))
     return tuple(rows[:top])

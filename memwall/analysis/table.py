@@ -61,6 +61,11 @@ def merged(rows: Sequence[T], names: Sequence[str], **changes: Any) -> T:
     return result
 
 
+def summed(rows: Sequence[T], keys: Iterable[K], names: Sequence[str]) -> list[T]:
+    """The rows of equal key merged: the first of each, with the named attributes summed."""
+    return [merged(own, names) for own in group_by(rows, keys).values()]
+
+
 def join(before: Mapping[K, A], after: Mapping[K, B]) -> Iterator[tuple[K, A | None, B | None]]:
     """Each key of either side with both values, those of ``before`` first."""
     for key in dict.fromkeys((*before, *after)):

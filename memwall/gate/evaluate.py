@@ -174,7 +174,7 @@ def _explained(check: Check, quantity: Quantity, head: Side, base: Side | None, 
     inside = [c for c in causes if not check.module or _inside(c, check.module)]
     if quantity.name == "peak_memory":
         check = replace(check, message=_memory(base.schedule.memory, head.schedule.memory))
-    return replace(check, causes=top(inside, quantity.name, lower=quantity.lower, count=MOST_CAUSES))
+    return replace(check, causes=top(inside, quantity.name, count=MOST_CAUSES))
 
 
 def _inside(cause: Cause, module: str) -> bool:

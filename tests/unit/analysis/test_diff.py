@@ -247,7 +247,7 @@ def test_the_top_causes_hold_all_that_got_worse(before, after, quantity):
     found = explain(side(before), side(after))
     measure = {"mfu": "time_s"}.get(quantity, quantity)
     for count in (1, 2, 8):
-        kept = top(found, quantity, lower=quantity != "mfu", count=count)
+        kept = top(found, quantity, count=count)
         assert len(kept) <= count
         worse = sum(getattr(c, measure) for c in found if getattr(c, measure) > 0)
         assert sum(getattr(c, measure) for c in kept) == pytest.approx(worse, rel=1e-9)
