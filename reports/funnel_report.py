@@ -22,8 +22,8 @@ import memwall.report.columns as col  # noqa: E402
 from memwall.analysis.op_counts import PUBLISHED, PUBLISHED_SOURCE, OpCounts, op_counts, operator_sets  # noqa: E402
 from memwall.fusion.compiled import kernels_of  # noqa: E402
 from memwall.report.document import Document, Section, Sentence, Table, clean  # noqa: E402
-from memwall.report.figures.funnel import funnel_figure  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
+from reports.funnel_figure import funnel_figure  # noqa: E402
 
 HERE = Path(__file__).parent
 GPU = "a100-80gb-sxm"

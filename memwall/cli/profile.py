@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        from memwall.report.pages.rules import RulesReport
+        from memwall.report.pages.ops import RulesReport
 
         Out().show(RulesReport())
         context.exit()

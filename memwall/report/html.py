@@ -15,27 +15,6 @@ from memwall.report.document import Bar, Bars, Block, Document, Facts, Markup, P
 
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "'": "&#39;", '"': "&#34;"})
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
-script-src 'unsafe-inline'; img-src data:">
-<title>{title} · memwall</title>
-<link rel="icon" href="data:,">
-<style>{css}</style>
-
-</head>
-<body>
-<header><h1>{title}</h1><button id="theme" type="button" title="light or dark">◐</button></header>
-<main>
-{body}
-</main>
-{data}<script>{js}</script>
-</body>
-</html>"""
-
 _DATA = '<div id="tip" hidden></div>\n<script type="application/json" id="data">{data}</script>\n'
 
 
@@ -52,7 +31,7 @@ def to_html(document: Document) -> str:
         hidden = "" if node is panels[0] else " hidden"
         inside = "\n".join(map(section_html, node.sections))
         parts.append(f'<div class="panel" data-sim="{panels.index(node)}"{hidden}>\n{inside}</div>\n')
-    return _PAGE.format(
+    return resource("page.html").rstrip("\n").format(
         title=escape(document.title), css=resource("report.css"), js=resource("report.js"), body="\n".join(parts),
         data=_DATA.format(data=document.data) if document.data else "",
     )  # fmt: skip

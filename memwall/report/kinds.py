@@ -5,16 +5,17 @@ A report holds the content; each kind of file has one writer, which decides how 
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, ClassVar
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, need
 from memwall.report.document import Document
 from memwall.report.figures.picture import Drawing, picture
 from memwall.report.html import to_html
 from memwall.report.markdown import to_markdown
-from memwall.report.tables import csv_text, to_parquet
 from memwall.report.text import to_text
 
 
@@ -56,13 +57,46 @@ class Report:
         raise NotImplementedError
 
 
+#: a spreadsheet treats a cell that starts with one of these as a formula
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def _csv(report: Report) -> str:
+    """Text that a spreadsheet would treat as a formula is prefixed with an apostrophe."""
+    columns, rows = report.rows()
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(map(_cell, row) for row in rows)
+    return buffer.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        text = value.encode("utf-8", "replace").decode("utf-8").replace("\x00", "")
+        return f"'{text}" if text.startswith(_FORMULA) else text
+    return value
+
+
+def _parquet(report: Report) -> bytes:
+    columns, rows = report.rows()
+    cells = list(rows)
+    arrow: Any = need("pyarrow", "parquet")
+    parquet: Any = need("pyarrow.parquet", "parquet")
+    buffer = io.BytesIO()
+    parquet.write_table(arrow.table({name: [row[i] for row in cells] for i, name in enumerate(columns)}), buffer)
+    return buffer.getvalue()
+
+
 #: kind -> its writer; ``text`` has options and is written by :func:`render`
 _WRITERS: Mapping[str, Callable[[Report], str | bytes]] = {
     "md": lambda report: to_markdown(report.document("md")),
     "html": lambda report: to_html(report.document("html")),
     "json": lambda report: report.record(),
-    "csv": lambda report: csv_text(*report.rows()),
-    "parquet": lambda report: to_parquet(*report.rows()),
+    "csv": _csv,
+    "parquet": _parquet,
     "png": lambda report: picture("png", *report.figure()),
     "svg": lambda report: picture("svg", *report.figure()).decode("utf-8"),
 }
@@ -82,15 +116,12 @@ def render(result: Any, kind: str, *, width: int | None = None, color: bool = Fa
         MissingError: the kind needs a dependency that is not installed.
         TypeError: an option that the report does not have.
     """
-    report: Report = result if isinstance(result, Report) else _report_of(result)(result, **options)
+    report: Report = result
+    if not isinstance(result, Report):
+        module, name = _REPORTS[type(result).__name__]
+        report = getattr(import_module(f"memwall.report.pages.{module}"), name)(result, **options)
     if kind not in report.kinds:
         raise UsageError(f"{report.noun} has no {kind!r} form; there is {', '.join(report.kinds)}")
     if kind == "text":
         return report.text(width=width, color=color)
     return {**_WRITERS, **report.own}[kind](report)
-
-
-def _report_of(result: object) -> Callable[..., Report]:
-    module, name = _REPORTS[type(result).__name__]
-    report: Callable[..., Report] = getattr(import_module(f"memwall.report.pages.{module}"), name)
-    return report

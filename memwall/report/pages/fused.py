@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 
 import memwall.report.columns as col
+from memwall.analysis.breaks import Loss
 from memwall.analysis.fused import Fused, refused_by_rule
 from memwall.analysis.op_counts import PUBLISHED, PUBLISHED_SOURCE, OpCounts
 from memwall.analysis.plan_diff import PlanDiff
 from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
-from memwall.core.units import size
+from memwall.core.units import duration, percent, size
+from memwall.frontend.dynamo.capture import Break, Capture, Recompile
 from memwall.record.kernels import collapse, short_name
-from memwall.report.document import Block, Document, Facts, Section, Table, known_facts
+from memwall.report.document import Block, Document, Facts, Section, Sentence, Table, known_facts
 from memwall.report.figures.picture import Drawing
 from memwall.report.figures.profile import profile_drawing
 from memwall.report.kinds import Report
-from memwall.report.pages.capture import capture_section
 from memwall.report.pages.compiled import compiled_section
 from memwall.report.pages.fusion import (
     MAX_MISSED,
@@ -68,7 +69,7 @@ class FusedReport(Report):
         if found.what_ifs:
             sections.append(what_if_section(found.what_ifs))
         if found.capture is not None:
-            sections.append(capture_section(found, found.capture))
+            sections.append(_capture_section(found, found.capture))
         if found.op_counts is not None:
             sections.append(_op_count_section(found.op_counts))
         return Document(f"{found.profile.workload.name}: what fusion wins", sections)
@@ -184,6 +185,98 @@ DIFFERENCE_NOTE = (
 )
 #: Rows of the table of differences.
 MAX_DIFFERENCES = 8
+
+
+# -- TorchDynamo's capture -------------------------------------------------------------------------------------------
+
+#: Rows of the tables of breaks and guards.
+MAX_BREAKS, MAX_GUARDS = 20, 12
+
+BREAK_NOTE = (
+    "after op: the last op before the break (its number in the graph); bytes, time and kernels: what is saved when this"
+    " break alone is removed, under memwall's planner; removing several may let more fuse;"
+    " -: splits no graph, or not priced"
+)
+
+
+def _capture_section(found: Fused, capture: Capture) -> Section:
+    """Partial graphs, breaks with their price, guards, and what further inputs recompile."""
+    facts = [("not captured", capture.failure)] if capture.failure is not None else _facts(found, capture)
+    blocks: list[Block] = [known_facts(*facts), *_break_tables(found, capture)]
+    if capture.guards:
+        rows = capture.guards[:MAX_GUARDS]
+        more = sum(capture.guard_kinds.values()) - len(rows)
+        note = f"and {more:,} more; where one fails, Dynamo captures again"
+        blocks.append(col.listing("Guards", rows, "kind, guard on: name name, must hold: check prose", note))
+    blocks += [Sentence(_recompile(call)) for call in capture.recompiles]
+    return Section("Capture by TorchDynamo", blocks)
+
+
+def _facts(found: Fused, capture: Capture) -> list[tuple[str, str]]:
+    inside = sum(region >= 0 for region in capture.regions)
+    phases = [op.phase for op, r in zip(found.profile.graph.ops, capture.regions, strict=False) if r < 0]
+    optimizer = phases.count("optimizer")
+    tail = f" ({optimizer:,} of them the optimizer's)" if optimizer else ""
+    graphs = f"{len(capture.graphs)} run, {capture.captures} captured; {inside:,} ops in them"
+    breaks, lines = sum(item.count for item in capture.breaks), len(capture.breaks)
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in capture.guard_kinds.items())
+    unmatched = f"; {capture.unmatched} ops have no counterpart" if capture.unmatched else ""
+    return [
+        ("graphs", f"{graphs}, {len(phases):,} outside{tail}"),
+        ("breaks", f"{breaks:,}, at {lines} line{'s' * (lines > 1)}" if lines else "none: one graph"),
+        ("guards", f"{sum(capture.guard_kinds.values()):,}: {kinds}" if kinds else "none"),
+        ("traced on", f"{capture.data} tensors{unmatched}"),
+        *(("note", note) for note in capture.notes),
+    ]
+
+
+def _break_tables(found: Fused, capture: Capture) -> list[Block]:
+    rows = capture.breaks[:MAX_BREAKS]
+    if not rows:
+        return []
+    blocks: list[Block] = []
+    for gpu, prices in found.prices.items() or [("", None)]:
+        losses: list[Loss | None] = [None] * len(rows) if prices is None else [*prices.each[: len(rows)]]
+        columns = [
+            col.text("at", [f"{b.file}:{b.line}" for b in rows]),
+            *col.of(rows, ": count repeats, after op: after_op count"),
+            col.si("bytes", "B", [None if x is None else x.dram_bytes for x in losses]),
+            col.seconds("time", [None if x is None else x.time_s for x in losses]),
+            col.plain("kernels", [None if x is None else x.kernels for x in losses]),
+            col.text("why", [_why(found, b) for b in rows], wraps=True),
+        ]
+        blocks.append(col.table(f"Graph breaks{f' and their price on {gpu}' if gpu else ''}", columns, BREAK_NOTE))
+        if prices is not None:
+            blocks.append(Sentence(_together(gpu, prices.together, found), strong=True))
+    return blocks
+
+
+def _why(found: Fused, item: Break) -> str:
+    source = f" ({item.source_line.strip()})" if item.source_line.strip() else ""
+    ops = found.profile.graph.ops
+    if item.after_op is None or item.after_op >= len(ops):
+        return f"{item.reason}{source}"
+    module = ops[item.after_op].module
+    return f"{item.reason}{source}{f', in module {module}' if module else ''}"
+
+
+def _together(gpu: str, loss: Loss, found: Fused) -> str:
+    eager = found.profile.dram_bytes
+    share = percent(loss.dram_bytes / eager if eager else 0.0)
+    launches = f"{loss.kernels:,} more launch{'es' * (loss.kernels != 1)}"
+    return (
+        f"All breaks together cost {size(loss.dram_bytes)} of DRAM traffic ({share} of what eager moves),"
+        f" {duration(loss.time_s)} and {launches} on {gpu}; what Python takes between two graphs comes on top."
+    )
+
+
+def _recompile(call: Recompile) -> str:
+    inputs = ", ".join(call.inputs)
+    if not call.captures:
+        return f"With {inputs} nothing is captured again."
+    why = f" because {'; '.join(call.reasons)}" if call.reasons else ""
+    became = f"; {', '.join(call.dynamic)} became dynamic" if call.dynamic else ""
+    return f"With {inputs} Dynamo captures {call.captures} graphs again{why}{became}."
 
 
 # -- op counts by IR level ---------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""What is covered for each op, from its row: ``memwall ops``."""
+"""What is covered for each op, from its row (``memwall ops``), and how it is counted (``memwall profile --rules``)."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +13,8 @@ from memwall.codegen import covers
 from memwall.core.errors import UsageError
 from memwall.ops.loops import is_fused
 from memwall.ops.registry import OP_CLASSES, Row, rows
-from memwall.report.document import Column, Document, Section
+from memwall.report.document import Column, Document, Facts, Section, Sentence
+from memwall.report.html import resource
 from memwall.report.kinds import Report
 from memwall.traces.schemas import schemas_of
 
@@ -88,3 +90,17 @@ _NOTE = (
     "ops with a formula for FLOPs and bytes (cost), a loop nest for the planner (fusion), a generated kernel (codegen),"
     " results derived from a recorded call (traces); each op of one family: memwall ops FAMILY"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RulesReport(Report):
+    """All counting rules."""
+
+    noun = "the list of rules"
+    kinds = ("text",)
+
+    def document(self, kind: str) -> Document:
+        """A section for each kind of figure."""
+        rules = tomllib.loads(resource("rules.toml"))
+        opening = Section("", (Sentence("What memwall counts, and how it turns counts into seconds."),))
+        return Document("Counting rules", (opening, *(Section(h, (Facts([*r.items()]),)) for h, r in rules.items())))

@@ -19,8 +19,8 @@ from memwall.record.kernels import WALLS, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import Bar, Bars, Block, Document, Markup, Panel, Part, Section, Sentence, clean
 from memwall.report.figures.picture import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color, time_unit
+from memwall.report.figures.profile import axis_start_s, fall_and_bars, label
 from memwall.report.figures.roofline import Roof, compute_roofs, memory_roofs
-from memwall.report.figures.waterfall import axis_start_s, fall_and_bars, label
 from memwall.report.html import embed, escape, stack
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
 from memwall.report.pages.profile_text import (

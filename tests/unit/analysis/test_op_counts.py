@@ -19,7 +19,7 @@ from memwall.analysis.op_counts import Level, OpCounts, op_counts, operator_sets
 from memwall.core.errors import UsageError
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
-from memwall.report.figures.funnel import funnel_figure
+from reports.funnel_figure import funnel_figure
 from tests.unit.one_call import Call, meta
 from tests.unit.places import ROOT
 

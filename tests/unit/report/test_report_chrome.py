@@ -18,7 +18,7 @@ from memwall.fusion import plan_graph
 from memwall.hardware.gpu import Cpu
 from memwall.record.profile import Profile
 from memwall.report import render
-from memwall.report.timeline import timeline
+from memwall.report.trace_events import timeline
 from memwall.simulate.memory import MemoryPeak, memory_levels, memory_peak
 from memwall.simulate.schedule import simulate
 from tests.unit.report_fixture import HOSTILE, HOSTILE_MODULE, NEW, OLD, Builder, make_gpu, make_profile

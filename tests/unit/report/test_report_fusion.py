@@ -14,8 +14,7 @@ from memwall.analysis.savings import Missed, Step, Waterfall
 from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.figures.picture import picture, time_unit
-from memwall.report.figures.profile import waterfall_drawing
-from memwall.report.figures.waterfall import axis_start_s, bars, label
+from memwall.report.figures.profile import axis_start_s, bars, label, waterfall_drawing
 from memwall.report.pages.fusion import cut_name, missed_table
 from tests.unit.fused_fixture import MIB, make_fused
 from tests.unit.report_fixture import NEW, OLD, make_profile

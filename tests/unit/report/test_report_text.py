@@ -14,7 +14,7 @@ from memwall.report import render
 from memwall.report.document import Column, Table, clean
 from memwall.report.markdown import escape
 from memwall.report.pages.gpus import GpuReport, GpusReport
-from memwall.report.pages.rules import RulesReport
+from memwall.report.pages.ops import RulesReport
 from memwall.report.text import fit
 from tests.unit.report_fixture import NEW, OLD, make_gpu, make_profile
 
