@@ -178,21 +178,12 @@ class Op:
     source: str = field(default="", compare=False)
 
 
-class Layer(NamedTuple):
-    """Ops ``first`` to ``first + length - 1`` make the same calls as ``length`` earlier ones from op ``like`` on."""
-
-    first: int
-    length: int
-    like: int
-
-
 @dataclass(frozen=True)
 class Graph:
     """A traced workload: values, storages and ops in call order.
 
     ``inputs``, ``parameters`` and ``outputs`` are value ids. ``free_calls`` counts, by name, the calls that launch
-    nothing (views, allocations, queries). ``attention`` is the SDPA backend that was traced. ``layers`` are the
-    repeated layers that the tracer copied instead of tracing them again; records do not hold them.
+    nothing (views, allocations, queries). ``attention`` is the SDPA backend that was traced.
     """
 
     values: Sequence[Value]
@@ -203,7 +194,6 @@ class Graph:
     outputs: tuple[int, ...] = ()
     free_calls: Mapping[str, int] = field(default_factory=dict)
     attention: str = "flash"
-    layers: tuple[Layer, ...] = field(default=(), compare=False, repr=False)
 
     def specs(self, ids: Iterable[int]) -> tuple[TensorSpec, ...]:
         """The specs of some values."""
@@ -216,24 +206,36 @@ class Graph:
         """
         first: dict[tuple[Any, ...], int] = {}
         texts: dict[int, str] = {}
+        kinds: dict[TensorSpec, int] = {}
+        by_id: dict[int, int] = {}  # most values share the object of their spec, which is hashed once
+        kind = []
+        for value in self.values:
+            number = by_id.get(id(value.spec))
+            if number is None:
+                number = by_id[id(value.spec)] = kinds.setdefault(value.spec, len(kinds))
+            kind.append(number)
         found: list[int] = []
-        layers = {layer.first: layer for layer in self.layers}
-        while len(found) < len(self.ops):
-            layer = layers.get(len(found))
-            if layer is not None:
-                found += found[layer.like : layer.like + layer.length]
-                continue
-            op = self.ops[len(found)]
+        for op in self.ops:
             attributes = texts.get(id(op.attributes))
             if attributes is None:
                 attributes = texts[id(op.attributes)] = repr(op.attributes)
-            reads, writes = ([self.values[i] for i in ids] for ids in (op.inputs, op.outputs))
             call = (
-                op.name, op.arguments, attributes, tuple([v.spec for v in reads]), tuple([v.spec for v in writes]),
-                _overlaps(reads), _overlaps(writes),
+                op.name, op.arguments, attributes, tuple([kind[i] for i in op.inputs]),
+                tuple([kind[i] for i in op.outputs]), self._overlaps(op.inputs), self._overlaps(op.outputs),
             )  # fmt: skip
             found.append(first.setdefault(call, len(found)))
         return found
+
+    def _overlaps(self, ids: Sequence[int]) -> tuple[tuple[int, int], ...] | None:
+        """The storage of each value and its offset there, counted from the first; None where no two share a storage."""
+        if len(ids) < 2:
+            return None
+        values = [self.values[i] for i in ids]
+        first = {v.storage: v.offset for v in reversed(values)}
+        if len(first) == len(values):
+            return None
+        order = {storage: i for i, storage in enumerate(dict.fromkeys(v.storage for v in values))}
+        return tuple([(order[v.storage], v.offset - first[v.storage]) for v in values])
 
     @cached_property
     def role_bytes(self) -> dict[str, int]:
@@ -242,15 +244,6 @@ class Graph:
         for storage in self.storages:
             total[storage.role] += storage.nbytes
         return total
-
-
-def _overlaps(values: list[Value]) -> tuple[tuple[int, int], ...] | None:
-    """The storage of each value and its offset there, counted from the first; None where no two share a storage."""
-    first = {v.storage: v.offset for v in reversed(values)}
-    if len(first) == len(values):
-        return None
-    order = {storage: i for i, storage in enumerate(dict.fromkeys(v.storage for v in values))}
-    return tuple((order[v.storage], v.offset - first[v.storage]) for v in values)
 
 
 def distinct_bytes(values: Sequence[Value]) -> int:

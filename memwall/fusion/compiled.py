@@ -14,9 +14,8 @@ from dataclasses import replace
 
 from memwall.core.graph import Graph
 from memwall.fusion.inductor import Lowered, LoweredKernel, lower
-from memwall.fusion.launches import with_launches
-from memwall.fusion.plan import Group, Plan, in_order
-from memwall.fusion.pricing import Placement, Pricer
+from memwall.fusion.plan import Group, Part, Plan, in_order
+from memwall.fusion.pricing import Placement, Pricer, with_launches
 from memwall.fusion.repeats import shorten
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -46,12 +45,12 @@ def kernels_of(graph: Graph, gpu: Gpu, regions: Sequence[int] | None = None, *, 
     lowered = lower(short.graph, gpu, source=source)
     compiled = {op for kernel in lowered.kernels for op in kernel.op_ids}
     kernels = lowered.kernels
-    eager = [((op.id,), ()) for op in short.graph.ops if op.id not in compiled]
-    whole = short.expand([*((kernel.op_ids, kernel.recomputes) for kernel in kernels), *eager])
+    parts = [Part(kernel.op_ids, kernel.recomputes) for kernel in kernels]
+    whole = short.expand([*parts, *(Part((op.id,)) for op in short.graph.ops if op.id not in compiled)])
     if whole is None:
         return lower(graph, gpu, source=source)
     moved = tuple(
-        replace(kernels[g.source], op_ids=g.owned, recomputes=g.recomputed) for g in whole if g.source < len(kernels)
+        replace(kernels[p.source], op_ids=p.op_ids, recomputes=p.recomputes) for p in whole if p.source < len(kernels)
     )
     return replace(lowered, kernels=moved)
 
@@ -61,8 +60,9 @@ def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[Low
     pricer = Pricer(graph, costs, gpu)
     home = {op for kernel in kernels for op in kernel.op_ids}
     alone = [op.id for op in graph.ops if op.id not in home]
-    parts = [(kernel.op_ids, kernel.recomputes) for kernel in kernels]
-    pricer.placement = Placement([*parts, *(((op,), ()) for op in alone)])
+    pricer.placement = Placement(
+        [*(Part(kernel.op_ids, kernel.recomputes) for kernel in kernels), *(Part((op,)) for op in alone)]
+    )
     groups = [_group(pricer, kernel) for kernel in kernels if kernel.op_ids]
     groups += [pricer.alone(op) for op in alone]
     with contextlib.suppress(ValueError):  # an op whose kernels are apart is one group here: keep the compiler's order

@@ -6,7 +6,7 @@ priced as if every intermediate stayed on chip. Only a cycle forbids it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -15,7 +15,7 @@ from memwall.core.errors import UsageError, nearest
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.core.layers import collapse
-from memwall.fusion.plan import Group, Plan, in_order
+from memwall.fusion.plan import Group, Part, Plan, in_order, inverse, topological, waits
 from memwall.fusion.pricing import Placement, Pricer
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -84,8 +84,7 @@ def fuse_modules(graph: Graph, costs: Sequence[Cost], gpu: Gpu, plan: Plan, patt
     whole = {unit: tuple(ops) for unit, ops in units.items() if _is_convex(pricer.flow, ops)}
     refused = [f"{_name(unit)}: what leaves it comes back into it" for unit in units if unit not in whole]
     while True:
-        parts = _take_out(plan, whole)
-        groups = _without_circles(pricer, parts)
+        groups = _without_circles(pricer, _take_out(plan, whole), set(whole.values()))
         if groups is not None:
             return HandFused(replace(plan, groups=tuple(groups)), len(whole), tuple(refused))
         unit, _ = whole.popitem()
@@ -111,84 +110,53 @@ def _is_convex(flow: Flow, ops: Sequence[int]) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Ops that share a kernel, and those that it recomputes. ``group``: the plan's, where nothing changed."""
-
-    op_ids: tuple[int, ...]
-    recomputes: tuple[int, ...]
-    group: Group | None = None
-    is_module: bool = False
-
-
-def _take_out(plan: Plan, units: Mapping[Unit, Sequence[int]]) -> list[_Part]:
-    """The groups of the plan without the units' ops, and the units."""
+def _take_out(plan: Plan, units: Mapping[Unit, tuple[int, ...]]) -> list[Group | Part]:
+    """The groups of the plan, those with ops of the units without them, and the units."""
     unit_of = {op: unit for unit, ops in units.items() for op in ops}
     again: dict[Unit, set[int]] = {unit: set() for unit in units}
-    parts = []
+    parts: list[Group | Part] = []
     for group in plan.groups:
         touched = {unit_of[op] for op in group.op_ids if op in unit_of}
         for unit in touched:
             again[unit].update(group.recomputes)
         rest = tuple([op for op in group.op_ids if op not in unit_of])
-        if not touched:
-            parts.append(_Part(group.op_ids, group.recomputes, group))
-        elif rest:
-            parts.append(_Part(rest, group.recomputes))
-    for unit, ops in units.items():
-        parts.append(_Part(tuple(ops), tuple(sorted(again[unit].difference(ops))), is_module=True))
+        if rest:
+            parts.append(Part(rest, group.recomputes) if touched else group)
+    parts.extend(Part(ops, tuple(sorted(again[unit].difference(ops)))) for unit, ops in units.items())
     return parts
 
 
-def _without_circles(pricer: Pricer, parts: list[_Part]) -> list[Group] | None:
+def _without_circles(
+    pricer: Pricer, parts: list[Group | Part], modules: Collection[tuple[int, ...]]
+) -> list[Group] | None:
     """The priced groups in launch order; None when hand-fused kernels wait for each other."""
     while True:
         try:
-            return in_order(pricer.flow, _priced(pricer, parts))
+            ordered = in_order(pricer.flow, parts)
         except ValueError:
             stuck = _in_circles(pricer.flow, parts)
-            loose = {i for i in stuck if len(parts[i].op_ids) > 1 and not parts[i].is_module}
+            loose = {i for i in stuck if len(parts[i].op_ids) > 1 and parts[i].op_ids not in modules}
             if not loose:
                 return None
-            singles = [_Part((op,), parts[i].recomputes) for i in sorted(loose) for op in parts[i].op_ids]
+            singles: list[Group | Part] = [
+                Part((op,), parts[i].recomputes) for i in sorted(loose) for op in parts[i].op_ids
+            ]
             parts = [part for i, part in enumerate(parts) if i not in loose] + singles
+        else:
+            pricer.placement = Placement(ordered)
+            return [_priced(pricer, part) for part in ordered]
 
 
-def _priced(pricer: Pricer, parts: Sequence[_Part]) -> list[Group]:
-    pricer.placement = Placement((part.op_ids, part.recomputes) for part in parts)
-    return [part.group or _group(pricer, part) for part in parts]
-
-
-def _group(pricer: Pricer, part: _Part) -> Group:
+def _priced(pricer: Pricer, part: Group | Part) -> Group:
+    if isinstance(part, Group):
+        return part
     if len(part.op_ids) == 1 and not part.recomputes:
         return pricer.alone(part.op_ids[0])
     return pricer.group(part.op_ids, part.recomputes)
 
 
-def _in_circles(flow: Flow, parts: Sequence[_Part]) -> set[int]:
+def _in_circles(flow: Flow, parts: Sequence[Group | Part]) -> set[int]:
     """Numbers of the parts on a cycle, or between two cycles."""
-    owner = {op: i for i, part in enumerate(parts) for op in part.op_ids}
-    before: list[set[int]] = [set() for _ in parts]
-    for i, part in enumerate(parts):
-        inside = frozenset((*part.op_ids, *part.recomputes))
-        before[i] = {owner[dep] for op in inside for dep in flow.deps[op] if dep not in inside} - {i}
-    after: list[set[int]] = [set() for _ in parts]
-    for i, others in enumerate(before):
-        for other in others:
-            after[other].add(i)
-    return _peeled(before, after) & _peeled(after, before)
-
-
-def _peeled(before: Sequence[set[int]], after: Sequence[set[int]]) -> set[int]:
-    """The parts left after repeatedly removing those without dependencies."""
-    missing = [len(others) for others in before]
-    ready = [i for i, count in enumerate(missing) if not count]
-    left = set(range(len(missing)))
-    while ready:
-        i = ready.pop()
-        left.discard(i)
-        for other in after[i]:
-            missing[other] -= 1
-            if not missing[other]:
-                ready.append(other)
-    return left
+    before = waits(flow, parts)
+    free = {number for some in (before, inverse(before)) for number in topological(some, int)}
+    return set(range(len(parts))) - free

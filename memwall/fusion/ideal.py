@@ -18,8 +18,8 @@ from dataclasses import replace
 
 from memwall.core.flow import Flow
 from memwall.core.graph import PHASES, Graph, Value, distinct_bytes
-from memwall.fusion.launches import with_launches
 from memwall.fusion.plan import Group, Plan, in_order
+from memwall.fusion.pricing import with_launches
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from memwall.core.flow import Flow
 from memwall.ops import Cost
+
+
+class Part(NamedTuple):
+    """Ops that will share a launch, and ops of others that it recomputes. ``source``: the number of the part that it is
+    a copy of."""
+
+    op_ids: tuple[int, ...]
+    recomputes: tuple[int, ...] = ()
+    source: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +64,69 @@ class Plan:
     refusals: tuple[Refusal, ...] = ()
 
 
-def in_order(flow: Flow, groups: Sequence[Group]) -> list[Group]:
-    """The groups in dependency order; among those that may run, by their last op.
+class Grouped(Protocol):
+    """What can be put in order: parts and groups."""
+
+    @property
+    def op_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def recomputes(self) -> tuple[int, ...]: ...
+
+
+G = TypeVar("G", bound=Grouped)
+
+
+def in_order(flow: Flow, groups: Sequence[G], rank: Callable[[int], Any] | None = None) -> list[G]:
+    """The groups in dependency order; among those that may run, by the rank of their number, or by their last op.
 
     Raises:
         ValueError: the groups' dependencies form a cycle.
     """
+    order = topological(waits(flow, groups), rank or (lambda index: max(groups[index].op_ids)))
+    if len(order) != len(groups):
+        raise ValueError("the groups depend on each other in a circle")
+    return [groups[index] for index in order]
+
+
+def waits(flow: Flow, groups: Sequence[Grouped]) -> list[set[int]]:
+    """For each group those that must run first, by number: they write what it reads, or touch what it overwrites."""
     owner = {op: i for i, group in enumerate(groups) for op in group.op_ids}
-    waits: list[set[int]] = [set() for _ in groups]
-    followers: list[list[int]] = [[] for _ in groups]
+    found: list[set[int]] = [set() for _ in groups]
     for index, group in enumerate(groups):
         copies = set(group.recomputes)
         inside = copies.union(group.op_ids)
-        waits[index].update(owner[dep] for op in group.op_ids for dep in flow.deps[op] if dep not in copies)
+        found[index].update([owner[dep] for op in group.op_ids for dep in flow.deps[op] if dep not in copies])
         for version in (v for op in copies for _, v in flow.reads[op] if flow.writer[v] not in inside):
             if flow.writer[version] >= 0:
-                waits[index].add(owner[flow.writer[version]])
+                found[index].add(owner[flow.writer[version]])
             if version in flow.overwriter:
-                waits[owner[flow.overwriter[version]]].add(index)
-    for index, needed in enumerate(waits):
+                found[owner[flow.overwriter[version]]].add(index)
+    for index, needed in enumerate(found):
         needed.discard(index)
-        for other in needed:
-            followers[other].append(index)
-    missing = [len(needed) for needed in waits]
-    ready = [(max(group.op_ids), i) for i, group in enumerate(groups) if not missing[i]]
+    return found
+
+
+def inverse(before: Sequence[Collection[int]]) -> list[list[int]]:
+    """For each number those that have it among theirs."""
+    after: list[list[int]] = [[] for _ in before]
+    for number, some in enumerate(before):
+        for other in some:
+            after[other].append(number)
+    return after
+
+
+def topological(before: Sequence[Collection[int]], rank: Callable[[int], Any]) -> list[int]:
+    """The numbers, each after those ``before`` it, else by rank; those on a cycle, or behind one, are left out."""
+    after, missing = inverse(before), [len(some) for some in before]
+    ready = [(rank(number), number) for number, count in enumerate(missing) if not count]
     heapq.heapify(ready)
-    result = []
+    order = []
     while ready:
-        _, index = heapq.heappop(ready)
-        result.append(groups[index])
-        for follower in followers[index]:
-            missing[follower] -= 1
-            if not missing[follower]:
-                heapq.heappush(ready, (max(groups[follower].op_ids), follower))
-    if len(result) != len(groups):
-        raise ValueError("the groups depend on each other in a circle")
-    return result
+        _, number = heapq.heappop(ready)
+        order.append(number)
+        for other in after[number]:
+            missing[other] -= 1
+            if not missing[other]:
+                heapq.heappush(ready, (rank(other), other))
+    return order

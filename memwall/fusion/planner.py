@@ -16,10 +16,10 @@ from types import MappingProxyType
 
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
-from memwall.fusion.plan import Group, Plan, Refusal, in_order
+from memwall.fusion.plan import Group, Part, Plan, Refusal, in_order
 from memwall.fusion.pricing import Placement, Pricer
-from memwall.fusion.recompute import Parts, recompute
-from memwall.fusion.repeats import Expanded, Shortened, shorten
+from memwall.fusion.recompute import recompute
+from memwall.fusion.repeats import Shortened, shorten
 from memwall.fusion.rules import (
     REGISTER_SPILL,
     Candidate,
@@ -64,23 +64,23 @@ def memwall_plan(
     whole = short.expand(parts)
     if whole is None:
         parts, refusals = _parts(graph, costs, gpu, regions, spills)
-        whole = [Expanded(*part, number) for number, part in enumerate(parts)]
+        whole = [part._replace(source=number) for number, part in enumerate(parts)]
     elif short.graph is not graph:
         refusals = _counted(short, whole, parts, refusals)
-    pricer = Pricer(graph, costs, gpu, regions)
-    pricer.placement = Placement((group.owned, group.recomputed) for group in whole)
+    pricer = Pricer(graph, costs, gpu, regions, short.flow)
+    pricer.placement = Placement(whole)
     known: dict[int, Group] = {}
     groups = []
-    for owned, again, source in whole:
-        group = _cheapest(pricer, owned, again, known.get(source), spills)
-        known.setdefault(source, group)
+    for part in whole:
+        group = _cheapest(pricer, part, known.get(part.source), spills)
+        known.setdefault(part.source, group)
         groups.append(group)
-    return Plan("memwall", tuple(groups if short.graph is not graph else in_order(pricer.flow, groups)), refusals)
+    return Plan("memwall", tuple(groups), refusals)
 
 
 def _parts(
     graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None, spills: Spills
-) -> tuple[Parts, tuple[Refusal, ...]]:
+) -> tuple[list[Part], tuple[Refusal, ...]]:
     """The owned and recomputed ops of each group, in launch order, and the refusals."""
     walk = _Walk(graph, costs, gpu, regions, spills)
     walk.run()
@@ -91,15 +91,10 @@ def _parts(
         if key not in walk.refusals or walk.refusals[key].rule == "phase":  # two graphs, and it could be recomputed
             walk.refusals[key] = refusal
     try:
-        ordered = _ordered(walk.pricer.flow, parts)
+        ordered = in_order(walk.pricer.flow, parts)
     except ValueError:  # a kernel that recomputes a value must run before what its own inputs wait for
-        ordered = _ordered(walk.pricer.flow, [(tuple(ops), ()) for ops in members])
+        ordered = in_order(walk.pricer.flow, [Part(tuple(ops)) for ops in members])
     return ordered, tuple(walk.refusals.values())
-
-
-def _ordered(flow: Flow, parts: Parts) -> Parts:
-    groups = [Group(owned, (), (), Cost(), again) for owned, again in parts]
-    return [(group.op_ids, group.recomputes) for group in in_order(flow, groups)]
 
 
 def _short_costs(short: Shortened, costs: Sequence[Cost]) -> list[Cost]:
@@ -113,27 +108,26 @@ def _short_costs(short: Shortened, costs: Sequence[Cost]) -> list[Cost]:
 
 
 def _counted(
-    short: Shortened, whole: Sequence[Expanded], parts: Parts, refusals: Sequence[Refusal]
+    short: Shortened, whole: Sequence[Part], parts: Sequence[Part], refusals: Sequence[Refusal]
 ) -> tuple[Refusal, ...]:
     """The refusals with the ops' ids in the whole graph, and how often each occurs there."""
-    copies = Counter(group.source for group in whole)
-    source_of = {op: number for number, (owned, _) in enumerate(parts) for op in owned}
+    copies = Counter(part.source for part in whole)
+    source_of = {op: number for number, part in enumerate(parts) for op in part.op_ids}
     return tuple(
         replace(
-            refusal,
-            producer=short.op_of[refusal.producer],
-            consumer=short.op_of[refusal.consumer],
+            refusal, producer=short.op_of[refusal.producer], consumer=short.op_of[refusal.consumer],
             count=copies[source_of[refusal.consumer]],
         )
         for refusal in refusals
-    )
+    )  # fmt: skip
 
 
-def _cheapest(pricer: Pricer, ops: Sequence[int], again: Sequence[int], twin: Group | None, spills: Spills) -> Group:
+def _cheapest(pricer: Pricer, part: Part, twin: Group | None, spills: Spills) -> Group:
     """The ops as one kernel; a single op runs as its eager kernel unless a generated one is modeled faster.
 
     ``twin`` is the same group of another layer: it costs the same.
     """
+    ops, again, _ = part
     alone = pricer.alone(ops[0]) if len(ops) == 1 and not again else None
     if alone and (pricer.loops[ops[0]].kind == "opaque" or work_of(pricer.graph, ops) in spills):
         return alone

@@ -14,10 +14,10 @@ from functools import partial
 
 from memwall.core.flow import Flow
 from memwall.core.graph import EAGER, Graph, Pipe, Value, distinct_bytes
-from memwall.fusion.launches import with_launches
-from memwall.fusion.plan import Group
+from memwall.fusion.plan import Group, Grouped
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
+from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, Stream
 from memwall.ops.loops import OPAQUE, loop_of
 from memwall.perfmodel.roofline import predict_cost
 
@@ -30,21 +30,76 @@ ROWS_PER_SM = 4
 PARTIAL_BYTES = 4
 
 
+#: Kinds of launches that keep their kind when others join them.
+MATRIX = (Gemm, Convolution, Attention)
+
+
+def with_launches(
+    cost: Cost,
+    eager: Iterable[Launch],
+    *,
+    kernels: int = 1,
+    extra_bytes: int = 0,
+    extra_flops: int = 0,
+    thread_blocks: int | None = None,
+) -> Cost:
+    """The cost of a group with its launches, given those of its ops as eager kernels.
+
+    Products keep their shape and their share of the group's bytes; other ops add no launch. Without products the group
+    is one generated kernel over its bytes. If the launches of an op are unknown, the group's are too.
+
+    Args:
+        kernels: the number of launches.
+        extra_bytes, extra_flops: bytes and FLOPs beyond the group's compulsory ones.
+        thread_blocks: the most thread blocks of the group.
+    """
+    moved = {"read_bytes": cost.read_bytes + extra_bytes, "write_bytes": cost.write_bytes}
+    known = [launch for launch in eager if not isinstance(launch, Plain)]
+    matrix = [launch for launch in known if isinstance(launch, MATRIX)]
+    launches: tuple[Launch, ...]
+    if matrix:
+        launches = _shared(matrix, **moved, kernels=kernels, thread_blocks=thread_blocks)
+    elif known:
+        pipe = max(cost.flops, key=lambda p: cost.flops[p], default=None)
+        flops = cost.total_flops + extra_flops
+        launches = (
+            Stream(kind="generated", **moved, flops=flops, pipe=pipe, count=kernels, thread_blocks=thread_blocks),
+        )
+    else:
+        launches = (Plain(**moved, flops=cost.flops, count=kernels, thread_blocks=thread_blocks),)
+    return replace(cost, launches=launches)
+
+
+def _shared(
+    matrix: Sequence[Launch], read_bytes: int, write_bytes: int, kernels: int, thread_blocks: int | None
+) -> tuple[Launch, ...]:
+    before = sum(launch.bytes for launch in matrix)
+    read_left, write_left, left = read_bytes, write_bytes, kernels
+    shared: list[Launch] = []
+    for launch in matrix[1:]:
+        share = launch.bytes / before if before else 0.0
+        read, write, count = int(read_bytes * share), int(write_bytes * share), min(left - 1, 1)
+        shared.append(replace(launch, read_bytes=read, write_bytes=write, count=count))
+        read_left, write_left, left = read_left - read, write_left - write, left - count
+    first = replace(matrix[0], read_bytes=read_left, write_bytes=write_left, count=left, thread_blocks=thread_blocks)
+    return (first, *shared)
+
+
 class Placement:
     """Where each op runs: in the group that owns it and in each group that recomputes its result.
 
     ``inside[g]`` are the ops that group ``g`` runs; ``runs[op]`` are the groups that run it, its owner first.
     """
 
-    def __init__(self, parts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
+    def __init__(self, parts: Iterable[Grouped]) -> None:
         self.inside: list[set[int]] = []
         self.runs: dict[int, list[int]] = {}
         copies = []
-        for number, (owned, again) in enumerate(parts):
-            self.inside.append({*owned, *again})
-            for op in owned:
+        for number, part in enumerate(parts):
+            self.inside.append({*part.op_ids, *part.recomputes})
+            for op in part.op_ids:
                 self.runs[op] = [number]
-            copies += [(op, number) for op in again]
+            copies += [(op, number) for op in part.recomputes]
         for op, number in copies:
             self.runs[op].append(number)
 
@@ -74,9 +129,12 @@ class Pricer:
     ``placement`` says where every op runs, if known; without it all ops outside a group run alone.
     """
 
-    def __init__(self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None,
+        flow: Flow | None = None,
+    ) -> None:  # fmt: skip
         self.graph, self.costs, self.gpu = graph, costs, gpu
-        self.flow = Flow.of(graph)
+        self.flow = flow or Flow.of(graph)
         loops = {first: loop_of(graph, graph.ops[first]) for first in dict.fromkeys(graph.alike)}
         self.loops = [
             OPAQUE if regions is not None and regions[i] == EAGER else loops[first]
@@ -112,11 +170,6 @@ class Pricer:
         if heir is None:
             return False
         return flow.writer[heir] not in inside or self.is_needed(heir, inside)
-
-    def reads_from(self, op_ids: Sequence[int], inside: Collection[int]) -> list[tuple[int, int]]:
-        """(value, version) of every read that comes from outside."""
-        writer = self.flow.writer
-        return [use for i in op_ids for use in self.flow.reads[i] if writer[use[1]] not in inside]
 
     def group(self, op_ids: Sequence[int], recomputes: Sequence[int] = (), cost: Cost | None = None) -> Group:
         """The group as one generated kernel; ``cost`` if already known."""

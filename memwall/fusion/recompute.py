@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from memwall.core.graph import PHASES
-from memwall.fusion.plan import Refusal
+from memwall.fusion.plan import Part, Refusal
 from memwall.fusion.pricing import Placement, Pricer
 from memwall.fusion.rules import MAX_OPS, MAX_TENSORS, REGISTER_SPILL, Spills, work_of
 from memwall.ops.loops import Loop, is_random
@@ -22,15 +22,12 @@ _LATER = {phase: number for number, phase in enumerate(PHASES)}
 MAX_CHAIN = 6
 
 
-Parts = list[tuple[tuple[int, ...], tuple[int, ...]]]
-
-
 def recompute(
     pricer: Pricer,
     members: Sequence[Sequence[int]],
     regions: Sequence[int] | None = None,
     spills: Spills = MappingProxyType({}),
-) -> tuple[Parts, list[Refusal]]:
+) -> tuple[list[Part], list[Refusal]]:
     """The groups, each as the ops that it owns and those of others that it recomputes; and the values that must be
     stored though a kernel could recompute them: random numbers, and what another op reads from memory anyway.
 
@@ -49,7 +46,7 @@ class _Recompute:
     ) -> None:
         self.pricer, self.members, self.regions, self.spills = pricer, members, regions, spills
         self.group_of = {op: index for index, group in enumerate(members) for op in group}
-        self.placement = pricer.placement = Placement((group, ()) for group in members)
+        self.placement = pricer.placement = Placement(Part(tuple(group)) for group in members)
         self.refusals: list[Refusal] = []
 
     def run(self) -> None:
@@ -59,7 +56,7 @@ class _Recompute:
             elif self._is_cheap(op.id):
                 self._try(op.id)
 
-    def parts(self) -> Parts:
+    def parts(self) -> list[Part]:
         """Groups that own at least one op; an op moves to a reader where its own group does not use it."""
         placement = self.placement
         for op in reversed(range(len(self.pricer.graph.ops))):
@@ -70,7 +67,7 @@ class _Recompute:
         for op in range(len(self.pricer.graph.ops)):
             owned[placement.runs[op][0]].append(op)
         return [
-            (tuple(ops), tuple(sorted(inside.difference(ops))))
+            Part(tuple(ops), tuple(sorted(inside.difference(ops))))
             for ops, inside in zip(owned, placement.inside, strict=True)
             if ops
         ]

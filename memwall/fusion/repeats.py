@@ -11,24 +11,16 @@ ones; in backward the one before it does, since its predecessor must be a layer 
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
+from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.core.layers import Run, find_runs, first_writers
 from memwall.fusion.cut import Cut
-
-
-class Expanded(NamedTuple):
-    """A group on the whole graph: op ids in call order, and which group of the short graph it is a copy of."""
-
-    owned: tuple[int, ...]
-    recomputed: tuple[int, ...]
-    source: int
+from memwall.fusion.plan import Part, in_order
 
 
 @dataclass(frozen=True)
@@ -41,52 +33,48 @@ class Shortened:
     runs: tuple[Run, ...] = ()
     kept: int = 2
 
-    def expand(self, groups: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Expanded] | None:
-        """Expand groups of the short graph to the whole one.
+    @cached_property
+    def flow(self) -> Flow:
+        """The data flow of the whole graph."""
+        return Flow.of(self.whole)
 
-        Args:
-            groups: for each group the ids of the ops that it owns (at least one) and of those that it recomputes,
-            in the short graph.
+    def expand(self, parts: Sequence[Part]) -> list[Part] | None:
+        """Expand parts of the short graph to the whole one.
 
         Returns:
-            The groups in dependency order, close to the given one; each op of the whole graph is owned by exactly
-            one. None when copies of the kept layers' groups do not fit together (groups that span three layers, or
-            that treat the last layer differently): plan the whole graph then.
+            Parts in dependency order, close to the given one; each op of the whole graph is owned by exactly one.
+            ``source`` is the number of the given part. None when copies of the kept layers' parts do not fit together
+            (parts that span three layers, or that treat the last layer differently): plan the whole graph then.
         """
-        moved: list[Expanded] = []
-        for source, (owned, recomputed) in enumerate(groups):
-            copies = self._copies(source, owned, recomputed)
+        moved: list[Part] = []
+        for source, part in enumerate(parts):
+            copies = self._copies(source, part)
             if copies is None:
                 return None
             moved += copies
-        owners = [-1] * len(self.whole.ops)
-        moved.sort(key=lambda group: (self._region(group.owned[-1]), group.source))
-        for number, group in enumerate(moved):
-            for i in group.owned:
-                if owners[i] != -1:
-                    return None
-                owners[i] = number
-        if -1 in owners:
+        if sorted(op for part in moved for op in part.op_ids) != list(range(len(self.whole.ops))):
             return None
-        return _launch_order(self.whole, moved, owners)
+        moved.sort(key=lambda part: (bisect_right(self._borders, part.op_ids[-1]), part.source))
+        try:
+            return in_order(self.flow, moved, rank=lambda number: number)
+        except ValueError:
+            return None
 
-    def _copies(self, source: int, owned: Sequence[int], recomputed: Sequence[int]) -> list[Expanded] | None:
-        own = sorted(self.op_of[i] for i in owned)
-        again = sorted(self.op_of[i] for i in recomputed)
+    def _copies(self, source: int, part: Part) -> list[Part] | None:
+        own, again = (sorted(self.op_of[i] for i in ids) for ids in part[:2])
         shifts: list[tuple[int, ...]] = [()]
         for run in self.runs:
             choices = _shifts(run, own[-1], self.kept)
             shifts = [(*some, shift) for some in shifts for shift in choices]
         copies = []
         for shift in shifts:
-            there = [to for i in own if (to := self._move(i, shift)) is not None]
-            computed = [to for i in again if (to := self._move(i, shift)) is not None]
+            there, computed = ([to for i in ids if (to := self._move(i, shift)) is not None] for ids in (own, again))
             if len(there) < len(own) or len(computed) < len(again):
                 return None
-            group = Expanded(tuple(sorted(there)), tuple(sorted(computed)), source)
-            if again and not self._needed(group):
+            copy = Part(tuple(sorted(there)), tuple(sorted(computed)), source)
+            if again and not self._needed(copy):
                 return None
-            copies.append(group)
+            copies.append(copy)
         return copies
 
     def _move(self, op_id: int, shifts: Sequence[int]) -> int | None:
@@ -117,11 +105,11 @@ class Shortened:
     def _written(self, op_id: int) -> list[int]:
         return [self.whole.values[i].storage for i in self.whole.ops[op_id].outputs]
 
-    def _needed(self, group: Expanded) -> bool:
-        """Whether a group reads all that it recomputes."""
+    def _needed(self, part: Part) -> bool:
+        """Whether a part reads all that it recomputes."""
         ops, values = self.whole.ops, self.whole.values
-        read = {values[i].storage for op in (*group.owned, *group.recomputed) for i in ops[op].inputs}
-        return all(not read.isdisjoint(self._written(op)) for op in group.recomputed)
+        read = {values[i].storage for op in (*part.op_ids, *part.recomputes) for i in ops[op].inputs}
+        return all(not read.isdisjoint(self._written(op)) for op in part.recomputes)
 
     @cached_property
     def _borders(self) -> list[int]:
@@ -134,9 +122,6 @@ class Shortened:
                 for n in range(-1 if track.direction < 0 else 0, run.count + (track.direction > 0))
             }
         )
-
-    def _region(self, op_id: int) -> int:
-        return bisect_right(self._borders, op_id)
 
 
 def shorten(graph: Graph, keep: int = 4) -> Shortened:
@@ -167,54 +152,3 @@ def _shifts(run: Run, anchor: int, kept: int) -> Iterable[int]:
     if instance == model:
         return range(gone + 1)
     return (0,) if instance < model else (gone,)
-
-
-def _launch_order(graph: Graph, groups: list[Expanded], owners: Sequence[int]) -> list[Expanded] | None:
-    """The groups, each as early as its position and dependencies allow; None when they form a cycle."""
-    before = _dependencies(graph, groups, owners)
-    if all(earlier < number for number, some in enumerate(before) for earlier in some):
-        return groups
-    missing = [len(some) for some in before]
-    after: list[list[int]] = [[] for _ in groups]
-    for number, some in enumerate(before):
-        for earlier in some:
-            after[earlier].append(number)
-    ready = [number for number, count in enumerate(missing) if not count]
-    order = []
-    while ready:
-        number = heapq.heappop(ready)
-        order.append(groups[number])
-        for later in after[number]:
-            missing[later] -= 1
-            if not missing[later]:
-                heapq.heappush(ready, later)
-    return order if len(order) == len(groups) else None
-
-
-def _dependencies(graph: Graph, groups: Sequence[Expanded], owners: Sequence[int]) -> list[set[int]]:
-    """For each group those that must run first: they write what it reads, or read what it overwrites."""
-    storage_of = [value.storage for value in graph.values]
-    again: dict[int, set[int]] = {}
-    for number, group in enumerate(groups):
-        for i in group.recomputed:
-            again.setdefault(i, set()).add(number)
-    before: list[set[int]] = [set() for _ in groups]
-    writer: dict[int, int] = {}
-    readers: dict[int, set[int]] = {}
-    nobody: frozenset[int] = frozenset()
-    for op in graph.ops:
-        owner, others = owners[op.id], again.get(op.id, nobody)
-        for storage in {storage_of[i] for i in op.inputs}:
-            last = writer.get(storage)
-            for number in (owner, *others):
-                if last is not None and number not in again.get(last, nobody):
-                    before[number].add(owners[last])
-            readers.setdefault(storage, set()).update((owner, *others))
-        for storage in {storage_of[i] for i in op.outputs}:
-            before[owner] |= readers.pop(storage, nobody) - set(others)
-            if storage in writer:
-                before[owner].add(owners[writer[storage]])
-            writer[storage] = op.id
-    for number, some in enumerate(before):
-        some.discard(number)
-    return before

@@ -21,7 +21,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from memwall.core.graph import Layer
 from memwall.frontend.blocks.structure import Structures, ties, watch_numbers
 from memwall.frontend.blocks.template import (
     BackwardTemplate,
@@ -337,7 +336,6 @@ class Replayer:
             )
             return new
 
-        first = len(recorder.ops)
         for op in recorder.ops[segment.start : segment.stop]:
             recorder.append(
                 op.name, op.phase, path + op.module[cut:],
@@ -346,9 +344,6 @@ class Replayer:
                 op.arguments, op.attributes, op.source,
             )  # fmt: skip
         recorder.free_calls.update(segment.free_calls)
-        used = [stand_ins[place][0] for place in {*places.values()} if place in stand_ins]
-        if first < len(recorder.ops) and len(set(used)) == len(used):  # its tensors overlap like the template's
-            recorder.layers.append(Layer(first, len(recorder.ops) - first, segment.start))
 
     def _tensor(self, handed: Handed, stand_ins: StandIns, passable: Sequence[torch.Tensor]) -> torch.Tensor:
         """A tensor that represents what the template returned."""

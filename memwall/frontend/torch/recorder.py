@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.core.errors import UsageError
-from memwall.core.graph import Graph, Layer, Op, Storage, TensorSpec, Value
+from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.frontend.torch.origin import ModuleTimeline, SourceLines
 from memwall.frontend.torch.tensors import (
     adds_sparse,
@@ -58,7 +58,6 @@ class Recorder(TorchDispatchMode):
         self.modules = ModuleTimeline()
         self.lines = SourceLines()
         self.ops: list[Op] = []
-        self.layers: list[Layer] = []
         self.values: list[Value] = []
         self.storages: list[Storage] = []
         self.free_calls: Counter[str] = Counter()
@@ -320,5 +319,5 @@ class Recorder(TorchDispatchMode):
         """What was recorded."""
         return Graph(
             tuple(self.values), tuple(self.storages), tuple(self.ops), tuple(inputs), tuple(parameters),
-            tuple(outputs), dict(self.free_calls), attention, tuple(self.layers),
+            tuple(outputs), dict(self.free_calls), attention,
         )  # fmt: skip

@@ -251,7 +251,7 @@ def test_each_copy_costs_what_its_source_costs():
     whole = graph_of("bert_large", "training", 9)
     short = shorten(whole)
     expanded = short.expand(alone(short.graph))
-    assert expanded is not None and [group.owned for group in expanded] == [(op.id,) for op in whole.ops]
+    assert expanded is not None and [group.op_ids for group in expanded] == [(op.id,) for op in whole.ops]
     ours, theirs = graph_costs(short.graph), graph_costs(whole)
     for (number,), _, source in expanded:
         if whole.ops[number].phase != "optimizer":
@@ -582,7 +582,7 @@ def test_the_copies_by_hand():
     # negate reads what add makes: a group of its own behind it
     expanded = short.expand(groups)
     assert expanded is not None
-    assert [group.owned for group in expanded] == [
+    assert [group.op_ids for group in expanded] == [
         (0,), (1,), (2, 3), (4,), (5, 6), (7,), (8, 9), (10,), (11, 12), (13,), (14, 15), (16,), (17, 18), (19,), (20,),
     ]  # fmt: skip
     # layer 2's groups, numbers 4 and 5, stand for layers 2 to 5
@@ -598,7 +598,7 @@ def test_what_is_computed_again_moves_along():
         groups += [((at,), ()), ((at + 1,), (at - 1,)), ((at + 2,), ())]
     expanded = short.expand(groups)
     assert expanded is not None
-    assert [group[:2] for group in expanded if group.recomputed] == [
+    assert [group[:2] for group in expanded if group.recomputes] == [
         ((4,), (2,)), ((7,), (5,)), ((10,), (8,)), ((13,), (11,)), ((16,), (14,)),
     ]  # fmt: skip
 
@@ -612,7 +612,7 @@ def test_groups_are_launched_when_what_they_read_is_there():
     expanded = short.expand(groups)
     assert expanded is not None
     assert_ordered(whole, [group[:2] for group in expanded])
-    assert [group.owned for group in expanded[1:-1]] == [(3 * n + 1, 3 * n + 2, 3 * n + 3) for n in range(7)]
+    assert [group.op_ids for group in expanded[1:-1]] == [(3 * n + 1, 3 * n + 2, 3 * n + 3) for n in range(7)]
 
 
 def test_groups_that_wait_for_each_other_are_refused():

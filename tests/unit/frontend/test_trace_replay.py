@@ -133,8 +133,6 @@ def test_replay_equals_the_full_trace(case, mode):
     workload = Workload(Stack(run, make=make), (torch.zeros(2, 8, dtype=torch.long),))
     full, replayed, blocks = both(workload, mode)
     assert full == replayed
-    assert full.alike == replayed.alike  # which the full one takes from its calls alone
-    assert not full.layers and bool(replayed.layers) == bool(blocks)
     if count is not None:
         assert blocks == count
 

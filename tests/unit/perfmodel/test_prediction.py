@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memwall.core.graph import Pipe
-from memwall.fusion.launches import with_launches
+from memwall.fusion.pricing import with_launches
 from memwall.hardware.lookup import inherit, load_gpu
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
