@@ -13,16 +13,17 @@ policy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from memwall.core.flow import Flow
-from memwall.core.graph import PHASES, Graph, Value, distinct_bytes
+from memwall.core.graph import Graph, Op, Value, distinct_bytes
 from memwall.fusion.plan import Group, Plan, in_order
 from memwall.fusion.pricing import with_launches
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
+from memwall.ops.registry import find_row
 
 
 def ideal_plan(
@@ -40,7 +41,13 @@ class _Ideal:
         self.read_before: set[int] = set()
 
     def plan(self) -> Plan:
-        self.on_chip, flash = attention_scores(self.graph, self.flow)
+        on_chip: set[int] = set()  # the versions that a flash-style kernel does not write
+        flash: dict[int, int] = {}  # product -> the last one of its attention in its phase
+        for _, family, products in attention_scores(self.graph, self.flow):
+            on_chip |= family
+            last = {self.graph.ops[p].phase: p for p in products}
+            flash.update((p, last[self.graph.ops[p].phase]) for p in products)
+        self.on_chip = frozenset(on_chip)
         try:
             groups = in_order(self.flow, [self._group(ops) for ops in self._members(flash)])
         except ValueError:  # an op between the two products needs a third one: no flash-style kernel
@@ -140,28 +147,18 @@ class _Ideal:
         return found, distinct_bytes(whole) + part_bytes
 
 
-def attention_scores(graph: Graph, flow: Flow) -> tuple[frozenset[int], dict[int, int]]:
-    """Versions that a flash-style kernel keeps on chip, and matrix op -> the last one of its attention.
+def attention_scores(graph: Graph, flow: Flow) -> Iterator[tuple[Op, set[int], list[int]]]:
+    """Each softmax of decomposed attention, with the versions of its scores and the products before and behind them.
 
     Scores are the tensors between a product and a softmax, or a softmax and a product, with as many elements as the
     softmax, forward and backward. A softmax needs a product on both sides.
     """
-    on_chip: set[int] = set()
-    flash: dict[int, int] = {}
     for op in graph.ops:
-        if op.name not in _SOFTMAX:
-            continue
-        family, products = _family(graph, flow, op.id)
-        by_phase = {phase: [p for p in products if graph.ops[p].phase == phase] for phase in PHASES}
-        if len(by_phase["forward"]) < 2:
-            continue
-        on_chip |= family
-        for members in by_phase.values():
-            flash.update(dict.fromkeys(members, max(members, default=-1)))
-    return frozenset(on_chip), flash
-
-
-_SOFTMAX = ("aten._softmax", "aten._safe_softmax")
+        row = find_row(op.name)
+        if row is not None and row.is_softmax:
+            family, products = _family(graph, flow, op.id)
+            if sum(graph.ops[p].phase == "forward" for p in products) > 1:
+                yield op, family, products
 
 
 def _family(graph: Graph, flow: Flow, softmax: int) -> tuple[set[int], list[int]]:

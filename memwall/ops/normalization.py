@@ -361,7 +361,7 @@ def nll_loss_backward(call: Call) -> Cost:
 
 # -- fusion, results of recorded calls, rates on a CPU, inputs ---------------------------------------------------------
 
-define("_softmax _safe_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="softmax")
+define("_softmax _safe_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="softmax", is_softmax=True)
 define("_log_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="log_softmax")
 define("_masked_softmax", results=results.softmax)
 define("_softmax_backward_data", loop=loops.softmax, results=same, cpu_rate="softmax_backward",

@@ -65,6 +65,8 @@ class Row:
     shape_only: bool = False
     #: draws random numbers: recomputing it would draw others
     is_random: bool = False
+    #: makes probabilities of scores, as attention does between its two products
+    is_softmax: bool = False
     #: writes elements at other positions than it read them from
     moves: bool = False
 

@@ -12,6 +12,6 @@ still work. torch and Triton are imported when :func:`lower` is called.
 """
 
 from memwall.fusion.inductor.lowering import lower
-from memwall.fusion.inductor.types import Lowered, LoweredKernel
+from memwall.fusion.inductor.owners import Lowered, LoweredKernel
 
 __all__ = ["Lowered", "LoweredKernel", "lower"]

@@ -45,9 +45,9 @@ _SETTINGS = {
 class Scheduled:
     """One compiled graph after fusion: the scheduler's nodes in launch order.
 
-    ``results`` holds what each FX node was lowered to, ``real_names`` the buffer's name behind that of a mutated
-    one. ``sources`` maps the name of a node's first buffer to the name and the source of its kernel. ``refusals``
-    counts the reasons why two nodes were not fused.
+    ``results`` holds what each FX node was lowered to (a buffer, or a loop that its users inline), ``real_names`` the
+    buffer's name behind that of a mutated one. ``sources`` maps the name of a node's first buffer to the name and the
+    source of its kernel. ``refusals`` counts the reasons why two nodes were not fused.
     """
 
     nodes: Sequence[Any]
@@ -59,17 +59,15 @@ class Scheduled:
 
 def quiet() -> contextlib.AbstractContextManager[Any]:
     """Inductor's configuration while memwall uses it, limited to the settings that this torch knows."""
-    known = {key: value for key, value in _SETTINGS.items() if _has_setting(key)}
+    known = {}
+    for key, value in _SETTINGS.items():
+        owner: Any = config
+        *parts, name = key.split(".")
+        for part in parts:
+            owner = getattr(owner, part, None)
+        if hasattr(owner, name):
+            known[key] = value
     return config.patch(known)
-
-
-def _has_setting(key: str) -> bool:
-    owner: Any = config
-    for part in key.split("."):
-        if not hasattr(owner, part):
-            return False
-        owner = getattr(owner, part)
-    return True
 
 
 @contextlib.contextmanager
@@ -78,10 +76,7 @@ def patterns_loaded() -> Iterator[None]:
     joint_graph.lazy_init()
     post_grad.lazy_init()
 
-    def done(*args: Any, **kwargs: Any) -> None:
-        return None
-
-    with patch.object(joint_graph, "lazy_init", done), patch.object(post_grad, "lazy_init", done):
+    with patch.object(joint_graph, "lazy_init"), patch.object(post_grad, "lazy_init"):
         yield
 
 
@@ -218,6 +213,12 @@ def schedule(
         why.reason, why.args = reason, args
         refusals[reason] += 1
 
+    original: Callable[[Any, Node], Any] = GraphLowering.run_node
+
+    def run_node(lowering: Any, node: Node) -> Any:
+        results[node] = original(lowering, node)
+        return results[node]
+
     def stop(lowering: Any) -> None:
         if source:
             lowering.codegen()
@@ -232,7 +233,7 @@ def schedule(
     with (
         patch.object(GraphLowering, "compile_to_module", stop),
         patch.object(WhyNoFuse, "__call__", refuse),
-        _kept_results(results),
+        patch.object(GraphLowering, "run_node", run_node),
         _kept_sources(sources) if source else contextlib.nullcontext(),
         V.set_fake_mode(mode),
         contextlib.suppress(_Stop),
@@ -243,19 +244,6 @@ def schedule(
         )  # fmt: skip
     (result,) = found
     return result
-
-
-@contextlib.contextmanager
-def _kept_results(results: dict[Node, Any]) -> Iterator[None]:
-    """Record what each FX node is lowered to: a buffer, or a loop that its users inline until it becomes one."""
-    original: Callable[[Any, Node], Any] = GraphLowering.run_node
-
-    def run_node(lowering: Any, node: Node) -> Any:
-        results[node] = original(lowering, node)
-        return results[node]
-
-    with patch.object(GraphLowering, "run_node", run_node):
-        yield
 
 
 @contextlib.contextmanager

@@ -7,20 +7,19 @@ import logging
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memwall.core.errors import MemwallError, MissingError, UsageError, need
+from memwall.core.flow import Flow
 from memwall.core.graph import EAGER, Graph, Op
-from memwall.fusion.inductor.owners import Launch, own
+from memwall.fusion.ideal import attention_scores
+from memwall.fusion.inductor.owners import Launch, Lowered, own
 from memwall.fusion.inductor.scope import scope_of
-from memwall.fusion.inductor.types import Lowered, LoweredKernel
+from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.hardware.lookup import Gpu
 from memwall.ops import classify
-
-#: Classes of ops that Inductor always leaves to a library.
-_LIBRARY_CLASSES = frozenset(("contraction", "convolution", "attention"))
 
 
 def lower(
@@ -168,8 +167,9 @@ def _compile(
     visible = write_back(joint, forward)
 
     def read(scheduled: Scheduled) -> list[Launch]:
-        result.refusals.update({_reason(text): count for text, count in scheduled.refusals.items()})
-        return [_by_its_name(graph, launch) for launch in launches(scheduled)]
+        for text, count in scheduled.refusals.items():  # a reason, without the numbers of its pair
+            result.refusals[text.partition("%")[0].rstrip(" (:,")] += count
+        return [_named(graph, launch) for launch in launches(scheduled)]
 
     for compiled, is_backward in ((forward, False), (backward, True)):
         ops = [i for i in scope.op_ids if (graph.ops[i].phase == "backward") == is_backward]
@@ -180,17 +180,12 @@ def _compile(
             )  # fmt: skip
 
 
-def _by_its_name(graph: Graph, launch: Launch) -> Launch:
+def _named(graph: Graph, launch: Launch) -> Launch:
     """A launch of an op that is in the graph by name only, under that name."""
     if not launch.library_op.startswith("memwall."):
         return launch
     name = graph.ops[min(launch.computes)].name
     return replace(launch, name=name, library_op=name)
-
-
-def _reason(template: str) -> str:
-    """A reason without the numbers of its pair."""
-    return template.partition("%")[0].rstrip(" (:,")
 
 
 def _eager(graph: Graph, op: Op) -> Launch:
@@ -200,14 +195,14 @@ def _eager(graph: Graph, op: Op) -> Launch:
     written = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.outputs))
     return Launch(
         op.name, "extern", {op.id: 1}, alone, {op.id: written}, alone,
-        read_bytes=read, write_bytes=written, nodes=0,
+        read_bytes=read, write_bytes=written,
     )  # fmt: skip
 
 
 def _gathered(graph: Graph, result: _Result) -> Lowered:
     schedules = [result.schedules[key] for key in sorted(result.schedules)]
     compiled = [op.id for op in graph.ops if op.phase != "optimizer"]
-    kernels: list[LoweredKernel] = own(graph, compiled, schedules, result.fx_ops)
+    kernels = own(graph, compiled, schedules, result.fx_ops)
     launched = [launch for schedule in schedules for launch in schedule if launch.kind != "none"]
     called = {launch.library_op.removesuffix(".default") for launch in launched if launch.computes}
     named = (called | set(result.opaque)) - {""}
@@ -215,13 +210,10 @@ def _gathered(graph: Graph, result: _Result) -> Lowered:
     return Lowered(
         kernels=tuple(kernels),
         why_not_fused=dict(result.refusals.most_common()),
-        fallbacks=tuple(sorted(name for name in named if classify(name) not in _LIBRARY_CLASSES)),
+        fallbacks=tuple(sorted(name for name in named if classify(name) not in MATRIX_CLASSES)),
         notes=_notes(graph, by_library),
     )
 
-
-#: Classes of ops that may be between a product and the softmax: a scale, a mask, a dropout, a copy.
-_BETWEEN = frozenset(("elementwise", "dropout", "movement"))
 
 _DECOMPOSED = (
     "the attention is decomposed; torch.compile replaces some forms of it by one fused kernel in "
@@ -229,56 +221,8 @@ _DECOMPOSED = (
 )
 
 
-def _decomposed_attention(graph: Graph) -> list[int]:
-    """The forward softmax ops between two matrix products."""
-    makers, readers = _neighbours(graph)
-    return [
-        op.id
-        for op in graph.ops
-        if op.phase == "forward"
-        and op.name.startswith("aten._softmax")
-        and _meets_product(graph, op, makers)
-        and _meets_product(graph, op, readers)
-    ]
-
-
 def _notes(graph: Graph, replaced: Iterable[int]) -> tuple[str, ...]:
     """Notes on a training step in which attention stays decomposed; ``replaced`` ops became one call."""
     training = any(op.phase == "backward" for op in graph.ops)
-    left = set(_decomposed_attention(graph)).difference(replaced)
-    return (_DECOMPOSED,) if training and left else ()
-
-
-def _neighbours(graph: Graph) -> tuple[Mapping[int, list[int]], Mapping[int, list[int]]]:
-    """Producers of each forward op's inputs, and consumers of its outputs."""
-    last: dict[int, int] = {}
-    makers: dict[int, list[int]] = {}
-    readers: dict[int, list[int]] = {}
-    for op in graph.ops:
-        if op.phase != "forward":
-            continue
-        for value_id in op.inputs:
-            maker = last.get(graph.values[value_id].storage)
-            if maker is not None:
-                makers.setdefault(op.id, []).append(maker)
-                readers.setdefault(maker, []).append(op.id)
-        for value_id in op.outputs:
-            last[graph.values[value_id].storage] = op.id
-    return makers, readers
-
-
-def _meets_product(graph: Graph, start: Op, neighbours: Mapping[int, Sequence[int]]) -> bool:
-    """Whether a matrix product can be reached in one direction through the ops that may be between."""
-    pending, seen = [start.id], {start.id}
-    while pending:
-        for number in neighbours.get(pending.pop(), ()):
-            op = graph.ops[number]
-            if op.name in _SCORES:
-                return True
-            if op.op_class in _BETWEEN and number not in seen:
-                seen.add(number)
-                pending.append(number)
-    return False
-
-
-_SCORES = frozenset(("aten.bmm", "aten.baddbmm"))
+    decomposed = {op.id for op, *_ in attention_scores(graph, Flow.of(graph)) if op.name == "aten._softmax"}
+    return (_DECOMPOSED,) if training and decomposed.difference(replaced) else ()

@@ -6,6 +6,7 @@ the ops that no node computes any more.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -80,28 +81,19 @@ def assign_origins(graph: Graph, module: GraphModule, op_ids: Iterable[int]) -> 
     vanished = set(op_ids) - computed
     writer = _writers(graph)
     for node in reversed(module.graph.nodes):
-        if not vanished or node.op != "call_function" or op_of(node) is not None or not _computes(node):
+        # a replaced group leaves a library's call, or leftovers next to it
+        if not vanished or op_of(node) is not None or "attention" not in str(node.target) or node.op != "call_function":
             continue
-        readers = [op for user in _users(node) for op in ops_of(user)]
-        found = _behind(graph, readers, vanished, writer)
+        users = [  # several results are taken one by one
+            end
+            for user in users_behind_views(node)
+            for end in (users_behind_views(user) if user.target is operator.getitem else [user])
+        ]
+        found = _behind(graph, [op for user in users for op in ops_of(user)], vanished, writer)
         if found:
             vanished -= found
             last, *others = sorted(found, reverse=True)
             node.meta["custom"] = {OP: last, ALSO: tuple(others), RESULT: True}
-
-
-def _computes(node: Node) -> bool:
-    """Whether a library computes the node: a replaced group leaves such a call, or leftovers next to it."""
-    return "attention" in str(node.target)
-
-
-def _users(node: Node) -> list[Node]:
-    """The users of a call's results, whether one tensor or several."""
-    found = []
-    for user in users_behind_views(node):
-        taken = str(user.target).startswith("<built-in function getitem")
-        found.extend(users_behind_views(user) if taken else [user])
-    return found
 
 
 def _writers(graph: Graph) -> dict[tuple[int, int], int]:

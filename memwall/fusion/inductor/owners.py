@@ -8,11 +8,74 @@ counts as a further launch of the kernel that it serves.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from memwall.core.graph import Graph
-from memwall.fusion.inductor.types import LoweredKernel, total
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredKernel:
+    """One kernel of Inductor's schedule.
+
+    ``op_ids`` are the ops that it owns, ``recomputes`` those that it also computes though another kernel owns them.
+    ``kind`` is ``triton`` (``cpp`` on a CPU), ``extern`` (a library's), ``template`` or ``none`` (nothing runs).
+    ``read_bytes`` and ``write_bytes`` are Inductor's own count over all ``launches``. ``fx_ops`` has the calls of each
+    operator that its own ops were decomposed into, views left out; ``loop_ops`` is what the bodies of its loops call.
+    ``parts`` names the kernel of each launch; kernels that share a name but differ are distinguished by a number.
+    """
+
+    name: str
+    kind: str
+    op_ids: tuple[int, ...]
+    recomputes: tuple[int, ...]
+    launches: int
+    read_bytes: int
+    write_bytes: int
+    fx_ops: Mapping[str, int] = field(default_factory=dict)
+    loop_ops: Mapping[str, int] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph's forward and backward ops as Inductor would run them: each op is owned by exactly one kernel.
+
+    ``kernels`` are in launch order. ``why_not_fused`` counts refused pairs of the compiled graph by reason.
+    ``fallbacks`` names operators, other than products, convolutions and attention, for which Inductor has no lowering
+    and calls a library. ``notes`` say where a real ``torch.compile`` is likely to decide otherwise.
+    """
+
+    kernels: tuple[LoweredKernel, ...]
+    why_not_fused: Mapping[str, int]
+    fallbacks: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fx_ops(self) -> dict[str, int]:
+        """Calls of each operator after Inductor's decompositions, before its graph passes; views left out."""
+        return total(kernel.fx_ops for kernel in self.kernels)
+
+    @property
+    def loop_ops(self) -> dict[str, int]:
+        """Calls of each op in the bodies of all loops, once for each loop."""
+        return total(kernel.loop_ops for kernel in self.kernels)
+
+    @property
+    def launches(self) -> dict[str, int]:
+        """Launches of each distinct kernel."""
+        return total(Counter(kernel.parts) for kernel in self.kernels)
+
+
+def total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of some counts, by name."""
+    sums: Counter[str] = Counter()
+    for some in counts:
+        sums.update(some)
+    return dict(sorted(sums.items()))
 
 
 @dataclass(frozen=True)
@@ -21,8 +84,8 @@ class Launch:
 
     ``computes``: ops computed here at least in part, with the elements computed; ``shows``: ops whose result is
     computed here; ``hands_on``: ops whose result is written to memory here, with its bytes; ``concerns``: all ops that
-    the compiler names here. ``reads`` and ``writes`` name buffers, unique within a schedule. ``nodes`` is the number of
-    its loops, which call ``loop_ops``.
+    the compiler names here. ``reads`` and ``writes`` name buffers, unique within a schedule. ``loop_ops`` is what its
+    loops call.
     """
 
     name: str
@@ -35,7 +98,6 @@ class Launch:
     writes: frozenset[str] = frozenset()
     read_bytes: int = 0
     write_bytes: int = 0
-    nodes: int = 1
     loop_ops: Mapping[str, int] = field(default_factory=dict)
     library_op: str = ""
     source: str = ""
@@ -58,27 +120,28 @@ class _Kernel:
     op_ids: list[int] = field(default_factory=list)
     others: list[Launch] = field(default_factory=list)
 
-    def lowered(
-        self, graph: Graph, by_library: Collection[int], fx_ops: Mapping[int, Mapping[str, int]],
-        names: Mapping[int, str],
-    ) -> LoweredKernel:  # fmt: skip
-        """The launch as plain data. What a library owns is not recomputed: what is added to its result is."""
-        parts = [self.main, *self.others]
-        shown = set().union(*(part.shows for part in parts)).difference(self.op_ids, by_library)
-        return LoweredKernel(
-            name=self.main.name,
-            kind=self.main.kind,
-            op_ids=tuple(sorted(self.op_ids)),
-            recomputes=_used(graph, self.op_ids, shown),
-            launches=sum(part.kind != "none" for part in parts),
-            read_bytes=sum(part.read_bytes for part in parts),
-            write_bytes=sum(part.write_bytes for part in parts),
-            ir_nodes=sum(part.nodes for part in parts if part.kind != "none"),
-            fx_ops=total(fx_ops.get(op, {}) for op in self.op_ids),
-            loop_ops=total(part.loop_ops for part in parts),
-            parts=tuple(names[id(part)] for part in parts if part.kind != "none"),
-            source="\n\n".join(dict.fromkeys(part.source for part in parts if part.source)),
-        )
+
+def _lowered(
+    graph: Graph, kernel: _Kernel, by_library: Collection[int], fx_ops: Mapping[int, Mapping[str, int]],
+    names: Mapping[int, str],
+) -> LoweredKernel:  # fmt: skip
+    """A kernel as plain data. What a library owns is not recomputed: what is added to its result is."""
+    parts = [kernel.main, *kernel.others]
+    running = [part for part in parts if part.kind != "none"]
+    shown = set().union(*(part.shows for part in parts)).difference(kernel.op_ids, by_library)
+    return LoweredKernel(
+        name=kernel.main.name,
+        kind=kernel.main.kind,
+        op_ids=tuple(sorted(kernel.op_ids)),
+        recomputes=_used(graph, kernel.op_ids, shown),
+        launches=len(running),
+        read_bytes=sum(part.read_bytes for part in parts),
+        write_bytes=sum(part.write_bytes for part in parts),
+        fx_ops=total(fx_ops.get(op, {}) for op in kernel.op_ids),
+        loop_ops=total(part.loop_ops for part in parts),
+        parts=tuple(names[id(part)] for part in running),
+        source="\n\n".join(dict.fromkeys(part.source for part in parts if part.source)),
+    )
 
 
 def _used(graph: Graph, op_ids: Iterable[int], others: Iterable[int]) -> tuple[int, ...]:
@@ -94,11 +157,9 @@ def _used(graph: Graph, op_ids: Iterable[int], others: Iterable[int]) -> tuple[i
 
 
 def own(
-    graph: Graph,
-    op_ids: Iterable[int],
-    schedules: Sequence[Sequence[Launch]],
-    fx_ops: Mapping[int, Mapping[str, int]] | None = None,
-) -> list[LoweredKernel]:
+    graph: Graph, op_ids: Iterable[int], schedules: Sequence[Sequence[Launch]],
+    fx_ops: Mapping[int, Mapping[str, int]] = MappingProxyType({}),
+) -> list[LoweredKernel]:  # fmt: skip
     """The kernels of some schedules (each one compiled graph, in launch order) that together compute the ops.
 
     ``fx_ops`` has the decomposed calls of each op.
@@ -113,7 +174,7 @@ def own(
     _place_vanished(graph, wanted, kernels, owner)
     by_library = {op for kernel in kernels if kernel.main.kind in _LIBRARY for op in kernel.op_ids}
     names = _names(kernel.main for kernel in kernels)
-    return [kernel.lowered(graph, by_library, fx_ops or {}, names) for kernel in kernels if kernel.op_ids]
+    return [_lowered(graph, kernel, by_library, fx_ops, names) for kernel in kernels if kernel.op_ids]
 
 
 def _names(launches: Iterable[Launch]) -> dict[int, str]:
@@ -138,18 +199,14 @@ def _first_owners(wanted: Sequence[int], schedules: Iterable[Iterable[Launch]]) 
         for launch in schedule:
             for op_id in launch.concerns | launch.computes.keys() | launch.hands_on.keys():
                 work, written = launch.computes.get(op_id, 0), launch.hands_on.get(op_id, 0)
-                strength = (_claim(launch, op_id), -number, work, written)
+                claim = int(op_id in launch.hands_on)
+                if op_id in launch.computes:
+                    claim = 4 if launch.kind in _LIBRARY else 3 if op_id in launch.shows else 2
+                strength = (claim, -number, work, written)
                 if op_id not in claims or strength > claims[op_id][0]:
                     claims[op_id] = strength, index
             index += 1
     return {op_id: claims[op_id][1] for op_id in wanted if op_id in claims}
-
-
-def _claim(launch: Launch, op_id: int) -> int:
-    """How strongly a launch claims an op."""
-    if op_id in launch.computes:
-        return 4 if launch.kind in _LIBRARY else 3 if op_id in launch.shows else 2
-    return 1 if op_id in launch.hands_on else 0
 
 
 def _merge_ownerless(schedules: Sequence[Sequence[Launch]], kernels: list[_Kernel], owner: Mapping[int, int]) -> None:

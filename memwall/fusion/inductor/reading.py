@@ -28,7 +28,7 @@ def launches(scheduled: Scheduled) -> list[Launch]:
     return [_launch(node, scheduled, holding) for node in scheduled.nodes]
 
 
-def _launch(node: Any, scheduled: Scheduled, holding: Mapping[Node, frozenset[str]]) -> Launch:
+def _launch(node: Any, scheduled: Scheduled, holding: Mapping[Node, set[str]]) -> Launch:
     parts = list(node.get_nodes())
     buffers = [part.node for part in parts if part.node is not None]
     handed = {behind_views(origin) for b in buffers if (origin := b.get_origin_node()) is not None}
@@ -37,31 +37,26 @@ def _launch(node: Any, scheduled: Scheduled, holding: Mapping[Node, frozenset[st
     if kind == "extern":
         origins = nodes = _called(buffers, origins, handed)
     else:
-        nodes = _computed(buffers, _outside_reads(node, scheduled.real_names), holding)
+        written = {output.get_name() for output in node.get_outputs()}
+        read = {dependency.name for dependency in node.read_writes.reads} - written
+        outside = frozenset(scheduled.real_names.get(name, name) for name in read)  # buffers that others wrote
+        nodes = _computed(buffers, outside, holding)
     name, source = scheduled.sources.get(parts[0].get_name(), (_name(node, kind, buffers), ""))
     return Launch(
         name=name,
         kind=kind,
-        computes=_by_op(nodes, _elements),
+        computes=_by_op(nodes, torch.Tensor.numel),
         shows=_results(nodes),
-        hands_on=_by_op((n for n in handed if _results([n])), _nbytes),
+        hands_on=_by_op((n for n in handed if _results([n])), lambda tensor: tensor.numel() * tensor.itemsize),
         concerns=frozenset(op for origin in origins for op in ops_of(origin)),
         reads=frozenset(dependency.name for dependency in node.read_writes.reads),
         writes=frozenset(output.get_name() for output in node.get_outputs()),
         read_bytes=int(node.get_read_buffer_sizes()) if kind != "none" else 0,
         write_bytes=int(node.get_write_buffer_sizes()) if kind != "none" else 0,
-        nodes=len(parts),
         loop_ops=_loop_ops(parts),
         library_op=_library_op(buffers),
         source=source,
     )
-
-
-def _outside_reads(node: Any, real_names: Mapping[str, str]) -> frozenset[str]:
-    """Names of the buffers that a launch reads and others wrote."""
-    written = {output.get_name() for output in node.get_outputs()}
-    names = (dependency.name for dependency in node.read_writes.reads)
-    return frozenset(real_names.get(name, name) for name in names if name not in written)
 
 
 def _loop_ops(parts: Iterable[Any]) -> Counter[str]:
@@ -71,12 +66,9 @@ def _loop_ops(parts: Iterable[Any]) -> Counter[str]:
         body = getattr(part, "_body", None)
         if body is not None:
             total.update(body.op_counts)
-    for name in _ENDS:
+    for name in ("output", "placeholder"):
         total.pop(name, None)
     return total
-
-
-_ENDS = ("output", "placeholder")
 
 
 def _called(buffers: list[Any], origins: set[Any], handed: set[Any]) -> set[Any]:
@@ -99,14 +91,6 @@ def _by_op(nodes: Iterable[Node], measure: Callable[[torch.Tensor], int]) -> dic
         for op in ops_of(node):
             found[op] = found.get(op, 0) + (measure(value) if isinstance(value, torch.Tensor) else 0)
     return found
-
-
-def _elements(tensor: torch.Tensor) -> int:
-    return tensor.numel()
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.itemsize
 
 
 def _kind(node: Any, buffers: list[Any]) -> str:
@@ -140,14 +124,21 @@ def _library_op(buffers: list[Any]) -> str:
     return ""
 
 
-def _holders(results: Mapping[Node, Any], buffers: Iterable[Any]) -> dict[Node, frozenset[str]]:
+def _holders(results: Mapping[Node, Any], buffers: Iterable[Any]) -> dict[Node, set[str]]:
     """FX node -> names of the buffers that hold its lowering or a part of it; empty where it was inlined."""
-    holding = {node: set(_buffer_names(result)) for node, result in results.items()}
+    holding: dict[Node, set[str]] = {}
+    for node, result in results.items():
+        names = holding[node] = set()
+        for value in result if isinstance(result, (list, tuple)) else (result,):
+            while isinstance(value, (ir.MutableBox, ir.BaseView)):
+                value = value.data
+            if isinstance(value, ir.Buffer):
+                names.add(value.get_name())
     for buffer in buffers:
         if buffer.get_origin_node() is None:  # a product without its bias, a sum before it becomes a mean
             for node in _last(_origins(buffer)):
                 holding.setdefault(node, set()).add(buffer.get_name())
-    return {node: frozenset(names) for node, names in holding.items()}
+    return holding
 
 
 def _origins(buffer: Any) -> set[Node]:
@@ -159,15 +150,7 @@ def _last(nodes: set[Node]) -> set[Node]:
     return {node for node in nodes if nodes.isdisjoint(users_behind_views(node))}
 
 
-def _buffer_names(result: Any) -> Iterable[str]:
-    for value in result if isinstance(result, (list, tuple)) else (result,):
-        while isinstance(value, (ir.MutableBox, ir.BaseView)):
-            value = value.data
-        if isinstance(value, ir.Buffer):
-            yield value.get_name()
-
-
-def _computed(buffers: Iterable[Any], reads: frozenset[str], holding: Mapping[Node, frozenset[str]]) -> set[Node]:
+def _computed(buffers: Iterable[Any], reads: frozenset[str], holding: Mapping[Node, set[str]]) -> set[Node]:
     """The FX nodes of which a launch that writes ``buffers`` computes something, from their results back to ``reads``.
 
     A launch that only copies a tensor, for example into another layout, or only adds up the partial sums of another,
@@ -181,37 +164,26 @@ def _computed(buffers: Iterable[Any], reads: frozenset[str], holding: Mapping[No
         results.update(() if last is None else (behind_views(last),))
     made: set[Node] = set()
     named = origins | results
-    for node in sorted(named.union(*map(_parts, named))):
-        if not _is_read(node, reads, holding) and _is_made(node, reads, holding, made):
+    several = (user for node in named for user in node.users if user.target is operator.getitem)
+    for node in sorted(named.union(several)):
+        inputs = [(one, behind_views(one)) for one in node.all_input_nodes]
+        is_made = all(  # a range of numbers is recomputed, not read
+            _is_read(one, reads, holding) or base in made or (base.op == "call_function" and not base.all_input_nodes)
+            for one, base in inputs
+        )
+        if is_made and not _is_read(node, reads, holding):
             made.add(node)
     last_made = {node for node in made & named if made.isdisjoint(users_behind_views(node))}
     return _back_from(last_made | (results & made), made)
 
 
-def _parts(node: Node) -> set[Node]:
-    """The single results of a call that has several."""
-    return {user for user in node.users if user.target is operator.getitem}
-
-
-def _is_read(node: Node, reads: frozenset[str], holding: Mapping[Node, frozenset[str]]) -> bool:
+def _is_read(node: Node, reads: frozenset[str], holding: Mapping[Node, set[str]]) -> bool:
     """Whether the node's tensor, or what it is a view of, is in a buffer that is read."""
     while reads.isdisjoint(holding.get(node, ())):
         if not (is_view(node) and node.args and isinstance(node.args[0], Node)):
             return False
         node = node.args[0]
     return True
-
-
-def _is_made(node: Node, reads: frozenset[str], holding: Mapping[Node, frozenset[str]], made: set[Node]) -> bool:
-    """Whether all inputs of the node are available; a range of numbers is: it is recomputed, not read."""
-    return all(
-        _is_read(one, reads, holding) or behind_views(one) in made or _is_numbers(behind_views(one))
-        for one in node.all_input_nodes
-    )
-
-
-def _is_numbers(node: Node) -> bool:
-    return node.op == "call_function" and not node.all_input_nodes
 
 
 def _back_from(ends: set[Node], made: set[Node]) -> set[Node]:

@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op, TensorSpec
@@ -46,11 +47,13 @@ class Joint:
     def names(self) -> dict[int, str]:
         """Storage -> the placeholder that held it first."""
         result: dict[int, str] = {}
-        counts = {True: 0, False: 0}
-        for feed in self.feeds_in_order():
-            counts[feed.tangent] += 1
-            name = f"{'tangents' if feed.tangent else 'primals'}_{counts[feed.tangent]}"
-            result.setdefault(feed.storage, name)
+        feeds = self.scope.feeds
+        for kind, group in (
+            ("primals", [f for f in feeds if not f.tangent]),
+            ("tangents", [f for f in feeds if f.tangent]),
+        ):
+            for number, feed in enumerate(group, start=1):
+                result.setdefault(feed.storage, f"{kind}_{number}")
         return result
 
     def calls(self) -> dict[int, Counter[str]]:
@@ -151,8 +154,14 @@ class _Player:
         finally:
             torch._disable_functionalization()
         fx_traceback.current_meta.pop("custom", None)
-        kept = (*scope.forward_keeps, *scope.mutated, *scope.backward_keeps)
-        return [_unwrapped(self.storages.whole(number)) for number in kept]
+        found = []
+        for number in (*scope.forward_keeps, *scope.mutated, *scope.backward_keeps):
+            tensor = self.storages.whole(number)
+            if torch._is_functional_tensor(tensor):
+                torch._sync(tensor)  # type: ignore[attr-defined]
+                tensor = torch._from_functional_tensor(tensor)
+            found.append(tensor)
+        return found
 
     def begin(self, op: Op, into: Sequence[int]) -> None:
         """Bind the feeds that are due, take the op's views (they carry no tag), and allocate what it writes."""
@@ -173,23 +182,19 @@ class _Player:
         try:
             positional, keywords = call.arguments()
             self._tag(call.op)
-            result = _flat(call.target.function(*positional, **keywords))
+            returned = tree_leaves(call.target.function(*positional, **keywords))
+            result = [leaf for leaf in returned if isinstance(leaf, torch.Tensor)]
         except (Unsupported, NotImplementedError, RuntimeError, TypeError) as error:
             if not _has_no_form(error):
                 raise
             self.by_name.setdefault(call.op.name)
             self._tag(call.op)
-            result = self._call_by_name(call.op, self._inputs, call.into)
+            specs = [self.graph.values[i].spec for i in call.op.outputs]
+            result = self.opaque.call(call.op.name, self._inputs, specs, self.device)
+            for value_id, tensor in zip(call.op.outputs, result, strict=True):
+                if value_id in call.into:
+                    self.storages.view(value_id).copy_(tensor)
         self._take(call, result)
-
-    def _call_by_name(self, op: Op, inputs: Sequence[torch.Tensor], into: Sequence[int]) -> list[torch.Tensor]:
-        """Keep an op that torch cannot call here in the graph by name, shapes and dtypes only."""
-        specs = [self.graph.values[i].spec for i in op.outputs]
-        results = self.opaque.call(op.name, inputs, specs, self.device)
-        for value_id, tensor in zip(op.outputs, results, strict=True):
-            if value_id in into:
-                self.storages.view(value_id).copy_(tensor)
-        return results
 
     def _take(self, call: Call, result: list[torch.Tensor]) -> None:
         """Bind the tensors that the op made to the storages of its outputs."""
@@ -210,32 +215,16 @@ class _Player:
             meta.pop("nn_module_stack", None)
 
 
-def _flat(result: Any) -> list[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        return [result]
-    if isinstance(result, (list, tuple)):
-        return [t for item in result for t in _flat(item)]
-    return []
-
-
-def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    if not torch._is_functional_tensor(tensor):
-        return tensor
-    torch._sync(tensor)  # type: ignore[attr-defined]
-    return torch._from_functional_tensor(tensor)
-
-
 def _has_no_form(error: Exception) -> bool:
     """Whether torch says that it has no kernel or shape function for an op, rather than that the call is wrong."""
     named = type(error).__name__ in _DATA_DEPENDENT or isinstance(error, (Unsupported, NotImplementedError))
-    return named or any(part in str(error) for part in _NO_FORM)
+    return named or any(part in str(error) for part in ("Could not run", "sparse", "Sparse", "not implemented for"))
 
 
 _DATA_DEPENDENT = frozenset(
     ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException",
      "UnsupportedFakeTensorException", "GuardOnDataDependentSymNode")
 )  # fmt: skip
-_NO_FORM = ("Could not run", "sparse", "Sparse", "not implemented for")
 
 
 # -- after tracing -----------------------------------------------------------------------------------------------------
@@ -244,16 +233,15 @@ _NO_FORM = ("Could not run", "sparse", "Sparse", "not implemented for")
 def _rename(module: GraphModule, tangents: Sequence[bool]) -> None:
     """Name the placeholders as the partitioner expects: primals first, then tangents."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    counts = {"primals": 0, "tangents": 0}
-    for node, tangent in zip(placeholders, tangents, strict=True):
-        kind = "tangents" if tangent else "primals"
-        counts[kind] += 1
-        node.target = node.name = f"{kind}_{counts[kind]}"
-    first_primal_gap = next((n for n, t in zip(placeholders, tangents, strict=True) if t), None)
-    if first_primal_gap is not None:
-        for node, tangent in zip(placeholders, tangents, strict=True):
+    pairs = list(zip(placeholders, tangents, strict=True))
+    for kind, group in (("primals", [n for n, t in pairs if not t]), ("tangents", [n for n, t in pairs if t])):
+        for number, node in enumerate(group, start=1):
+            node.target = node.name = f"{kind}_{number}"
+    if any(tangents):
+        first = placeholders[tangents.index(True)]
+        for node, tangent in pairs:
             if not tangent:
-                first_primal_gap.prepend(node)
+                first.prepend(node)
     module.graph.eliminate_dead_code()
     module.recompile()
 

@@ -52,7 +52,10 @@ def scope_of(graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], S
 class _Walk:
     def __init__(self, graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], Sequence[int]]) -> None:
         self.graph, self.inside, self.overwritten = graph, inside, overwritten
-        self.values_of = values_by_storage(graph)
+        self.values_of: dict[int, list[Value]] = {}  # parameters and inputs first, then in order
+        named = {*graph.parameters, *graph.inputs}
+        for value in sorted(graph.values, key=lambda v: (v.id not in named, v.id)):
+            self.values_of.setdefault(value.storage, []).append(value)
         self.held: set[int] = set()  # storages whose content the region knows
         self.written: dict[int, str] = {}  # storage -> phase of the region's last write
         self.last_writer: dict[int, str] = {}  # storage -> phase of the last op outside that wrote it
@@ -64,8 +67,12 @@ class _Walk:
         for op in graph.ops:
             if self.inside[op.id]:
                 self._enter(op)
-            else:
-                self._pass(op)
+                continue
+            for value_id in op.inputs:
+                self._keep(graph.values[value_id].storage)
+            for value_id in op.outputs:
+                self.held.discard(graph.values[value_id].storage)
+                self.last_writer[graph.values[value_id].storage] = op.phase
         for value_id in graph.outputs:
             self._keep(graph.values[value_id].storage)
         for storage in graph.storages:
@@ -83,33 +90,19 @@ class _Walk:
         )
 
     def _enter(self, op: Op) -> None:
-        values = self.graph.values
-        for value_id in op.inputs:
-            self._hold(values[value_id].storage, op)
+        values, storages = self.graph.values, self.graph.storages
+        for number in (values[i].storage for i in op.inputs):
+            if number not in self.held:
+                self._feed(number, op)
+                self.held.add(number)
         into = self.overwritten(op)
         for value_id in dict.fromkeys((*op.outputs, *into)):
             number = values[value_id].storage
-            if value_id in into and number not in self.held and self._exists(number):
+            exists = storages[number].is_persistent or number in self.last_writer
+            if value_id in into and number not in self.held and exists:
                 self._feed(number, op)
             if value_id in into or number not in self.held:
                 self.written[number] = op.phase
-            self.held.add(number)
-
-    def _pass(self, op: Op) -> None:
-        values = self.graph.values
-        for value_id in op.inputs:
-            self._keep(values[value_id].storage)
-        for value_id in op.outputs:
-            number = values[value_id].storage
-            self.held.discard(number)
-            self.last_writer[number] = op.phase
-
-    def _exists(self, number: int) -> bool:
-        return self.graph.storages[number].is_persistent or number in self.last_writer
-
-    def _hold(self, number: int, op: Op) -> None:
-        if number not in self.held:
-            self._feed(number, op)
             self.held.add(number)
 
     def _feed(self, number: int, op: Op) -> None:
@@ -132,15 +125,6 @@ class _Walk:
             if self.inside[op.id] and op.phase == "backward" and made and read.isdisjoint(made):
                 found.append(made[0])
         return found
-
-
-def values_by_storage(graph: Graph) -> dict[int, list[Value]]:
-    """The values of each storage; parameters and inputs first, then in order."""
-    named = set(graph.parameters) | set(graph.inputs)
-    table: dict[int, list[Value]] = {}
-    for value in sorted(graph.values, key=lambda v: (v.id not in named, v.id)):
-        table.setdefault(value.storage, []).append(value)
-    return table
 
 
 def whole_spec(values: Sequence[Value], nbytes: int) -> TensorSpec:

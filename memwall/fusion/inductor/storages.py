@@ -100,18 +100,15 @@ class Storages:
         key = (id(tensor), step)
         if key not in self._steps or not (self._sharing or key in self._taken):
             result = tensor
-            for arguments in _transposes(step):
+            split = _SPLIT.get(step.arguments) if step.name == "permute" else None
+            for arguments in split or [step.arguments]:
                 result = _VIEWS[step.name](result, *arguments)
             self._steps[key] = (tensor, result)  # the tensor is kept, so that its id is not reused
             self._taken.add(key)
         return self._steps[key][1]
 
 
-def _transposes(step: Step) -> list[tuple[Any, ...]]:
-    """A permutation as the two transpositions of decomposed attention: heads, then the last two axes."""
-    return _SPLIT.get(step.arguments, [step.arguments]) if step.name == "permute" else [step.arguments]
-
-
+#: A permutation as the two transpositions of decomposed attention: heads, then the last two axes.
 _SPLIT: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {
     ((0, 2, 3, 1),): [((0, 2, 1, 3),), ((0, 1, 3, 2),)],
     ((0, 3, 1, 2),): [((0, 1, 3, 2),), ((0, 2, 1, 3),)],

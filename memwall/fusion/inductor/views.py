@@ -40,20 +40,14 @@ def view_steps(base: TensorSpec, base_offset: int, wanted: TensorSpec, offset: i
     """
     if (base.shape, base.strides, base_offset) == (wanted.shape, wanted.strides, offset):
         return []
-    found = _same_elements(base, base_offset, wanted, offset) or _cut(base, wanted, offset - base_offset)
+    real, real_wanted = ([(n, s) for n, s in zip(spec.shape, spec.strides, strict=True) if n != 1]
+                         for spec in (base, wanted))  # fmt: skip
+    if base_offset == offset and real == real_wanted:  # only axes of one element differ
+        return [Step("view", (wanted.shape,))]
+    found = _cut(base, wanted, offset - base_offset)
     if found is None:
         return [Step("as_strided", (wanted.shape, wanted.strides, offset))]
     return found
-
-
-def _same_elements(base: TensorSpec, base_offset: int, wanted: TensorSpec, offset: int) -> list[Step] | None:
-    """The view when it only inserts or drops axes of one element."""
-    if base_offset != offset:
-        return None
-    real = [(n, s) for n, s in zip(base.shape, base.strides, strict=True) if n != 1]
-    if real != [(n, s) for n, s in zip(wanted.shape, wanted.strides, strict=True) if n != 1]:
-        return None
-    return [Step("view", (wanted.shape,))]
 
 
 def _cut(base: TensorSpec, wanted: TensorSpec, offset: int) -> list[Step] | None:

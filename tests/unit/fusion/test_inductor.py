@@ -173,7 +173,6 @@ def test_feed_forward_block_on_a_gpu(lower):
     assert sum(kernel.kind == "extern" for kernel in lowered.kernels if "mm" in kernel.name) == 2 + 4
     assert lowered.fallbacks == ()
     assert lowered.fx_ops["aten.mm"] == 4
-    assert lowered.ir_nodes >= len(lowered.kernels) - 1  # all but the gradient that the caller makes
     assert sum(lowered.why_not_fused.values()) > 0
     assert all("%" not in reason for reason in lowered.why_not_fused)
 
@@ -309,7 +308,7 @@ def test_the_levels_of_a_gelu(lower):
     arithmetic = {"add": 1, "erf": 1, "mul": 3, "constant": 3, "store": 1}
     assert {name: lowered.loop_ops[name] for name in arithmetic} == arithmetic
     assert set(lowered.loop_ops) == {*arithmetic, "load"}
-    assert list(lowered.launches.values()) == [1] and lowered.ir_nodes == 1
+    assert list(lowered.launches.values()) == [1]
 
 
 @needs_triton
@@ -326,7 +325,6 @@ def test_levels_of_a_whole_graph_from_four_of_its_layers(training, lower):
     assert short.fx_ops == whole.fx_ops
     assert short.loop_ops == whole.loop_ops
     assert short.launches == whole.launches
-    assert short.ir_nodes == whole.ir_nodes
 
 
 @needs_triton
