@@ -25,9 +25,9 @@ _CONTRACTIONS = ("contraction", "convolution", "attention")
 
 def covers(name: str) -> bool:
     """Whether kernels are generated for an op, at least for some of its forms."""
+    from memwall.codegen.gemm import PRODUCTS
     from memwall.codegen.lowering import rule_of
     from memwall.codegen.multi import covers as covers_lists
-    from memwall.codegen.product import PRODUCTS
 
     return rule_of(name) is not None or covers_lists(name) or name.removeprefix("aten.") in PRODUCTS
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.occupancy import architecture_of
-from memwall.codegen.product import Space
 from memwall.codegen.writing import next_power_of_2
 from memwall.core.errors import UsageError
 from memwall.hardware.chips import CHIPS
@@ -136,8 +135,11 @@ class Tile:
         return {"BLOCK_M": self.m, "BLOCK_N": self.n, "BLOCK_K": self.k, "GROUP_M": 8, "STAGES": self.stages}
 
 
-def tiles(space: Space, itemsize: int, shapes: Sequence[Shape], gpu: Gpu) -> tuple[Tile, ...]:
+def tiles(sizes: tuple[int, int, int], itemsize: int, shapes: Sequence[Shape], gpu: Gpu) -> tuple[Tile, ...]:
     """The tiles worth trying, the chosen one first: the largest that gives every multiprocessor one.
+
+    Args:
+        sizes: matrices, rows and columns of the product.
 
     Raises:
         NotGenerated: nothing is faster than the vendor's library there.
@@ -155,6 +157,7 @@ def tiles(space: Space, itemsize: int, shapes: Sequence[Shape], gpu: Gpu) -> tup
         if architecture.startswith("gfx"):
             stages = 2  # loads go through registers there
         found.append(Tile(rows, columns, depth, warps, stages))
-    filling = [t for t in found if space.batch * math.ceil(space.m / t.m) * math.ceil(space.n / t.n) >= gpu.sm_count]
+    batch, m, n = sizes
+    filling = [t for t in found if batch * math.ceil(m / t.m) * math.ceil(n / t.n) >= gpu.sm_count]
     chosen = found.index(filling[0] if filling else found[-1])
     return (found[chosen], *found[chosen + 1 : chosen + 2], *found[max(chosen - 1, 0) : chosen])

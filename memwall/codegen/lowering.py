@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from memwall.codegen.index import Index, offset
 from memwall.codegen.kernel import NotGenerated
@@ -24,21 +24,17 @@ class Lowering:
         self.stored: dict[int, Tensor] = {}
         self.updates: dict[int, Tensor] = {}
         self.loads: dict[tuple[int, int], Tensor] = {}
-        inside = frozenset(op_ids)
+        self.inside = frozenset(op_ids)
         for position, op_id in enumerate(sorted(op_ids)):
-            self._op(graph.ops[op_id], inside, position)
+            self._op(graph.ops[op_id], position)
 
-    def _op(self, op: Op, inside: frozenset[int], position: int) -> None:
+    def _op(self, op: Op, position: int) -> None:
         packet, rule = _packet(op.name), rule_of(op.name)
         if rule is None:
             raise NotGenerated(f"no rule for {op.name}")
         if op.op_class == "normalization" and "float64" in {spec.dtype for spec in self.graph.specs(op.inputs)}:
             raise NotGenerated("statistics of float64")
-        inputs = []
-        for argument, (value_id, version) in zip(op.arguments, self.flow.reads[op.id], strict=True):
-            made = self.flow.writer[version] in inside
-            inputs.append((argument, self.view(value_id, version) if made else self.load(value_id, version)))
-        view = OpView(op, packet, tuple(inputs), self.graph.specs(op.outputs), position)
+        view = OpView(op, packet, tuple(self._given(op)), self.graph.specs(op.outputs), position)
         results = rule(view)
         if len(results) < len(op.outputs):
             raise NotGenerated(f"{op.name} makes {len(op.outputs)} tensors, its rule {len(results)}")
@@ -47,6 +43,12 @@ class Lowering:
         for argument, tensor in view.updates.items():
             value_id = next(i for name, i in zip(op.arguments, op.inputs, strict=True) if name == argument)
             self.updates[value_id] = tensor
+
+    def _given(self, op: Op) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that an op takes, by argument."""
+        for argument, (value_id, version) in zip(op.arguments, self.flow.reads[op.id], strict=True):
+            made = self.flow.writer[version] in self.inside
+            yield argument, self.view(value_id, version) if made else self.load(value_id, version)
 
     def load(self, value_id: int, version: int) -> Tensor:
         """A value in memory, at a version of its storage."""
@@ -62,40 +64,36 @@ class Lowering:
         """A value that an op of the group made, perhaps through another view of its storage."""
         made, written_id = self.made[version]
         read, written = self.graph.values[value_id], self.graph.values[written_id]
-        if isinstance(made, Scatter):
-            made = self._scattered(version, made)
+        source = self._whole(version, made)
         if (read.spec, read.offset) == (written.spec, written.offset):
-            return self._rest(version, made)
+            return source
         if self.flow.carries[version] >= 0:
             raise NotGenerated("a tensor written in part is read as a whole")
         if read.spec.dtype != written.spec.dtype:
             raise NotGenerated(f"{written.spec.dtype} read as {read.spec.dtype}")
-        source = self._rest(version, made)
-        return Tensor(
-            read.spec.shape,
-            read.spec.dtype,
-            lambda body, i: source.at(
-                body, locate(offset(i, read.spec.strides) + (read.offset - written.offset), written.spec)
-            ),
-        )
 
-    def _scattered(self, version: int, made: Scatter) -> Tensor:
-        """What is scattered can be read once its kernel has run."""
+        def rule(body: Body, i: Indices) -> str:
+            place = offset(i, read.spec.strides) + (read.offset - written.offset)
+            return source.at(body, locate(place, written.spec))
+
+        return Tensor(read.spec.shape, read.spec.dtype, rule)
+
+    def _whole(self, version: int, made: Tensor | Scatter) -> Tensor:
+        """The tensor, or its copy in memory once that is whole (:attr:`stored`): a scatter can be read only there."""
 
         def rule(body: Body, indices: Indices) -> str:
-            if version not in self.stored:
+            whole = self.stored.get(version, made)
+            if isinstance(whole, Scatter):
                 raise Waiting
-            return self.stored[version].at(body, indices)
+            return whole.at(body, indices)
 
         return Tensor(made.shape, made.dtype, rule)
 
-    def _rest(self, version: int, made: Tensor) -> Tensor:
-        """The tensor, or its copy in memory once that is whole (:attr:`stored`)."""
 
-        def rule(body: Body, indices: Indices) -> str:
-            return self.stored.get(version, made).at(body, indices)
-
-        return Tensor(made.shape, made.dtype, rule)
+def is_given(graph: Graph, flow: Flow, value_id: int, op_ids: Collection[int]) -> bool:
+    """Whether a value's memory is there before some ops run."""
+    storage = graph.storages[graph.values[value_id].storage]
+    return storage.is_persistent or flow.writer[flow.first[storage.id]] not in op_ids
 
 
 def rule_of(name: str) -> OpRule | None:

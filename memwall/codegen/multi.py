@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
+from memwall.codegen.lowering import is_given
 from memwall.codegen.multi_optimizers import FUSED, NUMBERS
 from memwall.codegen.multi_text import Row, source_of
 from memwall.core.flow import Flow
@@ -208,9 +209,8 @@ class _Lists:
     def _store(self, row: Row, value: Value, version: int) -> None:
         """Store the latest result for a value, in its memory or in new memory; a gradient that an optimizer only
         claims to write has none."""
-        storage = self.graph.storages[value.storage]
-        given = self.flow.writer[self.flow.first[value.storage]] not in self.group.op_ids or storage.is_persistent
-        if not given and value.spec.nbytes < storage.nbytes:
+        given = is_given(self.graph, self.flow, value.id, self.group.op_ids)
+        if not given and value.spec.nbytes < self.graph.storages[value.storage].nbytes:
             raise NotGenerated("a part of new memory is written")
         column = row.columns[row.column(value, is_given=given)]
         if column.output < 0:

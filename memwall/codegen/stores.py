@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from memwall.codegen.index import Index, ravel
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.lowering import Lowering
+from memwall.codegen.lowering import Lowering, is_given
 from memwall.codegen.ops.base import Scatter
 from memwall.codegen.tensors import Body, Tensor
 from memwall.codegen.writer import Store, Writer
@@ -49,7 +49,7 @@ class Owed:
             made, written_id = self.lowering.made[last[value_id]]
             assert written_id == value_id
             self.file.versions[value_id] = last[value_id]
-            is_new = self._is_new(value_id)
+            is_new = not is_given(self.graph, self.flow, value_id, self.inside)
             if is_new:
                 self.file.make(value_id)
             else:
@@ -64,11 +64,6 @@ class Owed:
         for value_id, tensor in self.lowering.updates.items():
             stores.append(Store(value_id, tensor))
         return [store for store in stores if store.numel]
-
-    def _is_new(self, value_id: int) -> bool:
-        """Whether the storage is empty before the group runs."""
-        storage = self.graph.storages[self.graph.values[value_id].storage]
-        return not storage.is_persistent and self.flow.writer[self.flow.first[storage.id]] in self.inside
 
     def _scatter_stores(self, value_id: int, made: Scatter, is_new: bool) -> list[Store]:
         """The stores of a scatter: the output's initial values, then what is added to them."""
