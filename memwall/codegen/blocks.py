@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.occupancy import architecture_of
-from memwall.codegen.writing import next_power_of_2
 from memwall.core.errors import UsageError
 from memwall.hardware.chips import CHIPS
 from memwall.hardware.lookup import Gpu
@@ -39,6 +38,11 @@ class RowBlocks:
     cols: int
     warps: int
     persistent: bool
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n, and at least 1."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
 def bytes_in_flight(gpu: Gpu) -> float:
@@ -68,9 +72,9 @@ def row_blocks(rows: int, cols: int, live: int, gpu: Gpu) -> RowBlocks:
 
     A row stays on chip if its live elements fill at most half of the register file, so that two blocks can run.
     """
-    width = next_power_of_2(max(cols, 1))
+    width = next_power_of_2(cols)
     if width * live <= REGISTERS // 2:
-        height = max(1, min(1024 // width, next_power_of_2(max(rows // (4 * gpu.sm_count), 1))))
+        height = max(1, min(1024 // width, next_power_of_2(rows // (4 * gpu.sm_count))))
         return RowBlocks(height, width, _warps(width * height, live), True)
     width = 2048 if live <= 8 else 1024
     return RowBlocks(1, width, 8 if live <= 8 else 16, False)
@@ -94,9 +98,9 @@ def column_blocks(kept: int, reduced: int, live: int, kept_is_contiguous: bool, 
     budget = 1 << (budget.bit_length() - 1)
     if kept_is_contiguous:
         across = min(next_power_of_2(kept), 64)
-        down = max(1, min(budget // across, next_power_of_2(max(reduced, 1))))
+        down = max(1, min(budget // across, next_power_of_2(reduced)))
     else:
-        down = min(next_power_of_2(max(reduced, 1)), budget)
+        down = min(next_power_of_2(reduced), budget)
         across = max(1, min(next_power_of_2(kept), budget // down))
     columns = -(-kept // across)
     wanted = -(-4 * gpu.sm_count // columns)

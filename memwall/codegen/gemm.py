@@ -16,8 +16,7 @@ from memwall.codegen.index import Index, Variable, offset, unravel
 from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.lowering import Lowering, is_given, locate, packet_of
 from memwall.codegen.ops.base import broadcast
-from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, compute_dtype, triton_dtype
-from memwall.codegen.writer import Writer, indented
+from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, Writer, compute_dtype, indented, triton_dtype
 from memwall.codegen.writing import INT32_LIMIT, File
 from memwall.core.flow import Flow
 from memwall.core.graph import ITEMSIZE, Graph, Op, TensorSpec, Value
@@ -122,8 +121,6 @@ def gemm_kernel(graph: Graph, flow: Flow, group: Group, gpu: Gpu) -> Kernel:
 class _Gemm(Writer):
     """Writes the only function of the file."""
 
-    lowering: _Product
-
     def __init__(self, graph: Graph, flow: Flow, group: Group, gpu: Gpu) -> None:
         self.graph, self.flow, self.group = graph, flow, group
         op_ids = (*group.op_ids, *group.recomputes)
@@ -140,7 +137,8 @@ class _Gemm(Writer):
             raise NotGenerated(f"a product of {' and '.join(sorted(dtypes))}")
         self.dtype = dtypes.pop()
         made = _Product(graph, flow, op_ids, product)
-        super().__init__(File(graph), made, "matmul", False)
+        super().__init__(File(graph), "matmul")
+        self.lowering = made
         if made.batch > MAX_BATCH:
             raise NotGenerated(f"{made.batch} matrices in one launch")
         tf32 = bool(product.attributes.get("allow_tf32"))

@@ -5,19 +5,15 @@ Each round takes the reductions that can be computed now, and every store that n
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from memwall.codegen.index import Index, Variable, unravel
 from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.lowering import Lowering
-from memwall.codegen.nests import write_finish, write_pointwise, write_split
+from memwall.codegen.nests import Partial, Rows, write_finish, write_pointwise, write_split
 from memwall.codegen.ops.base import Waiting
-from memwall.codegen.rows import Rows, write_rows
 from memwall.codegen.stores import Owed, refuse_hazards
-from memwall.codegen.tensors import Body, Reduction, Tensor
-from memwall.codegen.writer import Partial, Store, Writer, X
+from memwall.codegen.tensors import Body, Reduction, Store, Tensor, Writer, X
 from memwall.codegen.writing import INT32_LIMIT, File
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
@@ -44,29 +40,6 @@ def generate_nests(
     return _Generator(graph, flow, group, gpu, persistent, split).kernel()
 
 
-@dataclass
-class _Rest:
-    """What is left to do at the start of a round.
-
-    ``free`` are the stores of ``pending`` that wait for no scatter. ``needs`` are the missing reductions of each store,
-    with those that they depend on; ``asked`` only those that the store itself needs. ``every`` are all of them,
-    ``direct`` what each of them needs.
-    """
-
-    pending: Sequence[Store]
-    free: Sequence[Store]
-    needs: Mapping[int, list[Reduction]]
-    every: Mapping[int, Reduction]
-    direct: Mapping[int, list[Reduction]]
-    asked: Mapping[int, list[Reduction]]
-
-    @property
-    def ready(self) -> list[Store]:
-        """The stores that wait for no other: a scatter waits for its output's initial values."""
-        starts = {store.value_id for store in self.pending if store.scatter is None}
-        return [s for s in self.free if s.scatter is None or s.target or s.value_id not in starts]
-
-
 class _Generator:
     def __init__(
         self, graph: Graph, flow: Flow, group: Group, gpu: Gpu, persistent: bool | None, split: bool | None
@@ -77,25 +50,22 @@ class _Generator:
         self.file = File(graph)
         self.owed = Owed(graph, flow, group, gpu, self.lowering, self.file)
         self.scratch: dict[tuple[int, int], tuple[str, str]] = {}
-        self.known: dict[int, list[Reduction]] = {}
+        ops = [graph.ops[i] for i in self.op_ids]
+        values = [graph.values[i] for op in ops for i in (*op.inputs, *op.outputs)]
         self.is_large = any(
-            max(graph.values[i].byte_range[1] // graph.values[i].spec.itemsize, graph.values[i].spec.numel)
-            >= INT32_LIMIT
-            for op_id in self.op_ids
-            for i in (*graph.ops[op_id].inputs, *graph.ops[op_id].outputs)
-        )
-        self.rows = self._row_space() if not (self._splits() if split is None else split) else None
-
-    def _row_space(self) -> tuple[int, int] | None:
-        loops = [loop_of(self.graph, self.graph.ops[i]) for i in self.op_ids]
-        found = {(loop.rows, loop.cols) for loop in loops if loop.kind == "row"}
-        return max(found, default=None)
-
-    def _splits(self) -> bool:
-        """Whether the planner shares each row among several thread blocks."""
-        loops = [loop_of(self.graph, self.graph.ops[i]) for i in self.op_ids]
-        rows = [loop.rows for loop in loops if loop.kind == "row"]
-        return bool(rows) and self.group.cost.launches[0].thread_blocks is None and max(rows) < self.gpu.sm_count
+            max(v.byte_range[1] // v.spec.itemsize, v.spec.numel) >= INT32_LIMIT for v in values
+        )  # fmt: skip
+        rows = {(loop.rows, loop.cols) for op in ops if (loop := loop_of(graph, op)).kind == "row"}
+        if split is None:  # whether the planner shares each row among several thread blocks
+            few = bool(rows) and max(count for count, _ in rows) < gpu.sm_count
+            split = few and group.cost.launches[0].thread_blocks is None
+        self.rows = None if split else max(rows, default=None)
+        #: what the current round starts from: the stores that wait for no scatter and, of them, for no other store, the
+        #: missing reductions by their address, and those that a tensor needs itself by the tensor's
+        self.free: list[Store] = []
+        self.ready: list[Store] = []
+        self.every: dict[int, Reduction] = {}
+        self.known: dict[int, list[Reduction]] = {}
 
     def kernel(self) -> Kernel:
         pending = self.owed.stores()
@@ -103,27 +73,24 @@ class _Generator:
             if len(self.file.functions) > MAX_FUNCTIONS:
                 raise NotGenerated("too many launches")
             done = self._round(pending)
-            if not done:
+            if done is None:
                 raise NotGenerated("its reductions wait for each other")
             for store in done:
                 self.owed.remember(store)
-            finished = {id(store) for store in done}
-            pending = [store for store in pending if id(store) not in finished]
+            pending = [store for store in pending if store not in done]
             pending += self.owed.after(done)
         refuse_hazards(self.graph, self.file.functions, self.file.inputs | self.file.outputs)
-        writes = self.group.writes
         launched = self.file.functions
-        schedule = " + ".join(dict.fromkeys(f.schedule for f in launched if f.schedule != "finish"))
-        config = self.file.constants()
-        text = self.file.text(writes)
+        schedules = dict.fromkeys(f.schedule for f in launched if f.schedule != "finish")
+        config, text = self.file.constants(), self.file.text(self.group.writes)
         return Kernel(
             name=launched[0].name if launched else "nothing",
             source=text,
             inputs=tuple(self.file.inputs),
-            outputs=tuple(writes),
+            outputs=tuple(self.group.writes),
             op_ids=tuple(self.op_ids),
             launches=self.file.launches(),
-            schedule=schedule or "nothing",
+            schedule=" + ".join(schedules) or "nothing",
             config=config,
             configs=_alternatives(config),
             is_random=any(f.draws for f in launched),
@@ -134,147 +101,124 @@ class _Generator:
 
     def _needs(self, tensor: Tensor) -> list[Reduction]:
         """The reductions that an element of a tensor needs, without those that are in memory."""
-        probe = _Probe(self.file, self.lowering, self.scratch)
-        body = Body(probe, X)
-        tensor.at(body, unravel(Index.of(Variable("x", max(tensor.numel, 1), X)), tensor.shape))
-        return list(probe.found.values())
+        if id(tensor) not in self.known:
+            probe = _Probe(self.file, self.scratch)
+            place = Index.of(Variable("x", max(tensor.numel, 1), X))
+            tensor.at(Body(probe, X), unravel(place, tensor.shape))
+            self.known[id(tensor)] = list(probe.found.values())
+        return self.known[id(tensor)]
+
+    def _all_needs(self, store: Store) -> list[Reduction]:
+        """Those of a store and all that they depend on, in dependency order."""
+        order: dict[int, Reduction] = {}
+
+        def visit(tensor: Tensor) -> None:
+            for reduction in self._needs(tensor):
+                if id(reduction) not in order:
+                    visit(reduction.source)
+                    order[id(reduction)] = reduction
+
+        visit(_source(store))
+        return list(order.values())
 
     def _waits(self, store: Store) -> bool:
         """Whether it reads what is not scattered yet."""
         try:
-            self._all_needs([_source(store)])
+            self._all_needs(store)
         except Waiting:
             return True
         return False
 
-    def _all_needs(self, tensors: Iterable[Tensor]) -> list[Reduction]:
-        """Those and all that they depend on, in dependency order."""
-        order: dict[int, Reduction] = {}
-
-        def visit(reduction: Reduction) -> None:
-            if id(reduction) in order:
-                return
-            for source in self._needs(reduction.source):
-                visit(source)
-            order[id(reduction)] = reduction
-
-        for tensor in tensors:
-            for reduction in self._needs(tensor):
-                visit(reduction)
-        return list(order.values())
-
     # -- one round ---------------------------------------------------------------------------------------------------
 
-    def _round(self, pending: Sequence[Store]) -> list[Store]:
-        """Write the next function, and the one that finishes its sums; returns the stores that they make."""
-        whole, pending = pending, [store for store in pending if not self._waits(store)]
-        needs = {id(store): self._all_needs([_source(store)]) for store in pending}
-        every = {id(r): r for found in needs.values() for r in found}
-        rest = _Rest(
-            whole, pending, needs, every,
-            {key: self._needs(r.source) for key, r in every.items()},
-            {id(store): self._needs(_source(store)) for store in pending},
-        )  # fmt: skip
-        if self.rows is not None:
-            done = self._row_round(rest)
-            if done is not None:
-                return done
-        if every:
-            return self._split_round(rest)
-        size = max(store.numel for store in rest.ready)
-        chosen = [store for store in rest.ready if store.numel == size]
-        writer = self._writer("pointwise")
-        write_pointwise(writer, chosen, self.gpu)
-        self.file.functions.append(writer.function)
+    def _round(self, pending: Sequence[Store]) -> list[Store] | None:
+        """Write the next function, and the one that finishes its sums; returns the stores that they make, None where
+        there is no progress."""
+        self.known.clear()
+        self.free = [store for store in pending if not self._waits(store)]
+        self.every = {id(r): r for store in self.free for r in self._all_needs(store)}
+        starts = {store.value_id for store in pending if store.scatter is None}  # a scatter waits for initial values
+        self.ready = [s for s in self.free if s.scatter is None or s.target or s.value_id not in starts]
+        done = self._row_round(*self.rows) if self.rows is not None else None
+        if done:
+            return done
+        if self.every:
+            return self._split_round()
+        if not self.ready:
+            return None
+        size = max(store.numel for store in self.ready)
+        chosen = [store for store in self.ready if store.numel == size]
+        write_pointwise(self._writer("pointwise"), chosen, self.gpu)
         return chosen
 
     def _writer(self, name: str) -> Writer:
+        """The writer of the file's next function."""
         number = len(self.file.functions)
-        writer = Writer(self.file, self.lowering, f"{name}_{number}" if number else name, self.is_large)
+        writer = Writer(self.file, f"{name}_{number}" if number else name, self.is_large)
         writer.scratch = self.scratch
+        self.file.functions.append(writer.function)
         return writer
 
-    def _row_round(self, rest: _Rest) -> list[Store] | None:
+    def _row_round(self, rows: int, cols: int) -> list[Store] | None:
         """All that a nest over rows can do now; None where other nests could do as much."""
-        assert self.rows is not None
-        rows, cols = self.rows
-
-        trailing = [_is_trailing(r) for r in rest.every.values() if _sizes(r) == (rows, cols)]
-
-        def is_local(reduction: Reduction) -> bool:
-            if _sizes(reduction) != (rows, cols):
-                return False
-            return rows != cols or _is_trailing(reduction) == any(trailing)
-
+        trailing = any(_is_trailing(r) for r in self.every.values() if r.sizes == (rows, cols))
         level: dict[int, int] = {}
-        for key, reduction in rest.every.items():
-            below = [level.get(id(r)) for r in rest.direct[key]]
-            if is_local(reduction) and None not in below:
-                level[key] = 1 + max((n for n in below if n is not None), default=0)
+        for key, reduction in self.every.items():
+            below = [level.get(id(r), 0) for r in self._needs(reduction.source)]
+            is_local = reduction.sizes == (rows, cols) and (rows != cols or _is_trailing(reduction) == trailing)
+            if is_local and 0 not in below:
+                level[key] = 1 + max(below, default=0)
         if not level:
             return None
         sizes = {(cols, rows), (1, rows), (1, rows * cols)}
         late = [
-            r for key, r in rest.every.items()
-            if key not in level and r.kind == "sum" and all(id(n) in level for n in rest.direct[key])
-            and _sizes(r) in sizes
+            r for key, r in self.every.items()
+            if key not in level and r.kind == "sum" and all(id(n) in level for n in self._needs(r.source))
+            and r.sizes in sizes
         ]  # fmt: skip
         chosen = [
-            store for store in rest.ready
-            if store.numel in (rows, rows * cols) and all(id(r) in level for r in rest.needs[id(store)])
+            store for store in self.ready
+            if store.numel in (rows, rows * cols) and all(id(r) in level for r in self._all_needs(store))
         ]  # fmt: skip
-        depth = max(level.values())
-        levels = [[rest.every[k] for k, n in level.items() if n == at] for at in range(1, depth + 1)]
+        depths = range(1, max(level.values()) + 1)
+        levels = [[self.every[k] for k, n in level.items() if n == depth] for depth in depths]
         writer = self._writer("rows")
-        partials = write_rows(writer, Rows(rows, cols, levels, late, chosen), self.gpu, self.persistent)
-        self.file.functions.append(writer.function)
-        count = writer.function.constants.get("PROGRAMS", 1)
-        done = [*chosen, *self._finish(partials, count, rest, chosen)]
-        return done or None
+        partials = Rows(writer, (rows, cols), levels, late, chosen, self.gpu).write(self.persistent)
+        return [*chosen, *self._finish(partials, writer.function.constants.get("PROGRAMS", 1), chosen)]
 
-    def _split_round(self, rest: _Rest) -> list[Store]:
+    def _split_round(self) -> list[Store] | None:
         """The largest reduction that can be computed now, with others over its space."""
-        ready = [r for key, r in rest.every.items() if not rest.direct[key]]
+        ready = [r for r in self.every.values() if not self._needs(r.source)]
         if not ready:
-            return []
+            return None
         first = max(ready, key=lambda r: r.source.numel)
         same = [r for r in ready if (r.source.shape, r.dims) == (first.source.shape, first.dims)]
         size = first.source.numel
-        chosen = [s for s in rest.ready if s.numel == size > 1 and not rest.needs[id(s)] and s.scatter is None]
+        chosen = [s for s in self.ready if s.numel == size > 1 and not self._all_needs(s) and s.scatter is None]
         writer = self._writer("split")
         partials = write_split(writer, same, chosen, self.gpu)
-        self.file.functions.append(writer.function)
-        stripes = writer.function.constants["STRIPES"]
-        return [*chosen, *self._finish(partials, stripes, rest, chosen)] or [_NOTHING]
+        return [*chosen, *self._finish(partials, writer.function.constants["STRIPES"], chosen)]
 
-    def _finish(self, partials: Sequence[Partial], count: int, rest: _Rest, chosen: Sequence[Store]) -> list[Store]:
+    def _finish(self, partials: Sequence[Partial], count: int, chosen: Sequence[Store]) -> list[Store]:
         """Combine partial results, those of one size in one launch, and store what needs only those."""
         for scratch in self.file.scratch:
             scratch.count = scratch.count.replace("PROGRAMS", str(count)).replace("STRIPES", str(count))
         done: list[Store] = []
-        taken = {id(s) for s in chosen}
-        for kept in dict.fromkeys(math.prod(p.reduction.kept) for p in partials):
-            group = [p for p in partials if math.prod(p.reduction.kept) == kept]
+        for kept in dict.fromkeys(p.reduction.sizes[0] for p in partials):
+            group = [p for p in partials if p.reduction.sizes[0] == kept]
             own = {id(p.reduction) for p in group}
+            left = [s for s in self.free if s not in chosen and s not in done]
             follow = [
-                s for s in rest.ready
-                if id(s) not in taken and s.numel == kept and s.scatter is None and rest.asked[id(s)]
-                and all(id(r) in own for r in rest.asked[id(s)])
+                s for s in left
+                if s in self.ready and s.numel == kept and s.scatter is None
+                and (asked := self._needs(_source(s))) and all(id(r) in own for r in asked)
             ]  # fmt: skip
-            taken |= {id(s) for s in follow}
-            later = {id(r) for s in rest.free if id(s) not in taken for r in rest.asked[id(s)]}
-            later |= {id(r) for key, sources in rest.direct.items() if key not in own for r in sources}
-            writer = self._writer("finish")
-            keep = [p.reduction for p in group if id(p.reduction) in later]
-            found = write_finish(writer, group, follow, keep, (group[0].stripes, count))
-            self.scratch.update(found)
-            self.file.functions.append(writer.function)
             done += follow
+            later = {id(r) for s in left if s not in follow for r in self._needs(_source(s))}
+            later |= {id(r) for key, one in self.every.items() if key not in own for r in self._needs(one.source)}
+            keep = [p.reduction for p in group if id(p.reduction) in later]
+            self.scratch.update(write_finish(self._writer("finish"), group, follow, keep, count))
         return done
-
-
-def _sizes(reduction: Reduction) -> tuple[int, int]:
-    return math.prod(reduction.kept), math.prod(reduction.reduced)
 
 
 def _is_trailing(reduction: Reduction) -> bool:
@@ -287,23 +231,16 @@ def _source(store: Store) -> Tensor:
     return store.scatter.source if store.scatter is not None else store.tensor
 
 
-#: marks progress without a store
-_NOTHING = Store(-1, Tensor((), "float32", lambda body, i: "0"))
-
-
 class _Probe(Writer):
     """Evaluates without writing, to see which reductions are needed."""
 
-    def __init__(self, file: File, lowering: Lowering, scratch: dict) -> None:
-        super().__init__(file, lowering, "probe", False)
+    def __init__(self, file: File, scratch: dict) -> None:
+        super().__init__(file, "probe")
         self.scratch = scratch
         self.found: dict[int, Reduction] = {}
 
     def pointer(self, value_id: int) -> str:
-        return "p"
-
-    def point(self, name: str, argument: str, dtype: str, note: str = "") -> str:
-        return name
+        return "p"  # not taken
 
     def reduced(self, body: Body, reduction: Reduction, kept: Index, component: int) -> str:
         if (id(reduction), component) not in self.scratch:
@@ -313,13 +250,10 @@ class _Probe(Writer):
 
 def _alternatives(config: dict[str, int]) -> tuple[dict[str, int], ...]:
     """Block sizes worth trying on a device, the chosen ones first."""
-    found = [dict(config)]
-    for change in ({"NUM_WARPS": 2.0}, {"NUM_WARPS": 0.5}, {"XBLOCK": 2.0}, {"XBLOCK": 0.5}):
-        other = dict(config)
-        for prefix, factor in change.items():
-            for name, value in config.items():
-                if name.startswith(prefix):
-                    other[name] = max(1, min(int(value * factor), 16 if prefix == "NUM_WARPS" else 1 << 16))
-        if other not in found:
-            found.append(other)
+    found = [config]
+    for prefix, most in (("NUM_WARPS", 16), ("XBLOCK", 1 << 16)):
+        for factor in (2, 0.5):
+            changed = {n: max(1, min(int(v * factor), most)) for n, v in config.items() if n.startswith(prefix)}
+            if config | changed not in found:
+                found.append(config | changed)
     return tuple(found)

@@ -10,55 +10,45 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memwall.codegen.tensors import Body, triton_dtype
+from memwall.codegen.tensors import Body, Reduction, triton_dtype
 
-TILE = "[XBLOCK, RBLOCK]"
-MINUS_INFINITY = 'float("-inf")'
-INFINITY = 'float("inf")'
+_LEAST = 'float("-inf")'
 
 
 @dataclass(frozen=True)
 class Kind:
-    """``identities`` of the numbers that a lane keeps (``lanes``), in the order of its names.
+    """``identities`` of the numbers that a lane keeps (``lanes``), in the order of its names; the first ``results`` of
+    them are results, the others counts.
 
     ``tile(body, value, mask, count)`` reduces one tile of ``count`` elements a row; ``step(body, lanes, value, mask)``
     gives the lanes after another tile and ``join(body, lanes)`` the results.
     """
 
     identities: tuple[str, ...]
+    results: int
     tile: Callable[[Body, str, str, int], list[str]]
     step: Callable[[Body, Sequence[str], str, str], list[str]]
     join: Callable[[Body, Sequence[str]], list[str]]
 
 
-def _sum_tile(body: Body, value: str, mask: str, count: int) -> list[str]:
-    return [f"tl.sum(tl.where({mask}, {value}, 0), axis=1)[:, None]"]
-
-
-def _sum_step(body: Body, lanes: Sequence[str], value: str, mask: str) -> list[str]:
-    return [f"{lanes[0]} + tl.where({mask}, {value}, 0)"]
-
-
-def _sum_join(body: Body, lanes: Sequence[str]) -> list[str]:
-    return [f"tl.sum({lanes[0]}, axis=1)[:, None]"]
-
-
 def _extremum(function: str, identity: str) -> Kind:
     reduce = {"maximum": "tl.max", "minimum": "tl.min"}[function]
 
-    def tile(body: Body, value: str, mask: str, count: int) -> list[str]:
-        return [_whole(body, f"tl.where({mask}, {value}, {identity})")]
-
-    def _whole(body: Body, text: str) -> str:
+    def whole(body: Body, text: str) -> list[str]:
         """The result of a row, NaN if any element is NaN."""
         lanes = body.name(text)
         none = f"tl.max(({lanes} != {lanes}).to(tl.int32), axis=1)[:, None]"
-        return f'tl.where({none} > 0, float("nan"), {reduce}({lanes}, axis=1)[:, None])'
+        return [f'tl.where({none} > 0, float("nan"), {reduce}({lanes}, axis=1)[:, None])']
 
     def step(body: Body, lanes: Sequence[str], value: str, mask: str) -> list[str]:
         return [f"tl.{function}({lanes[0]}, tl.where({mask}, {value}, {identity}), propagate_nan=tl.PropagateNan.ALL)"]
 
-    return Kind((identity,), tile, step, lambda body, lanes: [_whole(body, lanes[0])])
+    return Kind(
+        (identity,), 1,
+        lambda body, value, mask, count: whole(body, f"tl.where({mask}, {value}, {identity})"),
+        step,
+        lambda body, lanes: whole(body, lanes[0]),
+    )  # fmt: skip
 
 
 def _moments_tile(body: Body, value: str, mask: str, count: int) -> list[str]:
@@ -85,37 +75,65 @@ def _moments_join(body: Body, lanes: Sequence[str]) -> list[str]:
 
 
 def _softmax_tile(body: Body, value: str, mask: str, count: int) -> list[str]:
-    most = body.name(f"tl.max(tl.where({mask}, {value}, {MINUS_INFINITY}), axis=1)[:, None]")
+    most = body.name(f"tl.max(tl.where({mask}, {value}, {_LEAST}), axis=1)[:, None]")
     return [most, f"tl.sum(tl.where({mask}, tl.exp({value} - {most}), 0), axis=1)[:, None]"]
 
 
 def _softmax_step(body: Body, lanes: Sequence[str], value: str, mask: str) -> list[str]:
     most, total = lanes
-    more = body.name(f"tl.maximum({most}, tl.where({mask}, {value}, {MINUS_INFINITY}))")
-    before = f"tl.where({most} == {MINUS_INFINITY}, {total}, {total} * tl.exp({most} - {more}))"
-    fresh = f"tl.where({mask}, tl.where({value} != {MINUS_INFINITY}, tl.exp({value} - {more}), 0), 0)"
+    more = body.name(f"tl.maximum({most}, tl.where({mask}, {value}, {_LEAST}))")
+    before = f"tl.where({most} == {_LEAST}, {total}, {total} * tl.exp({most} - {more}))"
+    fresh = f"tl.where({mask}, tl.where({value} != {_LEAST}, tl.exp({value} - {more}), 0), 0)"
     return [more, f"{before} + {fresh}"]
 
 
 def _softmax_join(body: Body, lanes: Sequence[str]) -> list[str]:
     most, total = lanes
     top = body.name(f"tl.max({most}, axis=1)[:, None]")
-    scaled = f"{total} * tl.exp({most} - {top})"
-    return [top, f"tl.sum(tl.where({most} == {MINUS_INFINITY}, {total}, {scaled}), axis=1)[:, None]"]
+    return [top, f"tl.sum(tl.where({most} == {_LEAST}, {total}, {total} * tl.exp({most} - {top})), axis=1)[:, None]"]
 
 
 KINDS: Mapping[str, Kind] = {
-    "sum": Kind(("0",), _sum_tile, _sum_step, _sum_join),
-    "max": _extremum("maximum", MINUS_INFINITY),
-    "min": _extremum("minimum", INFINITY),
-    "moments": Kind(("0", "0", "0"), _moments_tile, _moments_step, _moments_join),
-    "softmax": Kind((MINUS_INFINITY, "0"), _softmax_tile, _softmax_step, _softmax_join),
-}
+    "sum": Kind(
+        ("0",), 1,
+        lambda body, value, mask, count: [f"tl.sum(tl.where({mask}, {value}, 0), axis=1)[:, None]"],
+        lambda body, lanes, value, mask: [f"{lanes[0]} + tl.where({mask}, {value}, 0)"],
+        lambda body, lanes: [f"tl.sum({lanes[0]}, axis=1)[:, None]"],
+    ),
+    "max": _extremum("maximum", _LEAST),
+    "min": _extremum("minimum", 'float("inf")'),
+    "moments": Kind(("0", "0", "0"), 2, _moments_tile, _moments_step, _moments_join),
+    "softmax": Kind((_LEAST, "0"), 2, _softmax_tile, _softmax_step, _softmax_join),
+}  # fmt: skip
 
-#: results of a kind; the lanes beyond are counts
-RESULTS: Mapping[str, int] = {"sum": 1, "max": 1, "min": 1, "moments": 2, "softmax": 2}
+
+def accumulate(
+    before: Body, body: Body, reductions: Sequence[Reduction], value: Callable[[Reduction], str]
+) -> list[tuple[Reduction, list[str]]]:
+    """Reductions lane by lane over a loop: the initial lanes go ``before`` it, their steps into its body.
+
+    Args:
+        value: the element that is reduced at (x, r).
+
+    Returns:
+        The names of the lanes of each.
+    """
+    found, steps = [], []
+    for reduction in reductions:
+        kind, dtype = KINDS[reduction.kind], triton_dtype(reduction.dtype)
+        lanes = [body.writer.unique() for _ in kind.identities]
+        before.lines += [
+            f"{name} = tl.full([XBLOCK, RBLOCK], {identity}, {dtype})"
+            for name, identity in zip(lanes, kind.identities, strict=True)
+        ]
+        after = [body.name(text) for text in kind.step(body, lanes, value(reduction), "x_mask & r_mask")]
+        steps += [f"{name} = {new}" for name, new in zip(lanes, after, strict=True)]
+        found.append((reduction, lanes))
+    body.lines += steps
+    return found
 
 
-def filled(identity: str, dtype: str) -> str:
-    """Initial lanes of a loop."""
-    return f"tl.full({TILE}, {identity}, {triton_dtype(dtype)})"
+def know(body: Body, reduction: Reduction, results: Sequence[str]) -> None:
+    """Name a reduction's results, for all that needs them in this function."""
+    for component, text in enumerate(results[: KINDS[reduction.kind].results]):
+        body.writer.local[id(reduction), component] = body.name(text)

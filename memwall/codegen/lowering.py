@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from memwall.codegen.index import Index, offset
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops import RULES
-from memwall.codegen.ops.base import OpRule, OpView, Scatter, Waiting
+from memwall.codegen.ops.base import OpRule, OpView, Waiting
 from memwall.codegen.ops.elementwise import point
-from memwall.codegen.tensors import Body, Indices, Tensor, compute_dtype
+from memwall.codegen.tensors import Body, Indices, Scatter, Tensor, compute_dtype
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.ops.registry import find_row

@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from memwall.codegen.index import Index, ravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.lowering import Lowering, is_given
-from memwall.codegen.ops.base import Scatter
-from memwall.codegen.tensors import Body, Tensor
-from memwall.codegen.writer import Store, Writer
+from memwall.codegen.tensors import Body, Scatter, Store, Tensor
 from memwall.codegen.writing import File, Function, Touch
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Value
@@ -108,10 +106,7 @@ class Owed:
             scatter, target = store.scatter, store.target
 
             def rule(body: Body, i: tuple[Index, ...], scatter: Scatter = scatter, target: str = target) -> str:
-                writer = body.memory
-                assert isinstance(writer, Writer)
-                writer.point(target, target, "float32")
-                added = body.load_scratch(target, ravel(i, scatter.shape))
+                added = body.load_scratch(target, "float32", ravel(i, scatter.shape))
                 return f"{scatter.start.at(body, i)} + {added}" if scatter.start is not None else added
 
             whole = Tensor(scatter.shape, scatter.dtype, rule)

@@ -1,4 +1,4 @@
-"""Tensors as functions of an index, and the body of a kernel into which they are evaluated.
+"""Tensors as functions of an index, the body of a kernel into which they are evaluated, and the writer of a function.
 
 A :class:`Tensor` knows how to write the expression of one of its elements. Evaluating it at an index evaluates its
 inputs, down to loads from memory; expressions already written for the same index are reused.
@@ -6,18 +6,20 @@ inputs, down to loads from memory; expressions already written for the same inde
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from memwall.codegen.index import Index, Variable
+from memwall.codegen.index import Index, Variable, offset
 from memwall.codegen.kernel import TRITON_TYPES, NotGenerated
-from memwall.codegen.writing import Function, Touch
+from memwall.codegen.writing import File, Function, Pointer, Touch
 
 Indices = tuple[Index, ...]
 Rule = Callable[["Body", Indices], str]
+#: loop variables of a tile: what is kept, and what is reduced
+X, R = frozenset("x"), frozenset("r")
 
 
 def compute_dtype(dtype: str) -> str:
@@ -44,11 +46,7 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     def at(self, body: Body, indices: Indices) -> str:
         """The element at an index, as a name or number of its compute dtype in a body."""
@@ -57,11 +55,17 @@ class Tensor:
 
 @dataclass(eq=False)
 class Reduction:
-    """Elements of ``source`` reduced along the axes ``dims`` to ``components`` numbers each, by ``kind``."""
+    """Elements of ``source`` reduced along the axes ``dims`` to some numbers each, by a kind of
+    :mod:`memwall.codegen.kinds`."""
 
     kind: str
     source: Tensor
     dims: tuple[int, ...]
+
+    @property
+    def dtype(self) -> str:
+        """What it is computed in."""
+        return compute_dtype(self.source.dtype)
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -73,39 +77,49 @@ class Reduction:
         """Sizes of the axes that are reduced."""
         return tuple(self.source.shape[i] for i in self.dims)
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Elements that remain, and that are reduced to each."""
+        return math.prod(self.kept), math.prod(self.reduced)
+
     def source_indices(self, kept: Indices, reduced: Indices) -> Indices:
         """Where the source is read."""
         kept_left, reduced_left = iter(kept), iter(reduced)
         return tuple(next(reduced_left) if i in self.dims else next(kept_left) for i in range(len(self.source.shape)))
 
 
-class Memory(Protocol):
-    """The source of what a body does not compute: the function that is being written."""
+@dataclass
+class Scatter:
+    """Elements of ``source`` added (or written) to an output at data-dependent positions.
 
-    function: Function
+    ``place(body, indices)`` is the element of the output, in row-major order, that the source's element at ``indices``
+    goes to, with what must hold for it to go anywhere. The output starts as ``start``, or as zeros.
+    """
 
-    def pointer(self, value_id: int) -> str:
-        """Name of the pointer to a value's first element."""
+    source: Tensor
+    place: Callable[[Body, Indices], tuple[Index, list[str]]]
+    shape: tuple[int, ...]
+    dtype: str
+    start: Tensor | None
+    accumulate: bool
 
-    def spec_dtype(self, value_id: int) -> str:
-        """Dtype of its elements in memory."""
 
-    def reduced(self, body: Body, reduction: Reduction, kept: Index, component: int) -> str:
-        """A result of a reduction."""
+@dataclass(eq=False)
+class Store:
+    """A tensor that goes to memory: as a value of the graph, or a scatter into one."""
 
-    def is_empty(self, value_id: int) -> bool:
-        """Whether it has no elements."""
+    value_id: int
+    tensor: Tensor
+    scatter: Scatter | None = None
+    #: scratch that a scatter adds into, empty where it writes to its output
+    target: str = ""
 
     @property
-    def hoists(self) -> bool:
-        """Whether loop-invariant expressions may be hoisted."""
+    def numel(self) -> int:
+        return self.tensor.numel
 
-    def mask(self, axes: frozenset[str]) -> list[str]:
-        """The condition that an index along these axes is within the loop."""
 
-    def unique(self) -> str:
-        """A name that is not taken."""
-
+# -- evaluation --------------------------------------------------------------------------------------------------------
 
 _SIMPLE = re.compile(r"[A-Za-z_]\w*|-?[\d.]+(e-?\d+)?")
 
@@ -114,10 +128,10 @@ _SIMPLE = re.compile(r"[A-Za-z_]\w*|-?[\d.]+(e-?\d+)?")
 class Body:
     """Lines of a kernel at one depth of its loops. ``axes`` are the loop variables that are known there.
 
-    ``condition`` is what must hold for the element at hand to exist (one part of a concatenation, a window's inside).
+    ``conditions`` must hold for the element at hand to exist (one part of a concatenation, a window's inside).
     """
 
-    memory: Memory
+    writer: Writer
     axes: frozenset[str]
     parent: Body | None = None
     lines: list[str] = field(default_factory=list)
@@ -128,8 +142,7 @@ class Body:
 
     def compute(self, tensor: Tensor, indices: Indices) -> str:
         """The element of a tensor, written once."""
-        axes = frozenset().union(*(i.axes for i in indices))
-        home = self.home(axes)
+        home = self.home(axes_of(indices))
         key = (id(tensor), tuple([i.text for i in indices]), self.conditions)
         found = home.find(key)
         if found is None:
@@ -141,7 +154,7 @@ class Body:
     def home(self, axes: frozenset[str]) -> Body:
         """The outermost body where an expression of these axes is valid."""
         body = self
-        if self.conditions or not self.memory.hoists:
+        if self.conditions or not self.writer.hoists:
             return self
         while body.parent is not None and axes <= body.parent.axes:
             body = body.parent
@@ -162,32 +175,31 @@ class Body:
             return text
         found = self.find((text,))
         if found is None:
-            found = self.memory.unique()
+            found = self.writer.unique()
             self.known[(text,)] = found
             self.lines.append(f"{found} = {text}")
         return found
 
     def load(self, value_id: int, version: int, place: Index) -> str:
         """An element from memory, in its compute dtype, at a ``version`` of its storage."""
-        self.memory.function.reads.append(Touch(value_id, version, place.text))
-        home = self.home(place.axes)
-        pointer, dtype = self.memory.pointer(value_id), self.memory.spec_dtype(value_id)
-        if self.memory.is_empty(value_id):
-            return home.name(f"tl.full([1], 0, {triton_dtype(compute_dtype(dtype))})")
+        self.writer.function.reads.append(Touch(value_id, version, place.text))
+        home, pointer = self.home(place.axes), self.writer.pointer(value_id)
+        spec = self.writer.file.graph.values[value_id].spec
+        computed = compute_dtype(spec.dtype)
+        if spec.numel == 0:
+            return home.name(f"tl.full([1], 0, {triton_dtype(computed)})")
         text = home._load(pointer, place)
-        if compute_dtype(dtype) != dtype:
-            text += f".to({triton_dtype(compute_dtype(dtype))})"
-        return home.name(text)
+        return home.name(text if computed == spec.dtype else f"{text}.to({triton_dtype(computed)})")
 
-    def load_scratch(self, pointer: str, place: Index) -> str:
+    def load_scratch(self, name: str, dtype: str, place: Index) -> str:
         """An element of scratch memory."""
         home = self.home(place.axes)
-        return home.name(home._load(pointer, place))
+        return home.name(home._load(self.writer.point(name, dtype), place))
 
     def _load(self, pointer: str, place: Index) -> str:
         axes = place.axes.union(*(axes for _, axes in self.conditions))
         where = f"{pointer} + {self.spread(place, axes)}"
-        masks = [*self.memory.mask(axes), *(text for text, _ in self.conditions)]
+        masks = [*self.writer.mask(axes), *(text for text, _ in self.conditions)]
         return f"tl.load({where}, {' & '.join(masks)}, other=0)" if masks else f"tl.load({where})"
 
     def spread(self, place: Index, axes: frozenset[str]) -> str:
@@ -223,3 +235,89 @@ def cast(text: str, given: str, wanted: str) -> str:
 def axes_of(indices: Sequence[Index]) -> frozenset[str]:
     """The axes along which any of them varies."""
     return frozenset().union(*(i.axes for i in indices))
+
+
+# -- one function ------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes one function: its pointers, masks and stores, and the results of reductions.
+
+    ``local`` are results that are variables of the function, ``scratch`` those in memory, as name and dtype.
+    """
+
+    def __init__(self, file: File, name: str, is_large: bool = False) -> None:
+        self.file = file
+        self.function = Function(name)
+        self.local: dict[tuple[int, int], str] = {}
+        self.scratch: dict[tuple[int, int], tuple[str, str]] = {}
+        self.x = Variable("x", 1, X)
+        self.masks: dict[str, str] = {}
+        #: whether loop-invariant expressions may be hoisted
+        self.hoists = True
+        #: the cast to 64 bits, where offsets need them
+        self.long = ".to(tl.int64)" if is_large else ""
+
+    def pointer(self, value_id: int) -> str:
+        """Name of the pointer to a value's first element."""
+        name = self.file.outputs.get(value_id) or self.file.take(value_id)
+        return self.point(name, self.file.graph.values[value_id].spec.dtype, self.file.note(value_id))
+
+    def point(self, name: str, dtype: str, note: str = "") -> str:
+        """A pointer parameter, which is called as what ``run()`` passes for it."""
+        self.function.pointers.setdefault(name, Pointer(name, dtype, note))
+        return name
+
+    def new_scratch(self, dtype: str, count: str) -> str:
+        """The pointer to new memory between two launches."""
+        return self.point(self.file.new_scratch(dtype, count), dtype)
+
+    def reduced(self, body: Body, reduction: Reduction, kept: Index, component: int) -> str:
+        """A result of a reduction."""
+        key = (id(reduction), component)
+        if key in self.local:
+            if kept != Index.of(self.x):
+                raise NotGenerated("a row's result is used at another row")
+            return self.local[key]
+        return body.load_scratch(*self.scratch[key], kept)
+
+    def mask(self, axes: frozenset[str]) -> list[str]:
+        """The conditions that an index along these axes is within the loop."""
+        return [self.masks[axis] for axis in sorted(axes, reverse=True) if axis in self.masks]
+
+    def unique(self) -> str:
+        """A name that is not taken."""
+        return self.function.unique()
+
+    def program(self, axis: int) -> str:
+        """Number of the thread block along an axis of the grid."""
+        return f"tl.program_id({axis}){self.long}"
+
+    def store(self, body: Body, store: Store, indices: Indices, axes: frozenset[str]) -> None:
+        """One element of a tensor to memory; ``axes`` are those along which the elements lie."""
+        scatter = store.scatter
+        if scatter is not None:
+            place, tests = scatter.place(body, indices)
+            dtype = "float32" if store.target else scatter.dtype
+            text = body.name(cast(scatter.source.at(body, indices), scatter.source.dtype, dtype))
+        else:
+            spec, tests = self.file.graph.values[store.value_id].spec, []
+            text = body.name(cast(store.tensor.at(body, indices), store.tensor.dtype, spec.dtype))
+            place = offset(indices, spec.strides)
+            axes = place.axes | X
+            is_read = any(read.value_id == store.value_id for read in self.function.reads)
+            if is_read and "r" in self.masks and "r" not in place.axes:
+                body.lines.append("tl.debug_barrier()")  # every warp holds a copy of what one of them overwrites
+        pointer = self.point(store.target, "float32") if store.target else self.pointer(store.value_id)
+        if not store.target:
+            self.function.writes.append(Touch(store.value_id, self.file.versions[store.value_id], place.text))
+        adds = scatter is not None and scatter.accumulate
+        masks = " & ".join([*self.mask(axes), *tests])
+        given = [f"{pointer} + {body.spread(place, axes)}", text, *([masks] if masks else [])]
+        given += ['sem="relaxed"'] if adds else []
+        body.lines.append(f"tl.{'atomic_add' if adds else 'store'}({', '.join(given)})")
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """Lines of a loop's body."""
+    return [f"    {line}" for line in lines]

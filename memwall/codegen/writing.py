@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from memwall.codegen.kernel import TRITON_TYPES, Launch, NotGenerated
-from memwall.core.graph import Graph, TensorSpec, Value
+from memwall.core.graph import Graph, TensorSpec
 
 #: offsets from here on need 64 bits; the last block of a kernel reaches beyond its last element
 INT32_LIMIT = 2**31 - 2**17
+#: what stands in a grid's expression
+_TRITON = SimpleNamespace(cdiv=lambda a, b: -(-a // b))
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """A pointer parameter of a kernel: its name, what ``run()`` passes for it, and the dtype of its elements."""
+    """A pointer parameter of a kernel: its name, there and in ``run()``, and the dtype of its elements."""
 
     name: str
-    argument: str
     dtype: str
     note: str = ""
 
@@ -36,9 +37,10 @@ class Touch:
 
 @dataclass
 class Function:
-    """One ``@triton.jit`` function and its launch. ``constants`` are its block sizes by name, with the warps.
+    """One ``@triton.jit`` function and its launch.
 
-    ``grid`` are expressions in numbers and constants, such as ``triton.cdiv(4096, XBLOCK)``.
+    ``constants`` are its block sizes by name; those that are ``fixed`` may not be assigned. ``grid`` are expressions in
+    numbers and constants, such as ``triton.cdiv(4096, XBLOCK)``.
     """
 
     name: str
@@ -72,6 +74,14 @@ class Function:
         doc = f'    """{self.doc}"""\n' if self.doc else ""
         body = "\n".join(f"    {line}" for line in self.lines)
         return "\n".join(["@triton.jit", f"def {self.name}(", *parameters, "):", doc + body]) + "\n"
+
+    def launch(self) -> Launch:
+        """What a compiler needs to know, for the chosen constants."""
+        arguments = [(p.name, f"*{TRITON_TYPES[p.dtype]}") for p in self.pointers.values()]
+        arguments += [("seed", "i32")] if self.draws else []
+        names = {"__builtins__": {}, "triton": _TRITON, **self.constants}
+        grid = tuple(int(eval(text, names)) for text in self.grid)
+        return Launch(self.name, tuple(arguments), dict(self.constants), grid, self.num_warps)
 
 
 @dataclass
@@ -107,8 +117,7 @@ class File:
     def make(self, value_id: int) -> str:
         """The name of an output in new memory."""
         if value_id not in self.outputs:
-            name = f"out{sum(map(len, self.fresh.values()))}"
-            self.outputs[value_id] = name
+            name = self.outputs[value_id] = f"out{len(self.outputs)}"
             self.fresh.setdefault(self.graph.values[value_id].storage, []).append((value_id, name))
         return self.outputs[value_id]
 
@@ -137,48 +146,47 @@ class File:
             found[_suffixed("NUM_WARPS", number)] = function.num_warps
         return found
 
+    def launches(self) -> tuple[Launch, ...]:
+        """All launches, in order."""
+        return tuple(function.launch() for function in self.functions)
+
     def text(self, writes: Sequence[int]) -> str:
         """The file as source; ``writes`` are the values that ``run()`` returns."""
         constants = "\n".join(f"{name} = {value}" for name, value in self.constants().items())
         functions = "\n\n".join(function.text() for function in self.functions)
         imports = "import torch\nimport triton\nimport triton.language as tl\n"
         blocks = f"#: may be assigned before run()\n{constants}\n" if constants else ""
-        return "\n".join([imports, blocks, "" if not functions else f"\n{functions}\n", self._run(writes)])
+        return "\n".join([imports, blocks, f"\n{functions}\n" if functions else "", self._run(writes)])
 
     def _run(self, writes: Sequence[int]) -> str:
         lines = []
-        device = f"{next(iter(self.inputs.values()))}.device" if self.inputs else "DEVICE"
         if self.fresh or self.scratch:
-            lines.append(f"device = {device}")
+            lines.append(f"device = {next(iter(self.inputs.values()))}.device" if self.inputs else "device = DEVICE")
         for storage_id, outputs in self.fresh.items():
             lines += self._allocate(storage_id, outputs)
         lines += [f"{self.outputs[value_id]}.zero_()" for value_id in sorted(self.zeroed)]
         for scratch in self.scratch:
-            lines.append(f"{scratch.name} = empty(({scratch.count},), (1,), "
-                         f"dtype=torch.{scratch.dtype}, device=device)")  # fmt: skip
+            lines.append(
+                f"{scratch.name} = empty(({scratch.count},), (1,), dtype=torch.{scratch.dtype}, device=device)"
+            )
             if scratch.zero:
                 lines.append(f"{scratch.name}.zero_()")
-        for number, function in enumerate(self.functions):
-            lines.append(self._call(number, function))
+        lines += [self._call(number, function) for number, function in enumerate(self.functions)]
         results = [self.outputs.get(i) or self.take(i) for i in writes]
         lines.append(f"return ({', '.join(results)}{',' * (len(results) == 1)})")
         parameters = [f"    {name},  # {self.note(value_id)}" for value_id, name in self.inputs.items()]
-        body = "\n".join(f"    {line}" for line in lines)
-        head = "" if self.inputs else 'DEVICE = "cuda"\n\n\n'
-        return (
-            head + "\n".join(["def run(", *parameters, "    *,", "    seed=0,", "    empty=torch.empty_strided,", "):"])
-            + f"\n{body}\n"
-        )  # fmt: skip
+        signature = ["def run(", *parameters, "    *,", "    seed=0,", "    empty=torch.empty_strided,", "):"]
+        head = [] if self.inputs else ['DEVICE = "cuda"\n\n']
+        return "\n".join([*head, *signature, *(f"    {line}" for line in lines)]) + "\n"
 
     def _allocate(self, storage_id: int, outputs: list[tuple[int, str]]) -> list[str]:
-        storage = self.graph.storages[storage_id]
-        first: Value = self.graph.values[outputs[0][0]]
+        """The lines that make the memory of a storage; several outputs in it are views of one run."""
+        storage, first = self.graph.storages[storage_id], self.graph.values[outputs[0][0]]
         spec = first.spec
         if len(outputs) == 1 and first.offset == 0 and spec.span * spec.itemsize == storage.nbytes:
             return [f"{outputs[0][1]} = {_empty(spec)}"]
         flat = f"memory{storage_id}" if len(self.fresh) > 1 else "memory"
-        count = storage.nbytes // spec.itemsize
-        lines = [f"{flat} = {_empty(TensorSpec((count,), (1,), spec.dtype))}"]
+        lines = [f"{flat} = {_empty(TensorSpec((storage.nbytes // spec.itemsize,), (1,), spec.dtype))}"]
         for value_id, name in outputs:
             value = self.graph.values[value_id]
             if value.spec.dtype != spec.dtype:
@@ -188,44 +196,18 @@ class File:
         return lines
 
     def _call(self, number: int, function: Function) -> str:
-        grid = ", ".join(self._renamed(text, number, function) for text in function.grid)
-        arguments = [p.argument for p in function.pointers.values()]
-        arguments += ["seed"] if function.draws else []
-        keywords = [
-            f"{name}={value if name in function.fixed else _suffixed(name, number)}"
+        """The line that launches a function."""
+        known = {
+            name: str(value) if name in function.fixed else _suffixed(name, number)
             for name, value in function.constants.items()
-        ]
+        }
+        grid = ", ".join(function.grid)
+        for name, text in known.items():
+            grid = grid.replace(name, text)
+        arguments = [*function.pointers, *(["seed"] if function.draws else [])]
+        keywords = [f"{name}={text}" for name, text in known.items()]
         keywords.append(f"num_warps={_suffixed('NUM_WARPS', number)}")
         return f"{function.name}[({grid},)]({', '.join([*arguments, *keywords])})"
-
-    def _renamed(self, text: str, number: int, function: Function) -> str:
-        for name, value in function.constants.items():
-            new = str(value) if name in function.fixed else _suffixed(name, number)
-            text = text.replace(name, new)
-        return text
-
-    def launches(self) -> tuple[Launch, ...]:
-        """What a compiler needs to know, for the chosen constants."""
-        found = []
-        for function in self.functions:
-            arguments = [(p.name, f"*{TRITON_TYPES[p.dtype]}") for p in function.pointers.values()]
-            if function.draws:
-                arguments.append(("seed", "i32"))
-            grid = tuple(evaluate(text, function.constants) for text in function.grid)
-            found.append(Launch(function.name, tuple(arguments), dict(function.constants), grid, function.num_warps))
-        return tuple(found)
-
-
-def evaluate(text: str, constants: Mapping[str, int]) -> int:
-    """A grid's expression as a number."""
-    names = {"triton": _Cdiv, **constants}
-    return int(eval(text, {"__builtins__": {}}, names))
-
-
-class _Cdiv:
-    @staticmethod
-    def cdiv(a: int, b: int) -> int:
-        return -(-a // b)
 
 
 def _suffixed(name: str, number: int) -> str:
@@ -234,8 +216,3 @@ def _suffixed(name: str, number: int) -> str:
 
 def _empty(spec: TensorSpec) -> str:
     return f"empty({tuple(spec.shape)}, {tuple(spec.strides)}, dtype=torch.{spec.dtype}, device=device)"
-
-
-def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << max(math.ceil(math.log2(n)), 0) if n > 1 else 1

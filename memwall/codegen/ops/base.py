@@ -9,25 +9,19 @@ from typing import Any, TypeVar
 
 from memwall.codegen.index import Index, ravel, unravel
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, axes_of, cast, compute_dtype, triton_dtype
+from memwall.codegen.tensors import (
+    Body,
+    Indices,
+    Reduction,
+    Scatter,
+    Tensor,
+    axes_of,
+    cast,
+    compute_dtype,
+    triton_dtype,
+)
 from memwall.core.graph import Op, TensorSpec
 from memwall.ops.expressions import literal
-
-
-@dataclass
-class Scatter:
-    """Elements of ``source`` added (or written) to an output at data-dependent positions.
-
-    ``place(body, indices)`` is the element of the output, in row-major order, that the source's element at ``indices``
-    goes to, with what must hold for it to go anywhere. The output starts as ``start``, or as zeros.
-    """
-
-    source: Tensor
-    place: Callable[[Body, Indices], tuple[Index, list[str]]]
-    shape: tuple[int, ...]
-    dtype: str
-    start: Tensor | None
-    accumulate: bool
 
 
 class Waiting(Exception):
@@ -144,7 +138,7 @@ def reduction_result(reduction: Reduction, component: int, shape: Sequence[int],
     """A component of a reduction as a tensor over the axes that remain (those reduced may stand as 1)."""
 
     def rule(body: Body, indices: Indices) -> str:
-        return body.memory.reduced(body, reduction, ravel(indices, shape), component)
+        return body.writer.reduced(body, reduction, ravel(indices, shape), component)
 
     return Tensor(tuple(shape), dtype, rule)
 

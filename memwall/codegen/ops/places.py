@@ -12,7 +12,6 @@ from memwall.codegen.ops.base import (
     Made,
     OpRule,
     OpView,
-    Scatter,
     broadcast,
     choose,
     constant,
@@ -21,7 +20,7 @@ from memwall.codegen.ops.base import (
     rules,
     tests_between,
 )
-from memwall.codegen.tensors import Body, Indices, Tensor, axes_of, cast, compute_dtype
+from memwall.codegen.tensors import Body, Indices, Scatter, Tensor, axes_of, cast, compute_dtype
 from memwall.ops.expressions import literal
 
 
@@ -259,11 +258,11 @@ def _embedding_bag(view: OpView) -> Made:
 
     def total(body: Body, i: Indices) -> str:
         start, stop = ends(body, i[0])
-        masks = " & ".join(body.memory.mask(i[0].axes))
+        masks = " & ".join(body.writer.mask(i[0].axes))
         longest = body.name(f"tl.max(tl.where({masks}, {stop} - {start}, 0))")
-        count, step = body.memory.unique(), body.memory.unique()
+        count, step = body.writer.unique(), body.writer.unique()
         axes = frozenset((*axes_of(i), "step"))
-        inner = Body(body.memory, body.axes | axes, body)
+        inner = Body(body.writer, body.axes | axes, body)
         place = inner.variable(f"({start} + {step})", indices.shape[0], axes)
         inside = inner.name(f"{start} + {step} < {stop}")
         with inner.where(inside, axes_of(i)):
