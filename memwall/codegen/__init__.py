@@ -3,9 +3,10 @@
 In: a graph, its data flow, a group of a plan, a GPU. Out: a :class:`Kernel`, a Python file with ``@triton.jit``
 functions and a ``run()`` that launches them; or :class:`NotGenerated`, which says why there is none.
 
-Start with :mod:`memwall.codegen.generate` (rounds of loop nests: :mod:`~memwall.codegen.nests`); products go through :mod:`memwall.codegen.gemm`, lists of tensors through
-:mod:`memwall.codegen.multi`. How each op's element is computed: its row in :mod:`memwall.ops`, else
-:mod:`memwall.codegen.ops`. :mod:`memwall.codegen.planned` compiles a plan, :mod:`memwall.codegen.emit` writes a folder.
+Start with :mod:`memwall.codegen.generate` (rounds of loop nests: :mod:`~memwall.codegen.nests`); products go through
+:mod:`memwall.codegen.gemm`, lists of tensors through :mod:`memwall.codegen.multi`. How each op's element is computed:
+its row in :mod:`memwall.ops`, else :mod:`memwall.codegen.ops`. :mod:`memwall.codegen.planned` compiles a plan,
+:mod:`memwall.codegen.emit` writes a folder.
 """
 
 from __future__ import annotations
