@@ -23,30 +23,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
 from memwall.ops.launches import Attention, Launch, Stream
-from memwall.ops.registry import define, register_cost
+from memwall.ops.registry import define, formula
 from memwall.ops.results import products
 
-#: [b, heads, length, size]
-_HEADS_FIRST = (
-    "aten._scaled_dot_product_flash_attention", "aten._scaled_dot_product_efficient_attention",
-    "aten._scaled_dot_product_cudnn_attention", "aten._scaled_dot_product_fused_attention_overrideable",
-    "aten._scaled_dot_product_flash_attention_for_cpu",
-)  # fmt: skip
-#: [b, length, heads, size], or [tokens, heads, size] with cumulative sequence lengths
-_LENGTH_FIRST = (
-    "aten._flash_attention_forward", "aten._flash_attention_forward_no_dropout_inplace",
-    "aten._efficient_attention_forward",
-)  # fmt: skip
-_HEADS_FIRST_BACKWARD = tuple(f"{name}_backward" for name in _HEADS_FIRST)
-_LENGTH_FIRST_BACKWARD = ("aten._flash_attention_backward", "aten._efficient_attention_backward")
 #: the kernel of each op's name; flash for other names
 _KERNELS = ("flash", "efficient", "cudnn")
+op = partial(formula, "attention")
+
 _RANDOM_STATE = frozenset(("philox_seed", "philox_offset", "rng_state", "unused"))
 _CUMULATIVE = (("cum_seq_q", "cum_seq_k"), ("cu_seqlens_q", "cu_seqlens_k"))
 
@@ -121,7 +111,12 @@ def _launch(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int, write_bytes:
     )  # fmt: skip
 
 
-@register_cost(*_HEADS_FIRST, *_LENGTH_FIRST, op_class="attention")
+#: ``_scaled_dot_product_*``: [b, heads, length, size]; the others: [b, length, heads, size], or [tokens, heads, size]
+#: with cumulative sequence lengths
+@op("_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
+    " _scaled_dot_product_fused_attention_overrideable _flash_attention_forward _efficient_attention_forward",
+    results=products.attention)  # fmt: skip
+@op("_scaled_dot_product_flash_attention_for_cpu _flash_attention_forward_no_dropout_inplace")
 def attention(call: Call) -> Cost:
     """``query`` [b, h, s, d], ``key`` [b, hk, t, d], ``value`` [b, hk, t, dv]: two products, one kernel."""
     shape = _shape(call)
@@ -143,7 +138,10 @@ def _random_state_bytes(call: Call, specs: Sequence[TensorSpec]) -> int:
     return sum(spec.nbytes for spec in specs if spec.dtype in ("uint64", "int64") and spec.numel <= 2)
 
 
-@register_cost(*_HEADS_FIRST_BACKWARD, *_LENGTH_FIRST_BACKWARD, op_class="attention")
+@op("_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward"
+    " _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_fused_attention_overrideable_backward"
+    " _flash_attention_backward _efficient_attention_backward", results=products.attention_backward)  # fmt: skip
+@op("_scaled_dot_product_flash_attention_for_cpu_backward")
 def attention_backward(call: Call) -> Cost:
     """Four products and, not in ``flops``, the recomputed scores."""
     shape = _shape(call)
@@ -185,13 +183,8 @@ def _backward_launches(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int) -
     return before, kernel, *after
 
 
-# -- results of recorded calls, those of attention libraries too -------------------------------------------------------
+# -- results of calls that attention libraries recorded ---------------------------------------------------------------
 
-_NO_RULE = ("_flash_attention_forward_no_dropout_inplace", "_for_cpu")
-define(" ".join(name for name in (*_HEADS_FIRST, *_LENGTH_FIRST) if not name.endswith(_NO_RULE)),
-       results=products.attention)  # fmt: skip
-define(" ".join(name for name in (*_HEADS_FIRST_BACKWARD, *_LENGTH_FIRST_BACKWARD) if "_for_cpu" not in name),
-       results=products.attention_backward)  # fmt: skip
 define("flash_attn::_flash_attn_forward flash_attn::_flash_attn_varlen_forward aiter::_flash_attn_forward"
        " aiter::mha_fwd aiter::fmha_v3_fwd aiter::wrapper_fmha_v3_fwd", results=products.attention)  # fmt: skip
 define("flash_attn::_flash_attn_backward flash_attn::_flash_attn_varlen_backward aiter::_flash_attn_backward"

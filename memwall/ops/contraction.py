@@ -21,13 +21,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.launches import Gemm, Launch, Stream, VectorGemm
-from memwall.ops.registry import define, register_cost
-from memwall.ops.results import products
+from memwall.ops.registry import define, formula
+from memwall.ops.results import products as results
+
+op = partial(formula, "contraction")
 
 _TENSOR_PIPES = {
     "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "float64": "float64",
@@ -84,10 +87,9 @@ def launch(
 
 #: op -> its left and right operand. The output is [..., m, n], the left operand [..., m, k].
 _PRODUCTS = {
-    "mm": ("self", "mat2"), "bmm": ("self", "mat2"), "_int_mm": ("self", "mat2"),
-    "_scaled_mm": ("self", "mat2"), "_scaled_mm_v2": ("self", "mat2"),
-    "_weight_int8pack_mm": ("self", "mat2"), "_weight_int4pack_mm": ("self", "mat2"),
-    "matmul": ("self", "other"), "mv": ("self", "vec"), "linear": ("input", "weight"),
+    "_int_mm": ("self", "mat2"), "_scaled_mm_v2": ("self", "mat2"), "_weight_int4pack_mm": ("self", "mat2"),
+    "linear": ("input", "weight"), "mm": ("self", "mat2"), "bmm": ("self", "mat2"), "_scaled_mm": ("self", "mat2"),
+    "_weight_int8pack_mm": ("self", "mat2"), "matmul": ("self", "other"), "mv": ("self", "vec"),
     "dot": ("self", "tensor"), "vdot": ("self", "other"),
 }  # fmt: skip
 #: the same with an addend ``self``, which is not read where ``beta`` is 0
@@ -96,10 +98,6 @@ _PRODUCTS_WITH_ADDEND = {
     "baddbmm": ("batch1", "batch2"), "baddbmm_": ("batch1", "batch2"),
     "addmv": ("mat", "vec"), "addmv_": ("mat", "vec"),
 }  # fmt: skip
-
-
-def _names(table: Mapping[str, Any]) -> list[str]:
-    return [f"aten.{name}" for name in table]
 
 
 def _operands(call: Call, table: Mapping[str, tuple[str, str]]) -> tuple[TensorSpec, TensorSpec]:
@@ -120,7 +118,7 @@ def _sizes(call: Call, left: TensorSpec, right: TensorSpec) -> tuple[int, int, i
     return batch, out.numel // max(batch * n, 1), n, _depth(left)
 
 
-@register_cost(*_names(_PRODUCTS), op_class="contraction")
+@op(" ".join(_PRODUCTS))
 def product(call: Call) -> Cost:
     """``[..., m, k] x [..., k, n]``: 2mnk per matrix."""
     left, right = _operands(call, _PRODUCTS)
@@ -133,7 +131,7 @@ def product(call: Call) -> Cost:
     return call.cost(flops, launches=(work,))
 
 
-@register_cost(*_names(_PRODUCTS_WITH_ADDEND), op_class="contraction")
+@op(" ".join(_PRODUCTS_WITH_ADDEND))
 def product_with_addend(call: Call) -> Cost:
     """``beta * self + alpha * (left x right)``.
 
@@ -157,7 +155,7 @@ def product_with_addend(call: Call) -> Cost:
     return call.cost(flops, launches=(whole,))
 
 
-@register_cost("aten.addbmm", "aten.addbmm_", op_class="contraction")
+@op("addbmm addbmm_")
 def addbmm(call: Call) -> Cost:
     """``[b, m, k] x [b, k, n]`` summed over b."""
     left, right = call.need("batch1"), call.need("batch2")
@@ -168,7 +166,7 @@ def addbmm(call: Call) -> Cost:
     )
 
 
-@register_cost("aten.addr", "aten.addr_", op_class="contraction")
+@op("addr addr_")
 def addr(call: Call) -> Cost:
     """Outer product: k = 1, 2mn."""
     vector, results = call.need("vec1"), call.outputs[0].numel
@@ -178,7 +176,7 @@ def addr(call: Call) -> Cost:
     )
 
 
-@register_cost("aten.linear_backward", op_class="contraction")
+@op("linear_backward", results=results.linear_backward)
 def linear_backward(call: Call) -> Cost:
     """One product each for the gradients of input and weight; the bias sum is not counted."""
     grad, weight = call.need("grad_output"), call.need("weight")
@@ -196,7 +194,8 @@ def linear_backward(call: Call) -> Cost:
     )  # fmt: skip
 
 
-@register_cost("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2", op_class="contraction")
+@op("_grouped_mm _scaled_grouped_mm", results=results.grouped_product)
+@op("_scaled_grouped_mm_v2")
 def grouped_product(call: Call) -> Cost:
     """Groups of rows (2D x 3D), of columns (3D x 2D) or of the summed axis (2D x 2D, a weight gradient)."""
     left, right, out = call.need("self"), call.need("mat2"), call.outputs[0]
@@ -215,7 +214,7 @@ def grouped_product(call: Call) -> Cost:
     )
 
 
-@register_cost("aten._foreach_mm", op_class="contraction")
+@op("_foreach_mm")
 def foreach_product(call: Call) -> Cost:
     """A list of independent products, one launch each."""
     lefts, rights = call.args("self"), call.args("mat2")
@@ -280,27 +279,27 @@ def _rnn_launches(
     return tuple(launches)
 
 
-@register_cost("aten._cudnn_rnn", "aten.miopen_rnn", op_class="contraction")
+@op("_cudnn_rnn miopen_rnn", results=results.recurrent)
 def recurrent(call: Call) -> Cost:
     """All layers, directions and steps of an RNN, LSTM or GRU."""
     return _rnn_cost(call, call.args("weight"), _rnn_stride(call), 1)
 
 
-@register_cost("aten._cudnn_rnn_backward", "aten.miopen_rnn_backward", op_class="contraction")
+@op("_cudnn_rnn_backward miopen_rnn_backward", results=results.recurrent_backward)
 def recurrent_backward(call: Call) -> Cost:
     """Two products per weight matrix: the gradients of its input and, where the call returns it, of itself."""
     weights = call.args("weight")
     return _rnn_cost(call, weights, _rnn_stride(call), 2 if len(call.outputs) >= len(weights) else 1)
 
 
-@register_cost("aten.mkldnn_rnn_layer", op_class="contraction")
+@op("mkldnn_rnn_layer")
 def recurrent_layer(call: Call) -> Cost:
     """One layer and direction, as torch calls it on a CPU."""
     weights = tuple(spec for name in ("weight0", "weight1") for spec in call.args(name))
     return _rnn_cost(call, weights, 2, 1)
 
 
-@register_cost("aten.mkldnn_rnn_layer_backward", op_class="contraction")
+@op("mkldnn_rnn_layer_backward")
 def recurrent_layer_backward(call: Call) -> Cost:
     """Two products per weight matrix of one layer and direction."""
     weights = tuple(spec for name in ("weight1", "weight2") for spec in call.args(name))
@@ -311,11 +310,7 @@ def recurrent_layer_backward(call: Call) -> Cost:
 
 for _name, (_left, _right) in {**_PRODUCTS, **_PRODUCTS_WITH_ADDEND}.items():
     if _name not in ("_int_mm", "linear", "_scaled_mm_v2", "_weight_int4pack_mm"):
-        define(_name, results=products.product(_left, _right))
-define("sgl_kernel::fp8_scaled_mm", results=products.product("self", "mat2"))
-define("_int_mm", results=products.integer_product)
-define("linear vllm::rocm_unquantized_gemm", results=products.linear)
-define("_grouped_mm _scaled_grouped_mm", results=products.grouped_product)
-define("linear_backward", results=products.linear_backward)
-define("_cudnn_rnn miopen_rnn", results=products.recurrent)
-define("_cudnn_rnn_backward miopen_rnn_backward", results=products.recurrent_backward)
+        define(_name, results=results.product(_left, _right))
+define("sgl_kernel::fp8_scaled_mm", results=results.product("self", "mat2"))
+define("_int_mm", results=results.integer_product)
+define("linear vllm::rocm_unquantized_gemm", results=results.linear)

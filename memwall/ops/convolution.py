@@ -16,27 +16,19 @@ Conventions:
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost, touched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
 from memwall.ops.launches import Convolution, Launch, Stream
-from memwall.ops.registry import define, register_cost
+from memwall.ops.registry import define, formula, full_name
 from memwall.ops.results import windows
 
-_FORWARD = (
-    "aten.convolution", "aten._convolution", "aten.convolution_overrideable",
-    "aten.cudnn_convolution", "aten.cudnn_convolution_relu", "aten.cudnn_convolution_add_relu",
-    "aten.miopen_convolution", "aten.miopen_convolution_relu", "aten.miopen_convolution_add_relu",
-    "aten.miopen_depthwise_convolution", "aten.mkldnn_convolution",
-    "aten._conv_depthwise2d", "aten.conv_depthwise3d", "aten._slow_conv2d_forward",
-    "aten.slow_conv3d_forward", "aten.slow_conv_dilated2d", "aten.slow_conv_dilated3d",
-)  # fmt: skip
-_TRANSPOSED = (
-    "aten.cudnn_convolution_transpose", "aten.miopen_convolution_transpose",
-    "aten.slow_conv_transpose2d", "aten.slow_conv_transpose3d",
-)  # fmt: skip
-_BACKWARD = ("aten.convolution_backward", "aten.convolution_backward_overrideable")
+op = partial(formula, "convolution")
+
+_TRANSPOSED = "cudnn_convolution_transpose miopen_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d"
+_TRANSPOSED_NAMES = frozenset(map(full_name, _TRANSPOSED.split()))
 #: names under which cuDNN gets its bias as a second kernel that passes over the output (Convolution.cpp)
 _SEPARATE_BIAS = frozenset({"aten.convolution", "aten._convolution"})
 
@@ -46,7 +38,7 @@ def _input(call: Call) -> TensorSpec:
 
 
 def _is_transposed(call: Call) -> bool:
-    return call.name in _TRANSPOSED or bool(call.attributes.get("transposed"))
+    return call.name in _TRANSPOSED_NAMES or bool(call.attributes.get("transposed"))
 
 
 def _strides(call: Call, rank: int) -> tuple[int, ...]:
@@ -69,7 +61,11 @@ def _work(call: Call, wide: TensorSpec, weight: TensorSpec, passes: int = 1) -> 
     return {product_pipe(weight.dtype, call.attributes, allow_tf32=True): flops}
 
 
-@register_cost(*_FORWARD, *_TRANSPOSED, op_class="convolution")
+@op("convolution _convolution convolution_overrideable cudnn_convolution cudnn_convolution_relu"
+    " cudnn_convolution_add_relu miopen_convolution miopen_convolution_relu miopen_convolution_add_relu"
+    " miopen_depthwise_convolution mkldnn_convolution _conv_depthwise2d conv_depthwise3d _slow_conv2d_forward"
+    f" slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d {_TRANSPOSED}",
+    results=windows.convolution)  # fmt: skip
 def convolution(call: Call) -> Cost:
     """``input`` [b, Cin, *size], ``weight``, optional ``bias`` -> [b, Cout, *size]."""
     data, weight, output, bias = _input(call), call.need("weight"), call.outputs[0], call.arg("bias")
@@ -117,7 +113,7 @@ def _skipped_bytes(call: Call, data: TensorSpec, weight: TensorSpec, output: Ten
     return data.nbytes - touched
 
 
-@register_cost(*_BACKWARD, op_class="convolution")
+@op("convolution_backward convolution_backward_overrideable", results=windows.convolution_backward)
 def convolution_backward(call: Call) -> Cost:
     """One kernel per gradient in ``output_mask`` (input, weight, bias); each reads ``grad_output`` again."""
     grad, weight, data = call.need("grad_output"), call.need("weight"), call.need("input")
@@ -142,7 +138,7 @@ def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Launch
     return tuple(launch for launch, wanted in zip(launches, [*mask, False, False], strict=False) if wanted)
 
 
-@register_cost("aten._slow_conv2d_backward.output_mask", op_class="convolution")
+@op("_slow_conv2d_backward.output_mask")
 def slow_convolution_backward(call: Call) -> Cost:
     """The im2col fallback's backward: one pass per gradient of input and weight."""
     grad, weight = call.need("grad_output"), call.need("weight")
@@ -152,10 +148,9 @@ def slow_convolution_backward(call: Call) -> Cost:
     return call.cost(flops, launches=launches)
 
 
-# -- results of recorded calls -----------------------------------------------------------------------------------------
+# -- results of recorded calls of older versions -----------------------------------------------------------------------
 
-define(" ".join((*_FORWARD, *_TRANSPOSED, "thnn_conv2d_forward")), results=windows.convolution)
-define(" ".join(_BACKWARD), results=windows.convolution_backward)
+define("thnn_conv2d_forward", results=windows.convolution)
 define("cudnn_convolution_backward miopen_convolution_backward cudnn_convolution_transpose_backward",
        results=windows.convolution_backward)  # fmt: skip
 define(" ".join(windows.LONE_GRADIENTS), results=windows.legacy_convolution_gradient)

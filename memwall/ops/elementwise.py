@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from memwall.core.graph import Pipe, TensorSpec
@@ -28,11 +29,13 @@ from memwall.ops.domains import POSITIVE, always
 from memwall.ops.expressions import Expression
 from memwall.ops.launches import Launch, Stream
 from memwall.ops.recorded import same
-from memwall.ops.registry import define, find_row, flops_of, register_cost, rows
+from memwall.ops.registry import define, find_row, flops_of, formula, rows
 from memwall.ops.results import movement as moved
 from memwall.ops.results import pointwise as results
 from memwall.ops.results import products, windows
 from memwall.ops.results.rows import loss as reduced_loss
+
+op = partial(formula, "elementwise")
 
 _DOUBLE = frozenset({"float64", "complex128"})
 _COMPLEX = frozenset({"complex32", "complex64", "complex128"})
@@ -205,7 +208,8 @@ def flops_by_name() -> Mapping[str, int]:
     }
 
 
-@register_cost(*(f"aten.{name}" for name in _RESAMPLING), op_class="elementwise")
+@op(" ".join(name for name in _RESAMPLING if name.endswith("_backward")), results=windows.like_input)
+@op(" ".join(name for name in _RESAMPLING if not name.endswith("_backward")), results=windows.resized)
 def resampling(call: Call) -> Cost:
     """Interpolation, counted on its fine side; gradients are scattered into a zeroed tensor."""
     name = call.name.split(".")[1]
@@ -220,7 +224,7 @@ def resampling(call: Call) -> Cost:
     return streamed(cost, fine.numel)
 
 
-@register_cost("aten.grid_sampler_2d", "aten.cudnn_grid_sampler", "aten.grid_sampler_3d", op_class="elementwise")
+@op("grid_sampler_2d grid_sampler_3d cudnn_grid_sampler", loop=loops.opaque, results=windows.sampled)
 def grid_sampler(call: Call) -> Cost:
     """A multiply and an add per tap: 4 (bilinear), 8 (trilinear), none (nearest), 16 (bicubic, 35 FLOP)."""
     output = call.outputs[0]
@@ -229,7 +233,8 @@ def grid_sampler(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(output, output.numel * per_element)), output.numel)
 
 
-@register_cost("aten.binary_cross_entropy_with_logits", op_class="elementwise")
+@op("binary_cross_entropy_with_logits", loop=loops.loss, results=reduced_loss,
+    domains={"target": always("positive", scale=0.5)})  # fmt: skip
 def binary_cross_entropy_with_logits(call: Call) -> Cost:
     """6 FLOP per element and the reduction's add.
 
@@ -251,7 +256,7 @@ def binary_cross_entropy_with_logits(call: Call) -> Cost:
 _CELLS = {"_thnn_fused_lstm_cell": (19, 27), "_thnn_fused_gru_cell": (14, 20)}
 
 
-@register_cost(*(f"aten.{name}" for name in _CELLS), op_class="elementwise")
+@op(" ".join(_CELLS), loop=loops.opaque, results=products.gates)
 def recurrent_cell(call: Call) -> Cost:
     """The gates of an LSTM (4) or GRU (3) cell after its two products."""
     hidden = call.outputs[0]
@@ -260,6 +265,16 @@ def recurrent_cell(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(hidden, hidden.numel * per_element)), hidden.numel)
 
 
+@op("bernoulli normal rrelu_with_noise rrelu_with_noise_", is_random=True, results=same)
+@op("bernoulli_ normal_", is_random=True, overwrites=True, results=same)
+@op("rand_like randn_like randint_like", is_random=True, shape_only=True, results=same)
+@op("rand randn randint", is_random=True, results=moved.filled)
+@op("uniform exponential random", is_random=True)
+@op("uniform_ exponential_ random_", is_random=True, overwrites=True)
+@op("cauchy geometric log_normal")
+@op("cauchy_ geometric_ log_normal_", overwrites=True)
+@op("randperm", loop=loops.opaque, results=moved.permuted)
+@op("multinomial poisson", loop=loops.opaque)
 def random_fill(call: Call) -> Cost:
     """Random numbers: bytes only, written once."""
     return streamed(call.cost(), call.outputs[0].numel)
@@ -381,20 +396,4 @@ pointwise("silu_backward", 8, write.SILU_BACKWARD, in_place=False)
 pointwise("gelu_backward", 11, write.gelu_backward, in_place=False, cpu_rate="gelu_backward")
 pointwise("mish_backward", 12, in_place=False)
 
-_RANDOM: dict[str, Any] = {"op_class": "elementwise", "cost": random_fill}
-define("bernoulli bernoulli_ normal normal_ rrelu_with_noise rrelu_with_noise_ rand_like randn_like randint_like",
-       is_random=True, results=same, **_RANDOM)  # fmt: skip
-define("rand randn randint", is_random=True, results=moved.filled, **_RANDOM)
-define("uniform uniform_ exponential exponential_ random random_", is_random=True, **_RANDOM)
-define("cauchy cauchy_ geometric geometric_ log_normal log_normal_", **_RANDOM)
-define("randperm", loop=loops.opaque, results=moved.permuted, **_RANDOM)
-define("multinomial poisson", loop=loops.opaque, **_RANDOM)
-define("_thnn_fused_gru_cell _thnn_fused_lstm_cell", loop=loops.opaque, results=products.gates)
-define("grid_sampler_2d grid_sampler_3d cudnn_grid_sampler", loop=loops.opaque, results=windows.sampled)
-define("binary_cross_entropy_with_logits", loop=loops.loss, results=reduced_loss,
-       domains={"target": always("positive", scale=0.5)})  # fmt: skip
 define("upsample_bilinear2d upsample_bicubic2d upsample_linear1d", loop=loops.gather)
-define(" ".join(name for name in _RESAMPLING if not name.endswith("_backward")), results=windows.resized)
-define(" ".join(name for name in _RESAMPLING if name.endswith("_backward")), results=windows.like_input)
-define("uniform_ normal_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_", overwrites=True)
-define("rand_like randn_like randint_like", shape_only=True)

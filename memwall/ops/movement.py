@@ -15,8 +15,8 @@ Conventions:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from memwall.core.graph import TensorSpec, contiguous
@@ -25,15 +25,13 @@ from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
 from memwall.ops.elementwise import launched, loop_instructions, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.recorded import same
-from memwall.ops.registry import Formula, define, register_cost
+from memwall.ops.registry import formula
 from memwall.ops.results import movement as results
 from memwall.ops.results.pointwise import no_elements, pointwise
 from memwall.ops.results.rows import with_places
 from memwall.ops.results.windows import like_input
 
-
-def _register(names: str) -> Callable[[Formula], Formula]:
-    return register_cost(*(f"aten.{name}" for name in names.split()), op_class="movement")
+op = partial(formula, "movement")
 
 
 def _others(call: Call, *names: str) -> int:
@@ -41,23 +39,39 @@ def _others(call: Call, *names: str) -> int:
     return sum(spec.nbytes for name, spec in zip(call.arguments, call.inputs, strict=True) if name not in names)
 
 
-@_register("_to_copy copy copy_ clone contiguous")
+@op("_to_copy", loop=loops.point, results=same, preserves="values")
+@op("clone", loop=loops.point, expression="{self}", results=same, preserves="values")
+@op("copy", loop=loops.point, expression="{src}", results=same)
+@op("copy_", loop=loops.point, expression="{src}", results=same, overwrites=True)
+@op("contiguous", loop=loops.point, results=same)
 def convert(call: Call) -> Cost:
     """Reads what it is given, writes what it returns, in a TensorIterator kernel (Copy.cu)."""
     output = call.outputs[0]
     return streamed(call.cost(), output.numel, instructions=loop_instructions(call.inputs[-1:], output))
 
 
-@_register(
-    "lift_fresh_copy detach_copy alias_copy expand_copy permute_copy"
-    " view_copy transpose_copy t_copy slice_copy select_copy unsqueeze_copy squeeze_copy diagonal_copy"
-    " as_strided_copy unfold_copy _reshape_copy narrow_copy split_copy split_with_sizes_copy unbind_copy"
-    " roll flip rot90 repeat repeat_interleave tril tril_ triu triu_ diag_embed block_diag im2col"
-    " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d"
-    " replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle"
-    " _pack_padded_sequence fill fill_ zero zero_ zeros zeros_like ones ones_like full full_like new_zeros"
-    " new_ones new_full arange linspace logspace eye scalar_tensor tril_indices triu_indices fill_diagonal_"
-)
+@op("detach_copy diagonal_copy as_strided_copy unfold_copy _reshape_copy narrow_copy split_copy split_with_sizes_copy"
+    " unbind_copy repeat_interleave diag_embed block_diag _pack_padded_sequence zero tril_indices triu_indices"
+    " fill_diagonal_")  # fmt: skip
+@op("lift_fresh_copy alias_copy rot90", results=same)
+@op("expand_copy slice_copy select_copy unsqueeze_copy squeeze_copy eye", loop=loops.point)
+@op("view_copy tril tril_ triu triu_ fill", loop=loops.point, results=same)
+@op("fill_", loop=loops.point, results=same, overwrites=True)
+@op("zero_", loop=loops.point, overwrites=True)
+@op("zeros_like ones_like full_like", loop=loops.point, results=same, shape_only=True)
+@op("new_zeros new_ones new_full", loop=loops.point, results=results.filled, shape_only=True)
+@op("zeros ones full", loop=loops.point, results=results.filled)
+@op("arange", loop=loops.point, results=results.counted)
+@op("linspace", loop=loops.point, results=results.permuted)
+@op("logspace", results=results.permuted)
+@op("scalar_tensor", loop=loops.point, results=no_elements)
+@op("roll flip pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle", loop=loops.point, moves=True,
+    results=same)  # fmt: skip
+@op("repeat", loop=loops.point, moves=True, results=results.repeated)
+@op("permute_copy transpose_copy t_copy", loop=loops.point, moves=True)
+@op("im2col", loop=loops.gather)
+@op("reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d", loop=loops.gather, results=results.padded)
+@op("reflection_pad3d replication_pad3d", results=results.padded)
 def copy(call: Call) -> Cost:
     """Reads what it is given, writes what it returns."""
     return _streamed(call.cost(), call)
@@ -67,7 +81,8 @@ def _streamed(cost: Cost, call: Call, **how: Any) -> Cost:
     return streamed(cost, sum(output.numel for output in call.outputs), **how)
 
 
-@_register("cat _chunk_cat stack")
+@op("cat stack", loop=loops.point, results=results.concatenated, preserves="values")
+@op("_chunk_cat", loop=loops.point, results=results.concatenated)
 def concatenate(call: Call) -> Cost:
     """At most 128 tensors per launch (Shape.cu, CAT_ARRAY_BATCH_SIZE); inputs with gaps are indexed axis by axis."""
     strided = sum(loop_instructions((spec,), contiguous(spec.shape, spec.dtype)) for spec in call.inputs)
@@ -75,7 +90,7 @@ def concatenate(call: Call) -> Cost:
     return _streamed(cost, call, instructions=strided)
 
 
-@_register("constant_pad_nd")
+@op("constant_pad_nd", loop=loops.point, results=results.padded)
 def constant_pad(call: Call) -> Cost:
     """Eager fills the whole output, then copies the input into it (PadNd.cpp); a negative pad cuts the input, and
     where none is positive the cut is only copied."""
@@ -91,10 +106,9 @@ def constant_pad(call: Call) -> Cost:
     return launched(cost, pass_over(0, cost.write_bytes), pass_over(kept, placed, math.prod(sizes)))
 
 
-@_register(
-    "col2im reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward"
-    " replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward unfold_backward"
-)
+@op("col2im")
+@op("reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward"
+    " replication_pad2d_backward replication_pad3d_backward unfold_backward", results=like_input)  # fmt: skip
 def overlap_add(call: Call) -> Cost:
     """One add per element of what overlaps into a zeroed output."""
     grad = call.arg("grad_output") or call.inputs[0]
@@ -102,7 +116,7 @@ def overlap_add(call: Call) -> Cost:
     return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
 
-@_register("slice_backward select_backward diagonal_backward")
+@op("slice_backward select_backward diagonal_backward", loop=loops.point, results=like_input)
 def view_backward(call: Call) -> Cost:
     """Zeros of the full size, then the gradient copied in."""
     part = call.inputs[0].nbytes
@@ -110,7 +124,8 @@ def view_backward(call: Call) -> Cost:
     return launched(cost, pass_over(0, cost.write_bytes), pass_over(cost.read_bytes, part, call.inputs[0].numel))
 
 
-@_register("slice_scatter select_scatter diagonal_scatter as_strided_scatter")
+@op("slice_scatter select_scatter", loop=loops.point, results=same)
+@op("diagonal_scatter as_strided_scatter", results=same)
 def view_scatter(call: Call) -> Cost:
     """A copy of ``self`` with ``src`` in a part of it; eager copies all of ``self`` first."""
     part, whole = call.need("src").nbytes, call.need("self").nbytes
@@ -148,25 +163,30 @@ def _gather_cost(call: Call, source: str, per_element: int = 0, steps: int = 0) 
     return streamed(call.cost(read_bytes=read), count, instructions=per_element * count, steps=steps, blocks=1)
 
 
-@_register("gather index _unsafe_index take take_along_dim")
+@op("index", loop=loops.gather, results=results.indexed, preserves="values", domains={"indices": nth_index})
+@op("_unsafe_index", loop=loops.gather, results=results.indexed)
+@op("gather", loop=loops.gather, results=results.gathered, domains={"index": places(distinct=False)})
+@op("take take_along_dim", loop=loops.gather, results=results.gathered)
 def gather(call: Call) -> Cost:
     """``self`` at some indices: as many elements as the output has."""
     return _gather_cost(call, "self")
 
 
-@_register("index_select")
+@op("index_select", loop=loops.gather, results=results.selected, preserves="values",
+    domains={"index": places(distinct=False)})  # fmt: skip
 def index_select(call: Call) -> Cost:
     """Slices of ``self`` at some indices."""
     return _gather_cost(call, "self", _SELECT_INSTRUCTIONS, select_steps(call.need("index").numel))
 
 
-@_register("embedding")
+@op("embedding", loop=loops.gather, results=results.embedded, domains={"indices": rows_of("weight")})
 def embedding(call: Call) -> Cost:
     """Rows of ``weight`` [rows, size] at ``indices``: an ``index_select`` (Embedding.cpp)."""
     return _gather_cost(call, "weight", _SELECT_INSTRUCTIONS, select_steps(call.need("indices").numel))
 
 
-@_register("masked_select nonzero nonzero_static argwhere unique_consecutive _unique2 unique_dim")
+@op("masked_select nonzero argwhere unique_consecutive _unique2 unique_dim", results=results.unknown_count)
+@op("nonzero_static")
 def compact(call: Call) -> Cost:
     """Counts, then writes: about four kernels, one pass of compulsory bytes (Nonzero.cu)."""
     cost = call.cost(extra_bytes=call.read_bytes, kernels=4)
@@ -174,7 +194,8 @@ def compact(call: Call) -> Cost:
     return launched(cost, pass_over(cost.read_bytes, 0, data.numel), small, small, stream_of(cost, data.numel))
 
 
-@_register("_embedding_bag _embedding_bag_forward_only")
+@op("_embedding_bag", results=results.bag, domains={"indices": rows_of("weight"), "offsets": ascending_to("indices")})
+@op("_embedding_bag_forward_only", results=results.bag)
 def embedding_bag(call: Call) -> Cost:
     """One add per fetched element, none where the mode is a maximum (2)."""
     weight, count = call.need("weight"), call.need("indices").numel
@@ -198,7 +219,9 @@ _SUM_INSTRUCTIONS = 80
 _SEGMENT_ROWS = 10
 
 
-@_register("embedding_dense_backward _embedding_bag_dense_backward")
+@op("embedding_dense_backward", loop=loops.scatter, results=results.embedding_gradient,
+    domains={"indices": rows_counted})  # fmt: skip
+@op("_embedding_bag_dense_backward", results=results.embedding_gradient)
 def embedding_backward(call: Call) -> Cost:
     """The gradient of the whole table: zeros, then one add per element of each index's row."""
     grad = call.arg("grad_output") or call.need("grad")
@@ -225,13 +248,15 @@ def embedding_backward(call: Call) -> Cost:
     )
 
 
-@_register("_embedding_bag_backward")
+@op("_embedding_bag_backward",
+    domains={"indices": rows_counted, "offsets": ascending_to("indices"), "offset2bag": ascending_to("offsets"),
+             "bag_size": POSITIVE})  # fmt: skip
 def embedding_bag_backward(call: Call) -> Cost:
     """A sparse gradient is each index and its bag's row of ``grad``; a dense one is that of the whole table."""
     return _streamed(call.cost(), call) if call.attributes.get("sparse") else embedding_backward(call)
 
 
-@register_cost("sparse.add_", op_class="movement")
+@op("sparse::add_", preserves="sign", domains={"other": sparse_rows})
 def sparse_add(call: Call) -> Cost:
     """A sparse tensor (its indices and values) added to a dense one in place: only its rows are read and written."""
     target, (indices, values) = call.need("self"), call.args("other")
@@ -266,7 +291,10 @@ def _scatter_cost(call: Call, touched: int, source_bytes: int, reads: bool = Fal
     return launched(cost, pass_over(whole, cost.write_bytes, target.numel), changed)
 
 
-@_register("scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_")
+@op("scatter scatter_ scatter_add scatter_add_", loop=loops.scatter, results=same,
+    domains={"index": places(distinct=True)})  # fmt: skip
+@op("scatter_reduce", results=same)
+@op("scatter_reduce_")
 def scatter(call: Call) -> Cost:
     """One element of ``self`` per element of ``index``; no more of ``src`` is read than that."""
     index, values, how = call.need("index"), call.arg("src"), call.attributes.get("reduce")
@@ -276,7 +304,9 @@ def scatter(call: Call) -> Cost:
     return _scatter_cost(call, index.numel, source, reads=accumulates or how is not None, adds=adds)
 
 
-@_register("index_add index_add_ index_copy index_copy_ index_fill index_fill_")
+@op("index_add index_add_", loop=loops.scatter, results=same, domains={"index": places(distinct=False)})
+@op("index_copy index_fill", results=same)
+@op("index_copy_ index_fill_")
 def index_scatter(call: Call) -> Cost:
     """Whole slices of ``self`` along one axis, as many as ``index`` has."""
     target, index, values = call.outputs[0], call.need("index"), call.arg("source")
@@ -289,7 +319,9 @@ def index_scatter(call: Call) -> Cost:
     return replace(plain, launches=(*plain.launches[:-1], last))
 
 
-@_register("index_put index_put_ _unsafe_index_put _index_put_impl_")
+@op("index_put index_put_", loop=loops.scatter, results=same, domains={"indices": nth_index})
+@op("_unsafe_index_put", loop=loops.scatter, results=same)
+@op("_index_put_impl_", loop=loops.scatter)
 def index_put(call: Call) -> Cost:
     """``self[indices] = values``: every element that is indexed, to which ``values`` are broadcast."""
     target, adds = call.outputs[0], bool(call.attributes.get("accumulate"))
@@ -332,7 +364,8 @@ def _broadcast_numel(shapes: list[tuple[int, ...]]) -> int:
     return math.prod(next((n for n in sizes if n != 1), 1) for sizes in zip(*aligned, strict=True))
 
 
-@_register("masked_scatter masked_scatter_ put_")
+@op("masked_scatter", results=pointwise)
+@op("masked_scatter_ put_")
 def masked_scatter(call: Call) -> Cost:
     """Writes under a mask: charged in full, since the mask's content is not known."""
     return _streamed(call.cost(), call)
@@ -341,7 +374,8 @@ def masked_scatter(call: Call) -> Cost:
 # Order.
 
 
-@_register("sort argsort msort")
+@op("sort", results=with_places)
+@op("argsort msort", results=same)
 def sort(call: Call) -> Cost:
     """Rows up to 4096 are sorted in one kernel (SortStable.cu); longer ones take a radix pass per 8 bits of
     the key, each moving keys and int64 positions both ways."""
@@ -354,7 +388,7 @@ def sort(call: Call) -> Cost:
     return launched(cost, stream_of(cost, data.numel), *[pass_over(moved, moved, data.numel)] * (passes - 1))
 
 
-@_register("topk")
+@op("topk", results=with_places)
 def topk(call: Call) -> Cost:
     """A radix select (TensorTopK.cu): a read per 8 bits of the key, one to gather; 48 KB stay in cache. Then what was
     found is sorted in place."""
@@ -366,7 +400,7 @@ def topk(call: Call) -> Cost:
     return call.cost(launches=(select, order))
 
 
-@register_cost("aten._fft_r2c", "aten._fft_c2r", "aten._fft_c2c", op_class="other")
+@formula("other", "_fft_c2c _fft_r2c _fft_c2r", results=results.transformed)
 def fourier(call: Call) -> Cost:
     """``5 n log2 n`` per complex transform of n points, half where one side is real (FFTW's convention)."""
     data, output = call.need("self"), call.outputs[0]
@@ -375,62 +409,3 @@ def fourier(call: Call) -> Cost:
     flops = side.numel * math.log2(points) * (5 if "c2c" in call.name else 2.5) if points > 1 else 0
     real = TensorSpec((), (), "float64" if output.itemsize == 16 or data.itemsize == 16 else "float32")
     return streamed(call.cost(vector_flops(real, round(flops))), side.numel)
-
-
-# -- fusion, arithmetic, results of recorded calls, inputs -------------------------------------------------------------
-
-define("arange", loop=loops.point, results=results.counted)
-define("full zeros ones new_zeros new_ones new_full", loop=loops.point, results=results.filled)
-define("linspace", loop=loops.point, results=results.permuted)
-define("logspace", results=results.permuted)
-define("scalar_tensor", loop=loops.point, results=no_elements)
-define("contiguous fill fill_ full_like zeros_like ones_like view_copy tril tril_ triu triu_ slice_scatter"
-       " select_scatter", loop=loops.point, results=same)  # fmt: skip
-define("rot90 alias_copy lift_fresh_copy diagonal_scatter as_strided_scatter argsort msort scatter_reduce index_copy"
-       " index_fill", results=same)  # fmt: skip
-define("zero_ eye expand_copy unsqueeze_copy squeeze_copy slice_copy select_copy", loop=loops.point)
-define("copy_ fill_ zero_", overwrites=True)
-define("zeros_like ones_like full_like new_zeros new_ones new_full", shape_only=True)
-define("flip roll pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle", loop=loops.point, moves=True,
-       results=same)  # fmt: skip
-define("repeat", loop=loops.point, moves=True, results=results.repeated)
-define("permute_copy transpose_copy t_copy", loop=loops.point, moves=True)
-define("_to_copy", loop=loops.point, results=same, preserves="values")
-define("clone", loop=loops.point, expression="{self}", results=same, preserves="values")
-define("copy copy_", loop=loops.point, expression="{src}", results=same)
-define("cat stack", loop=loops.point, results=results.concatenated, preserves="values")
-define("_chunk_cat", loop=loops.point, results=results.concatenated)
-define("constant_pad_nd", loop=loops.point, results=results.padded)
-define("reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d", loop=loops.gather,
-       results=results.padded)  # fmt: skip
-define("reflection_pad3d replication_pad3d", results=results.padded)
-define("slice_backward select_backward diagonal_backward", loop=loops.point, results=like_input)
-define("unfold_backward reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward"
-       " replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward",
-       results=like_input)  # fmt: skip
-define("index", loop=loops.gather, results=results.indexed, preserves="values", domains={"indices": nth_index})
-define("_unsafe_index", loop=loops.gather, results=results.indexed)
-define("index_select", loop=loops.gather, results=results.selected, preserves="values",
-       domains={"index": places(distinct=False)})  # fmt: skip
-define("gather", loop=loops.gather, results=results.gathered, domains={"index": places(distinct=False)})
-define("take take_along_dim", loop=loops.gather, results=results.gathered)
-define("im2col", loop=loops.gather)
-define("embedding", loop=loops.gather, results=results.embedded, domains={"indices": rows_of("weight")})
-define("index_put index_put_", loop=loops.scatter, results=same, domains={"indices": nth_index})
-define("_unsafe_index_put", loop=loops.scatter, results=same)
-define("_index_put_impl_", loop=loops.scatter)
-define("index_add index_add_", loop=loops.scatter, results=same, domains={"index": places(distinct=False)})
-define("scatter scatter_ scatter_add scatter_add_", loop=loops.scatter, results=same,
-       domains={"index": places(distinct=True)})  # fmt: skip
-define("masked_scatter", results=pointwise)
-define("embedding_dense_backward", loop=loops.scatter, domains={"indices": rows_counted})
-define("embedding_dense_backward _embedding_bag_dense_backward", results=results.embedding_gradient)
-define("_embedding_bag", domains={"indices": rows_of("weight"), "offsets": ascending_to("indices")})
-define("_embedding_bag _embedding_bag_forward_only", results=results.bag)
-define("_embedding_bag_backward",
-       domains={"indices": rows_counted, "offsets": ascending_to("indices"), "offset2bag": ascending_to("offsets"),
-                "bag_size": POSITIVE})  # fmt: skip
-define("sparse::add_", preserves="sign", domains={"other": sparse_rows})
-define("nonzero masked_select argwhere _unique2 unique_consecutive unique_dim", results=results.unknown_count)
-define("sort topk", results=with_places)
-define("_fft_c2c _fft_r2c _fft_c2r", results=results.transformed)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from memwall.core.graph import TensorSpec
 from memwall.ops import loops
@@ -26,9 +27,12 @@ from memwall.ops.domains import MEAN, POSITIVE, along_dim, class_number, counted
 from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.launches import Launch, Rows
 from memwall.ops.recorded import same
-from memwall.ops.registry import define, register_cost
+from memwall.ops.registry import Formula, define, formula
 from memwall.ops.results import rows as results
 from memwall.ops.results import windows
+
+op = partial(formula, "normalization")
+_MOMENTS = {"mean": MEAN, "rstd": POSITIVE}
 
 #: shared memory that a block may use without opting in to more (cudaDeviceProp.sharedMemPerBlock)
 _SHARED_BYTES = 48 * 1024
@@ -88,7 +92,9 @@ def _strided_bytes(spec: TensorSpec, dim: int, second_pass_bytes: int) -> int:
     return 0 if _row(spec, dim)[1] else second_pass_bytes
 
 
-@register_cost("aten._softmax", "aten._log_softmax", "aten._masked_softmax", op_class="normalization")
+@op("_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="softmax", is_softmax=True)
+@op("_log_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="log_softmax")
+@op("_masked_softmax", results=results.softmax)
 def softmax(call: Call) -> Cost:
     """5 per element. A row too long for the chip is read three times: for its max, its sum and its result."""
     data, given = call.need("self"), call.attributes.get("dim")
@@ -98,7 +104,7 @@ def softmax(call: Call) -> Cost:
     return launched(cost, _softmax_launch(data, dim, cost.read_bytes, cost.write_bytes, 2 * data.nbytes))
 
 
-@register_cost("aten._safe_softmax", op_class="normalization")
+@op("_safe_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="softmax", is_softmax=True)
 def safe_softmax(call: Call) -> Cost:
     """Softmax, then three kernels that zero the rows that are all -inf (native/transformers/attention.cpp): compare
     with -inf, reduce to a row's truth, select."""
@@ -110,7 +116,8 @@ def safe_softmax(call: Call) -> Cost:
     return replace(plain, launches=(*plain.launches, compare, reduce, select))
 
 
-@register_cost("aten._log_softmax_backward_data", op_class="normalization")
+@op("_log_softmax_backward_data", loop=loops.softmax, results=same, cpu_rate="softmax_backward",
+    domains={"output": along_dim("log_probabilities")})  # fmt: skip
 def log_softmax_backward(call: Call) -> Cost:
     """4 per element. A long row's ``grad_output`` is read twice."""
     grad = call.need("grad_output")
@@ -119,7 +126,8 @@ def log_softmax_backward(call: Call) -> Cost:
     return launched(cost, _softmax_launch(grad, dim, cost.read_bytes, cost.write_bytes, grad.nbytes))
 
 
-@register_cost("aten._softmax_backward_data", op_class="normalization")
+@op("_softmax_backward_data", loop=loops.softmax, results=same, cpu_rate="softmax_backward",
+    domains={"output": along_dim("probabilities")})  # fmt: skip
 def softmax_backward(call: Call) -> Cost:
     """4 per element. Eager first stores ``grad_output * output`` with a kernel of its own (SoftMax.cu), so
     that is written and read, and ``output`` read again; a long row's product is read twice."""
@@ -132,14 +140,23 @@ def softmax_backward(call: Call) -> Cost:
     return launched(cost, product, rows)
 
 
-@register_cost("aten._masked_softmax_backward", op_class="normalization")
-def masked_softmax_backward(call: Call) -> Cost:
-    """4 per element."""
-    grad = call.need("grad_output")
-    return streamed(call.cost(vector_flops(grad, 4 * grad.numel)), grad.numel)
+def _per_element(argument: str, flops: int) -> Formula:
+    """So many FLOPs for each element of an argument, in one pass."""
+
+    def cost(call: Call) -> Cost:
+        spec = call.need(argument)
+        return streamed(call.cost(vector_flops(spec, flops * spec.numel)), spec.numel)
+
+    return cost
 
 
-@register_cost("aten.native_layer_norm", op_class="normalization")
+op("_masked_softmax_backward", results=same)(_per_element("grad_output", 4))
+#: ``g * v / |v|``: square, sum, scale; backward: multiply, sum; scale, subtract, scale
+op("_weight_norm_interface")(_per_element("v", 3))
+op("_weight_norm_interface_backward")(_per_element("saved_v", 5))
+
+
+@op("native_layer_norm", loop=loops.row_norm, results=results.layer_norm, cpu_rate="layer_norm")
 def layer_norm(call: Call) -> Cost:
     """7 per element in two passes over a row, for its moments and for its result (layer_norm_kernel.cu)."""
     data = call.need("input")
@@ -181,7 +198,7 @@ def _norm_rows(call: Call, data: TensorSpec, read_bytes: int, write_bytes: int, 
     )  # fmt: skip
 
 
-@register_cost("aten._fused_rms_norm", op_class="normalization")
+@op("_fused_rms_norm", loop=loops.row_norm, results=results.layer_norm)
 def rms_norm(call: Call) -> Cost:
     """4 per element, 3 without a weight."""
     data = call.need("input")
@@ -193,7 +210,9 @@ def rms_norm(call: Call) -> Cost:
 _ROW_BACKWARD = {"native_layer_norm_backward": (9, 4), "_fused_rms_norm_backward": (7, 3)}
 
 
-@register_cost(*(f"aten.{name}" for name in _ROW_BACKWARD), op_class="normalization")
+@op("native_layer_norm_backward", loop=loops.row_norm_backward, results=results.norm_backward,
+    cpu_rate="layer_norm_backward", domains=_MOMENTS)  # fmt: skip
+@op("_fused_rms_norm_backward", loop=loops.row_norm_backward, results=results.norm_backward, domains={"rstd": POSITIVE})
 def row_norm_backward(call: Call) -> Cost:
     """Layer and RMS norm: a kernel for the input, one for weight and bias; each reads both tensors, the first in two
     passes over a row."""
@@ -232,7 +251,7 @@ def _norm_backward(call: Call, for_input: int, for_weight: int) -> Cost:
     return streamed(cost, data.numel)
 
 
-@register_cost("aten.native_group_norm", op_class="normalization")
+@op("native_group_norm", loop=loops.group_norm, results=results.group_norm)
 def group_norm(call: Call) -> Cost:
     """7 per element: kernels for the moments, for their blend with weight and bias, and to apply them
     (group_norm_kernel.cu); the input is read twice."""
@@ -248,7 +267,7 @@ def group_norm(call: Call) -> Cost:
     return launched(cost, moments, blend, result)
 
 
-@register_cost("aten.native_group_norm_backward", op_class="normalization")
+@op("native_group_norm_backward", loop=loops.group_norm_backward, results=results.norm_backward, domains=_MOMENTS)
 def group_norm_backward(call: Call) -> Cost:
     """9 and 4 per element: sums over both tensors, their blend, the gradients of input and parameters."""
     grad, data = _output_gradient(call), call.need("input")
@@ -261,17 +280,19 @@ def group_norm_backward(call: Call) -> Cost:
     return launched(cost, pass_over(cost.read_bytes, 0 if result else cost.write_bytes, data.numel), *small, *result)
 
 
-_BATCH_NORM = (
-    "aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm",
-    "aten._native_batch_norm_legit", "aten._native_batch_norm_legit_functional",
-    "aten._batch_norm_with_update",
-)  # fmt: skip
 #: ops whose schemas do not mark ``running_mean`` and ``running_var`` as written
 _SILENT_UPDATES = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
 _BATCH_NORM_GIVEN = ("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
+_RUNNING = {"running_mean": MEAN, "running_var": POSITIVE}
 
 
-@register_cost(*_BATCH_NORM, *_BATCH_NORM_GIVEN, op_class="normalization")
+@op("native_batch_norm", loop=loops.batch_norm, results=results.batch_norm, cpu_rate="batch_norm_training",
+    domains=_RUNNING)  # fmt: skip
+@op("cudnn_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update",
+    loop=loops.batch_norm, results=results.batch_norm, cpu_rate="batch_norm_training")  # fmt: skip
+@op("miopen_batch_norm", results=results.batch_norm)
+@op("_native_batch_norm_legit_no_training _batch_norm_no_update", loop=loops.batch_norm, results=results.batch_norm,
+    cpu_rate="batch_norm")  # fmt: skip
 def batch_norm(call: Call) -> Cost:
     """Training: 7 per element, the input read for its statistics and again. Inference: 4, read once.
 
@@ -297,9 +318,11 @@ def _running_bytes(call: Call) -> int:
     return sum(spec.nbytes for spec in (call.arg("running_mean"), call.arg("running_var")) if spec)
 
 
-@register_cost("aten.native_batch_norm_backward", "aten.batch_norm_backward",
-               "aten.cudnn_batch_norm_backward", "aten.miopen_batch_norm_backward",
-               op_class="normalization")  # fmt: skip
+@op("native_batch_norm_backward", loop=loops.batch_norm, results=results.norm_backward, cpu_rate="batch_norm_backward",
+    domains={**_RUNNING, "save_mean": MEAN, "save_invstd": POSITIVE})  # fmt: skip
+@op("cudnn_batch_norm_backward", loop=loops.batch_norm, results=results.norm_backward, cpu_rate="batch_norm_backward")
+@op("batch_norm_backward", loop=loops.batch_norm, results=results.norm_backward)
+@op("miopen_batch_norm_backward", results=results.norm_backward)
 def batch_norm_backward(call: Call) -> Cost:
     """Training: 9 for the input (with the sums it needs) and 4; both tensors are read twice, for sums and
     result.
@@ -315,25 +338,12 @@ def batch_norm_backward(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(data, flops), extra_bytes=again), data.numel)
 
 
-@register_cost("aten._weight_norm_interface", op_class="normalization")
-def weight_norm(call: Call) -> Cost:
-    """``g * v / |v|``: square, sum, scale."""
-    direction = call.need("v")
-    return streamed(call.cost(vector_flops(direction, 3 * direction.numel)), direction.numel)
-
-
-@register_cost("aten._weight_norm_interface_backward", op_class="normalization")
-def weight_norm_backward(call: Call) -> Cost:
-    """Multiply, sum; scale, subtract, scale."""
-    direction = call.need("saved_v")
-    return streamed(call.cost(vector_flops(direction, 5 * direction.numel)), direction.numel)
-
-
 def _picked_bytes(source: TensorSpec, count: int) -> int:
     return min(count * source.itemsize, source.nbytes)
 
 
-@register_cost("aten.nll_loss_forward", "aten.nll_loss2d_forward", op_class="normalization")
+@op("nll_loss_forward", loop=loops.nll, results=results.nll_loss, domains={"target": class_number})
+@op("nll_loss2d_forward", results=results.nll_loss)
 def nll_loss(call: Call) -> Cost:
     """Reads one element per target, not the whole row; one add per target where the loss is reduced: one block goes
     through all targets, and waits for each and then for its score (Loss.cu)."""
@@ -347,7 +357,9 @@ def nll_loss(call: Call) -> Cost:
     return streamed(cost, target.numel, round_trips=2 * turns)
 
 
-@register_cost("aten.nll_loss_backward", "aten.nll_loss2d_backward", op_class="normalization")
+@op("nll_loss_backward", loop=loops.nll_backward, results=windows.like_input,
+    domains={"target": class_number, "total_weight": counted_targets})  # fmt: skip
+@op("nll_loss2d_backward", results=windows.like_input)
 def nll_loss_backward(call: Call) -> Cost:
     """Writes the whole gradient: zeros, then one element per target. The scores themselves are not read."""
     target, weight = call.need("target"), call.arg("weight")
@@ -359,41 +371,6 @@ def nll_loss_backward(call: Call) -> Cost:
     return launched(cost, pass_over(0, cost.write_bytes), pass_over(read, again, target.numel))
 
 
-# -- fusion, results of recorded calls, rates on a CPU, inputs ---------------------------------------------------------
+# -- results of calls that other libraries recorded --------------------------------------------------------------------
 
-define("_softmax _safe_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="softmax", is_softmax=True)
-define("_log_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="log_softmax")
-define("_masked_softmax", results=results.softmax)
-define("_softmax_backward_data", loop=loops.softmax, results=same, cpu_rate="softmax_backward",
-       domains={"output": along_dim("probabilities")})  # fmt: skip
-define("_log_softmax_backward_data", loop=loops.softmax, results=same, cpu_rate="softmax_backward",
-       domains={"output": along_dim("log_probabilities")})  # fmt: skip
-define("_masked_softmax_backward", results=same)
-_MOMENTS = {"mean": MEAN, "rstd": POSITIVE}
-define("native_layer_norm", loop=loops.row_norm, results=results.layer_norm, cpu_rate="layer_norm")
-define("native_layer_norm_backward", loop=loops.row_norm_backward, results=results.norm_backward,
-       cpu_rate="layer_norm_backward", domains=_MOMENTS)  # fmt: skip
-define("_fused_rms_norm", loop=loops.row_norm, results=results.layer_norm)
 define("_C::rms_norm aiter::rms_norm aiter::rmsnorm2d_fwd", results=results.rms_norm_only)
-define("_fused_rms_norm_backward", loop=loops.row_norm_backward, results=results.norm_backward,
-       domains={"rstd": POSITIVE})  # fmt: skip
-define("native_group_norm", loop=loops.group_norm, results=results.group_norm)
-define("native_group_norm_backward", loop=loops.group_norm_backward, results=results.norm_backward, domains=_MOMENTS)
-_RUNNING = {"running_mean": MEAN, "running_var": POSITIVE}
-define("native_batch_norm", domains=_RUNNING)
-define("native_batch_norm cudnn_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional"
-       " _batch_norm_with_update", loop=loops.batch_norm, results=results.batch_norm,
-       cpu_rate="batch_norm_training")  # fmt: skip
-define("_native_batch_norm_legit_no_training _batch_norm_no_update", loop=loops.batch_norm, results=results.batch_norm,
-       cpu_rate="batch_norm")  # fmt: skip
-define("miopen_batch_norm", results=results.batch_norm)
-define("native_batch_norm_backward", domains={**_RUNNING, "save_mean": MEAN, "save_invstd": POSITIVE})
-define("native_batch_norm_backward cudnn_batch_norm_backward", loop=loops.batch_norm, results=results.norm_backward,
-       cpu_rate="batch_norm_backward")  # fmt: skip
-define("batch_norm_backward", loop=loops.batch_norm, results=results.norm_backward)
-define("miopen_batch_norm_backward", results=results.norm_backward)
-define("nll_loss_forward", loop=loops.nll, results=results.nll_loss, domains={"target": class_number})
-define("nll_loss2d_forward", results=results.nll_loss)
-define("nll_loss_backward", loop=loops.nll_backward, results=windows.like_input,
-       domains={"target": class_number, "total_weight": counted_targets})  # fmt: skip
-define("nll_loss2d_backward", results=windows.like_input)

@@ -13,14 +13,17 @@ Conventions:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from memwall.core.graph import TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, SECOND_MOMENT, WEIGHT_SCALE, always
 from memwall.ops.elementwise import scalar_flops, streamed, vector_flops
 from memwall.ops.reduction import norm_flops
-from memwall.ops.registry import define, flops_of, register_cost
+from memwall.ops.registry import flops_of, formula
 from memwall.ops.results.pointwise import norms
+
+op = partial(formula, "optimizer")
 
 _CHUNK_ELEMENTS = 65536
 _MAX_CHUNKS = 320
@@ -54,11 +57,9 @@ def _foreach_name(call: Call) -> str:
     return call.name.split(".")[1].removeprefix("_foreach_").rstrip("_")
 
 
-_FOREACH_MOVES = ("copy", "copy_", "clone", "zero", "zero_")
 _FOREACH_POINTWISE = (
-    "abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh div erf erfc exp expm1 floor"
-    " frac lerp lgamma log log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign"
-    " sin sinh sqrt sub tan tanh trunc"
+    "abs acos asin atan ceil clamp_max clamp_min cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2"
+    " maximum minimum neg pow reciprocal round rsqrt sigmoid sign sin sinh sub tan tanh trunc"
 )
 
 
@@ -71,11 +72,14 @@ def _foreach_flops(call: Call, name: str) -> int:
     return scalar_flops(call, name, flops)
 
 
-@register_cost(
-    *(f"aten._foreach_{name}{suffix}" for name in _FOREACH_POINTWISE.split() for suffix in ("", "_")),
-    *(f"aten._foreach_{name}" for name in _FOREACH_MOVES),
-    op_class="optimizer",
-)
+@op("_foreach_sqrt _foreach_sqrt_", domains={"self": always("positive", scale=SECOND_MOMENT)})
+@op("_foreach_addcdiv _foreach_addcdiv_", domains={"self": always("normal", scale=WEIGHT_SCALE)})
+@op("_foreach_div _foreach_div_", domains={"other": POSITIVE})
+@op("_foreach_mul _foreach_mul_ _foreach_addcmul_ _foreach_lerp_ _foreach_add_", preserves="sign")
+@op("_foreach_addcmul _foreach_lerp _foreach_add")
+@op(" ".join(f"_foreach_{name} _foreach_{name}_" for name in _FOREACH_POINTWISE.split()))
+@op("_foreach_copy _foreach_clone _foreach_zero")
+@op("_foreach_copy_ _foreach_zero_", overwrites=True)
 def foreach(call: Call) -> Cost:
     """The pointwise op of the same name on every tensor of the lists."""
     name = _foreach_name(call)
@@ -90,7 +94,8 @@ def foreach(call: Call) -> Cost:
     return streamed(cost, total)
 
 
-@register_cost("aten._foreach_norm", "aten._foreach_max", "aten._foreach_powsum", op_class="optimizer")
+@op("_foreach_norm", results=norms)
+@op("_foreach_max _foreach_powsum")
 def foreach_reduction(call: Call) -> Cost:
     """One number per tensor: partial results per chunk, then a kernel combines them (ForeachReduceOp.cu)."""
     tensors = call.args("self")
@@ -100,7 +105,7 @@ def foreach_reduction(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(tensors[0], total * per_element), kernels=kernels), total)
 
 
-@register_cost("aten._amp_foreach_non_finite_check_and_unscale_", op_class="optimizer")
+@op("_amp_foreach_non_finite_check_and_unscale_")
 def unscale(call: Call) -> Cost:
     """One multiply per gradient element."""
     tensors = call.args("self")
@@ -109,7 +114,7 @@ def unscale(call: Call) -> Cost:
     return streamed(cost, total)
 
 
-@register_cost("aten._amp_update_scale_", op_class="optimizer")
+@op("_amp_update_scale_")
 def update_scale(call: Call) -> Cost:
     """A few scalars."""
     return streamed(call.cost(), 1)
@@ -153,7 +158,7 @@ def _nbytes(specs: Iterable[TensorSpec]) -> int:
     return sum(spec.nbytes for spec in specs)
 
 
-@register_cost(*(f"aten.{name}" for name in _FUSED), op_class="optimizer")
+@op(" ".join(_FUSED))
 def fused_step(call: Call) -> Cost:
     """One optimizer step; weight decay (a multiply and an add or subtract) where it is not 0."""
     per_element, updated = _FUSED[call.name.split(".")[1]]
@@ -174,13 +179,3 @@ def fused_step(call: Call) -> Cost:
         kernels=max(launches((parameter.numel for parameter in parameters), depth), 1),
     )
     return streamed(cost, total)
-
-
-# -- inputs, and results of recorded calls -----------------------------------------------------------------------------
-
-define("_foreach_mul _foreach_mul_ _foreach_addcmul_ _foreach_lerp_ _foreach_add_", preserves="sign")
-define("_foreach_sqrt _foreach_sqrt_", domains={"self": always("positive", scale=SECOND_MOMENT)})
-define("_foreach_addcdiv _foreach_addcdiv_", domains={"self": always("normal", scale=WEIGHT_SCALE)})
-define("_foreach_div _foreach_div_", domains={"other": POSITIVE})
-define("_foreach_norm", results=norms)
-define("_foreach_copy_ _foreach_zero_", overwrites=True)

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, touched_bytes
 from memwall.ops.domains import pooled_places
 from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, table_of, vector_flops
-from memwall.ops.registry import define, register_cost
+from memwall.ops.registry import formula
 from memwall.ops.results import rows as results
 from memwall.ops.results import windows
 from memwall.ops.results.pointwise import no_elements
+
+op = partial(formula, "reduction")
 
 #: FLOPs per element of the input
 _REDUCTIONS = table_of({
@@ -46,7 +49,16 @@ def _floating(call: Call) -> TensorSpec:
     return call.outputs[0] if call.outputs[0].dtype != "bool" else _source(call)
 
 
-@register_cost(*(f"aten.{name}" for name in (*_REDUCTIONS, *_SCANS)), op_class="reduction")
+@op("sum mean", loop=loops.reduction, results=results.reduced, preserves="sign")
+@op("amax amin prod all any nansum argmax argmin max min", loop=loops.reduction, results=results.reduced)
+@op("var std var_mean", loop=loops.reduction, results=results.reduced, cpu_rate="variance")
+@op("std_mean", results=results.reduced, cpu_rate="variance")
+@op("aminmax _aminmax count_nonzero norm median nanmedian trace kthvalue mode", results=results.reduced)
+@op("equal dist", results=no_elements)
+@op("is_nonzero _is_all_true _is_any_true bincount histc sum_to_size")
+@op("cumsum cumprod logcumsumexp", results=results.scanned)
+@op("cummax cummin", results=results.with_places)
+@op("_cummax_helper _cummin_helper cumsum_ cumprod_")
 def reduction(call: Call) -> Cost:
     """FLOPs of the table for each element of the input."""
     name = call.name.split(".")[1]
@@ -105,14 +117,14 @@ def norm_flops(order: object) -> int:
     return 1 if order in (0, 1) else 2
 
 
-@register_cost("aten.linalg_vector_norm", op_class="reduction")
+@op("linalg_vector_norm", loop=loops.reduction, results=results.reduced)
 def vector_norm(call: Call) -> Cost:
     """2 per element, fewer for the orders 0, 1 and infinity."""
     per_element = norm_flops(call.attributes.get("ord", 2))
     return _reduced(call, call.cost(vector_flops(call.outputs[0], _source(call).numel * per_element)))
 
 
-@register_cost("aten.logsumexp", op_class="reduction")
+@op("logsumexp", loop=loops.reduction, results=results.reduced)
 def logsumexp(call: Call) -> Cost:
     """4 per element (max, subtract, exp, sum), as softmax counts.
 
@@ -125,7 +137,7 @@ def logsumexp(call: Call) -> Cost:
     return launched(cost, largest, pass_over(data.nbytes, data.nbytes), pass_over(data.nbytes, data.nbytes), largest)
 
 
-@register_cost(*(f"aten.{name}" for name in _LOSSES), op_class="reduction")
+@op(" ".join(_LOSSES), loop=loops.loss, results=results.loss)
 def loss(call: Call) -> Cost:
     """Pointwise loss and its sum: eager stores the pointwise result and reads it back to reduce it."""
     data = call.need("self")
@@ -138,13 +150,6 @@ def loss(call: Call) -> Cost:
     return launched(cost, pass_over(cost.read_bytes, data.nbytes), pass_over(data.nbytes, cost.write_bytes))
 
 
-#: comparisons only: the index of each maximum is stored with it
-_MAX_POOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d",
-              "adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d")  # fmt: skip
-_AVERAGE_POOLS = {"avg_pool2d": 2, "avg_pool3d": 3}
-_ADAPTIVE_POOLS = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-
-
 def _window(size: Sequence[int] | int, rank: int) -> int:
     """Elements of a pooling window; one number applies to all axes."""
     return math.prod(_sizes(size, rank))
@@ -155,7 +160,10 @@ def _sizes(size: Sequence[int] | int, rank: int) -> list[int]:
     return sizes if len(sizes) == rank else sizes * rank
 
 
-@register_cost(*(f"aten.{name}" for name in _MAX_POOLS), "aten.max_pool2d", "aten.max_pool3d", op_class="reduction")
+@op("max_pool2d_with_indices max_pool2d", loop=loops.gather, results=windows.pool, cpu_rate="max_pool")
+@op("max_pool3d_with_indices", loop=loops.gather, results=windows.pool)
+@op("adaptive_max_pool2d adaptive_max_pool3d", results=windows.resized)
+@op("max_pool3d fractional_max_pool2d fractional_max_pool3d")
 def max_pool(call: Call) -> Cost:
     """No FLOP; windows that overlap are read once, what lies between windows is not read."""
     if "kernel_size" not in call.attributes or "fractional" in call.name:
@@ -174,7 +182,11 @@ def _window_bytes(call: Call, rank: int) -> int:
     )  # fmt: skip
 
 
-@register_cost(*(f"aten.{name}_backward" for name in _MAX_POOLS), op_class="reduction")
+@op("max_pool2d_with_indices_backward", loop=loops.gather, results=windows.like_input,
+    domains={"indices": pooled_places})  # fmt: skip
+@op("max_pool3d_with_indices_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward",
+    results=windows.like_input)  # fmt: skip
+@op("fractional_max_pool2d_backward fractional_max_pool3d_backward")
 def max_pool_backward(call: Call) -> Cost:
     """One add per ``grad_output`` element into zeros; of the input only the shape is used, not its values."""
     grad = call.need("grad_output")
@@ -184,10 +196,10 @@ def max_pool_backward(call: Call) -> Cost:
     return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
 
-@register_cost(*(f"aten.{name}" for name in _AVERAGE_POOLS), op_class="reduction")
+@op("avg_pool2d avg_pool3d", loop=loops.gather, results=windows.pool)
 def average_pool(call: Call) -> Cost:
     """One add per window element."""
-    output, rank = call.outputs[0], _AVERAGE_POOLS[call.name.split(".")[1]]
+    output, rank = call.outputs[0], 2 if "2d" in call.name else 3
     cost = call.cost(
         vector_flops(output, output.numel * _window(call.attributes["kernel_size"], rank)),
         read_bytes=_window_bytes(call, rank),
@@ -195,7 +207,8 @@ def average_pool(call: Call) -> Cost:
     return streamed(cost, output.numel)
 
 
-@register_cost(*(f"aten.{name}_backward" for name in _AVERAGE_POOLS), op_class="reduction")
+@op("avg_pool2d_backward", loop=loops.gather, results=windows.like_input)
+@op("avg_pool3d_backward", results=windows.like_input)
 def average_pool_backward(call: Call) -> Cost:
     """One add per window element; of the input only the shape is used."""
     grad, rank = call.need("grad_output"), 2 if "2d" in call.name else 3
@@ -203,40 +216,18 @@ def average_pool_backward(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(grad, flops), read_bytes=grad.nbytes), call.outputs[0].numel)
 
 
-@register_cost(*(f"aten.{name}" for name in _ADAPTIVE_POOLS), op_class="reduction")
+@op("_adaptive_avg_pool2d", loop=loops.gather, results=windows.resized)
+@op("_adaptive_avg_pool3d", results=windows.resized)
 def adaptive_average_pool(call: Call) -> Cost:
     """One add per input element (rows in two overlapping windows count once)."""
     data = call.need("self")
     return streamed(call.cost(vector_flops(data, data.numel)), data.numel)
 
 
-@register_cost(*(f"aten.{name}_backward" for name in _ADAPTIVE_POOLS), op_class="reduction")
+@op("_adaptive_avg_pool2d_backward", loop=loops.gather, results=windows.like_input)
+@op("_adaptive_avg_pool3d_backward", results=windows.like_input)
 def adaptive_average_pool_backward(call: Call) -> Cost:
     """One multiply per element of the gradient; of the input only the shape is used."""
     output = call.outputs[0]
     cost = call.cost(vector_flops(output, output.numel), read_bytes=call.need("grad_output").nbytes)
     return streamed(cost, output.numel)
-
-
-# -- fusion, results of recorded calls, inputs -------------------------------------------------------------------------
-
-define("sum mean", loop=loops.reduction, results=results.reduced, preserves="sign")
-define("amax amin prod all any nansum logsumexp linalg_vector_norm argmax argmin max min", loop=loops.reduction,
-       results=results.reduced)  # fmt: skip
-define("var std var_mean", loop=loops.reduction, results=results.reduced, cpu_rate="variance")
-define("std_mean", results=results.reduced, cpu_rate="variance")
-define("aminmax _aminmax count_nonzero norm median nanmedian trace kthvalue mode", results=results.reduced)
-define("equal dist", results=no_elements)
-define("cumsum cumprod logcumsumexp", results=results.scanned)
-define("cummax cummin", results=results.with_places)
-define("mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss", loop=loops.loss,
-       results=results.loss)  # fmt: skip
-define("max_pool2d_with_indices max_pool2d", loop=loops.gather, results=windows.pool, cpu_rate="max_pool")
-define("max_pool3d_with_indices avg_pool2d avg_pool3d", loop=loops.gather, results=windows.pool)
-define("_adaptive_avg_pool2d", loop=loops.gather, results=windows.resized)
-define("_adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d", results=windows.resized)
-define("max_pool2d_with_indices_backward", loop=loops.gather, results=windows.like_input,
-       domains={"indices": pooled_places})  # fmt: skip
-define("avg_pool2d_backward _adaptive_avg_pool2d_backward", loop=loops.gather, results=windows.like_input)
-define("max_pool3d_with_indices_backward avg_pool3d_backward _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward"
-       " adaptive_max_pool3d_backward", results=windows.like_input)  # fmt: skip

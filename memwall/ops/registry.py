@@ -133,6 +133,16 @@ def register_cost(*names: str, op_class: str = "other", replace: bool = False) -
     return decorate
 
 
+def formula(op_class: str, names: str, **stages: Any) -> Callable[[Formula], Formula]:
+    """Define ops, named as for :func:`define`, whose cost the decorated function says, and further fields of them."""
+
+    def decorate(cost: Formula) -> Formula:
+        define(names, op_class=op_class, cost=cost, **stages)
+        return cost
+
+    return decorate
+
+
 def classify(name: str) -> str:
     """The class of an op, ``other`` when no formula knows it."""
     row = find_row(name)
