@@ -301,7 +301,7 @@ pointwise("floor_divide", 0, write.floor_divide, integers="integers", preserves=
 pointwise("absolute negative sgn round trunc clip threshold fmod remainder gcd lcm heaviside nan_to_num"
           " bitwise_left_shift bitwise_right_shift", 0, integers="integers")  # fmt: skip
 pointwise("__lshift__ __rshift__ fmax fmin", 0, in_place=False, integers="integers")
-pointwise("max.other min.other", 0, in_place=False, integers="integers", results=results.pointwise)
+pointwise("max.other min.other", 0, in_place=False, integers="integers", loop=loops.point)
 pointwise("hardtanh", 0, integers="integers", is_module=True)
 pointwise("relu6", 0, is_module=True)
 pointwise("hardshrink", 0, in_place=False, is_module=True)

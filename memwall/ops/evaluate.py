@@ -15,6 +15,7 @@ import torch
 
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op, TensorSpec
+from memwall.ops.recorded import SCALAR_TYPES
 from memwall.ops.signatures import Signature, signature_of
 
 #: Ops as traced -> the form that a compiler sees: running statistics are written, and the schema says so.
@@ -262,18 +263,10 @@ def _channels_last(spec: TensorSpec) -> bool:
 
 def dtype_of(name: str | int) -> torch.dtype:
     """``torch.float16`` for ``float16``, or for the number that C++ calls it by."""
-    dtype: torch.dtype = _NUMBERED[name] if isinstance(name, int) else getattr(torch, name)
+    dtype: torch.dtype = getattr(torch, SCALAR_TYPES[name] if isinstance(name, int) else name)
     return dtype
 
 
 def empty(spec: TensorSpec, device: str) -> torch.Tensor:
     """A tensor of that spec with nothing in it."""
     return torch.empty_strided(spec.shape, spec.strides, dtype=dtype_of(spec.dtype), device=device)
-
-
-#: c10::ScalarType, as some calls from C++ pass it
-_NUMBERED = {
-    0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16,
-    6: torch.float32, 7: torch.float64, 8: torch.complex32, 9: torch.complex64, 10: torch.complex128,
-    11: torch.bool, 15: torch.bfloat16,
-}  # fmt: skip

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memwall.core.graph import Graph, Op, TensorSpec
-from memwall.ops.registry import Row, find_row
+from memwall.ops.base import Call
+from memwall.ops.registry import Row, call_of, find_row
 
 #: kind -> what a generated kernel does for the op
 KINDS: Mapping[str, str] = {
@@ -52,7 +53,7 @@ def loop_of(graph: Graph, op: Op) -> Loop:
     """The loop nest of an op; opaque where there is no rule."""
     row = find_row(op.name)
     rule = (row.loop if row else None) or _BY_CLASS.get(op.op_class)
-    return OPAQUE if rule is None or not op.outputs else rule(View(graph, op))
+    return OPAQUE if rule is None or not op.outputs else rule(call_of(graph, op))
 
 
 def is_fused(row: Row) -> bool:
@@ -61,50 +62,39 @@ def is_fused(row: Row) -> bool:
     return rule is not None and rule is not opaque
 
 
-class View:
-    """An op with its specs, as the rules need it."""
-
-    def __init__(self, graph: Graph, op: Op) -> None:
-        self.op = op
-        self.inputs = graph.specs(op.inputs)
-        self.outputs = graph.specs(op.outputs)
-
-    def arg(self, name: str) -> TensorSpec:
-        for argument, spec in zip(self.op.arguments, self.inputs, strict=False):
-            if argument == name:
-                return spec
-        return self.inputs[0]
-
-    def attribute(self, name: str, default: Any = None) -> Any:
-        value = (self.op.attributes or {}).get(name, default)
-        return default if value is None else value
+LoopRule = Callable[[Call], Loop]
 
 
-LoopRule = Callable[[View], Loop]
+def _spec(call: Call, name: str) -> TensorSpec:
+    return call.arg(name) or call.inputs[0]
 
 
-def opaque(view: View) -> Loop:
+def _given(call: Call, name: str, default: Any) -> Any:
+    value = call.attributes.get(name)
+    return default if value is None else value
+
+
+def opaque(call: Call) -> Loop:
     """Nothing is generated for the op."""
     return OPAQUE
 
 
-def point(view: View) -> Loop:
-    return Loop("point", max(spec.numel for spec in view.outputs))
+def point(call: Call) -> Loop:
+    return Loop("point", max(spec.numel for spec in call.outputs))
 
 
-def gather(view: View) -> Loop:
-    return Loop("gather", view.outputs[0].numel)
+def gather(call: Call) -> Loop:
+    return Loop("gather", call.outputs[0].numel)
 
 
-def scatter(view: View) -> Loop:
-    return Loop("scatter", max((spec.numel for spec in view.inputs), default=view.outputs[0].numel))
+def scatter(call: Call) -> Loop:
+    return Loop("scatter", max((spec.numel for spec in call.inputs), default=call.outputs[0].numel))
 
 
-def multi(view: View) -> Loop:
-    op = view.op
-    if op.name.startswith(("aten._foreach_norm", "aten._foreach_powsum", "aten._foreach_max.")):
+def multi(call: Call) -> Loop:
+    if call.name.startswith(("aten._foreach_norm", "aten._foreach_powsum", "aten._foreach_max.")):
         return OPAQUE
-    return Loop("multi", sum(spec.numel for spec in view.outputs), len(view.outputs))
+    return Loop("multi", sum(spec.numel for spec in call.outputs), len(call.outputs))
 
 
 def _reduced(spec: TensorSpec, dims: Any) -> tuple[int, ...]:
@@ -115,15 +105,12 @@ def _reduced(spec: TensorSpec, dims: Any) -> tuple[int, ...]:
     return tuple(sorted(d % rank for d in listed)) if rank else ()
 
 
-def reduction(view: View) -> Loop:
+def reduction(call: Call) -> Loop:
     """A sum or an extremum over some axes of its input."""
-    if not view.inputs:
+    if not call.inputs:
         return OPAQUE
-    if view.op.op_class == "elementwise":  # max.other, min.other
-        return point(view)
-    spec = view.arg("self")
-    dims = _reduced(spec, view.attribute("dim"))
-    return _over(spec, dims)
+    spec = _spec(call, "self")
+    return _over(spec, _reduced(spec, call.attributes.get("dim")))
 
 
 def _over(spec: TensorSpec, dims: tuple[int, ...]) -> Loop:
@@ -143,64 +130,55 @@ def _over(spec: TensorSpec, dims: tuple[int, ...]) -> Loop:
     return Loop("grid", spec.numel, kept, count, axes=f"{dims} of {shape}")
 
 
-def softmax(view: View) -> Loop:
-    spec = view.outputs[0]
-    dim = view.attribute("dim", -1)
+def softmax(call: Call) -> Loop:
+    spec, dim = call.outputs[0], _given(call, "dim", -1)
     loop = _over(spec, _reduced(spec, dim))
     if loop.kind == "point":  # rows of one element
         return Loop("row", spec.numel, spec.numel, 1)
     if loop.kind == "row":
         return loop
-    return Loop("row", spec.numel, loop.cols if loop.kind == "column" else loop.rows,
-                loop.rows if loop.kind == "column" else loop.cols, axes=f"{dim} of {spec.shape}")  # fmt: skip
+    rows, cols = (loop.cols, loop.rows) if loop.kind == "column" else (loop.rows, loop.cols)
+    return Loop("row", spec.numel, rows, cols, axes=f"{dim} of {spec.shape}")
 
 
-def row_norm(view: View) -> Loop:
-    spec = view.arg("input")
-    cols = math.prod(view.attribute("normalized_shape", spec.shape[-1:]))
+def row_norm(call: Call) -> Loop:
+    spec = _spec(call, "input")
+    cols = math.prod(_given(call, "normalized_shape", spec.shape[-1:]))
     return Loop("row", spec.numel, spec.numel // cols if cols else 0, cols)
 
 
-def row_norm_backward(view: View) -> Loop:
-    loop = row_norm(view)
-    affine = view.attribute("output_mask", [True, True, True])[1:]
-    return Loop("row", loop.numel, loop.rows, loop.cols, columns=any(affine))
+def row_norm_backward(call: Call) -> Loop:
+    return replace(row_norm(call), columns=any(_given(call, "output_mask", [True, True, True])[1:]))
 
 
-def group_norm(view: View) -> Loop:
-    spec = view.arg("input")
-    rows = spec.shape[0] * int(view.attribute("group", 1))
+def group_norm(call: Call) -> Loop:
+    spec = _spec(call, "input")
+    rows = spec.shape[0] * int(_given(call, "group", 1))
     return Loop("row", spec.numel, rows, spec.numel // rows if rows else 0)
 
 
-def group_norm_backward(view: View) -> Loop:
-    loop = group_norm(view)
-    return Loop("row", loop.numel, loop.rows, loop.cols, columns=len(view.outputs) > 1)
+def group_norm_backward(call: Call) -> Loop:
+    return replace(group_norm(call), columns=len(call.outputs) > 1)
 
 
-def batch_norm(view: View) -> Loop:
-    spec = view.arg("input")
-    training = view.attribute("training", view.attribute("train", True))
-    if not training or "no_training" in view.op.name or "no_update" in view.op.name:
+def batch_norm(call: Call) -> Loop:
+    spec = _spec(call, "input")
+    training = _given(call, "training", _given(call, "train", True))
+    if not training or "no_training" in call.name or "no_update" in call.name:
         return Loop("point", spec.numel)
     channels = spec.shape[1] if len(spec.shape) > 1 else 1
     return Loop("grid", spec.numel, channels, spec.numel // channels if channels else 0, axes="channels")
 
 
-def nll(view: View) -> Loop:
-    spec = view.arg("self")
+def nll(call: Call) -> Loop:
+    spec = _spec(call, "self")
     rows = spec.shape[0] if len(spec.shape) > 1 else 1
     return Loop("column", rows, rows, 1, True)
 
 
-def nll_backward(view: View) -> Loop:
-    return Loop("point", view.outputs[0].numel)
-
-
-def loss(view: View) -> Loop:
-    reduction = view.attribute("reduction", 1)
-    numel = max(spec.numel for spec in view.inputs)
-    return Loop("point", numel) if reduction == 0 else Loop("column", numel, numel, 1, True)
+def loss(call: Call) -> Loop:
+    numel = max(spec.numel for spec in call.inputs)
+    return Loop("point", numel) if _given(call, "reduction", 1) == 0 else Loop("column", numel, numel, 1, True)
 
 
 #: op class -> rule of the ops whose row gives none

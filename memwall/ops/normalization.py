@@ -357,7 +357,7 @@ def nll_loss(call: Call) -> Cost:
     return streamed(cost, target.numel, round_trips=2 * turns)
 
 
-@op("nll_loss_backward", loop=loops.nll_backward, results=windows.like_input,
+@op("nll_loss_backward", loop=loops.point, results=windows.like_input,
     domains={"target": class_number, "total_weight": counted_targets})  # fmt: skip
 @op("nll_loss2d_backward", results=windows.like_input)
 def nll_loss_backward(call: Call) -> Cost:

@@ -106,8 +106,8 @@ class Recorded:
 Rule = Callable[[Recorded], Specs]
 
 
-#: torch's numbers of dtypes, as ``out_dtype`` and ``dtype`` are recorded
-_SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64",
+#: torch's numbers of dtypes (c10::ScalarType), as traces and some calls from C++ have them
+SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64",
                  8: "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bfloat16", 23: "float8_e5m2",
                  24: "float8_e4m3fn", 25: "float8_e5m2fnuz", 26: "float8_e4m3fnuz"}  # fmt: skip
 
@@ -171,8 +171,8 @@ def same(call: Recorded) -> Specs:
 def stated_dtype(call: Recorded, default: str) -> str:
     for name in ("dtype", "out_dtype", "output_dtype"):
         value = call.value(name) if name in call.arguments else None
-        if type(value) is int and value in _SCALAR_TYPES:
-            return _SCALAR_TYPES[value]
+        if type(value) is int and value in SCALAR_TYPES:
+            return SCALAR_TYPES[value]
     return default
 
 

@@ -7,7 +7,7 @@ ops of the group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op
 from memwall.fusion import Group
-from memwall.ops.domains import Domain, Use
-from memwall.ops.registry import find_row
+from memwall.ops.domains import Domain
+from memwall.ops.registry import call_of, find_row
 
 #: special values; the last two are denormals of float32 and bfloat16, and of float16
 SPECIALS = (math.inf, -math.inf, math.nan, -0.0, 0.0, 1e-39, 6e-7)
@@ -50,21 +50,13 @@ def _needs(graph: Graph, flow: Flow, group: Group) -> dict[int, Domain]:
     for op_id in sorted((*group.op_ids, *group.recomputes), reverse=True):
         op = graph.ops[op_id]
         written = {value: asked[value, version] for value, version in flow.writes[op_id] if (value, version) in asked}
-        for use, key in zip(_uses(graph, op), flow.reads[op_id], strict=True):
-            row = find_row(op.name)
-            rule = row.domains.get(use.argument) if row else None
-            need = rule(use) if rule else _handed_on(op, key[0], written)
+        row, call = find_row(op.name), call_of(graph, op)
+        for i, (argument, key) in enumerate(zip(op.arguments, flow.reads[op_id], strict=True)):
+            rule = row.domains.get(argument) if row else None
+            need = rule(call, op.arguments[:i].count(argument)) if rule else _handed_on(op, key[0], written)
             if need is not None and graph.values[key[0]].spec.dtype != "bool":
                 asked.setdefault(key, need)
     return {value: need for (value, _), need in reversed(asked.items())}
-
-
-def _uses(graph: Graph, op: Op) -> Iterator[Use]:
-    seen: dict[str, int] = {}
-    for argument in op.arguments:
-        position = seen.get(argument, 0)
-        seen[argument] = position + 1
-        yield Use(graph, op, argument, position)
 
 
 def _default(dtype: torch.dtype) -> Domain:
