@@ -217,7 +217,7 @@ def resampling(call: Call) -> Cost:
     fine = call.need("grad_output") if backward else call.outputs[0]
     flops = vector_flops(fine, fine.numel * _RESAMPLING[name])
     if backward:
-        cost = call.cost(flops, kernels=2)
+        cost = call.cost(flops)
         return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, fine.numel))
     taps = _TAPS.get(name.strip("_"), 1)
     cost = call.cost(flops, read_bytes=min(call.read_bytes, taps * fine.numel * fine.itemsize))
@@ -243,12 +243,9 @@ def binary_cross_entropy_with_logits(call: Call) -> Cost:
     """
     logits = call.need("self")
     reduced = call.attributes.get("reduction", 1) != 0
-    cost = call.cost(
-        vector_flops(logits, logits.numel * (7 if reduced else 6)),
-        extra_bytes=9 * logits.nbytes, kernels=5 if reduced else 4,
-    )  # fmt: skip
-    one, two = (pass_over(logits.nbytes, logits.nbytes, logits.numel), pass_over(2 * logits.nbytes, logits.nbytes))
-    return launched(cost, one, one, two, two, *([pass_over(logits.nbytes, call.write_bytes)] if reduced else []))
+    one, two = pass_over(logits.nbytes, logits.nbytes, logits.numel), pass_over(2 * logits.nbytes, logits.nbytes)
+    mean = (pass_over(logits.nbytes, call.write_bytes),) * reduced
+    return call.cost(vector_flops(logits, logits.numel * (6 + reduced)), launches=(one, one, two, two, *mean))
 
 
 #: op -> FLOPs per hidden element without and with biases: gate sums, 3 per sigmoid, 1 per tanh, and the

@@ -102,8 +102,8 @@ def constant_pad(call: Call) -> Cost:
     if pads and all(pad <= 0 for pad in pads):
         return _streamed(call.cost(read_bytes=kept), call)
     placed = _gathered(call.outputs[0], math.prod(sizes))
-    cost = call.cost(read_bytes=kept, extra_bytes=placed, kernels=2)
-    return launched(cost, pass_over(0, cost.write_bytes), pass_over(kept, placed, math.prod(sizes)))
+    fill, copied = pass_over(0, call.write_bytes), pass_over(kept, placed, math.prod(sizes))
+    return call.cost(read_bytes=kept, launches=(fill, copied))
 
 
 @op("col2im")
@@ -112,25 +112,25 @@ def constant_pad(call: Call) -> Cost:
 def overlap_add(call: Call) -> Cost:
     """One add per element of what overlaps into a zeroed output."""
     grad = call.arg("grad_output") or call.inputs[0]
-    cost = call.cost(vector_flops(grad, grad.numel), extra_bytes=call.write_bytes, kernels=2)
+    cost = call.cost(vector_flops(grad, grad.numel))
     return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
 
 @op("slice_backward select_backward diagonal_backward", loop=loops.point, results=like_input)
 def view_backward(call: Call) -> Cost:
     """Zeros of the full size, then the gradient copied in."""
-    part = call.inputs[0].nbytes
-    cost = call.cost(extra_bytes=part, kernels=2)
-    return launched(cost, pass_over(0, cost.write_bytes), pass_over(cost.read_bytes, part, call.inputs[0].numel))
+    part = call.inputs[0]
+    copied = pass_over(call.read_bytes, part.nbytes, part.numel)
+    return call.cost(launches=(pass_over(0, call.write_bytes), copied))
 
 
 @op("slice_scatter select_scatter", loop=loops.point, results=same)
 @op("diagonal_scatter as_strided_scatter", results=same)
 def view_scatter(call: Call) -> Cost:
     """A copy of ``self`` with ``src`` in a part of it; eager copies all of ``self`` first."""
-    part, whole = call.need("src").nbytes, call.need("self").nbytes
-    cost = call.cost(read_bytes=whole, extra_bytes=2 * part, kernels=2)
-    return launched(cost, pass_over(whole, cost.write_bytes), pass_over(part, part, call.need("src").numel))
+    part, whole = call.need("src"), call.need("self").nbytes
+    copied = pass_over(part.nbytes, part.nbytes, part.numel)
+    return call.cost(read_bytes=whole, launches=(pass_over(whole, call.write_bytes), copied))
 
 
 # Gathers.
@@ -189,9 +189,8 @@ def embedding(call: Call) -> Cost:
 @op("nonzero_static")
 def compact(call: Call) -> Cost:
     """Counts, then writes: about four kernels, one pass of compulsory bytes (Nonzero.cu)."""
-    cost = call.cost(extra_bytes=call.read_bytes, kernels=4)
-    small, data = pass_over(0, 0), call.inputs[0]
-    return launched(cost, pass_over(cost.read_bytes, 0, data.numel), small, small, stream_of(cost, data.numel))
+    cost, small, count = call.cost(), pass_over(0, 0), call.inputs[0].numel
+    return launched(cost, pass_over(cost.read_bytes, 0, count), small, small, stream_of(cost, count))
 
 
 @op("_embedding_bag", results=results.bag, domains={"indices": rows_of("weight"), "offsets": ascending_to("indices")})
@@ -231,21 +230,15 @@ def embedding_backward(call: Call) -> Cost:
     zeros = min(adds * grad.itemsize, table.nbytes)
     clear = pass_over(0, call.write_bytes, table.numel)
     if count <= _DIRECT_INDICES:
-        cost = call.cost(vector_flops(table, adds), extra_bytes=zeros, kernels=2)
-        return launched(cost, clear, pass_over(cost.read_bytes, zeros, adds))
+        return call.cost(vector_flops(table, adds), launches=(clear, pass_over(call.read_bytes, zeros, adds)))
     segments = min(count, table.shape[0]) + count // _SEGMENT_ROWS
-    cost = call.cost(
-        vector_flops(table, adds),
-        extra_bytes=zeros + 2 * segments * size * 4,  # their sums, in float32
-        kernels=_SORTED_KERNELS,
-    )
+    cost = call.cost(vector_flops(table, adds))
     sums = stream_of(
         cost, adds, instructions=_SUM_INSTRUCTIONS * (count + 2 * segments) * size,
-        round_trips=_SORTED_KERNELS * _SORT_ROUND_TRIPS,
+        round_trips=_SORTED_KERNELS * _SORT_ROUND_TRIPS, count=_SORTED_KERNELS - 1,
     )  # fmt: skip
-    return launched(
-        cost, clear, replace(sums, read_bytes=sums.read_bytes + cost.extra_bytes - zeros, write_bytes=zeros)
-    )
+    sums_bytes = 2 * segments * size * 4  # in float32
+    return launched(cost, clear, replace(sums, read_bytes=cost.read_bytes + sums_bytes, write_bytes=zeros))
 
 
 @op("_embedding_bag_backward",
@@ -286,9 +279,9 @@ def _scatter_cost(call: Call, touched: int, source_bytes: int, reads: bool = Fal
     if call.name.split(".")[1].endswith("_"):
         return streamed(call.cost(flops, read_bytes=source_bytes + part * reads, write_bytes=part), touched)
     whole = call.need("self").nbytes  # copied first, then changed in place
-    cost = call.cost(flops, read_bytes=source_bytes + whole, extra_bytes=part * (1 + reads), kernels=2)
+    copied = pass_over(whole, call.write_bytes, target.numel)
     changed = pass_over(source_bytes + part * reads, part, touched)
-    return launched(cost, pass_over(whole, cost.write_bytes, target.numel), changed)
+    return call.cost(flops, read_bytes=source_bytes + whole, launches=(copied, changed))
 
 
 @op("scatter scatter_ scatter_add scatter_add_", loop=loops.scatter, results=same,
@@ -384,7 +377,7 @@ def sort(call: Call) -> Cost:
     if row <= 4096:
         return streamed(call.cost(), data.numel)
     passes, moved = data.itemsize, data.numel * (data.itemsize + 8)
-    cost = call.cost(extra_bytes=(passes - 1) * 2 * moved, kernels=passes + 2)
+    cost = call.cost(kernels=passes + 2)
     return launched(cost, stream_of(cost, data.numel), *[pass_over(moved, moved, data.numel)] * (passes - 1))
 
 

@@ -46,50 +46,24 @@ _MOMENT_THREADS = 512
 _LOSS_THREADS = 32
 
 
-def _row(spec: TensorSpec, dim: int) -> tuple[int, bool]:
-    """Length of the softmax axis and whether its elements are neighbours."""
-    if not spec.shape:
-        return 1, True
-    dim %= len(spec.shape)
-    return spec.shape[dim], math.prod(spec.shape[dim + 1 :]) == 1
-
-
-def _fits_on_chip(spec: TensorSpec, dim: int) -> bool:
-    """One read is enough (SoftMax.cu): a warp holds the row in registers, or a block in shared memory."""
-    length, adjacent = _row(spec, dim)
-    row_bytes = length * spec.itemsize
-    if not adjacent:  # cunn_SpatialSoftMax* passes again and again
-        return False
-    if length <= 1024 and row_bytes <= 4096:  # PersistentSoftmax.cuh
-        return True
-    return row_bytes < _SHARED_BYTES and row_bytes % 16 == 0
-
-
-def _row_blocks(spec: TensorSpec, dim: int) -> int:
-    """Rows that have a block of 1024 threads each (SoftMax.cu, SoftMaxForward_getBlockSize)."""
-    length, adjacent = _row(spec, dim)
-    in_warp = length <= 1024 and length * spec.itemsize <= 4096  # PersistentSoftmax.cuh
-    return 0 if in_warp or not adjacent or not length else spec.numel // length
-
-
 def _softmax_launch(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: int, second_pass_bytes: int) -> Launch:
     """The launch of a softmax kernel over a tensor like ``spec``; ``second_pass_bytes`` are its second and third reads
     where a row does not stay on chip."""
-    length, adjacent = _row(spec, dim)
-    stays = _fits_on_chip(spec, dim) or (adjacent and length * spec.itemsize < _SHARED_BYTES)  # off 16 bytes: in L1
-    again = 0 if stays else second_pass_bytes
-    if not adjacent or not length:
-        return pass_over(read_bytes + again, write_bytes, spec.numel)
+    axis = dim % len(spec.shape) if spec.shape else 0
+    length = spec.shape[axis] if spec.shape else 1
+    row_bytes = length * spec.itemsize
+    if not length or math.prod(spec.shape[axis + 1 :]) != 1:  # cunn_SpatialSoftMax* passes again and again
+        return pass_over(read_bytes + second_pass_bytes, write_bytes, spec.numel)
+    in_warp = (
+        length <= 1024 and row_bytes <= 4096
+    )  # in its registers (PersistentSoftmax.cuh); else a block of 1024 threads
     return Rows(
-        kind="softmax_block" if _row_blocks(spec, dim) else "softmax_warp", rows=spec.numel // length,
-        columns=length, itemsize=spec.itemsize, read_bytes=read_bytes, write_bytes=write_bytes, second_pass_bytes=again,
+        kind="softmax_warp" if in_warp else "softmax_block", rows=spec.numel // length, columns=length,
+        itemsize=spec.itemsize, read_bytes=read_bytes, write_bytes=write_bytes,
+        # a block holds the row in shared memory, or where it is no multiple of 16 bytes in L1 (SoftMax.cu)
+        second_pass_bytes=0 if in_warp or row_bytes < _SHARED_BYTES else second_pass_bytes,
         rows_per_sm=2 * _BLOCKS_PER_SM,  # a row and its result
     )  # fmt: skip
-
-
-def _strided_bytes(spec: TensorSpec, dim: int, second_pass_bytes: int) -> int:
-    """``second_pass_bytes`` where the elements of a row are strided: they are read from DRAM each time."""
-    return 0 if _row(spec, dim)[1] else second_pass_bytes
 
 
 @op("_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="softmax", is_softmax=True)
@@ -99,9 +73,8 @@ def softmax(call: Call) -> Cost:
     """5 per element. A row too long for the chip is read three times: for its max, its sum and its result."""
     data, given = call.need("self"), call.attributes.get("dim")
     dim = -1 if given is None else given
-    again = _strided_bytes(data, dim, 2 * data.nbytes)
-    cost = call.cost(vector_flops(data, 5 * data.numel), extra_bytes=again)
-    return launched(cost, _softmax_launch(data, dim, cost.read_bytes, cost.write_bytes, 2 * data.nbytes))
+    launch = _softmax_launch(data, dim, call.read_bytes, call.write_bytes, 2 * data.nbytes)
+    return call.cost(vector_flops(data, 5 * data.numel), launches=(launch,))
 
 
 @op("_safe_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="softmax", is_softmax=True)
@@ -121,9 +94,8 @@ def safe_softmax(call: Call) -> Cost:
 def log_softmax_backward(call: Call) -> Cost:
     """4 per element. A long row's ``grad_output`` is read twice."""
     grad = call.need("grad_output")
-    dim = call.attributes["dim"]
-    cost = call.cost(vector_flops(grad, 4 * grad.numel), extra_bytes=_strided_bytes(grad, dim, grad.nbytes))
-    return launched(cost, _softmax_launch(grad, dim, cost.read_bytes, cost.write_bytes, grad.nbytes))
+    launch = _softmax_launch(grad, call.attributes["dim"], call.read_bytes, call.write_bytes, grad.nbytes)
+    return call.cost(vector_flops(grad, 4 * grad.numel), launches=(launch,))
 
 
 @op("_softmax_backward_data", loop=loops.softmax, results=same, cpu_rate="softmax_backward",
@@ -132,12 +104,9 @@ def softmax_backward(call: Call) -> Cost:
     """4 per element. Eager first stores ``grad_output * output`` with a kernel of its own (SoftMax.cu), so
     that is written and read, and ``output`` read again; a long row's product is read twice."""
     grad, output = call.need("grad_output"), call.need("output")
-    dim = call.attributes["dim"]
-    again = _strided_bytes(grad, dim, grad.nbytes) + 2 * grad.nbytes + output.nbytes
-    cost = call.cost(vector_flops(grad, 4 * grad.numel), kernels=2, extra_bytes=again)
     product = pass_over(grad.nbytes + output.nbytes, grad.nbytes, grad.numel)
-    rows = _softmax_launch(grad, dim, grad.nbytes + output.nbytes, cost.write_bytes, grad.nbytes)
-    return launched(cost, product, rows)
+    rows = _softmax_launch(grad, call.attributes["dim"], product.read_bytes, call.write_bytes, grad.nbytes)
+    return call.cost(vector_flops(grad, 4 * grad.numel), launches=(product, rows))
 
 
 def _per_element(argument: str, flops: int) -> Formula:
@@ -160,8 +129,7 @@ op("_weight_norm_interface_backward")(_per_element("saved_v", 5))
 def layer_norm(call: Call) -> Cost:
     """7 per element in two passes over a row, for its moments and for its result (layer_norm_kernel.cu)."""
     data = call.need("input")
-    cost = call.cost(vector_flops(data, 7 * data.numel))
-    return launched(cost, *_norm_launches(call, data, cost))
+    return call.cost(vector_flops(data, 7 * data.numel), launches=_norm_launches(call, data))
 
 
 #: threads of the block that goes over such a row for its result, an element each
@@ -171,14 +139,14 @@ _RESULT_THREADS = 256
 _VECTOR = 4
 
 
-def _norm_launches(call: Call, data: TensorSpec, cost: Cost) -> tuple[Launch, ...]:
+def _norm_launches(call: Call, data: TensorSpec) -> tuple[Launch, ...]:
     """The launches of a layer or RMS norm."""
     length = _norm_length(call, data)
     if length % _VECTOR == 0:
-        return (_norm_rows(call, data, cost.read_bytes, cost.write_bytes, data.nbytes),)
-    moments = cost.write_bytes - call.outputs[0].nbytes
+        return (_norm_rows(call, data, call.read_bytes, call.write_bytes, data.nbytes),)
+    moments = call.write_bytes - call.outputs[0].nbytes
     result = replace(
-        pass_over(cost.read_bytes + moments, call.outputs[0].nbytes, data.numel),
+        pass_over(call.read_bytes + moments, call.outputs[0].nbytes, data.numel),
         steps=math.ceil(length / _RESULT_THREADS),
         blocks=math.ceil(data.numel / max(length, 1) * _RESULT_THREADS / _MOMENT_THREADS),
     )
@@ -202,8 +170,8 @@ def _norm_rows(call: Call, data: TensorSpec, read_bytes: int, write_bytes: int, 
 def rms_norm(call: Call) -> Cost:
     """4 per element, 3 without a weight."""
     data = call.need("input")
-    cost = call.cost(vector_flops(data, (4 if call.arg("weight") is not None else 3) * data.numel))
-    return launched(cost, *_norm_launches(call, data, cost))
+    per_element = 4 if call.arg("weight") is not None else 3
+    return call.cost(vector_flops(data, per_element * data.numel), launches=_norm_launches(call, data))
 
 
 #: op -> FLOPs per element of the input's gradient and of those of weight and bias
@@ -217,14 +185,15 @@ def row_norm_backward(call: Call) -> Cost:
     """Layer and RMS norm: a kernel for the input, one for weight and bias; each reads both tensors, the first in two
     passes over a row."""
     for_input, for_weight = _ROW_BACKWARD[call.name.split(".")[1]]
-    plain = _norm_backward(call, for_input, for_weight)
-    data = call.need("input")
-    if not _wanted(call, data)[0]:
-        return plain
-    both = _output_gradient(call).nbytes + data.nbytes
-    first = _norm_rows(call, data, plain.read_bytes, data.nbytes, both)
-    second = (pass_over(both, max(plain.write_bytes - data.nbytes, 0), data.numel),) * (plain.kernels - 1)
-    return launched(plain, first, *second)
+    grad, data = _output_gradient(call), call.need("input")
+    wanted = _wanted(call, data)
+    flops = vector_flops(data, (for_input * wanted[0] + for_weight * wanted[1]) * data.numel)
+    if not wanted[0]:
+        return streamed(call.cost(flops), data.numel)
+    both = grad.nbytes + data.nbytes
+    first = _norm_rows(call, data, call.read_bytes, data.nbytes, both)
+    second = (pass_over(both, max(call.write_bytes - data.nbytes, 0), data.numel),) * wanted[1]
+    return call.cost(flops, launches=(first, *second))
 
 
 def _output_gradient(call: Call) -> TensorSpec:
@@ -240,31 +209,16 @@ def _wanted(call: Call, data: TensorSpec) -> tuple[bool, bool]:
     return data.shape in shapes, any(shape != data.shape for shape in shapes)
 
 
-def _norm_backward(call: Call, for_input: int, for_weight: int) -> Cost:
-    grad, data = _output_gradient(call), call.need("input")
-    wanted = _wanted(call, data)
-    flops = (for_input * wanted[0] + for_weight * wanted[1]) * data.numel
-    both = all(wanted)
-    cost = call.cost(
-        vector_flops(data, flops), extra_bytes=(grad.nbytes + data.nbytes) * both, kernels=2 if both else 1
-    )
-    return streamed(cost, data.numel)
-
-
 @op("native_group_norm", loop=loops.group_norm, results=results.group_norm)
 def group_norm(call: Call) -> Cost:
     """7 per element: kernels for the moments, for their blend with weight and bias, and to apply them
     (group_norm_kernel.cu); the input is read twice."""
     data = call.need("input")
-    cost = call.cost(vector_flops(data, 7 * data.numel), extra_bytes=data.nbytes, kernels=3)
+    cost = call.cost(vector_flops(data, 7 * data.numel))
     groups = data.shape[0] * call.attributes.get("group", 1)
     steps = math.ceil(data.numel / max(groups, 1) / _MOMENT_THREADS)
-    moments, blend, result = (
-        replace(pass_over(data.nbytes, 0, data.numel), steps=steps, blocks=groups),
-        pass_over(0, 0),
-        stream_of(cost, data.numel),
-    )
-    return launched(cost, moments, blend, result)
+    moments = replace(pass_over(data.nbytes, 0, data.numel), steps=steps, blocks=groups)
+    return launched(cost, moments, pass_over(0, 0), stream_of(cost, data.numel))
 
 
 @op("native_group_norm_backward", loop=loops.group_norm_backward, results=results.norm_backward, domains=_MOMENTS)
@@ -274,10 +228,10 @@ def group_norm_backward(call: Call) -> Cost:
     wanted = _wanted(call, data)
     flops = (9 * wanted[0] + 4 * wanted[1]) * data.numel
     again = (grad.nbytes + data.nbytes) * wanted[0]
-    cost = call.cost(vector_flops(data, flops), extra_bytes=again, kernels=1 + 3 * wanted[0] + wanted[1])
-    small = (pass_over(0, 0),) * (cost.kernels - 1 - wanted[0])
-    result = (pass_over(again, cost.write_bytes, data.numel),) * wanted[0]
-    return launched(cost, pass_over(cost.read_bytes, 0 if result else cost.write_bytes, data.numel), *small, *result)
+    sums = pass_over(call.read_bytes, 0 if wanted[0] else call.write_bytes, data.numel)
+    small = (pass_over(0, 0),) * (2 * wanted[0] + wanted[1])
+    result = (pass_over(again, call.write_bytes, data.numel),) * wanted[0]
+    return call.cost(vector_flops(data, flops), launches=(sums, *small, *result))
 
 
 #: ops whose schemas do not mark ``running_mean`` and ``running_var`` as written
@@ -366,9 +320,8 @@ def nll_loss_backward(call: Call) -> Cost:
     read = target.nbytes + sum(spec.nbytes for spec in (call.need("grad_output"), call.arg("total_weight")) if spec)
     if weight is not None:
         read += _picked_bytes(weight, target.numel)
-    again = target.numel * call.outputs[0].itemsize
-    cost = call.cost(read_bytes=read, extra_bytes=again, kernels=2)
-    return launched(cost, pass_over(0, cost.write_bytes), pass_over(read, again, target.numel))
+    again = pass_over(read, target.numel * call.outputs[0].itemsize, target.numel)
+    return call.cost(read_bytes=read, launches=(pass_over(0, call.write_bytes), again))
 
 
 # -- results of calls that other libraries recorded --------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from memwall.core.graph import TensorSpec
@@ -132,9 +133,9 @@ def logsumexp(call: Call) -> Cost:
     kernels.
     """
     data = call.need("self")
-    cost = call.cost(vector_flops(data, 4 * data.numel), extra_bytes=5 * data.nbytes, kernels=7)
-    largest = pass_over(data.nbytes, cost.write_bytes, data.numel)
-    return launched(cost, largest, pass_over(data.nbytes, data.nbytes), pass_over(data.nbytes, data.nbytes), largest)
+    largest = pass_over(data.nbytes, call.write_bytes, data.numel)
+    middle, last = pass_over(data.nbytes, data.nbytes), replace(largest, count=4)
+    return call.cost(vector_flops(data, 4 * data.numel), launches=(largest, middle, middle, last))
 
 
 @op(" ".join(_LOSSES), loop=loops.loss, results=results.loss)
@@ -143,8 +144,7 @@ def loss(call: Call) -> Cost:
     data = call.need("self")
     reduced = call.attributes.get("reduction", 1) != 0
     per_element = _LOSSES[call.name.split(".")[1]] + reduced
-    again = 2 * data.nbytes if reduced else 0
-    cost = call.cost(vector_flops(data, data.numel * per_element), extra_bytes=again, kernels=2 if reduced else 1)
+    cost = call.cost(vector_flops(data, data.numel * per_element))
     if not reduced:
         return streamed(cost, data.numel)
     return launched(cost, pass_over(cost.read_bytes, data.nbytes), pass_over(data.nbytes, cost.write_bytes))
@@ -192,7 +192,7 @@ def max_pool_backward(call: Call) -> Cost:
     grad = call.need("grad_output")
     indices = call.arg("indices")
     read = grad.nbytes + (indices.nbytes if indices is not None else 0)
-    cost = call.cost(vector_flops(grad, grad.numel), read_bytes=read, extra_bytes=call.write_bytes, kernels=2)
+    cost = call.cost(vector_flops(grad, grad.numel), read_bytes=read)
     return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
 
