@@ -1,22 +1,17 @@
-"""Fused attention.
+"""Fused attention, with b batches, h query heads, s queries, t keys, head sizes d (query, key) and dv (value).
 
-Conventions, with b batches, h query heads, s queries, t keys, head sizes d (query, key) and dv (value):
-
-- Forward: ``2 * b * h * pairs * (d + dv)`` where ``pairs`` is the number of (query, key) pairs to compute:
-``s * t``, or those on and under the diagonal where the call is causal, or inside its window.
-  ``dense_flops`` has the figure without any mask, as other tools report it. Key and value heads may be fewer
-  than h (grouped queries).
-- ``is_causal`` of ``scaled_dot_product_*`` aligns the diagonal at the top left (query 0 sees key 0 only); the
-  raw ``_flash_attention_*`` and mask type 2 of ``_efficient_attention_*`` align it at the bottom right.
-- Backward: four products (dV, dP, dQ, dK), exactly twice the forward; recomputing QK^T goes in
-  ``extra_flops``.
-- Softmax, scaling, dropout and an additive mask are not counted as FLOPs. A dense mask never lowers the
-  count.
-- Variable-length calls are costed as sequences of equal length: for self-attention the least that the same
-  number of tokens can cost, so the bound stays a bound.
-- Bytes: query, key, value, mask and saved outputs once each; no score matrix. float32 runs in the
-  memory-efficient kernel on the tensor engine as three TF32 products (gemm_kernel_utils.h,
-  OpMultiplyAddFastF32): one is counted, :mod:`memwall.perfmodel.attention` knows of the others.
+- Forward: ``2 * b * h * pairs * (d + dv)`` where ``pairs`` is the number of (query, key) pairs to compute: ``s * t``,
+  or those on and under the diagonal where the call is causal, or inside its window. ``dense_flops`` has the figure
+  without any mask, as other tools report it. Key and value heads may be fewer than h (grouped queries).
+- ``is_causal`` of ``scaled_dot_product_*`` aligns the diagonal at the top left (query 0 sees key 0 only); the raw
+  ``_flash_attention_*`` and mask type 2 of ``_efficient_attention_*`` align it at the bottom right.
+- Backward: four products (dV, dP, dQ, dK), twice the forward; recomputing QK^T goes in ``extra_flops``.
+- Softmax, scaling, dropout and an additive mask are not counted as FLOPs. A dense mask never lowers the count.
+- Variable-length calls are costed as sequences of equal length: for self-attention the least that the same number of
+  tokens can cost, so the bound stays a bound.
+- Bytes: query, key, value, mask and saved outputs once each; no score matrix. float32 runs in the memory-efficient
+  kernel on the tensor engine as three TF32 products (gemm_kernel_utils.h, OpMultiplyAddFastF32): one is counted,
+  :mod:`memwall.perfmodel.attention` knows of the others.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Matrix products, and the recurrent layers that cuDNN runs as one call.
 
-Conventions:
-
-- A product of ``[m, k]`` with ``[k, n]`` is ``2 * m * n * k`` FLOP, whatever is added to it: the adds of a
-  bias and the multiplies by ``alpha`` and ``beta`` are not counted, the bytes of the bias are. A complex
-  multiply-add is 8 FLOP.
-- The pipe follows the dtype of the left operand: half, bfloat16, float8 and int8 use the tensor engine,
-  float64 its double-precision mode. float32 is ``tensor.tf32`` where the call's ``allow_tf32`` says so, else
-  ``tensor.float32``, which only AMD's matrix cores have: elsewhere its ceiling is that of the vector engine.
-  All float8 formats share the pipe ``tensor.fp8``.
+- A product of ``[m, k]`` with ``[k, n]`` is ``2 * m * n * k`` FLOP, whatever is added to it: the adds of a bias and the
+  multiplies by ``alpha`` and ``beta`` are not counted, the bytes of the bias are. A complex multiply-add is 8 FLOP.
+- The pipe follows the dtype of the left operand: half, bfloat16, float8 (one pipe, ``tensor.fp8``) and int8 use the
+  tensor engine, float64 its double-precision mode. float32 is ``tensor.tf32`` where the call's ``allow_tf32`` says so,
+  else ``tensor.float32``, which only AMD's matrix cores have: elsewhere its ceiling is that of the vector engine.
 - A grouped product reads every group's weights once, also those of groups that get no rows (an upper bound).
 - A recurrent layer multiplies each weight matrix with each time step; its pointwise gates are not counted.
 
@@ -228,42 +224,17 @@ def foreach_product(call: Call) -> Cost:
     return call.cost(_flops(lefts[0], multiply_adds, call.attributes), launches=launches)
 
 
-# Recurrent layers. ``weight`` lists, per layer and direction, w_ih [gates*H, in], w_hh [gates*H, H], then
-# biases and a projection; ``weight_stride0`` is how many each has. Every matrix multiplies every one of the
-# T*B rows of the input, so LSTM (4 gates), GRU (3) and plain RNN (1) need no cases of their own.
-
-
-def _rnn_rows(call: Call) -> int:
-    return math.prod(call.need("input").shape[:-1])
-
-
-def _rnn_steps(call: Call) -> int:
-    packed = call.attributes.get("batch_sizes")
-    if packed:
-        return len(packed)
-    shape = call.need("input").shape
-    return shape[1] if call.attributes.get("batch_first") and len(shape) > 2 else shape[0]
-
-
-def _rnn_stride(call: Call) -> int:
-    """Tensors per layer and direction."""
-    return call.attributes.get("weight_stride0") or (4 if call.attributes.get("has_biases", True) else 2)
+# Recurrent layers. ``weight`` lists, per layer and direction, w_ih [gates*H, in], w_hh [gates*H, H], then biases and a
+# projection; ``weight_stride0`` is how many each has. Every matrix multiplies every one of the T*B rows of the input,
+# so LSTM (4 gates), GRU (3) and plain RNN (1) need no cases of their own.
 
 
 def _rnn_cost(call: Call, weights: tuple[TensorSpec, ...], stride: int, passes: int) -> Cost:
-    # A persistent kernel keeps the recurrent weights on chip; the general one reads them again at each step.
-    rows, steps = _rnn_rows(call), _rnn_steps(call)
-    matrices = sum(weight.numel for weight in weights if len(weight.shape) == 2)
-    return call.cost(
-        _flops(call.need("input"), passes * rows * matrices, call.attributes),
-        launches=passes * _rnn_launches(call, weights, stride, rows, steps),
-    )
-
-
-def _rnn_launches(
-    call: Call, weights: tuple[TensorSpec, ...], stride: int, rows: int, steps: int
-) -> tuple[Launch, ...]:
-    """Per layer and direction: the input's product for all steps at once, then a product for each step."""
+    """``stride`` tensors per layer and direction. A persistent kernel keeps the recurrent weights on chip; the general
+    one reads them again at each step: the input's product for all steps at once, then a product for each step."""
+    shape, packed = call.need("input").shape, call.attributes.get("batch_sizes")
+    rows = math.prod(shape[:-1])
+    steps = len(packed) if packed else shape[call.attributes.get("batch_first", False) and len(shape) > 2]
 
     def one(weight: TensorSpec, some_rows: int) -> Gemm:
         n, k = weight.shape
@@ -274,9 +245,14 @@ def _rnn_launches(
     for first in range(0, len(weights), max(stride, 1)):
         matrices = [weight for weight in weights[first : first + stride] if len(weight.shape) == 2]
         launches += [one(weight, rows) for weight in matrices[:1]]
-        step = [one(weight, math.ceil(rows / max(steps, 1))) for weight in matrices[1:]]
-        launches += steps * step
-    return tuple(launches)
+        launches += steps * [one(weight, math.ceil(rows / max(steps, 1))) for weight in matrices[1:]]
+    elements = sum(weight.numel for weight in weights if len(weight.shape) == 2)
+    flops = _flops(call.need("input"), passes * rows * elements, call.attributes)
+    return call.cost(flops, launches=passes * tuple(launches))
+
+
+def _rnn_stride(call: Call) -> int:
+    return call.attributes.get("weight_stride0") or (4 if call.attributes.get("has_biases", True) else 2)
 
 
 @op("_cudnn_rnn miopen_rnn", results=results.recurrent)

@@ -1,15 +1,12 @@
 """Convolutions.
 
-Conventions:
-
-- Forward: ``2 * output elements * (Cin / groups) * kernel size``; transposed, the same on its input. Both are
-  the "wide" side times the weights that each of its elements meets, so padding is counted as if it were data.
-- Backward: each gradient asked for, of input and of weight, costs as much as the forward pass. Neither the
-  bias add nor the bias gradient's sum is counted; the bytes of both are.
+- Forward: ``2 * output elements * (Cin / groups) * kernel size``; transposed, the same on its input. Both are the
+  "wide" side times the weights that each of its elements meets, so padding is counted as if it were data.
+- Backward: each gradient asked for, of input and of weight, costs as much as the forward pass. Neither the bias add nor
+  the bias gradient's sum is counted; the bytes of both are.
 - Bytes of the input: the positions that some window touches; a stride longer than the window skips the rest.
-- float32 uses TF32 unless the call says ``allow_tf32=False`` (torch's default for cuDNN). A depthwise
-  convolution (one input channel per group) runs on the vector engine (DepthwiseConv2d.cu accumulates in
-  float32).
+- float32 uses TF32 unless the call says ``allow_tf32=False`` (torch's default for cuDNN). A depthwise convolution (one
+  input channel per group) runs on the vector engine (DepthwiseConv2d.cu accumulates in float32).
 - Launches: one for each result, and a pass over the output where cuDNN adds the bias separately.
 """
 

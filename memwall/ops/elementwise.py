@@ -1,17 +1,13 @@
 """Pointwise ops: FLOPs per element of the output (broadcasts included) from one table.
 
-Conventions:
-
-- One add, subtract, multiply, divide or transcendental call (exp, log, sqrt, rsqrt, tanh, erf, sin, pow, ...)
-  is one FLOP. A comparison, a selection, a change of sign, a rounding, a cast, a logical or bit operation is
-  none: relu, clamp, where, maximum, abs and their gradients are 0.
-- Compound functions count what their CUDA kernels compute (aten/src/ATen/native/cuda/Activation*.cu): sigmoid
-  3 (exp, add, divide), silu 4, gelu 5 (erf) or 9 (tanh); ``alpha`` or ``value`` other than 1 is one multiply
-  more.
+- One add, subtract, multiply, divide or transcendental call (exp, log, sqrt, rsqrt, tanh, erf, sin, pow, ...) is one
+  FLOP. A comparison, a selection, a change of sign, a rounding, a cast, a logical or bit operation is none: relu,
+  clamp, where, maximum, abs and their gradients are 0.
+- Compound functions count what their CUDA kernels compute (aten/src/ATen/native/cuda/Activation*.cu): sigmoid 3 (exp,
+  add, divide), silu 4, gelu 5 (erf) or 9 (tanh); ``alpha`` or ``value`` other than 1 is one multiply more.
 - Dropout is one FLOP per element in both directions; drawing random numbers costs none.
-- Results of an integer or bool dtype cost no FLOP. float64 counts on the vector engine's float64; all else on
-  its float32, in which PyTorch computes half and bfloat16. A complex add is 2 FLOP, any other complex
-  operation 6.
+- Results of an integer or bool dtype cost no FLOP. float64 counts on the vector engine's float64; all else on its
+  float32, in which PyTorch computes half and bfloat16. A complex add is 2 FLOP, any other complex operation 6.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Ops that move, copy, gather, scatter, order or fill and compute next to nothing.
 
-Conventions:
-
-- 0 FLOP, except one add per element that is accumulated (``scatter_add``, ``index_add``, an embedding's
-  gradient).
-- A gather reads its indices and no more of its source than it fetches: an upper bound, min(fetched, source),
-  since indices may repeat. An in-place scatter writes only what it touches, and reads that where it
-  accumulates; a functional one also copies the whole tensor.
-- The gradient of a gather is a whole tensor: zeros, then the scattered part (two kernels, the part written
-  twice).
+- 0 FLOP, except one add per element that is accumulated (``scatter_add``, ``index_add``, an embedding's gradient).
+- A gather reads its indices and no more of its source than it fetches: an upper bound, min(fetched, source), since
+  indices may repeat. An in-place scatter writes only what it touches, and reads that where it accumulates; a functional
+  one also copies the whole tensor.
+- The gradient of a gather is a whole tensor: zeros, then the scattered part (two kernels, the part written twice).
 - Sorting counts one pass of compulsory bytes; the radix passes of long rows go in ``extra_bytes``.
 """
 

@@ -1,17 +1,14 @@
 """Normalisations, softmax and the cross-entropy loss.
 
-FLOPs per element of the normalised tensor, after Ivanov et al., "Data Movement Is All You Need"
-(spcl/substation):
+FLOPs per element of the normalised tensor, after Ivanov et al., "Data Movement Is All You Need" (spcl/substation):
 
-- softmax and log-softmax 5 (max, subtract, exp, sum, divide), their gradients 4 (multiply, sum, subtract,
-  multiply);
-- layer, group and batch norm with statistics 7 (sum; subtract, square, sum; scale, weight, bias), batch norm
-  with given statistics 4; gradients 9 for the input and 4 for weight and bias. RMS norm 4 (square, sum,
-  scale, weight), 7 and 3;
+- softmax and log-softmax 5 (max, subtract, exp, sum, divide), their gradients 4 (multiply, sum, subtract, multiply);
+- layer, group and batch norm with statistics 7 (sum; subtract, square, sum; scale, weight, bias), batch norm with given
+  statistics 4; gradients 9 for the input and 4 for weight and bias. RMS norm 4 (square, sum, scale, weight), 7 and 3;
 - the loss: one add per row.
 
-Bytes are compulsory (each tensor once). What eager CUDA kernels read again goes in ``extra_bytes``: a second
-pass over data of which a block cannot keep its share on chip. Sources are named next to each rule.
+Bytes are compulsory (each tensor once). What eager CUDA kernels read again goes in ``extra_bytes``: a second pass over
+data of which a block cannot keep its share on chip. Sources are named next to each rule.
 """
 
 from __future__ import annotations
@@ -54,9 +51,7 @@ def _softmax_launch(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: in
     row_bytes = length * spec.itemsize
     if not length or math.prod(spec.shape[axis + 1 :]) != 1:  # cunn_SpatialSoftMax* passes again and again
         return pass_over(read_bytes + second_pass_bytes, write_bytes, spec.numel)
-    in_warp = (
-        length <= 1024 and row_bytes <= 4096
-    )  # in its registers (PersistentSoftmax.cuh); else a block of 1024 threads
+    in_warp = length <= 1024 and row_bytes <= 4096  # in registers (PersistentSoftmax.cuh); else a block of 1024 threads
     return Rows(
         kind="softmax_warp" if in_warp else "softmax_block", rows=spec.numel // length, columns=length,
         itemsize=spec.itemsize, read_bytes=read_bytes, write_bytes=write_bytes,

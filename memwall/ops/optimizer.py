@@ -1,21 +1,18 @@
 """Multi-tensor ops: ``_foreach_*`` and the fused optimizers.
 
-Conventions:
-
 - A ``_foreach_*`` op costs what its pointwise namesake costs per element, over all tensors of the list.
-- A fused optimizer's FLOPs per element are counted by hand below, from fused_adam_utils.cuh,
-  FusedSgdKernel.cu and fused_adagrad_utils.cuh. Gradients are written only where a ``grad_scale`` is undone
-  in place, whatever the schema says.
-- Launches: aten/src/ATen/native/cuda/MultiTensorApply.cuh packs chunks of 65536 elements, at most 320 per
-  launch, of at most 110, 64, 48, 36 or 30 tensors where an op walks 1 to 5 lists at once.
+- A fused optimizer's FLOPs per element are counted by hand below, from fused_adam_utils.cuh, FusedSgdKernel.cu and
+  fused_adagrad_utils.cuh. Gradients are written only where a ``grad_scale`` is undone in place, whatever the schema
+says. - Launches: MultiTensorApply.cuh packs chunks of 65536 elements, at most 320 per launch, of at most 110, 64, 48,
+  36 or 30 tensors where an op walks 1 to 5 lists at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Any
 
-from memwall.core.graph import TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, SECOND_MOMENT, WEIGHT_SCALE, always
 from memwall.ops.elementwise import scalar_flops, streamed, vector_flops
@@ -48,28 +45,10 @@ def launches(sizes: Iterable[int], lists: int) -> int:
     return count + (1 if chunks else 0)
 
 
-def _lists(call: Call, length: int) -> int:
-    """How many lists of that many tensors the call reads (a lone tensor is a list of one)."""
-    return sum(call.arguments.count(name) == length for name in dict.fromkeys(call.arguments))
-
-
-def _foreach_name(call: Call) -> str:
-    return call.name.split(".")[1].removeprefix("_foreach_").rstrip("_")
-
-
 _FOREACH_POINTWISE = (
     "abs acos asin atan ceil clamp_max clamp_min cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2"
     " maximum minimum neg pow reciprocal round rsqrt sigmoid sign sin sinh sub tan tanh trunc"
 )
-
-
-def _foreach_flops(call: Call, name: str) -> int:
-    if name in ("copy", "clone", "zero"):
-        return 0
-    flops = flops_of(f"aten.{name}")
-    if name.startswith("addc") and call.name.endswith(("ScalarList", "Tensor")):
-        return flops + 1  # one factor per tensor: taken to be other than 1
-    return scalar_flops(call, name, flops)
 
 
 @op("_foreach_sqrt _foreach_sqrt_", domains={"self": always("positive", scale=SECOND_MOMENT)})
@@ -82,16 +61,22 @@ def _foreach_flops(call: Call, name: str) -> int:
 @op("_foreach_copy_ _foreach_zero_", overwrites=True)
 def foreach(call: Call) -> Cost:
     """The pointwise op of the same name on every tensor of the lists."""
-    name = _foreach_name(call)
-    total = sum(output.numel for output in call.outputs)
-    in_place = call.name.split(".")[1].endswith("_")
+    packet = call.name.split(".")[1]
+    name, in_place = packet.removeprefix("_foreach_").rstrip("_"), packet.endswith("_")
+    sizes = [output.numel for output in call.outputs]
     overwrites = in_place and call.arg("self") is None  # zero_, copy_: the target is in no input list
-    lists = _lists(call, len(call.outputs)) + (not in_place or overwrites)
+    read = sum(call.arguments.count(argument) == len(sizes) for argument in set(call.arguments))
+    if name in ("copy", "clone", "zero"):
+        flops = 0
+    elif name.startswith("addc") and call.name.endswith(("ScalarList", "Tensor")):
+        flops = flops_of(f"aten.{name}") + 1  # one factor per tensor: taken to be other than 1
+    else:
+        flops = scalar_flops(call, name, flops_of(f"aten.{name}"))
     cost = call.cost(
-        vector_flops(call.outputs[0], total * _foreach_flops(call, name), name),
-        kernels=max(launches((output.numel for output in call.outputs), lists), 1),
+        vector_flops(call.outputs[0], sum(sizes) * flops, name),
+        kernels=max(launches(sizes, read + (not in_place or overwrites)), 1),
     )
-    return streamed(cost, total)
+    return streamed(cost, sum(sizes))
 
 
 @op("_foreach_norm", results=norms)
@@ -120,29 +105,22 @@ def update_scale(call: Call) -> Cost:
     return streamed(call.cost(), 1)
 
 
-def _adam_flops(call: Call, weight_decay: int) -> int:
+def _adam_flops(given: Mapping[str, Any]) -> int:
     # m = fma(b1, m, fma(-b1, g, g)) 4; v = fma(b2, v, fma(-b2, g * g, g * g)) 5; sqrt(v) / c + eps 3;
     # p -= step * m / that 3
-    return 15 + weight_decay + _unscaling(call)
+    return 15
 
 
-def _sgd_flops(call: Call, weight_decay: int) -> int:
-    # b = momentum * b + (1 - dampening) * g 3, on the first step a copy; nesterov: g + momentum * b 2; p -=
-    # lr * g 2
-    attributes = call.attributes
-    momentum = 0
-    if attributes.get("momentum", 0):
-        momentum = (0 if attributes.get("is_first_step") else 3) + (2 if attributes.get("nesterov") else 0)
-    return 2 + momentum + weight_decay + _unscaling(call)
+def _sgd_flops(given: Mapping[str, Any]) -> int:
+    # b = momentum * b + (1 - dampening) * g 3, on the first step a copy; nesterov: g + momentum * b 2; p -= lr * g 2
+    if not given.get("momentum", 0):
+        return 2
+    return 2 + (0 if given.get("is_first_step") else 3) + (2 if given.get("nesterov") else 0)
 
 
-def _adagrad_flops(call: Call, weight_decay: int) -> int:
+def _adagrad_flops(given: Mapping[str, Any]) -> int:
     # s += g * g 2; p -= step * g / (sqrt(s) + eps) 5
-    return 7 + weight_decay + _unscaling(call)
-
-
-def _unscaling(call: Call) -> int:
-    return 0 if call.arg("grad_scale") is None else 1  # g /= scale
+    return 7
 
 
 #: op -> FLOPs per element, and the lists that it updates
@@ -154,28 +132,22 @@ _FUSED = {
 }
 
 
-def _nbytes(specs: Iterable[TensorSpec]) -> int:
-    return sum(spec.nbytes for spec in specs)
-
-
 @op(" ".join(_FUSED))
 def fused_step(call: Call) -> Cost:
     """One optimizer step; weight decay (a multiply and an add or subtract) where it is not 0."""
     per_element, updated = _FUSED[call.name.split(".")[1]]
-    parameters = call.args("self")
-    weight_decay = 2 if call.attributes.get("weight_decay", 0) else 0
+    parameters, unscaled = call.args("self"), call.arg("grad_scale") is not None  # g /= scale
+    flops = per_element(call.attributes) + (2 if call.attributes.get("weight_decay", 0) else 0) + unscaled
     total = sum(parameter.numel for parameter in parameters)
-    lists = [call.args(name) for name in updated]
-    if call.arg("grad_scale") is not None:
-        lists.append(call.args("grads"))
+    written = (*updated, *(("grads",) * unscaled))
     read = call.read_bytes
     if call.attributes.get("is_first_step"):  # momentum is written, not read
-        read -= _nbytes(call.args("momentum_buffer_list"))
+        read -= sum(spec.nbytes for spec in call.args("momentum_buffer_list"))
     depth = 1 + sum(bool(call.args(name)) for name in updated)
     cost = call.cost(
-        vector_flops(parameters[0], total * per_element(call, weight_decay)),
+        vector_flops(parameters[0], total * flops),
         read_bytes=read,
-        write_bytes=sum(map(_nbytes, lists)),
+        write_bytes=sum(spec.nbytes for name in written for spec in call.args(name)),
         kernels=max(launches((parameter.numel for parameter in parameters), depth), 1),
     )
     return streamed(cost, total)

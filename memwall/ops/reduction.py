@@ -1,9 +1,8 @@
 """Reductions, scans, losses that end in a sum, and pooling.
 
-Conventions: FLOPs per element of the input: a sum 1, a variance 4 (sum; subtract, square, sum), a norm 2
-(square, sum); the few FLOPs per output (the division of a mean) are not counted. Maximum, minimum, any, all
-and their arguments are comparisons: 0. Pooling: an average is one add per window element, a maximum none.
-Integer results cost no FLOP.
+FLOPs per element of the input: a sum 1, a variance 4 (sum; subtract, square, sum), a norm 2 (square, sum); the few
+FLOPs per output (the division of a mean) are not counted. Maximum, minimum, any, all and their arguments are
+comparisons: 0. Pooling: an average is one add per window element, a maximum none. Integer results cost no FLOP.
 """
 
 from __future__ import annotations
