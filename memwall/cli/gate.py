@@ -80,8 +80,8 @@ def command(
     Exit code: 0 pass, 1 fail, 3 inconclusive, 2 misuse.
     """
     from memwall.gate.baseline import place_in_repository
+    from memwall.gate.reading import base_of, configuration, on_gpus_of, selected
     from memwall.gate.run import run_gate
-    from memwall.gate.selection import base_of, configuration, on_gpus_of, selected
     from memwall.hardware.lookup import load_gpus
 
     _tidy_when_stopped()

@@ -77,6 +77,10 @@ class Child:
         """The process."""
         return self._process.pid
 
+    def fileno(self) -> int:
+        """What becomes readable when there is an answer, for :func:`multiprocessing.connection.wait`."""
+        return self._pipe.fileno()
+
     def send(self, *question: Any) -> None:
         """Send a request; :meth:`receive` notices a dead process."""
         with contextlib.suppress(OSError):

@@ -36,11 +36,6 @@ class Bases:
     #: workloads that the base does not have, with what it said of them
     missing: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def asked(self) -> bool:
-        """Whether a baseline was asked for."""
-        return self.baseline.kind != "none"
-
 
 def noted(baseline: Baseline, who: str, notes: Sequence[str]) -> Baseline:
     return replace(baseline, notes=(*baseline.notes, *[f"{who}: {note}" for note in notes]))
@@ -244,7 +239,7 @@ def from_commit(
         if row.absent:
             base.missing[workload.name] = row.error
         elif row.foreign:
-            files = ", ".join(row.foreign[:3]) + (" …" if len(row.foreign) > 3 else "")
+            files = ", ".join(row.foreign[:3]) + " …" * (len(row.foreign) > 3)
             why = f"the base would run the working tree's {files}, which is installed from there"
             base.refused[workload.name] = why
         elif row.profile is None:

@@ -1,4 +1,4 @@
-"""What to gate: workloads and their limits, as a file (:mod:`memwall.gate.reading`) or a command line says.
+"""What to gate: workloads and their limits, as a file or a command line says (:mod:`memwall.gate.reading`).
 
 A workload's limits override those of the whole gate; within either, those of a policy or a GPU override the others.
 """
@@ -16,22 +16,17 @@ from memwall.gate.limits import Limit, find_quantity, parse_limit
 from memwall.hardware.lookup import Gpu, load_gpu
 
 #: the limits if none are written and there is a baseline: what a code change may not do by accident
-DEFAULTS = {
-    "kernels": "+0", "dram_bytes": "+0.5%", "flops": "+0.5%", "time_s": "+0.5%", "peak_memory": "+0.5%",
-    "graph_breaks": "+0",
-}  # fmt: skip
-
+DEFAULTS = {"kernels": "+0", "dram_bytes": "+0.5%", "flops": "+0.5%", "time_s": "+0.5%", "peak_memory": "+0.5%",
+            "graph_breaks": "+0"}  # fmt: skip
 #: the policies if none is named: what runs today, and what a compiler could fuse, so that a lost fusion shows
 DEFAULT_POLICIES = ("eager", "memwall")
-
 #: limits of every workload unless it says otherwise
 ALWAYS = {"coverage": "100 %"}
-
 #: quantities whose limits do not replace :data:`DEFAULTS`: they do not limit the cost of the step
 APART = frozenset(("coverage", "measured_s"))
 
 #: (quantity, module pattern) -> limits
-Limits = Mapping[tuple[str, str], tuple[Limit, ...]]
+Limits = dict[tuple[str, str], tuple[Limit, ...]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Scope:
     policies: Mapping[str, Limits] = field(default_factory=dict)
     gpus: Mapping[str, Limits] = field(default_factory=dict)
 
-    def of(self, gpu: str, policy: str) -> dict[tuple[str, str], tuple[Limit, ...]]:
+    def of(self, gpu: str, policy: str) -> Limits:
         """What holds on a GPU under a policy."""
         return {**self.limits, **self.policies.get(policy, {}), **self.gpus.get(gpu, {})}
 
@@ -68,7 +63,7 @@ class GatedWorkload:
 @dataclass(frozen=True)
 class GateConfig:
     """The whole gate. ``root`` is the folder that targets and baselines are relative to; ``gpus`` and ``policies`` are
-    as written, :meth:`workload` knows what runs without."""
+    as written, :meth:`workload` knows what runs without; ``over``: the limits of the command line, which go first."""
 
     root: Path
     source: str = ""
@@ -80,7 +75,6 @@ class GateConfig:
     baseline: str | None = None
     baseline_ref: str | None = None
     history: str | None = None
-    #: limits of the command line, which go before all others
     over: Scope = Scope()
 
     def workload(
@@ -95,24 +89,16 @@ class GateConfig:
             policies or self.policies or (() if saved else DEFAULT_POLICIES), scope,
         )  # fmt: skip
 
-    def limits(
-        self, workload: GatedWorkload, gpu: str, policy: str, *, compared: bool, breaks: bool = True
-    ) -> dict[tuple[str, str], tuple[Limit, ...]]:
-        """(quantity, module pattern) → limits of a workload on a GPU under a policy.
-
-        ``compared`` says that there is a baseline: then :data:`DEFAULTS` hold where nothing is limited (aside from
-        :data:`APART`), that of graph breaks where ``breaks`` says that they are known.
-        """
+    def limits(self, workload: GatedWorkload, gpu: str, policy: str, *, compared: bool, breaks: bool = True) -> Limits:
+        """The limits of a workload on a GPU under a policy. ``compared``: there is a baseline, and :data:`DEFAULTS`
+        hold where nothing is limited (aside from :data:`APART`), that of graph breaks where ``breaks`` are known."""
         written = {**self.scope.of(gpu, policy), **workload.scope.of(gpu, policy), **self.over.limits}
-        if compared and self._names(workload) <= APART:
+        if compared and self.limited(workload) <= APART:
             written |= limits_of({k: v for k, v in DEFAULTS.items() if breaks or k != "graph_breaks"}, "")
         return {**limits_of(ALWAYS, ""), **written}
 
-    def limits_breaks(self, workload: GatedWorkload) -> bool:
-        """Whether the graph breaks of a workload are limited by more than :data:`DEFAULTS`."""
-        return "graph_breaks" in self._names(workload)
-
-    def _names(self, workload: GatedWorkload) -> frozenset[str]:
+    def limited(self, workload: GatedWorkload) -> frozenset[str]:
+        """The quantities of a workload that are limited by more than :data:`DEFAULTS`."""
         return self.scope.names | workload.scope.names | self.over.names
 
 
@@ -127,7 +113,7 @@ def parse_scope(texts: Sequence[str]) -> Scope:
     Raises:
         UsageError: not NAME=LIMIT, or no such quantity or unit; names the nearest.
     """
-    found: dict[tuple[str, str], tuple[Limit, ...]] = {}
+    found: Limits = {}
     for text in texts:
         name, equals, limit = text.partition("=")
         if not equals:
@@ -138,13 +124,13 @@ def parse_scope(texts: Sequence[str]) -> Scope:
     return Scope(found)
 
 
-def limits_of(table: Mapping[str, object], where: str, module: str = "") -> dict[tuple[str, str], tuple[Limit, ...]]:
-    """(quantity, module pattern) → limits of a table of them; ``where`` it stands, for the message.
+def limits_of(table: Mapping[str, object], where: str, module: str = "") -> Limits:
+    """The limits of a table of them; ``where`` it stands, for the message.
 
     Raises:
         UsageError: no such quantity or unit, none that modules have, an empty list, or one quantity twice.
     """
-    found = {}
+    found: Limits = {}
     for name, text in table.items():
         quantity = find_quantity(name, where)
         if module and not quantity.adds:

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import accumulate
 
 from memwall.analysis.diff import Cause, Side, explain, largest, new_breaks, top
 from memwall.analysis.matching import match_ops
 from memwall.analysis.quantities import LIMITS, Quantity, unmodeled
 from memwall.core.units import size
 from memwall.frontend.dynamo.capture import capture_of
+from memwall.gate.config import Limits
 from memwall.gate.limits import Limit
 from memwall.gate.result import Check, Problem
 from memwall.perfmodel.roofline import Estimate
@@ -23,14 +25,6 @@ from memwall.simulate.schedule import Schedule
 
 #: causes that a check keeps
 MOST_CAUSES = 8
-
-NOTHING_THERE = (
-    "no kernel belongs to the modules {!r}, so their limits check nothing; "
-    "memwall profile --by module lists what there is"
-)
-
-#: (quantity, module pattern) -> limits, for each GPU and policy
-LimitsOf = Mapping[tuple[str, str], Mapping[tuple[str, str], tuple[Limit, ...]]]
 
 
 @dataclass(frozen=True)
@@ -49,12 +43,8 @@ class Subject:
     new: bool = False
 
 
-def check_workload(subject: Subject, limits: LimitsOf) -> tuple[list[Check], list[Problem]]:
-    """The checks of one workload, in the order of its simulations and limits.
-
-    Args:
-        limits: (GPU, policy) → what is limited there.
-    """
+def check_workload(subject: Subject, limits: Mapping[tuple[str, str], Limits]) -> tuple[list[Check], list[Problem]]:
+    """The checks of one workload, in the order of its simulations and limits; ``limits``: by GPU and policy."""
     checks: list[Check] = []
     problems: list[Problem] = []
     once: set[tuple[str, tuple[Limit, ...]]] = set()
@@ -66,15 +56,15 @@ def check_workload(subject: Subject, limits: LimitsOf) -> tuple[list[Check], lis
         causes: tuple[Cause, ...] | None = None
         for (name, module), rows in own.items():
             quantity = LIMITS[name]
-            if quantity.per == "machine":
+            if quantity.per == "machine" or (name, rows) in once:
                 continue
             if quantity.per == "profile":
-                if (name, rows) in once:
-                    continue
                 once.add((name, rows))
             values = _value(quantity, module, head), _value(quantity, module, base) if base else None
             if module and not kernels_in(head.profile, schedule, module):
-                problems.append(Problem(subject.name, subject.target, "fail", NOTHING_THERE.format(module)))
+                why = f"no kernel belongs to the modules {module!r}, so their limits check nothing; "
+                why += "memwall profile --by module lists what there is"
+                problems.append(Problem(subject.name, subject.target, "fail", why))
                 continue
             for limit in rows:
                 check = _check(subject, head, base, quantity, module, limit, values)
@@ -112,9 +102,8 @@ def kernels_in(profile: Profile, schedule: Schedule, pattern: str) -> list[Estim
 
 
 def _with_outer(path: str) -> list[str]:
-    """``a.b`` and ``a`` of ``a.b``."""
-    parts = path.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+    """``a`` and ``a.b`` of ``a.b``."""
+    return list(accumulate(path.split("."), lambda outer, name: f"{outer}.{name}"))
 
 
 def _check(
@@ -124,7 +113,9 @@ def _check(
     value, before = values
     verdict, why, allowed = "pass", "", None
     if value is None:
-        verdict, why = "inconclusive", _no_value(quantity, head)
+        capture = capture_of(head.profile.capture) if quantity.name == "graph_breaks" else None
+        failed = f"TorchDynamo captures nothing: {capture.failure}" if capture and capture.failure else ""
+        verdict, why = "inconclusive", failed or f"{quantity.title}: the profile does not hold them"
     elif limit.sign > 0 and before is None and base is not None and value == 0 and quantity.lower:
         why = f"no {quantity.title}, whatever the base has"
     elif limit.relative and before is None and subject.new:
@@ -138,13 +129,6 @@ def _check(
     return Check(
         subject.name, subject.target, *where, module, quantity.name, limit.text, value, before, allowed, verdict, why
     )
-
-
-def _no_value(quantity: Quantity, head: Side) -> str:
-    capture = capture_of(head.profile.capture)
-    if quantity.name == "graph_breaks" and capture is not None and capture.failure:
-        return f"TorchDynamo captures nothing: {capture.failure}"
-    return f"{quantity.title}: the profile does not hold them"
 
 
 def _no_baseline(subject: Subject, quantity: Quantity, schedule: Schedule, base: Side | None) -> str:
@@ -168,12 +152,16 @@ def _explained(check: Check, quantity: Quantity, head: Side, base: Side | None, 
         names = ", ".join(unmodeled(head.profile)[:MOST_CAUSES])
         return replace(check, message=f"no formula models {names}" if names else "")
     if base is None:
-        all_kernels = head.schedule.kernels
-        kernels = kernels_in(head.profile, head.schedule, check.module) if check.module else all_kernels
+        kernels = kernels_in(head.profile, head.schedule, check.module or "*")
         return replace(check, causes=largest(head, quantity.name, kernels, MOST_CAUSES))
     inside = [c for c in causes if not check.module or _inside(c, check.module)]
     if quantity.name == "peak_memory":
-        check = replace(check, message=_memory(base.schedule.memory, head.schedule.memory))
+        was, now = base.schedule.memory, head.schedule.memory
+        moved = {name: getattr(now, name) - getattr(was, name) for name in MemoryPeak.__slots__}
+        parts = [
+            f"{n.replace('_', ' ')} {'+' if more > 0 else '-'}{size(abs(more))}" for n, more in moved.items() if more
+        ]
+        check = replace(check, message=", ".join(parts))
     return replace(check, causes=top(inside, quantity.name, count=MOST_CAUSES))
 
 
@@ -187,13 +175,3 @@ def _overlap(path: str, pattern: str) -> bool:
     """Whether ``layers.*.attn`` and ``layers.3.attn`` can be the same module."""
     one, other = path.split("."), pattern.split(".")
     return len(one) == len(other) and all(a == "*" or fnmatchcase(a, b) for a, b in zip(one, other, strict=True))
-
-
-def _memory(before: MemoryPeak, after: MemoryPeak) -> str:
-    """``activations +12.00 MB``: which part of the peak moved."""
-    rows = []
-    for name in MemoryPeak.__slots__:
-        change = getattr(after, name) - getattr(before, name)
-        if change:
-            rows.append(f"{name.replace('_', ' ')} {'+' if change > 0 else '-'}{size(abs(change))}")
-    return ", ".join(rows)

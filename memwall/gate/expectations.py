@@ -6,7 +6,7 @@ An exceeded limit is reported with its largest contributors: ops, modules and li
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,12 @@ def read_keywords(given: Mapping[str, Any]) -> tuple[dict[str, Limit], dict[str,
         UsageError: no such keyword, or its value is no absolute limit of that quantity.
     """
     parameters = inspect.signature(make_profile).parameters.values()
-    options = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-    wanted = {key: value for key, value in given.items() if key not in options}
-    limits = {f"{key}={value!r}": _limit(key, value, options) for key, value in wanted.items()}
-    # max_time is max_time_s too
-    closest = {limit.quantity.name: written for written, limit in limits.items()}
-    return (
-        {written: limits[written] for written in closest.values()},
-        {key: value for key, value in given.items() if key in options},
-    )
+    known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    options = {key: value for key, value in given.items() if key in known}
+    wanted = {key: value for key, value in given.items() if key not in known}
+    limits = {f"{key}={value!r}": _limit(key, value, known) for key, value in wanted.items()}
+    closest = {limit.quantity.name: written for written, limit in limits.items()}  # max_time is max_time_s too
+    return {written: limits[written] for written in closest.values()}, options
 
 
 def _limit(keyword: str, value: Any, options: Iterable[str]) -> Limit:
@@ -89,14 +86,14 @@ def exceeded(profile: Profile, limits: Mapping[str, Limit]) -> Iterator[str]:
         yield f"{profile.workload.name} was simulated on no GPU"
     for schedule in profile.simulations:
         for written, limit in limits.items():
-            quantity = limit.quantity
+            quantity, where = limit.quantity, _where(profile, schedule)
             value = quantity.read(profile, schedule)
             if value is None:
-                yield f"{quantity.name} of {_where(profile, schedule)} is not known; want {written}"
+                yield f"{quantity.name} of {where} is not known; want {written}"
             elif not limit.holds(value):
                 found, allowed = apart([value, limit.allowed(None)], quantity.unit)
                 bound = "at most" if quantity.lower else "at least"
-                yield f"{quantity.name} of {_where(profile, schedule)}: {found}, want {bound} {allowed} ({written})"
+                yield f"{quantity.name} of {where}: {found}, want {bound} {allowed} ({written})"
                 yield from _largest(profile, schedule, quantity)
 
 
@@ -119,10 +116,12 @@ def not_bound(profile: Profile, wall: str, module: str, share: float) -> str:
 
 def _not_bound(profile: Profile, schedule: Schedule, wall: str, pattern: str, share: float) -> str:
     """Why a schedule is not limited by a wall; empty if it is."""
-    chosen = kernels_in(profile, schedule, pattern)
+    chosen, where = kernels_in(profile, schedule, pattern), _where(profile, schedule)
     if not chosen:
-        modules = [kernel_module(profile, schedule, kernel) for kernel in schedule.kernels]
-        return f"no kernel of {_where(profile, schedule)} is in {pattern}; {_some(modules)}"
+        modules = (kernel_module(profile, schedule, kernel) for kernel in schedule.kernels)
+        names = list(dict.fromkeys(collapse(module) for module in modules if module))
+        some = f"there is {', '.join(names[:LARGEST])}{', ...' * (len(names) > LARGEST)}"
+        return f"no kernel of {where} is in {pattern}; {some if names else 'it has no modules'}"
     by_wall = group_by(chosen, (kernel.limited_by for kernel in chosen))
     times = {name: sum(kernel.time_s for kernel in kernels) for name, kernels in by_wall.items()}
     total_s = sum(times.values())
@@ -132,15 +131,7 @@ def _not_bound(profile: Profile, schedule: Schedule, wall: str, pattern: str, sh
     shares = ", ".join(f"{name} {percent(time_s / total_s)}" for name, time_s in sorted(times.items()))
     others = [kernel for kernel in chosen if kernel.limited_by != wall]
     rows = _rows(profile, schedule, others, lambda kernel: kernel.time_s, "s")
-    first = f"{_where(profile, schedule)}: want {percent(share)} of the time{part} {wall}-bound; it is {shares}"
-    return "\n".join([first, *rows])
-
-
-def _some(modules: Iterable[str]) -> str:
-    names = list(dict.fromkeys(collapse(module) for module in modules if module))
-    if not names:
-        return "it has no modules"
-    return f"there is {', '.join(names[:LARGEST])}{', ...' * (len(names) > LARGEST)}"
+    return "\n".join([f"{where}: want {percent(share)} of the time{part} {wall}-bound; it is {shares}", *rows])
 
 
 # -- what a failure says -----------------------------------------------------------------------------------------------
@@ -152,50 +143,38 @@ def _where(profile: Profile, schedule: Schedule) -> str:
 
 def _largest(profile: Profile, schedule: Schedule, quantity: Quantity) -> Iterator[str]:
     """The largest contributors to a quantity; if no kernel has a part of it, the heaviest or the slowest."""
-    if quantity.name in _PLACES:
-        yield from (f"    {line}" for line in _PLACES[quantity.name](profile, schedule)[:LARGEST])
+    lines: list[str] = []
+    if quantity.name == "peak_memory":
+        parts = sorted(asdict(schedule.memory).items(), key=lambda part: -part[1])
+        lines = [f"{size(count)}  {name.replace('_', ' ')}" for name, count in parts if count]
+    elif quantity.name == "graph_breaks":
+        capture = capture_of(profile.capture)
+        breaks = sorted(capture.breaks, key=lambda row: -row.count) if capture else []
+        lines = [f"x{row.count}  {row.file}:{row.line}, {row.reason}: {row.source_line}" for row in breaks]
+    elif quantity.name == "coverage":
+        lines = [f"no formula: {name}" for name in profile.coverage.unmodeled]
     elif quantity.adds:
         yield from _rows(profile, schedule, schedule.kernels, quantity.of, quantity.unit)
     elif quantity.unit == "B":
         yield from _rows(profile, schedule, schedule.kernels, lambda kernel: kernel.write_bytes, "B")
     else:
         yield from _rows(profile, schedule, schedule.kernels, lambda kernel: kernel.time_s, "s")
+    yield from (f"    {line}" for line in lines[:LARGEST])
 
 
 def _rows(
-    profile: Profile, schedule: Schedule, kernels: Iterable[Estimate], weight: Callable[[Estimate], float], unit: str
+    profile: Profile, schedule: Schedule, kernels: Sequence[Estimate], weight: Callable[[Estimate], float], unit: str
 ) -> Iterator[str]:
     """Kernels by place, equal places of repeated blocks as one, the heaviest first."""
     ops = profile.graphs[schedule.graph].ops
-    kernels = list(kernels)
-    sources = [next((ops[i].source for i in kernel.op_ids if ops[i].source), "") for kernel in kernels]
     places = [
-        (collapse(kernel_module(profile, schedule, kernel)), short_name(kernel.name), source, kernel.limited_by)
-        for kernel, source in zip(kernels, sources, strict=True)
-    ]
+        (collapse(kernel_module(profile, schedule, kernel)), short_name(kernel.name),
+         next((ops[i].source for i in kernel.op_ids if ops[i].source), ""), kernel.limited_by)
+        for kernel in kernels
+    ]  # fmt: skip
     sums = [(sum(map(weight, rows)), place, len(rows)) for place, rows in group_by(kernels, places).items()]
     total = sum(amount for amount, _, _ in sums)
     for amount, (module, name, source, wall), count in sorted(sums, key=lambda row: (-row[0], row[1]))[:LARGEST]:
         share = f" ({percent(amount / total)})" if total else ""
-        times = f" x{count}" if count > 1 else ""
         where = "".join(f", {part}" for part in (module, source) if part)
-        yield f"    {apart([amount], unit)[0]}{share}  {name}{times}, {wall}-bound{where}"
-
-
-def _memory(profile: Profile, schedule: Schedule) -> list[str]:
-    parts = sorted(asdict(schedule.memory).items(), key=lambda part: -part[1])
-    return [f"{size(count)}  {name.replace('_', ' ')}" for name, count in parts if count]
-
-
-def _breaks(profile: Profile, schedule: Schedule) -> list[str]:
-    found = capture_of(profile.capture)
-    breaks = sorted(found.breaks, key=lambda item: -item.count) if found else []
-    return [f"x{item.count}  {item.file}:{item.line}, {item.reason}: {item.source_line}" for item in breaks]
-
-
-#: quantities that kernels do not add up to -> the text after the figure
-_PLACES: Mapping[str, Callable[[Profile, Schedule], list[str]]] = {
-    "peak_memory": _memory,
-    "graph_breaks": _breaks,
-    "coverage": lambda profile, schedule: [f"no formula: {name}" for name in profile.coverage.unmodeled],
-}
+        yield f"    {apart([amount], unit)[0]}{share}  {name}{f' x{count}' * (count > 1)}, {wall}-bound{where}"

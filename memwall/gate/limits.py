@@ -25,6 +25,9 @@ UNITS: dict[str, dict[str, float]] = {
     "fraction": {"": 1.0, "%": 1e-2, "pp": 1e-2},
 }  # fmt: skip
 
+#: unit of a quantity -> limits of it, for messages
+_EXAMPLES = {"s": "'3.2 ms' or '+2%'", "B": "'70 GB' or '+2%'", "FLOP": "'1.2 TFLOP' or '+0%'", "count": "120 or '+0'",
+             "fraction": "'45 %' or '-1 pp'"}  # fmt: skip
 _NUMBER = re.compile(r"([+-]?)\s*((?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?|\d+\.)\s*(\S*)")
 
 #: how far a sum of floats may exceed a limit by rounding alone; for exact counts, bytes and FLOPs, only the rounding of
@@ -34,11 +37,8 @@ ROUNDING, EXACT = 1e-9, 1e-15
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit of one quantity.
-
-    ``sign`` is 0 for a budget; else the limit is ``baseline * (1 + sign * amount)`` with ``percent``, without it
-    ``baseline + sign * amount``. ``amount`` is in base units, or a fraction with ``percent``.
-    """
+    """A limit of one quantity. ``sign`` is 0 for a budget; else the limit is ``baseline * (1 + sign * amount)`` with
+    ``percent``, else ``baseline + sign * amount``. ``amount`` is in base units, or a fraction with ``percent``."""
 
     quantity: Quantity
     text: str
@@ -92,13 +92,13 @@ def parse_limit(quantity: Quantity | str, text: object, where: str = "") -> Limi
     """
     if isinstance(quantity, str):
         quantity = find_quantity(quantity, where)
-    place = f"{where}: {quantity.name}" if where else quantity.name
+    place, example = f"{where}: {quantity.name}" if where else quantity.name, _EXAMPLES[quantity.unit]
     if isinstance(text, bool) or not isinstance(text, (int, float, str)):
-        raise UsageError(f"{place}: a limit is a number or text such as {_example(quantity)}, not {str(text)[:40]!r}")
+        raise UsageError(f"{place}: a limit is a number or text such as {example}, not {str(text)[:40]!r}")
     written = str(text).strip()
     found = _NUMBER.fullmatch(written)
     if found is None:
-        raise UsageError(f"{place}: cannot read the limit {written[:40]!r}; want one such as {_example(quantity)}")
+        raise UsageError(f"{place}: cannot read the limit {written[:40]!r}; want one such as {example}")
     sign = {"+": 1, "-": -1, "": 0}[found[1]]
     if sign and not isinstance(text, str):
         raise UsageError(f"{place}: {text} is below zero; write a change of the baseline as text, such as '+2%'")
@@ -108,28 +108,14 @@ def parse_limit(quantity: Quantity | str, text: object, where: str = "") -> Limi
     unit = found[3]
     if sign and unit == "%":
         return Limit(quantity, written, number / 100, sign, percent=True)
-    amount = number * _scale(quantity, unit, place)
-    if quantity.unit == "fraction" and not sign and amount > 1:
-        raise UsageError(f"{place}: {written} is above 100 %; want a budget such as '45 %' or 0.45")
-    return Limit(quantity, written, amount, sign)
-
-
-def _scale(quantity: Quantity, unit: str, place: str) -> float:
     units = UNITS[quantity.unit]
     if unit not in units:
         named = [name for name in units if name]
         hint = suggest(unit, [*named, "%"], cutoff=0.5) if named else "it is a plain number"
         if unit == "%":
-            hint = f"a percentage is of the baseline and has a sign, as in '+2%'; a budget is in {_example(quantity)}"
+            hint = f"a percentage is of the baseline and has a sign, as in '+2%'; a budget is in {example}"
         raise UsageError(f"{place}: no unit {unit[:20]!r} for {quantity.title}; {hint}")
-    return units[unit]
-
-
-_EXAMPLES = {
-    "s": "'3.2 ms' or '+2%'", "B": "'70 GB' or '+2%'", "FLOP": "'1.2 TFLOP' or '+0%'", "count": "120 or '+0'",
-    "fraction": "'45 %' or '-1 pp'",
-}  # fmt: skip
-
-
-def _example(quantity: Quantity) -> str:
-    return _EXAMPLES[quantity.unit]
+    amount = number * units[unit]
+    if quantity.unit == "fraction" and not sign and amount > 1:
+        raise UsageError(f"{place}: {written} is above 100 %; want a budget such as '45 %' or 0.45")
+    return Limit(quantity, written, amount, sign)

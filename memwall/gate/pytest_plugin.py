@@ -149,11 +149,8 @@ def _read(markers: Iterable[pytest.Mark]) -> Expected:
         for key, value in marker.kwargs.items():
             given.pop(key, None)  # what is closer stands later
             given[key] = value
-    wrong = ""
     try:
-        limits, options = read_keywords(given)
+        return Expected(*read_keywords(given))
     except MemwallError as error:
         wrong = str(error)
-    if wrong:  # here, so that pytest shows no second exception
-        pytest.fail(f"the memwall marker: {wrong}", pytrace=False)
-    return Expected(limits, options)
+    pytest.fail(f"the memwall marker: {wrong}", pytrace=False)  # here, so that pytest shows no second exception

@@ -1,4 +1,4 @@
-"""``[tool.memwall.gate]`` of pyproject.toml or memwall.toml → :class:`memwall.gate.config.GateConfig`.
+"""``[tool.memwall.gate]`` of pyproject.toml or memwall.toml, and the command line → what is gated and by what.
 
 A table holds settings (``gpu``, ``mode``, ``batch``: those of ``memwall profile``) and limits (a quantity's name), the
 tables ``policies.NAME`` and ``gpus.NAME`` limits of one policy or GPU, and ``modules."PATTERN"`` what some modules do
@@ -9,35 +9,49 @@ from __future__ import annotations
 
 import glob
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from memwall.analysis.quantities import ALIASES, LIMITS
-from memwall.core.errors import UsageError, unknown
+from memwall.core.errors import UsageError, suggest, unknown
 from memwall.core.files import read_text
-from memwall.frontend.workload.target import split_target
+from memwall.frontend.workload.target import is_target, split_target
 from memwall.fusion import POLICIES
-from memwall.gate.config import GateConfig, GatedWorkload, Limits, Scope, limits_of
-from memwall.gate.limits import Limit
+from memwall.gate.config import GateConfig, GatedWorkload, Limits, Scope, limits_of, parse_scope
 from memwall.hardware.lookup import Gpu, load_gpus
+from memwall.record.profile import Profile
 
 #: the file that holds nothing but a gate
 OWN_FILE = "memwall.toml"
 
+Types = Mapping[str, tuple[type, ...]]
 #: settings of a workload -> the types they may have; the keywords of ``memwall.profile`` aside from gpu and policy
-OPTIONS: Mapping[str, type | tuple[type, ...]] = {
-    "mode": str, "batch": int, "seq": int, "dtype": str, "autocast": str, "optimizer": str, "attention": str,
-    "cuda_graph": bool, "real": bool, "input": list, "max_ops": int,
+OPTIONS: Types = {
+    "mode": (str,), "batch": (int,), "seq": (int,), "dtype": (str,), "autocast": (str,), "optimizer": (str,),
+    "attention": (str,), "cuda_graph": (bool,), "real": (bool,), "input": (list,), "max_ops": (int,),
 }  # fmt: skip
-_PLACES: Mapping[str, type | tuple[type, ...]] = {"gpu": (str, list), "policy": (str, list)}
+_PLACES: Types = {"gpu": (str, list), "policy": (str, list)}
+_OF_WORKLOAD: Types = {**OPTIONS, **_PLACES, "target": (str,)}
+_OF_GATE: Types = {
+    **OPTIONS, **_PLACES, "workloads": (dict, list), "baseline": (str,), "baseline_ref": (str,), "history": (str,),
+    "target": (str,),
+}  # fmt: skip
 _SCOPES = ("gpus", "policies", "modules")
-#: settings of the whole gate alone
-_WHOLE: Mapping[str, type | tuple[type, ...]] = {
-    "workloads": (dict, list), "baseline": str, "baseline_ref": str, "history": str,
-}  # fmt: skip
 _CHOICES = {"mode": ("inference", "training"), "attention": ("auto", "flash", "efficient", "math")}
+_TYPE_NAMES = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
+
+
+def configuration(path: str | None, limits: Sequence[str]) -> GateConfig:
+    """The configuration named, or found near the current folder, with ``limits`` over it.
+
+    Raises:
+        UsageError: the file or a limit is wrong.
+    """
+    file = Path(path) if path is not None else find_config(Path.cwd())
+    found = GateConfig(Path.cwd()) if file is None else read_config(file)
+    return replace(found, over=parse_scope(limits))
 
 
 def find_config(folder: Path) -> Path | None:
@@ -66,16 +80,20 @@ def read_config(path: Path) -> GateConfig:
     table = _gate_table(record)
     if table is None:
         raise UsageError(f"{path} has no [tool.memwall.gate] table")
-    if path.name == OWN_FILE:
-        _check_own(record, path.name)
+    if path.name == OWN_FILE:  # a key outside of the gate would be a setting that nobody reads
+        if stray := sorted(set(record) - {"gate", "tool"}):
+            raise UsageError(f"{path.name}: {stray[0]} stands outside of [gate]; move it there")
+        if {"gate", "tool"} <= set(record):
+            raise UsageError(f"{path.name}: [gate] and [tool.memwall.gate] are two gates; keep one")
     where = f"{path.name}: [tool.memwall.gate]"
     if not isinstance(table, dict):
         raise UsageError(f"{where} is no table")
-    settings, scope = _table(table, where, {**OPTIONS, **_PLACES, **_WHOLE, "target": str})
+    settings, scope = _table(table, where, _OF_GATE)
     options, gpus, policies = _how(settings, where, path.parent)
-    config = GateConfig(path.parent.resolve(), path.name, scope=scope, options=options, gpus=gpus, policies=policies,
-                        baseline=settings.get("baseline"), baseline_ref=settings.get("baseline_ref"),
-                        history=settings.get("history"))  # fmt: skip
+    places: dict[str, Any] = {key: settings.get(key) for key in ("baseline", "baseline_ref", "history")}
+    config = GateConfig(
+        path.parent.resolve(), path.name, scope=scope, options=options, gpus=gpus, policies=policies, **places
+    )  # fmt: skip
     if config.baseline is not None and config.baseline_ref is not None:
         raise UsageError(f"{where}: baseline and baseline_ref are two baselines; keep one")
     workloads = _workloads(config, settings, path.name)
@@ -90,15 +108,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not TOML: {error}") from None
 
 
-def _check_own(record: dict[str, Any], file: str) -> None:
-    """A key outside of the gate would be a setting that nobody reads."""
-    stray = sorted(set(record) - {"gate", "tool"})
-    if stray:
-        raise UsageError(f"{file}: {stray[0]} stands outside of [gate]; move it there")
-    if {"gate", "tool"} <= set(record):
-        raise UsageError(f"{file}: [gate] and [tool.memwall.gate] are two gates; keep one")
-
-
 def _gate_table(record: dict[str, Any]) -> Any:
     table: Any = record
     for key in ("tool", "memwall", "gate"):
@@ -106,9 +115,10 @@ def _gate_table(record: dict[str, Any]) -> Any:
     return record.get("gate") if table is None and "project" not in record else table
 
 
-def _table(
-    table: Mapping[str, Any], where: str, settings: Mapping[str, type | tuple[type, ...]]
-) -> tuple[dict[str, Any], Scope]:
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _table(table: Mapping[str, Any], where: str, settings: Types) -> tuple[dict[str, Any], Scope]:
     """The settings and the limits of one table."""
     found: dict[str, Any] = {}
     limits: dict[str, Any] = {}
@@ -118,8 +128,9 @@ def _table(
             inner[key] = _named_tables(value, f"{where} {key}")
         elif key in settings:
             kinds = settings[key]
-            if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-                raise UsageError(f"{where}: {key} is {type(value).__name__}; want {_kind_names(kinds)}")
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                wanted = " or ".join(_TYPE_NAMES[kind] for kind in kinds)
+                raise UsageError(f"{where}: {key} is {type(value).__name__}; want {wanted}")
             if key in _CHOICES and value not in _CHOICES[key]:
                 raise UsageError(f"{where}: {key} is {value!r}; want {' or '.join(_CHOICES[key])}")
             found[key] = value
@@ -127,40 +138,22 @@ def _table(
             limits[key] = value
         else:
             raise unknown("setting or quantity", key, (*settings, *_SCOPES, *LIMITS), 0.5, where)
-    scope = Scope(
-        {**limits_of(limits, where), **_by_module(inner["modules"], where)},
-        {_policy(name, where): _inside(rows, f"{where} policies.{name}") for name, rows in inner["policies"].items()},
-        _by_gpu(inner["gpus"], where),
-    )
-    return found, scope
-
-
-def _by_gpu(tables: Mapping[str, dict[str, Any]], where: str) -> dict[str, Limits]:
-    found: dict[str, Limits] = {}
-    for name, rows in tables.items():
+    own = _limits({**limits, "modules": inner["modules"]}, where)
+    _check_policies(inner["policies"], where)
+    policies = {name: _limits(rows, f"{where} policies.{name}") for name, rows in inner["policies"].items()}
+    gpus: dict[str, Limits] = {}
+    for name, rows in inner["gpus"].items():
         gpu = _gpus([name], f"{where} gpus")[0].name
-        if gpu in found:
+        if gpu in gpus:
             raise UsageError(f"{where}: gpus.{name} is {gpu}, which has a table already; keep one")
-        found[gpu] = _inside(rows, f"{where} gpus.{name}")
-    return found
+        gpus[gpu] = _limits(rows, f"{where} gpus.{name}")
+    return found, Scope(own, policies, gpus)
 
 
-def _gpus(names: Iterable[str | Path], where: str) -> list[Gpu]:
-    try:
-        return list(load_gpus(names))
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
-
-
-def _inside(table: dict[str, Any], where: str) -> dict[tuple[str, str], tuple[Limit, ...]]:
-    """The limits of a GPU or a policy, those of modules among them."""
-    modules = _named_tables(table.get("modules", {}), f"{where} modules")
-    return {**limits_of({k: v for k, v in table.items() if k != "modules"}, where), **_by_module(modules, where)}
-
-
-def _by_module(tables: Mapping[str, Any], where: str) -> dict[tuple[str, str], tuple[Limit, ...]]:
-    found: dict[tuple[str, str], tuple[Limit, ...]] = {}
-    for pattern, rows in tables.items():
+def _limits(table: dict[str, Any], where: str) -> Limits:
+    """The limits of a table, those of modules among them."""
+    found = limits_of({name: rows for name, rows in table.items() if name != "modules"}, where)
+    for pattern, rows in _named_tables(table.get("modules", {}), f"{where} modules").items():
         if not pattern:
             raise UsageError(f"{where} modules: an empty pattern fits no module; want one such as 'layers.*'")
         found |= limits_of(rows, f"{where} modules.{pattern}", pattern)
@@ -173,15 +166,17 @@ def _named_tables(value: Any, where: str) -> dict[str, dict[str, Any]]:
     return value
 
 
-def _kind_names(kinds: type | tuple[type, ...]) -> str:
-    names = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
-    return " or ".join(names[kind] for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+def _gpus(names: Sequence[str | Path], where: str) -> list[Gpu]:
+    try:
+        return list(load_gpus(names))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
-def _policy(name: str, where: str) -> str:
-    if name not in POLICIES:
-        raise unknown("policy named", name, POLICIES, 0.5, where)
-    return name
+def _check_policies(names: Sequence[str] | Mapping[str, Any], where: str) -> None:
+    for name in names:
+        if name not in POLICIES:
+            raise unknown("policy named", name, POLICIES, 0.5, where)
 
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:
@@ -199,10 +194,13 @@ def _how(
     if "input" in options:
         options["input_specs"] = _texts(options.pop("input"), f"{where}: input")
     names = _texts(settings.get("gpu", []), f"{where}: gpu")
-    paths = [root / name if name.lower().endswith(".toml") else name for name in names]
-    gpus = _gpus(paths, f"{where}: gpu")
-    policies = tuple(_policy(name, where) for name in _texts(settings.get("policy", []), f"{where}: policy"))
+    gpus = _gpus([root / name if name.lower().endswith(".toml") else name for name in names], f"{where}: gpu")
+    policies = _texts(settings.get("policy", []), f"{where}: policy")
+    _check_policies(policies, where)
     return options, tuple(gpus), tuple(dict.fromkeys(policies))
+
+
+# -- workloads ---------------------------------------------------------------------------------------------------------
 
 
 def _workloads(config: GateConfig, settings: Mapping[str, Any], file: str) -> tuple[GatedWorkload, ...]:
@@ -226,7 +224,7 @@ def _workload(config: GateConfig, name: str, row: Any, where: str) -> GatedWorkl
         raise UsageError(f'{where} is no table; want one with target = "model.py"')
     if not name or "/" in name or "\\" in name or name.startswith("."):
         raise UsageError(f"{where}: a workload's name has no / in it and begins with no dot")
-    settings, scope = _table(row, where, {**OPTIONS, **_PLACES, "target": str})
+    settings, scope = _table(row, where, _OF_WORKLOAD)
     if "target" not in settings:
         raise UsageError(f'{where} has no target; want one such as target = "model.py"')
     return config.workload(name, settings["target"], *_how(settings, where, config.root), scope)
@@ -267,3 +265,75 @@ def workload_name(target: str) -> str:
     title = path.parent.name if by_folder and path.parent.name else path.name.removesuffix(".gz")
     title = title.removesuffix(".json").removesuffix(".py")
     return f"{title}.{name}" if name else title
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def selected(
+    config: GateConfig, targets: Sequence[str], gpus: Sequence[Gpu], policies: tuple[str, ...]
+) -> list[GatedWorkload]:
+    """The workloads that ``targets`` name, else those configured, on ``gpus`` and under ``policies`` where given.
+
+    Raises:
+        UsageError: there is no such workload, or two have one name.
+    """
+    configured = {workload.name: workload for workload in config.workloads}
+    by_target = {workload.target: workload for workload in config.workloads}
+    found: list[GatedWorkload] = []
+    for text in targets:
+        inside = _inside(text, config.root)
+        known = configured.get(text) or by_target.get(inside)
+        if known is not None:
+            found.append(known)
+        elif configured and not is_target(text):
+            raise UsageError(f"no workload {text!r} in {config.source}; {suggest(text, configured, cutoff=0.5)}")
+        else:
+            found += [config.workload(workload_name(path), path) for path in expand(inside, config.root)]
+    found = found if targets else list(config.workloads)
+    names = [workload.name for workload in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two workloads are named {name}; name them in [tool.memwall.gate.workloads.NAME]")
+    return [replace(w, gpus=tuple(gpus) or w.gpus, policies=policies or w.policies) for w in found]
+
+
+def on_gpus_of(place: Path, workloads: Sequence[GatedWorkload]) -> list[GatedWorkload]:
+    """Where no GPU is named and the baseline is one profile: on the GPUs that it was made for."""
+    gpus = tuple({s.gpu.name: s.gpu for s in Profile.load(place).simulations}.values())
+    return [replace(workload, gpus=gpus or workload.gpus) for workload in workloads]
+
+
+def base_of(config: GateConfig, baseline: str | None, ref: str | None, update: bool) -> tuple[Path | None, str | None]:
+    """The path of the baseline, or the ref; the command line overrides the configuration.
+
+    Raises:
+        UsageError: two bases are named, or none where one is to be written.
+    """
+    if baseline is not None and ref is not None:
+        raise UsageError("--baseline and --baseline-ref are two baselines; give one")
+    place = Path(baseline) if baseline is not None else None
+    if baseline is None and ref is None:
+        place = config.root / config.baseline if config.baseline is not None else None
+        ref = config.baseline_ref
+    if update and place is None:
+        raise UsageError(
+            "--update writes a baseline: say where with --baseline PATH, or baseline = in the configuration"
+        )
+    return place, ref
+
+
+def _inside(target: str, root: Path) -> str:
+    """A target of the command line relative to the root, where it is a path."""
+    place, colon, name = target.rpartition(":")
+    of_file = bool(colon) and place.endswith(".py")
+    path = Path(place if of_file else target)
+    if not path.is_absolute() and root == Path.cwd():
+        return target
+    full = Path.cwd() / path
+    if not full.exists() and not any(sign in target for sign in "*?["):
+        return target
+    if not full.resolve().is_relative_to(root):
+        return str(full)
+    relative = full.resolve().relative_to(root).as_posix()
+    return f"{relative}:{name}" if of_file else relative

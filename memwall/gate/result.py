@@ -16,19 +16,16 @@ from memwall.core.version import __version__
 
 SCHEMA = "memwall.gate/1"
 
-#: Verdict -> exit code; of several the worst counts: fail before inconclusive before pass.
-EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
-
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """One limit compared with one figure.
 
-    ``quantity`` is a key of :data:`memwall.analysis.quantities.LIMITS`; ``value``, ``baseline`` and ``allowed``
-    (the worst value that passes) are in its base unit: seconds, bytes, FLOPs, counts, fractions. ``module`` is the
-    pattern that the check sums over, empty for the whole workload; ``gpu`` and ``policy`` are empty where the quantity
-    has none. ``limit`` is what was written: ``3.2 ms``, ``+2%``. ``message`` adds to the figures: why there is no
-    verdict, which part of a peak grew. ``measured`` checks were timed; all others are modeled.
+    ``quantity`` is a key of :data:`memwall.analysis.quantities.LIMITS`; ``value``, ``baseline`` and ``allowed`` (the
+    worst value that passes) are in its base unit. ``module`` is the pattern that the check sums over, empty for the
+    whole workload; ``gpu`` and ``policy`` are empty where the quantity has none. ``limit`` is what was written:
+    ``3.2 ms``, ``+2%``. ``message`` adds why there is no verdict, or which part of a peak grew. ``measured`` checks
+    were timed; all others are modeled.
     """
 
     workload: str
@@ -100,7 +97,7 @@ class GateResult:
     @property
     def exit_code(self) -> int:
         """0 pass, 1 fail, 3 inconclusive."""
-        return EXIT_CODES[self.verdict]
+        return {"pass": 0, "fail": 1, "inconclusive": 3}[self.verdict]
 
     def count(self, verdict: str) -> int:
         """Checks with a verdict."""
@@ -109,12 +106,8 @@ class GateResult:
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, in a stable order."""
         found = write(self)
-        return {
-            "schema": SCHEMA,
-            "memwall_version": self.memwall_version,
-            "verdict": self.verdict,
-            **{key: found[key] for key in ("baseline", "checks", "problems", "contests")},
-        }
+        rows = {key: found[key] for key in ("baseline", "checks", "problems", "contests")}
+        return {"schema": SCHEMA, "memwall_version": self.memwall_version, "verdict": self.verdict, **rows}
 
     def to_json(self) -> str:
         """The record as text, byte-identical for equal results."""

@@ -24,7 +24,7 @@ from memwall.gate.baseline import (
     other_version,
     saved_profile,
     shown,
-)
+)  # fmt: skip
 from memwall.gate.config import APART, GateConfig, GatedWorkload, is_saved
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.limits import Limit, parse_limit
@@ -32,9 +32,8 @@ from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.tracing import Job, Traced, profile_both
 from memwall.record.profile import Profile
 
-NO_WORKLOAD = (
-    "no workload to gate: name a TARGET, or list workloads in [tool.memwall.gate] of pyproject.toml or in memwall.toml"
-)  # fmt: skip
+NO_WORKLOAD = ("no workload to gate: name a TARGET, or list workloads in [tool.memwall.gate] of pyproject.toml"
+               " or in memwall.toml")  # fmt: skip
 NO_CHECK = "nothing is limited: add limits such as dram_bytes = '+2%', --limit 'time_s=3.2 ms', or a baseline"
 
 _MEASURED = "measured_s"
@@ -74,14 +73,16 @@ def run_gate(
         raise UsageError("--measured times base and head against each other: give --baseline-ref")
     if not workloads:
         return GateRun(GateResult((), (Problem("", "", "fail", NO_WORKLOAD),)), {}, {})
-    saved = {w.name: saved_profile(w, config.root) for w in workloads if is_saved(w.target)}
-    jobs = [_job(config, w, compared=bool(baseline or baseline_ref)) for w in workloads if w.name not in saved]
+    heads = {w.name: Traced(w.name, saved_profile(w, config.root)) for w in workloads if is_saved(w.target)}
+    traced = [w for w in workloads if w.name not in heads]
+    jobs = [_job(config, w, compared=bool(baseline or baseline_ref)) for w in traced]
+    timed = GateResult(())
     with checked_out(config.root, baseline_ref) if baseline_ref is not None else nullcontext() as checkout:
-        heads: dict[str, Traced] = {}
         bases: dict[str, Traced] = {}
         if jobs:
-            heads, bases = profile_both(config.root, checkout.folder if checkout else None, jobs, say,
-                                         avoid=checkout.head_top if checkout else None)  # fmt: skip
+            place, avoid = (checkout.folder, checkout.head_top) if checkout else (None, None)
+            ours, bases = profile_both(config.root, place, jobs, say, avoid)
+            heads |= ours
         if checkout is not None:
             base = from_commit(baseline_ref or "", checkout, workloads, bases)
         else:
@@ -89,17 +90,12 @@ def run_gate(
         if {w.name for w in config.workloads} <= {w.name for w in workloads}:
             notes = left_out(config, checkout, baseline)
             base.baseline = replace(base.baseline, notes=(*base.baseline.notes, *notes))
-        timed = GateResult(())
         if checkout is not None and measured_on:
-            there = [w for w in workloads if w.name in base.profiles and w.name not in saved and heads[w.name].profile]
+            there = [w for w in traced if w.name in base.profiles and heads[w.name].profile]
             timed = _measured(config, there, checkout, measured_on, say)
-    traced = {name: Traced(name, profile) for name, profile in saved.items()} | heads
-    run = _judged(config, workloads, traced, base, allow_new)
-    result = replace(
-        run.result, checks=run.result.checks + timed.checks, problems=run.result.problems + timed.problems,
-        contests=timed.contests,
-    )  # fmt: skip
-    return replace(run, result=result)
+    run = _judged(config, workloads, heads, base, allow_new)
+    checks, problems = run.result.checks + timed.checks, run.result.problems + timed.problems
+    return replace(run, result=replace(run.result, checks=checks, problems=problems, contests=timed.contests))
 
 
 def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
@@ -109,8 +105,53 @@ def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
         for policy in workload.policies
     )
     breaks = any(("graph_breaks", "") in limits for limits in limited)
-    asked = breaks and config.limits_breaks(workload)
+    asked = breaks and "graph_breaks" in config.limited(workload)
     return Job(workload.name, workload.target, workload.options, workload.gpus, workload.policies, breaks, asked)
+
+
+def judge_again(config: GateConfig, workloads: Sequence[GatedWorkload], run: GateRun, place: Path) -> GateRun:
+    """The heads of a run judged with themselves as the baseline, which was written to ``place``."""
+    heads = {name: Traced(name, profile) for name, profile in run.heads.items()}
+    base = Bases(Baseline("file", shown(place, config.root), memwall_version=__version__), dict(run.heads))
+    return _judged(config, workloads, heads, base, allow_new=False)
+
+
+# -- judging -----------------------------------------------------------------------------------------------------------
+
+
+def _judged(
+    config: GateConfig, workloads: Sequence[GatedWorkload], heads: Mapping[str, Traced], base: Bases, allow_new: bool
+) -> GateRun:
+    checks: list[Check] = []
+    problems: list[Problem] = []
+    baseline, compared = base.baseline, base.baseline.kind != "none"
+    for workload in workloads:
+        head = heads[workload.name]
+        if head.profile is None:
+            problems.append(Problem(workload.name, workload.target, "fail", f"cannot be profiled: {head.error}"))
+            continue
+        baseline = noted(baseline, workload.name, head.notes)
+        before = base.profiles.get(workload.name)
+        baseline = noted(baseline, workload.name, _other_step(before, head.profile))
+        breaks = _captured(head.profile) or (_captured(before) and not is_saved(workload.target))
+        limits = {
+            (s.gpu.name, s.policy): config.limits(workload, s.gpu.name, s.policy, compared=compared, breaks=breaks)
+            for s in head.profile.simulations
+        }
+        written = {key for rows in limits.values() for key in rows}
+        if {name for name, _ in written} <= APART:
+            problems.append(Problem(workload.name, workload.target, "fail", NO_CHECK))
+        subject = Subject(
+            workload.name, workload.target, head.profile, before, compared,
+            base.refused.get(workload.name, "") or other_version(head.profile),
+            base.missing.get(workload.name, ""), allow_new and workload.name in base.missing,
+        )  # fmt: skip
+        found, wrong = check_workload(subject, limits)
+        checks += found
+        problems += wrong
+    profiles = {name: row.profile for name, row in heads.items() if row.profile is not None}
+    failed = frozenset(name for name, row in heads.items() if row.profile is None)
+    return GateRun(GateResult(tuple(checks), tuple(problems), baseline), profiles, base.profiles, failed)
 
 
 def _other_step(before: Profile | None, after: Profile) -> list[str]:
@@ -132,60 +173,11 @@ def _captured(profile: Profile | None) -> bool:
     return capture is not None and not capture.failure
 
 
-def judge_again(config: GateConfig, workloads: Sequence[GatedWorkload], run: GateRun, place: Path) -> GateRun:
-    """The heads of a run judged with themselves as the baseline, which was written to ``place``."""
-    heads = {name: Traced(name, profile) for name, profile in run.heads.items()}
-    base = Bases(Baseline("file", shown(place, config.root), memwall_version=__version__), dict(run.heads))
-    return _judged(config, workloads, heads, base, allow_new=False)
-
-
-# -- judging -----------------------------------------------------------------------------------------------------------
-
-
-def _judged(
-    config: GateConfig, workloads: Sequence[GatedWorkload], heads: Mapping[str, Traced], base: Bases, allow_new: bool
-) -> GateRun:
-    checks: list[Check] = []
-    problems: list[Problem] = []
-    baseline = base.baseline
-    for workload in workloads:
-        head = heads[workload.name]
-        if head.profile is None:
-            problems.append(Problem(workload.name, workload.target, "fail", f"cannot be profiled: {head.error}"))
-            continue
-        baseline = noted(baseline, workload.name, head.notes)
-        before = base.profiles.get(workload.name)
-        baseline = noted(baseline, workload.name, _other_step(before, head.profile))
-        breaks = _captured(head.profile) or (_captured(before) and not is_saved(workload.target))
-        limits = {
-            (s.gpu.name, s.policy): config.limits(workload, s.gpu.name, s.policy, compared=base.asked, breaks=breaks)
-            for s in head.profile.simulations
-        }
-        written = {key for rows in limits.values() for key in rows}
-        if {name for name, _ in written} <= APART:
-            problems.append(Problem(workload.name, workload.target, "fail", NO_CHECK))
-        subject = Subject(
-            workload.name, workload.target, head.profile, before, base.asked,
-            base.refused.get(workload.name, "") or other_version(head.profile),
-            base.missing.get(workload.name, ""), allow_new and workload.name in base.missing,
-        )  # fmt: skip
-        found, wrong = check_workload(subject, limits)
-        checks += found
-        problems += wrong
-    profiles = {name: row.profile for name, row in heads.items() if row.profile is not None}
-    failed = frozenset(name for name, row in heads.items() if row.profile is None)
-    return GateRun(GateResult(tuple(checks), tuple(problems), baseline), profiles, base.profiles, failed)
-
-
 # -- timing ------------------------------------------------------------------------------------------------------------
 
 
-def _allowed_of(config: GateConfig, workload: GatedWorkload) -> Limit:
-    """The slow-down that a workload may show.
-
-    Raises:
-        UsageError: it is not a percentage above 0.
-    """
+def _slow_down(config: GateConfig, workload: GatedWorkload) -> Limit:
+    """The slow-down that a workload may show."""
     written = {**config.scope.limits, **workload.scope.limits, **config.over.limits}.get((_MEASURED, ""), ())
     limit = written[0] if written else parse_limit(_MEASURED, _SLOWER)
     if not limit.percent or limit.sign < 0 or not limit.amount or len(written) > 1:
@@ -197,13 +189,13 @@ def _measured(
     config: GateConfig, workloads: Sequence[GatedWorkload], checkout: Checkout, device: str,
     say: Callable[[str], None],
 ) -> GateResult:  # fmt: skip
-    """The head timed against the base on this machine's ``cpu`` or ``cuda``, workload by workload.
+    """The head timed against the base, workload by workload.
 
     Raises:
         UsageError: a limit is no slow-down in percent.
         MissingError: the device is not there.
     """
-    limits = {workload.name: _allowed_of(config, workload) for workload in workloads}
+    limits = {workload.name: _slow_down(config, workload) for workload in workloads}
     checks: list[Check] = []
     problems: list[Problem] = []
     contests: dict[str, Mapping[str, Any]] = {}

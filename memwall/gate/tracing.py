@@ -10,10 +10,9 @@ import contextlib
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -102,49 +101,62 @@ def _traced(sides: Sequence[tuple[Path, Sequence[Job], Path | None]]) -> list[di
     captures = max(sum(job.breaks for job in jobs) for _, jobs, _ in sides)
     parts = min(-(-captures // _JOBS) or 1, os.cpu_count() or 1, _MOST)
     found: list[dict[str, Traced]] = [{} for _ in sides]
-    shares = [
-        (rows, folder, [*jobs[i::parts]], avoid)
+    lanes = [
+        _Lane(rows, folder, [*jobs[i::parts]], avoid)
         for rows, (folder, jobs, avoid) in zip(found, sides, strict=True)
         for i in range(parts)
     ]
-    children: list[Child] = []
-    ended = threading.Event()
-    threads = ThreadPoolExecutor(len(shares))
     try:
-        futures = [threads.submit(_do, *share, children, ended) for share in shares]
-        for future in futures:
-            future.result()
+        for lane in lanes:
+            lane.begin()
+        while busy := [lane for lane in lanes if lane.child]:
+            done = wait([lane.child for lane in busy])
+            for lane in busy:
+                if lane.child in done:
+                    lane.finish()
         return found
-    finally:  # done or interrupted: no job is begun any more, and what runs is ended
-        ended.set()
-        threads.shutdown(wait=False, cancel_futures=True)
-        for child in [*children]:
-            child.stop()
+    finally:  # done or interrupted
+        for lane in lanes:
+            lane.stop()
 
 
-def _do(
-    rows: dict[str, Traced], folder: Path, jobs: list[Job], avoid: Path | None, children: list[Child],
-    ended: threading.Event,
-) -> None:  # fmt: skip
-    """Name → what became of each job. A model that ends its process is lost alone: the next one gets another."""
-    # the order of a set in a model is no difference between base and head
-    variables = {**environment(), "PYTHONHASHSEED": "0"}
-    child: Child | None = None
-    while jobs and not ended.is_set():
-        job = jobs.pop(0)
-        if child is None:
-            child = Child("memwall.gate.tracing:Tracer", variables, folder=folder, own_path=True, shown=True)
-            children.append(child)
-            if ended.is_set():  # after the others were stopped: this one began too late to be among them
-                child.stop()
-                return
+class _Lane:
+    """Jobs done one after another by a process in a folder, and by name what became of each. A model that ends its
+    process is lost alone: the next job gets another."""
+
+    def __init__(self, rows: dict[str, Traced], folder: Path, jobs: list[Job], avoid: Path | None) -> None:
+        self.rows, self.folder, self.jobs, self.avoid = rows, folder, jobs, avoid
+        self.child: Any = None
+
+    def begin(self) -> None:
+        """Hand the next job to the process; stop it after the last one."""
+        if not self.jobs:
+            self.stop()
+            return
+        if self.child is None:
+            # the order of a set in a model is no difference between base and head
+            variables = {**environment(), "PYTHONHASHSEED": "0"}
+            tracer = "memwall.gate.tracing:Tracer"
+            self.child = Child(tracer, variables, folder=self.folder, own_path=True, shown=True)
+        self.child.send(self.jobs[0], self.avoid)
+
+    def finish(self) -> None:
+        """Take the answer to the first job, and go on."""
+        job = self.jobs.pop(0)
         try:
-            rows[job.name] = child.ask(None, job, avoid)
+            self.rows[job.name] = self.child.receive(None)
         except Lost as lost:
             code = lost.code or 0
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            rows[job.name] = Traced(job.name, None, f"its process {how}; out of memory, or the model ended it")
-            child = None
+            self.rows[job.name] = Traced(job.name, None, f"its process {how}; out of memory, or the model ended it")
+            self.stop()
+        self.begin()
+
+    def stop(self) -> None:
+        """End the process, where one runs."""
+        child, self.child = self.child, None
+        if child is not None:
+            child.stop()
 
 
 # -- in the child ------------------------------------------------------------------------------------------------------
@@ -160,19 +172,14 @@ class Tracer:
         sys.path[:0] = [str(place) for place in _roots(self._folder)]
 
     def __call__(self, job: Job, avoid: Path | None) -> Traced:
+        import torch
+
         with contextlib.redirect_stdout(sys.stderr):
-            _as_at_the_start()
-            row = trace_job(job)
+            torch.set_default_dtype(torch.float32)  # the model before may have set others for the whole process
+            torch.set_default_device(None)
+            torch.set_grad_enabled(True)
+            row = _trace(job)
         return row if avoid is None else replace(row, foreign=_loaded_from(avoid, self._folder))
-
-
-def _as_at_the_start() -> None:
-    """Take back what the model before may have set for the whole process."""
-    import torch
-
-    torch.set_default_dtype(torch.float32)
-    torch.set_default_device(None)
-    torch.set_grad_enabled(True)
 
 
 def _roots(folder: Path) -> list[Path]:
@@ -187,7 +194,7 @@ def _top(folder: Path) -> Path:
     return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), folder)
 
 
-def trace_job(job: Job) -> Traced:
+def _trace(job: Job) -> Traced:
     """One workload profiled, with its graph breaks where they are asked for or where it reads its own data."""
     notes: list[str] = []
     options = dict(job.options)
@@ -222,28 +229,22 @@ def _profile(workload: Workload, job: Job, options: dict[str, Any], notes: list[
     try:
         return profile(workload, gpu=job.gpus, policy=job.policies, **options)
     except NeedsData as error:
-        if not _small(workload):
+        from memwall.frontend.torch.build import build_module
+
+        module = build_module(workload.model, "meta", lambda message: None)
+        if sum(p.numel() * p.element_size() for p in module.parameters()) > REAL_BYTES:
             raise
         options["real"] = True
         notes.append(f"traced on real tensors: {str(error).partition(';')[0]}")
         return profile(workload, gpu=job.gpus, policy=job.policies, **options)
 
 
-def _small(workload: Workload) -> bool:
-    from memwall.frontend.torch.build import build_module
-
-    module = build_module(workload.model, "meta", lambda message: None)
-    return sum(p.numel() * p.element_size() for p in module.parameters()) <= REAL_BYTES
-
-
 def _loaded_from(avoid: Path, folder: Path) -> tuple[str, ...]:
     """Modules' files under ``avoid``, relative to it, that are neither installed packages nor memwall's own."""
     found = []
     home, top = Path(__file__).parents[1], _top(folder)
-    for file in {getattr(module, "__file__", None) for module in list(sys.modules.values())}:
-        if not isinstance(file, str):
-            continue
-        path = _resolved(file)
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    for path in map(_resolved, (file for file in files if isinstance(file, str))):
         if path.is_relative_to(avoid) and not (path.is_relative_to(top) or path.is_relative_to(home)):
             inside = path.relative_to(avoid)
             if not {"site-packages", "dist-packages"} & set(inside.parts):

@@ -299,11 +299,16 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     process = subprocess.Popen([sys.executable, "-m", "memwall", "gate", "net.py", "--baseline-ref", "main"],
                                cwd=tmp_path, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                start_new_session=True)  # fmt: skip
-    end = time.monotonic() + 60
-    while len([p for p in marks.iterdir() if p.name.isdigit()]) < 2 and time.monotonic() < end:
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    try:
+        end = time.monotonic() + 60
+        while len([p for p in marks.iterdir() if p.name.isdigit()]) < 2:
+            assert time.monotonic() < end, "base and head are not both at work after a minute"
+            time.sleep(0.1)
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()  # the children end with it
+        process.wait()
     assert process.returncode == 130, err
     assert out == ""
     assert "Traceback" not in err

@@ -282,7 +282,7 @@ def _register(target: str) -> None:
     from memwall.frontend.workload.target import split_target
 
     kind, place, _ = split_target(target)
-    if kind == "file" and Path(place).is_file() and not place.lower().endswith(".json"):
+    if kind == "file" and Path(place).is_file():
         load_file(Path(place))
-    elif kind == "module":
+    elif kind == "module" and not place.lower().endswith(".json"):
         load_module(place)
