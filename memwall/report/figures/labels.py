@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
 
@@ -22,18 +23,13 @@ class Box(NamedTuple):
 
     def overlaps(self, other: Box) -> bool:
         """True when the two share area."""
-        return (
-            self.left < other.right and other.left < self.right and self.bottom < other.top and other.bottom < self.top
-        )
+        across = self.left < other.right and other.left < self.right
+        return across and self.bottom < other.top and other.bottom < self.top
 
     def inside(self, other: Box) -> bool:
         """True when all of it lies within another."""
-        return (
-            self.left >= other.left
-            and self.right <= other.right
-            and self.bottom >= other.bottom
-            and self.top <= other.top
-        )
+        across = self.left >= other.left and self.right <= other.right
+        return across and self.bottom >= other.bottom and self.top <= other.top
 
 
 class Line(NamedTuple):
@@ -55,8 +51,8 @@ class Line(NamedTuple):
         return False
 
 
-#: distances from the rim of the point, nearest first
-GAPS = (3.0, 10.0, 20.0, 34.0, 50.0, 70.0)
+#: distances from the rim of the point, nearest first; a label farther than ``NEAR`` gets a leader
+GAPS, NEAR = (3.0, 10.0, 20.0, 34.0, 50.0, 70.0), 12.0
 #: directions, best first: right, above right, below right, left, above, below, above left, below left
 _SIDES = ((1, 0), (1, 1), (1, -1), (-1, 0), (0, 1), (0, -1), (-1, 1), (-1, -1))
 
@@ -79,20 +75,15 @@ class Placer:
         for box in _candidates(x, y, radius, width, height):
             if not box.inside(self.frame) or any(box.overlaps(other) for other in (*self.boxes, *self.labels)):
                 continue
-            if any(line.crosses(box) for line in self.lines):
-                continue
             leader = _leader(x, y, radius, box)
-            if leader and any(leader.crosses(other) for other in self.labels):
+            if any(line.crosses(box) for line in self.lines) or (
+                leader and any(leader.crosses(other) for other in self.labels)
+            ):
                 continue
             self.labels.append(box)
-            if leader:
-                self.lines.append(leader)
+            self.lines += [leader] if leader else []
             return box, leader
         return None
-
-
-#: a label farther than this from the rim of its point gets a leader
-NEAR = 12.0
 
 
 def _leader(x: float, y: float, radius: float, box: Box) -> Line | None:
@@ -104,10 +95,9 @@ def _leader(x: float, y: float, radius: float, box: Box) -> Line | None:
 
 
 def _candidates(x: float, y: float, radius: float, width: float, height: float) -> Iterator[Box]:
-    for gap in GAPS:
-        for side, rise in _SIDES:
-            reach = radius + gap
-            slant = 0.71 if side and rise else 1.0
-            cx = x + side * (reach * slant + width / 2)
-            cy = y + rise * (reach * slant + height / 2)
-            yield Box(cx - width / 2, cy - height / 2, cx + width / 2, cy + height / 2)
+    for gap, (side, rise) in product(GAPS, _SIDES):
+        reach = radius + gap
+        slant = 0.71 if side and rise else 1.0
+        cx = x + side * (reach * slant + width / 2)
+        cy = y + rise * (reach * slant + height / 2)
+        yield Box(cx - width / 2, cy - height / 2, cx + width / 2, cy + height / 2)

@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memwall.core.errors import UsageError
+from memwall.core.units import PREFIXES
 from memwall.report.columns import SECONDS
 
 if TYPE_CHECKING:
@@ -39,23 +39,14 @@ INK, DIM, PALE = "#1b1f24", "#667080", "#98a0ab"
 
 #: Paul Tol's bright scheme: one colour per op class, per wall and per kind of memory, the same in every picture
 CLASS_COLORS = {
-    "contraction": "#4477aa",
-    "convolution": "#66ccee",
-    "attention": "#aa3377",
-    "normalization": "#ee6677",
-    "reduction": "#ccbb44",
-    "elementwise": "#228833",
-    "movement": "#999999",
-    "optimizer": "#ee8833",
+    "contraction": "#4477aa", "convolution": "#66ccee", "attention": "#aa3377", "normalization": "#ee6677",
+    "reduction": "#ccbb44", "elementwise": "#228833", "movement": "#999999", "optimizer": "#ee8833",
     "other": "#555555",
-}
+}  # fmt: skip
 WALL_COLORS = {"compute": "#228833", "bandwidth": "#ccaa22", "overhead": "#aa3377"}
 MEMORY_COLORS = {
-    "parameters": "#4477aa",
-    "gradients": "#ee6677",
-    "optimizer state": "#ee8833",
-    "activations": "#228833",
-}
+    "parameters": "#4477aa", "gradients": "#ee6677", "optimizer state": "#ee8833", "activations": "#228833",
+}  # fmt: skip
 
 
 def class_color(op_class: str) -> str:
@@ -64,19 +55,12 @@ def class_color(op_class: str) -> str:
 
 
 def picture(fmt: str, size: tuple[float, float], build: Callable[[Any], None]) -> bytes:
-    """A figure of some size in inches as PNG or SVG.
-
-    Raises:
-        UsageError: no such format.
-    """
-    if fmt not in ("png", "svg"):
-        raise UsageError(f"cannot draw {fmt!r}; choose png or svg")
+    """A figure of some size in inches as PNG or SVG."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context():
-        figure = drawn(Figure, size, build)
-        return saved(figure, fmt)
+        return saved(drawn(Figure, size, build), fmt)
 
 
 def drawn(kind: type[Figure], size: tuple[float, float], build: Callable[[Any], None]) -> Figure:
@@ -118,9 +102,7 @@ def patches(colors: Iterable[str]) -> list[Any]:
 
 def log_axes(axes: Any, x_range: Sequence[float], y_range: Sequence[float], x_label: str, y_label: str) -> None:
     """Two logarithmic axes, FLOP per byte against FLOP/s."""
-    axes.set(xscale="log", yscale="log", xlim=tuple(x_range), ylim=tuple(y_range))
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    axes.set(xscale="log", yscale="log", xlim=x_range, ylim=y_range, xlabel=x_label, ylabel=y_label)
     axes.grid(True, which="major")
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(_engineering)
@@ -128,10 +110,14 @@ def log_axes(axes: Any, x_range: Sequence[float], y_range: Sequence[float], x_la
 
 
 def _engineering(value: float, _: int) -> str:
-    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= scale:
-            return f"{value / scale:g} {prefix}"
-    return f"{value:g}"
+    scale, prefix = next(((scale, f" {prefix}") for scale, prefix in PREFIXES[1:] if value >= scale), (1.0, ""))
+    return f"{value / scale:g}{prefix}"
+
+
+def note(axes: Any, text: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> None:
+    """Small print some points apart from a place."""
+    look = {"textcoords": "offset points", "fontsize": 7.5, "color": DIM, **look}
+    axes.annotate(text, at, shift, **look)
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:

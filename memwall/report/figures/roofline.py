@@ -6,7 +6,7 @@ A kernel that was measured has an outlined mark at its measured FLOP/s, joined b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.labels import Box, Line, Placer
-from memwall.report.figures.picture import DIM, INK, PALE, class_color, cut, dots, log_axes
+from memwall.report.figures.picture import DIM, INK, PALE, class_color, cut, dots, log_axes, note
 from memwall.simulate.schedule import Schedule
 
 MAX_LABELS, LONGEST_LABEL, FONT = 12, 30, 7.5
@@ -76,26 +76,22 @@ def _ranges(
 def _draw_roofs(axes: Any, roofs: Sequence[Roof], slopes: Sequence[Roof], x_range: Range, y_range: Range) -> None:
     """Horizontal roofs, named in the right margin; sloped ones, named along the line at its lower end."""
     fastest = max(slope.rate for slope in slopes)
-    previous = math.inf
+    previous, decades = math.inf, math.log(y_range[1] / y_range[0])
     for roof in roofs:
         axes.plot([roof.rate / fastest, x_range[1]], [roof.rate, roof.rate], zorder=2, **_style(roof))
-        at = min(math.log(roof.rate), previous - 0.075 * math.log(y_range[1] / y_range[0]))
-        previous = at
+        previous = min(math.log(roof.rate), previous - 0.075 * decades)
+        at = math.log(math.exp(previous) / y_range[0]) / decades
         axes.annotate(
-            roof.label.replace("  ", "\n"), (x_range[1], roof.rate), (1.015, _fraction(math.exp(at), y_range)),
-            textcoords="axes fraction", va="center", fontsize=FONT,
-            color=INK if roof.used else DIM, annotation_clip=False, linespacing=1.15,
+            roof.label.replace("  ", "\n"), (x_range[1], roof.rate), (1.015, at), textcoords="axes fraction",
+            va="center", fontsize=FONT, color=INK if roof.used else DIM, annotation_clip=False, linespacing=1.15,
             arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0},
         )  # fmt: skip
     for slope in slopes:
         low = max(x_range[0], y_range[0] / slope.rate)
         high = roofs[0].rate / slope.rate
         axes.plot([low, high], [low * slope.rate, high * slope.rate], zorder=2, **_style(slope))
-        axes.annotate(
-            slope.label, (low * 1.15, low * 1.15 * slope.rate), (0, 4), textcoords="offset points", fontsize=FONT,
-            color=INK if slope.used else DIM, rotation=45, rotation_mode="anchor",
-            transform_rotates_text=True, va="bottom", ha="left",
-        )  # fmt: skip
+        note(axes, slope.label, (low * 1.15, low * 1.15 * slope.rate), (0, 4), color=INK if slope.used else DIM,
+             rotation=45, rotation_mode="anchor", transform_rotates_text=True, va="bottom", ha="left")  # fmt: skip
 
 
 def _style(roof: Roof) -> dict[str, Any]:
@@ -103,10 +99,6 @@ def _style(roof: Roof) -> dict[str, Any]:
     if roof.used:
         return {"color": INK, "linewidth": 1.2}
     return {"color": PALE, "linewidth": 0.9, "ls": "--"}
-
-
-def _fraction(y: float, y_range: Range) -> float:
-    return math.log(y / y_range[0]) / math.log(y_range[1] / y_range[0])
 
 
 def mark_area(point: Point) -> float:
@@ -124,22 +116,13 @@ def _draw_measured(axes: Any, points: Sequence[Point], x_range: Range, y_range: 
             x, y, s=mark_area(point), marker=MARKS[point.executor], facecolor=class_color(point.op_class),
             edgecolor=INK, linewidth=0.9, zorder=4.5, clip_on=False,
         )  # fmt: skip
-    if not points:
-        return
-    grey = ["#b0b6be"]
     executors = [name for name in MARKS if any(point.executor == name for point in points)]
-    handles = dots(grey, markersize=5.5)
-    for name in executors:
-        handles += dots(grey, markersize=5.5, marker=MARKS[name], markeredgecolor=INK)
-    names = ["modeled", *(f"measured, {name}" for name in executors)]
-    axes.add_artist(axes.legend(handles, names, loc="upper left", frameon=False, fontsize=FONT))
-
-
-def _inner_legends(axes: Any) -> list[Any]:
-    """Legends within the axes: the one next to them is the axes' own."""
-    from matplotlib.legend import Legend
-
-    return [artist for artist in axes.get_children() if isinstance(artist, Legend) and artist is not axes.get_legend()]
+    if executors:
+        handles = dots(["#b0b6be"], markersize=5.5)
+        for name in executors:
+            handles += dots(["#b0b6be"], markersize=5.5, marker=MARKS[name], markeredgecolor=INK)
+        names = ["modeled", *(f"measured, {name}" for name in executors)]
+        axes.add_artist(axes.legend(handles, names, loc="upper left", frameon=False, fontsize=FONT))
 
 
 def _draw_bare(axes: Any, rows: Sequence[KernelRow]) -> None:
@@ -147,9 +130,8 @@ def _draw_bare(axes: Any, rows: Sequence[KernelRow]) -> None:
     share = sum(row.time_share for row in rows)
     if share:
         kinds = "1 kind of kernel does" if len(rows) == 1 else f"{len(rows)} kinds of kernel do"
-        text = f"{kinds} no FLOP: {100 * share:.1f} % of the time"
-        axes.annotate(text, (1, 0), (-4, 5), xycoords="axes fraction", textcoords="offset points", ha="right",
-                      fontsize=FONT, color=DIM)  # fmt: skip
+        note(axes, f"{kinds} no FLOP: {100 * share:.1f} % of the time", (1, 0), (-4, 5), xycoords="axes fraction",
+             ha="right")  # fmt: skip
 
 
 def _draw_legend(axes: Any, rows: Sequence[KernelRow]) -> None:
@@ -171,33 +153,15 @@ def _draw_labels(
     """Names of the longest kernels, one per name and class, with a thin line if the label is apart from its point."""
     figure = axes.get_figure(root=True)
     figure.draw_without_rendering()  # lays the axes out, so that pixels are final
-    to_pixels = axes.transData.transform
-    scale = figure.dpi / 72
+    to_pixels, scale = axes.transData.transform, figure.dpi / 72
 
-    def pixels(intensity: float, rate: float) -> tuple[float, float]:
-        x, y = to_pixels(position(intensity, rate, x_range, y_range))
-        return float(x), float(y)
+    def circle(row: KernelRow) -> tuple[float, float, float]:
+        """Centre and radius of the point of a kernel, in pixels."""
+        x, y = to_pixels(position(row.arithmetic_intensity, row.attained_flop_per_s, x_range, y_range))
+        return float(x), float(y), math.sqrt(area(row.time_share) / math.pi) * scale
 
-    def radius(row: KernelRow) -> float:
-        return math.sqrt(area(row.time_share) / math.pi) * scale
-
-    frame = axes.get_window_extent()
-    rim = 0.9  # of a circle's box: labels may come near its corners
-    taken = []
-    for row in points:
-        (x, y), r = pixels(row.arithmetic_intensity, row.attained_flop_per_s), radius(row) * rim
-        taken.append(Box(x - r, y - r, x + r, y + r))
-    for point in measured:
-        x, y = pixels(point.arithmetic_intensity, point.measured_flop_per_s)
-        r = math.sqrt(mark_area(point)) / 2 * scale
-        taken.append(Box(x - r, y - r, x + r, y + r))
-    taken += [_extent(text) for text in (*axes.texts, *_inner_legends(axes))]
-    lines = [_line(to_pixels, (x_range[0], roof.rate), (x_range[1], roof.rate)) for roof in roofs]
-    for slope in slopes:
-        high = roofs[0].rate / slope.rate
-        lines.append(_line(to_pixels, (x_range[0], x_range[0] * slope.rate), (high, roofs[0].rate)))
-    placer = Placer(Box(frame.x0, frame.y0, frame.x1, frame.y1), taken, lines)
-    inverse, x_start = axes.transData.inverted().transform, (x_range[0], y_range[0])
+    placer = _placer(axes, scale, [circle(row) for row in points], measured, roofs, slopes, (x_range, y_range))
+    inverse = axes.transData.inverted().transform
     seen: set[tuple[str, str]] = set()
     for row in points:
         name = cut(clean(short_name(row.name)), LONGEST_LABEL)
@@ -205,10 +169,9 @@ def _draw_labels(
             break
         if (name, row.op_class) in seen:
             continue
-        (x, y), r = pixels(row.arithmetic_intensity, row.attained_flop_per_s), radius(row)
-        text = axes.text(*x_start, name, ha="center", va="center", fontsize=FONT, zorder=5)
+        text = axes.text(x_range[0], y_range[0], name, ha="center", va="center", fontsize=FONT, zorder=5)
         size = text.get_window_extent()
-        placed = placer.place(x, y, r, size.width + 8, size.height + 3)
+        placed = placer.place(*circle(row), size.width + 8, size.height + 3)
         if placed is None:
             text.remove()
             continue
@@ -220,14 +183,25 @@ def _draw_labels(
             axes.plot(ends[:, 0], ends[:, 1], color=DIM, linewidth=0.6, zorder=4)
 
 
-def _extent(text: Any) -> Box:
-    extent = text.get_window_extent()
-    return Box(extent.x0, extent.y0, extent.x1, extent.y1)
+def _placer(
+    axes: Any, scale: float, circles: Iterable[tuple[float, float, float]], measured: Sequence[Point],
+    roofs: Sequence[Roof], slopes: Sequence[Roof], ranges: tuple[Range, Range],
+) -> Placer:  # fmt: skip
+    """Keeps labels off points, marks, texts, legends but the axes' own, and roofs; all in pixels."""
+    from matplotlib.legend import Legend
 
-
-def _line(to_pixels: Any, start: tuple[float, float], end: tuple[float, float]) -> Line:
-    (x0, y0), (x1, y1) = to_pixels(start), to_pixels(end)
-    return Line(float(x0), float(y0), float(x1), float(y1))
+    to_pixels, low = axes.transData.transform, ranges[0][0]
+    taken = [(x, y, radius * 0.9) for x, y, radius in circles]  # labels may come near the corners of a circle's box
+    for point in measured:
+        x, y = to_pixels(position(point.arithmetic_intensity, point.measured_flop_per_s, *ranges))
+        taken.append((float(x), float(y), math.sqrt(mark_area(point)) / 2 * scale))
+    legends = [one for one in axes.get_children() if isinstance(one, Legend) and one is not axes.get_legend()]
+    extents = [one.get_window_extent() for one in (axes, *axes.texts, *legends)]
+    frame, *texts = [Box(e.x0, e.y0, e.x1, e.y1) for e in extents]
+    ends = [((low, roof.rate), (ranges[0][1], roof.rate)) for roof in roofs]
+    ends += [((low, low * slope.rate), (roofs[0].rate / slope.rate, roofs[0].rate)) for slope in slopes]
+    lines = [Line(*map(float, (*to_pixels(start), *to_pixels(end)))) for start, end in ends]
+    return Placer(frame, [*(Box(x - r, y - r, x + r, y + r) for x, y, r in taken), *texts], lines)
 
 
 # -- roofs -------------------------------------------------------------------------------------------------------------
