@@ -38,7 +38,6 @@ def rows_left(count: int) -> str:
 
 
 def text(heading: str, cells: Iterable[object], *, flexible: bool = False, wraps: bool = False) -> CellColumn:
-    """A left-aligned column of names or prose."""
     return Column(heading, numeric=False, flexible=flexible, wraps=wraps), [clean(c) for c in cells]
 
 
@@ -58,11 +57,7 @@ def optional(column: CellColumn) -> CellColumn:
 
 
 def known(columns: Iterable[CellColumn]) -> list[CellColumn]:
-    """The columns that are not empty."""
     return [column for column in columns if set(column[1]) != {NOTHING}]
-
-
-# -- numbers -----------------------------------------------------------------------------------------------------------
 
 
 def number(value: float, digits: int) -> str:
@@ -105,7 +100,6 @@ def interval(intervals: Sequence[tuple[float, float]], like: Numbers) -> CellCol
 
 
 def percent(heading: str, values: Numbers, digits: int = 1) -> CellColumn:
-    """A fraction in percent."""
     return fixed(heading, "%", values, 0.01, digits)
 
 
@@ -115,12 +109,10 @@ def error(heading: str, values: Numbers) -> CellColumn:
 
 
 def plain(heading: str, values: Numbers, digits: int = 0, unit: str = "") -> CellColumn:
-    """A number as it is."""
     return fixed(heading, unit, values, 1.0, digits)
 
 
 def ratio(heading: str, values: Numbers, unit: str = "") -> CellColumn:
-    """A ratio: ``46.7x``."""
     return Column(heading, unit), [NOTHING if v is None else times(v) for v in values]
 
 
@@ -148,11 +140,7 @@ def _scaled(heading: str, unit: str, values: Numbers, scale: float, digits: int,
     return column, [f"+{cell}" if v and v > 0 else cell for v, cell in zip(values, cells, strict=True)]
 
 
-# -- attributes of rows ------------------------------------------------------------------------------------------------
-
-
 def listing(title: str, rows: Sequence[Any], specs: str, note: str = "", *, left: int = 0) -> Table:
-    """A table of rows with the columns of :func:`of`."""
     return table(title, of(rows, specs), note, left=left)
 
 

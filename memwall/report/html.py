@@ -19,7 +19,6 @@ _DATA = '<div id="tip" hidden></div>\n<script type="application/json" id="data">
 
 
 def to_html(document: Document) -> str:
-    """A document as a page."""
     panels = [node for node in document.sections if isinstance(node, Panel)]
     parts = []
     for node in document.sections:
@@ -33,8 +32,7 @@ def to_html(document: Document) -> str:
         parts.append(f'<div class="panel" data-sim="{panels.index(node)}"{hidden}>\n{inside}</div>\n')
     return resource("page.html").rstrip("\n").format(
         title=escape(document.title), css=resource("report.css"), js=resource("report.js"), body="\n".join(parts),
-        data=_DATA.format(data=document.data) if document.data else "",
-    )  # fmt: skip
+        data=_DATA.format(data=document.data) if document.data else "")  # fmt: skip
 
 
 def escape(text: object) -> str:

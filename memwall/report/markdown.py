@@ -14,7 +14,6 @@ _AUTOLINK = re.compile(r"(?i)(https?|ftp|mailto)(:)|(www)(\.)|(@)")
 
 
 def to_markdown(document: Document) -> str:
-    """A document as Markdown."""
     lines = [f"# {escape(document.title)}", ""]
     for section in document.sections:
         assert isinstance(section, Section)
@@ -33,7 +32,6 @@ def escape(text: str) -> str:
 
 
 def row(cells: Iterable[str]) -> str:
-    """A line of a table from escaped cells."""
     return "| " + " | ".join(cells) + " |"
 
 

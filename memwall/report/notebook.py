@@ -42,8 +42,6 @@ TOP, MAX_PANELS = 10, 8
 _FACTS = ("inputs", "parameters", "FLOPs", "DRAM bytes", "coverage")
 
 
-# -- data frames -------------------------------------------------------------------------------------------------------
-
 #: columns of a frame by module, class or phase, behind that of its key -> attribute of a row
 SHARE_COLUMNS = {"launches": "launches", "flops": "flops", "dram_bytes": "bytes", "bound_s": "bound_s",
                  "time_s": "time_s", "limited_by": "limited_by", "flop_share": "flop_share",
@@ -114,9 +112,6 @@ def comparison_frame(comparison: Comparison) -> DataFrame:
     return json_normalize(record["entries"] or record["machines"])
 
 
-# -- the roofline ------------------------------------------------------------------------------------------------------
-
-
 def roofline(profile: Profile, path: str | os.PathLike[str] | None, gpu: str | None, policy: str | None) -> Figure:
     """The roofline of one simulation; see :meth:`memwall.Profile.roofline`.
 
@@ -159,9 +154,6 @@ def _picture_class() -> type[Figure]:
                 return saved(self, "png")
 
     return Picture
-
-
-# -- HTML --------------------------------------------------------------------------------------------------------------
 
 
 def profile_fragment(profile: Profile) -> str:

@@ -29,8 +29,7 @@ def to_text(document: Document, *, width: int | None = None, color: bool = False
     buffer = io.StringIO()
     console = Console(
         file=buffer, width=width or DEFAULT_WIDTH, force_terminal=color, color_system="standard" if color else None,
-        highlight=False, markup=False, emoji=False, legacy_windows=False, _environ={},
-    )  # fmt: skip
+        highlight=False, markup=False, emoji=False, legacy_windows=False, _environ={})  # fmt: skip
     console.print(Text(document.title, style="bold"))
     for section in document.sections:
         assert isinstance(section, Section)
@@ -69,8 +68,7 @@ def _print_table(console: Console, table: Table) -> None:
         heading = Text(f"{column.heading}\n{column.unit}" if column.unit else column.heading)
         grid.add_column(
             heading, justify="right" if column.numeric else "left", width=width,
-            no_wrap=not column.wraps, overflow="fold" if column.wraps else "ellipsis",
-        )  # fmt: skip
+            no_wrap=not column.wraps, overflow="fold" if column.wraps else "ellipsis")  # fmt: skip
     for row in table.rows:
         grid.add_row(*(Text(row[i], style=_WALL_STYLE.get(row[i], "")) for i, _ in columns))
     usual = console.width

@@ -24,7 +24,6 @@ _SERIES = {
 
 
 def comparison_drawing(comparison: Comparison) -> Drawing:
-    """Time per step by wall, speed-up, MFU and MBU as bars; for machines, their growth."""
     if comparison.kind == "machines":
         return (10.5, 6.0), lambda figure: _draw_growth(figure.add_subplot(), comparison.machines)
     entries = comparison.entries
@@ -74,9 +73,6 @@ def _draw_utilization(axes: Any, entries: Sequence[Entry]) -> None:
             axes.text(value, row + offset, f" {name} {value:.0f}", va="center", fontsize=7)
     axes.set_xlim(0, max(*mfu, *mbu) * 1.35)
     axes.set_title("MFU and MBU, %")
-
-
-# -- the memory wall ---------------------------------------------------------------------------------------------------
 
 
 def _draw_growth(axes: Any, machines: Sequence[Machine]) -> None:

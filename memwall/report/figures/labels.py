@@ -14,20 +14,16 @@ from typing import NamedTuple
 
 
 class Box(NamedTuple):
-    """A rectangle: left, bottom, right, top."""
-
     left: float
     bottom: float
     right: float
     top: float
 
     def overlaps(self, other: Box) -> bool:
-        """True when the two share area."""
         across = self.left < other.right and other.left < self.right
         return across and self.bottom < other.top and other.bottom < self.top
 
     def inside(self, other: Box) -> bool:
-        """True when all of it lies within another."""
         across = self.left >= other.left and self.right <= other.right
         return across and self.bottom >= other.bottom and self.top <= other.top
 

@@ -77,24 +77,18 @@ def drawn(kind: type[Figure], size: tuple[float, float], build: Callable[[Any], 
 
 
 def saved(figure: Figure, fmt: str) -> bytes:
-    """A figure as a file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=fmt, dpi=DPI, metadata=dict(METADATA[fmt]))
     return buffer.getvalue()
 
 
-# -- parts -------------------------------------------------------------------------------------------------------------
-
-
 def dots(colors: Iterable[str], **look: Any) -> list[Any]:
-    """Round marks of a legend."""
     from matplotlib.lines import Line2D
 
     return [Line2D([], [], **{"marker": "o", "ls": "", "markersize": 6, "color": color, **look}) for color in colors]
 
 
 def patches(colors: Iterable[str]) -> list[Any]:
-    """Rectangles of a legend."""
     from matplotlib.patches import Patch
 
     return [Patch(color=color) for color in colors]
@@ -121,7 +115,6 @@ def note(axes: Any, text: str, at: tuple[float, float], shift: tuple[float, floa
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """Seconds per unit and the unit's name."""
     return next((unit for unit in SECONDS if longest_s >= unit[0]), SECONDS[-1])
 
 

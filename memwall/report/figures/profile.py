@@ -57,7 +57,6 @@ def profile_drawing(profile: Profile) -> Drawing:
 
 
 def roofline_panel(figure: Any, profile: Profile, schedule: Schedule) -> None:
-    """The roofline of one simulation, under a title."""
     axes = figure.add_subplot()
     label = clean(schedule_label(profile, schedule))
     mfu = percent(schedule.totals.mfu, 0)
@@ -85,7 +84,6 @@ def waterfall_drawing(profile: Profile, gpu_name: str, policy: str) -> Drawing:
 
 
 def waterfall_panel(policies: PolicySet, schedule: Schedule) -> Panel:
-    """The waterfall of a policy, under a title."""
     fall, rows = fall_and_bars(policies, schedule)
     row = policies.row(schedule)
     score = "" if row.time_score is None else f", {percent(row.time_score, 0)} of what ideal saves"
@@ -100,7 +98,6 @@ def waterfall_panel(policies: PolicySet, schedule: Schedule) -> Panel:
 
 
 def _shares_height(profile: Profile) -> float:
-    """Inches for the bars of all graphs and simulations."""
     return 1.5 + 0.42 * (2 * len({s.graph for s in profile.simulations}) + len(profile.simulations))
 
 
@@ -132,8 +129,6 @@ def _draw_shares(axes: Any, profile: Profile) -> None:
     axes.legend(patches(seen.values()), seen, loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8)
 
 
-# -- from the eager time to that of a policy, saving by saving: on axes, and as bars for a page ------------------------
-
 #: savings that have a bar of their own
 MAX_STEPS = 9
 #: characters of a name
@@ -159,17 +154,14 @@ class Bar:
 
     @property
     def color(self) -> str:
-        """Its colour."""
         return COLORS.get(self.kind) or class_color(self.kind)
 
     @property
     def value_s(self) -> float:
-        """The value next to it: a time, or how much less (negative) or more."""
         return self.end_s - self.start_s
 
 
 def bars(fall: Waterfall, policy: str) -> tuple[Bar, ...]:
-    """The rows of a waterfall, top to bottom."""
     rows = [Bar("eager", "", 0.0, fall.eager_s, "total")]
     at = fall.eager_s
     for step in fall.steps:
@@ -189,25 +181,21 @@ def label(bar: Bar, scale: float, whole: float) -> str:
 
 
 def axis_start_s(fall: Waterfall) -> float:
-    """Where the time axis begins."""
     least = min(fall.time_s, fall.ideal_s)
     start = least - MARGIN * (fall.eager_s - least)
     return start if start > ZERO_BELOW * fall.eager_s else 0.0
 
 
 def height(rows: int) -> float:
-    """Inches of a picture of so many rows."""
     return 1.25 + 0.36 * rows
 
 
 def fall_and_bars(policies: PolicySet, schedule: Schedule) -> tuple[Waterfall, tuple[Bar, ...]]:
-    """The waterfall of a policy and its rows."""
     fall = waterfall(policies, schedule, top=MAX_STEPS)
     return fall, bars(fall, schedule.policy)
 
 
 def draw_waterfall(axes: Any, fall: Waterfall, rows: tuple[Bar, ...]) -> None:
-    """Draw it."""
     start, (scale, unit) = axis_start_s(fall), time_unit(fall.eager_s)
     most = max(max(bar.start_s, bar.end_s) for bar in rows)
     axes.set_xlim(start / scale, (most + 0.09 * (most - start)) / scale)
@@ -232,5 +220,4 @@ def _draw_legend(axes: Any, rows: tuple[Bar, ...]) -> None:
     kinds = {WORDS.get(bar.kind, bar.kind): bar.color for bar in rows if bar.kind != "total"}
     axes.legend(
         patches(kinds.values()), kinds, title="saves", loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False,
-        fontsize=8, title_fontsize=8, alignment="left",
-    )  # fmt: skip
+        fontsize=8, title_fontsize=8, alignment="left")  # fmt: skip

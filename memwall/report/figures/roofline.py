@@ -43,8 +43,7 @@ def draw_roofline(axes: Any, profile: Profile, schedule: Schedule) -> None:
         axes.scatter(
             *position(row.arithmetic_intensity, row.attained_flop_per_s, x_range, y_range),
             s=area(row.time_share), color=class_color(row.op_class), alpha=0.75, edgecolor="white", linewidth=0.6,
-            zorder=3, clip_on=False,
-        )  # fmt: skip
+            zorder=3, clip_on=False)  # fmt: skip
     _draw_measured(axes, measured, x_range, y_range)
     _draw_bare(axes, [row for row in rows if not (row.flops and row.bytes)])
     _draw_legend(axes, rows)
@@ -84,8 +83,7 @@ def _draw_roofs(axes: Any, roofs: Sequence[Roof], slopes: Sequence[Roof], x_rang
         axes.annotate(
             roof.label.replace("  ", "\n"), (x_range[1], roof.rate), (1.015, at), textcoords="axes fraction",
             va="center", fontsize=FONT, color=INK if roof.used else DIM, annotation_clip=False, linespacing=1.15,
-            arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0},
-        )  # fmt: skip
+            arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0})  # fmt: skip
     for slope in slopes:
         low = max(x_range[0], y_range[0] / slope.rate)
         high = roofs[0].rate / slope.rate
@@ -114,8 +112,7 @@ def _draw_measured(axes: Any, points: Sequence[Point], x_range: Range, y_range: 
         axes.plot([x, x], [start, y], color=INK, linewidth=0.9, zorder=4, clip_on=False)
         axes.scatter(
             x, y, s=mark_area(point), marker=MARKS[point.executor], facecolor=class_color(point.op_class),
-            edgecolor=INK, linewidth=0.9, zorder=4.5, clip_on=False,
-        )  # fmt: skip
+            edgecolor=INK, linewidth=0.9, zorder=4.5, clip_on=False)  # fmt: skip
     executors = [name for name in MARKS if any(point.executor == name for point in points)]
     if executors:
         handles = dots(["#b0b6be"], markersize=5.5)
@@ -142,8 +139,7 @@ def _draw_legend(axes: Any, rows: Sequence[KernelRow]) -> None:
     names = [f"{clean(name)}  {100 * total[name]:.1f} %" for name in order]
     axes.legend(
         dots(map(class_color, order)), names, title="share of time", loc="lower left", bbox_to_anchor=(1.005, 0.0),
-        frameon=False, fontsize=FONT, title_fontsize=FONT, alignment="left", borderaxespad=0.0,
-    )  # fmt: skip
+        frameon=False, fontsize=FONT, title_fontsize=FONT, alignment="left", borderaxespad=0.0)  # fmt: skip
 
 
 def _draw_labels(
@@ -203,8 +199,6 @@ def _placer(
     lines = [Line(*map(float, (*to_pixels(start), *to_pixels(end)))) for start, end in ends]
     return Placer(frame, [*(Box(x - r, y - r, x + r, y + r) for x, y, r in taken), *texts], lines)
 
-
-# -- roofs -------------------------------------------------------------------------------------------------------------
 
 #: drawn for context even where the workload does not use them
 CONTEXT = (Pipe("tensor", "float16"), Pipe("vector", "float32"))

@@ -50,8 +50,7 @@ def scatter_drawing(rows: Sequence[Row]) -> Drawing:
                 axes.set_xlabel("measured")
         figure.legend(
             dots(colors.values(), markersize=5), map(clean, colors), loc="outside lower center", ncols=2 * across,
-            frameon=False, fontsize=8,
-        )  # fmt: skip
+            frameon=False, fontsize=8)  # fmt: skip
 
     return (_INCHES * across + 0.4, _INCHES * down + 0.25 * legend_rows + 0.3), build
 
@@ -69,7 +68,6 @@ def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _tick(value: float, at: int | None = None) -> str:
-    """``10 us``."""
     scale, unit = next(
         ((scale, unit) for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if value >= scale * 0.999),
         (1e-9, "ns"),
@@ -85,15 +83,13 @@ def _panel(axes: Any, gpu: str, rows: Sequence[Row], colors: dict[str, str]) -> 
     high = 10 ** math.ceil(math.log10(max(times) * 1.01))
     axes.fill_between(
         [low, high], [low * (1 - CLOSE), high * (1 - CLOSE)], [low * (1 + CLOSE), high * (1 + CLOSE)],
-        color="#dde2e8", linewidth=0, zorder=1,
-    )  # fmt: skip
+        color="#dde2e8", linewidth=0, zorder=1)  # fmt: skip
     axes.plot([low, high], [low, high], color="#444b55", linewidth=0.8, zorder=3)
     step = -(-len(rows) // _POINTS)
     drawn = rows[::step]
     axes.scatter(
         [row.measured_s for row in drawn], [row.modeled_s for row in drawn], c=[colors[row.op_class] for row in drawn],
-        s=5, alpha=0.45, linewidths=0, zorder=2, rasterized=True,
-    )  # fmt: skip
+        s=5, alpha=0.45, linewidths=0, zorder=2, rasterized=True)  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(numticks=5))
@@ -104,5 +100,4 @@ def _panel(axes: Any, gpu: str, rows: Sequence[Row], colors: dict[str, str]) -> 
     axes.set_title(clean(gpu)[:32], fontsize=9)
     axes.text(
         0.04, 0.96, f"{len(rows):,} rows, {close:.0%} within {CLOSE:.0%}", transform=axes.transAxes, va="top",
-        fontsize=7.5, color="#444b55",
-    )  # fmt: skip
+        fontsize=7.5, color="#444b55")  # fmt: skip

@@ -38,7 +38,6 @@ _Panel = dict[Series, tuple[Row, ...]]
 
 
 def trend_drawing(rows: Sequence[Row], quantities: Sequence[str]) -> Drawing:
-    """The picture of some quantities."""
     places = {commit: i for i, commit in enumerate(commits(rows))}
     panels: dict[tuple[str, str], _Panel] = {}
     for series, trend in trends(rows).items():
@@ -81,8 +80,7 @@ def _draw(
     for step in found:
         axis.plot(
             places[step.row.commit], step.after, marker="^" if step.after > step.before else "v", markersize=6,
-            color=_WORSE if step.worse else _BETTER, linestyle="", zorder=4,
-        )  # fmt: skip
+            color=_WORSE if step.worse else _BETTER, linestyle="", zorder=4)  # fmt: skip
     _write_changes(axis, found, places)
     versions = _versions(panel, places)
     faint = 1.0 if len(versions) <= _VERSIONS else 0.25
@@ -93,8 +91,7 @@ def _draw(
         axis.annotate(
             f"memwall {clean(version)[:12]}", (place, 1.0), xycoords=("data", "axes fraction"),
             xytext=(-2 if late else 2, -2 - 8 * (i % 2)), textcoords="offset points", fontsize=6.5,
-            color="#444b55", va="top", ha="right" if late else "left",
-        )  # fmt: skip
+            color="#444b55", va="top", ha="right" if late else "left")  # fmt: skip
     _scale(axis, values, quantity.unit)
     axis.tick_params(axis="y", labelsize=7.5)
     axis.grid(True, axis="y")

@@ -81,8 +81,7 @@ def gate_code_quality(result: GateResult, folder: str, config: str) -> str:
             "check_name": f"memwall/{finding.rule}",
             "fingerprint": fingerprint,
             "severity": failed if finding.verdict == "fail" else "minor",
-            "location": {"path": place.path, "lines": {"begin": place.line}},
-        })  # fmt: skip
+            "location": {"path": place.path, "lines": {"begin": place.line}}})  # fmt: skip
     return json.dumps(rows, indent=1) + "\n"
 
 
@@ -173,8 +172,7 @@ def gate_sarif(result: GateResult, top: int, folder: str, config: str) -> str:
             "message": _sarif_message(text),
             "locations": [{"physicalLocation": _physical(place)}],
             "relatedLocations": _related(finding.causes[:top], folder),
-            "partialFingerprints": {FINGERPRINT: fingerprint},
-        })  # fmt: skip
+            "partialFingerprints": {FINGERPRINT: fingerprint}})  # fmt: skip
     driver = {"name": "memwall", "version": result.memwall_version, "rules": [_sarif_rule(rule) for rule in rules]}
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": rows}
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"

@@ -48,7 +48,6 @@ def _printable(text: str) -> str:
 
 
 def figures(check: Check) -> Figures:
-    """Value, baseline and change of a check."""
     unit = unit_of(check.quantity)
     value, baseline, _ = apart((check.value, check.baseline, check.allowed), unit)
     allowed_change = check.allowed / check.baseline - 1 if check.baseline and check.allowed is not None else None
@@ -128,8 +127,7 @@ def rest_line(causes: Sequence[Cause]) -> str:
     """``and 7 more causes: +1.20 MB, +3.40 us``."""
     total = Cause(
         "", "", "", "", "", 1, sum(c.kernels for c in causes), sum(c.flops for c in causes),
-        sum(c.dram_bytes for c in causes), sum(c.time_s for c in causes), "",
-    )  # fmt: skip
+        sum(c.dram_bytes for c in causes), sum(c.time_s for c in causes), "")  # fmt: skip
     moved = f": {deltas(total)}" if deltas(total) else ""
     return f"and {len(causes):,} more cause{'' if len(causes) == 1 else 's'}{moved}"
 
@@ -167,7 +165,6 @@ def compared_with(result: GateResult) -> str:
 
 
 def notes(result: GateResult) -> list[str]:
-    """What to know of the baseline, a line each."""
     return [prose(note) for note in result.baseline.notes]
 
 
@@ -201,7 +198,6 @@ class Finding(NamedTuple):
 
 
 def finding_of(found: Check | Problem) -> Finding:
-    """A check or a problem as a finding."""
     if isinstance(found, Problem):
         same = ("problem", found.workload, found.target, _NUMBER.sub("#", found.message))
         return Finding(found.verdict, "gate", found.workload, name(found.workload), problem_sentence(found),

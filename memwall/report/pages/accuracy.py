@@ -142,7 +142,6 @@ def split_table(title: str, split: Split) -> Table:
 
 
 def fits_table(fits: Sequence[Fit]) -> Table:
-    """A row for each fit."""
     columns = [
         *col.of(fits, "GPU: target.gpu"),
         col.text("constants", [f"{f.target.family}.{f.target.variant}" for f in fits]),
@@ -153,7 +152,6 @@ def fits_table(fits: Sequence[Fit]) -> Table:
 
 
 def value_table(found: Fit) -> Table:
-    """The constants of one fit."""
     title = f"{found.target.gpu} {found.target.family}.{found.target.variant}"
     values = [f"{value:.4g}" for value in found.values.values()]
     return col.table(title, [col.text("constant", found.values), col.text("value", values)])

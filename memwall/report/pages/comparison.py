@@ -38,7 +38,6 @@ class ComparisonReport(Report):
         return self.comparison.to_json()
 
     def rows(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """A row for each entry, or for each machine."""
         record = self.comparison.to_dict()
         flat = [_flat(row) for row in record["entries"] or record["machines"]]
         columns = tuple(dict.fromkeys(key for row in flat for key in row))
@@ -59,7 +58,6 @@ def wall_bars(comparison: Comparison, parts: Callable[[Entry, float], list[Part]
 
 
 def _wall_parts(entry: Entry, longest_s: float) -> list[Part]:
-    """A bar as long as the time of an entry."""
     shares = entry.wall_shares.items()
     return [Part(wall, 100 * share * entry.time_s / longest_s, WALL_COLORS[wall]) for wall, share in shares]
 
@@ -129,7 +127,6 @@ def _misfits(entries: Sequence[Entry]) -> str:
 
 
 def _speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
-    """Time, speed-up, throughput, utilization."""
     specs = ": label name, time: time_s s, speed-up: speedup ratio, bound: bound_s s like time_s?"
     for name in ("samples", "tokens"):
         if any(getattr(e, f"{name}_per_s") is not None for e in entries):
@@ -144,7 +141,6 @@ def _of_first(entries: Sequence[Entry], field: str) -> col.CellColumn:
 
 
 def _work_table(entries: Sequence[Entry]) -> Table:
-    """What each profile has to do, over the first."""
     columns = [
         *col.of(entries, ": label name, kernels count, FLOPs: flops FLOP"),
         _of_first(entries, "flops"),
@@ -155,7 +151,6 @@ def _work_table(entries: Sequence[Entry]) -> Table:
 
 
 def _wall_table(entries: Sequence[Entry]) -> Table:
-    """Share of time under each wall, and whether it fits."""
     columns = [
         *col.of(entries, ": label name"),
         *(col.percent(wall, [e.wall_shares[wall] for e in entries]) for wall in WALLS),
@@ -222,7 +217,6 @@ def _listed(labels: Sequence[str], flip: Flip, wall: str) -> str:
 
 
 def _change_table(kind: str, rows: Sequence[Change]) -> Table:
-    """What changed, in time, FLOPs and bytes."""
     columns = [
         *col.of(rows, f"{kind}: name op, before: before_s s, after: after_s s like before_s"),
         *col.of(rows, "change: delta_s +s like before_s"),

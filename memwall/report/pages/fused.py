@@ -162,8 +162,7 @@ def _agreement_section(gpu: str, agreed: PlanDiff) -> Section:
         ("pairs of ops", f"{agreed.all_share:.1%} of {agreed.all_pairs:,} are fused in both plans or in neither"),
         ("neighbours", f"{agreed.share:.1%} of {agreed.pairs:,} (one reads what the other wrote, or both read the same"
                        f" tensor); {agreed.only_first:,} fused by memwall alone, {agreed.only_second:,} by"
-                       " Inductor alone"),
-    )  # fmt: skip
+                       " Inductor alone"))  # fmt: skip
     blocks: list[Block] = [Facts(facts)]
     if rows := agreed.differences[:MAX_DIFFERENCES]:
         columns = [
@@ -306,7 +305,6 @@ REWRITE_NOTE = "each row is the whole step, its family in that form; → is the 
 
 
 def rewrite_sections(families: Sequence[Family]) -> list[Section]:
-    """A table for each GPU."""
     gpus = dict.fromkeys(family.gpu for family in families)
     return [
         Section(f"{gpu}: fused library ops", (_rewrite_table([f for f in families if f.gpu == gpu]),)) for gpu in gpus

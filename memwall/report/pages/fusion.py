@@ -33,7 +33,6 @@ def is_several(profile: Profile) -> bool:
 
 
 def policy_table(policies: PolicySet) -> Table:
-    """The totals of each policy and what it saves."""
     return col.listing(
         "Policies",
         policies.rows(),
@@ -73,12 +72,10 @@ def group_table(rows: Sequence[Saving], top: int) -> Table:
 
 
 def module_table(rows: Sequence[Saving]) -> Table:
-    """Modules by what they save."""
     return col.listing("Modules by what they save", rows, f"module name, {_SAVING}", MODULE_NOTE)
 
 
 def missed_table(rows: Sequence[Missed]) -> Table:
-    """Fusions that were refused, by what they would win."""
     return col.listing(
         "Missed fusions by what they would win",
         rows,
@@ -126,8 +123,6 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
         text += f"; {percent(modules[0].saved_s / saved_s, 0)} of the time in {modules[0].module}"
     return f"{text}."
 
-
-# -- what if -----------------------------------------------------------------------------------------------------------
 
 WHAT_IF_NOTE = (
     "change, ±: after less before; fuse: a module as one kernel that keeps all that lies between its ops on chip"

@@ -42,8 +42,7 @@ class GateReport(Report):
         "github": lambda r: gate_commands(r.result, r.top, r.folder),
         "junit": lambda r: gate_junit(r.result, r.top),
         "gitlab": lambda r: gate_code_quality(r.result, r.folder, r.config),
-        "sarif": lambda r: gate_sarif(r.result, r.top, r.folder, r.config),
-    })  # fmt: skip
+        "sarif": lambda r: gate_sarif(r.result, r.top, r.folder, r.config)})  # fmt: skip
 
     result: GateResult
     top: int = TOP
@@ -91,7 +90,6 @@ def _workload_section(heading: str, checks: Sequence[Check], top: int) -> Sectio
 
 
 def _checks_table(checks: Sequence[Check]) -> Table:
-    """A line per check: the verdict, what was checked, the figures."""
     numbers = [say.figures(check) for check in checks]
     columns: list[col.CellColumn] = [
         col.text("", [_WORD[check.verdict] for check in checks]),

@@ -76,8 +76,7 @@ class GpuReport(Report):
         facts = known_facts(
             ("name", gpu.name), ("also", ", ".join(gpu.aliases) or col.NOTHING), ("vendor", gpu.vendor),
             ("architecture", f"{gpu.architecture} {gpu.compute_capability or ''}"),
-            ("release", gpu.release or col.NOTHING), ("calibration", gpu.calibration),
-        )  # fmt: skip
+            ("release", gpu.release or col.NOTHING), ("calibration", gpu.calibration))  # fmt: skip
         tables = [_peaks_table(gpu), _numbers_table(gpu), *([_utilization_table(gpu)] if gpu.utilization else [])]
         return Document(gpu.full_name, (Section("", (facts, *tables)),))
 

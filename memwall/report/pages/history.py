@@ -88,7 +88,6 @@ class HistoryReport(Report):
         return Document("History", (Section("", (Markup(image),)), section))
 
     def rows(self) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
-        """A row for each figure; ``before`` and ``change`` where it is a step."""
         return CSV_COLUMNS, _csv_rows(self.history, self.quantities)
 
     def figure(self) -> Drawing:
@@ -105,16 +104,12 @@ def _csv_rows(rows: Sequence[Row], quantities: Sequence[str]) -> Iterator[tuple[
                 change = "" if step is None or step.change is None else step.change
                 yield (
                     row.commit, row.date, row.memwall_version, row.workload, row.mode, row.gpu, row.policy, name,
-                    row.figures[name], before, change,
-                )  # fmt: skip
+                    row.figures[name], before, change)  # fmt: skip
 
 
 def _known(rows: Sequence[Row]) -> list[str]:
     found = {name for row in rows for name in row.figures}
     return [name for name in LIMITS if name in found]
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def _facts(rows: Sequence[Row]) -> Facts:

@@ -96,9 +96,6 @@ class MeasuredReport(ProfileReport):
         return Document(title, sections or (Section("", (Sentence("Nothing was measured."),)),))
 
 
-# -- why a kernel takes its time ---------------------------------------------------------------------------------------
-
-
 def _explanation_section(profile: Profile, schedule: Schedule, why: Explanation) -> Section:
     kernel = why.kernel
     repeats = f" x{why.count}" if why.count > 1 else ""
@@ -117,15 +114,12 @@ def _explanation_dict(schedule: Schedule, why: Explanation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
-
 _CSV = columns_of("csv")
 
 #: columns of a kernel's row; seconds and bytes in base units
 KERNEL_COLUMNS = (
     "gpu", "policy", "id", "name", "class", "phase", "module", "shapes",
-    *(quantity.name for quantity in _CSV), "modeled",
-)  # fmt: skip
+    *(quantity.name for quantity in _CSV), "modeled")  # fmt: skip
 
 #: what a kernel's row has more where there are several policies: the eager kernels of the same ops
 SAVING_COLUMNS = ("ops", "launches", "eager_launches", "eager_bytes", "eager_time_s", "saved_bytes", "saved_s")
@@ -145,8 +139,7 @@ def _kernel(profile: Profile, schedule: Schedule, kernel: Estimate) -> tuple[Any
         schedule.gpu.name, schedule.policy, kernel.id, kernel.name, kernel.op_class,
         kernel_phase(profile, schedule, kernel), kernel_module(profile, schedule, kernel), shapes_text(specs),
         *(quantity.of(kernel) for quantity in _CSV),
-        all(costs[i].modeled for i in kernel.op_ids),
-    )  # fmt: skip
+        all(costs[i].modeled for i in kernel.op_ids))  # fmt: skip
 
 
 def _saving_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
@@ -162,5 +155,4 @@ def _saving(policies: PolicySet, kernel: Estimate) -> tuple[Any, ...]:
     eager_bytes, eager_s = sum(k.bytes for k in eager), sum(k.time_s for k in eager)
     return (
         len(kernel.op_ids), kernel.launches, sum(k.launches for k in eager), eager_bytes, eager_s,
-        eager_bytes - kernel.bytes, eager_s - kernel.time_s,
-    )  # fmt: skip
+        eager_bytes - kernel.bytes, eager_s - kernel.time_s)  # fmt: skip

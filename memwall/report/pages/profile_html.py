@@ -78,7 +78,6 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome]) -> Document:
 
 
 def _panel(profile: Profile, schedule: Schedule, number: int) -> Panel:
-    """One simulation."""
     note = _ROOFLINE + (_MARKS if measured_points(profile, schedule) else "")
     roofline = f'<h3>Roofline</h3>\n<div class="roofline" data-sim="{number}"></div>\n<p class="note">{note}</p>'
     phases = phase_rows(profile, schedule)
@@ -145,9 +144,6 @@ def _memory_bar(schedule: Schedule) -> str:
     return f'<div class="memory">{stack(parts, least=14)}{mark}</div>'
 
 
-# -- the data that the page's script shows -----------------------------------------------------------------------------
-
-
 def _data(profile: Profile, tables: Sequence[Sequence[KernelRow]]) -> tuple[dict[str, Any], int]:
     """Rows shared by all simulations, and each simulation's times for them; and how many rows were left out."""
     slowest: dict[tuple, float] = {}
@@ -173,8 +169,7 @@ def _identity(row: KernelRow) -> tuple:
     """Columns of ``kernels`` in the page: name, class, phase, module, shapes, count, FLOPs, bytes read, written."""
     return (
         clean(row.name), clean(row.op_class), row.phase, clean(row.module), clean(row.shapes)[:160], row.count,
-        row.flops if row.modeled else -1, row.read_bytes, row.write_bytes,
-    )  # fmt: skip
+        row.flops if row.modeled else -1, row.read_bytes, row.write_bytes)  # fmt: skip
 
 
 def _times(number: int, row: KernelRow) -> list[float | int]:
@@ -187,8 +182,7 @@ def _point(point: Point) -> list[str | float]:
     """Columns of ``measured``: executor, kernel, class, FLOP/B, modeled and measured FLOP/s, share, seconds of each."""
     numbers = (
         point.arithmetic_intensity, point.modeled_flop_per_s, point.measured_flop_per_s, point.share, point.modeled_s,
-        point.measured_s,
-    )  # fmt: skip
+        point.measured_s)  # fmt: skip
     return [point.executor, clean(point.name), clean(point.op_class), *(float(f"{number:.4g}") for number in numbers)]
 
 

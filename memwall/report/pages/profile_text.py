@@ -101,9 +101,6 @@ def gpu_title(profile: Profile, schedule: Schedule) -> str:
     return clean(f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {flop_rate(gpu.peak(pipe))} {pipe})")
 
 
-# -- the header --------------------------------------------------------------------------------------------------------
-
-
 def header_facts(profile: Profile) -> Facts:
     """What was profiled and what it must do, whatever the GPU."""
     w = profile.workload
@@ -154,9 +151,6 @@ def _coverage_fact(profile: Profile) -> str:
     )
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
 def totals_table(profile: Profile) -> Table:
     """One row per simulation: what a reader compares first."""
     sims = profile.simulations
@@ -181,19 +175,16 @@ def totals_table(profile: Profile) -> Table:
 
 
 def class_table(profile: Profile, schedule: Schedule) -> Table:
-    """Op classes and their shares."""
     rows = class_rows(profile, schedule)
     columns = [*col.of(rows, "class: key"), *col.quantities("class", rows, {"flop_share": 2})]
     return col.table("Op classes", columns, MATRIX_NOTE)
 
 
 def share_table(title: str, heading: str, rows: Sequence[Row]) -> Table:
-    """Phases or modules."""
     return col.table(title, [*col.of(rows, f"{heading}: key name"), *col.quantities("share", rows)])
 
 
 def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table:
-    """Kernels, repeats as one row."""
     columns = [
         *col.of(rows, "kernel: name op, : count repeats, module module"),
         col.optional(col.text("phase", [_PHASES.get(r.phase, r.phase) for r in rows])),
@@ -206,7 +197,6 @@ _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
 def memory_table(profile: Profile, schedule: Schedule) -> Table:
-    """Peak memory and what it holds."""
     m, gpu = schedule.memory, schedule.gpu
     values = (m.parameters, m.gradients, m.optimizer_state, m.activations, m.total, gpu.dram_bytes)
     names = ("parameters", "gradients", "optimizer state", "activations", "peak", "GPU memory")
@@ -217,9 +207,6 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
         note += f"; at the moment of the peak {size(m.gradients)} of the {size(gradients)} of gradients are alive"
     columns = [(Column(name), [size(value)]) for name, value in zip(names, values, strict=True)]
     return col.table("Peak memory", columns, note)
-
-
-# -- what --by chooses -------------------------------------------------------------------------------------------------
 
 
 def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str) -> list[Block]:

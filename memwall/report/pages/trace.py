@@ -44,8 +44,7 @@ SORTS: dict[str, Callable[[RowGroup], float]] = {
 COLUMNS = (
     "trace", "gpu", "id", "op", "class", "phase", "module", "source", "shapes", "device", "start_s", "kernels",
     "kernel_names", "measured_s", "flops", "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s",
-    "wall", "assumed", "reason", "measured_dram_bytes",
-)  # fmt: skip
+    "wall", "assumed", "reason", "measured_dram_bytes")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,6 @@ class TraceReport(Report):
         return json.dumps(self.analysis.to_dict(), indent=1, allow_nan=False) + "\n"
 
     def rows(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """A row for each op."""
         return COLUMNS, [_cells(self.analysis, row) for row in self.analysis.rows]
 
     def figure(self) -> Drawing:
@@ -100,8 +98,7 @@ def _cells(analysis: TraceAnalysis, row: TraceRow) -> tuple[Any, ...]:
         analysis.trace.path_name, analysis.gpu.name, row.id, row.name, row.op_class, row.phase, row.module, row.source,
         row.shapes, row.device, row.start_s, len(row.kernels), names, row.measured_s, row.flops, row.read_bytes,
         row.write_bytes, row.link_bytes, row.bound_s, row.of_roof, row.modeled_s, row.wall, row.assumed, row.reason,
-        row.dram_bytes,
-    )  # fmt: skip
+        row.dram_bytes)  # fmt: skip
 
 
 def _over_roof(analysis: TraceAnalysis) -> list[Section]:
@@ -200,7 +197,6 @@ def _kernels(analysis: TraceAnalysis, by: str, groups: Sequence[RowGroup], top: 
 def _figures(
     analysis: TraceAnalysis, groups: Sequence[RowGroup], heading: str, names: Sequence[str]
 ) -> list[col.CellColumn]:
-    """The columns of any table of groups."""
     times = [group.measured_s for group in groups]
     seen = [group.known("dram_bytes") for group in groups]
     return [

@@ -47,9 +47,6 @@ def measured_sections(profile: Profile, *, top: int = DEFAULT_TOP) -> tuple[Sect
     return tuple(sections)
 
 
-# -- a device ----------------------------------------------------------------------------------------------------------
-
-
 def _device_section(device: Device, top: int) -> Section:
     blocks: list[Block] = [*_violations(device), *_doubts(device), _facts(device), _run_table(device)]
     if device.same_groups:
@@ -160,9 +157,6 @@ def _share_columns(rows: Sequence[Share]) -> list[col.CellColumn]:
     ]
 
 
-# -- one executor ------------------------------------------------------------------------------------------------------
-
-
 def _run_section(device: Device, run: Run, top: int) -> Section:
     blocks: list[Block] = []
     if run.measured:
@@ -185,7 +179,6 @@ def _run_section(device: Device, run: Run, top: int) -> Section:
 
 
 def _kernel_table(run: Run, longest: Sequence[Pair], top: int) -> Table:
-    """Kernels of one executor, repeats as one row."""
     pairs = longest[:top]
     timings = [pair.timing for pair in pairs]
     columns = [
@@ -200,8 +193,6 @@ def _kernel_table(run: Run, longest: Sequence[Pair], top: int) -> Table:
     return col.table("Kernels that take longest", shown, KERNEL_NOTE, left=len(longest) - len(pairs))
 
 
-# -- the same groups under several executors --------------------------------------------------------------------------
-
 EXECUTOR_NOTE = (
     "ratio of the sums over all repeats, geomean and worst of the distinct groups, above 1: faster; slower: groups"
     " whose intervals do not meet; eager: the measured eager kernels of the group's ops, summed"
@@ -210,7 +201,6 @@ GROUP_NOTE = "medians of one launch; xN: so many equal groups in a step; the las
 
 
 def _group_table(groups: Sequence[GroupTimes], top: int) -> Table:
-    """Groups under each executor."""
     shown = groups[:top]
     pairs = [group.pair for group in shown]
     executors = [name for name in ("eager", "inductor", "generated") if any(name in g.times for g in shown)]
