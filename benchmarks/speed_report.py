@@ -36,7 +36,7 @@ print(json.dumps([seconds, peak, len(record.graph.ops)]))
 PREDICT = """
 import gc, json, statistics, time
 import memwall
-from memwall.simulate import PlanContext, simulate
+from memwall.simulate.schedule import PlanContext, simulate
 record = memwall.profile("profiles/llama3_70b/model.py", gpu="a100", mode="training")
 plan, gpu = record.simulations[0].plan, memwall.load_gpu("h100-sxm")
 context = PlanContext.of(record.graph, plan)

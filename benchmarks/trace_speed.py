@@ -69,7 +69,7 @@ import torch, memwall
 try:
     from memwall.simulate.schedule import PlanContext, simulate
 except ImportError:
-    from memwall.simulate import PlanContext, simulate
+    from memwall.simulate.schedule import PlanContext, simulate
 torch.set_num_threads(1)
 gpu = memwall.load_gpu("h100-sxm")
 path = tempfile.mkdtemp() + "/record.json"

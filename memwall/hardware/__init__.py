@@ -7,11 +7,3 @@ Start with :mod:`~memwall.hardware.lookup` (a GPU by its name), then :mod:`~memw
 CPU). What a file may say is in :mod:`~memwall.hardware.gpu_spec`, what its constants mean in
 :mod:`~memwall.hardware.constants`, what all GPUs of a compute capability share in :mod:`~memwall.hardware.chips`.
 """
-
-from memwall.hardware.chips import CHIPS, Chip, chip_of
-from memwall.hardware.gpu import Gpu
-from memwall.hardware.lookup import all_gpus, gpu_names, inherit, load_gpu, load_gpus, match_device
-
-__all__ = [
-    "CHIPS", "Chip", "Gpu", "all_gpus", "chip_of", "gpu_names", "inherit", "load_gpu", "load_gpus", "match_device",
-]  # fmt: skip

@@ -19,8 +19,7 @@ from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import AttentionConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Attention
-from memwall.perfmodel.base import Terms
-from memwall.perfmodel.memory import traffic_s
+from memwall.perfmodel.base import Terms, traffic_s
 
 #: queries that a block holds, keys of one step of its loop (FlashAttention-2 for head sizes up to 128)
 TILE = (128, 64)

@@ -23,8 +23,7 @@ from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import ConvolutionConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Convolution
-from memwall.perfmodel.base import Terms, constants
-from memwall.perfmodel.memory import traffic_s
+from memwall.perfmodel.base import Terms, constants, traffic_s
 
 #: tiles (m, n) of a block, by engine. Tensor cores: no row of DeepBench with 16 or 32 output channels is faster than a
 #: tile 64 wide would be
@@ -69,7 +68,8 @@ def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident
     pipe = gpu.ceiling_pipe(launch.pipe)
     known = _of_pipe(launch, gpu, pipe, known)
     ways = [_implicit_gemm(launch, gpu, pipe, known, resident)]
-    if _suits_winograd(launch, pipe):
+    is_square = launch.kernel in _WINDOWS and all(step == 1 for step in launch.stride)
+    if is_square and launch.groups == 1 and pipe.engine == "vector" and pipe.dtype != "float64":
         ways.append(_winograd(launch, gpu, pipe, known, resident))
     if pipe.engine == "tensor" and launch.groups > 1:  # narrow groups waste most of a tensor core's tile
         plain = _of_pipe(launch, gpu, _FLOAT32, known)
@@ -79,24 +79,16 @@ def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident
 
 def _of_pipe(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> ConvolutionConstants:
     """The constants given, or those of float32 where narrower types run on its pipe: TF32 on a V100 is float32."""
-    return (
-        constants(ConvolutionConstants, gpu, "float32") if pipe == _FLOAT32 and launch.variant != "float32" else known
-    )
-
-
-def _suits_winograd(launch: Convolution, pipe: Pipe) -> bool:
-    return (
-        pipe.engine == "vector"
-        and pipe.dtype != "float64"
-        and launch.groups == 1
-        and launch.kernel in _WINDOWS
-        and all(step == 1 for step in launch.stride)
-    )
+    plain = pipe == _FLOAT32 and launch.variant != "float32"
+    return constants(ConvolutionConstants, gpu, "float32") if plain else known
 
 
 def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
     relative = {"forward": 1.0, "input": known.backward_input, "weight": known.backward_weight}[launch.role]
-    m, n, k = _dimensions(launch, _channel_slice(gpu, pipe, known))
+    channel_slice = 1.0  # channels along k come in multiples of this
+    if pipe.engine == "tensor":
+        channel_slice = known.channel_slice if chip_of(gpu).sliced_channels else _ALIGNED
+    m, n, k = _dimensions(launch, channel_slice)
     parts = _parts(launch, gpu, known, m, n, k)
     product = _Product(launch.groups * parts, m, n, k / parts)
     compute_s, facts = _tiled(product, gpu, pipe, known, known.plateau * relative)
@@ -107,13 +99,6 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
         latency_s += traffic_s(gpu, 2 * known.relayout * launch.bytes)
     facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts}
     return Terms(compute_s, traffic_s(gpu, launch.bytes - resident, resident), latency_s, facts)
-
-
-def _channel_slice(gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> float:
-    """Channels along k come in multiples of this."""
-    if pipe.engine != "tensor":
-        return 1.0
-    return known.channel_slice if chip_of(gpu).sliced_channels else _ALIGNED
 
 
 def _dimensions(launch: Convolution, channel_slice: float) -> tuple[int, int, float]:

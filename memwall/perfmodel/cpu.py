@@ -61,45 +61,25 @@ def kernel_time_s(
     cpu = gpu.cpu
     if cpu is None:
         raise ValueError(f"{gpu.name} is no CPU: its spec has no [cpu]")
-    memory = _memory_s(cost, gpu, cpu, reuse)
     ops = [graph.ops[i] for i in op_ids]
-    elements = sum(_elements_s(graph, op, cpu) for op in ops)
-    products = [name for op in ops if (name := product_name(graph, op)) is not None]
-    compute = max(_flops_s(cost, gpu, cpu, products), elements)
-    if any(op.op_class == "contraction" for op in ops):
-        compute += cpu.exposed_traffic * _dram_s(cost, gpu, reuse)
-    return compute, memory
-
-
-def _flops_s(cost: Cost, gpu: Gpu, cpu: Cpu, products: Sequence[str]) -> float:
-    """Seconds of the FLOPs at the rate of the first product that has its own, else of a plain matrix product."""
-    rates = [cpu.flop_per_s[name] for name in products if name in cpu.flop_per_s]
-    if rates:
-        return cost.total_flops / rates[0]
-    return sum((n / (gpu.peak(p) * gpu.achievable_fraction(p)) for p, n in cost.flops.items()), 0.0)
+    rates = [cpu.flop_per_s[name] for op in ops if (name := product_name(graph, op)) in cpu.flop_per_s and name]
+    flops_s = sum((n / (gpu.peak(p) * gpu.achievable_fraction(p)) for p, n in cost.flops.items()), 0.0)
+    compute = max(cost.total_flops / rates[0] if rates else flops_s, sum(_elements_s(graph, op, cpu) for op in ops))
+    dram_bytes_per_s = gpu.dram_bytes_per_s * gpu.achievable["dram"]
+    resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
+    if any(op.op_class == "contraction" for op in ops):  # the reads that no cache holds
+        compute += cpu.exposed_traffic * (max(cost.read_bytes - resident, 0) / dram_bytes_per_s)
+    moved, cached = cost.bytes + cost.extra_bytes, 0
+    rate = cpu.rate_for(cost.bytes)
+    if rate is not None:
+        cached = min(moved, min(resident, cost.read_bytes) + cost.write_bytes + cost.extra_bytes)
+    return compute, (moved - cached) / dram_bytes_per_s + (cached / rate if rate else 0.0)
 
 
 def _elements_s(graph: Graph, op: Op, cpu: Cpu) -> float:
     name = kernel_name(op)
     rate = cpu.elements_per_s.get(name) if name else None
-    return kernel_elements(graph, op, _COUNTS.get(name, "output")) / rate if name and rate else 0.0
-
-
-def _dram_s(cost: Cost, gpu: Gpu, reuse: Sequence[tuple[int, int]]) -> float:
-    """Seconds in which DRAM delivers the reads that no cache holds."""
-    cached = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
-    return max(cost.read_bytes - cached, 0) / (gpu.dram_bytes_per_s * gpu.achievable["dram"])
-
-
-def _memory_s(cost: Cost, gpu: Gpu, cpu: Cpu, reuse: Sequence[tuple[int, int]]) -> float:
-    moved = cost.bytes + cost.extra_bytes
-    rate = cpu.rate_for(cost.bytes)
-    cached = 0
-    if rate is not None:
-        resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
-        cached = min(moved, min(resident, cost.read_bytes) + cost.write_bytes + cost.extra_bytes)
-    seconds = (moved - cached) / (gpu.dram_bytes_per_s * gpu.achievable["dram"])
-    return seconds + (cached / rate if rate else 0.0)
+    return _elements(graph, op, _COUNTS.get(name, "output")) / rate if name and rate else 0.0
 
 
 def kernel_name(op: Op) -> str | None:
@@ -113,7 +93,7 @@ def kernel_name(op: Op) -> str | None:
     return name or None
 
 
-def kernel_elements(graph: Graph, op: Op, counts: str) -> int:
+def _elements(graph: Graph, op: Op, counts: str) -> int:
     """Elements of a kernel, counted as :data:`_COUNTS` says."""
     if counts == "input":
         return _spec(graph, op.inputs[0]).numel

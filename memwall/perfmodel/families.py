@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from memwall.hardware.constants import CONSTANTS
+from memwall.core.units import bandwidth, flop_rate, flops, size
+from memwall.hardware.constants import CONSTANTS, PlainConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, VectorGemm
-from memwall.perfmodel import attention, convolution, gemm, gemm_vector, plain, rows, stream
-from memwall.perfmodel.base import CALIBRATED, Terms, calibrated, constants, interval, table_of
+from memwall.perfmodel import attention, convolution, gemm, gemm_vector, rows, stream
+from memwall.perfmodel.base import CALIBRATED, Terms, calibrated, constants, interval, table_of, traffic_s
 
 __all__ = [
     "CALIBRATED", "MODELS", "Model", "Terms", "as_run", "calibrated", "constants", "explain", "interval",
@@ -19,6 +20,25 @@ __all__ = [
 
 #: Kinds of launches that have FLOPs.
 MATRIX = (Gemm, Convolution, Attention)
+
+
+def _predict_plain(launch: Plain, gpu: Gpu, known: PlainConstants, resident_bytes: int = 0) -> Terms:
+    """FLOPs at the fraction of the peak that large matrix products reach, bytes at that of a triad."""
+    compute_s = sum((n / (gpu.peak(p) * gpu.achievable_fraction(p)) for p, n in launch.flops.items()), 0.0)
+    resident = min(resident_bytes, launch.read_bytes)
+    return Terms(compute_s, traffic_s(gpu, launch.bytes - resident, resident), facts={"resident": resident})
+
+
+def _explain_plain(launch: Plain, gpu: Gpu, known: PlainConstants, terms: Terms) -> str:
+    rates = ", ".join(
+        f"{flops(n)} at {gpu.achievable_fraction(p):.0%} of {flop_rate(gpu.peak(p))}" for p, n in launch.flops.items()
+    )
+    cached = f", {size(terms.facts['resident'])} of them from L2" if terms.facts["resident"] else ""
+    moved = f"{size(launch.bytes)} at {gpu.achievable['dram']:.0%} of {bandwidth(gpu.dram_bytes_per_s)}{cached}"
+    if launch.flops and not any(launch.flops.values()):
+        return f"there is nothing to compute; {moved}."
+    work_text = f"{rates}; {moved}" if rates else moved
+    return f"no model of this kernel's shape, so the roofline at what is achievable: {work_text}."
 
 
 class Model(NamedTuple):
@@ -35,7 +55,7 @@ MODELS: Mapping[str, Model] = {
     "rows": Model(rows.predict, rows.explain),
     "stream": Model(stream.predict, stream.explain),
     "gemm_vector": Model(gemm_vector.predict, gemm_vector.explain),
-    "plain": Model(plain.predict, plain.explain),
+    "plain": Model(_predict_plain, _explain_plain),
 }
 
 

@@ -28,8 +28,7 @@ from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Gemm
-from memwall.perfmodel.base import Terms
-from memwall.perfmodel.memory import kept_share, traffic_s
+from memwall.perfmodel.base import Terms, kept_share, traffic_s
 
 #: rows and columns of a block's result, the largest first; the shorter side goes along the shorter of m and n
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (16, 128), (32, 64), (16, 64), (32, 32))
@@ -63,7 +62,9 @@ class Choice(NamedTuple):
 @lru_cache(maxsize=4096)
 def predict(launch: Gemm, gpu: Gpu, known: GemmConstants, resident_bytes: int = 0) -> Terms:
     """The terms of a launch with the constants given."""
-    dram_bytes = _dram_bytes(launch, gpu, resident_bytes)
+    # results stay in L2 where all that the product touches fits
+    dram_bytes: float = launch.read_bytes - min(resident_bytes, launch.read_bytes)
+    dram_bytes += launch.write_bytes * (1 - kept_share(gpu, launch.bytes))
     stored_s = launch.write_bytes / (known.store * gpu.boost_clock_hz * gpu.sm_count)
     stream_s = max(traffic_s(gpu, dram_bytes, 0, known.dram), stored_s)
     held_s = launch.flops / (gpu.peak(launch.pipe) * _sustained(gpu, known))
@@ -83,12 +84,6 @@ def _sustained(gpu: Gpu, known: GemmConstants) -> float:
     peak = gpu.peak(_HALF)
     watts = gpu.tdp_w / (peak / 1e12) if gpu.tdp_w else 1.0
     return min(known.sustained * sqrt(watts), 1.0)
-
-
-def _dram_bytes(launch: Gemm, gpu: Gpu, resident_bytes: int) -> float:
-    """Bytes from and to DRAM: results stay in L2 where all that the product touches fits."""
-    read = launch.read_bytes - min(resident_bytes, launch.read_bytes)
-    return read + launch.write_bytes * (1 - kept_share(gpu, launch.bytes))
 
 
 def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_s: float) -> Choice:

@@ -18,8 +18,7 @@ from memwall.hardware.chips import Tile, chip_of
 from memwall.hardware.constants import VectorGemmConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import VectorGemm
-from memwall.perfmodel.base import Terms
-from memwall.perfmodel.memory import traffic_s
+from memwall.perfmodel.base import Terms, traffic_s
 
 _STEP = 8
 _LARGE: Tile = (128, 128)
@@ -73,8 +72,7 @@ def predict(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, resident_b
     rate = gpu.peak(launch.pipe) * _kernel(launch, known)
     multiply_add_s = 2 * gpu.sm_count / rate * _row_misses(launch, known)
     on = _OnGpu(gpu.sm_count, gpu.boost_clock_hz, multiply_add_s, sustained(gpu, launch.pipe, known), known)
-    plans = _plans(launch, gpu, on) if _tiled(launch) else (_untiled(launch, on),)
-    plan = min(plans, key=lambda plan: max(plan.compute_s, memory_s) + plan.latency_s)
+    plan = min(_plans(launch, gpu, on), key=lambda plan: max(plan.compute_s, memory_s) + plan.latency_s)
     return Terms(plan.compute_s, memory_s, plan.latency_s, {"plan": plan})
 
 
@@ -121,18 +119,12 @@ def _deep(launch: VectorGemm) -> bool:
     return launch.batch > 1 and few and min(launch.n, launch.k) > _LARGE[1]
 
 
-def _tiled(launch: VectorGemm) -> bool:
-    """Whether it is not a matrix times a vector, which has its own kernel."""
-    return min(launch.m, launch.n) > 1
-
-
-def _untiled(launch: VectorGemm, on: _OnGpu) -> Plan:
-    results = launch.batch * launch.m * launch.n
-    peak_s = results * launch.k * on.multiply_add_s / on.sm_count
-    return Plan((1, 1), 1, results, 1, _arithmetic_s(peak_s, on), 0.0)
-
-
 def _plans(launch: VectorGemm, gpu: Gpu, on: _OnGpu) -> Iterator[Plan]:
+    if min(launch.m, launch.n) == 1:  # a matrix times a vector has its own kernel
+        results = launch.batch * launch.m * launch.n
+        peak_s = results * launch.k * on.multiply_add_s / on.sm_count
+        yield Plan((1, 1), 1, results, 1, _arithmetic_s(peak_s, on), 0.0)
+        return
     for tile in (launch.batch > 1 and chip_of(gpu).batched_tiles) or _LONE:
         results = launch.batch * ceil(launch.m / tile[0]) * ceil(launch.n / tile[1])
         waiting = on.sm_count * (_RESIDENT_RESULTS // (tile[0] * tile[1]))

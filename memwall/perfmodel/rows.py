@@ -9,8 +9,7 @@ from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import RowsConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Rows
-from memwall.perfmodel.base import Terms
-from memwall.perfmodel.memory import traffic_s
+from memwall.perfmodel.base import Terms, traffic_s
 from memwall.perfmodel.stream import steps_s, triad_fraction
 
 #: the part of L2 in which a line stays between two reads: each half of an A100's keeps its own copy (A100 white paper).

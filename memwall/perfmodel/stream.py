@@ -8,8 +8,7 @@ from memwall.core.units import bandwidth, duration, size
 from memwall.hardware.constants import StreamConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Stream
-from memwall.perfmodel.base import Terms, constants
-from memwall.perfmodel.memory import traffic_s
+from memwall.perfmodel.base import Terms, constants, traffic_s
 
 #: integer lanes of a multiprocessor: four quarters of 16 (NVIDIA's V100, A100 and H100 white papers), a CU's 64
 INTEGER_LANES = 64

@@ -9,13 +9,3 @@ Start with :mod:`~memwall.record.profile`. :mod:`~memwall.record.format` has the
 :mod:`~memwall.record.measurement` what was timed on a device, :mod:`~memwall.record.schedules` the plans and schedules
 that are made once, :mod:`~memwall.record.kernels` where a kernel belongs.
 """
-
-from memwall.record.format import WorkloadInfo
-from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors, Timing
-from memwall.record.profile import Coverage, Profile
-from memwall.record.schedules import CHEAP, LAUNCHES, Schedules, attention_backend
-
-__all__ = [
-    "CHEAP", "EXECUTORS", "LAUNCHES", "Coverage", "MeasuredKernel", "Measurement", "Profile", "Schedules", "Sensors",
-    "Timing", "WorkloadInfo", "attention_backend",
-]  # fmt: skip

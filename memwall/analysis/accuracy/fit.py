@@ -20,10 +20,9 @@ from memwall.core.errors import need
 from memwall.hardware.constants import CONSTANTS, Constants, LaunchConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Launch
+from memwall.perfmodel.base import kept_share
 from memwall.perfmodel.families import MODELS, as_run, constants
-from memwall.perfmodel.launch import call_s
-from memwall.perfmodel.memory import kept_share
-from memwall.perfmodel.roofline import bound_s, launch_floor_s
+from memwall.perfmodel.roofline import bound_s, call_s, launch_floor_s
 
 #: most samples of one fit, and most evaluations of them all for each constant
 MOST, TRIES = 600, 40

@@ -17,8 +17,7 @@ from memwall.hardware.constants import LaunchConstants
 from memwall.hardware.lookup import Gpu, inherit, stated
 from memwall.ops import Cost
 from memwall.perfmodel.families import interval
-from memwall.perfmodel.launch import call_s
-from memwall.perfmodel.roofline import Prediction, launch_floor_s, peak_compute_s, predict_cost
+from memwall.perfmodel.roofline import Prediction, call_s, launch_floor_s, peak_compute_s, predict_cost
 
 _R1_PEAK, _R1_DRAM, _R1_S = 0.75, 0.85, 3e-6
 

@@ -13,7 +13,7 @@ from memwall.analysis.whatif import Outcome
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
-from memwall.record import WorkloadInfo
+from memwall.record.format import WorkloadInfo
 from memwall.record.kernels import WALLS, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Column, Facts, Section, Sentence, Table, clean, known_facts

@@ -18,7 +18,7 @@ from memwall.hardware.lookup import Gpu, load_gpu
 from memwall.ops.launches import VectorGemm
 from memwall.perfmodel.families import Terms, constants, explain, predict
 from memwall.perfmodel.gemm_vector import sustained
-from memwall.perfmodel.launch import call_s
+from memwall.perfmodel.roofline import call_s
 from tests.unit.places import truth
 
 PIPE = Pipe("tensor", "float32")

@@ -12,9 +12,9 @@ from memwall.hardware.constants import LaunchConstants, RowsConstants, StreamCon
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import table_calls as calls
 from memwall.ops.launches import Rows, Stream
+from memwall.perfmodel.base import L2_REACHED, kept_share, traffic_s
 from memwall.perfmodel.families import explain, predict
-from memwall.perfmodel.launch import call_s, way_of
-from memwall.perfmodel.memory import L2_REACHED, kept_share, traffic_s
+from memwall.perfmodel.roofline import call_s, way_of
 from memwall.perfmodel.rows import missed_share
 from memwall.perfmodel.rows import predict as predict_rows
 from memwall.perfmodel.stream import fraction, triad_fraction

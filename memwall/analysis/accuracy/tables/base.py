@@ -12,7 +12,7 @@ from memwall.analysis.validation import COLUMNS, Row
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
 from memwall.ops import Cost
-from memwall.perfmodel.memory import kept_share
+from memwall.perfmodel.base import kept_share
 
 T = TypeVar("T")
 Record = Mapping[str, Any]
