@@ -6,6 +6,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,27 +31,13 @@ Names = str | Gpu | Iterable[str | Gpu]
 
 
 def profile(
-    module_or_target: nn.Module | Workload | str | Path,
-    inputs: Any = None,
-    *,
-    gpu: Names = "h100-sxm",
-    mode: str = "inference",
-    policy: str | Iterable[str] = "eager",
-    optimizer: Any = "adamw",
-    loss: Callable[[Any], Any] | None = None,
-    dtype: str | None = None,
-    autocast: str | None = None,
-    batch: int | None = None,
-    seq: int | None = None,
-    input_specs: Sequence[str] = (),
-    attention: str = "auto",
-    cuda_graph: bool = False,
-    real: bool = False,
-    strict: bool = False,
-    max_ops: int = 200_000,
-    replay: bool = True,
+    module_or_target: nn.Module | Workload | str | Path, inputs: Any = None, *, gpu: Names = "h100-sxm",
+    mode: str = "inference", policy: str | Iterable[str] = "eager", optimizer: Any = "adamw",
+    loss: Callable[[Any], Any] | None = None, dtype: str | None = None, autocast: str | None = None,
+    batch: int | None = None, seq: int | None = None, input_specs: Sequence[str] = (), attention: str = "auto",
+    cuda_graph: bool = False, real: bool = False, strict: bool = False, max_ops: int = 200_000, replay: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> Profile:
+) -> Profile:  # fmt: skip
     """Trace a model without a GPU and without weights, and model its time on one or more GPUs.
 
     Args:
@@ -67,8 +54,7 @@ def profile(
         loss: output → scalar; None takes the target's own, else the output's ``.loss``, else the sum of its floats.
         dtype: cast parameters and floating inputs to this first.
         autocast: run forward under CUDA's autocast to this dtype.
-        batch: passed to the target's functions that take it.
-        seq: likewise.
+        batch, seq: passed to the target's functions that take them.
         input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
         attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
         cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.
@@ -84,49 +70,66 @@ def profile(
     """
     say = progress or (lambda message: None)
     gpus = _gpus(gpu)
-    policies = (policy,) if isinstance(policy, str) else tuple(policy)
     _check("mode", mode, MODES)
     _check("attention", attention, ATTENTION)
     workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode)
     say(f"tracing {workload.name}")
     with _no_collection():
-        return _profile(
-            workload, gpus, policies, "graph" if cuda_graph else "eager", say, mode, attention, strict,
-            dtype=dtype, autocast=autocast, real=real, max_ops=max_ops, replay=replay,
+        traced, numbers = _traces(
+            workload, [attention_backend(g) if attention == "auto" else attention for g in gpus], say,
+            mode=mode, dtype=dtype, autocast=autocast, real=real, max_ops=max_ops, replay=replay,
         )  # fmt: skip
+        result = _unsimulated(traced, workload.name, workload.target, mode, autocast)
+        if strict and result.coverage.unmodeled:
+            raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
+        say(f"simulating {len(result.graph.ops):,} ops on {', '.join(g.name for g in gpus)}")
+        return _simulated(result, gpus, _names(policy), cuda_graph, numbers)
 
 
-def _profile(
-    workload: Workload, gpus: list[Gpu], policies: tuple[str, ...], launch: str, say: Callable[[str], None], mode: str,
-    attention: str, strict: bool, **options: Any,
-) -> Profile:  # fmt: skip
-    backends = [attention_backend(g) if attention == "auto" else attention for g in gpus]
-    traces = {
-        backend: _trace(workload, say, mode=mode, attention=backend, **options) for backend in dict.fromkeys(backends)
-    }
-    traces, backends = _merge_equal(traces, backends)
-    order = list(traces)
-    graphs = tuple(traces[backend].graph for backend in order)
-    costs = tuple(graph_costs(graph) for graph in graphs)
-    first = traces[order[0]]
-    result = Profile(
-        workload=WorkloadInfo(
-            workload.name, workload.target, mode, first.dtype, first.inputs, first.parameters,
-            first.samples, first.tokens, first.optimizer, options["autocast"],
-        ),
-        graphs=graphs,
-        costs=costs,
-        capture=dict(first.capture),
-        environment={"torch": _torch_version()},
-    )  # fmt: skip
-    if strict and result.coverage.unmodeled:
-        raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
-    say(f"simulating {len(graphs[0].ops):,} ops on {', '.join(g.name for g in gpus)}")
-    numbers = [order.index(backend) for backend in backends]
-    runs = [(gpu, policy, number) for policy in policies for gpu, number in zip(gpus, numbers, strict=True)]
-    return result.with_simulations(
-        tuple(result.schedule(gpu, policy, graph=number, launch=launch) for gpu, policy, number in runs)
+def _simulated(
+    traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cuda_graph: bool, graphs: Sequence[int] = ()
+) -> Profile:
+    """The profile on some GPUs under some policies; ``graphs`` are the numbers of the GPUs' graphs, if known."""
+    launch = "graph" if cuda_graph else "eager"
+    runs = [(policy, *pair) for policy in policies for pair in zip_longest(gpus, graphs)]
+    return traced.with_simulations(
+        tuple(traced.schedule(gpu, policy, graph=graph, launch=launch) for policy, gpu, graph in runs)
     )
+
+
+def _traces(
+    workload: Workload, backends: Sequence[str], say: Callable[[str], None], **options: Any
+) -> tuple[list[Traced], list[int]]:
+    """The distinct traces under some SDPA backends, and for each backend the number of its own; those whose ops came
+    out equal (a model without fused attention) are kept once."""
+    from memwall.frontend.torch import TraceOptions, trace
+
+    traces: list[Traced] = []
+    number_of: dict[str, int] = {}
+    for backend in dict.fromkeys(backends):
+        traced = trace(workload, TraceOptions(attention=backend, **options), say)
+        known = (number for number, other in enumerate(traces) if other.graph.ops == traced.graph.ops)
+        number_of[backend] = next(known, len(traces))
+        if number_of[backend] == len(traces):
+            traces.append(traced)
+    return traces, [number_of[backend] for backend in backends]
+
+
+def _unsimulated(traces: Sequence[Traced], name: str, target: str, mode: str, autocast: str | None = None) -> Profile:
+    """The profile of what was traced, on no GPU yet."""
+    import torch
+
+    first = traces[0]
+    return Profile(
+        workload=WorkloadInfo(
+            name, target, mode, first.dtype, first.inputs, first.parameters, first.samples, first.tokens,
+            first.optimizer, autocast,
+        ),
+        graphs=tuple(traced.graph for traced in traces),
+        costs=tuple(graph_costs(traced.graph) for traced in traces),
+        capture=dict(first.capture),
+        environment={"torch": torch.__version__.partition("+")[0]},
+    )  # fmt: skip
 
 
 def compare(
@@ -149,8 +152,7 @@ def compare(
     Raises:
         UsageError: fewer than two things to compare, or as :func:`profile`.
     """
-    gpus = _gpus(gpu) if gpu else []
-    policies = (policy,) if isinstance(policy, str) else tuple(policy)
+    gpus, policies = _gpus(gpu) if gpu else [], _names(policy)
     if target_or_profiles is None:
         return compare_gpus(gpus or [load_gpu(name) for name in ("p100-sxm2-16gb", "h100-sxm")])
     if isinstance(target_or_profiles, (list, tuple)) and len(target_or_profiles) > 1:
@@ -170,12 +172,8 @@ def resimulate(
 
     If the GPU would use an attention kernel that was not traced, the first graph is used.
     """
-    policies = (policy,) if isinstance(policy, str) else tuple(policy)
-    launch = "graph" if cuda_graph else "eager"
     known = [gpu if gpu.utilization or gpu.cpu else inherit(gpu, stated()) for gpu in _gpus(gpu)]  # an older record's
-    return saved.with_simulations(
-        tuple(saved.schedule(gpu, policy, launch=launch) for policy in policies for gpu in known)
-    )
+    return _simulated(saved, known, _names(policy), cuda_graph)
 
 
 def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], others: Sequence[Any] = ()) -> Profile:
@@ -223,7 +221,8 @@ class Trace:
         if traced is None:
             self._state = "empty: no PyTorch op ran inside it, or only on tensors without elements"
             return
-        self._record = _recorded(traced, self._name or ", ".join(self._live.roots) or "trace")
+        mode = "inference" if all(op.phase == "forward" for op in traced.graph.ops) else "training"
+        self._record = _unsimulated([traced], self._name or ", ".join(self._live.roots) or "trace", "", mode)
 
     def __repr__(self) -> str:
         if self._record is None:
@@ -275,21 +274,6 @@ def trace(*, name: str = "", attention: str = "flash", max_ops: int = 200_000) -
     return Trace(name, attention, max_ops)
 
 
-def _recorded(traced: Traced, name: str) -> Profile:
-    """The profile of what was recorded, on no GPU yet."""
-    phases = {op.phase for op in traced.graph.ops}
-    return Profile(
-        workload=WorkloadInfo(
-            name, "", "inference" if phases == {"forward"} else "training", traced.dtype, traced.inputs,
-            traced.parameters, optimizer=traced.optimizer,
-        ),
-        graphs=(traced.graph,),
-        costs=(graph_costs(traced.graph),),
-        capture=dict(traced.capture),
-        environment={"torch": _torch_version()},
-    )  # fmt: skip
-
-
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
     """Pause the cyclic garbage collector: it would walk some hundred thousand live objects for nothing."""
@@ -314,15 +298,8 @@ def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
         raise UsageError(f"{option} is {value!r}; want one of {', '.join(choices)}")
 
 
-def _merge_equal(traces: dict[str, Any], backends: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Traces whose ops came out equal (a model without fused attention) are kept once."""
-    kept: dict[str, Any] = {}
-    stands_for: dict[str, str] = {}
-    for backend, traced in traces.items():
-        twin = next((name for name, other in kept.items() if other.graph.ops == traced.graph.ops), backend)
-        kept.setdefault(twin, traced)
-        stands_for[backend] = twin
-    return kept, [stands_for[backend] for backend in backends]
+def _names(policy: str | Iterable[str]) -> tuple[str, ...]:
+    return (policy,) if isinstance(policy, str) else tuple(policy)
 
 
 def _workload(
@@ -347,15 +324,3 @@ def _workload(
     if optimizer != "adamw" or workload.optimizer is None:
         changes["optimizer"] = optimizer
     return replace(workload, **changes) if changes else workload
-
-
-def _trace(workload: Workload, say: Callable[[str], None], **options: Any) -> Any:
-    from memwall.frontend.torch import TraceOptions, trace
-
-    return trace(workload, TraceOptions(**options), say)
-
-
-def _torch_version() -> str:
-    import torch
-
-    return torch.__version__.partition("+")[0]

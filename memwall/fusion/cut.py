@@ -11,6 +11,9 @@ from typing import NamedTuple
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.core.layers import LISTS, Run, Track, Twins, first_writers
 
+#: instances of a run that are kept; with the first and the last layer of the list, four layers are left
+KEPT = 2
+
 _NO_SWAP: Mapping[int, int] = {}
 
 
@@ -25,9 +28,8 @@ class _List(NamedTuple):
 class Cut:
     """A cut through a graph: checks each run against the surrounding ops, then builds the short graph."""
 
-    def __init__(self, whole: Graph, kept: int) -> None:
+    def __init__(self, whole: Graph) -> None:
         self.whole = whole
-        self.kept = kept
         self.made = first_writers(whole)
         self.users: dict[int, list[int]] = {}
         storage_of = [value.storage for value in whole.values]
@@ -51,9 +53,11 @@ class Cut:
                 shift = self._shift(run, user, instance, storage, level)
                 if shift is None:
                     return False
-                if shift:
+                if shift:  # the replacement has to exist in the short graph before the op touches it
                     other = run.step(storage, shift)
-                    if other is None or not self._stays(run, other, user):
+                    if other is None or run.level.get(other, 0) >= KEPT:
+                        return False
+                    if self.made.get(other, -1) >= user and not self.whole.storages[other].is_persistent:
                         return False
                     swaps.setdefault(user, {})[storage] = other
         self.swaps[run.tracks] = swaps
@@ -61,19 +65,12 @@ class Cut:
 
     def _shift(self, run: Run, user: int, instance: int | None, storage: int, level: int) -> int | None:
         """By how many instances the storage that an op touches is moved; None when the op may not touch it."""
-        gone = run.count - self.kept
+        gone = run.count - KEPT
         if instance is not None:
-            return 0 if instance >= self.kept or level < self.kept else gone
+            return 0 if instance >= KEPT or level < KEPT else gone
         if run.after_last(user):  # the layer after the last: touches it as the last touches the one before it
             return -gone if level >= gone and run.back.get(storage) in run.touched[1] else None
         return 0 if level == 0 and run.twin[storage] in run.touched[0] else None
-
-    def _stays(self, run: Run, storage: int, user: int) -> bool:
-        """Whether a storage exists in the short graph before an op touches it."""
-        maker = self.made.get(storage)
-        if run.level.get(storage, 0) >= self.kept:
-            return False
-        return maker is None or maker < user or self.whole.storages[storage].is_persistent
 
     def _ends_alike(self, run: Run) -> bool:
         """Whether all layers have the same model outputs."""
@@ -105,13 +102,13 @@ class Cut:
         return True
 
     def graph(self, runs: Sequence[Run]) -> tuple[Graph, tuple[int, ...]] | None:
-        """The graph without the instances from number ``kept`` on, and the ids of its ops in the whole graph.
+        """The graph without the instances from number ``KEPT`` on, and the ids of its ops in the whole graph.
 
         None when the replacement of a storage in one run is cut out by another run.
         """
         whole = self.whole
-        gone = {s for run in runs for s, level in run.level.items() if level >= self.kept}
-        dropped = [track.span(self.kept, run.count) for run in runs for track in run.tracks]
+        gone = {s for run in runs for s, level in run.level.items() if level >= KEPT}
+        dropped = [track.span(KEPT, run.count) for run in runs for track in run.tracks]
         ops: list[Op] = []
         position = 0
         for start, stop in sorted(dropped):

@@ -144,8 +144,8 @@ class _Walk:
         self.graph, self.gpu, self.regions, self.spills = graph, gpu, regions, spills
         self.pricer = Pricer(graph, costs, gpu, regions)
         self.flow: Flow = self.pricer.flow
-        first = {storage: v for v, storage in reversed(list(enumerate(self.flow.storage)))}
-        self.overwrites = {v for v, storage in enumerate(self.flow.storage) if first[storage] != v}
+        first = set(self.flow.first.values())
+        self.overwrites = {version for version in range(len(self.flow.storage)) if version not in first}
         self.groups: list[Candidate | None] = []
         self.group_of: list[int] = []
         self.price: list[float] = []
@@ -162,7 +162,11 @@ class _Walk:
             self.groups.append(self._single(op.id))
             self.place[index] = len(self.order)
             self.order.append(index)
-            self.price.append(self._price(op.id))
+            alone_s = self.pricer.time_s(
+                self.pricer.alone(op.id)
+            )  # a generated kernel may be faster than the eager one
+            generates = self.pricer.loops[op.id].kind != "opaque"
+            self.price.append(min(alone_s, self.pricer.time_s(self.pricer.group([op.id]))) if generates else alone_s)
             for other in self._neighbours(op.id):
                 index = self.group_of[op.id]
                 target = self.group_of[other]
@@ -220,10 +224,10 @@ class _Walk:
                 if writer in inside:
                     written = next(v for v, made in flow.writes[writer] if made == version)
                     argument = op.arguments[position] if position < len(op.arguments) else ""
+                    is_last = self._is_only(version) and self._is_last(op_id)
                     edges.append(
                         Edge(graph.ops[writer], op, graph.values[written], graph.values[value_id], argument,
-                             loop.kind, moves(op),
-                             self._is_only(version) and self._is_last(op_id))
+                             loop.kind, moves(op), is_last)
                     )  # fmt: skip
         return edges
 
@@ -271,21 +275,10 @@ class _Walk:
                 found = "slower when fused", self._why_slower(first, second, together_s, apart_s)
         self._refuse(edges, *found)
 
-    def _price(self, op_id: int) -> float:
-        """Seconds of an op by itself: its eager kernel, or a generated one where that is faster."""
-        pricer = self.pricer
-        alone = pricer.time_s(pricer.alone(op_id))
-        if pricer.loops[op_id].kind == "opaque":
-            return alone
-        return min(alone, pricer.time_s(pricer.group([op_id])))
-
     def _why_slower(self, first: Candidate, second: Candidate, together_s: float, apart_s: float) -> str:
         rows = min((s.shape.rows for s in (first, second) if s.shape.has_row), default=0)
-        cause = (
-            f"; {rows} rows leave {self.gpu.sm_count - rows} of {self.gpu.sm_count} multiprocessors idle"
-            if 0 < rows < self.gpu.sm_count
-            else ""
-        )
+        idle = f"; {rows} rows leave {self.gpu.sm_count - rows} of {self.gpu.sm_count} multiprocessors idle"
+        cause = idle if 0 < rows < self.gpu.sm_count else ""
         return f"modeled {together_s * 1e6:.2f} us as one, {apart_s * 1e6:.2f} us as two{cause}"
 
     def _between(self, a: int, b: int) -> list[int] | None:
@@ -299,7 +292,9 @@ class _Walk:
         stack = [late]
         while stack:
             index = stack.pop()
-            for source in self._sources(index):
+            group = self.groups[index]
+            assert group is not None
+            for source in {self.group_of[dep] for op in group.members for dep in self.flow.deps[op]} - {index}:
                 if source == early:
                     if index != late:
                         return None
@@ -309,11 +304,6 @@ class _Walk:
                     if len(found) > MAX_SEARCH:
                         return None
         return sorted(found, key=self.place.__getitem__)
-
-    def _sources(self, index: int) -> set[int]:
-        group = self.groups[index]
-        assert group is not None
-        return {self.group_of[dep] for op in group.members for dep in self.flow.deps[op]} - {index}
 
     def _reorder(self, a: int, b: int, keep: int, before: Sequence[int]) -> None:
         """Keep ``order`` topological: what the later needs, then the union, then the rest of what was between."""

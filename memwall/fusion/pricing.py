@@ -8,6 +8,7 @@ column sums, one row per thread block.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,14 +36,9 @@ MATRIX = (Gemm, Convolution, Attention)
 
 
 def with_launches(
-    cost: Cost,
-    eager: Iterable[Launch],
-    *,
-    kernels: int = 1,
-    extra_bytes: int = 0,
-    extra_flops: int = 0,
+    cost: Cost, eager: Iterable[Launch], *, kernels: int = 1, extra_bytes: int = 0, extra_flops: int = 0,
     thread_blocks: int | None = None,
-) -> Cost:
+) -> Cost:  # fmt: skip
     """The cost of a group with its launches, given those of its ops as eager kernels.
 
     Products keep their shape and their share of the group's bytes; other ops add no launch. Without products the group
@@ -188,7 +184,7 @@ class Pricer:
         if rows is not None and rows < self.gpu.sm_count:
             # each row is split over several blocks: a launch for the sums, one that reads everything again
             split = given(kernels=kernels + 1, extra_bytes=extra_bytes + read_bytes)
-            cost = min(cost, split, key=self._cost_time_s)
+            cost = min(cost, split, key=lambda one: predict_cost(one, self.gpu).time_s)
         return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
 
     def alone(self, op_id: int) -> Group:
@@ -198,10 +194,7 @@ class Pricer:
 
     def time_s(self, group: Group) -> float:
         """Modeled seconds of a group by itself: the longer of arithmetic and traffic, and its launches."""
-        return self._cost_time_s(group.cost)
-
-    def _cost_time_s(self, cost: Cost) -> float:
-        return predict_cost(cost, self.gpu).time_s
+        return predict_cost(group.cost, self.gpu).time_s
 
     def _reads(self, op_ids: Sequence[int], inside: Collection[int]) -> tuple[tuple[int, ...], int]:
         values, writer = self.graph.values, self.flow.writer
@@ -242,22 +235,22 @@ class Pricer:
     def _sum(self, op_ids: Sequence[int]) -> Cost:
         if len(op_ids) == 1:
             return self.costs[op_ids[0]]
-        flops: dict[Pipe, int] = {}
-        modeled = True
-        for i in op_ids:
-            cost = self.costs[i]
-            modeled = modeled and cost.modeled
-            for pipe, count in cost.flops.items():
-                flops[pipe] = flops.get(pipe, 0) + count
-        return Cost(flops, modeled=modeled)
+        costs = [self.costs[i] for i in op_ids]
+        flops: Counter[Pipe] = Counter()
+        for cost in costs:
+            flops.update(cost.flops)
+        return Cost(dict(flops), modeled=all(cost.modeled for cost in costs))
 
     def _extra(self, op_ids: Sequence[int], read_bytes: int, writes: Collection[int]) -> int:
         gpu, extra = self.gpu, 0
         for i in op_ids:
             loop = self.loops[i]
             again = self.costs[i].extra_bytes
-            if loop.kind == "grid" and again and not self._is_stored(i, op_ids, writes):
-                again = read_bytes  # the second pass recomputes the op's inputs
+            if loop.kind == "grid" and again:
+                made = {version: v for op in op_ids for v, version in self.flow.writes[op]}
+                read = [made[version] for _, version in self.flow.reads[i] if version in made]
+                if not all(v in writes for v in read):
+                    again = read_bytes  # the second pass recomputes the op's inputs, which are not in memory
             if loop.kind in ("grid", "scatter"):
                 extra += again
             if loop.columns and loop.cols > 1:
@@ -266,19 +259,13 @@ class Pricer:
                     spec.numel for spec in self.graph.specs(self.graph.ops[i].outputs) if spec.numel < loop.numel
                 )
                 extra += 2 * blocks * sums * PARTIAL_BYTES
-        rows = max((self.loops[i].rows for i in op_ids if self.loops[i].kind == "row"), default=0)
+        rows = self._rows(op_ids)
         if rows:
             row_bytes = read_bytes // rows
             in_flight = min(rows, ROWS_PER_SM * gpu.sm_count) * row_bytes
             if row_bytes > ROW_BYTES_ON_CHIP and in_flight > gpu.l2_bytes:
                 extra += read_bytes
         return extra
-
-    def _is_stored(self, op_id: int, op_ids: Sequence[int], writes: Collection[int]) -> bool:
-        """Whether what the op reads is in memory when it reads it again."""
-        flow = self.flow
-        made = {version: v for i in op_ids for v, version in flow.writes[i]}
-        return all(made.get(version, -1) in writes for _, version in flow.reads[op_id] if version in made)
 
     def _launches(self, op_ids: Sequence[int]) -> int:
         """Launches of the generated kernel: one for a list of tensors, another to combine the stripes of a sum, one for
@@ -295,5 +282,4 @@ class Pricer:
         return launches
 
     def _rows(self, op_ids: Sequence[int]) -> int | None:
-        rows = [self.loops[i].rows for i in op_ids if self.loops[i].kind == "row"]
-        return max(rows) if rows else None
+        return max((self.loops[i].rows for i in op_ids if self.loops[i].kind == "row"), default=None)

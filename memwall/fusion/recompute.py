@@ -36,7 +36,11 @@ def recompute(
     forward; nothing is recomputed across a graph break, or where a kernel would then spill.
     """
     walk = _Recompute(pricer, members, regions, spills)
-    walk.run()
+    for op in reversed(pricer.graph.ops):
+        if is_random(op):
+            walk.refuse_random(op.id)
+        elif walk.is_cheap(op.id):
+            walk.attempt(op.id)
     return walk.parts(), walk.refusals
 
 
@@ -48,13 +52,6 @@ class _Recompute:
         self.group_of = {op: index for index, group in enumerate(members) for op in group}
         self.placement = pricer.placement = Placement(Part(tuple(group)) for group in members)
         self.refusals: list[Refusal] = []
-
-    def run(self) -> None:
-        for op in reversed(self.pricer.graph.ops):
-            if is_random(op):
-                self._refuse_random(op.id)
-            elif self._is_cheap(op.id):
-                self._try(op.id)
 
     def parts(self) -> list[Part]:
         """Groups that own at least one op; an op moves to a reader where its own group does not use it."""
@@ -97,24 +94,17 @@ class _Recompute:
                 live.add(op)
         return live
 
-    def _is_cheap(self, op_id: int) -> bool:
+    def is_cheap(self, op_id: int) -> bool:
         """Pointwise or by rows, not random, of one output, on a storage that is written once and not kept."""
         pricer = self.pricer
-        flow, op = pricer.flow, pricer.graph.ops[op_id]
-        if pricer.loops[op_id].kind not in ("point", "row") or is_random(op):
-            return False
-        if len(op.outputs) != 1 or not op.inputs:
+        flow, op, values = pricer.flow, pricer.graph.ops[op_id], pricer.graph.values
+        if pricer.loops[op_id].kind not in ("point", "row") or is_random(op) or len(op.outputs) != 1 or not op.inputs:
             return False
         version = flow.writes[op_id][0][1]
-        alone = flow.carries[version] < 0 and version not in pricer.carried_by
-        return alone and version not in flow.kept and not self._overwrites(op_id, version)
+        alone = flow.carries[version] < 0 and version not in pricer.carried_by and version not in flow.kept
+        return alone and all(values[v].storage != flow.storage[version] for v in op.inputs)
 
-    def _overwrites(self, op_id: int, version: int) -> bool:
-        storage = self.pricer.flow.storage[version]
-        values = self.pricer.graph.values
-        return any(values[v].storage == storage for v in self.pricer.graph.ops[op_id].inputs)
-
-    def _try(self, op_id: int) -> None:
+    def attempt(self, op_id: int) -> None:
         """Let every outside reader of the op's result compute it instead."""
         flow, placement = self.pricer.flow, self.placement
         version = flow.writes[op_id][0][1]
@@ -127,7 +117,7 @@ class _Recompute:
         chain = self._chain(op_id, home) if readers else None
         if chain is None:
             return
-        readers = [g for g in readers if self._holds_rows(g, chain) and self._has_room(g, chain)]
+        readers = [g for g in readers if self._fits(g, chain)]
         if not readers or not self._sources_last(chain, readers):
             return
         concerned = [home, *readers]
@@ -140,7 +130,7 @@ class _Recompute:
             outside = next(r for r in flow.readers[version] if self.group_of[r] in readers)
             self._refuse(REGISTER_SPILL, spilled, op_id, outside, version)
 
-    def _refuse_random(self, op_id: int) -> None:
+    def refuse_random(self, op_id: int) -> None:
         """Random numbers are stored for every kernel that reads them."""
         for version in (v for _, v in self.pricer.flow.writes[op_id]):
             outside = [r for r in self.pricer.flow.readers[version] if self.group_of[r] != self.group_of[op_id]]
@@ -165,32 +155,24 @@ class _Recompute:
         self.refusals.append(Refusal(rule, reason, producer, consumer, nbytes, nbytes / rate))
 
     def _may_host(self, group: int, op_id: int) -> bool:
-        """A generated kernel can compute a value where it uses it, unless the index is data."""
-        pricer = self.pricer
-        ops = self.members[group]
-        if any(pricer.loops[i].kind in ("opaque", "multi") for i in ops) or not self._is_reachable(group, op_id):
+        """A generated kernel of the same graph can compute a value where it uses it, unless the index is data."""
+        pricer, members = self.pricer, self.members[group]
+        phases = [pricer.graph.ops[i].phase for i in (op_id, members[0])]
+        if phases[0] != phases[1] and phases != ["forward", "backward"]:
             return False
-        version = pricer.flow.writes[op_id][0][1]
-        readers = (r for r in pricer.flow.readers[version] if self.group_of[r] == group)
-        return not any(pricer.loops[r].kind in ("gather", "scatter") for r in readers)
-
-    def _is_reachable(self, group: int, op_id: int) -> bool:
-        """Whether both are in one of the compiler's graphs."""
-        host = self.members[group][0]
-        phases = [self.pricer.graph.ops[i].phase for i in (op_id, host)]
-        if self.regions is not None and self.regions[op_id] != self.regions[host]:
+        if self.regions is not None and self.regions[op_id] != self.regions[members[0]]:
             return False
-        return phases[0] == phases[1] or phases == ["forward", "backward"]
+        readers = [r for r in pricer.flow.readers[pricer.flow.writes[op_id][0][1]] if self.group_of[r] == group]
+        return not any(pricer.loops[i].kind in ("opaque", "multi") for i in members) and not any(
+            pricer.loops[r].kind in ("gather", "scatter") for r in readers
+        )
 
-    def _holds_rows(self, group: int, chain: frozenset[int]) -> bool:
-        """Whether the kernel has whole rows on chip wherever the chain reduces some."""
-        loops = self.pricer.loops
+    def _fits(self, group: int, chain: frozenset[int]) -> bool:
+        """Whether the kernel has whole rows on chip wherever the chain reduces some, and stays within the limits."""
+        loops, inside = self.pricer.loops, self.placement.inside[group]
         held = {_rows(loops[i]) for i in self.members[group] if loops[i].kind == "row"}
-        return all(_rows(loops[i]) in held for i in chain if loops[i].kind == "row")
-
-    def _has_room(self, group: int, chain: frozenset[int]) -> bool:
-        """Whether the kernel stays within the planner's limits."""
-        inside = self.placement.inside[group]
+        if not all(_rows(loops[i]) in held for i in chain if loops[i].kind == "row"):
+            return False
         tensors = sum(len(self.pricer.flow.reads[op]) for op in inside)
         return len(inside | chain) <= MAX_OPS and tensors <= MAX_OPS + MAX_TENSORS
 
@@ -207,11 +189,9 @@ class _Recompute:
                 return None
             for _, version in flow.reads[current]:
                 writer = flow.writer[version]
-                if writer < 0 or writer in chain or writer not in inside:
+                if writer < 0 or writer in chain or writer not in inside or pricer.is_needed(version, inside):
                     continue
-                if pricer.is_needed(version, inside):
-                    continue
-                if not self._is_cheap(writer):
+                if not self.is_cheap(writer):
                     return None
                 stack.append(writer)
         return frozenset(chain)
@@ -219,10 +199,10 @@ class _Recompute:
     def _sources_last(self, chain: frozenset[int], readers: Sequence[int]) -> bool:
         """Whether the chain's inputs are not overwritten before a later phase than the readers'."""
         flow, ops = self.pricer.flow, self.pricer.graph.ops
-        phases = {ops[self.members[group][0]].phase for group in readers}
+        last = max(_LATER[ops[self.members[group][0]].phase] for group in readers)
         sources = (version for op in chain for _, version in flow.reads[op] if flow.writer[version] not in chain)
         overwriters = (flow.overwriter[version] for version in sources if version in flow.overwriter)
-        return all(_LATER[ops[op].phase] > max(_LATER[phase] for phase in phases) for op in overwriters)
+        return all(_LATER[ops[op].phase] > last for op in overwriters)
 
     def _spilled(self, groups: Sequence[int]) -> str | None:
         """Why one of the groups cannot be a kernel as it is."""

@@ -19,7 +19,7 @@ from functools import cached_property
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.core.layers import Run, find_runs, first_writers
-from memwall.fusion.cut import Cut
+from memwall.fusion.cut import KEPT, Cut
 from memwall.fusion.plan import Part, in_order
 
 
@@ -31,7 +31,6 @@ class Shortened:
     graph: Graph
     op_of: Sequence[int]
     runs: tuple[Run, ...] = ()
-    kept: int = 2
 
     @cached_property
     def flow(self) -> Flow:
@@ -64,7 +63,7 @@ class Shortened:
         own, again = (sorted(self.op_of[i] for i in ids) for ids in part[:2])
         shifts: list[tuple[int, ...]] = [()]
         for run in self.runs:
-            choices = _shifts(run, own[-1], self.kept)
+            choices = _shifts(run, own[-1])
             shifts = [(*some, shift) for some in shifts for shift in choices]
         copies = []
         for shift in shifts:
@@ -88,15 +87,12 @@ class Shortened:
                     return op_id + shift * track.stride if instance + shift < run.count else None
             written = self._written(op_id)
             if any(run.twin.get(s, s) != s for s in written):  # other ops elsewhere make what it makes for this layer
-                return self._maker([run.step(s, shift) for s in written], op_id)
+                moved = [run.step(s, shift) for s in written]
+                maker = self._makers.get(moved[0]) if moved[0] is not None else None
+                if maker is None or self._written(maker) != moved:
+                    return None
+                return maker if self.whole.ops[maker].name == self.whole.ops[op_id].name else None
         return op_id
-
-    def _maker(self, storages: Sequence[int | None], like: int) -> int | None:
-        """The op that makes the given storages as another op makes its own, or None."""
-        maker = self._makers.get(storages[0]) if storages[0] is not None else None
-        if maker is None or self._written(maker) != list(storages):
-            return None
-        return maker if self.whole.ops[maker].name == self.whole.ops[like].name else None
 
     @cached_property
     def _makers(self) -> dict[int, int]:
@@ -124,31 +120,22 @@ class Shortened:
         )
 
 
-def shorten(graph: Graph, keep: int = 4) -> Shortened:
-    """Cut repeated layers out of a graph until ``keep`` of each run are left: the first, the last and those between.
-
-    Raises:
-        ValueError: ``keep`` is below 4.
-    """
-    if keep < 4:
-        raise ValueError(f"keep is {keep}; a layer with both neighbours takes at least 4")
-    kept = keep - 2
-    cut = Cut(graph, kept)
-    runs = find_runs(graph, kept + 1, cut.accept) if graph.ops else []
+def shorten(graph: Graph) -> Shortened:
+    """Cut repeated layers out of a graph until four of each list are left: the first, the last and two between."""
+    cut = Cut(graph)
+    runs = find_runs(graph, KEPT + 1, cut.accept) if graph.ops else []
     left = cut.graph(runs) if runs else None
-    if left is None:
-        return Shortened(graph, graph, range(len(graph.ops)))
-    return Shortened(graph, *left, tuple(runs), kept)
+    return Shortened(graph, *left, tuple(runs)) if left else Shortened(graph, graph, range(len(graph.ops)))
 
 
-def _shifts(run: Run, anchor: int, kept: int) -> Iterable[int]:
+def _shifts(run: Run, anchor: int) -> Iterable[int]:
     """By how many instances each copy of a group of the short graph is moved, given by its last op."""
-    gone = run.count - kept
+    gone = run.count - KEPT
     place = run.place(anchor)
     if place is None:
         return (gone,) if run.after_last(anchor) else (0,)
     direction, instance = place
-    model = kept - 1 if direction > 0 else (kept - 1) // 2
+    model = KEPT - 1 if direction > 0 else (KEPT - 1) // 2
     if instance == model:
         return range(gone + 1)
     return (0,) if instance < model else (gone,)

@@ -46,21 +46,12 @@ class Shape:
     @classmethod
     def of(cls, loop: Loop) -> Shape:
         """The loop nest of one op; a full reduction fixes no rows."""
-        fixed = loop.kind in ("row", "column", "grid") and not _is_total(loop)
+        is_total = loop.kind == "column" and loop.cols == 1  # partial sums can be made in any order
+        fixed = loop.kind in ("row", "column", "grid") and not is_total
         return cls(
-            loop.numel,
-            loop.rows if fixed or loop.kind == "multi" else 0,
-            loop.cols if fixed else 0,
-            loop.axes,
-            loop.kind == "row",
-            loop.columns,
-            frozenset((loop.kind,)),
-        )
-
-
-def _is_total(loop: Loop) -> bool:
-    """Whether it is a full reduction: partial sums can be made in any order."""
-    return loop.kind == "column" and loop.cols == 1
+            loop.numel, loop.rows if fixed or loop.kind == "multi" else 0, loop.cols if fixed else 0, loop.axes,
+            loop.kind == "row", loop.columns, frozenset((loop.kind,)),
+        )  # fmt: skip
 
 
 @dataclass
@@ -143,10 +134,8 @@ def outside_the_graph(pair: CandidatePair) -> str | None:
 
 def phase(pair: CandidatePair) -> str | None:
     """Forward, backward and the optimizer's step are launched one after another."""
-    first, second = pair.both
-    if first.phase != second.phase:
-        return f"{first.phase} and {second.phase} are launched as two graphs"
-    return None
+    phases = pair.first.phase, pair.second.phase
+    return f"{phases[0]} and {phases[1]} are launched as two graphs" if phases[0] != phases[1] else None
 
 
 def contraction(pair: CandidatePair) -> str | None:
@@ -191,13 +180,10 @@ def tensor_lists(pair: CandidatePair) -> str | None:
         return "one works on a list of tensors"
     if "multi" in first.kinds and (first.numel, first.rows) != (second.numel, second.rows):
         return "their lists of tensors differ"
-    if "multi" in first.kinds and any(_written_at(edge) != _read_at(edge) for edge in pair.edges):
+    places = ((edge.producer.outputs.index(edge.written.id), _read_at(edge)) for edge in pair.edges)
+    if "multi" in first.kinds and any(written != read for written, read in places):
         return "their lists of tensors are in different order"
     return None
-
-
-def _written_at(edge: Edge) -> int:
-    return edge.producer.outputs.index(edge.written.id)
 
 
 def _read_at(edge: Edge) -> int:

@@ -32,10 +32,12 @@ from memwall.frontend.blocks.template import (
     Segment,
     StandIns,
     Template,
-    Watch,
 )
 from memwall.frontend.torch.autocast import CudaAutocast
 from memwall.frontend.torch.recorder import Recorder
+
+#: Where the recorder stood when a segment began: its ops, storages and free calls.
+Watch = tuple[int, int, Counter[str]]
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -271,8 +273,7 @@ class Replayer:
     # -- segments --------------------------------------------------------------------------------------------------
 
     def _watch(self) -> Watch:
-        recorder = self.recorder
-        return Watch(len(recorder.ops), len(recorder.storages), Counter(recorder.free_calls))
+        return len(self.recorder.ops), len(self.recorder.storages), Counter(self.recorder.free_calls)
 
     def _held(self, module: nn.Module) -> list[torch.Tensor]:
         if id(module) not in self._tensors_of:
@@ -293,17 +294,18 @@ class Replayer:
         """The ops since ``watch``; None when a copy cannot represent them: they touch a storage that is neither
         ``known`` nor made since, write an argument, or belong to a module outside the block."""
         recorder = self.recorder
-        made = range(watch.storages, len(recorder.storages))
+        start, storages, free_calls = watch
+        made = range(storages, len(recorder.storages))
         places = {storage: Place("made", storage - made.start) for storage in made} | known
         stop = len(recorder.ops)
-        for op in recorder.ops[watch.ops : stop]:
+        for op in recorder.ops[start:stop]:
             touched = [places.get(recorder.values[i].storage) for i in (*op.inputs, *op.outputs)]
             writes_outside = any(p is not None and p.kind not in ("own", "made") for p in touched[len(op.inputs) :])
             if None in touched or writes_outside or not op.module.startswith(prefix):
                 return None
         calls = Counter(recorder.free_calls)
-        calls.subtract(watch.free_calls)
-        return Segment(watch.ops, stop, prefix, places, bases, +calls)
+        calls.subtract(free_calls)
+        return Segment(start, stop, prefix, places, bases, +calls)
 
     def _handed(self, leaf: Any, segment: Segment, passable: Sequence[torch.Tensor]) -> Handed | None:
         """How to return a tensor like ``leaf``; None when a copy cannot."""

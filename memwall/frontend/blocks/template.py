@@ -97,14 +97,6 @@ class Instance:
     stop: int
 
 
-class Watch(NamedTuple):
-    """Where the recorder stood when a segment began."""
-
-    ops: int
-    storages: int
-    free_calls: Counter[str]
-
-
 class Capture(torch.autograd.Function):
     """Passes a tensor on, and in backward keeps its whole gradient instead of passing it further."""
 

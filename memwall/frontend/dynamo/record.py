@@ -123,7 +123,7 @@ class DynamoRun:
             pause_while_compiling(recorder)
             compiled: Any = torch._dynamo.optimize(
                 lambda graph, examples: self._backend(recorder, graph),
-                guard_export_fn=self._see_guards,
+                guard_export_fn=lambda guards: self.guards.extend(() if self._again else map(_guard, guards)),
                 guard_fail_fn=lambda failure: self._failed_guards.append(failure.reason),
             )(step)
             try:
@@ -179,10 +179,6 @@ class DynamoRun:
                     self.runs.append(SeenRun(number, start, len(recorder.ops)))
 
         return run
-
-    def _see_guards(self, guards: Iterable[Any]) -> None:
-        if not self._again:
-            self.guards.extend(map(_guard, guards))
 
     def _see_break(self, recorder: Recorder, error: Any) -> None:
         if self._again:

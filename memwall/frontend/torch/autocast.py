@@ -154,7 +154,10 @@ class CudaAutocast:
         newer = torch.__version__.split(".")[:2] >= ["2", "12"]
         rules: list[tuple[tuple[str, ...], Callable[..., Any]]] = [
             (_LOWER_PRECISION, self._lower),
-            (_FP32 + (_FP32_SINCE_2_12 if newer else ()), self._widen),
+            (
+                _FP32 + (_FP32_SINCE_2_12 if newer else ()),
+                lambda op, args, kwargs: op(*_map(args, _to_fp32), **_map(kwargs, _to_fp32)),
+            ),
             (_FP32_UNLESS_DTYPE, self._widen_unless_dtype),
             (_PROMOTE, self._promote),
         ]
@@ -166,12 +169,9 @@ class CudaAutocast:
                     if kernel is not None:
                         library.m.impl(name, "AutocastCPU", kernel, False)
 
-    def _lower(self, op: Any, args: tuple, kwargs: dict) -> Any:
-        dtype = self.state or torch.float16
+    def _lower(self, op: Any, args: tuple, kwargs: dict, dtype: torch.dtype | None = None) -> Any:
+        dtype = dtype or self.state or torch.float16
         return op(*_map(args, lambda t: self._cast(t, dtype)), **_map(kwargs, lambda t: self._cast(t, dtype)))
-
-    def _widen(self, op: Any, args: tuple, kwargs: dict) -> Any:
-        return op(*_map(args, _to_fp32), **_map(kwargs, _to_fp32))
 
     def _widen_unless_dtype(self, op: Any, args: tuple, kwargs: dict) -> Any:
         given = kwargs.get("dtype") is not None or any(isinstance(a, torch.dtype) for a in args)
@@ -183,8 +183,7 @@ class CudaAutocast:
     def _promote(self, op: Any, args: tuple, kwargs: dict) -> Any:
         seen: list[torch.dtype] = []
         _map((args, kwargs), lambda t: seen.append(t.dtype))
-        dtype = torch.float32 if torch.float32 in seen else (self.state or torch.float16)
-        return op(*_map(args, lambda t: self._cast(t, dtype)), **_map(kwargs, lambda t: self._cast(t, dtype)))
+        return self._lower(op, args, kwargs, torch.float32 if torch.float32 in seen else None)
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64):

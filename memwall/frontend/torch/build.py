@@ -66,7 +66,8 @@ def _construct(make: Callable[[], Any], device: str, doing: str, warn: Callable[
         with TracedDevice(device, building=True):
             return make()
     except Exception as error:
-        if device == "cpu" or not needs_data(error):
+        may_need_data = isinstance(error, (RuntimeError, NotImplementedError, TypeError)) and "meta" in str(error)
+        if device == "cpu" or not may_need_data:
             raise blame(error, doing) from error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     try:
@@ -74,11 +75,6 @@ def _construct(make: Callable[[], Any], device: str, doing: str, warn: Callable[
         return make()
     except Exception as error:
         raise blame(error, doing) from error
-
-
-def needs_data(error: BaseException) -> bool:
-    """Whether an error may come from tensors that have no data, rather than from a mistake."""
-    return isinstance(error, (RuntimeError, NotImplementedError, TypeError)) and "meta" in str(error)
 
 
 def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
@@ -105,18 +101,16 @@ def _copy_module(module: nn.Module, device: str) -> nn.Module:
                             f"{type(part).__name__} has lazy parameters: call the module once before it is profiled"
                         )
                     if id(tensor) not in memo:
-                        memo[id(tensor)] = _placed_like(tensor, device)
+                        placed, is_parameter = _place(tensor, device), isinstance(tensor, nn.Parameter)
+                        memo[id(tensor)] = (
+                            nn.Parameter(placed.detach(), tensor.requires_grad) if is_parameter else placed
+                        )
         copied = _copy_part(module, memo)
     except Exception as error:
         raise blame(error, "copying the module") from error
     for part in copied.modules():
         part._compiled_call_impl = None
     return copied
-
-
-def _placed_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    placed = _place(tensor, device)
-    return nn.Parameter(placed.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else placed
 
 
 def _tensors_among(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -54,7 +54,11 @@ class TracedDevice(TorchFunctionMode):
             kwargs["device"] = self.device if device is None else self._map(device)
             if kwargs.get("pin_memory"):
                 del kwargs["pin_memory"]
-        elif func is torch.Tensor.__setitem__ and _is_number(args[2]) and not _has_tensors(args[1]):
+        elif (
+            func is torch.Tensor.__setitem__
+            and isinstance(args[2], (bool, int, float, complex))
+            and not _has_tensors(args[1])
+        ):
             args[0][args[1]].fill_(args[2])  # what a device runs; on meta torch makes a tensor of the number first
             return None
         elif func is torch.Tensor.cuda:
@@ -67,10 +71,6 @@ class TracedDevice(TorchFunctionMode):
 
     def _map(self, device: Any) -> Any:
         return self.device if _is_cuda(device) else device
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, complex))
 
 
 def _has_tensors(index: Any) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.core.errors import UsageError, nearest
 from memwall.frontend.workload.blame import blame
 from memwall.frontend.workload.inputs import input_builder
-from memwall.frontend.workload.loading import at_home, home_of
+from memwall.frontend.workload.loading import at_home
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -76,7 +76,9 @@ class Source:
 
     @property
     def folder(self) -> Path:
-        return home_of(self.module)
+        """The folder of the file; the current one for a module without a file."""
+        file = getattr(self.module, "__file__", None)
+        return Path(file).resolve().parent if file else Path.cwd()
 
     def get(self, name: str) -> Any:
         return getattr(self.module, name, None)
@@ -134,8 +136,10 @@ def by_name(source: Source, name: str) -> Workload:
 
 def _assemble(source: Source, maker: Any) -> Workload:
     """A workload of a model maker and the inputs, loss and optimizer next to it."""
+    from torch import nn
+
     takers: dict[str, set[str]] = {}
-    model = maker if _is_module(maker) else _model_builder(source, maker, takers)
+    model = maker if isinstance(maker, nn.Module) else _model_builder(source, maker, takers)
     if source.input_specs:
         inputs: Any = input_builder(source.input_specs)
     else:
@@ -190,7 +194,9 @@ def _override(source: Source, workload: Workload) -> Workload:
 def _with_sizes(function: Any, sizes: Mapping[str, int], takers: dict[str, set[str]]) -> Callable[[], Any]:
     """The function with batch and seq bound where it takes them; notes in ``takers`` which function takes which."""
     takes = takers.setdefault(maker_name(function), set())
-    takes.update(name for name in sizes if _takes(function, name))
+    parameters = _parameters(function)
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes.update(name for name in sizes if anything or name in parameters)
     bound = {name: sizes[name] for name in sizes if name in takes}
 
     def call() -> Any:
@@ -213,11 +219,6 @@ def _refuse_untaken(source: Source, takers: Mapping[str, set[str]]) -> None:
         )
 
 
-def _takes(function: Any, name: str) -> bool:
-    parameters = _parameters(function)
-    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
 def _required(function: Any) -> list[str]:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [n for n, p in _parameters(function).items() if p.default is p.empty and p.kind not in optional]
@@ -228,12 +229,6 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin without a signature
         return {}
-
-
-def _is_module(thing: Any) -> bool:
-    from torch import nn
-
-    return isinstance(thing, nn.Module)
 
 
 def _returns_workload(thing: Any, name: str) -> bool:
@@ -254,12 +249,12 @@ def _kind(thing: Any) -> str:
 
 
 def _offer(module: ModuleType, name: str) -> str:
-    own = [n for n, thing in vars(module).items() if not n.startswith("_") and _defined_in(thing, module)]
+    own = [
+        n
+        for n, thing in vars(module).items()
+        if not n.startswith("_") and callable(thing) and getattr(thing, "__module__", None) == module.__name__
+    ]
     near = nearest(name, own, 3, 0.5)
     if near:
         return f"; did you mean {', '.join(near)}?"
     return f"; it has {', '.join(own[:8])}" if own else ""
-
-
-def _defined_in(thing: Any, module: ModuleType) -> bool:
-    return callable(thing) and getattr(thing, "__module__", None) == module.__name__

@@ -50,12 +50,7 @@ _LABELS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
 
 
 def from_config(
-    path: Path,
-    target: str,
-    *,
-    mode: str = "inference",
-    sizes: Mapping[str, int] | None = None,
-    input_specs: Sequence[str] = (),
+    path: Path, target: str, *, mode: str, sizes: Mapping[str, int], input_specs: Sequence[str]
 ) -> Workload:
     """The workload of a configuration file or of the folder that holds one.
 
@@ -73,15 +68,12 @@ def from_config(
             raise UsageError(f"--{next(iter(sizes))} has no effect with --input: write the size into the input's shape")
         inputs: Callable[[], Any] = input_builder(input_specs)
     else:
-        specs = _input_specs(config, model_class, dict(sizes or {}), target)
+        specs = _input_specs(config, model_class, sizes, target)
         labels = _label_specs(config, model_class, specs) if mode == "training" else ()
-        inputs = _builder((*specs, *labels), _vocabulary(config))
+        vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None)
+        inputs = _builder((*specs, *labels), vocabulary if isinstance(vocabulary, int) and vocabulary > 0 else 2)
     name = source.parent.name if source.name == "config.json" and source.parent.name else model_class.__name__
-
-    def model() -> Any:
-        return _build(model_class, config)
-
-    return Workload(model, inputs, None, "adamw", name, target)
+    return Workload(lambda: _build(model_class, config), inputs, None, "adamw", name, target)
 
 
 def _config(transformers: Any, raw: Any, source: Path) -> Any:
@@ -152,7 +144,7 @@ def _without_padding(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _input_specs(config: Any, model_class: Any, sizes: dict[str, int], target: str) -> tuple[InputSpec, ...]:
+def _input_specs(config: Any, model_class: Any, sizes: Mapping[str, int], target: str) -> tuple[InputSpec, ...]:
     """The model's inputs, by the name of its main input."""
     main = getattr(model_class, "main_input_name", "input_ids")
     maker = _MODALITIES.get(main)
@@ -162,11 +154,19 @@ def _input_specs(config: Any, model_class: Any, sizes: dict[str, int], target: s
             f"give it by --input '{main}=f32[...]'"
         )
     batch = sizes.get("batch", 1)
-    seq = sizes.get("seq") or min(_DEFAULT_SEQ, _positions(config))
+    text = config.get_text_config(decoder=True)
+    lengths = [n for key in _POSITION_KEYS if isinstance(n := getattr(text, key, None), int) and n > 0]
+    seq = sizes.get("seq") or min([_DEFAULT_SEQ, *lengths])
     specs = [maker(config, batch, seq)]
     if config.is_encoder_decoder:
         specs.append(InputSpec("int64", (batch, seq), "decoder_input_ids"))
-    elif main == "input_ids" and _is_two_tower(config, model_class):
+    elif (  # two towers
+        main == "input_ids"
+        and hasattr(config, "text_config")
+        and hasattr(config, "vision_config")
+        and model_class.__name__.endswith("Model")
+        and "pixel_values" in inspect.signature(model_class.forward).parameters
+    ):
         specs.append(_pixels(config.vision_config, batch, seq, config))
     if "seq" in sizes and not any(spec.dtype == "int64" for spec in specs):
         raise UsageError(f"--seq {seq} was given, but {model_class.__name__} takes no token ids")
@@ -221,23 +221,6 @@ def _builder(specs: Sequence[InputSpec], vocabulary: int) -> Callable[[], dict[s
         return made
 
     return inputs
-
-
-def _is_two_tower(config: Any, model_class: Any) -> bool:
-    towers = hasattr(config, "text_config") and hasattr(config, "vision_config")
-    parameters = inspect.signature(model_class.forward).parameters
-    return towers and model_class.__name__.endswith("Model") and "pixel_values" in parameters
-
-
-def _positions(config: Any) -> int:
-    text = config.get_text_config(decoder=True)
-    found = [getattr(text, key, None) for key in _POSITION_KEYS]
-    return min((n for n in found if isinstance(n, int) and n > 0), default=_DEFAULT_SEQ)
-
-
-def _vocabulary(config: Any) -> int:
-    found = getattr(config.get_text_config(decoder=True), "vocab_size", None)
-    return found if isinstance(found, int) and found > 0 else 2
 
 
 def _dtype(config: Any) -> str:

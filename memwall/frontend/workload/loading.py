@@ -48,13 +48,12 @@ def load_file(path: Path) -> ModuleType:
     try:
         with importable(path.resolve().parent):
             loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         _forget(before)
         if isinstance(error, OSError) and error.filename == loader.path:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
-        raise blame(error, f"loading {path}") from error
-    except BaseException:
-        _forget(before)
+        if isinstance(error, (Exception, SystemExit)):
+            raise blame(error, f"loading {path}") from error
         raise
     return module
 
@@ -103,12 +102,6 @@ def at_home(function: Callable[P, T], folder: Path) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return call
-
-
-def home_of(module: ModuleType) -> Path:
-    """The folder of a module's file; the current one for a module without a file."""
-    file = getattr(module, "__file__", None)
-    return Path(file).resolve().parent if file else Path.cwd()
 
 
 def _lies_in(name: str, folder: Path) -> bool:

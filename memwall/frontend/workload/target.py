@@ -72,17 +72,15 @@ def resolve(
 
         return from_config(Path(place), target, mode=mode, sizes=sizes, input_specs=input_specs)
     if kind == "file":
-        module, title = load_file(_existing(Path(place))), _title(Path(place))
+        path = Path(place)
+        module = load_file(_existing(path))
+        # profiles/bert_large/model.py is bert_large; any other file has its own name
+        title = path.parent.name if path.stem == "model" and path.parent.name else path.stem
     else:
         _check_module(place, name)
         module, title = load_module(place), place.rpartition(".")[2]
     source = Source(module, place, target, title, sizes, input_specs)
     return by_name(source, name) if name else by_contract(source)
-
-
-def _title(path: Path) -> str:
-    """``profiles/bert_large/model.py`` is bert_large; any other file has its own name."""
-    return path.parent.name if path.stem == "model" and path.parent.name else path.stem
 
 
 def _existing(path: Path) -> Path:
@@ -116,13 +114,12 @@ def _check_module(place: str, name: str) -> None:
         raise UsageError(f"{place} is not a Python file (.py); want {KINDS}")
     if not all(part.isidentifier() for part in place.split(".")):
         raise UsageError(f"no such file: {place}; want {KINDS}")
-    if not name and not _is_importable(place):
-        raise UsageError(f"no such file or module: {place}; want {KINDS}")
-
-
-def _is_importable(name: str) -> bool:
+    if name:
+        return
     with importable(Path.cwd()):
         try:
-            return importlib.util.find_spec(name.partition(".")[0]) is not None
+            found = importlib.util.find_spec(place.partition(".")[0]) is not None
         except (ImportError, ValueError):
-            return False
+            found = False
+    if not found:
+        raise UsageError(f"no such file or module: {place}; want {KINDS}")
