@@ -20,8 +20,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
@@ -29,12 +30,11 @@ from typing import Any
 
 from memwall.codegen.kernel import Kernel, Launch
 from memwall.codegen.load import load_source, source_hash
-from memwall.codegen.occupancy import architecture_of, occupancy
+from memwall.codegen.occupancy import occupancy
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.files import cache_folder, read_json, write_whole
 from memwall.core.process import Child, Lost, environment
 from memwall.hardware.chips import CHIPS
-from memwall.hardware.lookup import Gpu
 
 #: seconds that the compiler may take for one launch; a kernel with many spills takes minutes
 LIMIT_S = 120.0
@@ -68,13 +68,6 @@ class Resources:
     reason: str = ""
 
 
-def compile_kernel(kernel: Kernel, target: str | Gpu, **options: Any) -> tuple[Resources, ...]:
-    """Resources of each launch of a kernel on a GPU or an architecture (``sm_90``); ``options`` as for
-    :func:`compile_all`."""
-    architecture = architecture_of(target) if isinstance(target, Gpu) else target
-    return compile_all([(kernel, architecture)], **options)[0]
-
-
 def compile_all(
     pairs: Sequence[tuple[Kernel, str]],
     *,
@@ -99,25 +92,29 @@ def compile_all(
     jobs: dict[str, tuple[Kernel, Launch, str]] = {}
     keys: list[list[str]] = []
     for kernel, architecture in pairs:
-        own = [] if is_vendors(kernel, architecture) else list(kernel.launches)
+        own = [] if _is_vendors(kernel, architecture) else list(kernel.launches)
         keys.append([_key(kernel, launch, architecture, version) for launch in own])
         jobs.update(zip(keys[-1], ((kernel, launch, architecture) for launch in own), strict=True))
     answers = {key: found for key in jobs if (found := _cached(folder, key)) is not None}
     missing = [key for key in jobs if key not in answers]
     for number, (key, answer) in enumerate(_answers(missing, jobs, workers, limit_s), start=1):
         answers[key] = answer
-        _keep(folder, key, answer)
+        if "error" not in answer:
+            with suppress(OSError, UsageError):
+                folder.mkdir(parents=True, exist_ok=True)
+                write_whole(folder / f"{key}.json", json.dumps(answer, sort_keys=True))
         kernel, _, architecture = jobs[key]
         say(f"compiling {kernel.name} for {architecture}, {number:,} of {len(missing):,}")
     return [
-        tuple(_resources(launch, architecture, answers[key]) for launch, key in zip(kernel.launches, own, strict=True))
-        if own
-        else tuple(_vendors(launch, architecture) for launch in kernel.launches)
+        tuple(
+            _resources(launch, architecture, answers[key] if key else None)
+            for launch, key in zip_longest(kernel.launches, own)
+        )
         for (kernel, architecture), own in zip(pairs, keys, strict=True)
-    ]  # fmt: skip
+    ]
 
 
-def is_vendors(kernel: Kernel, architecture: str) -> bool:
+def _is_vendors(kernel: Kernel, architecture: str) -> bool:
     """Whether a kernel is a contraction on an architecture whose tensor cores Triton does not use."""
     number = architecture.removeprefix("sm_")
     return "matmul" in kernel.schedule and number.isdigit() and int(number) < 80
@@ -139,37 +136,32 @@ def triton_version() -> str:
     return importlib.metadata.version("triton")
 
 
-# -- what an answer means ----------------------------------------------------------------------------------------------
-
-
-def _vendors(launch: Launch, architecture: str) -> Resources:
-    reason = f"Triton has no tensor-core path for {architecture}"
-    return Resources(launch.function, architecture, launch.num_warps, status="vendor library", reason=reason)
-
-
-def _resources(launch: Launch, architecture: str, answer: Mapping[str, Any]) -> Resources:
+def _resources(launch: Launch, architecture: str, answer: Mapping[str, Any] | None) -> Resources:
+    """What a compiler's answer means; None where the vendor's library takes the launch."""
+    plain = Resources(launch.function, architecture, launch.num_warps)
+    if answer is None:
+        reason = f"Triton has no tensor-core path for {architecture}"
+        return replace(plain, status="vendor library", reason=reason)
     if "error" in answer:
-        return Resources(launch.function, architecture, launch.num_warps, status="failed", reason=answer["error"])
-    numbers = {name: answer[name] for name in ("registers", "spilled_bytes", "stack_bytes", "shared_bytes")}
-    found = occupancy(architecture, launch.num_warps, numbers["registers"], numbers["shared_bytes"])
-    failed = "" if found.blocks else f"a block takes more {found.limited_by} than it may"
-    return Resources(
-        launch.function, architecture, launch.num_warps, **numbers, occupancy=found.share,
-        limited_by=found.limited_by, status="failed" if failed else "ok", reason=failed,
-    )  # fmt: skip
+        return replace(plain, status="failed", reason=answer["error"])
+    found = occupancy(architecture, launch.num_warps, answer["registers"], answer["shared_bytes"])
+    made = replace(plain, **answer, occupancy=found.share, limited_by=found.limited_by)
+    if found.blocks:
+        return made
+    return replace(made, status="failed", reason=f"a block takes more {found.limited_by} than it may")
 
 
 # -- results that are kept ---------------------------------------------------------------------------------------------
 
 
 def _key(kernel: Kernel, launch: Launch, architecture: str, version: str) -> str:
-    depends = {**asdict(launch), "grid": None, "source": source_hash(compiled_text(kernel.source)), "format": FORMAT,
+    depends = {**asdict(launch), "grid": None, "source": source_hash(_compiled_text(kernel.source)), "format": FORMAT,
                "architecture": architecture, "triton": version}  # fmt: skip
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @lru_cache(maxsize=256)
-def compiled_text(source: str) -> str:
+def _compiled_text(source: str) -> str:
     """A kernel's file without comments, docstrings and ``run()``, which no compiler sees."""
     try:
         tree = ast.parse(source)
@@ -187,14 +179,6 @@ def _cached(folder: Path, key: str) -> dict[str, Any] | None:
         found = read_json(folder / f"{key}.json")
         return found if isinstance(found, dict) else None
     return None
-
-
-def _keep(folder: Path, key: str, answer: Mapping[str, Any]) -> None:
-    """Cache a compiler's answer unless it timed out; errors of writing are ignored."""
-    if "error" not in answer:
-        with suppress(OSError, UsageError):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / f"{key}.json", json.dumps(answer, sort_keys=True))
 
 
 # -- compilers in children ---------------------------------------------------------------------------------------------
@@ -240,15 +224,17 @@ class _Compiler:
         self.scratch.mkdir(exist_ok=True)
         path = self.scratch / f"{source_hash(kernel.source)}.py"
         path.write_text(kernel.source, encoding="utf-8")
-        return self._ask({
+        job = {
             "source": str(path), "function": launch.function, "arguments": launch.arguments,
             "constants": dict(launch.constants), "num_warps": launch.num_warps, "num_stages": launch.num_stages,
             "backend": "hip" if architecture.startswith("gfx") else "cuda", "architecture": architecture,
             "warp_size": CHIPS[architecture].warp_size,
-        })  # fmt: skip
-
-    def _ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        self.process = self.process or self._start()
+        }  # fmt: skip
+        if self.process is None:
+            variables = {key: value for key, value in environment().items() if key != "TRITON_INTERPRET"}
+            variables |= {"TRITON_CACHE_DIR": str(self.scratch / "triton"), "TRITON_ALWAYS_COMPILE": "1"}
+            variables["TRITON_DUMP_PTXAS_LOG"] = "1"
+            self.process = Child("memwall.codegen.compiling:answer", variables)
         try:
             answer: dict[str, Any] = self.process.ask(self.limit_s, job)
             return answer
@@ -257,11 +243,6 @@ class _Compiler:
             if lost.status == "timeout":
                 return {"error": f"not compiled within {self.limit_s:.0f} s"}
             return {"error": f"the compiler ended (exit {lost.code})"}
-
-    def _start(self) -> Child:
-        variables = {key: value for key, value in environment().items() if key != "TRITON_INTERPRET"}
-        variables |= {"TRITON_CACHE_DIR": str(self.scratch / "triton"), "TRITON_ALWAYS_COMPILE": "1"}
-        return Child("memwall.codegen.compiling:answer", {**variables, "TRITON_DUMP_PTXAS_LOG": "1"})
 
     def close(self) -> None:
         """End the child and the processes that it started."""
@@ -286,12 +267,14 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     ``spilled_bytes``, ``stack_bytes`` and ``shared_bytes``, all of one thread but the last, or ``error``, a line.
     """
     try:
-        return compile_job(job)
+        return _compile(job)
     except Exception as error:  # any exception of a compiler is an answer about one kernel
-        return {"error": f"{type(error).__name__}: {_essence(str(error))}"}
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        named = (line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\s*:", line))
+        return {"error": f"{type(error).__name__}: {next(named, lines[-1] if lines else '')[:300]}"}
 
 
-def compile_job(job: Mapping[str, Any]) -> dict[str, Any]:
+def _compile(job: Mapping[str, Any]) -> dict[str, Any]:
     """Compile one function of a generated file, and read its resources."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -307,10 +290,9 @@ def compile_job(job: Mapping[str, Any]) -> dict[str, Any]:
     target = GPUTarget(job["backend"], int(number) if number.isdigit() else number, job["warp_size"])
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        compiled = triton.compile(
-            source, target=target, options={"num_warps": job["num_warps"], "num_stages": job["num_stages"]}
-        )
-    read = READERS[job["backend"]]
+        options = {name: job[name] for name in ("num_warps", "num_stages")}
+        compiled = triton.compile(source, target=target, options=options)
+    read = read_amdgcn if job["backend"] == "hip" else read_ptxas
     return read(said.getvalue(), compiled.asm) | {"shared_bytes": compiled.metadata.shared}
 
 
@@ -343,19 +325,8 @@ def read_amdgcn(_: str, assembly: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-#: backend -> what reads the resources back from the compiler's log and its assembly
-READERS: Mapping[str, Callable[[str, Mapping[str, Any]], dict[str, int]]] = {"cuda": read_ptxas, "hip": read_amdgcn}
-
-
 def _number(pattern: str, text: str) -> int:
     found = re.search(pattern, text)
     if found is None:
         raise ValueError(f"the compiler says nothing that fits {pattern}")
     return int(found.group(1))
-
-
-def _essence(message: str) -> str:
-    """One line of a compiler's message: the first error that ptxas names, else the last line."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    named = (line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\s*:", line))
-    return next(named, lines[-1] if lines else "")[:300]

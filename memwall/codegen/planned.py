@@ -7,19 +7,20 @@ refused: the graph is planned again without it (:data:`memwall.fusion.rules.REGI
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from memwall.codegen import generate
 from memwall.codegen.compiling import Resources, Say, compile_all
-from memwall.codegen.kernel import Kernel, Launch, NotGenerated
+from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.occupancy import architecture_of
 from memwall.core.flow import Flow
-from memwall.core.graph import Graph, Value
+from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
 from memwall.fusion.planner import memwall_plan
 from memwall.fusion.rules import MATRIX_CLASSES, Spills, Work, work_of
@@ -34,102 +35,16 @@ Compile = Callable[[Sequence[tuple[Kernel, str]]], Sequence[tuple[Resources, ...
 
 
 @dataclass(frozen=True)
-class Distinct:
-    """A kernel with its ops, the places in the plan of the groups that it runs, and the DRAM bytes of all of these."""
+class Compiled:
+    """A kernel with its ops, the places in the plan of the groups that it runs, the DRAM bytes of all of these, and the
+    resources of each of its launches by architecture."""
 
     kernel: Kernel
     ops: tuple[str, ...]
     groups: tuple[int, ...]
     dram_bytes: int
     has_contraction: bool
-
-
-@dataclass(frozen=True)
-class Left:
-    """Equal groups that no kernel is generated for: their ops, why, and the DRAM bytes of all of them together."""
-
-    ops: tuple[str, ...]
-    reason: str
-    groups: tuple[int, ...]
-    dram_bytes: int
-
-
-def distinct_kernels(
-    graph: Graph, flow: Flow, plan: Plan, gpu: Gpu, generate: Generate, spills: Spills
-) -> tuple[tuple[Distinct, ...], tuple[Left, ...]]:
-    """The kernels of a plan in order of their first launch, and the groups that have none.
-
-    A contraction alone in its launch is its library's, and is in neither. A group in ``spills`` has no kernel: ops that
-    the planner could not separate run as eager kernels.
-    """
-    twins: dict[Hashable, list[int]] = {}
-    for place, group in enumerate(plan.groups):
-        has_contraction = _has_contraction(graph, group)
-        if not (has_contraction and len(group.op_ids) == 1):
-            twins.setdefault((group_key(graph, flow, group), has_contraction), []).append(place)
-    made: dict[tuple[str, str], Distinct] = {}
-    left = []
-    for places in twins.values():
-        group = plan.groups[places[0]]
-        ops = tuple(graph.ops[i].name for i in sorted((*group.op_ids, *group.recomputes)))
-        dram_bytes = sum(plan.groups[place].cost.bytes for place in places)
-        has_contraction = _has_contraction(graph, group)
-        reason = spills.get(work_of(graph, (*group.op_ids, *group.recomputes)))
-        try:
-            if reason is not None:
-                raise NotGenerated(reason)
-            kernel = generate(graph, flow, group, gpu)
-        except NotGenerated as error:
-            if not has_contraction:
-                left.append(Left(ops, str(error), tuple(places), dram_bytes))
-            continue
-        key = kernel.source, str(kernel.launches)
-        old = made.get(key, Distinct(kernel, ops, (), 0, has_contraction))
-        made[key] = replace(old, groups=(*old.groups, *places), dram_bytes=old.dram_bytes + dram_bytes)
-    return tuple(made.values()), tuple(left)
-
-
-def _has_contraction(graph: Graph, group: Group) -> bool:
-    return any(graph.ops[i].op_class in MATRIX_CLASSES for i in (*group.op_ids, *group.recomputes))
-
-
-def group_key(graph: Graph, flow: Flow, group: Group) -> Hashable:
-    """All that a kernel of a group depends on, with values and storages numbered as they first appear: groups of equal
-    keys have equal kernels but for the names in comments."""
-    numbers = _Numbers(graph)
-    again = frozenset(group.recomputes)
-    inside = again.union(group.op_ids)
-    steps = []
-    for i in sorted(inside):
-        op = graph.ops[i]
-        reads = tuple((*numbers.value(v), flow.writer[n] in inside) for v, n in flow.reads[i])
-        writes = tuple((*numbers.value(v), n == flow.first[flow.storage[n]]) for v, n in flow.writes[i])
-        steps.append((op.name, op.arguments, repr(sorted((op.attributes or {}).items())), reads, writes, i in again))
-    ends = tuple(numbers.value(v) for v in (*group.reads, *group.writes))
-    return tuple(steps), ends, len(group.reads)
-
-
-class _Numbers:
-    """Numbers for values and storages, in order of appearance."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.values: dict[int, int] = {}
-        self.storages: dict[int, int] = {}
-
-    def value(self, value_id: int) -> tuple[Hashable, ...]:
-        value: Value = self.graph.values[value_id]
-        storage = self.graph.storages[value.storage]
-        number = self.values.setdefault(value_id, len(self.values))
-        place = self.storages.setdefault(value.storage, len(self.storages))
-        return number, place, value.spec, value.offset, storage.nbytes, storage.role
-
-
-@dataclass(frozen=True)
-class Compiled(Distinct):
-    """A distinct kernel with the resources of each of its launches, by architecture."""
-
-    resources: Mapping[str, tuple[Resources, ...]]
+    resources: Mapping[str, tuple[Resources, ...]] = field(default_factory=dict)
 
     @property
     def spilled(self) -> Resources | None:
@@ -146,6 +61,78 @@ class Compiled(Distinct):
     def failed(self) -> Resources | None:
         """The first launch that does not compile or cannot be launched."""
         return next((r for some in self.resources.values() for r in some if r.status == "failed"), None)
+
+
+@dataclass(frozen=True)
+class Left:
+    """Equal groups that no kernel is generated for: their ops, why, and the DRAM bytes of all of them together."""
+
+    ops: tuple[str, ...]
+    reason: str
+    groups: tuple[int, ...]
+    dram_bytes: int
+
+
+def distinct_kernels(
+    graph: Graph, flow: Flow, plan: Plan, gpu: Gpu, generate: Generate, spills: Spills
+) -> tuple[list[Compiled], tuple[Left, ...]]:
+    """The kernels of a plan in order of their first launch, not compiled yet, and the groups that have none.
+
+    A contraction alone in its launch is its library's, and is in neither. A group in ``spills`` has no kernel: ops that
+    the planner could not separate run as eager kernels.
+    """
+    twins: dict[Hashable, list[int]] = {}
+    for place, group in enumerate(plan.groups):
+        if len(group.op_ids) > 1 or not _has_contraction(graph, group):
+            twins.setdefault(_group_key(graph, flow, group), []).append(place)
+    made: dict[tuple[str, str], Compiled] = {}
+    left = []
+    for places in twins.values():
+        group = plan.groups[places[0]]
+        ops = tuple(graph.ops[i].name for i in sorted((*group.op_ids, *group.recomputes)))
+        dram_bytes = sum(plan.groups[place].cost.bytes for place in places)
+        has_contraction = _has_contraction(graph, group)
+        reason = spills.get(work_of(graph, (*group.op_ids, *group.recomputes)))
+        try:
+            if reason is not None:
+                raise NotGenerated(reason)
+            kernel = generate(graph, flow, group, gpu)
+        except NotGenerated as error:
+            if not has_contraction:
+                left.append(Left(ops, str(error), tuple(places), dram_bytes))
+            continue
+        key = kernel.source, str(kernel.launches)
+        old = made.get(key, Compiled(kernel, ops, (), 0, has_contraction))
+        made[key] = replace(old, groups=(*old.groups, *places), dram_bytes=old.dram_bytes + dram_bytes)
+    return list(made.values()), tuple(left)
+
+
+def _has_contraction(graph: Graph, group: Group) -> bool:
+    return any(graph.ops[i].op_class in MATRIX_CLASSES for i in (*group.op_ids, *group.recomputes))
+
+
+def _group_key(graph: Graph, flow: Flow, group: Group) -> Hashable:
+    """All that a kernel of a group depends on, with values and storages numbered as they first appear: groups of equal
+    keys have equal kernels but for the names in comments."""
+    values: dict[int, int] = {}
+    storages: dict[int, int] = {}
+
+    def numbered(value_id: int) -> tuple[Hashable, ...]:
+        value = graph.values[value_id]
+        storage = graph.storages[value.storage]
+        number = values.setdefault(value_id, len(values))
+        place = storages.setdefault(value.storage, len(storages))
+        return number, place, value.spec, value.offset, storage.nbytes, storage.role
+
+    inside = frozenset((*group.op_ids, *group.recomputes))
+    steps = []
+    for i in sorted(inside):
+        op = graph.ops[i]
+        reads = tuple((*numbered(v), flow.writer[n] in inside) for v, n in flow.reads[i])
+        writes = tuple((*numbered(v), n == flow.first[flow.storage[n]]) for v, n in flow.writes[i])
+        attributes = repr(sorted((op.attributes or {}).items()))
+        steps.append((op.name, op.arguments, attributes, reads, writes, i in group.recomputes))
+    return tuple(steps), tuple(map(numbered, (*group.reads, *group.writes))), len(group.reads)
 
 
 @dataclass(frozen=True)
@@ -180,26 +167,21 @@ class CompiledPlan:
 
     def schedules(self) -> dict[str, int]:
         """How many distinct kernels take each path."""
-        return dict(sorted(Counter(kernel.kernel.schedule for kernel in self.kernels).items()))
+        return dict(sorted(Counter(one.kernel.schedule for one in self.kernels).items()))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, base units; sources left out."""
         return {
             "gpu": self.gpu, "architectures": list(self.architectures), "dram_bytes": self.dram_bytes,
             "generated_bytes": self.generated_bytes, "coverage": self.coverage, "plans": self.rounds,
-            "kernels": [_kernel_dict(kernel) for kernel in self.kernels],
+            "kernels": [{
+                "name": one.kernel.name, "ops": list(one.ops), "op_ids": list(one.kernel.op_ids),
+                "groups": len(one.groups), "dram_bytes": one.dram_bytes, "schedule": one.kernel.schedule,
+                "config": dict(one.kernel.config), "has_other_blocks": one.has_other_blocks,
+                "launches": [asdict(r) for some in one.resources.values() for r in some],
+            } for one in self.kernels],
             "left": [{**asdict(left), "groups": len(left.groups)} for left in self.left],
         }  # fmt: skip
-
-
-def _kernel_dict(compiled: Compiled) -> dict[str, Any]:
-    kernel = compiled.kernel
-    return {
-        "name": kernel.name, "ops": list(compiled.ops), "op_ids": list(kernel.op_ids), "groups": len(compiled.groups),
-        "dram_bytes": compiled.dram_bytes, "schedule": kernel.schedule, "config": dict(kernel.config),
-        "has_other_blocks": compiled.has_other_blocks,
-        "launches": [asdict(r) for some in compiled.resources.values() for r in some],
-    }  # fmt: skip
 
 
 def compiled_plan(
@@ -259,52 +241,41 @@ def _spills(graph: Graph, plan: Plan, kernels: Sequence[Compiled]) -> dict[Work,
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 
-def _settled(kernels: Sequence[Distinct], architectures: Sequence[str], build: Compile) -> tuple[Compiled, ...]:
+def _settled(kernels: Sequence[Compiled], architectures: Sequence[str], build: Compile) -> tuple[Compiled, ...]:
     """The kernels compiled, each at the first of its configurations that neither spills nor fails, else the first."""
     settled = _compiled(kernels, architectures, build)
-    tried = 1
-    while any(len(c.kernel.configs) > tried for c in settled if c.spilled or c.failed):
-        again = [n for n, c in enumerate(settled) if (c.spilled or c.failed) and len(c.kernel.configs) > tried]
-        others = [
-            replace(kernels[n], kernel=with_config(kernels[n].kernel, kernels[n].kernel.configs[tried])) for n in again
-        ]
+    for tried in itertools.count(1):
+        again = [n for n, one in enumerate(settled) if _is_bad(one) and len(one.kernel.configs) > tried]
+        if not again:
+            break
+        others = [replace(kernels[n], kernel=with_config(kernels[n].kernel, tried)) for n in again]
         for n, other in zip(again, _compiled(others, architectures, build), strict=True):
-            if not (other.spilled or other.failed):
+            if not _is_bad(other):
                 settled[n] = other
-        tried += 1
     return tuple(settled)
 
 
-def _compiled(kernels: Sequence[Distinct], architectures: Sequence[str], build: Compile) -> list[Compiled]:
-    pairs = [(distinct.kernel, name) for distinct in kernels for name in architectures]
-    answers = iter(build(pairs))
-    return [
-        Compiled(
-            d.kernel, d.ops, d.groups, d.dram_bytes, d.has_contraction, {name: next(answers) for name in architectures}
-        )
-        for d in kernels
-    ]
+def _is_bad(compiled: Compiled) -> bool:
+    return bool(compiled.spilled or compiled.failed)
 
 
-def with_config(kernel: Kernel, config: Mapping[str, int]) -> Kernel:
-    """The kernel with other values for its file's constants: in its text, its launches, and as its chosen ones.
+def _compiled(kernels: Sequence[Compiled], architectures: Sequence[str], build: Compile) -> list[Compiled]:
+    answers = iter(build([(one.kernel, name) for one in kernels for name in architectures]))
+    return [replace(one, resources={name: next(answers) for name in architectures}) for one in kernels]
+
+
+def with_config(kernel: Kernel, number: int) -> Kernel:
+    """The kernel with another of its configurations: in its text, its launches, and as its chosen one.
 
     The launches' grids, which no compiler needs, stay those of the first values.
     """
-    source = kernel.source
+    source, config, launches = kernel.source, kernel.configs[number], []
     for name, value in config.items():
         source = re.sub(rf"(?m)^{name} = \d+$", f"{name} = {value}", source)
-    launches = tuple(_launch(number, launch, config) for number, launch in enumerate(kernel.launches))
-    return replace(kernel, source=source, launches=launches, config={**kernel.config, **config})
-
-
-def _launch(number: int, launch: Launch, config: Mapping[str, int]) -> Launch:
-    """A launch under a configuration: constants of the second and later launches have its number as a suffix."""
-    suffix = f"_{number}" if number and any(name.endswith(f"_{number}") for name in config) else ""
-    constants = {name: config.get(f"{name}{suffix}", value) for name, value in launch.constants.items()}
-    warps = (config[key] for name in WARPS if (key := f"{name}{suffix}") in config)
-    return replace(launch, constants=constants, num_warps=next(warps, launch.num_warps))
-
-
-#: name of the warps of a launch in a file
-WARPS = ("NUM_WARPS", "WARPS")
+    for place, launch in enumerate(kernel.launches):
+        # constants of the second and later launches have its number as a suffix
+        suffix = f"_{place}" if place and any(name.endswith(f"_{place}") for name in config) else ""
+        constants = {name: config.get(f"{name}{suffix}", value) for name, value in launch.constants.items()}
+        warps = config.get(f"NUM_WARPS{suffix}", launch.num_warps)
+        launches.append(replace(launch, constants=constants, num_warps=warps))
+    return replace(kernel, source=source, launches=tuple(launches), config={**kernel.config, **config})

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from memwall.codegen import generate as ours
-from memwall.codegen.compiling import Resources, compile_all, compile_kernel, default_cache, read_amdgcn, read_ptxas
+from memwall.codegen.compiling import Resources, compile_all, default_cache, read_amdgcn, read_ptxas
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
 from memwall.codegen.occupancy import architecture_of, find_target, occupancy
 from memwall.codegen.planned import compiled_plan, with_config
@@ -61,6 +61,12 @@ def kernel(source: str = POINT, function: str = "point", block: int = 1024, warp
     launch = Launch(function, (("x", "*bf16"), ("o", out), *numbers), {"BLOCK": block}, (1,), warps)
     made = Kernel(function, source, (0,), (1,), (0,), (launch,), "pointwise", {"BLOCK": block, "NUM_WARPS": warps})
     return replace(made, **changes)
+
+
+def compile_one(one: Kernel, architecture: str, **options):
+    """The resources of a kernel's only launch."""
+    ((found,),) = compile_all([(one, architecture)], **options)
+    return found
 
 
 def rows_in_one_warp() -> Kernel:
@@ -222,13 +228,13 @@ def test_a_bad_kernel_costs_no_other(cache):
 @needs_triton
 def test_a_compiler_that_hangs_is_ended(cache):
     hung = kernel(f"import time\ntime.sleep(600)\n{POINT}")
-    (found,) = compile_kernel(hung, load_gpu("h100-sxm"), cache=cache, limit_s=1)
+    found = compile_one(hung, "sm_90", cache=cache, limit_s=1)
     assert (found.status, found.reason) == ("failed", "not compiled within 1 s")
 
 
 @needs_triton
 def test_results_are_kept_by_source_launch_and_architecture(cache, monkeypatch):
-    (first,) = compile_kernel(kernel(), "sm_80", cache=cache)
+    first = compile_one(kernel(), "sm_80", cache=cache)
     started = []
 
     def no_child(*args, **kwargs):
@@ -237,7 +243,7 @@ def test_results_are_kept_by_source_launch_and_architecture(cache, monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", no_child)
     for same in (kernel(), kernel(f"# a comment\n{POINT}def run():\n    pass\n")):
-        assert compile_kernel(same, "sm_80", cache=cache) == (first,)
+        assert compile_one(same, "sm_80", cache=cache) == first
     assert not started
     for other, name in (
         (kernel(), "sm_90"),
@@ -245,10 +251,10 @@ def test_results_are_kept_by_source_launch_and_architecture(cache, monkeypatch):
         (kernel(POINT.replace("0.5", "0.25")), "sm_80"),
     ):
         with pytest.raises(AssertionError, match="was started"):
-            compile_kernel(other, name, cache=cache)
+            compile_one(other, name, cache=cache)
     monkeypatch.undo()
     next(cache.iterdir()).write_text("{", encoding="utf-8")  # damaged: compiled again
-    assert compile_kernel(kernel(), "sm_80", cache=cache) == (first,)
+    assert compile_one(kernel(), "sm_80", cache=cache) == first
 
 
 def test_where_results_are_kept(monkeypatch, tmp_path):
@@ -262,7 +268,7 @@ def test_where_results_are_kept(monkeypatch, tmp_path):
 def test_without_triton(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingError, match=r"memwall\[triton\]"):
-        compile_kernel(kernel(), "sm_80")
+        compile_one(kernel(), "sm_80")
 
 
 # -- plans without kernels that spill ----------------------------------------------------------------------------------
@@ -402,13 +408,11 @@ def test_another_block_size_is_tried_before_the_planner_is_asked():
 
 def test_constants_of_the_second_launch_have_its_number():
     launches = tuple(Launch(name, (), {"BLOCK": 64}, (1,), 4) for name in ("a", "b"))
-    two = with_config(
-        kernel("BLOCK = 64\nBLOCK_1 = 64\n", launches=launches),
-        {"BLOCK": 128, "BLOCK_1": 32, "NUM_WARPS": 2, "NUM_WARPS_1": 1},
-    )
+    config = {"BLOCK": 128, "BLOCK_1": 32, "NUM_WARPS": 2, "NUM_WARPS_1": 1}
+    two = with_config(kernel("BLOCK = 64\nBLOCK_1 = 64\n", launches=launches, configs=({}, config)), 1)
     assert [(x.constants["BLOCK"], x.num_warps) for x in two.launches] == [(128, 2), (32, 1)]
     assert two.source == "BLOCK = 128\nBLOCK_1 = 32\n"
-    shared = with_config(kernel(launches=launches), {"BLOCK": 128, "WARPS": 8})
+    shared = with_config(kernel(launches=launches, configs=({"BLOCK": 128, "NUM_WARPS": 8},)), 0)
     assert [(x.constants["BLOCK"], x.num_warps) for x in shared.launches] == [(128, 8), (128, 8)]
 
 
