@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,14 +55,18 @@ _ARGUMENTS = (
 _SEED = "It draws random numbers: give every launch a seed of its own, or all of them draw the same."
 
 
-@dataclass
-class _Kernel:
-    """One distinct kernel and all of its launches."""
+@dataclass(frozen=True)
+class _Written:
+    """The text of a file below its head, its origin, and the values that ``run()`` takes and returns."""
 
-    group: Group
     body: str
     how: str
-    launches: list[tuple[Group, Estimate, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+#: the launches of one distinct kernel
+_Launches = list[tuple[Group, Estimate, _Written]]
 
 
 def kernel_files(profile: Profile, simulated: Sequence[tuple[Plan, Schedule]]) -> dict[str, str]:
@@ -79,10 +83,10 @@ def kernel_files(profile: Profile, simulated: Sequence[tuple[Plan, Schedule]]) -
         folder = f"{schedule.gpu.name}-{plan.policy}/" if len(simulated) > 1 else ""
         graph = profile.graphs[schedule.graph]
         kernels = _distinct(graph, plan, schedule)
-        names = [f"{folder}{i:03d}_{_file_name(graph, kernel)}.py" for i, kernel in enumerate(kernels)]
-        for number, (name, kernel) in enumerate(zip(names, kernels, strict=True)):
-            head = _head(profile, schedule, kernel, f"{number:03d} of {len(kernels)}")
-            files[name] = f"{head}\n{kernel.body}"
+        names = [f"{folder}{i:03d}_{_file_name(graph, launches[0][0])}.py" for i, launches in enumerate(kernels)]
+        for number, (name, launches) in enumerate(zip(names, kernels, strict=True)):
+            head = _head(profile, schedule, launches, f"{number:03d} of {len(kernels)}")
+            files[name] = f"{head}\n{launches[0][2].body}"
         sets.append(_set(schedule, kernels, names))
     files[README] = _readme(profile, sets)
     index = {"schema": SCHEMA, "memwall_version": __version__, "workload": profile.workload.name,
@@ -91,29 +95,18 @@ def kernel_files(profile: Profile, simulated: Sequence[tuple[Plan, Schedule]]) -
     return files
 
 
-def _distinct(graph: Graph, plan: Plan, schedule: Schedule) -> list[_Kernel]:
+def _distinct(graph: Graph, plan: Plan, schedule: Schedule) -> list[_Launches]:
     """The kernels in order of their first launch, each with all launches."""
     from memwall.ops.evaluate import Operators  # torch: for its operators' schemas
 
     flow, operators = Flow.of(graph), Operators()
-    found: dict[tuple, _Kernel] = {}
+    found: dict[tuple, _Launches] = {}
     for group, kernel in zip(plan.groups, schedule.kernels, strict=True):
         written = _written(graph, flow, group, schedule.gpu if plan.policy == "memwall" else None, operators)
         work = (kernel.read_bytes, kernel.write_bytes, kernel.flops, kernel.launches)
         names = tuple([graph.ops[i].name for i in group.op_ids])
-        one = found.setdefault((written.body, names, work), _Kernel(group, written.body, written.how))
-        one.launches.append((group, kernel, written.inputs, written.outputs))
+        found.setdefault((written.body, names, work), []).append((group, kernel, written))
     return list(found.values())
-
-
-@dataclass(frozen=True)
-class _Written:
-    """The text of a file below its head, the values that ``run()`` takes and returns, and its origin."""
-
-    body: str
-    how: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
 
 
 def _written(graph: Graph, flow: Flow, group: Group, gpu: Gpu | None, operators: Operators) -> _Written:
@@ -136,10 +129,10 @@ def _written(graph: Graph, flow: Flow, group: Group, gpu: Gpu | None, operators:
     return _Written(text.source, how, text.inputs, text.outputs)
 
 
-def _file_name(graph: Graph, kernel: _Kernel) -> str:
-    name = kernel.group.name
+def _file_name(graph: Graph, group: Group) -> str:
+    name = group.name
     if not name:
-        ops = dict.fromkeys(short_name(graph.ops[i].name) for i in kernel.group.op_ids)
+        ops = dict.fromkeys(short_name(graph.ops[i].name) for i in group.op_ids)
         name = "_".join([*ops][:NAMED_OPS]) + (f"_and_{len(ops) - NAMED_OPS}_more" if len(ops) > NAMED_OPS else "")
     return re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")[:80] or "kernel"
 
@@ -147,18 +140,18 @@ def _file_name(graph: Graph, kernel: _Kernel) -> str:
 # -- the head of a file ------------------------------------------------------------------------------------------------
 
 
-def _head(profile: Profile, schedule: Schedule, kernel: _Kernel, number: str) -> str:
+def _head(profile: Profile, schedule: Schedule, launches: _Launches, number: str) -> str:
     graph = profile.graphs[schedule.graph]
-    group, estimate, _, _ = kernel.launches[0]
-    count = len(kernel.launches)
-    total_s = sum(e.time_s for _, e, _, _ in kernel.launches)
-    walls = Counter(e.limited_by for _, e, _, _ in kernel.launches)
+    group, estimate, written = launches[0]
+    count = len(launches)
+    total_s = sum(e.time_s for _, e, _ in launches)
+    walls = Counter(e.limited_by for _, e, _ in launches)
     times = f" (mean of {count}, {duration(total_s)} together)" if count > 1 else ""
     facts = [
         ("kernel", f"{number}, launched by policy {schedule.policy} on {schedule.gpu.name}"),
-        ("source", kernel.how),
+        ("source", written.how),
         ("workload", f"{profile.workload.name}, {profile.workload.mode}, {graph.ops[group.op_ids[0]].phase}"),
-        ("module", _modules(graph, kernel)),
+        ("module", _modules(graph, launches)),
         ("repeats", f"{count} a step, {estimate.launches} launch{'es' * (estimate.launches > 1)} each"),
         ("DRAM", f"{size(estimate.read_bytes)} read, {size(estimate.write_bytes)} written"),
         ("FLOPs", flops(estimate.flops)),
@@ -167,22 +160,21 @@ def _head(profile: Profile, schedule: Schedule, kernel: _Kernel, number: str) ->
     ]
     lines = [f"{label:9}{text}" for label, text in facts]
     lines += ["", "ops, by their number in the graph at the first launch:"]
-    own = frozenset(group.op_ids)
     for op_id in sorted((*group.op_ids, *group.recomputes)):
         op = graph.ops[op_id]
-        again = "" if op_id in own else "  (computed again)"
+        again = "" if op_id in group.op_ids else "  (computed again)"
         lines.append(f"{op_id:>7}  {op.name}  {op.module or '(top)'}{again}")
     if not group.source:
-        draws = f" {_SEED}" if "tl.rand(" in kernel.body else ""
+        draws = f" {_SEED}" if "tl.rand(" in written.body else ""
         lines += ["", *textwrap.wrap(_ARGUMENTS + draws, 100)]
     return "\n".join(f"# {_one_line(line)}".rstrip() for line in lines) + "\n"
 
 
-def _modules(graph: Graph, kernel: _Kernel) -> str:
+def _modules(graph: Graph, launches: _Launches) -> str:
     """The modules of the launches, repeated blocks as one."""
     found = Counter(
         ", ".join(dict.fromkeys(collapse(graph.ops[i].module) or "(top)" for i in group.op_ids))
-        for group, _, _, _ in kernel.launches
+        for group, _, _ in launches
     )
     texts = [f"{place} x{count}" if count > 1 else place for place, count in found.items()]
     more = len(texts) - LISTED_MODULES
@@ -197,21 +189,21 @@ def _one_line(text: str) -> str:
 # -- the index ---------------------------------------------------------------------------------------------------------
 
 
-def _set(schedule: Schedule, kernels: Sequence[_Kernel], names: Sequence[str]) -> dict[str, Any]:
-    rows, order = [], []
-    for number, (name, kernel) in enumerate(zip(names, kernels, strict=True)):
-        first = kernel.launches[0][1]
+def _set(schedule: Schedule, kernels: Sequence[_Launches], names: Sequence[str]) -> dict[str, Any]:
+    rows, order = [], {}
+    for number, (name, launches) in enumerate(zip(names, kernels, strict=True)):
+        _, first, written = launches[0]
         rows.append({
-            "file": name, "source": kernel.how, "repeats": len(kernel.launches), "launches": first.launches,
+            "file": name, "source": written.how, "repeats": len(launches), "launches": first.launches,
             "read_bytes": first.read_bytes, "write_bytes": first.write_bytes, "flops": first.flops,
-            "time_s": sum(e.time_s for _, e, _, _ in kernel.launches), "bound_s": first.bound_s,
+            "time_s": sum(e.time_s for _, e, _ in launches), "bound_s": first.bound_s,
         })  # fmt: skip
-        for group, estimate, inputs, outputs in kernel.launches:
-            order.append((estimate.id, {
+        for group, estimate, own in launches:
+            order[estimate.id] = {
                 "kernel": number, "op_ids": list(group.op_ids), "recomputes": list(group.recomputes),
-                "inputs": list(inputs), "outputs": list(outputs),
-            }))  # fmt: skip
-    launched = [entry for _, entry in sorted(order, key=lambda pair: pair[0])]
+                "inputs": list(own.inputs), "outputs": list(own.outputs),
+            }  # fmt: skip
+    launched = [order[launch] for launch in sorted(order)]
     return {"gpu": schedule.gpu.name, "policy": schedule.policy, "kernels": rows, "order": launched}
 
 

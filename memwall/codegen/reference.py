@@ -11,17 +11,17 @@ import keyword
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from memwall.core.errors import Unsupported
 from memwall.core.flow import Flow
-from memwall.core.graph import Graph, Op, TensorSpec, Value
+from memwall.core.graph import ITEMSIZE, Graph, Op, TensorSpec, Value
 from memwall.fusion import Group
 from memwall.fusion.inductor.views import Step, view_steps
-from memwall.ops.evaluate import Call, Operators, Target, evaluate
+from memwall.ops.evaluate import Call, Operators, evaluate
 from memwall.ops.registry import find_row
 
 #: Results of one call that get a name each; more are taken from a list.
@@ -57,58 +57,51 @@ def reference(graph: Graph, flow: Flow, group: Group, operators: Operators) -> R
     Raises:
         Unsupported: one of its ops is not a torch operator.
     """
-    return _Writer(graph, flow, group, operators).write()
+    return _Writer(graph, flow, group).write(operators)
 
 
-@dataclass
 class _Writer:
-    graph: Graph
-    flow: Flow
-    group: Group
-    operators: Operators
     #: represents the device among the arguments of a call
-    device: str = "meta"
-    #: storage -> the variables in it, with the value that each holds
-    pieces: dict[int, list[tuple[str, Value]]] = field(default_factory=dict)
-    #: value id -> its parameter
-    parameters: dict[int, str] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    names: set[str] = field(default_factory=lambda: {"torch", "tensors", "run", "device"})
-    #: of the current op: the values that it writes into, and whether it takes a tensor only for its shape
-    targets: tuple[int, ...] = ()
-    shape_only: bool = False
-    hosts: list[str] = field(default_factory=list)
+    device = "meta"
 
-    def __post_init__(self) -> None:
-        self.op_ids = sorted((*self.group.op_ids, *self.group.recomputes))
-        self.inside = frozenset(self.op_ids)
+    def __init__(self, graph: Graph, flow: Flow, group: Group) -> None:
+        self.graph, self.flow, self.group = graph, flow, group
+        self.op_ids = sorted((*group.op_ids, *group.recomputes))
+        #: storage -> the variables in it, with the value that each holds
+        self.pieces: dict[int, list[tuple[str, Value]]] = {}
+        #: value id -> its parameter
+        self.parameters: dict[int, str] = {}
+        self.lines: list[str] = []
+        self.names = {"torch", "tensors", "run", "device"}
+        #: of the current op: the values that it writes into, and whether it takes a tensor only for its shape
+        self.targets: tuple[int, ...] = ()
+        self.shape_only = False
+        self.hosts: list[str] = []
 
-    def write(self) -> Reference:
-        evaluate(self.graph, self.op_ids, self, self._call, self.operators)
+    def write(self, operators: Operators) -> Reference:
+        evaluate(self.graph, self.op_ids, self, self._call, operators)
         outputs = [self._read(i) for i in self.group.writes]
         body = [*self.lines, f"return ({', '.join(outputs)}{',' * (len(outputs) == 1)})"]
         text = "\n".join(f"    {line}" for line in body)
-        helper = _TENSORS if "tensors(" in text else ""
-        source = f"import torch\n\n{helper}\ndef run(\n{self._signature(text)}):\n{text}\n"
-        return Reference(source, tuple(self.parameters), self.group.writes)
-
-    def _signature(self, body: str) -> str:
-        lines = []
+        parameters = []
         for value_id, name in self.parameters.items():
             value = self.graph.values[value_id]
-            lines.append(f"    {name},  # {_spec(value.spec)} {self.graph.storages[value.storage].role}\n")
-        lines += [f"    {name},  # a number on the host, which is not in the trace\n" for name in self.hosts]
-        if re.search(r"\bdevice\b", body):
-            lines += ["    *,\n", '    device="cuda",\n']
-        return "".join(lines)
+            strides = "" if value.spec.is_contiguous else f" strides {[*value.spec.strides]}"
+            role = self.graph.storages[value.storage].role
+            parameters.append(f"    {name},  # {value.spec.dtype}{[*value.spec.shape]}{strides} {role}\n")
+        parameters += [f"    {name},  # a number on the host, which is not in the trace\n" for name in self.hosts]
+        if re.search(r"\bdevice\b", text):
+            parameters += ["    *,\n", '    device="cuda",\n']
+        helper = _TENSORS if "tensors(" in text else ""
+        source = f"import torch\n\n{helper}\ndef run(\n{''.join(parameters)}):\n{text}\n"
+        return Reference(source, tuple(self.parameters), self.group.writes)
 
     # -- one op ------------------------------------------------------------------------------------------------------
 
     def begin(self, op: Op, into: Sequence[int]) -> None:
         """Make parameters of what the op reads from outside the group, and allocate what it writes into."""
-        writer = self.flow.writer
         for value_id, version in self.flow.reads[op.id]:
-            if writer[version] not in self.inside and value_id not in self.parameters:
+            if self.flow.writer[version] not in self.op_ids and value_id not in self.parameters:
                 self._take(value_id)
         self.targets = tuple(into)
         self.shape_only = (row := find_row(op.name)) is not None and row.shape_only
@@ -116,38 +109,36 @@ class _Writer:
             self._open(op, value_id)
 
     def _call(self, call: Call) -> None:
-        positional, keywords = call.arguments()
-        given = [*map(self._text, positional), *self._keywords(keywords)]
-        self._assign(call.op, call.target, call.made, f"torch.ops.{call.target.function}({', '.join(given)})")
-        self.targets = ()
-
-    def _keywords(self, keywords: dict[str, Any]) -> list[str]:
-        return [f"{name}={self._text(value)}" for name, value in keywords.items() if value is not None]
-
-    def _assign(self, op: Op, target: Target, made: Sequence[int], call: str) -> None:
         """The line of a call, its fresh results named."""
-        returns = target.function._schema.returns
+        positional, keywords = call.arguments()
+        given = [*map(self._text, positional)]
+        given += [f"{name}={self._text(value)}" for name, value in keywords.items() if value is not None]
+        text, made = f"torch.ops.{call.target.function}({', '.join(given)})", call.made
+        returns = call.target.function._schema.returns
         fresh = [n for n, item in enumerate(returns) if not (item.alias_info and item.alias_info.is_write)]
+        names: list[str] = []
         if not made:
-            self.lines.append(call)
-            return
-        if len(returns) == 1 and "List" not in str(returns[0].real_type):
+            self.lines.append(text)
+        elif len(returns) == 1 and "List" not in str(returns[0].real_type):
             if len(made) > 1:
-                raise Unsupported(f"{op.name} makes a sparse tensor")
-            names = [self._name(op.name)]
-            self.lines.append(f"{names[0]} = {call}")
+                raise Unsupported(f"{call.op.name} makes a sparse tensor")
+            names = [self._name(call.op.name)]
+            self.lines.append(f"{names[0]} = {text}")
         elif len(made) <= MAX_NAMED and len(fresh) == len(returns):
-            names = [self._name(op.name) for _ in made]
+            names = [self._name(call.op.name) for _ in made]
             more = "" if len(made) == len(returns) else ", *_"
-            self.lines.append(f"{', '.join(names)}{more or ',' * (len(names) == 1)} = tensors({call})")
+            self.lines.append(f"{', '.join(names)}{more or ',' * (len(names) == 1)} = tensors({text})")
         else:
             result = self._name("results")
             mixed = len(fresh) < len(returns)
-            self.lines.append(f"{result} = {call}" if mixed else f"{result} = tensors({call})")
+            self.lines.append(f"{result} = {text}" if mixed else f"{result} = tensors({text})")
             names = [f"{result}[{fresh[n] if mixed else n}]" for n in range(len(made))]
         for name, value_id in zip(names, made, strict=True):
-            value = self.graph.values[value_id]
-            self.pieces.setdefault(value.storage, []).append((name, value))
+            self._hold(name, self.graph.values[value_id])
+        self.targets = ()
+
+    def _hold(self, name: str, value: Value) -> None:
+        self.pieces.setdefault(value.storage, []).append((name, value))
 
     # -- tensors -----------------------------------------------------------------------------------------------------
 
@@ -157,7 +148,7 @@ class _Writer:
         storage = self.graph.storages[value.storage]
         name = self._name(storage.name.rpartition(".")[2] or "x")
         self.parameters[value_id] = name
-        self.pieces.setdefault(value.storage, []).append((name, value))
+        self._hold(name, value)
 
     def _open(self, op: Op, value_id: int) -> None:
         """Ensure a target to write into: a parameter, or new memory where the op is the first to write."""
@@ -166,15 +157,13 @@ class _Writer:
             return
         version = next(n for v, n in self.flow.writes[op.id] if v == value_id)
         storage = self.graph.storages[value.storage]
-        before = self.flow.storage.index(value.storage)
-        if before < version or storage.is_persistent:
+        if self.flow.first[value.storage] < version or storage.is_persistent:
             self._take(value_id)
             return
-        count = storage.nbytes // value.spec.itemsize
-        spec = TensorSpec((count,), (1,), value.spec.dtype)
+        spec = TensorSpec((storage.nbytes // value.spec.itemsize,), (1,), value.spec.dtype)
         name = self._name("new")
         self.lines.append(f"{name} = {_empty(spec)}")
-        self.pieces[value.storage] = [(name, Value(value_id, spec, value.storage, 0))]
+        self._hold(name, Value(value_id, spec, value.storage, 0))
 
     def tensor(self, value_id: int) -> _Text:
         """The expression of a value, as an argument."""
@@ -183,12 +172,13 @@ class _Writer:
     def _read(self, value_id: int) -> str:
         """The expression of a value: a variable, or a view of one."""
         value = self.graph.values[value_id]
-        pieces = self.pieces.get(value.storage, [])
-        for name, piece in reversed(pieces):
+        pieces = self.pieces.get(value.storage, [])[::-1]
+        for name, piece in pieces:
             if (piece.spec, piece.offset) == (value.spec, value.offset):
                 return name
-        for name, piece in reversed(pieces):
-            if _covers(piece, value):
+        low, high = value.byte_range
+        for name, piece in pieces:
+            if piece.byte_range[0] <= low and high <= piece.byte_range[1]:
                 return self._view(name, piece, value)
         self._take(value_id)
         return self.parameters[value_id]
@@ -237,18 +227,8 @@ class _Writer:
         return _empty(TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), dtype))
 
 
-def _covers(piece: Value, value: Value) -> bool:
-    (low, high), (start, stop) = piece.byte_range, value.byte_range
-    return low <= start and stop <= high
-
-
 def _empty(spec: TensorSpec) -> str:
     return f"torch.empty_strided({[*spec.shape]}, {[*spec.strides]}, dtype=torch.{spec.dtype}, device=device)"
-
-
-def _spec(spec: TensorSpec) -> str:
-    strides = "" if spec.is_contiguous else f" strides {[*spec.strides]}"
-    return f"{spec.dtype}{[*spec.shape]}{strides}"
 
 
 def _step(step: Step, name: str, distance: int, reshape: str) -> str:
@@ -271,7 +251,6 @@ def _in_dtype(name: str, spec: TensorSpec, offset: int, dtype: str) -> tuple[str
     if dtype.startswith("complex"):
         flat = TensorSpec((spec.numel // 2,), (1,), dtype)
         return f"torch.view_as_complex({name}.reshape(-1, 2))", flat, offset // 2
-    count = spec.numel * spec.itemsize
-    flat = TensorSpec((1,), (1,), dtype)
-    flat = TensorSpec((count // flat.itemsize,), (1,), dtype)
-    return f"{name}.reshape(-1).view(torch.{dtype})", flat, offset * spec.itemsize // flat.itemsize
+    itemsize = ITEMSIZE[dtype]
+    flat = TensorSpec((spec.numel * spec.itemsize // itemsize,), (1,), dtype)
+    return f"{name}.reshape(-1).view(torch.{dtype})", flat, offset * spec.itemsize // itemsize

@@ -130,7 +130,7 @@ def small(name: str, mode: str) -> Small:
     gpu = memwall.load_gpu(GPU)
     plan = plan_graph("memwall", full, _costs(full), gpu)
     pricer = Pricer(graph, _costs(graph), gpu)
-    pricer.placement = Placement((group.op_ids, group.recomputes) for group in plan.groups)
+    pricer.placement = Placement(plan.groups)
     groups = tuple(pricer.group(group.op_ids, group.recomputes) for group in plan.groups)
     return Small(graph, pricer.flow, gpu, groups, full, plan)
 
