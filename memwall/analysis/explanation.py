@@ -6,7 +6,6 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 
 from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError, nearest
@@ -57,22 +56,18 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
     """How the constants behind the modeled time are known, the best first; none on a CPU."""
     if schedule.gpu.cpu is not None:
         return ()
-    plan = with_plan(profile, schedule).plan
-    known = [calibration_of(_cost(profile, schedule, plan, kernel), schedule.gpu) for kernel in schedule.kernels]
-    times_s = group_by([kernel.time_s for kernel in schedule.kernels], [status for status, _ in known])
-    gpus = group_by([taken for _, taken in known], [status for status, _ in known])
-    return tuple(
-        Provenance(status, sum(times_s[status]), tuple(dict.fromkeys(chain.from_iterable(gpus[status]))))
-        for status in CALIBRATED
-        if status in times_s
-    )
-
-
-def _cost(profile: Profile, schedule: Schedule, plan: Plan | None, kernel: Estimate) -> Cost:
-    """The cost a kernel was priced with; without a plan, that of its most expensive op."""
-    if plan is not None:
-        return plan.groups[kernel.id].cost
-    return max((profile.costs[schedule.graph][i] for i in kernel.op_ids), key=lambda cost: cost.total_flops)
+    plan, costs = with_plan(profile, schedule).plan, profile.costs[schedule.graph]
+    times_s = dict.fromkeys(CALIBRATED, 0.0)
+    gpus: dict[str, dict[str, None]] = {}
+    for kernel in schedule.kernels:
+        if plan is not None:
+            cost = plan.groups[kernel.id].cost
+        else:  # that of its most expensive op
+            cost = max((costs[i] for i in kernel.op_ids), key=lambda cost: cost.total_flops)
+        status, taken = calibration_of(cost, schedule.gpu)
+        times_s[status] += kernel.time_s
+        gpus.setdefault(status, {}).update(dict.fromkeys(taken))
+    return tuple(Provenance(status, times_s[status], tuple(gpus[status])) for status in CALIBRATED if status in gpus)
 
 
 def calibration_of(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...]]:
@@ -105,11 +100,10 @@ def explanations(profile: Profile, schedule: Schedule, wanted: str) -> tuple[Exp
         raise UsageError(
             f"the record does not hold what {schedule.policy} launched on {schedule.gpu.name}: profile the model again"
         )
-    found: dict[tuple, list[Estimate]] = {}
-    for kernel in _named(profile, planned, wanted):
-        key = (kernel.name, kernel.flops, kernel.bytes, kernel.compute_s, kernel.memory_s, kernel.overhead_s)
-        found.setdefault(key, []).append(kernel)
-    return tuple(_explanation(profile, planned, same[0], len(same)) for same in found.values())
+    kernels = _named(profile, planned, wanted)
+    keys = [(k.name, k.flops, k.bytes, k.compute_s, k.memory_s, k.overhead_s) for k in kernels]
+    found = group_by(kernels, keys).values()
+    return tuple(_explanation(profile, planned, planned.plan, same[0], len(same)) for same in found)
 
 
 def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
@@ -132,13 +126,12 @@ def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
     return chosen
 
 
-def _explanation(profile: Profile, schedule: Schedule, kernel: Estimate, count: int) -> Explanation:
-    assert schedule.plan is not None
-    cost, gpu = schedule.plan.groups[kernel.id].cost, schedule.gpu
+def _explanation(profile: Profile, schedule: Schedule, plan: Plan, kernel: Estimate, count: int) -> Explanation:
+    cost, gpu = plan.groups[kernel.id].cost, schedule.gpu
     module = kernel_module(profile, schedule, kernel)
     if gpu.cpu is not None:
         return Explanation(kernel, module, count, (), _around(kernel, "and", "", 0.0, 0.0), "")
-    reuse = reuse_distances(profile.graphs[schedule.graph], schedule.plan)[kernel.id]
+    reuse = reuse_distances(profile.graphs[schedule.graph], plan)[kernel.id]
     resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
     launches = launches_of(cost, gpu, resident)
     sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches)

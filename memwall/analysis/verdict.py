@@ -7,12 +7,13 @@ graphs), or without some kernels (fused away, at best).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
+from memwall.analysis.table import share, sums
 from memwall.core.graph import Pipe
 from memwall.core.units import duration, flop_rate, flops, percent, size
-from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import WALLS, wall_shares
 from memwall.record.profile import Profile
 from memwall.simulate.launch_queue import queue
@@ -20,17 +21,11 @@ from memwall.simulate.schedule import MODEL_CLASSES, Schedule
 
 
 def replay_s(
-    schedule: Schedule,
-    *,
-    compute: float = 1.0,
-    memory: float = 1.0,
-    launch: str = "eager",
+    schedule: Schedule, *, compute: float = 1.0, memory: float = 1.0, launch: str = "eager",
     without: Container[int] = (),
-) -> float:
-    """Seconds of the schedule with its compute and memory seconds scaled.
-
-    ``launch="graph"`` issues every kernel in time; ``without`` leaves out kernels by id.
-    """
+) -> float:  # fmt: skip
+    """Seconds of the schedule with its compute and memory seconds scaled; ``launch="graph"`` issues every kernel in
+    time, ``without`` leaves out kernels by id."""
     kernels = (
         (k.issue_s, max(k.compute_s * compute, k.memory_s * memory) + k.overhead_s - k.wait_s)
         for k in schedule.kernels
@@ -70,22 +65,18 @@ def verdict(profile: Profile, schedule: Schedule) -> str:
         return "Nothing runs on the device, so there is no wall."
     shares = wall_shares(schedule)
     wall = max(WALLS, key=shares.__getitem__)
-    text = _SENTENCES[wall](profile, schedule, shares[wall], gains(schedule)) + "."
-    return text if schedule.fits else _misfit(schedule) + text[0].lower() + text[1:]
-
-
-def _misfit(schedule: Schedule) -> str:
+    found, rank = gains(schedule), "the wall" if shares[wall] >= 0.5 else "the largest wall"
+    doubled = f"twice the bandwidth would save {_saving(found.bandwidth_s)}, twice the FLOP/s"
+    text = (
+        f"{wall} is {rank}: {percent(shares[wall], 0)} of the {duration(schedule.totals.time_s)} goes to kernels "
+        f"{_DETAILS[wall](profile, schedule, found)}; {doubled} {_saving(found.flop_rate_s)}"
+    )
+    if wall == "compute":
+        text += _faster_pipe(profile, schedule)
+    if schedule.fits:
+        return f"{text[0].upper()}{text[1:]}."
     need, have = schedule.totals.peak_memory_bytes, schedule.gpu.dram_bytes
-    return f"It does not fit ({size(need)} at the peak, {size(have)} on the GPU); if it did: "
-
-
-def _opening(wall: str, share: float, schedule: Schedule) -> str:
-    rank = "the wall" if share >= 0.5 else "the largest wall"
-    return f"{wall} is {rank}: {percent(share, 0)} of the {duration(schedule.totals.time_s)}"
-
-
-def _doubling(gains: Gains) -> str:
-    return f"twice the bandwidth would save {_saving(gains.bandwidth_s)}, twice the FLOP/s {_saving(gains.flop_rate_s)}"
+    return f"It does not fit ({size(need)} at the peak, {size(have)} on the GPU); if it did: {text}."
 
 
 def _saving(seconds: float) -> str:
@@ -93,66 +84,47 @@ def _saving(seconds: float) -> str:
     return "nothing" if text in ("0 s", "0.0 ns") else text  # a difference of two sums is seldom exactly 0
 
 
-def _bandwidth(profile: Profile, schedule: Schedule, share: float, gains: Gains) -> str:
+def _bandwidth(profile: Profile, schedule: Schedule, gains: Gains) -> str:
     waiting = [k for k in schedule.kernels if k.limited_by == "bandwidth"]
-    flop_share = sum(k.flops for k in waiting) / schedule.totals.flops if schedule.totals.flops else 0.0
-    text = (
-        f"{_opening('Bandwidth', share, schedule)} goes to kernels that wait for memory, "
-        f"which do {percent(flop_share)} of the FLOPs; "
-    )
-    matrix_s = sum(k.time_s for k in waiting if k.op_class in MODEL_CLASSES)
-    if matrix_s > 0.5 * sum(k.time_s for k in waiting):
-        text += _low_reuse(profile, schedule, waiting)
-    else:
-        text += f"fusing the ones outside contractions could save at most {_saving(gains.fusion_s)}"
-    return f"{text}; {_doubling(gains)}"
-
-
-def _low_reuse(profile: Profile, schedule: Schedule, waiting: list[Estimate]) -> str:
     matrix = [k for k in waiting if k.op_class in MODEL_CLASSES]
-    moved = sum(k.bytes for k in matrix)
-    intensity = sum(k.flops for k in matrix) / moved if moved else 0.0
+    all_of_them, own = sums(waiting, ("flops", "time_s")), sums(matrix, ("flops", "bytes", "time_s"))
+    flop_share = share(all_of_them["flops"], schedule.totals.flops)
+    text = f"that wait for memory, which do {percent(flop_share)} of the FLOPs; "
+    if own["time_s"] <= 0.5 * all_of_them["time_s"]:
+        return f"{text}fusing the ones outside contractions could save at most {_saving(gains.fusion_s)}"
     pipe = main_pipe(profile, schedule)
     ridge = f" where {schedule.gpu.name} needs {schedule.gpu.ridge_point(pipe):.0f}" if pipe else ""
     return (
-        f"most of them are contractions that do {intensity:.1f} FLOP per byte{ridge}, "
+        f"{text}most of them are contractions that do {share(own['flops'], own['bytes']):.1f} FLOP per byte{ridge}, "
         "so a larger batch or weights of fewer bytes would pay"
     )
 
 
-def _compute(profile: Profile, schedule: Schedule, share: float, gains: Gains) -> str:
-    text = (
-        f"{_opening('Compute', share, schedule)} goes to kernels that are busy multiplying "
-        f"({flops(schedule.totals.flops)}, MFU {percent(schedule.totals.mfu, 0)}); {_doubling(gains)}"
-    )
-    return text + _faster_pipe(profile, schedule)
+def _compute(profile: Profile, schedule: Schedule, gains: Gains) -> str:
+    return f"that are busy multiplying ({flops(schedule.totals.flops)}, MFU {percent(schedule.totals.mfu, 0)})"
 
 
-def _overhead(profile: Profile, schedule: Schedule, share: float, gains: Gains) -> str:
+def _overhead(profile: Profile, schedule: Schedule, gains: Gains) -> str:
     work_s = sum(max(k.compute_s, k.memory_s) for k in schedule.kernels)
     return (
-        f"{_opening('Overhead', share, schedule)} goes to kernels too small to hide their launch "
-        f"({schedule.totals.kernels:,} launch{'es' if schedule.totals.kernels != 1 else ''} "
-        f"for {duration(work_s)} of work); "
-        f"CUDA graphs would save {_saving(gains.graphs_s)} and a larger batch would fill the gaps; {_doubling(gains)}"
+        f"too small to hide their launch ({schedule.totals.kernels:,} "
+        f"launch{'es' if schedule.totals.kernels != 1 else ''} for {duration(work_s)} of work); "
+        f"CUDA graphs would save {_saving(gains.graphs_s)} and a larger batch would fill the gaps"
     )
 
 
-_SENTENCES: dict[str, Callable[[Profile, Schedule, float, Gains], str]] = {
-    "bandwidth": _bandwidth,
-    "compute": _compute,
-    "overhead": _overhead,
-}
+#: wall -> which kernels those are, and what would help beside faster hardware
+_DETAILS: dict[str, Callable[[Profile, Schedule, Gains], str]] = {
+    "bandwidth": _bandwidth, "compute": _compute, "overhead": _overhead,
+}  # fmt: skip
 
 
 def main_pipe(profile: Profile, schedule: Schedule) -> Pipe | None:
     """The pipe that does most of the matrix FLOPs."""
-    total: dict[Pipe, int] = {}
-    graph, costs = profile.graphs[schedule.graph], profile.costs[schedule.graph]
-    for op, cost in zip(graph.ops, costs, strict=True):
+    total: Counter[Pipe] = Counter()
+    for op, cost in zip(profile.graphs[schedule.graph].ops, profile.costs[schedule.graph], strict=True):
         if op.op_class in MODEL_CLASSES:
-            for pipe, count in cost.flops.items():
-                total[pipe] = total.get(pipe, 0) + count
+            total.update(cost.flops)
     return max(sorted(total), key=total.__getitem__) if total else None
 
 
@@ -162,10 +134,7 @@ def _faster_pipe(profile: Profile, schedule: Schedule) -> str:
     if pipe is None or pipe.dtype != "float32":
         return ""
     now = gpu.peak(pipe)
-    choices = [Pipe("tensor", dtype) for dtype in ("tf32", "bfloat16", "float16")]
-    faster = [p for p in choices if gpu.peak_flop_per_s.get(p, 0.0) > 1.2 * now]
-    if not faster:
-        return ""
-    best = faster[0]
-    ratio = gpu.peak(best) / now
-    return f"; the matrix work runs on {pipe} at {flop_rate(now)}, {best} has {ratio:.1f} times that peak"
+    for other in (Pipe("tensor", dtype) for dtype in ("tf32", "bfloat16", "float16")):
+        if (ratio := gpu.peak_flop_per_s.get(other, 0.0) / now) > 1.2:
+            return f"; the matrix work runs on {pipe} at {flop_rate(now)}, {other} has {ratio:.1f} times that peak"
+    return ""

@@ -9,6 +9,7 @@ planner plans the rest again around it; Inductor's groups stay as they are excep
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,10 +31,8 @@ REPLANNED = frozenset(("memwall",))
 FLOORS = frozenset(("ideal",))
 
 _OPERATORS: Mapping[str, Callable[[float, float], float]] = {
-    "*=": lambda old, new: old * new,
-    "/=": lambda old, new: old / new,
-    "=": lambda old, new: new,
-}
+    "*=": operator.mul, "/=": operator.truediv, "=": lambda old, new: new,
+}  # fmt: skip
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d]*)")
 _PREFIX: Mapping[str, float] = {
     "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "m": 1e-3, "u": 1e-6, "n": 1e-9,
@@ -72,30 +71,25 @@ class GpuChange:
             changed: dict[str, Any] = {self.field: self._table(gpu) if self.field in TABLES else self._scalar(gpu)}
         except BadRecord as error:
             raise UsageError(f"--what-if {self.text}: on {gpu.name}, {self.field} {error}") from None
+        except ZeroDivisionError:
+            raise UsageError(f"--what-if {self.text} divides by zero") from None
         return replace(gpu, **changed)
 
     def _scalar(self, gpu: Gpu) -> Any:
-        _, check, _ = FIELDS[self.field]
         old = getattr(gpu, self.field)
-        new = self._new(old)
-        return check(round(new) if isinstance(old, int) and math.isfinite(new) else new)
+        new = _OPERATORS[self.operator](old, self.operand)
+        return FIELDS[self.field][1](round(new) if isinstance(old, int) and math.isfinite(new) else new)
 
     def _table(self, gpu: Gpu) -> dict[Any, float]:
         table = getattr(gpu, self.field)
-        check, _ = TABLES[self.field]
         found = {key: rate for key, rate in table.items() if not self.key or str(key) == self.key}
         if not found and self.operator != "=":
             there = ", ".join(map(str, table))
             raise UsageError(f"--what-if {self.text}: {gpu.name} has no {self.key}; it has {there}")
         if not found:
             found = {Pipe.parse(self.key) if self.field == "peak_flop_per_s" else self.key: 0.0}
-        return {**table, **{key: check(self._new(old)) for key, old in found.items()}}
-
-    def _new(self, old: float) -> float:
-        try:
-            return _OPERATORS[self.operator](old, self.operand)
-        except ZeroDivisionError:
-            raise UsageError(f"--what-if {self.text} divides by zero") from None
+        check, change = TABLES[self.field][0], _OPERATORS[self.operator]
+        return {**table, **{key: check(change(old, self.operand)) for key, old in found.items()}}
 
 
 @dataclass(frozen=True)
@@ -121,16 +115,16 @@ def parse_change(text: str) -> Change:
         if not pattern:
             raise UsageError("--what-if fuse: names no module; want a pattern, as in 'fuse:layers.*.mlp'")
         return FuseChange(text, pattern)
-    operator = next((sign for sign in _OPERATORS if sign in text), None)
-    if operator is None:
+    sign = next((sign for sign in _OPERATORS if sign in text), None)
+    if sign is None:
         raise UsageError(
             f"cannot read the what-if {shown(text)}; want FIELD=VALUE, FIELD*=FACTOR or fuse:MODULES,"
             " as in 'dram_bytes_per_s*=2', 'l2_bytes=100MB', 'fuse:layers.*.mlp'"
         )
-    name, _, operand = (part.strip() for part in text.partition(operator))
+    name, _, operand = (part.strip() for part in text.partition(sign))
     field, key = _field(name)
-    unit = _unit(field) if operator == "=" else ""
-    return GpuChange(text, field, key, operator, _value(text, operand, unit))
+    unit = next(unit for end, unit in _UNITS.items() if field.endswith(end)) if sign == "=" else ""
+    return GpuChange(text, field, key, sign, _value(text, operand, unit))
 
 
 def _field(name: str) -> tuple[str, str]:
@@ -142,10 +136,6 @@ def _field(name: str) -> tuple[str, str]:
     known = [*SCALARS, *TABLES, *(f"{table}.{key}" for table, (_, keys) in TABLES.items() for key in keys)]
     offer = suggest(name, known, listed=(*SCALARS, *TABLES))
     raise UsageError(f"--what-if: a GPU has no number named {shown(name)}; {offer}")
-
-
-def _unit(field: str) -> str:
-    return next(unit for end, unit in _UNITS.items() if field.endswith(end))
 
 
 def _value(text: str, operand: str, unit: str) -> float:
@@ -182,7 +172,6 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """The what-ifs as one line."""
         return " and ".join(self.specs)
 
     @property
@@ -199,12 +188,9 @@ class Outcome:
 
 
 def what_if(
-    profile: Profile,
-    changes: Sequence[Change],
-    gpus: Sequence[Gpu],
-    policies: Sequence[str],
+    profile: Profile, changes: Sequence[Change], gpus: Sequence[Gpu], policies: Sequence[str],
     regions: Mapping[int, Sequence[int]] | None = None,
-) -> list[Outcome]:
+) -> list[Outcome]:  # fmt: skip
     """Totals before and after each change, and after all of them together where there are several.
 
     Plans are those of the profile's own simulations; missing ones, and those of a saved record, are made here.
@@ -224,10 +210,8 @@ def what_if(
 
 
 def _outcome(profile: Profile, before: Schedule, changes: Sequence[Change], regions: Sequence[int] | None) -> Outcome:
-    graph, costs = profile.graphs[before.graph], profile.costs[before.graph]
-    plan = before.plan
+    graph, costs, changed, plan = profile.graphs[before.graph], profile.costs[before.graph], before.gpu, before.plan
     assert plan is not None
-    changed = before.gpu
     for change in changes:
         if isinstance(change, GpuChange):
             changed = change.on(changed)
