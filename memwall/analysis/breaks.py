@@ -144,11 +144,9 @@ def _backward_too(graph: Graph, one: Sequence[int], result: Sequence[int]) -> tu
 
 
 def whole(graph: Graph, regions: Sequence[int], behind: int | None = None) -> tuple[int, ...]:
-    """The regions without any break: forward and backward are one graph.
-
-    Ops that no break put outside stay outside: the optimizer, gradient accumulation, the stand-in for a loss after the
-    model, and the gradient that backward begins with.
-    """
+    """The regions without any break: forward and backward are one graph. Ops that no break put outside stay outside:
+    the optimizer, gradient accumulation, the stand-in for a loss after the model, and the gradient that backward begins
+    with."""
     roles = [graph.storages[value.storage].role for value in graph.values]
     end = len(graph.ops) if behind is None else behind
     first = next((op.id for op in graph.ops if op.phase == "backward"), None)

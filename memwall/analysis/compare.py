@@ -184,10 +184,8 @@ def _simulated(profile: Profile, gpus: Sequence[Gpu], policies: Sequence[str]) -
 
 
 def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
-    """Groups of equal kernels whose wall is not the same on all GPUs, if notable, the longest time first.
-
-    Schedules of different graphs (another attention kernel) are joined where they run equal kernels.
-    """
+    """Groups of equal kernels whose wall is not the same on all GPUs, if notable, the longest time first. Schedules of
+    different graphs (another attention kernel) are joined where they run equal kernels."""
     known: dict[tuple, list[tuple]] = {}
     groups = []
     for schedule in schedules:
@@ -238,11 +236,8 @@ def _check_prices(price: Prices | None, names: Sequence[str]) -> None:
 
 
 def compare_profiles(profiles: Sequence[Profile], *, price: Prices | None = None) -> Comparison:
-    """N profiles side by side, the first the baseline; each entry is compared with the baseline on the same GPU.
-
-    Raises:
-        UsageError: fewer than two profiles, one without a simulation, or a price for a GPU that is not compared.
-    """
+    """N profiles side by side, the first the baseline; each entry is compared with the baseline on the same GPU. Raises
+    UsageError: fewer than two profiles, one without a simulation, or a price for a GPU that is not compared."""
     if len(profiles) < 2:
         raise UsageError("nothing to compare: name at least two profiles, or one profile and GPUs")
     for profile in profiles:
@@ -324,11 +319,7 @@ def growth_numbers(gpu: Gpu) -> dict[str, float | None]:
 
 
 def compare_gpus(gpus: Sequence[Gpu]) -> Comparison:
-    """The machines themselves; growth is relative to the first.
-
-    Raises:
-        UsageError: no GPU.
-    """
+    """The machines themselves; growth is relative to the first. Raises UsageError: no GPU."""
     if not gpus:
         raise UsageError("nothing to compare: name at least one GPU")
     base = growth_numbers(gpus[0])

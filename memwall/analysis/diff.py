@@ -38,13 +38,11 @@ _ADDED = ("count", "kernels", "flops", "dram_bytes", "time_s")
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Kernels that changed together, summed over ``count`` equal places (the numbers of repeated blocks as stars).
-
     ``kind``: appeared, vanished, grew, shrank, lost fusion, fused, graph break, elsewhere; or largest: without a
-    baseline, a main contributor to a figure, with its own sums. ``kernels``, ``flops``,
-    ``dram_bytes`` and ``time_s`` are head less base, so that the causes of one workload on one GPU under one policy
-    add up to the difference of the totals. ``source`` is ``path:line`` in the head (in the base for what vanished), or
-    empty. ``detail`` says in words what changed.
-    """
+    baseline, a main contributor to a figure, with its own sums. ``kernels``, ``flops``, ``dram_bytes`` and ``time_s``
+    are head less base, so that the causes of one workload on one GPU under one policy add up to the difference of the
+    totals. ``source`` is ``path:line`` in the head (in the base for what vanished), or empty. ``detail`` says in words
+    what changed."""
 
     kind: str
     op: str

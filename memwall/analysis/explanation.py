@@ -86,11 +86,8 @@ def _calibration_of(tables: tuple[tuple[str, str], ...], gpu: Gpu) -> tuple[str,
 
 def explanations(profile: Profile, schedule: Schedule, wanted: str) -> tuple[Explanation, ...]:
     """The kernels of a schedule that ``wanted`` names: a number, a name or part of one, or a pattern of names or of
-    modules with ``*``. Equal ones (name, FLOPs, bytes and times) are listed once.
-
-    Raises:
-        UsageError: no kernel has that name, or the plan is not in the record; names the nearest.
-    """
+    modules with ``*``. Equal ones (name, FLOPs, bytes and times) are listed once. Raises UsageError: no kernel has that
+    name, or the plan is not in the record; names the nearest."""
     planned = with_plan(profile, schedule)
     if schedule.kernels and all(kernel.low_s == kernel.high_s for kernel in schedule.kernels):
         raise UsageError(

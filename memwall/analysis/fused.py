@@ -47,9 +47,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Refused:
     """All refusals by one rule; what each alone would save, summed. Savings overlap where two share a tensor.
-
-    ``reason`` is that of the refusal that would save most.
-    """
+    ``reason`` is that of the refusal that would save most."""
 
     rule: str
     count: int
@@ -60,11 +58,9 @@ class Refused:
 
 @dataclass(frozen=True)
 class Fused:
-    """A profile simulated under every policy on every GPU, with its fusion analysis.
-
-    ``prices`` of the breaks, ``lowered``, ``plan_diffs`` (memwall's plan with Inductor's) and ``compiled`` (generated
-    kernels) are by GPU. ``notes`` say what is missing and why.
-    """
+    """A profile simulated under every policy on every GPU, with its fusion analysis. ``prices`` of the breaks,
+    ``lowered``, ``plan_diffs`` (memwall's plan with Inductor's) and ``compiled`` (generated kernels) are by GPU.
+    ``notes`` say what is missing and why."""
 
     profile: Profile
     capture: Capture | None = None
@@ -228,10 +224,8 @@ class _Maker:
 
     @cached_property
     def _captured(self) -> dict[int, tuple[tuple[int, ...], list[Cut], int | None]]:
-        """The broken graphs: the partial graph of each op, where each break cuts, and the first op after the model.
-
-        The first graph was captured; graphs with other attention kernels are cut in the same places.
-        """
+        """The broken graphs: the partial graph of each op, where each break cuts, and the first op after the model. The
+        first graph was captured; graphs with other attention kernels are cut in the same places."""
         capture, given = self.capture, self.profile.graph.ops
         if capture is None or capture.failure is not None or len(capture.regions) != len(given):
             return {}

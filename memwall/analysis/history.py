@@ -65,11 +65,8 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of one series at one commit.
-
-    ``date`` is the commit's own, ``2026-11-22T05:24:55Z``. ``figures`` are quantity → value in base units; a quantity
-    that is not known there (graph breaks without a capture) is absent.
-    """
+    """The figures of one series at one commit. ``date`` is the commit's own, ``2026-11-22T05:24:55Z``. ``figures`` are
+    quantity → value in base units; a quantity that is not known there (graph breaks without a capture) is absent."""
 
     commit: Annotated[str, _commit]
     date: Annotated[str, _date]
@@ -160,11 +157,8 @@ def _utc(date: str) -> str:
 
 
 def committed(folder: str | os.PathLike[str], history: str | os.PathLike[str] = "") -> tuple[str, str]:
-    """Hash and date of the commit that a folder's tracked files match; the history file itself may have changed.
-
-    Raises:
-        UsageError: no repository, no commit yet, or uncommitted changes: their figures belong to no commit.
-    """
+    """Hash and date of the commit that a folder's tracked files match; the history file itself may have changed. Raises
+    UsageError: no repository, no commit yet, or uncommitted changes: their figures belong to no commit."""
     commit, date = _git(folder, "log", "-1", "--format=%H%n%cI").split()
     but = [":/"]
     if history:  # as git names it in a pattern from the top of the repository
@@ -191,21 +185,15 @@ def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
 
 
 def append(path: str | os.PathLike[str], entry: Iterable[Row]) -> None:
-    """Add rows to a history file, which need not exist; a row of the same commit and series is replaced.
-
-    Raises:
-        UsageError: the file is not a history, or it cannot be written.
-    """
+    """Add rows to a history file, which need not exist; a row of the same commit and series is replaced. Raises
+    UsageError: the file is not a history, or it cannot be written."""
     known = {row.key: row for row in (*(read(path) if Path(path).exists() else ()), *entry)}
     write_whole(path, "".join(f"{row.to_line()}\n" for row in sorted(known.values(), key=_order)))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Row, ...]:
-    """The rows of a history in the order of their commits' dates.
-
-    Raises:
-        UsageError: no such file, or a line is damaged, of a newer memwall, or a duplicate with other figures; names it.
-    """
+    """The rows of a history in the order of their commits' dates. Raises UsageError: no such file, or a line is
+    damaged, of a newer memwall, or a duplicate with other figures; names it."""
     rows: dict[tuple[str, ...], Row] = {}
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
@@ -252,10 +240,8 @@ def trends(rows: Sequence[Row]) -> dict[Series, tuple[Row, ...]]:
 
 
 def steps(rows: Sequence[Row], quantities: Iterable[str] = (), threshold: float = THRESHOLD) -> tuple[Step, ...]:
-    """Changes by more than a fraction between neighbouring commits of a series, oldest first.
-
-    There is no step where the version of memwall changed, or where a quantity is missing at one of the two.
-    """
+    """Changes by more than a fraction between neighbouring commits of a series, oldest first. There is no step where
+    the version of memwall changed, or where a quantity is missing at one of the two."""
     names = tuple(quantities) or tuple(LIMITS)
     found = []
     for trend in trends(rows).values():

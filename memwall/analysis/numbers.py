@@ -44,11 +44,8 @@ def unit_of(quantity: str) -> str:
 
 
 def apart(values: Sequence[float | None], unit: str) -> list[str]:
-    """Numbers in ``unit`` as text, unequal ones unequal; empty for None.
-
-    ``apart([402653000, 402650000], "B")`` is ``["402.653 MB", "402.650 MB"]``. Whole counts, bytes and FLOPs below a
-    thousand are exact.
-    """
+    """Numbers in ``unit`` as text, unequal ones unequal; empty for None. ``apart([402653000, 402650000], "B")`` is
+    ``["402.653 MB", "402.650 MB"]``. Whole counts, bytes and FLOPs below a thousand are exact."""
     texts: dict[float, str] = {}
     rest = sorted({v for v in values if v is not None}, key=abs)
     while rest:

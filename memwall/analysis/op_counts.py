@@ -62,12 +62,9 @@ class Level:
 
 @dataclass(frozen=True)
 class OpCounts:
-    """All levels, from ATen down.
-
-    ``no_decomposition`` has the ATen operators that are left at the level of prims, with their calls; ``fallbacks``
-    those for which Inductor calls a library. ``failed`` says, by operator, why a decomposition did not run without
-    data; the operator then counts as itself.
-    """
+    """All levels, from ATen down. ``no_decomposition`` has the ATen operators that are left at the level of prims, with
+    their calls; ``fallbacks`` those for which Inductor calls a library. ``failed`` says, by operator, why a
+    decomposition did not run without data; the operator then counts as itself."""
 
     levels: tuple[Level, ...]
     no_decomposition: Mapping[str, int]
@@ -130,11 +127,9 @@ def op_counts(
 
 
 def operator_sets() -> dict[str, int]:
-    """How many operators the installed torch has at each level, for all models together.
-
-    ``ATen`` counts names in the dispatcher, ``ATen overloads`` their overloads, ``core ATen`` the names tagged core,
-    ``prims`` those of PrimTorch, ``loop IR`` the methods of Inductor's ops handler.
-    """
+    """How many operators the installed torch has at each level, for all models together. ``ATen`` counts names in the
+    dispatcher, ``ATen overloads`` their overloads, ``core ATen`` the names tagged core, ``prims`` those of PrimTorch,
+    ``loop IR`` the methods of Inductor's ops handler."""
     from torch._inductor.ops_handler import OpsHandler
 
     import_module("torch._prims")
@@ -177,11 +172,8 @@ def _lowered(graph: Graph, calls: Mapping[int, int], rules: Rules, failed: dict[
 
 
 def _leaves(graph: Graph, op: Op, rules: Rules) -> tuple[Counter[str], int]:
-    """Run one op on tensors without data under the rules: the calls that are left, and how many move nothing.
-
-    Raises:
-        LookupError: the op has no operator of its own (recorded by name only), or does not take its arguments.
-    """
+    """Run one op on tensors without data under the rules: the calls that are left, and how many move nothing. Raises
+    LookupError: the op has no operator of its own (recorded by name only), or does not take its arguments."""
     mode = _LeafCounter(rules)
 
     def call(one: Call) -> None:

@@ -28,10 +28,8 @@ _SIBLINGS = 4
 
 @dataclass(frozen=True)
 class Difference:
-    """Kernels of two plans that run the same ops in different groups; repeated layers are one row.
-
-    Bytes and seconds are those of the second plan minus those of the first, over all ``count`` places.
-    """
+    """Kernels of two plans that run the same ops in different groups; repeated layers are one row. Bytes and seconds
+    are those of the second plan minus those of the first, over all ``count`` places."""
 
     module: str
     phase: str
@@ -45,10 +43,8 @@ class Difference:
 @dataclass(frozen=True)
 class PlanDiff:
     """How far two plans agree. ``pairs`` could be fused; ``same`` of them are fused in both plans or in neither.
-
     ``all_pairs`` are all pairs of ops of one phase, matrix kernels aside, ``all_same`` those on which the groups that
-    own them agree.
-    """
+    own them agree."""
 
     pairs: int
     same: int

@@ -185,11 +185,7 @@ _ROWS = (
 
 
 def _named(rows: Iterable[Quantity], key: Callable[[Quantity], str]) -> dict[str, Quantity]:
-    """The rows that have a key, by it.
-
-    Raises:
-        ValueError: two rows have the same key.
-    """
+    """The rows that have a key, by it. Raises ValueError: two rows have the same key."""
     named: dict[str, Quantity] = {}
     for row in rows:
         if key(row) and named.setdefault(key(row), row) is not row:

@@ -50,10 +50,8 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Kernels of a policy and the eager kernels that they replace. Bytes are compulsory DRAM bytes.
-
-    ``count`` equal groups of ``ops`` ops each; for a module the number of its kernels and the ops in all of them.
-    """
+    """Kernels of a policy and the eager kernels that they replace. Bytes are compulsory DRAM bytes. ``count`` equal
+    groups of ``ops`` ops each; for a module the number of its kernels and the ops in all of them."""
 
     name: str
     module: str

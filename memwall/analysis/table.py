@@ -208,11 +208,8 @@ def phase_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
 
 
 def module_rows(profile: Profile, schedule: Schedule, *, top: int = 15, depth: int | None = None) -> tuple[Row, ...]:
-    """Rows by module, repeated blocks as one (``layers.*.attn``), longest time first.
-
-    ``depth`` cuts the paths; None takes the deepest level at which all rows fit in ``top``. What does not fit is the
-    last row, ``(others)``.
-    """
+    """Rows by module, repeated blocks as one (``layers.*.attn``), longest time first. ``depth`` cuts the paths; None
+    takes the deepest level at which all rows fit in ``top``. What does not fit is the last row, ``(others)``."""
     paths = [collapse(kernel_module(profile, schedule, kernel)) for kernel in schedule.kernels]
     keys = _module_keys(paths, top, depth)
     rows = sorted(_rows(schedule, keys), key=lambda row: (-row.time_s, row.key))
@@ -256,11 +253,8 @@ def equal_kernels(profile: Profile, graph: int, kernels: Sequence[Estimate]) -> 
 def kernel_rows(
     profile: Profile, schedule: Schedule, *, top: int | None = None, sort: str = "time"
 ) -> tuple[KernelRow, ...]:
-    """The kernels, repeated ones as one row, largest first by ``sort``.
-
-    Raises:
-        UsageError: ``sort`` is not a sort key.
-    """
+    """The kernels, repeated ones as one row, largest first by ``sort``. Raises UsageError: ``sort`` is not a sort
+    key."""
     if sort not in SORT_KEYS:
         raise UsageError(f"cannot sort by {sort!r}; choose one of {', '.join(SORT_KEYS)}")
     whole = dataclasses.replace(Sums.of(schedule.kernels), time_s=schedule.totals.time_s)

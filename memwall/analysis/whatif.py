@@ -62,11 +62,8 @@ class GpuChange:
     operand: float
 
     def on(self, gpu: Gpu) -> Gpu:
-        """The GPU with that number changed.
-
-        Raises:
-            UsageError: it has no such pipe, or the number would be impossible.
-        """
+        """The GPU with that number changed. Raises UsageError: it has no such pipe, or the number would be
+        impossible."""
         try:
             changed: dict[str, Any] = {self.field: self._table(gpu) if self.field in TABLES else self._scalar(gpu)}
         except BadRecord as error:
@@ -104,11 +101,8 @@ Change = GpuChange | FuseChange
 
 
 def parse_change(text: str) -> Change:
-    """A what-if as it is written on the command line.
-
-    Raises:
-        UsageError: it is not a what-if; names the nearest field, or shows the syntax.
-    """
+    """A what-if as it is written on the command line. Raises UsageError: it is not a what-if; names the nearest field,
+    or shows the syntax."""
     text = text.strip()
     if text.startswith("fuse:"):
         pattern = text.removeprefix("fuse:").strip()

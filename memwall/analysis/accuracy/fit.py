@@ -195,13 +195,8 @@ def _score(ratios: Sequence[float]) -> Score:
 
 
 def fit(target: Target, samples: Sequence[Sample], *, search: bool = True, seed: int = SEED) -> Fit | None:
-    """The constants of one table from the samples of one GPU, None where there are too few.
-
-    ``search`` False keeps the present values and finds the interval only.
-
-    Raises:
-        MissingError: scipy is not installed.
-    """
+    """The constants of one table from the samples of one GPU, None where there are too few. ``search`` False keeps the
+    present values and finds the interval only. Raises MissingError: scipy is not installed."""
     to_fit, to_score = (parts_of(target, half) for half in halves(samples))
     if min(len(to_fit), len(to_score)) < LEAST:
         return None

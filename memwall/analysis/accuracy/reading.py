@@ -31,11 +31,8 @@ class Measured:
 
 
 def read_measured(path: str | Path) -> Measured:
-    """All of a saved profile with measurements (.json), or of a table (.csv).
-
-    Raises:
-        UsageError: the file cannot be read, holds nothing to score, or is of no known kind; names the place.
-    """
+    """All of a saved profile with measurements (.json), or of a table (.csv). Raises UsageError: the file cannot be
+    read, holds nothing to score, or is of no known kind; names the place."""
     source, found = Path(path), Measured()
     if source.suffix.lower() == ".json":
         _read_profile(source, found)
@@ -84,11 +81,8 @@ def _recognise(source: Path, record: Mapping[str, str]) -> Table:
 
 
 def _records(source: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """The rows of a CSV file with the number of their line.
-
-    Raises:
-        UsageError: it cannot be read, or a row has more or fewer cells than the header.
-    """
+    """The rows of a CSV file with the number of their line. Raises UsageError: it cannot be read, or a row has more or
+    fewer cells than the header."""
     lines = StringIO(read_text(source)).readlines()
     comments = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     reader = csv.reader(lines[comments:], strict=True)

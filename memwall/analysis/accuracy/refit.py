@@ -36,12 +36,9 @@ class Constant(NamedTuple):
 
 
 def refit(path: str | Path) -> Refit:
-    """Fit to the rows of one GPU: a known kind of table, or a saved profile with eager measurements.
-
-    Raises:
-        UsageError: the file cannot be read, its rows are of several GPUs, or too few for any fit.
-        MissingError: scipy is not installed.
-    """
+    """Fit to the rows of one GPU: a known kind of table, or a saved profile with eager measurements. Raises UsageError:
+    the file cannot be read, its rows are of several GPUs, or too few for any fit; MissingError: scipy is not
+    installed."""
     source = Path(path)
     is_profile = source.suffix.lower() == ".json"
     samples = profile_samples(Profile.load(source)) if is_profile else read_measured(source).samples
@@ -63,10 +60,8 @@ def refit(path: str | Path) -> Refit:
 
 
 def profile_samples(profile: Profile) -> list[Sample]:
-    """The timed eager kernels of a profile that ran one op, on the GPUs that have specs.
-
-    ``memwall measure`` replays a graph of the kernel with L2 cleared before it.
-    """
+    """The timed eager kernels of a profile that ran one op, on the GPUs that have specs. ``memwall measure`` replays a
+    graph of the kernel with L2 cleared before it."""
     samples = []
     for device in devices(profile):
         gpu = next((s.gpu for s in profile.simulations if s.gpu.name == device.gpu), None)
@@ -90,11 +85,7 @@ def fit_gpu(
     seed: int = SEED,
 ) -> list[Fit]:  # fmt: skip
     """All tables that the samples of one GPU can fit, its ways of launching first; each fit uses the constants that
-    earlier ones found.
-
-    Raises:
-        MissingError: scipy is not installed.
-    """
+    earlier ones found. Raises MissingError: scipy is not installed."""
     fits: list[Fit] = []
     gpu = samples[0].gpu
     for group in (by_launch, by_target):

@@ -24,12 +24,10 @@ _R1_PEAK, _R1_DRAM, _R1_S = 0.75, 0.85, 3e-6
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A measured launch, or the launches of one op.
-
-    ``launch`` names the way of timing (:class:`memwall.hardware.constants.LaunchConstants`): ``graph``, ``kernel`` or
-    ``call``. ``resident_bytes`` of what it reads were in L2 before it began. ``shape`` identifies its shape, for the
-    split into rows to fit and rows to score.
-    """
+    """A measured launch, or the launches of one op. ``launch`` names the way of timing
+    (:class:`memwall.hardware.constants.LaunchConstants`): ``graph``, ``kernel`` or ``call``. ``resident_bytes`` of what
+    it reads were in L2 before it began. ``shape`` identifies its shape, for the split into rows to fit and rows to
+    score."""
 
     dataset: str
     #: the data set's name for the GPU, and the GPU

@@ -28,10 +28,8 @@ _HALF = ("float16", "bfloat16")
 @dataclass(frozen=True)
 class LinearLoss:
     """A linear layer whose output only feeds a cross entropy, and the backward of both. Fields are value ids.
-
     ``forward`` and ``backward`` are the op ids that a chunked loss replaces; ``bias`` and the gradients are -1 where
-    there are none.
-    """
+    there are none."""
 
     module: str
     forward: tuple[int, ...]

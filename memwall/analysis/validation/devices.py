@@ -133,11 +133,7 @@ def _sum(parts: Sequence[Timing]) -> Timing:
 
 
 def measurements(profile: Profile) -> tuple[Measurement, ...]:
-    """The measurements of a record.
-
-    Raises:
-        BadRecord: one is not as the format says.
-    """
+    """The measurements of a record. Raises BadRecord: one is not as the format says."""
     return tuple(Measurement.from_dict(record, f"measurements[{i}]") for i, record in enumerate(profile.measurements))
 
 

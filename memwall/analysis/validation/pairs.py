@@ -27,10 +27,8 @@ STREAMING_BYTES = 64_000_000
 @dataclass(frozen=True, slots=True)
 class Row:
     """One kernel, modeled and measured, here or by others. Seconds of one launch; what is not known is None or empty.
-
     ``measured_s`` is 0 if no timing counts. Of another project's data ``bound_s`` is also None if a kernel touches no
-    more than twice the L2: it may beat the bound.
-    """
+    more than twice the L2: it may beat the bound."""
 
     dataset: str
     gpu: str

@@ -27,12 +27,9 @@ class Skip(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """The call that one time of a row measures, with its cost on the row's shape.
-
-    ``warm`` bytes of what it reads are in L2 before it; None: what the same call leaves there. ``split`` as in
-    :class:`Sample`; ``time`` is the column of the time if not the table's, ``measured_s`` the time itself if no column
-    has it.
-    """
+    """The call that one time of a row measures, with its cost on the row's shape. ``warm`` bytes of what it reads are
+    in L2 before it; None: what the same call leaves there. ``split`` as in :class:`Sample`; ``time`` is the column of
+    the time if not the table's, ``measured_s`` the time itself if no column has it."""
 
     op_class: str
     dtype: str
@@ -46,11 +43,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Table:
-    """A kind of table: the columns that identify it, and what a row of it measures.
-
-    ``call`` raises ValueError if a cell is wrong, and :class:`Skip` if the row holds nothing to score; a row that is
-    already modeled is taken as it is. ``launch`` is how calls were timed, ``gpu`` and ``time`` (ms) are columns.
-    """
+    """A kind of table: the columns that identify it, and what a row of it measures. ``call`` raises ValueError if a
+    cell is wrong, and :class:`Skip` if the row holds nothing to score; a row that is already modeled is taken as it is.
+    ``launch`` is how calls were timed, ``gpu`` and ``time`` (ms) are columns."""
 
     name: str
     #: the columns, separated by spaces
@@ -116,11 +111,7 @@ def _number(
 
 
 def known(table: Mapping[str, T], name: str, what: str) -> T:
-    """The entry of a name.
-
-    Raises:
-        Skip: there is none.
-    """
+    """The entry of a name. Raises Skip: there is none."""
     if name not in table:
         raise Skip(f"{what} {name[:40]!r} is not known")
     return table[name]
@@ -151,11 +142,7 @@ _LABELS: Mapping[str, str] = {
 
 @lru_cache(maxsize=256)
 def gpu_named(label: str) -> Gpu:
-    """The GPU that a data set means.
-
-    Raises:
-        Skip: there is no spec of it.
-    """
+    """The GPU that a data set means. Raises Skip: there is no spec of it."""
     try:
         return load_gpu(_LABELS[label]) if label in _LABELS else match_device(label) or load_gpu(label)
     except UsageError:
