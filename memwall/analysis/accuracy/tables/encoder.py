@@ -11,13 +11,12 @@ import re
 from collections.abc import Iterator
 
 from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table
-from memwall.core.graph import contiguous
+from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 
 _DTYPE = "float16"
 _WIDTH, _HEADS, _FFN = 1024, 16, 4096
-_MASK = [True, True, True]
 
 
 def _encoder(record: Record) -> Call:
@@ -39,11 +38,12 @@ def layer_costs(batch: int, sequence: int) -> Iterator[Cost]:
     yield from _attention(heads, sequence)
     yield _map("clone", (tokens, _WIDTH))  # the heads side by side again
     yield calls.softmax(scores, _DTYPE)
-    yield calls.cost("aten._softmax_backward_data.default", (("grad_output", spec := contiguous(scores, _DTYPE)),
-                     ("output", spec)), [spec], dim=-1, input_dtype=_DTYPE)  # fmt: skip
+    data = _half(*scores)
+    inputs = (("grad_output", data), ("output", data))
+    yield calls.cost("aten._softmax_backward_data.default", inputs, [data], dim=-1, input_dtype=_DTYPE)
     yield from _dropout(scores)
-    yield calls.cost("aten.stack.default", [("tensors", contiguous((tokens, _WIDTH), _DTYPE))] * 3,
-                     [contiguous((tokens, 3 * _WIDTH), _DTYPE)])  # fmt: skip  # the gradients of q, k and v
+    gradients = [("tensors", _half(tokens, _WIDTH))] * 3  # of q, k and v
+    yield calls.cost("aten.stack.default", gradients, [_half(tokens, 3 * _WIDTH)])
     for wide, narrow in ((_WIDTH, _WIDTH), (_WIDTH, _FFN)):
         yield from _linear(tokens, wide, narrow)
         yield from _dropout((tokens, _WIDTH))
@@ -52,11 +52,14 @@ def layer_costs(batch: int, sequence: int) -> Iterator[Cost]:
         yield from _norm(tokens)
     yield from _linear(tokens, _FFN, _WIDTH)
     yield _map("relu.default", (tokens, _FFN))
-    hidden = contiguous((tokens, _FFN), _DTYPE)
-    yield calls.cost(
-        "aten.threshold_backward.default", (("grad_output", hidden), ("self", hidden)), [hidden], threshold=0
-    )
+    hidden = _half(tokens, _FFN)
+    inputs = (("grad_output", hidden), ("self", hidden))
+    yield calls.cost("aten.threshold_backward.default", inputs, [hidden], threshold=0)
     yield from _dropout((tokens, _FFN))
+
+
+def _half(*shape: int) -> TensorSpec:
+    return contiguous(shape, _DTYPE)
 
 
 def _map(name: str, shape: tuple[int, ...], operands: int = 1) -> Cost:
@@ -69,8 +72,7 @@ def _linear(tokens: int, columns: int, depth: int) -> Iterator[Cost]:
     yield _map("add.Tensor", (tokens, columns))
     yield calls.product(tokens, depth, columns, _DTYPE)
     yield calls.product(depth, columns, tokens, _DTYPE)
-    data = contiguous((tokens, columns), _DTYPE)
-    yield calls.cost("aten.sum.dim_IntList", (("self", data),), [contiguous((1, columns), _DTYPE)], dim=[0])
+    yield calls.cost("aten.sum.dim_IntList", (("self", _half(tokens, columns)),), [_half(1, columns)], dim=[0])
 
 
 def _attention(heads: int, sequence: int) -> Iterator[Cost]:
@@ -83,27 +85,18 @@ def _attention(heads: int, sequence: int) -> Iterator[Cost]:
 
 
 def _dropout(shape: tuple[int, ...]) -> Iterator[Cost]:
-    data, mask = contiguous(shape, _DTYPE), contiguous(shape, "bool")
+    data, mask = _half(*shape), contiguous(shape, "bool")
     yield calls.cost("aten.native_dropout.default", (("input", data),), [data, mask], p=0.1, train=True)
     yield calls.cost("aten.native_dropout_backward.default", (("grad_output", data), ("mask", mask)), [data], scale=1.1)
 
 
 def _norm(tokens: int) -> Iterator[Cost]:
     yield calls.layer_norm((tokens, _WIDTH), _DTYPE)
-    data, weight, moment = (
-        contiguous(shape, dtype)
-        for shape, dtype in (((tokens, _WIDTH), _DTYPE), ((_WIDTH,), _DTYPE), ((tokens, 1), "float32"))
-    )
-    inputs = (
-        ("grad_out", data),
-        ("input", data),
-        ("mean", moment),
-        ("rstd", moment),
-        ("weight", weight),
-        ("bias", weight),
-    )
+    data, weight, moment = _half(tokens, _WIDTH), _half(_WIDTH), contiguous((tokens, 1), "float32")
+    names = ("grad_out", "input", "mean", "rstd", "weight", "bias")
+    inputs = tuple(zip(names, (data, data, moment, moment, weight, weight), strict=True))
     yield calls.cost("aten.native_layer_norm_backward.default", inputs, [data, weight, weight],
-                     normalized_shape=[_WIDTH], output_mask=_MASK)  # fmt: skip
+                     normalized_shape=[_WIDTH], output_mask=[True] * 3)  # fmt: skip
 
 
 #: all of it was measured on one GPU

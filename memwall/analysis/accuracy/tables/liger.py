@@ -23,25 +23,16 @@ def _streamed(read: int, written: int) -> Callable[[_Config, int, str], Cost]:
     """A Triton kernel that keeps its row on chip: each tensor of ``[M, x]`` is read or written once."""
 
     def build(config: _Config, x: int, dtype: str) -> Cost:
-        elements = int(config["M"]) * x
+        elements = config["M"] * x
         return calls.stream(read * elements * ITEMSIZE[dtype], written * elements * ITEMSIZE[dtype], elements)
 
     return build
 
 
-def _fused_cross_entropy(config: _Config, x: int, dtype: str) -> Cost:
-    """Logits are read for their sum, and again for the gradient that overwrites them."""
-    return calls.rows("softmax_block", (int(config["B"]) * int(config["T"]), x), dtype, 1, 1)
-
-
-def _cross_entropy(config: _Config, x: int, dtype: str) -> Cost:
-    return calls.cross_entropy(int(config["B"]) * int(config["T"]), x, dtype)
-
-
 def _relu_squared(config: _Config, x: int, dtype: str) -> Cost:
-    shape = int(config["M"]), x
-    squared = calls.elementwise("aten.pow.Tensor_Scalar", shape, dtype, 1)
-    return calls.elementwise("aten.relu.default", shape, dtype, 1) + squared
+    names = ("aten.relu.default", "aten.pow.Tensor_Scalar")
+    relu, squared = (calls.elementwise(name, (config["M"], x), dtype, 1) for name in names)
+    return relu + squared
 
 
 #: (kernel, provider) -> the cost of its forward pass from (config, x, dtype)
@@ -50,10 +41,11 @@ _FORWARD: Mapping[tuple[str, str], Callable[[_Config, int, str], Cost]] = {
     ("layer_norm", "liger"): _streamed(1, 1),
     ("fused_add_rms_norm", "liger_fused_add_rms_norm"): _streamed(2, 2),
     ("softmax", "liger"): _streamed(1, 1),
-    ("cross_entropy", "liger"): _fused_cross_entropy,
-    ("layer_norm", "huggingface"): lambda config, x, dtype: calls.layer_norm((int(config["M"]), x), dtype),
-    ("softmax", "torch"): lambda config, x, dtype: calls.softmax((int(config["M"]), x), dtype),
-    ("cross_entropy", "huggingface"): _cross_entropy,
+    # logits are read for their sum, and again for the gradient that overwrites them
+    ("cross_entropy", "liger"): lambda c, x, dtype: calls.rows("softmax_block", (c["B"] * c["T"], x), dtype, 1, 1),
+    ("cross_entropy", "huggingface"): lambda c, x, dtype: calls.cross_entropy(c["B"] * c["T"], x, dtype),
+    ("layer_norm", "huggingface"): lambda c, x, dtype: calls.layer_norm((c["M"], x), dtype),
+    ("softmax", "torch"): lambda c, x, dtype: calls.softmax((c["M"], x), dtype),
     ("relu_squared", "torch"): _relu_squared,
 }
 
@@ -62,10 +54,6 @@ def _op(record: Record) -> Call:
     if record["metric_name"] != "speed":
         raise Skip("it is a size in memory, not a time")
     return _call(record, record["kernel_provider"])
-
-
-def _pair(record: Record) -> Call:
-    return _call(record, record["kernel_provider_fused"])
 
 
 def _call(record: Record, provider: str) -> Call:
@@ -94,5 +82,5 @@ OPS = Table(
 PAIRS = Table(
     "liger_pairs",
     "kernel_name kernel_operation_mode gpu_name x_value config kernel_provider_fused median_fused",
-    _pair, gpu="gpu_name", time="median_fused",
+    lambda record: _call(record, record["kernel_provider_fused"]), gpu="gpu_name", time="median_fused",
 )  # fmt: skip

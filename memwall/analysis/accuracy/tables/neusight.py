@@ -12,13 +12,13 @@ from memwall.ops import table_calls as calls
 _DTYPE = "float32"
 
 
+def _sizes(record: Record) -> list[int]:
+    return [size(record, name) for name in "bmnk"]
+
+
 def _linear(record: Record) -> Cost:
-    rows = size(record, "b") * size(record, "m")
-    return calls.product(rows, size(record, "n"), size(record, "k"), _DTYPE, bias=True)
-
-
-def _bmm(record: Record) -> Cost:
-    return calls.batched_product(*(size(record, name) for name in "bmnk"), _DTYPE)
+    b, m, n, k = _sizes(record)
+    return calls.product(b * m, n, k, _DTYPE, bias=True)
 
 
 def _vector(record: Record) -> tuple[int, int]:
@@ -32,7 +32,7 @@ def _elementwise(name: str, operands: int) -> Callable[[Record], Cost]:
 #: op of the table -> what it is scored as, and its cost
 _OPS: Mapping[str, tuple[str, Callable[[Record], Cost]]] = {
     "linear": ("linear", _linear),
-    "bmm": ("bmm", _bmm),
+    "bmm": ("bmm", lambda record: calls.batched_product(*_sizes(record), _DTYPE)),
     "add": ("elementwise", _elementwise("aten.add.Tensor", 2)),
     "mul": ("elementwise", _elementwise("aten.mul.Tensor", 2)),
     "sub": ("elementwise", _elementwise("aten.sub.Tensor", 2)),
@@ -51,27 +51,22 @@ _OPS: Mapping[str, tuple[str, Callable[[Record], Cost]]] = {
 def _op(record: Record) -> Call:
     op = str(record["op"]).strip().lower()
     op_class, build = known(_OPS, op, "op")
-    gpu = gpu_named(record["gpu"])
-    cost = build(record)
-    shape = ",".join(f"{name}={_cell(record, name)}" for name in "bmknh" if _cell(record, name))
-    split = _split(record, op, op_class, gpu)
-    return Call(op_class=op_class, dtype=_DTYPE, shape=f"{op} {shape}", cost=cost, split=split)
+    gpu, cost = gpu_named(record["gpu"]), build(record)
+    cells = {name: str(record.get(name, "")).strip().removesuffix(".0") for name in "bmknh"}
+    shape = f"{op} {','.join(f'{name}={cell}' for name, cell in cells.items() if cell)}"
+    return Call(op_class=op_class, dtype=_DTYPE, shape=shape, cost=cost, split=_split(record, op, op_class, gpu))
 
 
 def _split(record: Record, op: str, op_class: str, gpu: Gpu) -> str:
     """The key of a row's half when the constants were fitted: the product, or rows and columns; for softmax and layer
     norm on NVIDIA GPUs the whole shape."""
     if op_class in ("linear", "bmm"):
-        b, m, n, k = (size(record, name) for name in "bmnk")
+        b, m, n, k = _sizes(record)
         b, m = (1, b * m) if op == "linear" else (b, m)
         return f"{op}:{b}x{m}x{n}x{k}"
     if op_class == "elementwise" or gpu.vendor == "AMD":
         return "{}x{}".format(*_vector(record))
     return ""
-
-
-def _cell(record: Record, name: str) -> str:
-    return str(record.get(name, "")).strip().removesuffix(".0")
 
 
 def _conv(record: Record) -> Call:
