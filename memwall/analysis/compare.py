@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwall.analysis.table import Sums, class_rows, equal_kernels, group_by, join, time_by_wall
+from memwall.analysis.table import Sums, class_rows, equal_kernels, group_by, join
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.structure import write
@@ -23,7 +23,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.record.kernels import WALLS, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
-from memwall.simulate.schedule import Schedule
+from memwall.simulate.schedule import Schedule, time_by_wall
 
 if TYPE_CHECKING:
     from pandas import DataFrame

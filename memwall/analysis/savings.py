@@ -90,23 +90,12 @@ class Missed:
     saved_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One bar of a waterfall: what it saves; negative where it costs time."""
-
-    name: str
-    module: str
-    op_class: str
-    count: int
-    saved_s: float
-
-
 @dataclass(frozen=True)
 class Waterfall:
     """From the eager time down to the policy's: the largest savings, then all the others together."""
 
     eager_s: float
-    steps: tuple[Step, ...]
+    steps: tuple[Saving, ...]
     others_s: float
     time_s: float
     ideal_s: float
@@ -238,10 +227,9 @@ def _by_module(policies: PolicySet, schedule: Schedule, renamed: dict[str, str])
 def waterfall(policies: PolicySet, schedule: Schedule, *, top: int = 10) -> Waterfall:
     """The ``top`` largest savings as steps from the eager time down to the policy's; small ones are merged."""
     eager_s, time_s = policies.eager.totals.time_s, schedule.totals.time_s
-    rows = [row for row in group_savings(policies, schedule) if row.saved_s > LEAST_STEP * eager_s][:top]
-    steps = tuple(Step(row.name, row.module, row.op_class, row.count, row.saved_s) for row in rows)
+    steps = [row for row in group_savings(policies, schedule) if row.saved_s > LEAST_STEP * eager_s][:top]
     others_s = eager_s - time_s - sum(step.saved_s for step in steps)
-    return Waterfall(eager_s, steps, others_s, time_s, policies.ideal.totals.time_s)
+    return Waterfall(eager_s, tuple(steps), others_s, time_s, policies.ideal.totals.time_s)
 
 
 # -- what was not fused ------------------------------------------------------------------------------------------------

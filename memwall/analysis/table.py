@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from memwall.analysis.quantities import SORT_KEYS
 from memwall.core.errors import UsageError
@@ -24,7 +24,7 @@ from memwall.ops.registry import OP_CLASSES
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import WALLS, collapse, common_module, kernel_module, kernel_phase, shapes_text
 from memwall.record.profile import Profile
-from memwall.simulate.schedule import MODEL_CLASSES, Schedule
+from memwall.simulate.schedule import MODEL_CLASSES, Schedule, time_by_wall
 
 #: FLOP per byte below which a class moves data rather than computes
 LEAST_INTENSITY = 0.01
@@ -99,10 +99,10 @@ class Sums:
     limited_by: str
 
     @classmethod
-    def of(cls, rows: Sequence[Estimate | Sums]) -> Sums:
-        """The sums of some kernels, or of some sums."""
+    def of(cls, rows: Sequence[Estimate | Sums], **more: Any) -> Self:
+        """The sums of some kernels, or of some sums; ``more``: the fields that a subclass adds."""
         walls = time_by_wall(rows)
-        return cls(**sums(rows, _SUMMED), limited_by=max(WALLS, key=walls.__getitem__))
+        return cls(**sums(rows, _SUMMED), limited_by=max(WALLS, key=walls.__getitem__), **more)
 
     @property
     def bytes(self) -> int:
@@ -122,14 +122,6 @@ class Sums:
     def interval_s(self) -> tuple[float, float]:
         """The 80 % interval of the modeled time."""
         return self.low_s, self.high_s
-
-
-def time_by_wall(rows: Iterable[Estimate | Sums]) -> dict[str, float]:
-    """Seconds per wall, each row counted whole under what limits it."""
-    walls = dict.fromkeys(WALLS, 0.0)
-    for row in rows:
-        walls[row.limited_by] += row.time_s
-    return walls
 
 
 _SUMMED = tuple(field.name for field in dataclasses.fields(Sums) if field.name != "limited_by")
@@ -174,15 +166,11 @@ class KernelRow(Row):
         return self.key
 
 
-def _values(sums: Sums) -> dict[str, Any]:
-    return {field.name: getattr(sums, field.name) for field in dataclasses.fields(Sums)}
-
-
 def _rows(schedule: Schedule, keys: Iterable[str]) -> list[Row]:
     """One row per distinct key, in order of first appearance. ``keys`` has one for each kernel of the schedule."""
-    groups = {key: Sums.of(kernels) for key, kernels in group_by(schedule.kernels, keys).items()}
-    whole = Sums.of(list(groups.values()))
-    return [Row(**_values(own), key=key, whole=whole) for key, own in groups.items()]
+    groups = group_by(schedule.kernels, keys)
+    whole = Sums.of([Sums.of(kernels) for kernels in groups.values()])
+    return [Row.of(kernels, key=key, whole=whole) for key, kernels in groups.items()]
 
 
 def class_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
@@ -190,15 +178,16 @@ def class_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
     rows = _rows(schedule, [kernel.op_class for kernel in schedule.kernels])
     matrix = sums([row for row in rows if row.key in MODEL_CLASSES], ("flops", "time_s"))
     matrix_rate = share(matrix["flops"], matrix["time_s"])
-    order = {name: i for i, name in enumerate(OP_CLASSES)}
-    rows.sort(key=lambda row: (order.get(row.key, len(order)), row.key))
-    return tuple(_with_times_fewer(row, matrix_rate) for row in rows)
+    for i, row in enumerate(rows):
+        computes = row.flops and row.flops >= LEAST_INTENSITY * row.bytes and row.key not in MODEL_CLASSES
+        if computes and matrix_rate:
+            rows[i] = dataclasses.replace(row, times_fewer=matrix_rate / row.attained_flop_per_s)
+    return tuple(sorted(rows, key=lambda row: class_order(row.key)))
 
 
-def _with_times_fewer(row: Row, matrix_rate: float) -> Row:
-    if row.key in MODEL_CLASSES or not matrix_rate or row.flops < LEAST_INTENSITY * row.bytes or not row.flops:
-        return row
-    return dataclasses.replace(row, times_fewer=matrix_rate / row.attained_flop_per_s)
+def class_order(op_class: str) -> tuple[int, str]:
+    """The sort key that puts op classes in the order of the registry."""
+    return OP_CLASSES.index(op_class) if op_class in OP_CLASSES else len(OP_CLASSES), op_class
 
 
 def phase_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
@@ -207,11 +196,10 @@ def phase_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: PHASES.index(row.key)))
 
 
-def module_rows(profile: Profile, schedule: Schedule, *, top: int = 15, depth: int | None = None) -> tuple[Row, ...]:
-    """Rows by module, repeated blocks as one (``layers.*.attn``), longest time first. ``depth`` cuts the paths; None
-    takes the deepest level at which all rows fit in ``top``. What does not fit is the last row, ``(others)``."""
-    paths = [collapse(kernel_module(profile, schedule, kernel)) for kernel in schedule.kernels]
-    keys = _module_keys(paths, top, depth)
+def module_rows(profile: Profile, schedule: Schedule, *, top: int = 15) -> tuple[Row, ...]:
+    """Rows by module, repeated blocks as one (``layers.*.attn``), longest time first: at the deepest level at which all
+    rows fit in ``top``. What does not fit is the last row, ``(others)``."""
+    keys = _module_keys([collapse(kernel_module(profile, schedule, kernel)) for kernel in schedule.kernels], top)
     rows = sorted(_rows(schedule, keys), key=lambda row: (-row.time_s, row.key))
     if len(rows) <= top:
         return tuple(rows)
@@ -220,18 +208,13 @@ def module_rows(profile: Profile, schedule: Schedule, *, top: int = 15, depth: i
     return tuple(sorted(rows, key=lambda row: (row.key == OTHERS, -row.time_s, row.key)))
 
 
-def _module_keys(paths: Sequence[str], top: int, depth: int | None) -> list[str]:
-    def cut(level: int) -> list[str]:
-        return [".".join(path.split(".")[:level]) or "(top)" for path in paths]
-
-    if depth is not None:
-        return cut(depth)
-    deepest = max((path.count(".") + 1 for path in paths), default=1)
-    for level in range(deepest, 1, -1):
-        keys = cut(level)
+def _module_keys(paths: Sequence[str], top: int) -> list[str]:
+    keys: list[str] = []
+    for level in range(max((path.count(".") + 1 for path in paths), default=1), 0, -1):
+        keys = [".".join(path.split(".")[:level]) or "(top)" for path in paths]
         if len(set(keys)) <= top:
-            return keys
-    return cut(1)
+            break
+    return keys
 
 
 def equal_kernels(profile: Profile, graph: int, kernels: Sequence[Estimate]) -> list[tuple]:
@@ -270,8 +253,8 @@ def _kernel_row(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate
     graph, costs = profile.graphs[schedule.graph], profile.costs[schedule.graph]
     module = kernel_module(profile, schedule, kernel)
     specs = [graph.values[i].spec for op_id in kernel.op_ids for i in graph.ops[op_id].inputs]
-    return KernelRow(
-        **_values(Sums.of(kernels)), key=kernel.name, whole=whole, modeled=all(costs[i].modeled for i in kernel.op_ids),
+    return KernelRow.of(
+        kernels, key=kernel.name, whole=whole, modeled=all(costs[i].modeled for i in kernel.op_ids),
         op_class=kernel.op_class, phase=kernel_phase(profile, schedule, kernel),
         module=collapse(module) if len(kernels) > 1 else module, shapes=shapes_text(specs), count=len(kernels),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from memwall.core.layers import collapse as collapse
 from memwall.perfmodel.roofline import WALLS as WALLS
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.profile import Profile
-from memwall.simulate.schedule import Schedule
+from memwall.simulate.schedule import Schedule, time_by_wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ _SHORT = {
 
 def wall_shares(schedule: Schedule) -> dict[str, float]:
     """Fraction of the time under each wall."""
-    by_wall = schedule.time_by_wall()
+    by_wall = time_by_wall(schedule.kernels)
     total = sum(by_wall.values())
     return {wall: by_wall[wall] / total if total else 0.0 for wall in WALLS}
 

@@ -76,12 +76,13 @@ class Schedule:
         """Whether the peak fits the memory of the GPU."""
         return self.totals.peak_memory_bytes <= self.gpu.dram_bytes
 
-    def time_by_wall(self) -> dict[str, float]:
-        """Seconds per wall, each kernel counted whole under the wall that limits it."""
-        total = dict.fromkeys(WALLS, 0.0)
-        for kernel in self.kernels:
-            total[kernel.limited_by] = total.get(kernel.limited_by, 0.0) + kernel.time_s
-        return total
+
+def time_by_wall(kernels: Iterable[Any]) -> dict[str, float]:
+    """Seconds per wall, each kernel, or row of kernels, counted whole under the wall that limits it."""
+    total = dict.fromkeys(WALLS, 0.0)
+    for kernel in kernels:
+        total[kernel.limited_by] = total.get(kernel.limited_by, 0.0) + kernel.time_s
+    return total
 
 
 def simulate(

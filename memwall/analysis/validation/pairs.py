@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
-from memwall.analysis.table import group_by
-from memwall.ops.registry import OP_CLASSES
+from memwall.analysis.table import class_order, group_by
 from memwall.record.measurement import MeasuredKernel, Measurement, Timing
 from memwall.simulate.schedule import MODEL_CLASSES
 
@@ -159,10 +158,8 @@ class Run:
     @cached_property
     def classes(self) -> tuple[Share, ...]:
         """Measured kernels by op class, in the order of the registry."""
-        order = {name: i for i, name in enumerate(OP_CLASSES)}
         found = group_by(self.measured, [pair.op_class for pair in self.measured])
-        names = sorted(found, key=lambda name: (order.get(name, len(order)), name))
-        return tuple(_share(name, found[name]) for name in names)
+        return tuple(_share(name, found[name]) for name in sorted(found, key=class_order))
 
     @property
     def step_error(self) -> float | None:

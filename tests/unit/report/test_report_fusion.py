@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.savings import Missed, Step, Waterfall
+from memwall.analysis.savings import Missed, Saving, Waterfall
 from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.figures.picture import picture, time_unit
@@ -102,8 +102,13 @@ def test_the_picture_of_several_policies(fused):
 
 
 FALL = Waterfall(
-    100e-3, (Step("a + b", "m.*", "elementwise", 3, 30e-3), Step("c", "", "reduction", 1, 5e-3)), -2e-3, 67e-3, 50e-3
-)
+    100e-3,
+    (
+        Saving("a + b", "m.*", "forward", "elementwise", 3, 2, 6, 3, 0, 0, 40e-3, 10e-3),
+        Saving("c", "", "forward", "reduction", 1, 1, 1, 1, 0, 0, 5e-3, 0.0),
+    ),
+    -2e-3, 67e-3, 50e-3,
+)  # fmt: skip
 
 
 def test_bars_begin_where_the_last_one_ended():
