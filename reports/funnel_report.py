@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,7 +20,7 @@ sys.path[:0] = [str(ROOT)]
 
 import memwall  # noqa: E402
 import memwall.report.columns as col  # noqa: E402
-from memwall.analysis.op_counts import PUBLISHED, PUBLISHED_SOURCE, OpCounts, op_counts, operator_sets  # noqa: E402
+from memwall.analysis.op_counts import PUBLISHED, PUBLISHED_SOURCE, OpCounts, op_counts  # noqa: E402
 from memwall.fusion.compiled import kernels_of  # noqa: E402
 from memwall.report.document import Document, Section, Sentence, Table, clean  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
@@ -35,6 +36,10 @@ LEVELS = ("ATen", "core ATen", "prims", "Inductor graph", "loop IR", "kernels")
 LISTED = 16
 
 
+#: Methods of Inductor's ops handler that are not ops: the ends of a traced loop body.
+NO_LOOP_OPS = frozenset(("output", "placeholder"))
+
+
 @cache
 def counted() -> Mapping[str, OpCounts]:
     """The op counts of a training step of each reference workload, on one GPU."""
@@ -45,10 +50,7 @@ def counted() -> Mapping[str, OpCounts]:
         profile = memwall.profile(ROOT / "profiles" / name / "model.py", mode="training", gpu=gpu)
         graph = profile.graphs[profile.graph_for(gpu)]
         lowered = kernels_of(graph, gpu, source=True)
-        found[name] = op_counts(
-            graph, inductor_ops=lowered.fx_ops, loop_ops=lowered.loop_ops, kernels=lowered.launches,
-            fallbacks=lowered.fallbacks,
-        )  # fmt: skip
+        found[name] = op_counts(graph, lowered)
     return found
 
 
@@ -87,6 +89,27 @@ def _sets() -> Table:
         col.plain("this torch has", [have[name] for name in names]),
     ]
     return col.table("", columns)
+
+
+def operator_sets() -> dict[str, int]:
+    """How many operators the installed torch has at each level, for all models together. ``ATen`` counts names in the
+    dispatcher, ``ATen overloads`` their overloads, ``core ATen`` the names tagged core, ``prims`` those of PrimTorch,
+    ``loop IR`` the methods of Inductor's ops handler."""
+    import torch
+    from torch._inductor.ops_handler import OpsHandler
+
+    import_module("torch._prims")
+    known = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
+    aten = [name.partition(".") for namespace, _, name in known if namespace == "aten"]
+    core = {
+        packet for packet, _, overload in aten
+        if torch.Tag.core in getattr(getattr(torch.ops.aten, packet), overload or "default").tags
+    }  # fmt: skip
+    loop = {name for name, item in vars(OpsHandler).items() if callable(item) and not name.startswith("_")}
+    return {
+        "ATen": len({packet for packet, _, _ in aten}), "ATen overloads": len(aten), "core ATen": len(core),
+        "prims": sum(namespace == "prims" for namespace, _, _ in known), "loop IR": len(loop - NO_LOOP_OPS),
+    }  # fmt: skip
 
 
 def _distinct(made: Mapping[str, OpCounts]) -> Table:

@@ -170,17 +170,13 @@ def compare_profile(
         raise UsageError("nothing to compare: name at least one GPU")
     _check_prices(price, [gpu.name for gpu in gpus])
     named = policies or tuple(dict.fromkeys(s.policy for s in profile.simulations)) or ("eager",)
-    schedules = _simulated(profile, gpus, named)
+    # those made in this run or by a compiler are kept, the others are made again
+    known = {(s.gpu, s.policy): s for s in profile.simulations if s.policy not in CHEAP}
+    schedules = [known.get((gpu, policy)) or profile.schedule(gpu, policy) for policy in named for gpu in gpus]
     first_s = schedules[0].totals.time_s
     entries = [_entry(profile, s, schedule_label(profile, s), first_s, price) for s in schedules]
     flipped = flips(profile, schedules) if len(named) == 1 else ()
     return Comparison("gpus", profile.workload.name, tuple(entries), flipped)
-
-
-def _simulated(profile: Profile, gpus: Sequence[Gpu], policies: Sequence[str]) -> list[Schedule]:
-    """The simulations, policy by policy: those made in this run or by a compiler are kept, the others made again."""
-    known = {(s.gpu, s.policy): s for s in profile.simulations if s.policy not in CHEAP}
-    return [known.get((gpu, policy)) or profile.schedule(gpu, policy) for policy in policies for gpu in gpus]
 
 
 def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:

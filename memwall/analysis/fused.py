@@ -275,11 +275,7 @@ def _with_op_counts(found: Fused, say: Say) -> Fused:
 
         say("tracing the levels of lowering")
         lowered = next(iter(found.lowered.values()), None)
-        levels: dict[str, Any] = {}
-        if lowered is not None:
-            levels = {"inductor_ops": lowered.fx_ops, "loop_ops": lowered.loop_ops,
-                      "kernels": lowered.launches, "fallbacks": lowered.fallbacks}  # fmt: skip
-        return replace(found, op_counts=op_counts(found.profile.graph, **levels))
+        return replace(found, op_counts=op_counts(found.profile.graph, lowered))
     except ImportError as error:
         return replace(found, notes=(*found.notes, f"no op counts by IR level: {error}"))
 

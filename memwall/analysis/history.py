@@ -140,13 +140,6 @@ def entry_of(profiles: Mapping[str, Profile], commit: str, date: str) -> tuple[R
     return tuple(rows)
 
 
-def entries_of(
-    profiles: Mapping[str, Profile], folder: str | os.PathLike[str], history: str | os.PathLike[str] = ""
-) -> tuple[Row, ...]:
-    """:func:`entry_of` for the commit that a folder is at; as :func:`committed` for ``history`` and errors."""
-    return entry_of(profiles, *committed(folder, history))
-
-
 def _utc(date: str) -> str:
     when = None
     with suppress(ValueError):

@@ -21,6 +21,7 @@ from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.core.graph import Graph, Op
+from memwall.fusion.inductor import Lowered
 from memwall.ops.evaluate import Call, Operators, empty, evaluate
 from memwall.ops.signatures import signature_of
 
@@ -37,8 +38,6 @@ PUBLISHED_SOURCE = (
 _REFERENCES = tuple(
     f"torch._refs{part}" for part in ("", ".fft", ".linalg", ".nn.functional", ".special", "._conversions")
 )
-#: Methods of Inductor's ops handler that are not ops: the ends of a traced loop body.
-_NO_LOOP_OPS = frozenset(("output", "placeholder"))
 
 Rules = Mapping[Any, Callable[..., Any]]
 
@@ -89,22 +88,9 @@ class OpCounts:
         }  # fmt: skip
 
 
-def op_counts(
-    graph: Graph,
-    *,
-    inductor_ops: Mapping[str, int] | None = None,
-    loop_ops: Mapping[str, int] | None = None,
-    kernels: Mapping[str, int] | None = None,
-    fallbacks: tuple[str, ...] = (),
-) -> OpCounts:
-    """The op counts of a traced graph.
-
-    Args:
-        inductor_ops: calls of each operator in Inductor's graph, after its own decompositions.
-        loop_ops: calls of each op in the bodies of Inductor's loops (``LoopBody.op_counts``, added up).
-        kernels: launches of each distinct kernel.
-        fallbacks: operators for which Inductor calls a library.
-    """
+def op_counts(graph: Graph, lowered: Lowered | None = None) -> OpCounts:
+    """The op counts of a traced graph, and of what Inductor lowered it to: its graph after its own decompositions, the
+    bodies of its loops, the launches of each distinct kernel."""
     from torch._decomp import core_aten_decompositions, decomposition_table
 
     for module in _REFERENCES:
@@ -120,30 +106,11 @@ def op_counts(
         ops, free_calls = _lowered(graph, times, dict(rules), failed)
         levels.append(Level(name, _ranked(ops), own_free + free_calls))
     kept = {name: calls for name, calls in levels[-1].ops.items() if not name.startswith("prims.")}
-    for name, counts in (("Inductor graph", inductor_ops), ("loop IR", loop_ops), ("kernels", kernels)):
-        if counts is not None:
-            levels.append(Level(name, _ranked(counts)))
-    return OpCounts(tuple(levels), kept, fallbacks, failed)
-
-
-def operator_sets() -> dict[str, int]:
-    """How many operators the installed torch has at each level, for all models together. ``ATen`` counts names in the
-    dispatcher, ``ATen overloads`` their overloads, ``core ATen`` the names tagged core, ``prims`` those of PrimTorch,
-    ``loop IR`` the methods of Inductor's ops handler."""
-    from torch._inductor.ops_handler import OpsHandler
-
-    import_module("torch._prims")
-    known = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
-    aten = [name.partition(".") for namespace, _, name in known if namespace == "aten"]
-    core = {
-        packet for packet, _, overload in aten
-        if torch.Tag.core in getattr(getattr(torch.ops.aten, packet), overload or "default").tags
-    }  # fmt: skip
-    loop = {name for name, item in vars(OpsHandler).items() if callable(item) and not name.startswith("_")}
-    return {
-        "ATen": len({packet for packet, _, _ in aten}), "ATen overloads": len(aten), "core ATen": len(core),
-        "prims": sum(namespace == "prims" for namespace, _, _ in known), "loop IR": len(loop - _NO_LOOP_OPS),
-    }  # fmt: skip
+    if lowered is None:
+        return OpCounts(tuple(levels), kept, (), failed)
+    made = (("Inductor graph", lowered.fx_ops), ("loop IR", lowered.loop_ops), ("kernels", lowered.launches))
+    levels += [Level(name, _ranked(counts)) for name, counts in made]
+    return OpCounts(tuple(levels), kept, lowered.fallbacks, failed)
 
 
 def _ranked(counts: Mapping[str, int]) -> dict[str, int]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memwall.core.graph import Graph
     from memwall.record.profile import Profile
     from memwall.simulate.schedule import Schedule
 
@@ -98,31 +99,26 @@ def unmodeled(profile: Profile) -> tuple[str, ...]:
     }))  # fmt: skip
 
 
-def materialized_bytes(schedule: Schedule, profile: Profile) -> int:
+def materialized_bytes(profile: Profile, schedule: Schedule) -> int:
     """Bytes of intermediates that kernels write to memory: activations and gradients, each storage once."""
-    graph = profile.graphs[schedule.graph]
+    graph, plan = profile.graphs[schedule.graph], schedule.plan
     kept = {graph.values[i].storage for i in graph.outputs}
-    plan = schedule.plan
     if plan is not None:
         written = {graph.values[i].storage for group in plan.groups for i in group.writes}
     else:
-        written = _written_apart(profile, schedule)
+        written = _written_apart(graph, schedule)
     return sum(graph.storages[i].nbytes for i in written if graph.storages[i].role == "activation" and i not in kept)
 
 
-def _written_apart(profile: Profile, schedule: Schedule) -> set[int]:
+def _written_apart(graph: Graph, schedule: Schedule) -> set[int]:
     """Storages that one kernel writes and another touches: known also for a saved schedule, which has no plan."""
-    graph = profile.graphs[schedule.graph]
     kernel_of = {op: kernel.id for kernel in schedule.kernels for op in kernel.op_ids}
-    writers: dict[int, set[int]] = {}
     touchers: dict[int, set[int]] = {}
     for op in graph.ops:
-        kernel = kernel_of.get(op.id, -1)
-        for i in op.outputs:
-            writers.setdefault(graph.values[i].storage, set()).add(kernel)
         for i in (*op.inputs, *op.outputs):
-            touchers.setdefault(graph.values[i].storage, set()).add(kernel)
-    return {storage for storage, kernels in writers.items() if len(touchers[storage]) > 1 or not kernels}
+            touchers.setdefault(graph.values[i].storage, set()).add(kernel_of.get(op.id, -1))
+    written = {graph.values[i].storage for op in graph.ops for i in op.outputs}
+    return {storage for storage in written if len(touchers[storage]) > 1}
 
 
 _ROWS = (
@@ -140,7 +136,7 @@ _ROWS = (
              attribute="time_s", adds=True, sort="time", tables="class share kernel csv", heading="time", place=60),
     Quantity(name="peak_memory", title="peak memory", unit="B", per="schedule", read=_total("peak_memory_bytes")),
     Quantity(name="materialized_bytes", title="materialized intermediates", unit="B", per="schedule",
-             read=lambda profile, schedule: materialized_bytes(schedule, profile)),
+             read=materialized_bytes),
     Quantity(name="mfu", title="MFU", unit="fraction", lower=False, per="schedule", read=_total("mfu")),
     Quantity(name="mbu", title="MBU", unit="fraction", lower=False, per="schedule",
              read=lambda profile, schedule: schedule.mbu),

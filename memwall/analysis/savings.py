@@ -205,21 +205,20 @@ def group_name(names: Sequence[str]) -> str:
 
 def module_savings(policies: PolicySet, schedule: Schedule, *, top: int = 15) -> tuple[Saving, ...]:
     """What each module saves, repeated blocks as one, largest saving first; the rest as ``(others)``."""
-    rows = _by_module(policies, schedule, {})
+    modules = [policies.module(schedule, kernel) or "(top)" for kernel in schedule.kernels]
+    rows = _by_module(policies, schedule, modules)
     changed = [row for row in rows if row.saved_bytes or row.kernels != row.eager_kernels]
     if len(rows) <= min(top, len(changed)):
         return rows
-    kept = {row.module: row.module for row in changed[: top - 1]}
-    cut = _by_module(policies, schedule, {row.module: kept.get(row.module, OTHERS) for row in rows})
+    kept = {row.module for row in changed[: top - 1]}
+    cut = _by_module(policies, schedule, [module if module in kept else OTHERS for module in modules])
     return tuple(sorted(cut, key=lambda row: row.module == OTHERS))
 
 
-def _by_module(policies: PolicySet, schedule: Schedule, renamed: dict[str, str]) -> tuple[Saving, ...]:
-    modules = [policies.module(schedule, kernel) or "(top)" for kernel in schedule.kernels]
-    groups = group_by(schedule.kernels, [renamed.get(module, module) for module in modules])
+def _by_module(policies: PolicySet, schedule: Schedule, modules: Sequence[str]) -> tuple[Saving, ...]:
     rows = [
         _saving(policies, kernels, module, module, "", "", sum(len(kernel.op_ids) for kernel in kernels))
-        for module, kernels in groups.items()
+        for module, kernels in group_by(schedule.kernels, modules).items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.module)))
 

@@ -163,9 +163,9 @@ def _device(named: str) -> str:
 
 
 def _remember(path: str, run: GateRun, folder: Path, messages: Messages) -> None:
-    from memwall.analysis.history import append, entries_of
+    from memwall.analysis.history import append, committed, entry_of
 
-    append(Path(path), entries_of(run.heads, folder, path))
+    append(Path(path), entry_of(run.heads, *committed(folder, path)))
     messages.say(f"added to {path}")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from memwall.analysis.history import SCHEMA, Row, append, commits, committed, entries_of, entry_of, read, steps, trends
+from memwall.analysis.history import SCHEMA, Row, append, commits, committed, entry_of, read, steps, trends
 from memwall.analysis.quantities import LIMITS
 from memwall.cli import main
 from memwall.core.errors import UsageError
@@ -182,7 +182,7 @@ def test_changes_that_are_not_committed_are_refused_but_for_the_history_itself(t
     repository("add", "-A")
     repository("commit", "-qm", "two")
     append(history, [row(B, 2)])
-    rows = entries_of({"small": make_profile()}, history.parent, history)
+    rows = entry_of({"small": make_profile()}, *committed(history.parent, history))
     assert {r.commit for r in rows} == {repository("rev-parse", "HEAD")}
     with pytest.raises(UsageError, match=r"sub/h.jsonl has changes that are not committed"):
         committed(tmp_path)

@@ -15,11 +15,13 @@ from torch.nn import functional as F
 import memwall
 import memwall.analysis.op_counts
 from memwall.analysis.fused import fuse
-from memwall.analysis.op_counts import Level, OpCounts, op_counts, operator_sets
+from memwall.analysis.op_counts import Level, OpCounts, op_counts
 from memwall.core.errors import UsageError
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
+from memwall.fusion.inductor import Lowered, LoweredKernel
 from reports.funnel_figure import funnel_figure
+from reports.funnel_report import operator_sets
 from tests.unit.one_call import Call, meta
 from tests.unit.places import ROOT
 
@@ -126,13 +128,13 @@ def test_the_optimizer_is_left_out():
 
 def test_inductors_levels_follow_when_they_are_given():
     graph = graph_of(F.gelu, meta(4, 8))
-    found = op_counts(
-        graph, loop_ops={"load": 1, "mul": 3, "store": 1}, kernels={"triton": 1}, fallbacks=("aten.sort",)
-    )
-    assert [level.name for level in found.levels] == ["ATen", "core ATen", "prims", "loop IR", "kernels"]
+    kernel = LoweredKernel("k", "triton", (0,), (), 1, 0, 0, loop_ops={"load": 1, "mul": 3, "store": 1})
+    found = op_counts(graph, Lowered((kernel,), {}, ("aten.sort",)))
+    names = ["ATen", "core ATen", "prims", "Inductor graph", "loop IR", "kernels"]
+    assert [level.name for level in found.levels] == names
     assert (found.level("loop IR").distinct, found.level("loop IR").calls) == (3, 5)
     assert found.fallbacks == ("aten.sort",)
-    assert json.loads(json.dumps(found.to_dict()))["levels"][3]["ops"] == {"mul": 3, "load": 1, "store": 1}
+    assert json.loads(json.dumps(found.to_dict()))["levels"][4]["ops"] == {"mul": 3, "load": 1, "store": 1}
 
 
 def test_a_reference_model_decomposes_without_failure():
