@@ -223,9 +223,6 @@ def _together(rows: Sequence[Cause]) -> Cause:
     return merged(rows, _ADDED, module=first.module if len(modules) == 1 else collapse(first.module))
 
 
-# -- what moved one quantity -------------------------------------------------------------------------------------------
-
-
 def top(causes: Sequence[Cause], quantity: str, *, count: int) -> tuple[Cause, ...]:
     """The causes that made a quantity worse, most first; those beyond ``count`` are summed into one."""
     measure = _PART.get(LIMITS[quantity].unit, "time_s")

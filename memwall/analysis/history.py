@@ -83,11 +83,9 @@ class Row:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What a file has once."""
         return (self.commit, *self.series)
 
     def to_line(self) -> str:
-        """The row as a line of the file."""
         return json.dumps({"schema": SCHEMA, **write(self)}, ensure_ascii=True, allow_nan=False)
 
 

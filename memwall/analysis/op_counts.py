@@ -71,11 +71,9 @@ class OpCounts:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     def level(self, name: str) -> Level | None:
-        """The level of that name."""
         return next((level for level in self.levels if level.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return {
             "levels": [
                 {"name": level.name, "distinct": level.distinct, "calls": level.calls, "free_calls": level.free_calls,
@@ -116,9 +114,6 @@ def op_counts(graph: Graph, lowered: Lowered | None = None) -> OpCounts:
 def _ranked(counts: Mapping[str, int]) -> dict[str, int]:
     """Most calls first, then by name."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-# -- decomposing one call ----------------------------------------------------------------------------------------------
 
 
 def _lowered(graph: Graph, calls: Mapping[int, int], rules: Rules, failed: dict[str, str]) -> tuple[Counter[str], int]:

@@ -162,9 +162,6 @@ def _policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
     return PolicySet(profile, gpu, tuple(schedules), eager, ideal)
 
 
-# -- groups and modules ------------------------------------------------------------------------------------------------
-
-
 def _saving(
     policies: PolicySet, kernels: Sequence[Estimate], name: str, module: str, phase: str, op_class: str, ops: int
 ) -> Saving:  # fmt: skip
@@ -229,9 +226,6 @@ def waterfall(policies: PolicySet, schedule: Schedule, *, top: int = 10) -> Wate
     steps = [row for row in group_savings(policies, schedule) if row.saved_s > LEAST_STEP * eager_s][:top]
     others_s = eager_s - time_s - sum(step.saved_s for step in steps)
     return Waterfall(eager_s, tuple(steps), others_s, time_s, policies.ideal.totals.time_s)
-
-
-# -- what was not fused ------------------------------------------------------------------------------------------------
 
 
 def missed_fusions(

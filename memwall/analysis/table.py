@@ -115,12 +115,10 @@ class Sums:
 
     @property
     def attained_flop_per_s(self) -> float:
-        """FLOPs over modeled time."""
         return share(self.flops, self.time_s)
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """The 80 % interval of the modeled time."""
         return self.low_s, self.high_s
 
 

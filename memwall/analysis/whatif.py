@@ -150,9 +150,6 @@ def _value(text: str, operand: str, unit: str) -> float:
 _EXAMPLES = {"FLOP/s": "200TFLOP/s", "B/s": "2TB/s", "B": "100MB", "s": "3us", "Hz": "1.7GHz", "W": "400W"}
 
 
-# -- totals before and after -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What a what-if changes for one policy on one GPU. ``specs`` are applied together."""
@@ -170,11 +167,9 @@ class Outcome:
 
     @property
     def speedup(self) -> float:
-        """Time before over time after."""
         return self.before.time_s / self.after.time_s if self.after.time_s else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, base SI units."""
         return {
             "what_if": list(self.specs), "gpu": self.gpu, "policy": self.policy, "before": asdict(self.before),
             "after": asdict(self.after), "notes": list(self.notes),

@@ -100,9 +100,6 @@ def _records(source: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
         raise UsageError(f"{source} is not CSV: {error}") from None
 
 
-# -- what is to be reported --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Split:
     """The rows of shapes that constants may be fitted to, those of held-out shapes, and all rows on held-out GPUs

@@ -77,9 +77,6 @@ def profile_samples(profile: Profile) -> list[Sample]:
     return samples
 
 
-# -- all tables of one GPU ---------------------------------------------------------------------------------------------
-
-
 def fit_gpu(
     samples: Sequence[Sample], *, search: bool = True, wanted: Callable[[Target], bool] = lambda target: True,
     seed: int = SEED,
@@ -104,9 +101,6 @@ def _fitted(gpu: Gpu, found: Fit) -> Gpu:
     table = f"{found.target.family}.{found.target.variant}"
     values = {f"{table}.{name}": value for name, value in found.values.items()}
     return replace(gpu, utilization={**gpu.utilization, **values}, fitted_on={**gpu.fitted_on, table: gpu.name})
-
-
-# -- the text of a GPU's file ------------------------------------------------------------------------------------------
 
 
 def tables_of(fits: Iterable[Fit], source: str) -> dict[str, list[Constant]]:

@@ -51,9 +51,6 @@ class Sample:
         return self.split or self.shape
 
 
-# -- parts of a data set -----------------------------------------------------------------------------------------------
-
-
 def in_fit_half(shape: str) -> bool:
     """Whether the constants may see a shape: the parity of its SHA-256, the same on every GPU."""
     return hashlib.sha256(shape.encode()).digest()[-1] % 2 == 0
@@ -79,9 +76,6 @@ def held_out_gpu(gpu: Gpu) -> Gpu:
 def left_out(samples: Iterable[Sample]) -> list[Sample]:
     """The samples on GPUs as if no data of them existed."""
     return [replace(sample, gpu=held_out_gpu(sample.gpu)) for sample in samples]
-
-
-# -- predictions -------------------------------------------------------------------------------------------------------
 
 
 def model_rows(samples: Iterable[Sample]) -> list[Row]:

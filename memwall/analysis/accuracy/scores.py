@@ -61,7 +61,6 @@ class Cell:
     calibrated: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
         return asdict(self)
 
 
@@ -103,9 +102,6 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-# -- regimes -----------------------------------------------------------------------------------------------------------
-
-
 def floors_s(rows: Sequence[Row]) -> dict[Place, float]:
     """The shortest measured time of each data set, GPU, op class, dtype and op, or of the data set and GPU."""
     times_s = [row.measured_s for row in rows]
@@ -130,9 +126,6 @@ def regime(row: Row, floors: Mapping[Place, float]) -> str | None:
     if surely != maybe:
         return None
     return "overhead" if surely else row.datasheet_limit
-
-
-# -- statistics --------------------------------------------------------------------------------------------------------
 
 
 def kappa(labels: Sequence[tuple[str, str]]) -> float | None:

@@ -98,9 +98,6 @@ class _Step:
         return Family(name, self.gpu.name, replace(self.now, name=called), tuple(others))
 
 
-# -- forms that are traced again ---------------------------------------------------------------------------------------
-
-
 def _retraced(profile: Profile, retrace: Retrace) -> Iterator[tuple[str, str, Profile]]:
     """Family, form and profile of each."""
     if any(op.op_class == "attention" or "softmax" in op.name for graph in profile.graphs for op in graph.ops):
@@ -143,9 +140,6 @@ def _traced_families(step: _Step, traced: Sequence[tuple[str, str, Profile]]) ->
             if form_of(profile.graphs[number]) == name:
                 others.append(step.form(name, (profile.graphs[number], profile.costs[number])))
         yield step.family(family, called, others)
-
-
-# -- forms that replace ops of the graph -------------------------------------------------------------------------------
 
 
 def _norms(step: _Step) -> Iterator[Family]:

@@ -66,9 +66,6 @@ def with_chunked_loss(graph: Graph, costs: Sequence[Cost], loss: LinearLoss, chu
     return rewrite.result()
 
 
-# -- finding them ------------------------------------------------------------------------------------------------------
-
-
 def _linear_loss(graph: Graph, flow: Flow, nll: Op) -> LinearLoss | None:
     log_softmax = _writer(graph, flow, nll, "self")
     if log_softmax is None or not log_softmax.name.startswith("aten._log_softmax"):
@@ -129,9 +126,6 @@ def _gradient_chain(graph: Graph, flow: Flow, log_softmax: Op) -> list[Op]:
         if len(onward) != 1 or len(after) != 1:
             return chain if len(chain) > 1 else []
         chain.append(onward[0])
-
-
-# -- replacing them ----------------------------------------------------------------------------------------------------
 
 
 class _Chunks:

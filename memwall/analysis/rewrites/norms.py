@@ -57,9 +57,6 @@ def with_fused_norms(graph: Graph, costs: Sequence[Cost], norms: Sequence[Decomp
     return rewrite.result()
 
 
-# -- finding them ------------------------------------------------------------------------------------------------------
-
-
 def _norm(graph: Graph, flow: Flow, module: str, ops: Sequence[Op]) -> DecomposedNorm | None:
     forward = [op for op in ops if op.phase == "forward"]
     roots = sum(op.name.startswith(_ROOTS) for op in forward)
@@ -132,9 +129,6 @@ def _fits(graph: Graph, x: int, out: int, params: Sequence[int]) -> bool:
         and all((w.numel, w.dtype) == (data.shape[-1], data.dtype) for w in weights)
         and result.dtype == data.dtype
     )
-
-
-# -- replacing them ----------------------------------------------------------------------------------------------------
 
 
 def _replace(rewrite: Rewrite, norm: DecomposedNorm) -> None:

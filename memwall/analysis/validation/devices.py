@@ -43,7 +43,6 @@ class GroupTimes:
         return self.times[executor].low_s > self.times[versus].high_s
 
     def step_s(self, executor: str) -> float:
-        """Seconds over all repeats."""
         return self.times[executor].median_s * self.pair.kernel.repeats
 
 
@@ -62,7 +61,6 @@ class SameGroups:
 
     @property
     def ratio(self) -> float:
-        """The ratio of the sums."""
         return self.versus_seconds / self.seconds
 
 

@@ -152,7 +152,6 @@ class Run:
 
     @cached_property
     def total(self) -> Share:
-        """All measured kernels together."""
         return _share(self.measurement.executor, self.measured)
 
     @cached_property
