@@ -134,12 +134,13 @@ _ROWS = (
              like="time_s"),
     Quantity(name="time_s", title="predicted time", unit="s", per="schedule", read=_total("time_s"),
              attribute="time_s", adds=True, sort="time", tables="class share kernel csv", heading="time", place=60),
-    Quantity(name="peak_memory", title="peak memory", unit="B", per="schedule", read=_total("peak_memory_bytes")),
+    Quantity(name="peak_memory", title="peak memory", unit="B", per="schedule", read=_total("peak_memory_bytes"),
+             heading="peak"),
     Quantity(name="materialized_bytes", title="materialized intermediates", unit="B", per="schedule",
              read=materialized_bytes),
-    Quantity(name="mfu", title="MFU", unit="fraction", lower=False, per="schedule", read=_total("mfu")),
+    Quantity(name="mfu", title="MFU", unit="fraction", lower=False, per="schedule", read=_total("mfu"), heading="MFU"),
     Quantity(name="mbu", title="MBU", unit="fraction", lower=False, per="schedule",
-             read=lambda profile, schedule: schedule.mbu),
+             read=lambda profile, schedule: schedule.mbu, heading="MBU"),
     Quantity(name="compute_share", title="share of the time under the compute wall", unit="fraction", lower=False,
              per="schedule", read=_wall("compute")),
     Quantity(name="bandwidth_share", title="share of the time under the bandwidth wall", unit="fraction",
@@ -149,6 +150,14 @@ _ROWS = (
     Quantity(name="graph_breaks", title="graph breaks", unit="count", per="profile", read=graph_breaks),
     Quantity(name="measured_s", title="measured time", unit="s", per="machine"),
     Quantity(name="coverage", title="ops with a formula", unit="fraction", lower=False, per="profile", read=coverage),
+    # of totals next to others
+    Quantity(name="speedup", title="times as fast", unit="ratio", lower=False, heading="speed-up"),
+    Quantity(name="saved_s", title="seconds less than eager", unit="s", lower=False, heading="saved"),
+    Quantity(name="saved_bytes", title="DRAM bytes less than eager", unit="B", lower=False, heading="saved"),
+    Quantity(name="time_score", title="time saved over what ideal saves", unit="fraction", lower=False,
+             heading="of ideal"),
+    Quantity(name="byte_score", title="DRAM bytes saved over what ideal saves", unit="fraction", lower=False,
+             heading="of ideal"),
     # further quantities of kernels
     Quantity(name="count", title="equal kernels", unit="count", attribute="count", sort="count", place=90),
     Quantity(name="flop_share", title="share of the FLOPs", unit="fraction", attribute="flop_share",
@@ -202,6 +211,15 @@ SORT_KEYS = _named((QUANTITIES["time_s"], *_BY_PLACE), lambda row: row.sort)
 
 #: other names of a limit
 ALIASES = {"peak_memory_bytes": "peak_memory", "memory": "peak_memory", "launches": "kernels", "time": "time_s"}
+
+
+#: other names under which rows hold a quantity
+_ATTRIBUTES = _named(_ROWS, lambda row: row.attribute)
+
+
+def quantity_of(attribute: str) -> Quantity | None:
+    """The quantity that an attribute of a row holds, by its name, another name of it, or a kernel's name for it."""
+    return QUANTITIES.get(ALIASES.get(attribute, attribute)) or _ATTRIBUTES.get(attribute)
 
 
 def columns_of(table: str) -> list[Quantity]:

@@ -6,12 +6,13 @@ The unit is the one in which the largest number has one to four digits before th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from memwall.analysis.quantities import QUANTITIES, columns_of
+from memwall.analysis.quantities import QUANTITIES, columns_of, quantity_of
 from memwall.core.units import PREFIXES
 from memwall.record.kernels import short_name
 from memwall.report.document import Column, Table, clean
@@ -145,11 +146,12 @@ def listing(title: str, rows: Sequence[Any], specs: str, note: str = "", *, left
 
 
 def of(rows: Sequence[Any], specs: str) -> list[CellColumn]:
-    """Columns of attributes: ``"policy, time: time_s s, bound: bound_s s like time_s?, saved: before_s>after_s s"``.
+    """Columns of attributes: ``"policy, time_s, bound_s like time_s?, floor: floor_s s, saved: before_s>after_s s"``.
 
-    Each has a heading (without one, the attribute; ``n@other`` has a unit of its own), the attribute or two, before and
-    after, and the kind: one of ``_KINDS`` or the unit of :func:`si`. It takes the unit of the attribute after ``like``;
-    one that ends in ``?`` goes where the page is narrow.
+    Each has a heading (``n@other`` has a unit of its own), the attribute or two, before and after, and the kind: one of
+    ``_KINDS`` or the unit of :func:`si`. An attribute without a kind has that of its quantity, if it is one
+    (:mod:`memwall.analysis.quantities`), and without a heading also the quantity's; else its own name. A column takes
+    the unit of the attribute after ``like``; one that ends in ``?`` goes where the page is narrow.
     """
     columns: list[CellColumn] = []
     for spec in specs.split(","):
@@ -157,7 +159,10 @@ def of(rows: Sequence[Any], specs: str) -> list[CellColumn]:
         rest, _, like = rest.strip().partition(" like ")
         attribute, _, kind = rest.partition(" ")
         values = [attrgetter(name)(row) for name in attribute.split(">") for row in rows]
-        heading, _, unit = heading.partition("@") if named else (attribute, "", "")
+        shown = None if kind else quantity_of(re.split(r"[.>]", attribute)[-1])
+        if shown is not None:
+            kind = "%" if shown.unit == "fraction" else shown.unit
+        heading, _, unit = heading.partition("@") if named else ((shown and shown.heading) or attribute, "", "")
         column, cells = _column(heading, kind, values, list(map(attrgetter(like), rows)) if like else ())
         made = [(replace(column, unit=unit or column.unit), cells[: len(rows)])]
         if ">" in attribute:

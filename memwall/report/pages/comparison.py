@@ -127,12 +127,12 @@ def _misfits(entries: Sequence[Entry]) -> str:
 
 
 def _speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
-    specs = ": label name, time: time_s s, speed-up: speedup ratio, bound: bound_s s like time_s?"
+    specs = ": label name, time_s, speedup, bound_s like time_s?"
     for name in ("samples", "tokens"):
         if any(getattr(e, f"{name}_per_s") is not None for e in entries):
             specs += f", {name}: {name}_per_s /s"
     note = f"time: modeled; bound: speed of light; speed-up: over {versus}"
-    return col.listing("", entries, f"{specs}, MFU: mfu %, MBU: mbu %", note)
+    return col.listing("", entries, f"{specs}, mfu, mbu", note)
 
 
 def _of_first(entries: Sequence[Entry], field: str) -> col.CellColumn:
@@ -142,9 +142,9 @@ def _of_first(entries: Sequence[Entry], field: str) -> col.CellColumn:
 
 def _work_table(entries: Sequence[Entry]) -> Table:
     columns = [
-        *col.of(entries, ": label name, kernels count, FLOPs: flops FLOP"),
+        *col.of(entries, ": label name, kernels, flops"),
         _of_first(entries, "flops"),
-        *col.of(entries, "bytes: dram_bytes B"),
+        *col.of(entries, "dram_bytes"),
         _of_first(entries, "dram_bytes"),
     ]
     return col.table("Work", columns)
@@ -154,7 +154,7 @@ def _wall_table(entries: Sequence[Entry]) -> Table:
     columns = [
         *col.of(entries, ": label name"),
         *(col.percent(wall, [e.wall_shares[wall] for e in entries]) for wall in WALLS),
-        *col.of(entries, "peak memory: peak_memory_bytes B, GPU memory: gpu_bytes B, fits fits"),
+        *col.of(entries, "peak memory: peak_memory_bytes, GPU memory: gpu_bytes B, fits fits"),
     ]
     return col.table("", columns)
 

@@ -324,4 +324,4 @@ def _rewrite_table(families: Sequence[Family]) -> Table:
         less = [None if f is family.now else getattr(f, field) - getattr(family.now, field) for family, f in rows]
         make = col.seconds if field == "time_s" else partial(col.si, unit="B")
         columns += [make(heading, values=values), make("→", values=less, like=values, signed=True)]
-    return col.table("", [*columns, *col.of(forms, "kernels count, note prose")], REWRITE_NOTE)
+    return col.table("", [*columns, *col.of(forms, "kernels, note prose")], REWRITE_NOTE)

@@ -36,9 +36,8 @@ def policy_table(policies: PolicySet) -> Table:
     return col.listing(
         "Policies",
         policies.rows(),
-        "policy, time: time_s s, speed-up: speedup ratio, of ideal: time_score %, kernels count,"
-        "DRAM bytes: dram_bytes B, saved: saved_bytes B, of ideal: byte_score %, peak: peak_memory_bytes B, MFU: mfu %,"
-        "fits fits",
+        "policy, time_s, speedup, time_score, kernels, DRAM bytes: dram_bytes, saved_bytes, byte_score,"
+        "peak_memory_bytes, mfu, fits fits",
         POLICY_NOTE,
     )
 
@@ -50,10 +49,7 @@ def cut_name(name: str) -> str:
     return " + ".join(parts[:MAX_NAMES]) + (f" + {rest} more" if rest > 0 else "")
 
 
-_SAVING = (
-    "kernels: eager_kernels>kernels count, bytes: eager_bytes>bytes B, time: eager_s>time_s s,"
-    "saved: saved_s s like eager_s"
-)
+_SAVING = "eager_kernels>kernels, eager_bytes>bytes, eager_s>time_s, saved_s like eager_s"
 
 
 def group_table(rows: Sequence[Saving], top: int) -> Table:
@@ -141,11 +137,11 @@ def what_if_section(outcomes: Sequence[Outcome]) -> Section:
     like = [t.time_s for t in before]
     columns = [
         col.text("what if", once, wraps=True),
-        *col.of(outcomes, f"{gpu}policy, before: before.time_s s, after: after.time_s s like before.time_s"),
+        *col.of(outcomes, f"{gpu}policy, before: before.time_s, after: after.time_s like before.time_s"),
         col.seconds("change", [a.time_s - b.time_s for b, a in both], like=like, signed=True),
-        *col.of(outcomes, "speed-up: speedup ratio, bytes: before.dram_bytes B"),
+        *col.of(outcomes, "speedup, before.dram_bytes"),
         col.si("± bytes", "B", [a.dram_bytes - b.dram_bytes for b, a in both]),
-        *col.of(before, "kernels count?"),
+        *col.of(before, "kernels?"),
         col.plain("± kernels", [a.kernels - b.kernels for b, a in both]),
     ]
     notes = dict.fromkeys(note for o in outcomes for note in o.notes)
