@@ -56,11 +56,12 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in arguments
-    _open_closed_streams()
     interrupts = _note_interrupts()
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to fail
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed before Python started (``>&-``): what goes there is dropped
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  until the process ends
+        if hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="replace")  # a terminal that lacks a character is no reason to fail
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -125,13 +126,6 @@ def _note_interrupts() -> list[int]:
         with contextlib.suppress(ValueError):  # not the main thread: it gets no signals
             signal.signal(signal.SIGINT, note)
     return noted
-
-
-def _open_closed_streams() -> None:
-    """Python has None for a stream that was closed before it started (``>&-``): what goes there is dropped."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  until the process ends
 
 
 def _silence_stdout() -> None:

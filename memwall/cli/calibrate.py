@@ -9,6 +9,9 @@ import click
 from memwall.cli import options
 from memwall.cli.output import Out
 from memwall.cli.parsing import Command
+from memwall.core.errors import UsageError
+from memwall.core.files import write_whole
+from memwall.hardware.lookup import read_spec
 
 
 @click.command("calibrate", cls=Command)
@@ -20,7 +23,7 @@ from memwall.cli.parsing import Command
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Cores of the CPU.")
 @click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Samples of each quantity.")
 @click.option("--accept-busy", is_flag=True, help="Measure although other processes run: rough figures.")
-@click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")
+@options.quiet
 @options.debug
 def command(device: str, output: str | None, threads: int, rounds: int, accept_busy: bool, quiet: bool) -> None:
     """Measure this machine: bandwidths, products, functions, call overhead.
@@ -29,9 +32,6 @@ def command(device: str, output: str | None, threads: int, rounds: int, accept_b
     memwall measure --device cpu finds it in its default place.
     """
     from memwall.bench.calibrate import calibrate, default_spec_path
-    from memwall.core.errors import UsageError
-    from memwall.core.files import write_whole
-    from memwall.hardware.gpu_spec import read_spec
     from memwall.report.pages.gpus import GpuReport
 
     path = Path(output) if output is not None else default_spec_path(device)

@@ -37,24 +37,17 @@ def command(
 
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
+    from memwall.record.profile import default_record_path
     from memwall.report.pages.comparison import ComparisonReport
 
     out.plan(ComparisonReport)
     found = load_gpus(gpus)
     price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}
-    comparison = _compare(_or_last(targets, out.messages), found, price, workload, out.messages)
-    out.show(ComparisonReport(comparison))
-
-
-def _or_last(targets: tuple[str, ...], messages: Messages) -> tuple[str, ...]:
-    """The targets, else the last profile made in this folder, else none."""
-    from memwall.record.profile import default_record_path
-
     last = default_record_path()
-    if targets or not last.is_file():
-        return targets
-    messages.say(f"comparing with the last profile made here, {last}")
-    return (str(last),)
+    if not targets and last.is_file():
+        out.messages.say(f"comparing with the last profile made here, {last}")
+        targets = (str(last),)
+    out.show(ComparisonReport(_compare(targets, found, price, workload, out.messages)))
 
 
 def _compare(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from memwall.cli import options
-from memwall.cli.machine import chosen_gpus
-from memwall.cli.model import Model
 from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
-from memwall.cli.target import is_record, make_profile, remember, running
+from memwall.cli.target import Model, chosen_gpus, is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,25 +27,14 @@ if TYPE_CHECKING:
 @click.command("fuse", cls=Command)
 @click.argument("target", metavar="TARGET|PROFILE")
 @options.gpus
-@click.option(
-    "--policy",
-    "policies",
-    cls=SeveralOption,
-    metavar="NAME...",
-    callback=options.check_policies,
-    help="eager, inductor, memwall or ideal. [default: all; inductor where torch and Triton allow it]",
-)
+@options.policies_of("eager, inductor, memwall or ideal. [default: all; inductor where torch and Triton allow it]")
 @options.workload
 @click.option("--emit", "folder", metavar="DIR", type=Path, help="Write the kernels, one file for each distinct group.")
 @click.option(
-    "--compile",
-    "targets",
-    cls=SeveralOption,
-    needs_value=False,
-    metavar="[NAME...]",
+    "--compile", "targets", cls=SeveralOption, needs_value=False, metavar="[NAME...]",
     help="Compile the generated kernels, no GPU needed, for GPUs or architectures (sm_70, gfx942)."
     " [default: those of --gpu]",
-)
+)  # fmt: skip
 @options.what_ifs
 @click.option("--top", type=click.IntRange(1), metavar="N", help="List the N groups that save most. [default: 15]")
 @click.option(
@@ -60,21 +48,10 @@ if TYPE_CHECKING:
 @click.option("--second-seq", type=click.IntRange(1), metavar="N", help="The same with this --seq.")
 @options.common()
 def command(
-    target: str,
-    gpus: tuple[str, ...],
-    policies: tuple[str, ...],
-    folder: Path | None,
-    targets: tuple[str, ...],
-    what_ifs: tuple[str, ...],
-    top: int | None,
-    by: str | None,
-    alternatives: bool,
-    no_capture: bool,
-    second_batch: int | None,
-    second_seq: int | None,
-    out: Out,
-    **workload: Any,
-) -> None:
+    target: str, gpus: tuple[str, ...], policies: tuple[str, ...], folder: Path | None, targets: tuple[str, ...],
+    what_ifs: tuple[str, ...], top: int | None, by: str | None, alternatives: bool, no_capture: bool,
+    second_batch: int | None, second_seq: int | None, out: Out, **workload: Any,
+) -> None:  # fmt: skip
     """Say what fusion wins on TARGET, and what it does not and why.
 
     For each GPU the policies side by side; for each policy its groups by what they save, what it computes again, what
@@ -107,13 +84,9 @@ def command(
         made = _traced(model, sizes, not no_capture)
     compiled_for = _architectures(made.gpus, targets, wanted)
     found = _fused(made, policies, changes, compiled_for, alternatives, folder, out.messages)
-
-    def keep() -> None:
-        if made.model is not None:
-            remember(found.profile, out.messages)
-
     report = FusedReport(found, **options.given(top=top, by=by))
-    out.show(report, before_files=lambda: _emit(folder, found, out.messages), before_print=keep)
+    keep = partial(remember, found.profile, out.messages) if made.model else lambda: None
+    out.show(report, before_files=partial(_emit, folder, found, out.messages), before_print=keep)
 
 
 # -- what is fused -----------------------------------------------------------------------------------------------------
@@ -186,7 +159,7 @@ def _compile_targets(
     """The GPUs to plan for, those of ``--compile`` among them, and its architectures with the GPUs that it names.
 
     Raises:
-        UsageError: there is no such GPU or architecture, or no policy that was named has kernels of ours.
+        UsageError: there is no such GPU or architecture, or no policy that was named has generated kernels.
         MissingError: there is no Triton.
     """
     if not targets:
@@ -197,10 +170,8 @@ def _compile_targets(
     if policies and "memwall" not in policies:
         raise UsageError("--compile compiles the kernels of memwall; name it with --policy")
     triton_version()
-    named = [name for name in targets if name]
-    wanted = [find_target(name) for name in named]
-    named_gpus = [name for name, (_, gpu) in zip(named, wanted, strict=True) if gpu is not None]
-    return (*gpus, *named_gpus), wanted
+    wanted = {name: find_target(name) for name in targets if name}
+    return (*gpus, *(name for name, (_, gpu) in wanted.items() if gpu is not None)), list(wanted.values())
 
 
 def _architectures(
@@ -219,11 +190,7 @@ def _architectures(
 
 
 def _check_emit(folder: Path | None, policies: Sequence[str]) -> None:
-    """Refuse before any work what ``--emit`` could not write.
-
-    Raises:
-        UsageError: the folder may not be written, or no policy that was named has kernels.
-    """
+    """Refuse before any work what ``--emit`` could not write."""
     if folder is None:
         return
     from memwall.codegen.emit import EMITTED, check_folder

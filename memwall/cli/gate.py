@@ -30,12 +30,9 @@ if TYPE_CHECKING:
     "--config", metavar="FILE", help="The TOML file with the limits. [default: memwall.toml or pyproject.toml]"
 )
 @click.option(
-    "--limit",
-    "limits",
-    cls=SeveralOption,
-    metavar="NAME=LIMIT...",
+    "--limit", "limits", cls=SeveralOption, metavar="NAME=LIMIT...",
     help="A limit on everything, such as 'time_s=3.2 ms', 'peak_memory=70 GB', 'dram_bytes=+2%', 'kernels=+0'.",
-)
+)  # fmt: skip
 @click.option("--baseline", metavar="PATH", help="A saved profile, or a folder with one per workload.")
 @click.option("--baseline-ref", metavar="REF", help="A commit, branch or tag: the base is where it and HEAD parted.")
 @click.option("--update", is_flag=True, help="Write the baseline anew, and print what changed.")
@@ -51,22 +48,10 @@ if TYPE_CHECKING:
 @options.workload
 @options.common(GATE_SUFFIXES)
 def command(
-    targets: tuple[str, ...],
-    config: str | None,
-    limits: tuple[str, ...],
-    baseline: str | None,
-    baseline_ref: str | None,
-    update: bool,
-    allow_new: bool,
-    measured: bool,
-    device: str,
-    history: str | None,
-    github: bool,
-    gpus: tuple[str, ...],
-    policies: tuple[str, ...],
-    out: Out,
-    **workload: Any,
-) -> int:
+    targets: tuple[str, ...], config: str | None, limits: tuple[str, ...], baseline: str | None,
+    baseline_ref: str | None, update: bool, allow_new: bool, measured: bool, device: str, history: str | None,
+    github: bool, gpus: tuple[str, ...], policies: tuple[str, ...], out: Out, **workload: Any,
+) -> int:  # fmt: skip
     """Compare workloads with budgets and a baseline; say what moved and why.
 
     TARGET is as for memwall profile, a saved profile, or the name of a workload in [tool.memwall.gate] of
@@ -83,10 +68,11 @@ def command(
     from memwall.gate.reading import base_of, configuration, on_gpus_of, selected
     from memwall.gate.run import run_gate
     from memwall.hardware.lookup import load_gpus
-
-    _tidy_when_stopped()
     from memwall.report.pages.gate import GateReport
 
+    with contextlib.suppress(ValueError):  # not the main thread
+        # a runner that gives up sends SIGTERM: like Ctrl-C it removes the worktree and ends the children
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     out.plan(GateReport, GATE_SUFFIXES)
     messages = out.messages
     given = options.given(**workload)
@@ -97,7 +83,7 @@ def command(
         chosen = on_gpus_of(place, chosen)
     kept = history if history is not None else whole.history and str(whole.root / whole.history)
     if kept:
-        from memwall.analysis.history import committed
+        from memwall.analysis.history import append, committed, entry_of
 
         committed(whole.root, kept)  # refuses what no commit has, before the work
     run = run_gate(
@@ -109,7 +95,8 @@ def command(
         assert place is not None
         run = _update(whole, chosen, run, place, messages)
     if kept:
-        _remember(kept, run, whole.root, messages)
+        append(Path(kept), entry_of(run.heads, *committed(whole.root, kept)))
+        messages.say(f"added to {kept}")
     report = GateReport(run.result, folder=place_in_repository(whole.root), config=whole.source)
     annotate = partial(_annotate, report, err=out.as_json) if github else lambda: None
     out.show(report, before_print=annotate)
@@ -149,24 +136,11 @@ def _update(
     return judge_again(config, workloads, run, place)
 
 
-def _tidy_when_stopped() -> None:
-    """A runner that gives up sends SIGTERM: like Ctrl-C it removes the worktree and ends the children."""
-    with contextlib.suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-
-
 def _device(named: str) -> str:
     """``cuda`` if a driver has a GPU, else ``cpu``."""
-    from memwall.cli.machine import this_machine
+    from memwall.cli.target import this_machine
 
     return named if named != "auto" else "cuda" if this_machine() is not None else "cpu"
-
-
-def _remember(path: str, run: GateRun, folder: Path, messages: Messages) -> None:
-    from memwall.analysis.history import append, committed, entry_of
-
-    append(Path(path), entry_of(run.heads, *committed(folder, path)))
-    messages.say(f"added to {path}")
 
 
 def _annotate(report: GateReport, *, err: bool) -> None:
@@ -175,13 +149,9 @@ def _annotate(report: GateReport, *, err: bool) -> None:
 
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
-        _append(Path(summary), str(render(report, "summary")))
+        try:
+            with Path(summary).open("a", encoding="utf-8") as handle:
+                handle.write(str(render(report, "summary")))
+        except OSError as error:
+            raise UsageError(f"cannot write the step's summary {summary}: {error.strerror or error}") from None
     click.echo(render(report, "github"), err=err)
-
-
-def _append(path: Path, text: str) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as handle:
-            handle.write(text)
-    except OSError as error:
-        raise UsageError(f"cannot write the step's summary {path}: {error.strerror or error}") from None

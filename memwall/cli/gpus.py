@@ -22,7 +22,10 @@ def command(names: tuple[str, ...], checked: str | None, as_json: bool) -> None:
     NAME is forgiving (h100, "NVIDIA H100 80GB HBM3"); a path to a TOML file works too.
     """
     if checked is not None:
-        _check(checked)
+        gpu = read_spec(checked)
+        if violations := identity_violations(checked):
+            raise UsageError("\nmemwall: ".join(violations))
+        print_text(f"{checked}: {gpu.name} is fine")
         return
     from memwall.report.pages.gpus import GpuReport, GpusReport
 
@@ -34,11 +37,3 @@ def command(names: tuple[str, ...], checked: str | None, as_json: bool) -> None:
         if i:
             print_text("")
         Out().show(GpuReport(gpu))
-
-
-def _check(path: str) -> None:
-    gpu = read_spec(path)
-    violations = identity_violations(path)
-    if violations:
-        raise UsageError("\nmemwall: ".join(violations))
-    print_text(f"{path}: {gpu.name} is fine")

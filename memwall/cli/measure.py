@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, Out, Output
+from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command
 from memwall.cli.target import is_record, remember, running
 from memwall.record.measurement import EXECUTORS
@@ -51,19 +53,9 @@ def _executors(context: click.Context, parameter: click.Parameter, texts: tuple[
 @click.option("--strict-device", is_flag=True, help="Fail (3) where the device is throttled or shared.")
 @options.common()
 def command(
-    target: str,
-    executors: tuple[str, ...],
-    strict_device: bool,
-    no_check: bool,
-    no_step: bool,
-    device: str | None,
-    gpu: str | None,
-    samples: int | None,
-    top: int | None,
-    time_limit_s: float | None,
-    out: Out,
-    **workload: Any,
-) -> int:
+    target: str, executors: tuple[str, ...], strict_device: bool, no_check: bool, no_step: bool, device: str | None,
+    gpu: str | None, samples: int | None, top: int | None, time_limit_s: float | None, out: Out, **workload: Any,
+) -> int:  # fmt: skip
     """Time every kernel of TARGET on this machine, and the whole step, next to the modeled time.
 
     Each distinct kernel is built, checked against eager PyTorch in float64, and timed alone with cold caches, in a
@@ -73,6 +65,7 @@ def command(
     -o FILE.json is written while the measurement runs; Ctrl-C keeps what was measured (exit 130).
     """  # fmt: skip
     from memwall.bench.kernels import Interrupted, measure
+    from memwall.record.profile import Profile
     from memwall.report.pages.profile import MeasuredReport
 
     out.plan(MeasuredReport)
@@ -80,13 +73,16 @@ def command(
         device=device, executors=executors, gpu=gpu, samples=samples, top=top, time_limit_s=time_limit_s,
         strict_device=strict_device,
     )  # fmt: skip
-    source, keywords = _source(target, workload)
-    saved = _Partial([] if strict_device else out.files)  # a refused measurement leaves no file
-    code, messages = 0, out.messages
+    source: str | Profile = target
+    keywords, messages, code = options.profile_options(workload), out.messages, 0
+    if is_record(target):
+        options.refuse(keywords, f"{target} is already traced; measure the model itself")
+        source = Profile.load(target)
+    paths = [output.path for output in out.files if output.kind == "json" and not strict_device]  # refused: no file
     try:
         with running(target, messages):
             profile = measure(
-                source, progress=messages.progress, updated=saved.write, check=not no_check, steps=not no_step,
+                source, progress=messages.progress, updated=_writer(paths), check=not no_check, steps=not no_step,
                 **given, **keywords,
             )  # fmt: skip
     except Interrupted as interrupted:
@@ -94,37 +90,23 @@ def command(
     out.show(MeasuredReport(profile), before_print=partial(_doubts, profile, messages))
     if code:
         messages.warn("interrupted; what was measured until then is kept")
-    if not is_record(target):
+    if source is target:
         remember(profile, messages)
     return code
 
 
-def _source(target: str, workload: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What to measure: a saved profile, or a target with the options that say how to trace it."""
-    from memwall.record.profile import Profile
-
-    keywords = options.profile_options(workload)
-    if not is_record(target):
-        return target, keywords
-    options.refuse(keywords, f"{target} is already traced; measure the model itself")
-    return Profile.load(target), {}
-
-
-class _Partial:
+def _writer(paths: Sequence[Path]) -> Callable[[Profile], None]:
     """Writes the record now and then while it grows, so that nothing measured is lost."""
+    next_s = 0.0
 
-    def __init__(self, planned: Sequence[Output]) -> None:
-        self._paths = [output.path for output in planned if output.kind == "json"]
-        self._next_s = 0.0
-
-    def write(self, profile: Profile) -> None:
-        """Write the record so far, unless that was done a moment ago."""
-        import time
-
-        if self._paths and time.monotonic() >= self._next_s:
-            for path in self._paths:
+    def write(profile: Profile) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            for path in paths:
                 profile.save(path)
-            self._next_s = time.monotonic() + PARTIAL_EVERY_S
+            next_s = time.monotonic() + PARTIAL_EVERY_S
+
+    return write
 
 
 def _doubts(profile: Profile, messages: Messages) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
@@ -16,22 +17,15 @@ from memwall.core.errors import UsageError, unknown
 F = TypeVar("F", bound=Callable[..., Any])
 
 gpus = click.option(
-    "--gpu",
-    "gpus",
-    cls=SeveralOption,
-    metavar="NAME...",
+    "--gpu", "gpus", cls=SeveralOption, metavar="NAME...",
     help="One GPU or several, by name (see memwall gpus) or by the path of a TOML file. Default: this machine's.",
-)
+)  # fmt: skip
 
 
-def check_policies(
+def _check_policies(
     context: click.Context | None, parameter: click.Parameter | None, names: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Policies that there are, each once; called before any work.
-
-    Raises:
-        UsageError: there is none of that name; names the nearest.
-    """
+    """Policies that there are, each once; refused before any work."""
     if names:
         from memwall.fusion import POLICIES
 
@@ -41,14 +35,14 @@ def check_policies(
     return tuple(dict.fromkeys(names))
 
 
-policies = click.option(
-    "--policy",
-    "policies",
-    cls=SeveralOption,
-    metavar="NAME...",
-    callback=check_policies,
-    help="How ops run: eager, inductor, memwall or ideal. [default: eager; a saved profile's own]",
-)
+def policies_of(help_text: str) -> Callable[[F], F]:
+    """``--policy``."""
+    return click.option(
+        "--policy", "policies", cls=SeveralOption, metavar="NAME...", callback=_check_policies, help=help_text
+    )
+
+
+policies = policies_of("How ops run: eager, inductor, memwall or ideal. [default: eager; a saved profile's own]")
 
 what_ifs = click.option(
     "--what-if", "what_ifs", multiple=True, metavar="SPEC",
@@ -62,7 +56,17 @@ debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the
 
 quiet = click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")
 
-_shape = (
+
+def _decorator(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+shape = _decorator(
     click.option("--top", type=click.IntRange(1), metavar="N", help="List the N largest. [default: 15]"),
     click.option(
         "--sort", type=click.Choice(tuple(SORT_KEYS)), help="Order kernels by this, largest first. [default: time]"
@@ -72,7 +76,7 @@ _shape = (
     ),
 )
 
-_workload = (
+workload = _decorator(
     click.option("--mode", type=click.Choice(("inference", "training")), help="[default: inference]"),
     click.option("--batch", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(batch=...)."),
     click.option("--seq", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(seq=...)."),
@@ -95,19 +99,6 @@ _workload = (
 )  # fmt: skip
 
 
-def _decorator(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
-workload = _decorator(_workload)
-shape = _decorator(_shape)
-
-
 def common(suffixes: Iterable[str] = SUFFIXES) -> Callable[[F], F]:
     """``-o`` with files of these suffixes, ``--json`` and what silences messages: the command gets them as ``out``."""
     help_text = f"Write a file too; its suffix says what: {' '.join(suffixes)}. May be repeated."
@@ -120,7 +111,7 @@ def common(suffixes: Iterable[str] = SUFFIXES) -> Callable[[F], F]:
             out = Out(outputs, as_json=as_json, quiet=quiet, no_progress=no_progress)
             return function(out=out, **given)
 
-        return _decorator((files, as_json, quiet, no_progress, debug))(run)  # type: ignore[return-value]
+        return _decorator(files, as_json, quiet, no_progress, debug)(run)  # type: ignore[return-value]
 
     return decorate
 
@@ -164,12 +155,11 @@ def parse_prices(texts: Sequence[str]) -> dict[str, float]:
     """
     prices: dict[str, float] = {}
     for text in texts:
-        name, equals, number = text.rpartition("=")
-        try:
+        name, _, number = text.rpartition("=")
+        price = -1.0
+        with contextlib.suppress(ValueError):
             price = float(number)
-        except ValueError:
-            price = -1.0
-        if not equals or not name or not 0 <= price < float("inf"):
+        if not name or not 0 <= price < float("inf"):
             raise UsageError(f"cannot read the price {text[:60]!r}; want NAME=USD_PER_HOUR, as in h100=2.99")
         prices[name] = price
     return prices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -29,10 +30,6 @@ GATE_SUFFIXES = {
     ".json": "json", ".xml": "junit", ".txt": "text", ".md": "md",
 }  # fmt: skip
 
-#: Kinds that need an optional dependency: its module and the extra that brings it.
-_NEEDS = {"parquet": ("pyarrow", "parquet")}
-
-
 #: Prefixes of a pipeline's progress messages.
 _STAGES = ("tracing ", "simulating ", "measuring ", "planning ", "compiling ")
 
@@ -44,37 +41,24 @@ class Output(NamedTuple):
     kind: str
 
 
-def plan_outputs(
-    paths: Sequence[str], kinds: Sequence[str] = (), suffixes: Mapping[str, str] = SUFFIXES
-) -> list[Output]:
-    """The kind of each file by its suffix, one of ``kinds`` where given."""
-    known = kinds or tuple(suffixes.values())
-    return [Output(Path(text), _kind(text, suffixes, known)) for text in dict.fromkeys(paths)]
-
-
-def _kind(text: str, suffixes: Mapping[str, str], kinds: Sequence[str]) -> str:
-    name = Path(text).name.lower()
-    kind = next((kind for suffix, kind in suffixes.items() if name.endswith(suffix)), "")
+def plan_output(text: str, kinds: Sequence[str], suffixes: Mapping[str, str] = SUFFIXES) -> Output:
+    """The kind of a file by its suffix, one of ``kinds``; refused before any work where it could not be written."""
+    path = Path(text)
+    kind = next((kind for suffix, kind in suffixes.items() if path.name.lower().endswith(suffix)), "")
     if kind not in kinds:
         known = " ".join(suffix for suffix, kind in suffixes.items() if kind in kinds)
         raise UsageError(f"cannot tell what to write into {text!r}; end the name in one of {known}")
-    folder = Path(text).parent
-    if not folder.is_dir():
-        raise UsageError(f"cannot write {text}: there is no folder {folder}")
-    if Path(text).is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"cannot write {text}: {'it is a folder' if Path(text).is_dir() else 'permission denied'}")
-    module, extra = _NEEDS.get(kind, ("", ""))
-    if module and find_spec(module) is None:
-        raise MissingError(f"{text} needs {module}, which is not installed: pip install 'memwall[{extra}]'")
-    return kind
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {text}: there is no folder {path.parent}")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"cannot write {text}: {'it is a folder' if path.is_dir() else 'permission denied'}")
+    if kind == "parquet" and find_spec("pyarrow") is None:
+        raise MissingError(f"{text} needs pyarrow, which is not installed: pip install 'memwall[parquet]'")
+    return Output(path, kind)
 
 
-def write_all(files: Sequence[tuple[Path, str | bytes]], say: Callable[[str], None]) -> None:
-    """Write each file whole; a failure names those that were written before it.
-
-    Raises:
-        UsageError: a file cannot be written.
-    """
+def _write(files: Sequence[tuple[Path, str | bytes]], say: Callable[[str], None]) -> None:
+    """Write each file whole; a failure names those that were written before it."""
     done: list[str] = []
     for path, data in files:
         try:
@@ -92,16 +76,6 @@ def print_text(text: str) -> None:
     """Print a result on standard output, ending in one newline."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     sys.stdout.flush()
-
-
-def terminal() -> dict[str, Any]:
-    """Width and colour for a text on standard output: those of the terminal, plain in a pipe."""
-    import shutil
-
-    if not sys.stdout.isatty():
-        return {}
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    return {"width": shutil.get_terminal_size().columns, "color": not plain}
 
 
 class Messages:
@@ -157,15 +131,12 @@ class Out:
             UsageError: unknown suffix, or the folder is missing or not writable.
             MissingError: the kind needs a dependency that is not installed.
         """
-        self.files = plan_outputs(self.paths, report.kinds, suffixes)
+        self.files = [plan_output(text, report.kinds, suffixes) for text in dict.fromkeys(self.paths)]
 
     def show(
-        self,
-        report: Report,
-        *,
-        before_files: Callable[[], None] = lambda: None,
+        self, report: Report, *, before_files: Callable[[], None] = lambda: None,
         before_print: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Render everything, then write the files, then print the result.
 
         Raises:
@@ -175,8 +146,12 @@ class Out:
         from memwall.report import render
 
         files = [(output.path, render(report, output.kind)) for output in self.files]
-        printed = render(report, "json") if self.as_json else render(report, "text", **terminal())
+        terminal: dict[str, Any] = {}  # plain in a pipe
+        if sys.stdout.isatty():
+            plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+            terminal = {"width": shutil.get_terminal_size().columns, "color": not plain}
+        printed = render(report, "json") if self.as_json else render(report, "text", **terminal)
         before_files()
-        write_all(files, self.messages.say)
+        _write(files, self.messages.say)
         before_print()
         print_text(str(printed))

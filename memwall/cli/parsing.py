@@ -17,10 +17,9 @@ class CommandLineError(UsageError):
     @classmethod
     def of(cls, error: click.ClickException) -> CommandLineError:
         """One line of a click error."""
-        message = " ".join(error.format_message().split())
+        message = " ".join(error.format_message().split()).rstrip(".")
         context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "memwall"
-        return cls(f"{message.rstrip('.')} (see {path} --help)")
+        return cls(f"{message} (see {context.command_path if context else 'memwall'} --help)")
 
 
 class LazyGroup(click.Group):
@@ -52,10 +51,8 @@ class LazyGroup(click.Group):
 
 
 class SeveralOption(click.Option):
-    """An option that takes one value or several after one flag, and may be repeated: ``--gpu a100 h100``.
-
-    With ``needs_value=False`` the flag may stand alone, and has an empty value then.
-    """
+    """An option that takes one value or several after one flag, and may be repeated: ``--gpu a100 h100``. With
+    ``needs_value=False`` the flag may stand alone, and has an empty value then."""
 
     def __init__(self, *args: Any, needs_value: bool = True, **kwargs: Any) -> None:
         kwargs["multiple"] = True
@@ -71,21 +68,15 @@ class Command(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from memwall.frontend.workload.target import is_target
+
         options = [p for p in self.params if isinstance(p, SeveralOption)]
-        several = {flag for p in options for flag in p.opts}
         alone = {flag for p in options if not p.needs_value for flag in p.opts}
-        return super().parse_args(ctx, spread(_filled(args, alone), several))
-
-
-def _filled(args: Sequence[str], alone: set[str]) -> list[str]:
-    """Give a flag of ``alone`` an empty value where none follows it."""
-    from memwall.frontend.workload.target import is_target
-
-    following = [*args[1:], "--"][: len(args)]
-    return [
-        f"{word}=" if word in alone and (after.startswith("-") or is_target(after)) else word
-        for word, after in zip(args, following, strict=True)
-    ]
+        filled = [
+            f"{word}=" if word in alone and (after.startswith("-") or is_target(after)) else word
+            for word, after in zip(args, [*args[1:], "--"], strict=False)
+        ]  # a flag that stands alone gets an empty value
+        return super().parse_args(ctx, spread(filled, {flag for p in options for flag in p.opts}))
 
 
 def spread(args: Sequence[str], several: set[str]) -> list[str]:

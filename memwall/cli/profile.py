@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Messages, Out
+from memwall.cli.output import Out
 from memwall.cli.parsing import Command
 from memwall.cli.target import make_profile, remember, running
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from memwall.analysis.whatif import Change, Outcome
-    from memwall.record.profile import Profile
+    from memwall.analysis.whatif import Outcome
 
 
 def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -36,29 +35,18 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @options.shape
 @options.common()
 @click.option(
-    "--explain",
-    "explain",
-    multiple=True,
-    metavar="KERNEL",
+    "--explain", multiple=True, metavar="KERNEL",
     help="Say in a sentence why a kernel takes its time: its number, its name or a part of it, a pattern of modules"
     " ('layers.0.mlp*'). May be repeated.",
-)
+)  # fmt: skip
 @click.option("--ncu", metavar="FILE.csv", help="Nsight Compute's report of the same run, with a profiler's trace.")
 @click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print the counting rules."
 )
 def command(
-    target: str,
-    gpus: tuple[str, ...],
-    what_ifs: tuple[str, ...],
-    explain: tuple[str, ...],
-    ncu: str | None,
-    top: int | None,
-    sort: str | None,
-    by: str | None,
-    out: Out,
-    **workload: Any,
-) -> None:
+    target: str, gpus: tuple[str, ...], what_ifs: tuple[str, ...], explain: tuple[str, ...], ncu: str | None,
+    top: int | None, sort: str | None, by: str | None, out: Out, **workload: Any,
+) -> None:  # fmt: skip
     """Say where each microsecond of TARGET would go, or went.
 
     TARGET is model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, or a saved profile (.json), which
@@ -71,7 +59,7 @@ def command(
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
     from memwall.analysis.explanation import kernels_named
-    from memwall.analysis.whatif import parse_change
+    from memwall.analysis.whatif import parse_change, what_if
     from memwall.cli.trace_input import is_trace, profile_trace
 
     shape = options.given(top=top, sort=sort, by=by)
@@ -88,18 +76,12 @@ def command(
     changes = [parse_change(text) for text in what_ifs]
     made = make_profile(target, gpus, workload, out.messages)
     explained = kernels_named(made, explain) if explain else ()
-    report = ProfileReport(made, what_ifs=_what_ifs(made, changes, out.messages), explained=explained, **shape)
+    totals: Sequence[Outcome] = ()
+    if changes:
+        gpus_of = {schedule.gpu.name: schedule.gpu for schedule in made.simulations}
+        policies = dict.fromkeys(schedule.policy for schedule in made.simulations)
+        with running("", out.messages):
+            out.messages.progress(f"simulating {len(changes):,} what-ifs")
+            totals = what_if(made, changes, list(gpus_of.values()), list(policies))
+    report = ProfileReport(made, what_ifs=tuple(totals), explained=explained, **shape)
     out.show(report, before_print=partial(remember, made, out.messages))
-
-
-def _what_ifs(profile: Profile, changes: Sequence[Change], messages: Messages) -> tuple[Outcome, ...]:
-    """The totals of all simulations again after each change."""
-    if not changes:
-        return ()
-    from memwall.analysis.whatif import what_if
-
-    gpus = {schedule.gpu.name: schedule.gpu for schedule in profile.simulations}
-    policies = dict.fromkeys(schedule.policy for schedule in profile.simulations)
-    with running("", messages):
-        messages.progress(f"simulating {len(changes):,} what-ifs")
-        return tuple(what_if(profile, changes, list(gpus.values()), list(policies)))

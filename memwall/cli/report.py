@@ -19,12 +19,9 @@ from memwall.core.errors import UsageError
     "--history", metavar="FILE", help="Show a history that memwall gate --history wrote: a trend and its steps."
 )
 @click.option(
-    "--quantity",
-    "quantities",
-    cls=SeveralOption,
-    metavar="NAME...",
+    "--quantity", "quantities", cls=SeveralOption, metavar="NAME...",
     help="What of a history to show: time_s, dram_bytes, kernels, or another that a gate limits.",
-)
+)  # fmt: skip
 @options.shape
 @options.common()
 def command(record: str | None, history: str | None, quantities: tuple[str, ...], out: Out, **shape: Any) -> None:
@@ -35,7 +32,9 @@ def command(record: str | None, history: str | None, quantities: tuple[str, ...]
     """
     given = options.given(**shape)
     if history is not None:
-        _refuse({"PROFILE": record, "--json": out.as_json, **{f"--{name}": given[name] for name in given}})
+        unused = {"PROFILE": record, "--json": out.as_json, **{f"--{name}": given[name] for name in given}}
+        if named := [name for name, value in unused.items() if value]:
+            raise UsageError(f"{named[0]} has no use for a history; leave it out (a history is JSON lines itself)")
         from memwall.analysis.history import read
         from memwall.report.pages.history import HistoryReport
 
@@ -53,8 +52,3 @@ def command(record: str | None, history: str | None, quantities: tuple[str, ...]
     refuse_trace(record)
     out.plan(ProfileReport)
     out.show(ProfileReport(Profile.load(record), **given))
-
-
-def _refuse(given: dict[str, Any]) -> None:
-    if named := [name for name, value in given.items() if value]:
-        raise UsageError(f"{named[0]} has no use for a history; leave it out (a history is JSON lines itself)")

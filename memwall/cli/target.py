@@ -1,22 +1,24 @@
-"""What a command's TARGET is, and how to profile it: a model's file, or a saved profile."""
+"""What a command's TARGET is, the GPUs that it is put on, and how to profile it: a model's file, or a saved profile."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memwall.cli import options
-from memwall.cli.machine import chosen_gpus
 from memwall.cli.output import Messages
 from memwall.core.errors import UsageError
+from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, match_device
 
 if TYPE_CHECKING:
-    from memwall.hardware.lookup import Gpu
+    from memwall.frontend.workload import Workload
     from memwall.record.profile import Profile
+
+DEFAULT_GPU = "h100-sxm"
 
 
 def is_record(target: str) -> bool:
@@ -29,6 +31,88 @@ def is_record(target: str) -> bool:
 
     refuse_trace(target)
     return target.lower().endswith((".json", ".json.gz")) and not target.startswith("hf:")
+
+
+# -- GPUs --------------------------------------------------------------------------------------------------------------
+
+
+def chosen_gpus(names: Sequence[str | Gpu], say: Callable[[str], None]) -> list[Gpu]:
+    """The GPUs of ``--gpu``, each once; without any, this machine's, else the default, saying which.
+
+    Raises:
+        UsageError: a name or a file is wrong.
+    """
+    if names:
+        return load_gpus(names)
+    device = this_machine()
+    gpu = match_device(device) if device else None
+    if gpu is not None:
+        say(f"on this machine's {gpu.full_name}; --gpu NAME for others")
+        return [gpu]
+    if device:
+        say(f"this machine's {device} is not among memwall gpus; taking {DEFAULT_GPU}")
+    return [load_gpu(DEFAULT_GPU)]
+
+
+def this_machine() -> str | None:
+    """What the driver calls the first NVIDIA GPU of this machine; None where there is none. Imports no torch."""
+    with contextlib.suppress(Exception):  # no driver, no library, no permission: all mean no GPU that we can see
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        finally:
+            pynvml.nvmlShutdown()
+        return name.decode() if isinstance(name, bytes) else str(name)
+    return None
+
+
+# -- profiles ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """A target that is a model, the options that say how to trace it, and the GPUs to simulate it on."""
+
+    target: str
+    given: dict[str, Any]
+    gpus: Sequence[Gpu]
+    messages: Messages
+
+    def workload(self, **sizes: int) -> Workload:
+        """The workload that the target names, with another ``batch`` or ``seq`` where given."""
+        from memwall.frontend.workload import resolve
+
+        given = {**self.given, **sizes}
+        inputs = {key: given[key] for key in ("batch", "seq", "input_specs")}
+        return resolve(self.target, **inputs, mode=given["mode"] or "inference")
+
+    def profile(self, workload: Workload, **changes: Any) -> Profile:
+        """The workload traced, with other options where ``changes`` has them."""
+        from memwall.pipeline import profile
+
+        given = {key: value for key, value in self.given.items() if key not in ("batch", "seq", "input_specs")}
+        with running(workload.target, self.messages):
+            keywords = options.profile_options({**given, **changes})
+            return profile(workload, gpu=self.gpus, progress=self.messages.progress, **keywords)
+
+    def retrace(self, **changes: Any) -> Profile:
+        """The model with another ``attention`` or ``optimizer``."""
+        workload = self.workload()
+        if "optimizer" in changes:
+            workload = replace(workload, optimizer=changes.pop("optimizer"))
+        return self.profile(workload, **changes)
+
+    def with_capture(self, profile: Profile, workload: Workload, sizes: dict[str, int]) -> Profile:
+        """The profile with what TorchDynamo makes of the model, and of another call with inputs of other ``sizes``
+        where any are given."""
+        from memwall.pipeline import with_capture
+
+        with running(self.target, self.messages):
+            self.messages.progress(f"tracing {workload.name} under TorchDynamo")
+            others = [self.workload(**sizes).inputs] if sizes else []
+            return with_capture(profile, workload, self.given, others)
 
 
 def make_profile(target: str, names: Sequence[str | Gpu], workload: dict[str, Any], messages: Messages) -> Profile:
@@ -49,7 +133,6 @@ def make_profile(target: str, names: Sequence[str | Gpu], workload: dict[str, An
 
 def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], messages: Messages) -> Profile:
     """A saved profile on the GPUs given, else as it was saved. Needs neither torch nor the model."""
-    from memwall.hardware.lookup import load_gpus
     from memwall.pipeline import resimulate
     from memwall.record.profile import Profile
 
@@ -70,13 +153,14 @@ def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], me
 
 @contextlib.contextmanager
 def running(target: str, messages: Messages) -> Iterator[None]:
-    """The user's model, or a compiler, at work: it prints to standard error, and its progress is cleared after it.
+    """The user's model, or a compiler, at work: what it prints goes to standard error, also what a library or a child
+    process writes to file descriptor 1, so that standard output has the result alone; its progress is cleared after it.
 
     Raises:
         MemwallError: it left by ``sys.exit``, which is no result, whatever its code.
     """
     try:
-        with user_output_to_stderr():
+        with contextlib.redirect_stdout(sys.stderr), _descriptor_to_stderr():
             yield
     except (SystemExit, GeneratorExit) as error:
         from memwall.frontend.workload.blame import blame
@@ -84,16 +168,6 @@ def running(target: str, messages: Messages) -> Iterator[None]:
         raise blame(error, f"running {target}") from error
     finally:
         messages.clear()
-
-
-@contextlib.contextmanager
-def user_output_to_stderr() -> Iterator[None]:
-    """What the user's model prints goes to standard error: standard output carries the result alone.
-
-    Also what a library or a child process writes to file descriptor 1 behind Python's back.
-    """
-    with contextlib.redirect_stdout(sys.stderr), _descriptor_to_stderr():
-        yield
 
 
 @contextlib.contextmanager
@@ -121,17 +195,12 @@ def remember(profile: Profile, messages: Messages) -> None:
 
     path = default_record_path()
     try:
-        _make_folder(path.parent)
+        if not path.parent.is_dir():
+            path.parent.mkdir()
+            (path.parent / ".gitignore").write_text("*\n", encoding="utf-8")
         profile.save(path)
     except (OSError, UsageError) as error:
         reason = getattr(error, "strerror", None) or str(error).removesuffix("; nothing was written")
         messages.warn(f"the record is not kept for memwall compare: {reason}")
     else:
         messages.say(f"record kept in {path}; memwall compare --gpu a100 h100 uses it")
-
-
-def _make_folder(folder: Path) -> None:
-    """Make the folder and have git ignore what is in it."""
-    if not folder.is_dir():
-        folder.mkdir()
-        (folder / ".gitignore").write_text("*\n", encoding="utf-8")

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from memwall.traces import Trace
     from memwall.traces.analysis import TraceAnalysis
 
-#: how much of a file is read to distinguish a trace from a record
-_SNIFFED = 1 << 16
-#: what the first events of a bare list have
-_EVENT_KEYS = frozenset(("ph", "ts", "pid", "cat"))
-#: what an object with events has
-_TRACE_KEYS = ("traceEvents", "schemaVersion", "deviceProperties")
+#: how much of a file is read to distinguish a trace from a record, and how a record of memwall begins
+_SNIFFED, _RECORD = 1 << 16, re.compile(r'\{\s*"schema":\s*"memwall\.')
+#: what the first events of a bare list have, and what an object with events has
+_KEYS = {"[": ("ph", "ts", "pid", "cat"), "{": ("traceEvents", "schemaVersion", "deviceProperties")}
 
 
 def is_trace(path: str) -> bool:
@@ -49,17 +47,8 @@ def is_trace(path: str) -> bool:
         except zlib.error:
             return True
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    return not _RECORD.match(text) and (name.endswith(".gz") or _looks_like_events(text))
-
-
-#: how a record of memwall begins
-_RECORD = re.compile(r'\{\s*"schema":\s*"memwall\.')
-
-
-def _looks_like_events(text: str) -> bool:
-    if text.startswith("["):
-        return any(f'"{key}"' in text for key in _EVENT_KEYS)
-    return text.startswith("{") and any(f'"{key}"' in text for key in _TRACE_KEYS)
+    has_events = any(f'"{key}"' in text for key in _KEYS.get(text[:1], ()))
+    return not _RECORD.match(text) and (name.endswith(".gz") or has_events)
 
 
 def refuse_trace(path: str) -> None:
@@ -73,12 +62,7 @@ def refuse_trace(path: str) -> None:
 
 
 def profile_trace(path: str, names: Sequence[str | Gpu], ncu: str | None, out: Out, shape: dict[str, Any]) -> None:
-    """Read a trace, compare it with its GPU, write and print; ``shape`` may have ``top``, ``sort`` and ``by``.
-
-    Raises:
-        UsageError: the trace, the report of Nsight Compute or an option is wrong, or its GPU is not known.
-        MissingError: a kind of output needs a dependency that is not installed.
-    """
+    """Read a trace, compare it with its GPU, write and print; ``shape`` may have ``top``, ``sort`` and ``by``."""
     from memwall.report.pages.trace import TraceReport
 
     out.plan(TraceReport)
@@ -89,25 +73,23 @@ def analyse_file(path: str, names: Sequence[str | Gpu], *, ncu: str | None = Non
     """The analysis of a trace's file on the GPU given, else on its own.
 
     Raises:
-        UsageError: as :func:`profile_trace`.
+        UsageError: the trace or the report of Nsight Compute is wrong, or its GPU is not known.
     """
     from memwall.traces import read_trace
     from memwall.traces.analysis import analyse
 
     trace = read_trace(path)
     if not trace.kernels:
-        raise UsageError(
-            f"{path} has no GPU kernels: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-        )
+        hint = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        raise UsageError(f"{path} has no GPU kernels: {hint}")
     gpu, notes = _gpu_of(trace, path, names)
     dram_bytes: dict[int, int] = {}
     if ncu is not None:
         from memwall.traces.ncu import join_ncu, read_ncu_csv
 
         joined = join_ncu(trace, read_ncu_csv(ncu))
-        dram_bytes = {
-            kernel: round(row.dram_bytes) for kernel, row in joined.row_of.items() if row.dram_bytes is not None
-        }
+        rows = joined.row_of.items()
+        dram_bytes = {kernel: round(row.dram_bytes) for kernel, row in rows if row.dram_bytes is not None}
         if not dram_bytes:
             raise UsageError(f"{ncu}: no kernel of it is one of {Path(path).name}; {'; '.join(joined.notes[:2])}")
         notes += joined.notes
@@ -115,11 +97,7 @@ def analyse_file(path: str, names: Sequence[str | Gpu], *, ncu: str | None = Non
 
 
 def _gpu_of(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tuple[str, ...]]:
-    """The GPU to compare the trace with, and what there is to say of it.
-
-    Raises:
-        UsageError: several were given, or none and the trace's own is not known.
-    """
+    """The GPU to compare the trace with, and what there is to say of it."""
     from memwall.hardware.lookup import load_gpu, load_gpus
     from memwall.traces import gpu_name, used
 

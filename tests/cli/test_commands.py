@@ -9,7 +9,7 @@ import pytest
 
 from memwall import __version__
 from memwall.cli import COMMANDS
-from memwall.cli.machine import DEFAULT_GPU
+from memwall.cli.target import DEFAULT_GPU
 from memwall.hardware.lookup import gpu_names
 
 
@@ -175,13 +175,13 @@ class TestDefaultGpu:
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", DEFAULT_GPU, "is not among memwall gpus"),
     ])  # fmt: skip
     def test_none_known_and_unknown(self, run, monkeypatch, device, gpu, said):
-        monkeypatch.setattr("memwall.cli.machine.this_machine", lambda: device)
+        monkeypatch.setattr("memwall.cli.target.this_machine", lambda: device)
         result = run("profile", "net.py", "--json")
         assert [s["gpu"] for s in json.loads(result.out)["simulations"]] == [gpu]
         assert said in result.err
 
     def test_a_driver_that_fails_is_no_gpu(self, monkeypatch):
-        from memwall.cli.machine import this_machine
+        from memwall.cli.target import this_machine
 
         pynvml = pytest.importorskip("pynvml")
 

@@ -6,7 +6,7 @@ import pytest
 
 from memwall.cli import COMMANDS, group
 from memwall.cli.options import parse_prices, profile_options
-from memwall.cli.output import SUFFIXES, plan_outputs
+from memwall.cli.output import SUFFIXES, Out, plan_output
 from memwall.cli.parsing import spread
 from memwall.core.errors import MissingError, UsageError
 from memwall.report.pages.profile import ProfileReport
@@ -58,9 +58,9 @@ def test_an_adamw_asked_for_replaces_the_file_s_own_optimizer():
 
 def test_the_suffix_says_the_kind(tmp_path):
     names = ["a.json", "a.trace.json", "A.HTML", "a.b.png", "a.txt"]
-    planned = plan_outputs([str(tmp_path / name) for name in names])
-    assert [output.kind for output in planned] == ["json", "trace.json", "html", "png", "text"]
-    assert len(plan_outputs(["a.md", "a.md"])) == 1
+    out = Out([str(tmp_path / name) for name in [*names, "a.txt"]])  # the last one is named twice
+    out.plan(ProfileReport)
+    assert [output.kind for output in out.files] == ["json", "trace.json", "html", "png", "text"]
 
 
 @pytest.mark.parametrize(("name", "says"), [
@@ -73,14 +73,14 @@ def test_a_file_that_cannot_be_written_is_refused_early(tmp_path, monkeypatch, n
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d.png").mkdir()
     with pytest.raises(UsageError, match=r"cannot") as caught:
-        plan_outputs([name])
+        plan_output(name, ProfileReport.kinds)
     assert says in str(caught.value)
 
 
 def test_parquet_without_pyarrow(monkeypatch):
     monkeypatch.setattr("memwall.cli.output.find_spec", lambda name: None)
     with pytest.raises(MissingError, match=r"pip install 'memwall\[parquet\]'"):
-        plan_outputs(["a.parquet"])
+        plan_output("a.parquet", ProfileReport.kinds)
 
 
 def test_prices():
