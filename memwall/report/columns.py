@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from memwall.analysis.quantities import QUANTITIES, columns_of, quantity_of
@@ -148,27 +148,31 @@ def listing(title: str, rows: Sequence[Any], specs: str, note: str = "", *, left
 def of(rows: Sequence[Any], specs: str) -> list[CellColumn]:
     """Columns of attributes: ``"policy, time_s, bound_s like time_s?, floor: floor_s s, saved: before_s>after_s s"``.
 
-    Each has a heading (``n@other`` has a unit of its own), the attribute or two, before and after, and the kind: one of
-    ``_KINDS`` or the unit of :func:`si`. An attribute without a kind has that of its quantity, if it is one
-    (:mod:`memwall.analysis.quantities`), and without a heading also the quantity's; else its own name. A column takes
-    the unit of the attribute after ``like``; one that ends in ``?`` goes where the page is narrow.
+    Each has a heading (``n@other`` has a unit of its own), an attribute (of a tuple, its place) or two, before and
+    after, and a kind: one of ``_KINDS`` or the unit of :func:`si`. An attribute without a kind has that of its quantity,
+    if it is one (:mod:`memwall.analysis.quantities`), and without a heading also the quantity's; else its own name. A
+    column takes the unit of the attribute after ``like``; one that ends in ``?`` goes where the page is narrow.
     """
     columns: list[CellColumn] = []
     for spec in specs.split(","):
         heading, named, rest = spec.strip().rstrip("?").rpartition(":")
         rest, _, like = rest.strip().partition(" like ")
         attribute, _, kind = rest.partition(" ")
-        values = [attrgetter(name)(row) for name in attribute.split(">") for row in rows]
+        values = [_getter(name)(row) for name in attribute.split(">") for row in rows]
         shown = None if kind else quantity_of(re.split(r"[.>]", attribute)[-1])
         if shown is not None:
             kind = "%" if shown.unit == "fraction" else shown.unit
         heading, _, unit = heading.partition("@") if named else ((shown and shown.heading) or attribute, "", "")
-        column, cells = _column(heading, kind, values, list(map(attrgetter(like), rows)) if like else ())
+        column, cells = _column(heading, kind, values, list(map(_getter(like), rows)) if like else ())
         made = [(replace(column, unit=unit or column.unit), cells[: len(rows)])]
         if ">" in attribute:
             made.append((Column("→", column.unit), cells[len(rows) :]))
         columns += map(optional, made) if spec.endswith("?") else made
     return columns
+
+
+def _getter(name: str) -> Callable[[Any], Any]:
+    return itemgetter(int(name)) if name.isdigit() else attrgetter(name)
 
 
 def quantities(table: str, rows: Sequence[Any], digits: Mapping[str, int] | None = None) -> list[CellColumn]:
@@ -198,6 +202,7 @@ _KINDS: dict[str, Callable[..., CellColumn]] = {
     "word": lambda heading, values, like: text(heading, values),
     "name": lambda heading, values, like: names(heading, values),
     "op": lambda heading, values, like: names(heading, map(short_name, values)),
+    "right": lambda heading, values, like: (Column(heading), values),
     "prose": lambda heading, values, like: text(heading, values, wraps=True),
     "module": lambda heading, values, like: names(heading, (value or "(top)" for value in values)),
     "repeats": lambda heading, values, like: repeats(values),
@@ -207,6 +212,10 @@ _KINDS: dict[str, Callable[..., CellColumn]] = {
     "error": lambda heading, values, like: error(heading, values),
     "ratio": lambda heading, values, like: ratio(heading, values),
     "FLOP/B": lambda heading, values, like: fixed(heading, "FLOP/B", values, 1.0, 1),
+    "TFLOP/s": lambda heading, values, like, digits: fixed(heading, "TFLOP/s", values, 1e12, digits),
+    "GB/s": lambda heading, values, like, digits: fixed(heading, "GB/s", values, 1e9, digits),
+    "GB": lambda heading, values, like, digits: fixed(heading, "GB", values, 1e9, digits),
+    "MB": lambda heading, values, like, digits: fixed(heading, "MB", values, 1e6, digits),
     "s": lambda heading, values, like: seconds(heading, values, like=like),
     "+s": lambda heading, values, like: seconds(heading, values, like=like, signed=True),
     "interval": lambda heading, values, like: interval(values, like),

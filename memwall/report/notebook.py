@@ -8,9 +8,9 @@ simulations.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memwall.analysis.compare import Comparison
 from memwall.analysis.savings import by_gpu
@@ -50,21 +50,15 @@ SHARE_COLUMNS = {"launches": "launches", "flops": "flops", "dram_bytes": "bytes"
 #: columns of a frame by op -> attribute of a row
 _OP_COLUMNS = {"class" if name == "op_class" else name: name for name in (
     "name", "op_class", "phase", "module", "shapes", "count", "flops", "read_bytes", "write_bytes", "bound_s", "time_s",
-    "compute_s", "memory_s", "overhead_s", "limited_by", "time_share", "modeled", "low_s", "high_s",
-)}  # fmt: skip
+    "compute_s", "memory_s", "overhead_s", "limited_by", "time_share", "modeled", "low_s", "high_s")}  # fmt: skip
 
-
-def _all_modules(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
-    return module_rows(profile, schedule, top=len(schedule.kernels) + 1)
-
-
-_SHARES: dict[str, Callable[[Profile, Schedule], tuple[Row, ...]]] = {
-    "module": _all_modules,
-    "class": class_rows,
-    "phase": phase_rows,
+#: what a frame has a row for -> its columns, and the rows of a simulation
+_TABLES: dict[str, tuple[Mapping[str, str], Callable[[Profile, Schedule], Sequence[Row]]]] = {
+    "op": (_OP_COLUMNS, kernel_rows),
+    "module": ({"module": "key", **SHARE_COLUMNS}, lambda p, s: module_rows(p, s, top=len(s.kernels) + 1)),
+    "class": ({"class": "key", **SHARE_COLUMNS}, class_rows),
+    "phase": ({"phase": "key", **SHARE_COLUMNS}, phase_rows),
 }
-
-BY = ("kernel", "op", *_SHARES)
 
 
 def profile_frame(profile: Profile, by: str) -> DataFrame:
@@ -73,35 +67,21 @@ def profile_frame(profile: Profile, by: str) -> DataFrame:
     Raises:
         UsageError: no such ``by``.
     """
-    if by not in BY:
-        raise UsageError(f"to_pandas() cannot group by {by!r}; choose one of {', '.join(BY)}")
-    if by == "kernel":
-        launches = (kernel.launches for schedule in profile.simulations for kernel in schedule.kernels)
-        rows = ((*row, n) for row, n in zip(profile_rows(profile), launches, strict=True))
-        return _frame((*KERNEL_COLUMNS, "launches"), rows)
-    if by == "op":
-        return _frame(("gpu", "policy", *_OP_COLUMNS), _op_rows(profile))
-    found = ((s, row) for s in profile.simulations for row in _SHARES[by](profile, s))
-    return _frame(
-        ("gpu", "policy", by, *SHARE_COLUMNS),
-        ((s.gpu.name, s.policy, row.key, *_cells(row, SHARE_COLUMNS)) for s, row in found),
-    )
-
-
-def _op_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
-    for schedule in profile.simulations:
-        for row in kernel_rows(profile, schedule):
-            yield schedule.gpu.name, schedule.policy, *_cells(row, _OP_COLUMNS)
-
-
-def _cells(row: Row, columns: Mapping[str, str]) -> Iterator[Any]:
-    return (getattr(row, attribute) for attribute in columns.values())
-
-
-def _frame(columns: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> DataFrame:
     from pandas import DataFrame
 
-    return DataFrame.from_records(list(rows), columns=list(columns))
+    if by == "kernel":
+        launches = (kernel.launches for schedule in profile.simulations for kernel in schedule.kernels)
+        rows = [(*row, n) for row, n in zip(profile_rows(profile), launches, strict=True)]
+        return DataFrame.from_records(rows, columns=[*KERNEL_COLUMNS, "launches"])
+    if by not in _TABLES:
+        raise UsageError(f"to_pandas() cannot group by {by!r}; choose one of kernel, {', '.join(_TABLES)}")
+    columns, rows_of = _TABLES[by]
+    rows = [
+        (s.gpu.name, s.policy, *(getattr(row, name) for name in columns.values()))
+        for s in profile.simulations
+        for row in rows_of(profile, s)
+    ]
+    return DataFrame.from_records(rows, columns=["gpu", "policy", *columns])
 
 
 def comparison_frame(comparison: Comparison) -> DataFrame:
@@ -163,8 +143,7 @@ def profile_fragment(profile: Profile) -> str:
     sims = profile.simulations
     left_out = len(sims) - MAX_PANELS
     parts = [f'<p class="facts">{escape("; ".join(f"{key} {facts[key]}" for key in _FACTS if key in facts))}</p>']
-    if sims:
-        parts.append(blocks_html((totals_table(profile),)))
+    parts += [blocks_html((totals_table(profile),))] if sims else []
     for i, schedule in enumerate(sims[:MAX_PANELS]):
         summary = f"<summary>{escape(full_title(profile, schedule))}</summary>"
         inside = blocks_html(_panel(profile, schedule))

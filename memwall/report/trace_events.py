@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from memwall.analysis.explanation import with_plan
 from memwall.core.graph import Graph
@@ -47,13 +47,10 @@ class _Events:
         yield {**of, "name": f"{kind}_name", "args": {"name": name}}
         yield {**of, "name": f"{kind}_sort_index", "args": {"sort_index": place}}
 
-    def slice(
-        self, tid: int, name: str, category: str, span: Span, args: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def slice(self, tid: int, name: str, category: str, span: Span, **args: Any) -> dict[str, Any]:
         return {
             "ph": "X", "pid": self.pid, "tid": tid, "name": name, "cat": category, "ts": span.start_ns / 1000,
-            "dur": (span.end_ns - span.start_ns) / 1000, **({"args": args} if args else {}),
-        }  # fmt: skip
+            "dur": (span.end_ns - span.start_ns) / 1000, **({"args": args} if args else {})}  # fmt: skip
 
     def arrow(self, number: int, tail: tuple[int, int], head: tuple[int, int]) -> Iterator[dict[str, Any]]:
         """From the slice of a thread that holds a nanosecond to one of another."""
@@ -92,7 +89,7 @@ def _policy(profile: Profile, schedule: Schedule, process: _Events, tid: int, ar
         if issues:
             yield process.slice(launches, name, "launch", launch)
             yield from process.arrow(arrow + i, (launches, launch.start_ns), (runs, run.start_ns))
-        yield process.slice(runs, name, kernel.op_class, run, _arguments(profile, schedule, kernel))
+        yield process.slice(runs, name, kernel.op_class, run, **_arguments(profile, schedule, kernel))
     for scope in times.scopes:
         yield process.slice(scopes, scope.name, "module" if scope.depth else "phase", scope.span)
     yield from _memory(process, schedule.policy, times)
@@ -134,16 +131,14 @@ def _us(seconds: float) -> float:
 _STEP = re.compile(r"[^.]+(?:\.\d+(?![^.]))*")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """From ``start_ns`` up to ``end_ns``, after the start of the step."""
+class Span(NamedTuple):
+    """Nanoseconds from the start of the step."""
 
     start_ns: int
     end_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """A phase (``depth`` 0), or a module within the scopes around it, while its kernels run without another between."""
 
     name: str
@@ -151,18 +146,17 @@ class Scope:
     span: Span
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(NamedTuple):
     """One schedule on a clock. ``launches[i]`` and ``runs[i]`` are those of ``kernels[i]``; no two of a kind overlap.
 
     ``scopes`` are in the order in which they open. ``memory`` holds the bytes alive from a nanosecond on; it is empty
     where the plan is not known.
     """
 
-    launches: tuple[Span, ...]
-    runs: tuple[Span, ...]
-    scopes: tuple[Scope, ...]
-    memory: tuple[tuple[int, MemoryPeak], ...]
+    launches: list[Span]
+    runs: list[Span]
+    scopes: list[Scope]
+    memory: list[tuple[int, MemoryPeak]]
 
 
 def timeline(profile: Profile, schedule: Schedule) -> Timeline:
@@ -176,10 +170,10 @@ def timeline(profile: Profile, schedule: Schedule) -> Timeline:
     memory = [] if plan is None else _alive(profile.graphs[schedule.graph], plan, runs)
     if max((level.total for _, level in memory), default=0) != schedule.totals.peak_memory_bytes:
         memory = []  # an older memwall's record, which counted otherwise
-    return Timeline(launches, runs, tuple(_scopes(paths, runs)), tuple(memory))
+    return Timeline(launches, runs, _scopes(paths, runs), memory)
 
 
-def _queue(kernels: Iterable[Estimate]) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+def _queue(kernels: Iterable[Estimate]) -> tuple[list[Span], list[Span]]:
     launches, runs = [], []
     issued_s = free_s = 0.0
     for kernel in kernels:
@@ -188,7 +182,7 @@ def _queue(kernels: Iterable[Estimate]) -> tuple[tuple[Span, ...], tuple[Span, .
         start_s = free_s + kernel.wait_s
         free_s += kernel.time_s
         runs.append(_span(start_s, free_s))
-    return tuple(launches), tuple(runs)
+    return launches, runs
 
 
 def _span(start_s: float, end_s: float) -> Span:

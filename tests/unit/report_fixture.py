@@ -58,7 +58,8 @@ class Builder:
     def op(self, name, op_class, phase, module, inputs, outputs, flops=None, extra_bytes=0, kernels=1, **extra) -> None:
         reads = sum(self.values[i].spec.nbytes for i in inputs)
         writes = sum(self.values[i].spec.nbytes for i in outputs)
-        self.ops.append(Op(len(self.ops), name, op_class, phase, module, tuple(inputs), tuple(outputs)))
+        unnamed = ("",) * len(inputs)
+        self.ops.append(Op(len(self.ops), name, op_class, phase, module, tuple(inputs), tuple(outputs), unnamed))
         whole = Plain(read_bytes=reads + extra_bytes, write_bytes=writes, flops=flops or {}, count=kernels)
         self.costs.append(Cost(flops or {}, reads, writes, launches=(whole,), **extra))
 

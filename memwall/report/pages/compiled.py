@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import memwall.report.columns as col
 from memwall.codegen.compiling import Resources
@@ -38,12 +39,9 @@ def compiled_section(made: CompiledPlan, top: int) -> Section:
             blocks.append(_kernel_table(name, rows, top))
     if made.left:
         left = sorted(made.left, key=lambda left: -left.dram_bytes)[:top]
-        columns = [
-            col.text("ops", [_ops(row.ops) for row in left], wraps=True),
-            col.repeats(len(row.groups) for row in left),
-            *col.of(left, "bytes: dram_bytes B, reason prose"),
-        ]
-        blocks.append(col.table("Without a kernel", columns, LEFT_NOTE, left=len(made.left) - top))
+        table = [(_ops(row.ops), len(row.groups), row.dram_bytes, row.reason) for row in left]
+        specs = "ops: 0 prose, : 1 repeats, bytes: 2 B, reason: 3 prose"
+        blocks.append(col.listing("Without a kernel", table, specs, LEFT_NOTE, left=len(made.left) - top))
     return Section(f"{made.gpu}: kernels compiled for {', '.join(made.architectures)}", blocks)
 
 
@@ -57,29 +55,21 @@ def _facts(made: CompiledPlan) -> Facts:
 
 
 def _kernel_table(architecture: str, rows: Sequence[tuple[Compiled, Resources]], top: int) -> Table:
-    shown = rows[:top]
-    resources = [r for _, r in shown]
-    firsts = [(c, n == 0 or shown[n - 1][0] is not c) for n, (c, _) in enumerate(shown)]
-
-    def numbers(name: str) -> list[float | None]:
-        return [getattr(r, name) if r.registers else None for r in resources]
-
-    columns = [
-        col.names("kernel", [_label(compiled, r) for compiled, r in shown]),
-        col.optional(col.names("ops", [_ops(c.ops) if first else "" for c, first in firsts])),
-        col.repeats(len(c.groups) if first else 1 for c, first in firsts),
-        col.optional(col.text("path", [compiled.kernel.schedule for compiled, _ in shown])),
-        col.si("bytes", "B", [c.dram_bytes if first else None for c, first in firsts]),
-        *col.of(resources, "warps: num_warps count"),
-        col.plain("registers", numbers("registers")),
-        col.plain("spilled", numbers("spilled_bytes"), unit="B"),
-        col.plain("shared", numbers("shared_bytes"), unit="B"),
-        col.percent("occupancy", numbers("occupancy"), digits=0),
-        *col.of(resources, "limited by: limited_by?"),
-    ]
-    if any(remarks := [_remark(r) for r in resources]):
-        columns.append(col.text("remark", remarks, wraps=True))
-    return col.table(f"Kernels on {architecture}", columns, KERNEL_NOTE, left=len(rows) - top)
+    table: list[tuple[Any, ...]] = []
+    last = None
+    for compiled, r in rows[:top]:
+        first, last = compiled is not last, compiled
+        numbers = (r.registers, r.spilled_bytes, r.shared_bytes, r.occupancy) if r.registers else (None,) * 4
+        table.append((_label(compiled, r), _ops(compiled.ops) if first else "", len(compiled.groups) if first else 1,
+                      compiled.kernel.schedule, compiled.dram_bytes if first else None, r.num_warps, *numbers,
+                      r.limited_by, _remark(r)))  # fmt: skip
+    specs = (
+        "kernel: 0 name, ops: 1 name?, : 2 repeats, path: 3?, bytes: 4 B, warps: 5 count, registers: 6 count,"
+        "spilled@B: 7 count, shared@B: 8 count, occupancy: 9 %0, limited by: 10?"
+    )
+    if any(row[-1] for row in table):
+        specs += ", remark: 11 prose"
+    return col.listing(f"Kernels on {architecture}", table, specs, KERNEL_NOTE, left=len(rows) - top)
 
 
 def _label(compiled: Compiled, resources: Resources) -> str:

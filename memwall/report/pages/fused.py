@@ -112,11 +112,8 @@ def _policy_section(found: Fused, policies: PolicySet, schedule: Schedule, by: s
     lowered = found.lowered.get(policies.gpu.name)
     if schedule.policy == "inductor" and lowered is not None and lowered.why_not_fused:
         reasons = sorted(lowered.why_not_fused.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS]
-        columns = [
-            col.plain("pairs", [count for _, count in reasons]),
-            col.text("reason", [reason for reason, _ in reasons], wraps=True),
-        ]
-        blocks.append(col.table("Why Inductor did not fuse", columns, "pairs of its nodes, as its scheduler says"))
+        note = "pairs of its nodes, as its scheduler says"
+        blocks.append(col.listing("Why Inductor did not fuse", reasons, "pairs: 1 count, reason: 0 prose", note))
     return Section(f"{policies.gpu.name}, {schedule.policy}: groups and refusals", blocks)
 
 
@@ -138,15 +135,9 @@ def _again_tables(found: Fused, schedule: Schedule) -> list[Table]:
     if not sums:
         return []
     rows = sorted(sums.items(), key=lambda item: (-item[1][2], item[0]))[:MAX_AGAIN]
-    columns = [
-        col.names("op", [name for (name, _, _), _ in rows]),
-        col.repeats(count for _, (count, _, _) in rows),
-        col.names("module", [module or "(top)" for (_, module, _), _ in rows]),
-        col.text("phase", [phase for (_, _, phase), _ in rows]),
-        col.plain("runs again", [again for _, (_, again, _) in rows]),
-        col.si("not stored", "B", [nbytes for _, (_, _, nbytes) in rows]),
-    ]
-    return [col.table("Computed again instead of stored", columns, AGAIN_NOTE, left=len(sums) - MAX_AGAIN)]
+    table = [(*key, *total) for key, total in rows]
+    specs = "op: 0 name, : 3 repeats, module: 1 module, phase: 2, runs again: 4 count, not stored: 5 B"
+    return [col.listing("Computed again instead of stored", table, specs, AGAIN_NOTE, left=len(sums) - MAX_AGAIN)]
 
 
 # -- our planner next to Inductor --------------------------------------------------------------------------------------
@@ -165,12 +156,9 @@ def _agreement_section(gpu: str, agreed: PlanDiff) -> Section:
                        " Inductor alone"))  # fmt: skip
     blocks: list[Block] = [Facts(facts)]
     if rows := agreed.differences[:MAX_DIFFERENCES]:
-        columns = [
-            *col.of(rows, "module module, : count repeats, bytes B, time: time_s +s"),
-            col.text("memwall", ["; ".join(d.ours) for d in rows], wraps=True),
-            col.text("Inductor", ["; ".join(d.theirs) for d in rows], wraps=True),
-        ]
-        blocks.append(col.table("Where they differ", columns, DIFFERENCE_NOTE))
+        table = [(d.module, d.count, d.bytes, d.time_s, "; ".join(d.ours), "; ".join(d.theirs)) for d in rows]
+        specs = "module: 0 module, : 1 repeats, bytes: 2 B, time: 3 +s, memwall: 4 prose, Inductor: 5 prose"
+        blocks.append(col.listing("Where they differ", table, specs, DIFFERENCE_NOTE))
     return Section(f"{gpu}: memwall's planner compared with Inductor", blocks)
 
 
@@ -236,15 +224,12 @@ def _break_tables(found: Fused, capture: Capture) -> list[Block]:
     blocks: list[Block] = []
     for gpu, prices in found.prices.items() or [("", None)]:
         losses: list[Loss | None] = [None] * len(rows) if prices is None else [*prices.each[: len(rows)]]
-        columns = [
-            col.text("at", [f"{b.file}:{b.line}" for b in rows]),
-            *col.of(rows, ": count repeats, after op: after_op count"),
-            col.si("bytes", "B", [None if x is None else x.dram_bytes for x in losses]),
-            col.seconds("time", [None if x is None else x.time_s for x in losses]),
-            col.plain("kernels", [None if x is None else x.kernels for x in losses]),
-            col.text("why", [_why(found, b) for b in rows], wraps=True),
-        ]
-        blocks.append(col.table(f"Graph breaks{f' and their price on {gpu}' if gpu else ''}", columns, BREAK_NOTE))
+        lost = [(None, None, None) if x is None else (x.dram_bytes, x.time_s, x.kernels) for x in losses]
+        table = [(f"{b.file}:{b.line}", b.count, b.after_op, *loss, _why(found, b))
+                 for b, loss in zip(rows, lost, strict=True)]  # fmt: skip
+        specs = "at: 0, : 1 repeats, after op: 2 count, bytes: 3 B, time: 4 s, kernels: 5 count, why: 6 prose"
+        title = f"Graph breaks{f' and their price on {gpu}' if gpu else ''}"
+        blocks.append(col.listing(title, table, specs, BREAK_NOTE))
         if prices is not None:
             blocks.append(Sentence(_together(gpu, prices.together, found), strong=True))
     return blocks
@@ -282,12 +267,8 @@ def _recompile(call: Recompile) -> str:
 
 
 def _op_count_section(counts: OpCounts) -> Section:
-    levels = counts.levels
-    columns = [
-        *col.of(levels, "level: name, distinct ops: distinct count, calls count"),
-        col.plain("free calls", [level.free_calls or None for level in levels]),
-        col.text("announced", [PUBLISHED.get(level.name, "-") for level in levels]),
-    ]
+    rows = [(v.name, v.distinct, v.calls, v.free_calls or None, PUBLISHED.get(v.name, "-")) for v in counts.levels]
+    specs = "level: 0, distinct ops: 1 count, calls: 2 count, free calls: 3 count, announced: 4"
     note = f"free calls move nothing (views, allocations); the optimizer is left out; announced: {PUBLISHED_SOURCE}"
     kept = counts.no_decomposition
     listed = ", ".join(f"{name} {calls:,}" for name, calls in [*kept.items()][:MAX_KEPT])
@@ -296,7 +277,7 @@ def _op_count_section(counts: OpCounts) -> Section:
         ("left as ATen", f"{listed}{more}" if listed else "none"),
         ("no lowering in Inductor", ", ".join(counts.fallbacks)),
     )
-    return Section("Ops by IR level", (col.table("", columns, note), facts))
+    return Section("Ops by IR level", (col.listing("", rows, specs, note), facts))
 
 
 # -- fused library ops -------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import memwall.report.columns as col
 from memwall.gate.result import Check, GateResult
-from memwall.report.document import Block, Column, Document, Facts, Section, Sentence, Table
+from memwall.report.document import Block, Document, Facts, Section, Sentence, Table
 from memwall.report.gate import wording as say
 from memwall.report.gate.comment import gate_comment, gate_summary
 from memwall.report.gate.forges import CONFIG, gate_code_quality, gate_commands, gate_junit, gate_sarif
@@ -90,15 +90,11 @@ def _workload_section(heading: str, checks: Sequence[Check], top: int) -> Sectio
 
 
 def _checks_table(checks: Sequence[Check]) -> Table:
-    numbers = [say.figures(check) for check in checks]
-    columns: list[col.CellColumn] = [
-        col.text("", [_WORD[check.verdict] for check in checks]),
-        col.names("check", [say.subject(check) for check in checks]),
-        col.names("GPU", [name(check.gpu) for check in checks]),
-        col.names("policy", [name(check.policy) for check in checks]),
-        (Column("baseline"), [row.baseline for row in numbers]),
-        (Column("value"), [row.value for row in numbers]),
-        (Column("change"), [row.change for row in numbers]),
-        (Column("limit"), [name(check.limit, 24) for check in checks]),
-    ]
-    return col.table("", [column for column in columns if any(column[1])])
+    table = [
+        (_WORD[check.verdict], say.subject(check), name(check.gpu), name(check.policy), shown.baseline, shown.value,
+         shown.change, name(check.limit, 24)) for check in checks for shown in [say.figures(check)]]  # fmt: skip
+    specs = (
+        ": 0, check: 1 name, GPU: 2 name, policy: 3 name, baseline: 4 right, value: 5 right, change: 6 right,"
+        "limit: 7 right"
+    )
+    return col.table("", [column for column in col.of(table, specs) if any(column[1])])

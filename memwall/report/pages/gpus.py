@@ -11,7 +11,7 @@ from memwall.analysis.compare import DTYPES, Machine, best_peak, compare_gpus
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent, si, size
 from memwall.hardware.lookup import Gpu, load_gpu
-from memwall.report.document import Column, Document, Section, Sentence, Table, clean, known_facts
+from memwall.report.document import Document, Section, Sentence, Table, clean, known_facts
 from memwall.report.kinds import Report
 
 #: rows of the growth table: key of ``Machine.growth`` -> what a reader sees
@@ -33,24 +33,18 @@ class GpusReport(Report):
 
     def document(self, kind: str) -> Document:
         """Dense peaks of the faster engine per dtype."""
-        gpus = self.gpus
-        fp16 = [best_peak(gpu, "float16") or best_peak(gpu, "bfloat16") for gpu in gpus]
-        ridge = [gpu.ridge_point(Pipe("tensor", "float16")) for gpu in gpus]
-        columns = [
-            *col.of(gpus, "name"),
-            col.text("release", [gpu.release or col.NOTHING for gpu in gpus]),
-            _scaled("fp64", "TFLOP/s", [best_peak(gpu, "float64") for gpu in gpus], 1e12, 1),
-            _scaled("fp32", "TFLOP/s", [best_peak(gpu, "float32") for gpu in gpus], 1e12, 1),
-            col.optional(_scaled("tf32", "TFLOP/s", [best_peak(gpu, "tf32") for gpu in gpus], 1e12, 0)),
-            _scaled("16 bit", "TFLOP/s", fp16, 1e12, 1),
-            col.optional(_scaled("fp8", "TFLOP/s", [best_peak(gpu, "fp8") for gpu in gpus], 1e12, 0)),
-            _scaled("DRAM", "GB/s", [gpu.dram_bytes_per_s for gpu in gpus], 1e9, 0),
-            _scaled("memory", "GB", [gpu.dram_bytes for gpu in gpus], 1e9, 0),
-            col.optional(_scaled("cache", "MB", [gpu.l2_bytes for gpu in gpus], 1e6, 1)),
-            col.plain("ridge", ridge, 0, "FLOP/B"),
-            col.optional(_scaled("TDP", "W", [gpu.tdp_w for gpu in gpus], 1.0, 0)),
-        ]
-        return Document("GPUs", (Section("", (col.table("", columns, _GPUS_NOTE),)),))
+        rows = []
+        for g in self.gpus:
+            wide, fp16 = ("float64", "float32", "tf32"), best_peak(g, "float16") or best_peak(g, "bfloat16")
+            peaks = [*(best_peak(g, dtype) for dtype in wide), fp16, best_peak(g, "fp8")]
+            rows.append((g.name, g.release or col.NOTHING, *(peak or None for peak in peaks), g.dram_bytes_per_s,
+                         g.dram_bytes, g.l2_bytes or None, g.ridge_point(Pipe("tensor", "float16")),
+                         g.tdp_w or None))  # fmt: skip
+        specs = (
+            "name: 0, release: 1, fp64: 2 TFLOP/s1, fp32: 3 TFLOP/s1, tf32: 4 TFLOP/s0?, 16 bit: 5 TFLOP/s1,"
+            "fp8: 6 TFLOP/s0?, DRAM: 7 GB/s0, memory: 8 GB0, cache: 9 MB1?, ridge@FLOP/B: 10 count, TDP@W: 11 count?"
+        )
+        return Document("GPUs", (Section("", (col.listing("", rows, specs, _GPUS_NOTE),)),))
 
     def record(self) -> str:
         return json.dumps([gpu.to_dict() for gpu in self.gpus], indent=2)
@@ -81,11 +75,6 @@ class GpuReport(Report):
         return Document(gpu.full_name, (Section("", (facts, *tables)),))
 
 
-def _scaled(heading: str, unit: str, values: Sequence[float | None], scale: float, digits: int) -> col.CellColumn:
-    """Numbers in a given unit; none where it is zero."""
-    return col.fixed(heading, unit, [v or None for v in values], scale, digits)
-
-
 def _utilization_table(gpu: Gpu) -> Table:
     """The constants of the models of kernels, those of one table and source in a row: this GPU's own with their rows,
     and whose the others are."""
@@ -96,25 +85,18 @@ def _utilization_table(gpu: Gpu) -> Table:
         whose = f"by architecture: {fitted}" if fitted not in ("", gpu.name) else "by architecture"
         source = gpu.sources.get(f"utilization.{key}") or whose
         rows.setdefault((kernels, source), []).append(f"{name} {value:.4g}")
-    columns = [
-        col.text("kernels", [kernels for kernels, _ in rows]),
-        col.text("constants", [", ".join(values) for values in rows.values()], wraps=True),
-        col.text("source", [source for _, source in rows], wraps=True),
-    ]
+    table = [(kernels, ", ".join(values), source) for (kernels, source), values in rows.items()]
     note = "interval: measured over modeled time of 8 rows in 10; what each constant means: memwall/work"
-    return col.table("Utilization", columns, note)
+    return col.listing("Utilization", table, "kernels: 0, constants: 1 prose, source: 2 prose", note)
 
 
 def _peaks_table(gpu: Gpu) -> Table:
     pipes = sorted(gpu.peak_flop_per_s, key=lambda pipe: (pipe.engine, -gpu.peak_flop_per_s[pipe], pipe.dtype))
-    columns = [
-        col.text("ceiling", pipes),
-        (Column("peak"), [flop_rate(gpu.peak_flop_per_s[pipe]) for pipe in pipes]),
-        (Column("achievable"), [percent(gpu.achievable_fraction(pipe)) for pipe in pipes]),
-        col.plain("ridge", [gpu.ridge_point(pipe) for pipe in pipes], 1, "FLOP/B"),
-        col.text("source of the peak", [_source(gpu, f"peak_flop_per_s.{pipe}") for pipe in pipes], wraps=True),
-    ]
-    return col.table("Compute", columns)
+    rows = [
+        (pipe, flop_rate(gpu.peak_flop_per_s[pipe]), percent(gpu.achievable_fraction(pipe)), gpu.ridge_point(pipe),
+         _source(gpu, f"peak_flop_per_s.{pipe}")) for pipe in pipes]  # fmt: skip
+    specs = "ceiling: 0, peak: 1 right, achievable: 2 right, ridge@FLOP/B: 3 count1, source of the peak: 4 prose"
+    return col.listing("Compute", rows, specs)
 
 
 def _source(gpu: Gpu, key: str) -> str:
@@ -137,12 +119,8 @@ def _numbers_table(gpu: Gpu) -> Table:
         ("CPU per eager op", duration(gpu.dispatch_s), "host.dispatch_s"),
         *((f"achievable {key}", percent(f), f"achievable.{key}") for key, f in gpu.achievable.items() if key != "dram"),
     ]
-    columns = [
-        col.text("number", [row[0] for row in rows]),
-        (Column("value"), [row[1] for row in rows]),
-        col.text("source", [_source(gpu, row[2]) for row in rows], wraps=True),
-    ]
-    return col.table("Memory, power, host", columns)
+    table = [(name, value, _source(gpu, key)) for name, value, key in rows]
+    return col.listing("Memory, power, host", table, "number: 0, value: 1 right, source: 2 prose")
 
 
 #: the two GPUs between which the wall is usually shown
@@ -164,20 +142,14 @@ def _peak(machine: Machine, dtype: str) -> float | None:
 
 def _datasheet(machines: Sequence[Machine]) -> Table:
     ridge = [fp16 / m.dram_bytes_per_s if (fp16 := _peak(m, "float16")) else None for m in machines]
-    columns = [
-        *col.of(machines, ": name"),
-        col.optional(col.text("release", [m.release or col.NOTHING for m in machines])),
-    ]
+    rows = [(m.name, m.release or col.NOTHING, m.dram_bytes_per_s, m.dram_bytes, r, m.tdp_w or None)
+            for m, r in zip(machines, ridge, strict=True)]  # fmt: skip
+    columns = col.of(rows, ": 0, release: 1?")
     for dtype in DTYPES:
         if any(peaks := [_peak(m, dtype) for m in machines]):
-            column = _scaled(_SHORT.get(dtype, dtype), "TFLOP/s", peaks, 1e12, 1)
+            column = col.fixed(_SHORT.get(dtype, dtype), "TFLOP/s", peaks, 1e12, 1)
             columns.append(column if dtype in _CORE else col.optional(column))
-    columns += [
-        *col.of(machines, "bandwidth: dram_bytes_per_s B/s"),
-        _scaled("memory", "GB", [m.dram_bytes for m in machines], 1e9, 0),
-        col.plain("ridge fp16", ridge, 0, "FLOP/B"),
-        col.optional(_scaled("TDP", "W", [m.tdp_w for m in machines], 1.0, 0)),
-    ]
+    columns += col.of(rows, "bandwidth: 2 B/s, memory: 3 GB0, ridge fp16@FLOP/B: 4 count, TDP@W: 5 count?")
     return col.table("", columns, "dense peaks of the faster engine; int8 in TOP/s")
 
 

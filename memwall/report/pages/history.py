@@ -144,22 +144,19 @@ def _step_table(rows: Sequence[Row], found: Sequence[Step]) -> Table:
         gpus_of.setdefault(row.workload, set()).add(row.gpu)
     merged = sorted(groups.values(), key=lambda group: group[0].row.date, reverse=True)
     shown = merged[:_MOST]
-    first = [group[0] for group in shown]
-    named = _names(rows)
-    pairs = [apart([step.before, step.after], LIMITS[step.quantity].unit) for step in first]
-    columns = [
-        col.text("date", [step.row.date[:10] for step in first]),
-        col.text("commit", [step.row.commit[:SHORT] for step in first]),
-        col.names("workload", [named(step.row) for step in first]),
-        col.names("GPU", [_together(group, gpus_of) for group in shown]),
-        *col.of(first, "policy: row.policy, quantity"),
-        (Column("from"), [before for before, _ in pairs]),
-        (Column("to"), [after for _, after in pairs]),
-        (Column("change"), [change_text(step.change) or "new" for step in first]),
-        col.text("", ["worse" if step.worse else "better" for step in first]),
-    ]
+    named, table = _names(rows), []
+    for group in shown:
+        step, row = group[0], group[0].row
+        before, after = apart([step.before, step.after], LIMITS[step.quantity].unit)
+        table.append((row.date[:10], row.commit[:SHORT], named(row), _together(group, gpus_of), row.policy,
+                      step.quantity, before, after, change_text(step.change) or "new",
+                      "worse" if step.worse else "better"))  # fmt: skip
+    specs = (
+        "date: 0, commit: 1, workload: 2 name, GPU: 3 name, policy: 4, quantity: 5, from: 6 right, to: 7 right,"
+        "change: 8 right, : 9"
+    )
     rest = f"{len(merged) - len(shown):,} older rows are not shown; " if len(merged) > len(shown) else ""
-    return col.table("Steps, newest first", columns, rest + STEP_NOTE)
+    return col.listing("Steps, newest first", table, specs, rest + STEP_NOTE)
 
 
 def _together(group: Sequence[Step], gpus_of: Mapping[str, set[str]]) -> str:
@@ -180,11 +177,8 @@ def _names(rows: Sequence[Row]) -> Callable[[Row], str]:
 def _latest_table(rows: Sequence[Row], quantities: Sequence[str]) -> Table:
     named, last = _names(rows), [trend[-1] for trend in trends(rows).values()]
     shown = last[:_MOST]
-    columns = [
-        col.names("workload", [named(row) for row in shown]),
-        *col.of(shown, "GPU: gpu name, policy"),
-        col.text("commit", [row.commit[:SHORT] for row in shown]),
-    ]
+    table = [(named(row), row.gpu, row.policy, row.commit[:SHORT]) for row in shown]
+    columns = col.of(table, "workload: 0 name, GPU: 1 name, policy: 2, commit: 3")
     for name in quantities or SHOWN:
         quantity = LIMITS[name]
         cells = apart([row.figures.get(name) for row in shown], quantity.unit)

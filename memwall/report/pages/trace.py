@@ -235,14 +235,10 @@ def _gap_section(analysis: TraceAnalysis) -> list[Section]:
     for gap in gaps:
         causes.setdefault(gap.cause, []).append(gap.dur_us * _US)
     shown = sorted(causes.items(), key=lambda item: (-sum(item[1]), item[0]))[:_GAPS]
-    columns = [
-        col.names("what the CPU did when it ended", [cause for cause, _ in shown]),
-        col.plain("gaps", [len(times) for _, times in shown]),
-        col.seconds("in all", [sum(times) for _, times in shown]),
-        col.seconds("longest", [max(times) for _, times in shown]),
-    ]
+    rows = [(cause, len(times), sum(times), max(times)) for cause, times in shown]
+    specs = "what the CPU did when it ended: 0 name, gaps: 1 count, in all: 2 s, longest: 3 s"
     text = f"{_counted(len(gaps), 'gap')}, {duration(analysis.gap_s)} in which no stream ran anything"
-    return [Section("Exposed gaps", (Sentence(text), col.table("", columns)))]
+    return [Section("Exposed gaps", (Sentence(text), col.listing("", rows, specs)))]
 
 
 def _farthest(analysis: TraceAnalysis) -> list[Section]:
@@ -279,16 +275,12 @@ def _without(analysis: TraceAnalysis) -> list[Section]:
         return []
     order = sorted(found.items(), key=lambda item: (-sum(row.measured_s for row in item[1]), item[0]))
     shown = order[:_UNKNOWN]
-    times = [sum(row.measured_s for row in rows) for _, rows in shown]
-    columns = [
-        col.names("op or kernel", [short_name(name) for (name, _), _ in shown]),
-        col.plain("count", [len(rows) for _, rows in shown]),
-        col.seconds("measured", times),
-        _time_share(analysis, times),
-        col.names("why", [reason for (_, reason), _ in shown]),
-    ]
+    whole = analysis.measured_s or 1.0
+    table = [(short_name(name), len(rows), time_s := sum(row.measured_s for row in rows), time_s / whole, reason)
+             for (name, reason), rows in shown]  # fmt: skip
+    specs = "op or kernel: 0 name, count: 1 count, measured: 2 s, time: 3 %, why: 4 name"
     unmatched = sum(len(row.kernels) for row in analysis.rows if not row.matched)
     note = f"linked to no op: {_counted(unmatched, 'kernel')}"
     if len(order) > len(shown):
         note += f"; {len(order) - len(shown):,} more kinds are in the JSON and CSV"
-    return [Section("Without figures", (col.table("", columns, note),))]
+    return [Section("Without figures", (col.listing("", table, specs, note),))]

@@ -51,12 +51,13 @@ def _device_section(device: Device, top: int) -> Section:
     blocks: list[Block] = [*_violations(device), *_doubts(device), _facts(device), _run_table(device)]
     if device.same_groups:
         like = [*(r.seconds for r in device.same_groups), *(r.versus_seconds for r in device.same_groups)]
+        rows = [(f"{r.executor} / {r.versus}", r.groups, r.ratio, r.geomean, r.worst, r.slower)
+                for r in device.same_groups]  # fmt: skip
         columns = [
-            col.text("", [f"{r.executor} / {r.versus}" for r in device.same_groups]),
-            *col.of(device.same_groups, "groups count"),
+            *col.of(rows, ": 0, groups: 1 count"),
             col.seconds("first", [r.seconds for r in device.same_groups], like=like),
             col.seconds("second", [r.versus_seconds for r in device.same_groups], like=like),
-            *col.of(device.same_groups, "ratio ratio, geomean ratio, worst ratio, slower count"),
+            *col.of(rows, "ratio: 2 ratio, geomean: 3 ratio, worst: 4 ratio, slower: 5 count"),
         ]
         blocks += [col.table("The same groups of ops", columns, EXECUTOR_NOTE), _group_table(device.groups, top)]
     return Section(f"Measured on {device.name}, modeled as {device.gpu}", blocks)
@@ -164,14 +165,9 @@ def _run_section(device: Device, run: Run, top: int) -> Section:
         longest = sorted(run.measured, key=lambda pair: (-pair.step_s, pair.kernel.id))
         blocks += [col.table("By class", col.known(classes)), _kernel_table(run, longest, top)]
     if run.lost:
-        shown = run.lost[:MAX_LOST]
-        columns = [
-            col.text("status", [status for status, _, _, _ in shown]),
-            col.plain("kernels", [count for _, _, count, _ in shown]),
-            col.si("bytes", "B", [nbytes for _, _, _, nbytes in shown]),
-            col.text("reason", [reason for _, reason, _, _ in shown], wraps=True),
-        ]
-        blocks.append(col.table("Without a time", columns, left=len(run.lost) - len(shown)))
+        specs = "status: 0, kernels: 2 count, bytes: 3 B, reason: 1 prose"
+        left = len(run.lost) - MAX_LOST
+        blocks.append(col.listing("Without a time", run.lost[:MAX_LOST], specs, left=left))
     m = run.measurement
     return Section(
         f"{device.name}: {m.executor}, groups of policy {m.policy}", blocks or [Sentence("It has no kernels.")]
