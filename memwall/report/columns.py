@@ -149,9 +149,9 @@ def of(rows: Sequence[Any], specs: str) -> list[CellColumn]:
     """Columns of attributes: ``"policy, time_s, bound_s like time_s?, floor: floor_s s, saved: before_s>after_s s"``.
 
     Each has a heading (``n@other`` has a unit of its own), an attribute (of a tuple, its place) or two, before and
-    after, and a kind: one of ``_KINDS`` or the unit of :func:`si`. An attribute without a kind has that of its quantity,
-    if it is one (:mod:`memwall.analysis.quantities`), and without a heading also the quantity's; else its own name. A
-    column takes the unit of the attribute after ``like``; one that ends in ``?`` goes where the page is narrow.
+    after, and a kind: one of ``_KINDS`` or the unit of :func:`si`. An attribute without a kind has that of its
+    quantity, if it is one (:mod:`memwall.analysis.quantities`), and without a heading also the quantity's; else its own
+    name. A column takes the unit of the attribute after ``like``; one that ends in ``?`` goes where the page is narrow.
     """
     columns: list[CellColumn] = []
     for spec in specs.split(","):
