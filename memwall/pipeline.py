@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -12,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.compare import Comparison, compare_gpus, compare_profile, compare_profiles
 from memwall.core.errors import UsageError
+from memwall.core.files import uncollected
+from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu, inherit, load_gpu, load_gpus, stated
 from memwall.ops import graph_costs
 from memwall.record.format import WorkloadInfo
 from memwall.record.profile import Profile
-from memwall.record.schedules import attention_backend
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,9 +73,9 @@ def profile(
     _check("attention", attention, ATTENTION)
     workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode)
     say(f"tracing {workload.name}")
-    with _no_collection():
+    with uncollected():
         traced, numbers = _traces(
-            workload, [attention_backend(g) if attention == "auto" else attention for g in gpus], say,
+            workload, [chip_of(g).attention if attention == "auto" else attention for g in gpus], say,
             mode=mode, dtype=dtype, autocast=autocast, real=real, max_ops=max_ops, replay=replay,
         )  # fmt: skip
         result = _unsimulated(traced, workload.name, workload.target, mode, autocast)
@@ -272,18 +271,6 @@ def trace(*, name: str = "", attention: str = "flash", max_ops: int = 200_000) -
         UsageError: no such attention; on entering, if another trace is already running.
     """
     return Trace(name, attention, max_ops)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause the cyclic garbage collector: it would walk some hundred thousand live objects for nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _gpus(gpu: Names) -> list[Gpu]:

@@ -70,7 +70,7 @@ def _spec(call: Call, name: str) -> TensorSpec:
 
 
 def _given(call: Call, name: str, default: Any) -> Any:
-    value = call.attributes.get(name)
+    value = (call.attributes or {}).get(name)
     return default if value is None else value
 
 
@@ -110,7 +110,7 @@ def reduction(call: Call) -> Loop:
     if not call.inputs:
         return OPAQUE
     spec = _spec(call, "self")
-    return _over(spec, _reduced(spec, call.attributes.get("dim")))
+    return _over(spec, _reduced(spec, _given(call, "dim", None)))
 
 
 def _over(spec: TensorSpec, dims: tuple[int, ...]) -> Loop:

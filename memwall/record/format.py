@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
@@ -148,6 +148,8 @@ class _Kernel:
     def check(self) -> None:
         if not self.op_ids:
             raise BadRecord("is empty: a kernel runs at least one op", ".op_ids")
+        if self.low_s is None or self.high_s is None:
+            self.low_s = self.high_s = self.time_s
 
 
 def _totals(record: Any) -> Totals:
@@ -199,15 +201,14 @@ def graph_to_row(graph: Graph, costs: Sequence[Cost]) -> _Graph:
         outputs=graph.outputs,
         free_calls={name: graph.free_calls[name] for name in sorted(graph.free_calls)},
         storages=tuple((s.nbytes, s.role, s.name) if s.name else (s.nbytes, s.role) for s in graph.storages),
-        values={str(value.id): _value_row(value) for value in graph.values},
+        values={
+            str(v.id): _Value(
+                v.spec.shape, v.spec.dtype, v.storage, None if v.spec.is_contiguous else v.spec.strides, v.offset
+            )
+            for v in graph.values
+        },
         ops=tuple(_op_row(op, cost) for op, cost in zip(graph.ops, costs, strict=True)),
     )
-
-
-def _value_row(value: Value) -> _Value:
-    spec = value.spec
-    strides = None if spec.is_contiguous else spec.strides
-    return _Value(spec.shape, spec.dtype, value.storage, strides, value.offset)
 
 
 def _op_row(op: Op, cost: Cost) -> _Op:
@@ -273,6 +274,9 @@ def _exist(ids: Sequence[int], limit: int, path: str) -> None:
         raise BadRecord(f"names {max(ids)}, which does not exist", path)
 
 
+_of_op = attrgetter(*(f.name for f in fields(Op)))
+
+
 def read_graph(row: _Graph, where: str) -> Costed:
     """The graph of a row, and the costs of its ops.
 
@@ -285,39 +289,24 @@ def read_graph(row: _Graph, where: str) -> Costed:
         if key != str(i):
             raise BadRecord(f"must be numbered in order; found {key[:40]!r} where {i} was due", f"{where}.values")
         _exist((value.storage,), len(row.storages), f"{where}.values.{i}.storage")
-        strides = value.strides
-        spec = (
-            contiguous(value.shape, value.dtype) if strides is None else TensorSpec(value.shape, strides, value.dtype)
-        )
+        shape, strides, dtype = value.shape, value.strides, value.dtype
+        spec = contiguous(shape, dtype) if strides is None else TensorSpec(shape, strides, dtype)
         values.append(Value(i, specs.setdefault(spec, spec), value.storage, value.offset))
+    shared: dict[str, Mapping[str, Any]] = {}  # one object for equal attributes
     for i, op in enumerate(row.ops):
+        op.attributes = shared.setdefault(repr(op.attributes), op.attributes)
         if op.id != i:
             raise BadRecord("is out of order", f"{where}.ops[{i}].id")
         _exist(op.inputs, len(values), f"{where}.ops[{i}].inputs")
         _exist(op.outputs, len(values), f"{where}.ops[{i}].outputs")
     for name in ("inputs", "parameters", "outputs"):
         _exist(getattr(row, name), len(values), f"{where}.{name}")
-    shared: dict[str, Mapping[str, Any]] = {}
+    storages = tuple(Storage(i, *stored) for i, stored in enumerate(row.storages))
+    ops = tuple(Op(*_of_op(op)) for op in row.ops)
     graph = Graph(
-        tuple(values),
-        tuple(Storage(i, *stored) for i, stored in enumerate(row.storages)),
-        tuple(_op(op, shared) for op in row.ops),
-        row.inputs,
-        row.parameters,
-        row.outputs,
-        row.free_calls,
-        row.attention,
-    )
-    return graph, _with_launches(graph, row.ops)
-
-
-def _op(row: _Op, shared: dict[str, Mapping[str, Any]]) -> Op:
-    """``shared`` keeps one object for equal attributes."""
-    attributes = shared.setdefault(repr(row.attributes), row.attributes)
-    return Op(
-        row.id, row.name, row.op_class, row.phase, row.module, row.inputs, row.outputs, row.arguments, attributes,
-        row.source,
+        tuple(values), storages, ops, row.inputs, row.parameters, row.outputs, row.free_calls, row.attention
     )  # fmt: skip
+    return graph, _with_launches(graph, row.ops)
 
 
 def _cost(row: _Op) -> Cost:
@@ -347,6 +336,11 @@ def _counts_as(cost: Cost, row: _Op) -> bool:
     return (cost.flops, cost.read_bytes, cost.write_bytes, cost.modeled, cost.kernels) == saved
 
 
+#: what a saved kernel has of an estimate, its place in the list aside
+_ESTIMATED = tuple(f.name for f in fields(Estimate) if f.name in _Kernel.__slots__ and f.name != "id")
+_of_kernel = attrgetter(*_ESTIMATED)
+
+
 def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Costed], where: str) -> Schedule:
     """The schedule of a row.
 
@@ -363,7 +357,10 @@ def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Cost
     issues = [issue_s(gpu, ops[kernel.op_ids[0]].phase, kernel.launches) for kernel in row.kernels]
     times = ((max(kernel.compute_s, kernel.memory_s) + kernel.overhead_s, kernel.overhead_s) for kernel in row.kernels)
     waits = waits_within((issue, *time) for issue, time in zip(issues, times, strict=True))
-    kernels = [_estimate(*saved) for saved in zip(range(len(issues)), row.kernels, issues, waits, strict=True)]
+    kernels = [
+        Estimate(**dict(zip(_ESTIMATED, _of_kernel(kernel), strict=True)), id=i, issue_s=issue, wait_s=wait)
+        for i, (kernel, issue, wait) in enumerate(zip(row.kernels, issues, waits, strict=True))
+    ]
     sums = {"flops": sum(k.flops for k in kernels), "dram_bytes": sum(k.bytes for k in kernels)}
     for name, total in sums.items():
         if getattr(row.totals, name) != total:
@@ -371,16 +368,6 @@ def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Cost
     if row.policy == "eager" and sorted(k.op_ids for k in kernels) != [(i,) for i in range(len(ops))]:
         raise BadRecord(": eager launches each op alone and once, and these do not", f"{where}.kernels")
     return Schedule(gpu, row.policy, tuple(kernels), row.totals, row.memory, row.graph)
-
-
-def _estimate(number: int, row: _Kernel, issued_s: float, wait_s: float) -> Estimate:
-    return Estimate(
-        id=number, name=row.name, op_ids=row.op_ids, op_class=row.op_class, flops=row.flops, read_bytes=row.read_bytes,
-        write_bytes=row.write_bytes, bound_s=row.bound_s, compute_s=row.compute_s, memory_s=row.memory_s,
-        overhead_s=row.overhead_s, low_s=row.time_s if row.low_s is None else row.low_s,
-        high_s=row.time_s if row.high_s is None else row.high_s, launches=row.launches, recomputes=row.recomputes,
-        issue_s=issued_s, wait_s=wait_s,
-    )  # fmt: skip
 
 
 def read_profile(row: SavedProfile) -> tuple[tuple[Costed, ...], tuple[Schedule, ...]]:

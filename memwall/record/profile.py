@@ -19,11 +19,12 @@ from memwall.core.structure import BadRecord, check_schema, read, write
 from memwall.core.version import __version__
 from memwall.core.views import view
 from memwall.fusion import Plan
+from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.record.format import SavedProfile, WorkloadInfo, graph_to_row, json_lines, read_profile, schedule_to_row
 from memwall.record.measurement import Measurement
-from memwall.record.schedules import CHEAP, Schedules, attention_backend
+from memwall.record.schedules import CHEAP, Schedules
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule
 
 if TYPE_CHECKING:
@@ -85,20 +86,17 @@ class Profile:
     @cached_property
     def model_flops(self) -> int:
         """FLOPs of contractions, convolutions and attention."""
-        return sum(
-            cost.total_flops
-            for op, cost in zip(self.graph.ops, self.costs[0], strict=True)
-            if op.op_class in MODEL_CLASSES
-        )
+        return sum(cost.total_flops for cost in self._model_costs)
 
     @cached_property
     def dense_model_flops(self) -> int:
         """Like :attr:`model_flops` with attention counted dense, as most other tools do."""
-        return sum(
-            cost.total_flops if cost.dense_flops is None else cost.dense_flops
-            for op, cost in zip(self.graph.ops, self.costs[0], strict=True)
-            if op.op_class in MODEL_CLASSES
-        )
+        return sum(cost.total_flops if cost.dense_flops is None else cost.dense_flops for cost in self._model_costs)
+
+    @property
+    def _model_costs(self) -> list[Cost]:
+        pairs = zip(self.graph.ops, self.costs[0], strict=True)
+        return [cost for op, cost in pairs if op.op_class in MODEL_CLASSES]
 
     @cached_property
     def dram_bytes(self) -> int:
@@ -131,7 +129,7 @@ class Profile:
         """Which graph a GPU runs: the one it was simulated with, else that of its attention backend, else 0."""
         known = {schedule.gpu.name: schedule.graph for schedule in self.simulations}
         backends = [graph.attention for graph in self.graphs]
-        wanted = attention_backend(gpu)
+        wanted = chip_of(gpu).attention
         return known.get(gpu.name, backends.index(wanted) if wanted in backends else 0)
 
     @cached_property

@@ -8,7 +8,6 @@ from typing import Any
 
 from memwall.core.graph import Graph
 from memwall.fusion import UNIVERSAL, Plan, plan_graph
-from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.simulate.schedule import PlanContext, Schedule, simulate
@@ -19,11 +18,6 @@ LAUNCHES = ("eager", "graph", "alone")
 
 #: policies whose plan can be made again from a saved record without a compiler or torch
 CHEAP = ("eager", "memwall", "ideal")
-
-
-def attention_backend(gpu: Gpu) -> str:
-    """The SDPA backend that PyTorch takes on a GPU."""
-    return chip_of(gpu).attention
 
 
 @dataclass
@@ -39,31 +33,19 @@ class Schedules:
         self, gpu: Gpu, policy: str = "eager", *, graph: int = 0, launch: str = "eager",
         regions: Sequence[int] | None = None, plan: Plan | None = None,
     ) -> Schedule:  # fmt: skip
-        """The schedule of a graph on a GPU, with its plan.
-
-        Args:
-            launch: one of :data:`LAUNCHES`.
-            regions: for each op the region that it is in; the policy fuses within one only.
-            plan: simulate this one, which another planner made.
-
-        Raises:
-            UsageError: no such policy.
-            MissingError: the ``inductor`` policy needs a torch and a Triton that it knows.
-        """
+        """As :meth:`memwall.record.profile.Profile.schedule`."""
         issued = gpu if launch == "eager" else replace(gpu, dispatch_s=0.0)
         if plan is not None:
             return simulate(self.graphs[graph], plan, issued, graph_index=graph)
         apart = None if regions is None else tuple(regions)
         key = (gpu, policy, graph, launch, apart)
         if key not in self._made:
-            plan, context = self._planned(gpu if launch == "alone" else issued, policy, graph, apart)
+            planned_for = gpu if launch == "alone" else issued
+            known = policy, None if policy in UNIVERSAL else planned_for, graph, apart
+            if known not in self._plans:
+                plan = plan_graph(policy, self.graphs[graph], self.costs[graph], planned_for, apart)
+                self._plans[known] = plan, PlanContext.of(self.graphs[graph], plan)
+            plan, context = self._plans[known]
             context = context.cold() if launch == "alone" else context
             self._made[key] = simulate(self.graphs[graph], plan, issued, context=context, graph_index=graph)
         return self._made[key]
-
-    def _planned(self, gpu: Gpu, policy: str, graph: int, regions: tuple[int, ...] | None) -> tuple[Plan, PlanContext]:
-        key = (policy, None if policy in UNIVERSAL else gpu, graph, regions)
-        if key not in self._plans:
-            plan = plan_graph(policy, self.graphs[graph], self.costs[graph], gpu, regions)
-            self._plans[key] = plan, PlanContext.of(self.graphs[graph], plan)
-        return self._plans[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memwall.core.graph import Graph, Storage
@@ -33,7 +33,7 @@ def memory_peak(graph: Graph, plan: Plan) -> MemoryPeak:
     return MemoryPeak(*max(memory_levels(graph, plan), key=sum))
 
 
-def memory_levels(graph: Graph, plan: Plan) -> Iterator[tuple[int, int, int, int]]:
+def memory_levels(graph: Graph, plan: Plan) -> Iterator[tuple[int, ...]]:
     """Walk the groups: bytes alive before the first, then for each group while it runs and after it, in the order of
     the fields of :class:`MemoryPeak`.
 
@@ -60,19 +60,14 @@ def memory_levels(graph: Graph, plan: Plan) -> Iterator[tuple[int, int, int, int
             births.setdefault(first[storage.id], []).append(storage)
             if storage.role != "gradient" and storage.id not in kept:
                 deaths.setdefault(last[storage.id], []).append(storage)
-    yield _level(live)
+    yield tuple(live)
     for index in range(len(plan.groups)):
         for born in births.get(index, ()):
             live[_FIELD[born.role]] += born.nbytes
-        yield _level(live)
+        yield tuple(live)
         for dead in deaths.get(index, ()):
             live[_FIELD[dead.role]] -= dead.nbytes
-        yield _level(live)
-
-
-def _level(live: Sequence[int]) -> tuple[int, int, int, int]:
-    parameters, gradients, optimizer_state, activations = live
-    return parameters, gradients, optimizer_state, activations
+        yield tuple(live)
 
 
 def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...]]:

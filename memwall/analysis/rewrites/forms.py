@@ -18,9 +18,10 @@ from memwall.analysis.rewrites.norms import decomposed_norms, with_fused_norms
 from memwall.analysis.rewrites.rewrite import Priced
 from memwall.core.graph import Graph
 from memwall.core.units import size
+from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
-from memwall.record.schedules import Schedules, attention_backend
+from memwall.record.schedules import Schedules
 
 #: traces the workload again with other options: ``attention=...`` or ``optimizer=...``
 Retrace = Callable[..., Profile]
@@ -134,7 +135,7 @@ def _traced_families(step: _Step, traced: Sequence[tuple[str, str, Profile]]) ->
         form_of = _FORM_OF[family]
         called, others = form_of(step.model[0]), []
         for name, profile in ((name, profile) for of, name, profile in traced if of == family):
-            if name == called or (name == "flash" and attention_backend(step.gpu) != "flash"):
+            if name == called or (name == "flash" and chip_of(step.gpu).attention != "flash"):
                 continue
             number = profile.graph_for(step.gpu) if family == "optimizer" else 0
             if form_of(profile.graphs[number]) == name:
