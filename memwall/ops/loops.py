@@ -66,7 +66,8 @@ LoopRule = Callable[[Call], Loop]
 
 
 def _spec(call: Call, name: str) -> TensorSpec:
-    return call.arg(name) or call.inputs[0]
+    named = zip(call.arguments, call.inputs, strict=False)  # a record need not name its arguments
+    return next((spec for argument, spec in named if argument == name), call.inputs[0])
 
 
 def _given(call: Call, name: str, default: Any) -> Any:
