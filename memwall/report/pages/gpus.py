@@ -86,7 +86,10 @@ def _utilization_table(gpu: Gpu) -> Table:
         source = gpu.sources.get(f"utilization.{key}") or whose
         rows.setdefault((kernels, source), []).append(f"{name} {value:.4g}")
     table = [(kernels, ", ".join(values), source) for (kernels, source), values in rows.items()]
-    note = "interval: measured over modeled time of 8 rows in 10; what each constant means: memwall/work"
+    note = (
+        "interval: measured over modeled time, from the 10th to the 90th percentile;"
+        " what each constant means: memwall/hardware/constants.py"
+    )
     return col.listing("Utilization", table, "kernels: 0, constants: 1 prose, source: 2 prose", note)
 
 

@@ -86,7 +86,7 @@ def test_calibration_says_what_the_fractions_are(name: str) -> None:
     if gpu.calibration == "measured":
         own = [key for key in stated if "inherited" not in gpu.sources[key]]
         assert "achievable.dram" in own and len(own) >= 2
-    assert "/work" not in text
+    assert not re.search(r"(^|[ (])/\w+/", text)  # sources are not files of one machine
     for key in stated:
         quotient = re.search(r"([\d,.]+)/([\d.]+)(?: |,|$)", gpu.sources[key])
         fraction = gpu.achievable[key.removeprefix("achievable.")]
@@ -149,7 +149,7 @@ def test_datasheet(name: str, sms: int, fp16: float, fp32: float, gb_per_s: floa
     assert gpu.dram_bytes_per_s == pytest.approx(gb_per_s * 1e9)
 
 
-def test_p100_to_h100_grows_as_the_issue_says() -> None:
+def test_growth_from_p100_to_h100() -> None:
     p100, h100 = load_gpu("p100"), load_gpu("h100")
     fp16 = pipe("tensor.float16")
     assert h100.peak(fp16) / p100.peak(fp16) == pytest.approx(46.67, abs=0.01)  # 989.4 / 21.2
