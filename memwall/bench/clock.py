@@ -56,12 +56,8 @@ class Clocks:
 
 
 def open_device(kind: str) -> Device:
-    """This machine's device of a kind.
-
-    Raises:
-        UsageError: there is no such kind.
-        MissingError: there is no such device.
-    """
+    """This machine's device of a kind. Raises ``UsageError``: there is no such kind; ``MissingError``: there is no such
+    device."""
     if kind == "cpu":
         return Cpu()
     if kind != "cuda":

@@ -77,11 +77,8 @@ class Ratio:
 
 
 def ratio(launches: Sequence[Sequence[float]], confidence: float) -> Ratio:
-    """The ratio from the log ratios of some launches, each with the same number of rounds.
-
-    Raises:
-        ValueError: there are none, or launches have different numbers of rounds.
-    """
+    """The ratio from the log ratios of some launches, each with the same number of rounds. Raises ``ValueError``: there
+    are none, or launches have different numbers of rounds."""
     import numpy as np
 
     ratios = np.array(launches, dtype=float)

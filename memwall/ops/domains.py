@@ -17,7 +17,7 @@ SECOND_MOMENT = 2e-3
 
 @dataclass(frozen=True)
 class Domain:
-    """A way to fill a tensor (a key of the table in :mod:`memwall.bench.kernels.fill`) and the numbers of that way."""
+    """A way to fill a tensor (a key of the table in :mod:`memwall.bench.kernels.arena`) and the numbers of that way."""
 
     kind: str
     high: int = 0

@@ -1,8 +1,8 @@
 """``memwall calibrate``: measure what this machine reaches, and write it down as a hardware spec.
 
 :func:`calibrate` (in ``run``) starts a process that measures; ``benchmarks`` says what is timed, ``sampling`` when a
-sample of the CPU counts, ``spec`` and ``cuda_spec`` write the quantities as a file that ``--gpu`` takes. Importing this
-imports no torch.
+sample of the CPU counts, ``spec`` writes the quantities as a file that ``--gpu`` takes. Importing this imports no
+torch.
 """
 
 from memwall.bench.calibrate.run import Calibration, calibrate, default_spec_path

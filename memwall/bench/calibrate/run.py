@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memwall.bench.calibrate.cuda_spec import cuda_spec
 from memwall.bench.calibrate.sampling import WIDE, Benchmark, Quantity, measure
-from memwall.bench.calibrate.spec import cpu_spec
+from memwall.bench.calibrate.spec import cpu_spec, cuda_spec
 from memwall.bench.clock import Clocks, open_device, timing_environment
 from memwall.bench.device import DEVICES, Device
 from memwall.bench.machine import cache_bytes
@@ -95,12 +94,8 @@ def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_here(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a spec says of a device, and its quantities.
-
-    Raises:
-        Busy: other processes ran.
-        MissingError: there is no CUDA device.
-    """
+    """What a spec says of a device, and its quantities. Raises ``Busy``: other processes ran; ``MissingError``: there
+    is no CUDA device."""
     import torch
 
     from memwall.bench.calibrate.benchmarks import cpu_benchmarks
@@ -150,11 +145,8 @@ def _measure_cuda(rounds: int) -> dict[str, Any]:
 
 def _quantity(device: Device, bench: Benchmark, calls: int, rounds: int) -> Quantity:
     """Seconds per call of a graph that holds ``calls`` of them, replayed between events (:mod:`memwall.bench.cuda`), so
-    that the CPU's time per launch is no part of the figure.
-
-    Raises:
-        RuntimeError: the device has no such kernel, or cannot capture it.
-    """
+    that the CPU's time per launch is no part of the figure. Raises ``RuntimeError``: the device has no such kernel, or
+    cannot capture it."""
 
     def repeated() -> None:
         for _ in range(calls):

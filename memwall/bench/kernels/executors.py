@@ -32,10 +32,8 @@ from memwall.ops.evaluate import Operators
 @dataclass(frozen=True)
 class Built:
     """A kernel that can be run: takes the tensors of ``inputs`` (value ids) and returns those of ``outputs``.
-
-    ``configs`` are settings to choose from by :attr:`configure`; ``is_ours``: a generated kernel, which takes
-    ``seed`` and ``empty``, and gives the same bits on every run.
-    """
+    ``configs`` are settings to choose from by :attr:`configure`; ``is_ours``: a generated kernel, which takes ``seed``
+    and ``empty``, and gives the same bits on every run."""
 
     run: Callable[..., Any]
     inputs: tuple[int, ...]
@@ -65,22 +63,15 @@ class Builder:
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def eager(self, group: Group) -> Built:
-        """The ops of a group as calls of torch's operators, one after another.
-
-        Raises:
-            Unsupported: an op is no operator of torch's.
-        """
+        """The ops of a group as calls of torch's operators, one after another. Raises ``Unsupported``: an op is no
+        operator of torch's."""
         text = reference(self.graph, self.flow, group, self.operators)
         if text.source not in self._functions:
             self._functions[text.source] = self._executed(text)
         return Built(self._functions[text.source], text.inputs, text.outputs, source=text.source)
 
     def inductor(self, group: Group) -> Built:
-        """The same function compiled by torch.compile.
-
-        Raises:
-            Unsupported: an op is no operator of torch's.
-        """
+        """The same function compiled by torch.compile."""
         text = reference(self.graph, self.flow, group, self.operators)
         key = text.source, tuple(self.graph.values[i].spec for i in text.inputs)
         if key not in self._compiled:
@@ -89,12 +80,7 @@ class Builder:
         return Built(self._compiled[key], text.inputs, text.outputs, source=text.source)
 
     def generated(self, group: Group) -> Built:
-        """The generated kernel.
-
-        Raises:
-            NotGenerated: no kernel can be generated for the group.
-            MissingError: there is no Triton.
-        """
+        """The generated kernel. Raises ``NotGenerated``: no kernel can be generated for the group."""
         from memwall.codegen import generate
 
         kernel = generate(self.graph, self.flow, group, self.gpu)
@@ -178,11 +164,8 @@ class Choices:
 
 
 def choose(built: Built, ready: Callable[[], Ready], device: Device) -> Mapping[str, int]:
-    """The setting with the lowest median; one that fails to run is skipped.
-
-    Raises:
-        RuntimeError: none runs; what the first one said.
-    """
+    """The setting with the lowest median; one that fails to run is skipped; where none runs, the first error is
+    raised."""
     times: list[tuple[float, Mapping[str, int]]] = []
     first: Exception | None = None
     for config in built.configs:

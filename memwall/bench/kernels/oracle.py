@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from memwall.bench.device import Device
-from memwall.bench.kernels.arena import GUARD_BYTES, POISONS, Arena, WideMemory
+from memwall.bench.kernels.arena import GUARD_BYTES, POISONS, Arena, WideMemory, fill
 from memwall.bench.kernels.evaluate import Noise, run_group
 from memwall.bench.kernels.executors import Built
-from memwall.bench.kernels.fill import fill
 from memwall.bench.kernels.numerics import PASSED, SPREADS, Check, compare, distance, same, uniform, wrong
 from memwall.codegen.kernel import Kernel
 from memwall.core.errors import Unsupported
@@ -38,9 +37,6 @@ _MOVING = frozenset((
     "clone", "cat", "stack", "embedding", "index", "index_select", "gather", "select_backward", "slice_backward",
     "copy_", "zeros", "zeros_like", "new_zeros", "fill_", "zero_", "neg", "ones_like", "upsample_nearest2d",
 ))  # fmt: skip
-
-#: A generated kernel's ``run``.
-Run = Callable[..., Sequence[Tensor]]
 
 
 class Oracle:
@@ -67,8 +63,6 @@ class Oracle:
             if op.name == "aten.native_dropout"
         ]
 
-    # -- inputs ------------------------------------------------------------------------------------------------------
-
     def inputs(
         self, seed: int = 0, device: str = "cpu", *, special: bool = False, guard_bytes: int = GUARD_BYTES
     ) -> Arena:
@@ -93,14 +87,9 @@ class Oracle:
             return True
         return self.graph.storages[storage].is_persistent
 
-    # -- results -----------------------------------------------------------------------------------------------------
-
     def eager(self, arena: Arena, kept: Mapping[int, Tensor] | None = None) -> dict[int, Tensor]:
-        """Eager PyTorch's results, by value id. The arena is not changed.
-
-        Raises:
-            Unsupported: PyTorch has no such kernel on the arena's device.
-        """
+        """Eager PyTorch's results, by value id; ``Unsupported`` where it has no such kernel on the arena's device. The
+        arena is not changed."""
         memory = arena.copy()
         run_group(self.graph, self.group, memory, self.operators, kept)
         return {v: memory[v].clone() for v in self.results}
@@ -127,8 +116,6 @@ class Oracle:
             masks[mask] = uniform(seed + place, places) >= 1.0 - share
         return masks
 
-    # -- the comparison ----------------------------------------------------------------------------------------------
-
     def check(self, outputs: Mapping[int, Tensor], arena: Arena, eager: Mapping[int, Tensor] | None = None) -> Check:
         """Compare a kernel's results with float64.
 
@@ -136,9 +123,6 @@ class Oracle:
             outputs: what the kernel returned, by value id, and the values of ``effects``.
             arena: the inputs as they were before it ran.
             eager: eager's results on the same inputs: a kernel may be twice as far from float64 as those are.
-
-        Raises:
-            Unsupported: there is nothing to compare with here.
         """
         missing = [value_id for value_id in self.results if value_id not in outputs]
         if missing:
@@ -181,11 +165,9 @@ class Oracle:
                 return wrong(f"value {mask}", f"a dropout keeps {kept:.4f}, not {share:.4f}")
         return PASSED
 
-    # -- all of it ---------------------------------------------------------------------------------------------------
-
     def verify(
-        self, kernel: Kernel, run: Run, *, seed: int = 0, device: str = "cpu", special: bool = False,
-        guard_bytes: int = GUARD_BYTES, repeatable: bool = True, with_eager: bool = False,
+        self, kernel: Kernel, run: Callable[..., Sequence[Tensor]], *, seed: int = 0, device: str = "cpu",
+        special: bool = False, guard_bytes: int = GUARD_BYTES, repeatable: bool = True, with_eager: bool = False,
         around: Callable[[Arena, Callable[[], Any]], Any] | None = None,
     ) -> Check:  # fmt: skip
         """Run a kernel twice, on memory that is poisoned in two ways, and compare it with float64.
@@ -198,9 +180,6 @@ class Oracle:
             repeatable: False if sums have no fixed order (atomics): the runs are then only compared within tolerance.
             with_eager: eager's own distance from float64 widens the tolerance.
             around: called as ``around(arena, call)`` for the second run; by default it is just called.
-
-        Raises:
-            Unsupported: there is nothing to compare with here.
         """
         before = self.inputs(seed, device, special=special, guard_bytes=guard_bytes)
         runs: list[dict[int, Tensor]] = []

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memwall.bench.device import RUN_OPTIONS, in_doubt
-from memwall.bench.kernels.benchmark_run import BUILD_LIMIT_S, BenchmarkRun, Limits, flags
-from memwall.bench.kernels.jobs import Work, plan_work
+from memwall.bench.kernels.benchmark_run import BUILD_LIMIT_S, BenchmarkRun, Limits, Work, flags, plan_work
 from memwall.bench.kernels.workers import WorkerPool
 from memwall.core.errors import MissingError, UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
@@ -47,8 +46,7 @@ def measure(
     """Time every kernel of a model on this machine, by several executors, and the whole step.
 
     Args:
-        profile_or_target: a profile (its model is not needed), or as for :func:`memwall.profile`.
-        inputs, options: as for :func:`memwall.profile`.
+        profile_or_target, inputs, options: a profile (its model is not needed), or as for :func:`memwall.profile`.
         device: ``cuda`` or ``cpu``; None takes CUDA if there is a device.
         executors: ``eager`` (each op alone), ``generated`` (memwall's kernels, CUDA only), ``inductor`` (each of its
             groups compiled alone by torch.compile); none named means all that the device has.
@@ -57,11 +55,9 @@ def measure(
         top: only this many kernels of each executor, those that take most of the modeled step.
         time_limit_s: begin no new block after this many seconds; kernels not reached are ``skipped``.
         build_limit_s: a kernel that takes longer to be built, checked and tuned is lost.
-        check: compare what kernels compute with eager and float64; a wrong one gets no time.
-        steps: time whole steps too.
+        check, steps: compare what kernels compute with eager and float64 (a wrong one gets no time); time whole steps.
         strict_device: refuse a device that is throttled or shared, before the first kernel if it shows by then.
-        progress: called with one-line messages.
-        updated: called after each block with the profile so far, marked incomplete.
+        progress, updated: called with one-line messages; after each block with the profile so far, marked incomplete.
         pool: workers that outlive this measurement; None starts some and stops them.
         model: the target of a profile and the options that it was traced with, where the model itself is to be timed
             next to the step; a target given as such is timed anyway.
@@ -117,12 +113,8 @@ def _run(
 
 def device_spec(kind: str, gpu: str | Path | Gpu | None = None) -> Gpu:
     """The spec of this machine's device: the one named, else found by its name or, for a CPU, where ``memwall
-    calibrate`` left it.
-
-    Raises:
-        UsageError: the spec named is wrong.
-        MissingError: there is no such device, or no spec of it.
-    """
+    calibrate`` left it. Raises ``UsageError``: the spec named is wrong; ``MissingError``: there is no such device, or
+    no spec of it."""
     if gpu is not None:
         return load_gpu(gpu)
     if kind == "cpu":
@@ -192,11 +184,8 @@ def _module(target: Any, options: Mapping[str, Any], inputs: Any) -> tuple[str, 
 
 
 def need_compiler(kind: str) -> None:
-    """Check that torch.compile has what it needs on a device (``cpu`` or ``cuda``), before anything runs.
-
-    Raises:
-        MissingError: no C++ compiler (CPU), no C compiler or no Triton (CUDA); names the program and how to fix it.
-    """
+    """Check that torch.compile has what it needs on a device (``cpu`` or ``cuda``), before anything runs. Raises
+    ``MissingError``: no C++ compiler (CPU), no C compiler or no Triton (CUDA); names the program and how to fix it."""
     if kind == "cuda":
         if find_spec("triton") is None:
             raise MissingError("torch.compile needs Triton on a GPU: pip install 'memwall[triton]'")

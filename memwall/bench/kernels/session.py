@@ -14,8 +14,8 @@ import torch
 
 from memwall.bench.clock import open_device
 from memwall.bench.device import Ready
+from memwall.bench.kernels.evaluate import CpuForms
 from memwall.bench.kernels.executors import BUILDERS, Builder, Built, Choices, choose
-from memwall.bench.kernels.forms import CpuForms
 from memwall.bench.kernels.oracle import Oracle, Verdict, check_numerics
 from memwall.bench.kernels.steps import StepRunner, module_step
 from memwall.bench.kernels.workers import Copied, Ran, Run, Setup
@@ -115,11 +115,8 @@ class Session:
         self._most_bytes = int(KEPT_SHARE * self.device.free_bytes())
 
     def recover(self) -> None:
-        """After a failure: let go of everything.
-
-        Raises:
-            RuntimeError: the device is of no more use to this process.
-        """
+        """After a failure: let go of everything. Raises ``RuntimeError``: the device is of no more use to this
+        process."""
         self._kept.clear()
         self.device.clear()
         self.device.wait()
@@ -158,11 +155,8 @@ class Session:
         return Prepared(verdict, built, config, ready, nbytes)
 
     def _built(self, question: Run) -> tuple[int, Built, Oracle]:
-        """The bytes of a kernel's tensors, the kernel, and what knows its inputs and results.
-
-        Raises:
-            MemoryError: it would not fit.
-        """
+        """The bytes of a kernel's tensors, the kernel, and what knows its inputs and results. Raises ``MemoryError``:
+        it would not fit."""
         graph, group = self.setup.graph, question.group
         storages = {graph.values[i].storage for i in (*group.reads, *group.writes)}
         nbytes = sum(graph.storages[i].nbytes for i in storages)

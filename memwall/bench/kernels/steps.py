@@ -147,11 +147,8 @@ class StepRunner:
 
 def module_step(target: str, options: Mapping[str, Any], device: str, compiled: bool) -> Callable[[], Any]:
     """A function that runs one step, with everything on the device; ``options`` are some of
-    :data:`memwall.bench.device.RUN_OPTIONS`.
-
-    Raises:
-        UsageError: the target is wrong, or gives no loss to train on.
-    """
+    :data:`memwall.bench.device.RUN_OPTIONS`. Raises ``UsageError``: the target is wrong, or gives no loss to train
+    on."""
     mode = options.get("mode", "inference")
     sizes = {key: options[key] for key in ("batch", "seq", "input_specs") if key in options}
     workload = resolve(target, **sizes, mode=mode)

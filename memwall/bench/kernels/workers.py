@@ -86,43 +86,28 @@ class Copied:
 
 
 class Worker:
-    """One process that runs kernels (:class:`.session.Questions`), started at the first question.
-
-    A kernel that crashes it or exceeds its time limit is lost alone: the next question starts a new process.
-    """
+    """One process that runs kernels (:class:`.session.Questions`). A kernel that crashes it or exceeds its time limit
+    is lost alone: the next question starts a new process."""
 
     def __init__(self) -> None:
         self.setup: Setup | None = None
         #: the device and the versions
         self.environment: dict[str, Any] = {}
         #: how often it could not be started again since :meth:`begin`
-        self._failures = 0
+        self.failures = 0
         self._process: Child | None = None
 
-    @property
-    def is_given_up(self) -> bool:
-        """Whether it failed to restart so often that it is not tried any more."""
-        return self._failures >= MOST_STARTS
-
     def begin(self, setup: Setup) -> None:
-        """Switch to another graph, in the same process if one runs.
-
-        Raises:
-            MissingError, WorkerFailed: as :meth:`start`.
-        """
-        self.setup, self._failures = setup, 0
+        """Switch to another graph, in the same process if one runs; raises as :meth:`start`."""
+        self.setup, self.failures = setup, 0
         if self._process is not None:
             with contextlib.suppress(MemwallError):  # the last graph has broken it: a new one may do
                 self._set_up()
         self.start()
 
     def start(self) -> None:
-        """Start the process and open its device.
-
-        Raises:
-            MissingError: there is no such device.
-            WorkerFailed: it could not start.
-        """
+        """Start the process and open its device. Raises ``MissingError``: there is no such device; ``WorkerFailed``: it
+        could not start."""
         if self._process is not None:
             return
         assert self.setup is not None, "begin() comes first"
@@ -144,12 +129,12 @@ class Worker:
         """What a method of the worker's :class:`.session.Session` returns, or a :class:`Ran` that says how the answer
         was lost: also where no process could be started in place of one that ended. That is tried ``MOST_STARTS``
         times."""
-        if self.is_given_up:
+        if self.failures >= MOST_STARTS:
             return Ran("skipped", "the measuring process could not be started again")
         try:
             self.start()
         except MemwallError as error:
-            self._failures += 1
+            self.failures += 1
             return Ran("skipped", f"the measuring process could not be started again: {error}")
         answer = self._ask(limit_s, question, *arguments)
         if isinstance(answer, Ran) and answer.fatal:
@@ -192,11 +177,8 @@ class WorkerPool:
         return {name: self._workers[name] for name in executors}
 
     def compile_ahead(self, setup: Setup, kernels: Sequence[Run], limit_s: float, deadline: float) -> None:
-        """Have the helpers compile kernels side by side, so that the workers find them in the caches on disk.
-
-        One that fails here fails again when it is timed. Kernels not begun at ``deadline`` (of :func:`time.monotonic`)
-        are left out.
-        """
+        """Have the helpers compile kernels side by side, so that the workers find them in the caches on disk. Kernels
+        not begun at ``deadline`` (of :func:`time.monotonic`) are left out."""
         if not self._helpers:
             return
         waiting = deque(kernels)
@@ -204,7 +186,7 @@ class WorkerPool:
         def work(helper: Worker) -> None:
             with contextlib.suppress(MemwallError):
                 helper.begin(setup)
-                while waiting and not helper.is_given_up and time.monotonic() < deadline:
+                while waiting and helper.failures < MOST_STARTS and time.monotonic() < deadline:
                     with contextlib.suppress(IndexError):  # another took the last one
                         helper.ask(limit_s, "run", waiting.popleft())
                 helper.ask(limit_s, "rest")

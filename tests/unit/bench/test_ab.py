@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 
 from memwall.bench.ab import ABResult, Side, run_ab
-from memwall.bench.ab import worker as ab_worker
+from memwall.bench.ab import sides as ab_sides
 from memwall.bench.ab.run import BLOCKS, Rules, run_launches, verdict_of
 from memwall.bench.ab.sides import Block, Launch, Round
 from memwall.bench.machine import Usage
@@ -331,7 +331,7 @@ def test_a_side_that_fails_is_named(tmp_path, failing, line, message):
 
 def test_options_are_those_of_a_profile(tmp_path):
     with pytest.raises(UsageError, match="no option 'bach' of a timed model; did you mean batch"):
-        ab_worker.Worker()("build", "cpu", Side(tmp_path, "net.py", {"bach": 3}), tmp_path, 0)
+        ab_sides.Worker()("build", "cpu", Side(tmp_path, "net.py", {"bach": 3}), tmp_path, 0)
 
 
 def test_the_same_place_of_the_own_checkout_comes_first(tmp_path, monkeypatch):
@@ -340,7 +340,7 @@ def test_the_same_place_of_the_own_checkout_comes_first(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
     entries = [str(head / "src"), str(head / ".venv/lib"), "/usr/lib/python"]
     monkeypatch.setattr(sys, "path", list(entries))
-    ab_worker._look_in(base, head)
+    ab_sides._look_in(base, head)
     assert sys.path == [str(base), str(base / "src"), *entries]
 
 
@@ -353,11 +353,11 @@ def test_a_module_of_the_other_checkout_is_refused(tmp_path, monkeypatch):
     installed, stray = ModuleType("zz_installed"), ModuleType("zz_stray")
     installed.__file__, stray.__file__ = str(head / ".venv/numpy.py"), str(head / "pkg.py")
     monkeypatch.setitem(sys.modules, "zz_installed", installed)
-    ab_worker._refuse_strays(base, head)
+    ab_sides._refuse_strays(base, head)
     monkeypatch.setitem(sys.modules, "zz_stray", stray)
-    ab_worker._refuse_strays(head, base)
+    ab_sides._refuse_strays(head, base)
     with pytest.raises(UsageError, match=r"^zz_stray comes from the other side's checkout \(pkg.py\)"):
-        ab_worker._refuse_strays(base, head)
+        ab_sides._refuse_strays(base, head)
 
 
 def test_a_folder_that_is_not_there(tmp_path):

@@ -8,9 +8,8 @@ import math
 import pytest
 
 from memwall.bench.calibrate import default_spec_path
-from memwall.bench.calibrate.cuda_spec import cuda_spec
 from memwall.bench.calibrate.sampling import Benchmark, Busy, Quantity, measure
-from memwall.bench.calibrate.spec import cpu_spec
+from memwall.bench.calibrate.spec import cpu_spec, cuda_spec
 from memwall.bench.clock import Clocks
 from memwall.core.graph import Pipe, contiguous
 from memwall.hardware.gpu import KERNELS, PRODUCTS, Cpu, Gpu

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch, memwall
 import memwall.bench.kernels.session as sessions
 from memwall.bench.kernels.executors import Builder
-from memwall.bench.kernels.jobs import plan_work
+from memwall.bench.kernels.benchmark_run import plan_work
 from memwall.bench.kernels.workers import Run, Setup
 from memwall.bench.kernels.session import Session
 

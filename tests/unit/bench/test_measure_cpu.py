@@ -18,9 +18,8 @@ import memwall
 from memwall.analysis.validation import measurements
 from memwall.bench.clock import Cpu
 from memwall.bench.kernels import WorkerPool, measure
-from memwall.bench.kernels.benchmark_run import BenchmarkRun, Limits
+from memwall.bench.kernels.benchmark_run import BenchmarkRun, Limits, plan_work
 from memwall.bench.kernels.executors import Builder, Built
-from memwall.bench.kernels.jobs import plan_work
 from memwall.bench.kernels.oracle import Oracle, check_numerics
 from memwall.bench.kernels.run import device_spec
 from memwall.core.errors import MissingError, UsageError
