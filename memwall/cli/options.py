@@ -134,11 +134,8 @@ def profile_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse(keywords: dict[str, Any], reason: str) -> None:
-    """Refuse options that say how to trace, where nothing is traced.
-
-    Raises:
-        UsageError: there are any; names their flags and the reason.
-    """
+    """Refuse options that say how to trace, where nothing is traced. Raises ``UsageError``: there are any; names their
+    flags and the reason."""
     if keywords:
         flags = ", ".join(_FLAGS.get(name, "--" + name.replace("_", "-")) for name in keywords)
         raise UsageError(f"{flags} says how to trace a model, but {reason}")
@@ -148,11 +145,8 @@ _FLAGS = {"input_specs": "--input", "replay": "--no-replay"}
 
 
 def parse_prices(texts: Sequence[str]) -> dict[str, float]:
-    """``('h100=2.5', ...)`` as USD per hour by GPU name as given.
-
-    Raises:
-        UsageError: not NAME=NUMBER, or not a price.
-    """
+    """``('h100=2.5', ...)`` as USD per hour by GPU name as given. Raises ``UsageError``: not NAME=NUMBER, or not a
+    price."""
     prices: dict[str, float] = {}
     for text in texts:
         name, _, number = text.rpartition("=")

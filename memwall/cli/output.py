@@ -125,24 +125,16 @@ class Out:
         self.files: list[Output] = []
 
     def plan(self, report: type[Report], suffixes: Mapping[str, str] = SUFFIXES) -> None:
-        """What each ``-o`` asks for, of the kinds that a report has.
-
-        Raises:
-            UsageError: unknown suffix, or the folder is missing or not writable.
-            MissingError: the kind needs a dependency that is not installed.
-        """
+        """What each ``-o`` asks for, of the kinds that a report has. Raises ``UsageError``: unknown suffix, or the
+        folder is missing or not writable; ``MissingError``: the kind needs a dependency that is not installed."""
         self.files = [plan_output(text, report.kinds, suffixes) for text in dict.fromkeys(self.paths)]
 
     def show(
         self, report: Report, *, before_files: Callable[[], None] = lambda: None,
         before_print: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Render everything, then write the files, then print the result.
-
-        Raises:
-            UsageError: a file cannot be written.
-            MissingError: a kind needs a dependency that is not installed.
-        """
+        """Render everything, then write the files, then print the result. Raises ``UsageError``: a file cannot be
+        written; ``MissingError``: a kind needs a dependency that is not installed."""
         from memwall.report import render
 
         files = [(output.path, render(report, output.kind)) for output in self.files]

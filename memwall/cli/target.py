@@ -22,11 +22,8 @@ DEFAULT_GPU = "h100-sxm"
 
 
 def is_record(target: str) -> bool:
-    """Whether a target is a saved record: a file that ends in .json or .json.gz.
-
-    Raises:
-        UsageError: it is a profiler's trace.
-    """
+    """Whether a target is a saved record: a file that ends in .json or .json.gz. Raises ``UsageError``: it is a
+    profiler's trace."""
     from memwall.cli.trace_input import refuse_trace
 
     refuse_trace(target)
@@ -37,11 +34,8 @@ def is_record(target: str) -> bool:
 
 
 def chosen_gpus(names: Sequence[str | Gpu], say: Callable[[str], None]) -> list[Gpu]:
-    """The GPUs of ``--gpu``, each once; without any, this machine's, else the default, saying which.
-
-    Raises:
-        UsageError: a name or a file is wrong.
-    """
+    """The GPUs of ``--gpu``, each once; without any, this machine's, else the default, saying which. Raises
+    ``UsageError``: a name or a file is wrong."""
     if names:
         return load_gpus(names)
     device = this_machine()
@@ -116,11 +110,8 @@ class Model:
 
 
 def make_profile(target: str, names: Sequence[str | Gpu], workload: dict[str, Any], messages: Messages) -> Profile:
-    """The profile of a target on the GPUs named, traced or simulated again from a saved record.
-
-    Raises:
-        UsageError: an option that does not go with a saved record, or as :func:`memwall.profile`.
-    """
+    """The profile of a target on the GPUs named, traced or simulated again from a saved record. Raises ``UsageError``:
+    an option that does not go with a saved record, or as :func:`memwall.profile`."""
     keywords = options.profile_options(workload)
     if is_record(target):
         return _again(target, names, keywords, messages)
@@ -155,10 +146,7 @@ def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], me
 def running(target: str, messages: Messages) -> Iterator[None]:
     """The user's model, or a compiler, at work: what it prints goes to standard error, also what a library or a child
     process writes to file descriptor 1, so that standard output has the result alone; its progress is cleared after it.
-
-    Raises:
-        MemwallError: it left by ``sys.exit``, which is no result, whatever its code.
-    """
+    Raises ``MemwallError``: it left by ``sys.exit``, which is no result, whatever its code."""
     try:
         with contextlib.redirect_stdout(sys.stderr), _descriptor_to_stderr():
             yield

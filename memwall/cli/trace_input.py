@@ -25,11 +25,8 @@ _KEYS = {"[": ("ph", "ts", "pid", "cat"), "{": ("traceEvents", "schemaVersion", 
 
 def is_trace(path: str) -> bool:
     """Whether a target is a profiler trace: an object with ``traceEvents`` or a list of events, packed or not, or a
-    packed file that is not a record of memwall. An unreadable file is not a trace: whoever opens it says why.
-
-    Raises:
-        UsageError: it is a pipe or a device, which cannot be looked into before it is read.
-    """
+    packed file that is not a record of memwall. An unreadable file is not a trace: whoever opens it says why. Raises
+    ``UsageError``: it is a pipe or a device, which cannot be looked into before it is read."""
     name = path.lower()
     if not name.endswith((".json", ".json.gz")) or name.startswith("hf:"):
         return False
@@ -52,11 +49,8 @@ def is_trace(path: str) -> bool:
 
 
 def refuse_trace(path: str) -> None:
-    """Refuse a profiler's trace where a saved profile or a model is wanted.
-
-    Raises:
-        UsageError: it is one; says which command reads it.
-    """
+    """Refuse a profiler's trace where a saved profile or a model is wanted. Raises ``UsageError``: it is one; says
+    which command reads it."""
     if is_trace(path):
         raise UsageError(f"{path} is a profiler's trace, not a saved profile; memwall profile {path} reads it")
 
@@ -70,11 +64,8 @@ def profile_trace(path: str, names: Sequence[str | Gpu], ncu: str | None, out: O
 
 
 def analyse_file(path: str, names: Sequence[str | Gpu], *, ncu: str | None = None) -> TraceAnalysis:
-    """The analysis of a trace's file on the GPU given, else on its own.
-
-    Raises:
-        UsageError: the trace or the report of Nsight Compute is wrong, or its GPU is not known.
-    """
+    """The analysis of a trace's file on the GPU given, else on its own. Raises ``UsageError``: the trace or the report
+    of Nsight Compute is wrong, or its GPU is not known."""
     from memwall.traces import read_trace
     from memwall.traces.analysis import analyse
 

@@ -68,11 +68,8 @@ def saved_profile(workload: GatedWorkload, root: Path) -> Profile:
 
 
 def baseline_path(place: Path, name: str, *, several: bool) -> Path:
-    """Where the baseline of a workload is: the file itself, or ``NAME.json.gz`` (or ``.json``) in a folder.
-
-    Raises:
-        UsageError: one file for several workloads.
-    """
+    """Where the baseline of a workload is: the file itself, or ``NAME.json.gz`` (or ``.json``) in a folder. Raises
+    ``UsageError``: one file for several workloads."""
     if place.name.endswith(SUFFIXES):
         if several:
             raise UsageError(f"{place} is one file, and there are several workloads; name a folder")
@@ -82,11 +79,7 @@ def baseline_path(place: Path, name: str, *, several: bool) -> Path:
 
 
 def write_baselines(profiles: Mapping[Path, Profile]) -> None:
-    """Write each profile whole, making the folder.
-
-    Raises:
-        UsageError: one cannot be written.
-    """
+    """Write each profile whole, making the folder. Raises ``UsageError``: one cannot be written."""
     for path, profile in profiles.items():
         try:
             path.parent.mkdir(parents=True)
@@ -193,12 +186,9 @@ def _find_commit(folder: Path, ref: str) -> tuple[str, tuple[str, ...]]:
 
 @contextlib.contextmanager
 def checked_out(folder: Path, ref: str) -> Iterator[Checkout]:
-    """The base commit of ``ref`` in a temporary worktree, taken away at the end. The user's tree is not touched.
-
-    Raises:
-        UsageError: no repository, no such ref, a shallow clone that lacks the common commit, or a commit without the
-            folder.
-    """
+    """The base commit of ``ref`` in a temporary worktree, taken away at the end. The user's tree is not touched. Raises
+    ``UsageError``: no repository, no such ref, a shallow clone that lacks the common commit, or a commit without the
+    folder."""
     commit, notes = _find_commit(folder, ref)
     top = Path(_git(folder, "rev-parse", "--show-toplevel")[1]).resolve()
     with tempfile.TemporaryDirectory(prefix="memwall-base-") as place:

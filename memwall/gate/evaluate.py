@@ -13,8 +13,7 @@ from memwall.analysis.matching import match_ops
 from memwall.analysis.quantities import LIMITS, Quantity, unmodeled
 from memwall.core.units import size
 from memwall.frontend.dynamo.capture import capture_of
-from memwall.gate.config import Limits
-from memwall.gate.limits import Limit
+from memwall.gate.config import Limit, Limits
 from memwall.gate.result import Check, Problem
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module

@@ -18,8 +18,8 @@ from memwall.core.errors import UsageError, unknown
 from memwall.core.units import percent, size
 from memwall.frontend.dynamo.capture import capture_of
 from memwall.frontend.workload import Workload, resolve
+from memwall.gate.config import Limit, parse_limit
 from memwall.gate.evaluate import kernels_in
-from memwall.gate.limits import Limit, parse_limit
 from memwall.perfmodel.roofline import Estimate
 from memwall.pipeline import profile as make_profile
 from memwall.record.kernels import WALLS, collapse, kernel_module, short_name
@@ -35,10 +35,7 @@ LARGEST = 5
 
 def read_keywords(given: Mapping[str, Any]) -> tuple[dict[str, Limit], dict[str, Any]]:
     """Limits by what was written, and keywords of :func:`memwall.profile`; of two limits of a quantity the last counts.
-
-    Raises:
-        UsageError: no such keyword, or its value is no absolute limit of that quantity.
-    """
+    Raises ``UsageError``: no such keyword, or its value is no absolute limit of that quantity."""
     parameters = inspect.signature(make_profile).parameters.values()
     known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     options = {key: value for key, value in given.items() if key in known}
@@ -98,11 +95,8 @@ def exceeded(profile: Profile, limits: Mapping[str, Limit]) -> Iterator[str]:
 
 
 def not_bound(profile: Profile, wall: str, module: str, share: float) -> str:
-    """Why a profile is not limited by a wall on each of its GPUs under each of its policies; empty if it is.
-
-    Raises:
-        UsageError: there is no such wall, or no such share.
-    """
+    """Why a profile is not limited by a wall on each of its GPUs under each of its policies; empty if it is. Raises
+    ``UsageError``: there is no such wall, or no such share."""
     __tracebackhide__ = True
     if wall not in WALLS:
         raise unknown("wall", wall, WALLS, 0.5)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from memwall.gate.limits import Limit
+    from memwall.gate.config import Limit
     from memwall.record.profile import Profile
 
 __all__ = ["Profiler", "assert_bound"]

@@ -44,22 +44,16 @@ _TYPE_NAMES = {str: "text", int: "a whole number", bool: "true or false", list: 
 
 
 def configuration(path: str | None, limits: Sequence[str]) -> GateConfig:
-    """The configuration named, or found near the current folder, with ``limits`` over it.
-
-    Raises:
-        UsageError: the file or a limit is wrong.
-    """
+    """The configuration named, or found near the current folder, with ``limits`` over it. Raises ``UsageError``: the
+    file or a limit is wrong."""
     file = Path(path) if path is not None else find_config(Path.cwd())
     found = GateConfig(Path.cwd()) if file is None else read_config(file)
     return replace(found, over=parse_scope(limits))
 
 
 def find_config(folder: Path) -> Path | None:
-    """memwall.toml, or a pyproject.toml that has a gate, in a folder or the nearest above it.
-
-    Raises:
-        UsageError: one of them is not TOML.
-    """
+    """memwall.toml, or a pyproject.toml that has a gate, in a folder or the nearest above it. Raises ``UsageError``:
+    one of them is not TOML."""
     for place in (folder, *folder.parents):
         for name in (OWN_FILE, "pyproject.toml"):
             path = place / name
@@ -71,11 +65,8 @@ def find_config(folder: Path) -> Path | None:
 
 
 def read_config(path: Path) -> GateConfig:
-    """The gate of a TOML file.
-
-    Raises:
-        UsageError: no such file, no TOML, no gate in it, an unknown key, unit, GPU or policy; names the nearest.
-    """
+    """The gate of a TOML file. Raises ``UsageError``: no such file, no TOML, no gate in it, an unknown key, unit, GPU
+    or policy; names the nearest."""
     record = _read(path)
     table = _gate_table(record)
     if table is None:
@@ -244,11 +235,8 @@ def _check_places(config: GateConfig, workloads: tuple[GatedWorkload, ...], file
 
 
 def expand(target: str, root: Path) -> list[str]:
-    """The files of a pattern such as ``profiles/*/model.py``, relative to the root; a plain target as it is.
-
-    Raises:
-        UsageError: nothing matches.
-    """
+    """The files of a pattern such as ``profiles/*/model.py``, relative to the root; a plain target as it is. Raises
+    ``UsageError``: nothing matches."""
     if not any(sign in target for sign in "*?["):
         return [target]
     found = sorted(Path(name).as_posix() for name in glob.glob(target, root_dir=root, recursive=True))  # noqa: PTH207
@@ -274,10 +262,7 @@ def selected(
     config: GateConfig, targets: Sequence[str], gpus: Sequence[Gpu], policies: tuple[str, ...]
 ) -> list[GatedWorkload]:
     """The workloads that ``targets`` name, else those configured, on ``gpus`` and under ``policies`` where given.
-
-    Raises:
-        UsageError: there is no such workload, or two have one name.
-    """
+    Raises ``UsageError``: there is no such workload, or two have one name."""
     configured = {workload.name: workload for workload in config.workloads}
     by_target = {workload.target: workload for workload in config.workloads}
     found: list[GatedWorkload] = []
@@ -305,11 +290,8 @@ def on_gpus_of(place: Path, workloads: Sequence[GatedWorkload]) -> list[GatedWor
 
 
 def base_of(config: GateConfig, baseline: str | None, ref: str | None, update: bool) -> tuple[Path | None, str | None]:
-    """The path of the baseline, or the ref; the command line overrides the configuration.
-
-    Raises:
-        UsageError: two bases are named, or none where one is to be written.
-    """
+    """The path of the baseline, or the ref; the command line overrides the configuration. Raises ``UsageError``: two
+    bases are named, or none where one is to be written."""
     if baseline is not None and ref is not None:
         raise UsageError("--baseline and --baseline-ref are two baselines; give one")
     place = Path(baseline) if baseline is not None else None

@@ -25,9 +25,8 @@ from memwall.gate.baseline import (
     saved_profile,
     shown,
 )  # fmt: skip
-from memwall.gate.config import APART, GateConfig, GatedWorkload, is_saved
+from memwall.gate.config import APART, GateConfig, GatedWorkload, Limit, is_saved, parse_limit
 from memwall.gate.evaluate import Subject, check_workload
-from memwall.gate.limits import Limit, parse_limit
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.tracing import Job, Traced, profile_both
 from memwall.record.profile import Profile
@@ -189,12 +188,8 @@ def _measured(
     config: GateConfig, workloads: Sequence[GatedWorkload], checkout: Checkout, device: str,
     say: Callable[[str], None],
 ) -> GateResult:  # fmt: skip
-    """The head timed against the base, workload by workload.
-
-    Raises:
-        UsageError: a limit is no slow-down in percent.
-        MissingError: the device is not there.
-    """
+    """The head timed against the base, workload by workload. Raises ``UsageError``: a limit is no slow-down in percent;
+    ``MissingError``: the device is not there."""
     limits = {workload.name: _slow_down(config, workload) for workload in workloads}
     checks: list[Check] = []
     problems: list[Problem] = []

@@ -23,6 +23,7 @@ from memwall.frontend.dynamo.capture import REAL_BYTES, capture_of
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.blame import blame
 from memwall.hardware.lookup import Gpu
+from memwall.pipeline import profile, with_capture
 from memwall.record.profile import Profile
 
 #: workloads captured by TorchDynamo that one process takes, and the most processes for base or head
@@ -47,8 +48,7 @@ class Job:
 class Traced:
     """The outcome of a job: a profile or an error message; ``absent``: the target does not exist. ``foreign`` are files
     outside the folder that the model was loaded from although the head has them. ``real``: the model reads its own
-    data, so it was traced on real tensors.
-    """
+    data, so it was traced on real tensors."""
 
     name: str
     profile: Profile | None
@@ -62,11 +62,8 @@ class Traced:
 def profile_both(
     head: Path, base: Path | None, jobs: Sequence[Job], say: Callable[[str], None], avoid: Path | None = None
 ) -> tuple[dict[str, Traced], dict[str, Traced]]:
-    """The jobs profiled in the head's folder and, at the same time, in the base's.
-
-    Args:
-        avoid: the head's checkout, of which the base must load nothing.
-    """
+    """The jobs profiled in the head's folder and, at the same time, in the base's; ``avoid``: the head's checkout, of
+    which the base must load nothing."""
     say(f"tracing {len(jobs)} workload{'s' if len(jobs) != 1 else ''}" + (" twice: base and head" if base else ""))
     if base is None:
         return _traced([(head, jobs, None)])[0], {}
@@ -81,18 +78,15 @@ def profile_both(
         both = replace(job, options={**job.options, "real": True}) if one.real or other.real else job
         if other.real and not one.real:
             again[0].append(both)
-        if (one.real and not other.real) or (job.breaks and _may_break(one.profile)):
+        capture = capture_of(one.profile.capture)
+        may_break = capture is None or capture.failure is not None or bool(capture.breaks)
+        if (one.real and not other.real) or (job.breaks and may_break):
             again[1].append(both)
     if any(again):
         say(f"tracing {len({job.name for row in again for job in row})} again")
         late = _traced([(head, again[0], None), (base, again[1], avoid)])
         return ours | late[0], theirs | late[1]
     return ours, theirs
-
-
-def _may_break(profile: Profile) -> bool:
-    capture = capture_of(profile.capture)
-    return capture is None or capture.failure is not None or bool(capture.breaks)
 
 
 def _traced(sides: Sequence[tuple[Path, Sequence[Job], Path | None]]) -> list[dict[str, Traced]]:
@@ -169,7 +163,9 @@ class Tracer:
         self._folder = Path.cwd()
         with contextlib.suppress(ValueError):
             sys.path.remove(HOME)
-        sys.path[:0] = [str(place) for place in _roots(self._folder)]
+        # a checkout's own packages: in the folder and those above it up to the repository's, each with its src
+        above = [p for p in (self._folder, *self._folder.parents) if p.is_relative_to(_top(self._folder))]
+        sys.path[:0] = [str(place) for one in above for place in (one, one / "src") if place.is_dir()]
 
     def __call__(self, job: Job, avoid: Path | None) -> Traced:
         import torch
@@ -180,13 +176,6 @@ class Tracer:
             torch.set_grad_enabled(True)
             row = _trace(job)
         return row if avoid is None else replace(row, foreign=_loaded_from(avoid, self._folder))
-
-
-def _roots(folder: Path) -> list[Path]:
-    """Where a checkout's own packages lie: the folder and those above it up to the repository's, each with its src."""
-    top = _top(folder)
-    above = [place for place in (folder, *folder.parents) if place.is_relative_to(top)]
-    return [place for one in above for place in (one, one / "src") if place.is_dir()]
 
 
 def _top(folder: Path) -> Path:
@@ -204,28 +193,24 @@ def _trace(job: Job) -> Traced:
     except MemwallError as error:  # one that the user's code raised has a cause
         return Traced(job.name, None, str(error), absent=error.__cause__ is None)
     try:
-        profile = _profile(workload, job, options, notes)
-        count = distinct_ops(profile.graph) if job.breaks or notes else 0
+        found = _profile(workload, job, options, notes)
+        count = distinct_ops(found.graph) if job.breaks or notes else 0
         if count > MOST_UNASKED and not job.asked:
             notes.append(f"no capture: TorchDynamo would take {count:,} ops one by one")
         elif job.breaks or notes:
-            from memwall.pipeline import with_capture
-
-            profile = with_capture(profile, workload, options)
-            captured = capture_of(profile.capture)
+            found = with_capture(found, workload, options)
+            captured = capture_of(found.capture)
             if captured is not None and captured.failure:
                 notes.append(f"TorchDynamo captures nothing: {captured.failure}")
     except MemwallError as error:
         return Traced(job.name, None, str(error))
     except (SystemExit, GeneratorExit, Exception) as error:
         return Traced(job.name, None, str(blame(error, f"running {job.target}")))
-    return Traced(job.name, profile, notes=tuple(notes), real=bool(options.get("real")))
+    return Traced(job.name, found, notes=tuple(notes), real=bool(options.get("real")))
 
 
 def _profile(workload: Workload, job: Job, options: dict[str, Any], notes: list[str]) -> Profile:
     """The profile; on real tensors where the model reads them and they are not too many."""
-    from memwall.pipeline import profile
-
     try:
         return profile(workload, gpu=job.gpus, policy=job.policies, **options)
     except NeedsData as error:

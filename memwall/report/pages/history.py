@@ -16,7 +16,7 @@ from memwall.analysis.numbers import apart, change_text
 from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
 from memwall.core.units import percent
-from memwall.gate.limits import find_quantity
+from memwall.gate.config import find_quantity
 from memwall.report.document import Column, Document, Facts, Markup, Section, Sentence, Table, known_facts
 from memwall.report.figures.picture import Drawing, picture
 from memwall.report.figures.trend import trend_drawing

@@ -6,7 +6,7 @@ import pytest
 
 from memwall.analysis.quantities import ALIASES, LIMITS
 from memwall.core.errors import UsageError, suggest
-from memwall.gate.limits import find_quantity, parse_limit
+from memwall.gate.config import find_quantity, parse_limit
 
 BUDGETS = [
     ("time_s", "3.2 ms", 3.2e-3), ("time_s", "3.2ms", 3.2e-3), ("time_s", "250 us", 250e-6),
