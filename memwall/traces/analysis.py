@@ -8,6 +8,7 @@ long as it can have been (:attr:`TraceAnalysis.resolution_s` more for each kerne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,16 +18,21 @@ from memwall.core.graph import Pipe
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
 from memwall.perfmodel.roofline import LINK
+from memwall.traces.calls import Surroundings
 from memwall.traces.costs import WALLS, Pricing, older_kernels_note, row_cost
 from memwall.traces.records import Trace, TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, is_call, rows_of
-from memwall.traces.surroundings import Surroundings
 
 SCHEMA = "memwall.trace/1"
 #: the key under which rows without a wall are summed
 UNKNOWN = "unknown"
 _US = 1e-6
 _NOTABLE_PIPE = 0.05
+#: attributes of a row in its record, and those that have another name there
+_WRITTEN = ("id", "name", "op_class", "phase", "module", "source", "shapes", "device", "start_s", "measured_s", "flops",
+            "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s", "wall", "assumed",
+            "reason")  # fmt: skip
+_KEYS = {"name": "op", "op_class": "class"}
 _SHARES = ("matched_share", "shaped_share", "costed_share", "costed_of_shaped")
 
 
@@ -70,9 +76,7 @@ class TraceRow:
     @property
     def bytes(self) -> int | None:
         """Compulsory bytes, read and written."""
-        if self.read_bytes is None or self.write_bytes is None:
-            return None
-        return self.read_bytes + self.write_bytes
+        return None if self.read_bytes is None or self.write_bytes is None else self.read_bytes + self.write_bytes
 
     @property
     def moved_bytes(self) -> int | None:
@@ -93,6 +97,13 @@ class TraceRow:
     def key(self) -> tuple[str, str]:
         """The key that rows of one kind share."""
         return self.name, self.shapes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its part of the record."""
+        record = {_KEYS.get(name, name): getattr(self, name) for name in _WRITTEN}
+        kernels = [{"name": k.name, "stream": k.stream, "time_s": k.dur_us * _US} for k in self.kernels]
+        measured = {} if self.dram_bytes is None else {"measured_dram_bytes": self.dram_bytes}
+        return {**record, "notes": list(self.notes), "kernels": kernels, **measured}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +218,10 @@ class TraceAnalysis:
 
     def pipes(self) -> list[Pipe]:
         """What the FLOPs run on, on this GPU, the most used first; those with less than 5 % are left out."""
-        flops: dict[Pipe, int] = {}
+        flops: Counter[Pipe] = Counter()
         for row in self.rows:
             if row.pipe is not None and row.flops:
-                pipe = self.gpu.ceiling_pipe(row.pipe)
-                flops[pipe] = flops.get(pipe, 0) + row.flops
+                flops[self.gpu.ceiling_pipe(row.pipe)] += row.flops
         least = _NOTABLE_PIPE * sum(flops.values())
         return [pipe for pipe in sorted(flops, key=lambda pipe: (-flops[pipe], pipe)) if flops[pipe] >= least]
 
@@ -240,7 +250,7 @@ class TraceAnalysis:
             "by_wall_s": self.by_wall(),
             "by_class_s": {group.key: group.measured_s for group in self.groups("class")},
             "over_roof": [row.id for row in self.over_roof],
-            "rows": [_row_dict(row) for row in self.rows],
+            "rows": [row.to_dict() for row in self.rows],
             "gaps": [{"device": gap.device, "start_s": gap.start_us * _US, "time_s": gap.dur_us * _US,
                       "cause": gap.cause} for gap in trace.gaps],
             "notes": list(self.notes),
@@ -261,23 +271,6 @@ class TraceAnalysis:
         }  # fmt: skip
 
 
-#: attributes of a row in its record, and those that have another name there
-_WRITTEN = ("id", "name", "op_class", "phase", "module", "source", "shapes", "device", "start_s", "measured_s", "flops",
-            "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s", "wall", "assumed",
-            "reason")  # fmt: skip
-_KEYS = {"name": "op", "op_class": "class"}
-
-
-def _row_dict(row: TraceRow) -> dict[str, Any]:
-    record = {_KEYS.get(name, name): getattr(row, name) for name in _WRITTEN}
-    record |= {"notes": list(row.notes), "kernels": [
-        {"name": k.name, "stream": k.stream, "time_s": k.dur_us * _US} for k in row.kernels
-    ]}  # fmt: skip
-    if row.dram_bytes is not None:
-        record["measured_dram_bytes"] = row.dram_bytes
-    return record
-
-
 # ---- making it
 
 
@@ -292,19 +285,14 @@ def analyse(
     """
     surroundings = Surroundings(trace)
     pricing = Pricing(gpu)
-    resolution_s = _resolution_s(trace)
+    whole = all(float(kernel.dur_us).is_integer() for kernel in trace.kernels)
+    resolution_s = _US if whole and trace.kernels else 0.0
     rows = tuple(
         _row(number, launches, row_cost(launches, surroundings), pricing, resolution_s, dram_bytes or {})
         for number, launches in enumerate(rows_of(trace))
     )
     plain = TraceAnalysis(trace, gpu, rows, resolution_s, (*trace.notes, *notes))
     return replace(plain, notes=(*plain.notes, *_notes(plain)))
-
-
-def _resolution_s(trace: Trace) -> float:
-    """What a duration may have lost: a microsecond if all are whole."""
-    whole = all(float(kernel.dur_us).is_integer() for kernel in trace.kernels)
-    return _US if whole and trace.kernels else 0.0
 
 
 def _row(
@@ -317,12 +305,13 @@ def _row(
     priced = pricing.price(found, longest_s)
     seen = [measured[kernel.id] for kernel in kernels if kernel.id in measured]
     call = op if op is not None and is_call(op) else None
+    named = op if op is not None and (call or launches.kind == "communication") else kernels[0]
     shaped = call is not None and bool(call.dims) if launches.kind == "kernel" else cost is not None
     return TraceRow(
-        id=number, name=_name(launches), op_class=found.op_class,
+        id=number, name=named.name, op_class=found.op_class,
         phase=op.phase if op else "", module=op.module if op else "", source=op.source if op else "",
         shapes=shapes_text(call) if call else "", device=kernels[0].device, start_s=kernels[0].start_us * _US,
-        kernels=kernels, matched=op is not None, shaped=shaped, measured_s=measured_s, longest_s=longest_s,
+        kernels=tuple(kernels), matched=op is not None, shaped=shaped, measured_s=measured_s, longest_s=longest_s,
         flops=cost.total_flops if cost else None,
         pipe=max(cost.flops, key=cost.flops.__getitem__, default=None) if cost else None,
         read_bytes=cost.read_bytes if cost else None, write_bytes=cost.write_bytes if cost else None,
@@ -332,14 +321,6 @@ def _row(
         reason=found.reason, notes=found.notes,
         dram_bytes=sum(seen) if seen and len(seen) == len(kernels) else None,
     )  # fmt: skip
-
-
-def _name(launches: Launches) -> str:
-    """The op's name, or the kernel's own if no call owns it."""
-    op = launches.op
-    if op is not None and (is_call(op) or launches.kind == "communication"):
-        return op.name
-    return launches.kernels[0].name
 
 
 #: of a longer list of tensors only the first is shown
@@ -380,9 +361,7 @@ def _notes(analysis: TraceAnalysis) -> list[str]:
     products = (kernel for row in rows if row.op_class == "contraction" for kernel in row.kernels)
     if older := older_kernels_note(products, analysis.gpu):
         notes.append(older)
-    counts: dict[str, int] = {}
-    for row in rows:
-        for text in (*row.notes, *([f"{row.assumed}: otherwise it exceeds the roofline bound"] if row.assumed else [])):
-            counts[text] = counts.get(text, 0) + 1
+    counts = Counter(text for row in rows for text in row.notes)
+    counts.update(f"{row.assumed}: otherwise it exceeds the roofline bound" for row in rows if row.assumed)
     order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return notes + [f"{count:,} row{'s' if count > 1 else ''}: {text}" for text, count in order]

@@ -1,4 +1,5 @@
-"""A recorded op → the call that the cost formulas take: specs of its tensors, attributes, and results.
+"""A recorded op → the call that the cost formulas take: specs of its tensors, attributes, and results; and what the
+trace says about an op beyond its own record (its kernels' names, its gradient, the ops after it).
 
 Where a trace is ambiguous, it is read so that no count is too high:
 
@@ -12,8 +13,10 @@ Where a trace is ambiguous, it is read so that no count is too high:
 
 from __future__ import annotations
 
+import bisect
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,7 +27,7 @@ from memwall.ops import Call
 from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import find_row
 from memwall.ops.results.derive import attributes_of, results_of, unrecorded_inputs
-from memwall.traces.records import TracedOp
+from memwall.traces.records import Trace, TracedKernel, TracedOp
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES, Schema, bind, parse_value, schemas_of
 
 #: arguments of other libraries' ops that only receive the result
@@ -173,7 +176,8 @@ def read_call(op: TracedOp, hints: Hints) -> ReadCall:
         recorded.counted_as or recorded.name, specs, tuple(argument for argument, _ in inputs), outputs, attributes,
         sum(spec.nbytes for spec in specs), sum(spec.nbytes for spec in outputs),
     )  # fmt: skip
-    twins = _twin_bytes(spec for argument, spec in inputs if argument not in recorded.written)
+    alike = Counter(spec for argument, spec in inputs if argument not in recorded.written)
+    twins = sum((count - 1) * spec.nbytes for spec, count in alike.items())
     return ReadCall(call, twins, tuple(recorded.notes))
 
 
@@ -185,16 +189,6 @@ def _unread(recorded: Recorded, argument: str) -> bool:
     if recorded.name.startswith("aten.") or argument not in _RESULTS_ONLY:
         return False
     return argument != "out" or not recorded.name.endswith(("backward.default", "bwd.default"))
-
-
-def _twin_bytes(specs: Iterable[TensorSpec]) -> int:
-    """Bytes of tensors that look like an earlier one."""
-    seen: set[TensorSpec] = set()
-    total = 0
-    for spec in specs:
-        total += spec.nbytes if spec in seen else 0
-        seen.add(spec)
-    return total
 
 
 #: dtypes by the bytes that a copying kernel's name states
@@ -213,3 +207,74 @@ def list_dtype(kernel_names: Iterable[str]) -> str:
         if found := _NAMED.search(name.partition("(")[0] if "<" in name.partition("(")[0] else name):
             return DTYPES.get(found[0], "")
     return ""
+
+
+# -- what the trace says beyond the record ----------------------------------------------------------------------------
+
+#: how many following ops are searched for the reader of a result
+_NEXT = 4
+#: an indexing kernel's threads and elements per thread (``index_elementwise_kernel<128, 4, ...>``)
+_INDEXING = re.compile(r"index_elementwise_kernel<(\d+), ?(\d+)")
+#: float32 products that ran on plain FP32 units
+_FULL_FLOAT32 = re.compile(
+    r"_sgemm|^sgemm|sgemv|simt|ffma|f32f32_f32f32|scudnn|_SB_|_S_B_|winograd|gemv|fft|wgrad_alg0"
+)
+
+
+class Surroundings:
+    """Look-ups in one trace. ``known`` caches equal calls."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.known: dict[tuple[Any, ...], Any] = {}
+        self._gradients: dict[int, TracedOp] = {}
+        for op in trace.ops:  # an autograd node comes before the ops inside it
+            if op.forward is not None and op.dims:
+                self._gradients.setdefault(op.forward, op)
+        self._by_thread: dict[tuple[str, str], list[TracedOp]] = {}
+        self._starts: dict[tuple[str, str], list[float]] = {}
+
+    def hints(self, op: TracedOp, kernels: Sequence[TracedKernel]) -> Hints:
+        """What is known without looking at the ops after it."""
+        names = [kernel.name for kernel in kernels]
+        return Hints(
+            list_dtype=list_dtype(names),
+            allow_tf32=not any(map(_FULL_FLOAT32.search, names)),
+            gradient=self._gradient(op),
+            forward=self.trace.ops[op.forward] if op.forward is not None else None,
+            parent=self.trace.ops[op.parent] if op.parent is not None else None,
+            elements=next(filter(None, map(_covered, kernels)), 0),
+            slices=next((k.grid[0] for k in kernels if "vectorized_gather_kernel" in k.name and k.grid), 0),
+        )
+
+    def _gradient(self, op: TracedOp) -> Specs:
+        """The gradients of the op's results, as its autograd node took them."""
+        for outer in self.trace.around(op):
+            node = self._gradients.get(outer.id)
+            if node is not None:
+                return _specs(node)
+            if "::" not in outer.name:
+                break
+        return ()
+
+    def consumers(self, op: TracedOp) -> Specs:
+        """What the next ops of the thread that launch something read, in order."""
+        if op.thread not in self._by_thread:
+            own = [other for other in self.trace.ops if other.thread == op.thread and other.dims]
+            self._by_thread[op.thread] = own
+            self._starts[op.thread] = [other.start_us for other in own]
+        after = bisect.bisect_left(self._starts[op.thread], op.end_us)
+        found: list[TensorSpec] = []
+        for other in self._by_thread[op.thread][after : after + _NEXT]:
+            found += _specs(other)
+        return tuple(found)
+
+
+def _specs(op: TracedOp) -> Specs:
+    return tuple(spec for place in range(len(op.dims)) if (spec := _readable(op, place)) is not None and spec.shape)
+
+
+def _covered(kernel: TracedKernel) -> int:
+    """The fewest elements for which an indexing kernel is launched with its grid; 0 for another."""
+    match = _INDEXING.search(kernel.name)
+    return (kernel.grid[0] - 1) * int(match[1]) * int(match[2]) + 1 if match and kernel.grid else 0

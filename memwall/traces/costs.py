@@ -22,6 +22,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from memwall.core.errors import Unsupported
@@ -32,12 +33,11 @@ from memwall.ops import Cost, classify, cost_of
 from memwall.ops.launches import Plain
 from memwall.perfmodel.collectives import least_share
 from memwall.perfmodel.roofline import LINK, bound_s, predict_cost
-from memwall.traces.calls import Hints, read_call, record_of
+from memwall.traces.calls import Hints, Surroundings, read_call, record_of
 from memwall.traces.library_ops import library_rule
 from memwall.traces.records import TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, can_be_costed, is_call
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES
-from memwall.traces.surroundings import Surroundings
 from memwall.traces.triton import is_triton, triton_cost
 
 #: ops that read only the elements that their indices, or a triangle, select
@@ -73,16 +73,11 @@ def row_cost(row: Launches, surroundings: Surroundings) -> RowCost:
     if any("GraphLaunch" in kernel.launch for kernel in row.kernels):
         return RowCost(None, "other", "launched by a CUDA graph, which records no shapes")
     if not can_be_costed(op):
-        return RowCost(None, classify_op(op), _why_not(op))
+        missing = "no cost formula for this op" if op.dims else "shapes were not recorded"
+        return RowCost(None, classify_op(op), missing if is_call(op) else "launched outside of any recorded op")
     if is_triton(op):
         return _triton(op)
     return _costed(op, surroundings.hints(op, row.kernels), surroundings)
-
-
-def _why_not(op: TracedOp) -> str:
-    if not is_call(op):
-        return "launched outside of any recorded op"
-    return "no cost formula for this op" if op.dims else "shapes were not recorded"
 
 
 def _costed(op: TracedOp, hints: Hints, surroundings: Surroundings) -> RowCost:
@@ -132,8 +127,8 @@ def classify_op(op: TracedOp) -> str:
 
 
 def _triton(op: TracedOp) -> RowCost:
-    op_class = "reduction" if op.name.startswith(("triton_red", "triton_per")) else "elementwise"
-    op_class = "contraction" if op.name.startswith("triton_tem") else op_class
+    classes = {"triton_red": "reduction", "triton_per": "reduction", "triton_tem": "contraction"}
+    op_class = classes.get(op.name[:10], "elementwise")
     try:
         cost, note = triton_cost(op)
     except Unsupported as error:
@@ -270,24 +265,17 @@ def older_kernels_note(kernels: Iterable[TracedKernel], gpu: Gpu) -> str:
     capability = (gpu.compute_capability or "").partition(".")[0]
     if not capability.isdecimal():
         return ""
-    older = [kernel for kernel in kernels if 0 < _generation(kernel.name) < int(capability)]
+    stated = [(kernel.dur_us, match) for kernel in kernels if (match := _STATED.search(kernel.name))]
+    older = [(dur_us, match) for dur_us, match in stated if 0 < _generation(match) < int(capability)]
     if not older:
         return ""
     count = "1 kernel" if len(older) == 1 else f"{len(older):,} kernels"
-    taken = f"{sum(kernel.dur_us for kernel in older):,.0f} us of products ran in {count}"
-    return f"{taken} of an earlier GPU generation ({_longest_match(older)}): the model takes {gpu.name}'s own"
+    taken = f"{sum(dur_us for dur_us, _ in older):,.0f} us of products ran in {count}"
+    _, longest = max(older, key=itemgetter(0))
+    return f"{taken} of an earlier GPU generation ({longest[0]}): the model takes {gpu.name}'s own"
 
 
-def _longest_match(kernels: list[TracedKernel]) -> str:
-    """The longest kernel whose name states its generation."""
-    match = _STATED.search(max(kernels, key=lambda kernel: kernel.dur_us).name)
-    return match[0] if match else ""
-
-
-def _generation(name: str) -> int:
-    """The major compute capability that a kernel's name states; 0 where it states none."""
-    match = _STATED.search(name)
-    if match is None:
-        return 0
+def _generation(match: re.Match[str]) -> int:
+    """The major compute capability that a kernel's name states."""
     digits = match["cutlass"] or match["sm"]
     return int(digits) // 10 if digits else _NAMED[match["name"]]

@@ -8,27 +8,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from memwall.traces.fields import (
-    ANNOTATION,
-    FRAME,
-    KERNEL,
-    MEMCPY,
-    MEMSET,
-    MODULE,
-    OP,
-    OVERHEAD,
-    PYTHON,
-    RUNTIME,
-    Spellings,
-    is_communication,
-    is_launch_flow,
-    kind_of,
-    user_frame,
-    user_frame_of_stack,
-)
+from memwall.traces import fields
+from memwall.traces.fields import ANNOTATION, KERNEL, OP, OVERHEAD, PYTHON, RUNTIME
 from memwall.traces.values import Detail, last_number, printable, read_detail, time_us, whole_number
 
 _MODULE_PREFIX = "nn.Module: "
@@ -56,14 +39,9 @@ class Spans:
 
     def __init__(self) -> None:
         self.kind = array("b")
-        self.start = array("d")
-        self.dur = array("d")
-        self.name = array("q")
-        self.thread = array("q")
-        self.detail = array("q")
-        self.external = array("q")
-        self.sequence = array("q")
-        self.forward_thread = array("q")
+        self.start, self.dur = array("d"), array("d")
+        self.name, self.thread, self.detail = array("q"), array("q"), array("q")
+        self.external, self.sequence, self.forward_thread = array("q"), array("q"), array("q")
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -73,21 +51,15 @@ class Calls:
     """Runtime and driver calls, and the profiler's own ``overhead``, on CPU threads."""
 
     def __init__(self) -> None:
-        self.start = array("d")
-        self.dur = array("d")
-        self.name = array("q")
-        self.thread = array("q")
-        self.correlation = array("q")
-        self.external = array("q")
+        self.start, self.dur = array("d"), array("d")
+        self.name, self.thread, self.correlation, self.external = array("q"), array("q"), array("q"), array("q")
 
 
 class Flows:
     """Arrows: ends of one kind, by the number that both ends share."""
 
     def __init__(self) -> None:
-        self.number = array("q")
-        self.thread = array("q")
-        self.start = array("d")
+        self.start, self.number, self.thread = array("d"), array("q"), array("q")
 
 
 class Activity(NamedTuple):
@@ -124,19 +96,19 @@ class Recording:
         self._by_text: dict[tuple[str, str], int] = {}
         self._details: dict[str, int] = {"{}": 0}
         self._flow_numbers: dict[str, int] = {}
-        self._spelled = Spellings()
+        self._spelled = fields.Spellings()
 
     def keep(self, event: dict[str, Any]) -> None:
         """Store the needed fields of an event; count it if it cannot be trusted."""
         phase = event.get("ph")
         if phase == "X":
             self._keep_span(event)
-        elif phase in ("s", "f") and is_launch_flow(str(event.get("cat"))):
+        elif phase in ("s", "f") and fields.is_launch_flow(str(event.get("cat"))):
             self._keep_flow(event, self.flow_starts if phase == "s" else self.flow_ends)
 
     def _keep_span(self, event: dict[str, Any]) -> None:
         category, name = event.get("cat") or event.get("pid"), event.get("name")
-        kind = kind_of(category) if isinstance(category, str) else None
+        kind = fields.kind_of(category) if isinstance(category, str) else None
         if kind is None:
             return
         start, dur = time_us(event.get("ts")), time_us(event.get("dur"))
@@ -147,30 +119,23 @@ class Recording:
         elif not isinstance(name, str):
             self.dropped["without a name"] += 1
         elif kind == PYTHON:
-            self._keep_python(event, name, start, dur)
-        elif kind in (OP, ANNOTATION) and name.startswith(_STEP_PREFIX):
-            self.steps.append((start, dur, printable(name)))
-        elif kind in (OP, ANNOTATION):
-            self._keep_op(event, kind, name, start, dur)
+            is_module = name.startswith(_MODULE_PREFIX)
+            is_builtin = name.startswith("<")  # "<built-in method ... at 0x7f...>": most of them, and no two alike
+            text = name[len(_MODULE_PREFIX) :] if is_module else "" if is_builtin else fields.user_frame(name)
+            if text:
+                self._add_span(event, fields.MODULE if is_module else fields.FRAME, text, start, dur, {})
+        elif kind not in (OP, ANNOTATION, RUNTIME, OVERHEAD):
+            self._keep_activity(event, kind, name, start, dur)
         elif kind in (RUNTIME, OVERHEAD):
             self._keep_call(event, self.calls if kind == RUNTIME else self.overheads, name, start, dur)
+        elif name.startswith(_STEP_PREFIX):
+            self.steps.append((start, dur, printable(name)))
         else:
-            self._keep_activity(event, kind, name, start, dur)
-
-    def _keep_python(self, event: dict[str, Any], name: str, start: float, dur: float) -> None:
-        if name.startswith("<"):  # "<built-in method ... at 0x7f...>": most of them, and no two alike
-            return
-        module = name.startswith(_MODULE_PREFIX)
-        text = name[len(_MODULE_PREFIX) :] if module else user_frame(name)
-        if text:
-            self._add_span(event, MODULE if module else FRAME, text, start, dur, {})
-
-    def _keep_op(self, event: dict[str, Any], kind: int, name: str, start: float, dur: float) -> None:
-        found = self._arguments(event)
-        stack = found.pop("stack", None)
-        if isinstance(stack, str) and (source := user_frame_of_stack(stack)):
-            found["source"] = source
-        self._add_span(event, kind, name, start, dur, found)
+            found = self._arguments(event)
+            stack = found.pop("stack", None)
+            if isinstance(stack, str) and (source := fields.user_frame_of_stack(stack)):
+                found["source"] = source
+            self._add_span(event, kind, name, start, dur, found)
 
     def _add_span(
         self, event: dict[str, Any], kind: int, name: str, start: float, dur: float, found: dict[str, Any]
@@ -198,20 +163,18 @@ class Recording:
     def _keep_activity(self, event: dict[str, Any], kind: int, name: str, start: float, dur: float) -> None:
         found = self._arguments(event)
         index = self.names.index(name)
+        category = "kernel" if kind == KERNEL else "memcpy" if kind == fields.MEMCPY else "memset"
+        if kind == KERNEL and ("Collective name" in found or fields.is_communication(self.names.texts[index])):
+            category = "communication"
         device, stream = found.pop("device", None), found.pop("stream", None)
         self.activities.append(Activity(
-            start, dur, index, self._category(kind, index, found),
+            start, dur, index, category,
             device=max(0, whole_number(event.get("pid") if device is None else device)),
             stream=max(0, whole_number(last_number(event.get("tid")) if stream is None else stream)),
             correlation=whole_number(found.pop("correlation", None)),
             external=whole_number(found.pop("external", None)),
             thread=self._thread(event), detail=self._detail(found) if found else 0,
         ))  # fmt: skip
-
-    def _category(self, kind: int, name: int, found: Mapping[str, Any]) -> str:
-        if kind != KERNEL:
-            return {MEMCPY: "memcpy", MEMSET: "memset"}[kind]
-        return "communication" if "Collective name" in found or is_communication(self.names.texts[name]) else "kernel"
 
     def _keep_flow(self, event: dict[str, Any], flows: Flows) -> None:
         start, shared = time_us(event.get("ts")), event.get("id")

@@ -14,7 +14,7 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import Cost, table_calls
 from memwall.ops.contraction import product_pipe
 from memwall.ops.elementwise import streamed, vector_flops
-from memwall.ops.launches import Gemm, Plain, Stream
+from memwall.ops.launches import Gemm, Plain
 from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.results.derive import attributes_of
 from memwall.ops.results.products import attention, attention_backward
@@ -22,7 +22,6 @@ from memwall.traces.rows import RowCost
 from memwall.traces.schemas import schemas_of
 
 _PAGED = "the lengths of cached contexts were not recorded: each query counted with one key"
-
 
 Rule = Callable[[Recorded], RowCost]
 
@@ -56,11 +55,9 @@ def _moves(reads: Sequence[str], writes: Sequence[str], op_class: str, per_eleme
 
 def _cache_write(call: Recorded) -> RowCost:
     """Keys and values written to the cache, in its dtype."""
-    read, write = 0, 0
-    for name in ("key", "value"):
-        tensor, store = call.need(name), call.need(f"{name}_cache")
-        read, write = read + tensor.nbytes, write + tensor.distinct_elements * store.itemsize
-    return RowCost(streamed(Cost({}, read, write), write), "movement")
+    tensors = [(call.need(name), call.need(f"{name}_cache")) for name in ("key", "value")]
+    write = sum(tensor.distinct_elements * store.itemsize for tensor, store in tensors)
+    return RowCost(streamed(Cost({}, sum(tensor.nbytes for tensor, _ in tensors), write), write), "movement")
 
 
 def _cache_write_latent(call: Recorded) -> RowCost:
@@ -77,17 +74,11 @@ def _attention(call: Recorded) -> RowCost:
     key = call.tensor("key")
     paged = key is None or call.tensor("block_table") is not None or call.packet.startswith("unified")
     if not paged and key is not None and len(key.shape) == len(query.shape):
-        return _dense_attention(call)
+        return _counted(call, "aten._flash_attention_forward.default", _operands(call), attention(call))
     out = call.tensor("out") or query
     pipe = product_pipe(query.dtype, {}, allow_tf32=True)
     cost = Cost({pipe: 2 * (query.numel + out.numel)}, query.nbytes, out.nbytes)
     return RowCost(streamed(cost, query.numel), "attention", notes=(_PAGED,))
-
-
-def _dense_attention(call: Recorded) -> RowCost:
-    """Attention without a cache, as :mod:`memwall.ops.attention` counts it."""
-    inputs = _operands(call)
-    return _counted(call, "aten._flash_attention_forward.default", inputs, attention(call))
 
 
 def _flash_backward(call: Recorded) -> RowCost:
@@ -107,7 +98,7 @@ def _operands(call: Recorded) -> list[tuple[str, TensorSpec]]:
 
 def _counted(call: Recorded, name: str, inputs: list[tuple[str, TensorSpec]], outputs: Specs) -> RowCost:
     found = table_calls.cost(name, inputs, outputs, **attributes_of(call))
-    return RowCost(found, "attention", notes=(("; ".join(call.notes),) if call.notes else ()))
+    return RowCost(found, "attention", notes=("; ".join(call.notes),) if call.notes else ())
 
 
 def _experts(call: Recorded) -> RowCost:
@@ -117,7 +108,9 @@ def _experts(call: Recorded) -> RowCost:
     chosen = call.tensor("topk_ids") or call.need("topk_weights")  # of one shape
     if len(first.shape) != 3 or not first.shape[0] or not chosen.shape:
         raise Unsupported("not the weights of a mixture of experts")
-    count, everywhere = first.shape[0], _experts_everywhere(call, first.shape[0])
+    count = first.shape[0]
+    maps = [spec.numel for spec in call.beyond if len(spec.shape) == 1 and spec.dtype == "int32"]
+    everywhere = max([count, *maps])
     per_token = min(chosen.shape[-1], count) if everywhere == count else 0
     weights = (first.nbytes + second.nbytes) // count * per_token
     pipe = product_pipe(first.dtype, {})
@@ -129,12 +122,6 @@ def _experts(call: Recorded) -> RowCost:
     if everywhere > count:
         note += f", and {count} of {everywhere} are taken to have had their share of the tokens"
     return RowCost(cost, "contraction", notes=(note,))
-
-
-def _experts_everywhere(call: Recorded, here: int) -> int:
-    """How many experts there are on all GPUs: the length of the longest map that the op was given."""
-    sizes = [spec.numel for spec in call.beyond if len(spec.shape) == 1 and spec.dtype == "int32"]
-    return max([here, *sizes])
 
 
 def _product(call: Recorded) -> RowCost:
@@ -166,15 +153,8 @@ def _packed_product(call: Recorded) -> RowCost:
     return RowCost(cost, "contraction")
 
 
-def _sorted_experts(call: Recorded) -> RowCost:
-    ids = call.need("topk_ids")
-    return RowCost(Cost({}, ids.nbytes, ids.nbytes, launches=(Stream(read_bytes=ids.nbytes, write_bytes=ids.nbytes,
-                                                                      elements=ids.numel),)), "movement")  # fmt: skip
-
-
 #: rules by their names in ``library_schemas.txt``; ``moves`` takes what is read and written
 _RULES: Mapping[str, Rule] = {
     "attention": _attention, "flash_backward": _flash_backward, "experts": _experts, "product": _product,
     "packed_product": _packed_product, "cache_write": _cache_write, "cache_write_latent": _cache_write_latent,
-    "sorted_experts": _sorted_experts,
 }  # fmt: skip

@@ -7,8 +7,7 @@ that made its operand dense, an embedding's gradient with the zeros that it is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memwall.ops import Cost
 from memwall.traces.records import Trace, TracedKernel, TracedOp
@@ -24,7 +23,7 @@ class Launches:
     """The kernels of one row. ``op`` is the op that they count for; None if unknown."""
 
     op: TracedOp | None
-    kernels: tuple[TracedKernel, ...]
+    kernels: list[TracedKernel] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -65,29 +64,15 @@ def rows_of(trace: Trace) -> list[Launches]:
     """All kernels of a trace as rows, in the order of their first kernels."""
     owners = {kernel.id: _owner(trace, kernel) for kernel in trace.kernels}
     direct = {op for op in owners.values() if op is not None and can_be_costed(trace.ops[op])}
-    outermost = {op: _outermost(trace, op, direct) for op in direct}
-    groups: dict[tuple[object, ...], list[TracedKernel]] = {}
+    outermost = {op: [outer.id for outer in trace.around(op) if outer.id in direct][-1] for op in direct}
+    #: by its op; by the kernel for a collective, and where no call owns it
+    groups: dict[tuple[bool, int], Launches] = {}
     for kernel in trace.kernels:
         owner = owners[kernel.id]
-        op = outermost.get(owner, owner) if owner is not None else None
-        groups.setdefault(_key(trace, kernel, op), []).append(kernel)
-    return [Launches(_op_of(trace, owners, outermost, own[0]), tuple(own)) for own in groups.values()]
-
-
-def _key(trace: Trace, kernel: TracedKernel, op: int | None) -> tuple[object, ...]:
-    """The key that kernels of one row share; a kernel that no call owns has its own row."""
-    if kernel.category == "communication":
-        return ("communication", kernel.id)
-    if op is None or not is_call(trace.ops[op]):
-        return ("kernel", kernel.id)
-    return ("op", op)
-
-
-def _op_of(
-    trace: Trace, owners: Mapping[int, int | None], outermost: Mapping[int, int], kernel: TracedKernel
-) -> TracedOp | None:
-    owner = owners[kernel.id]
-    return None if owner is None else trace.ops[outermost.get(owner, owner)]
+        op = None if owner is None else trace.ops[outermost.get(owner, owner)]
+        shared = op is not None and is_call(op) and kernel.category != "communication"
+        groups.setdefault((shared, op.id if op and shared else kernel.id), Launches(op)).kernels.append(kernel)
+    return list(groups.values())
 
 
 def _owner(trace: Trace, kernel: TracedKernel) -> int | None:
@@ -103,12 +88,3 @@ def _owner(trace: Trace, kernel: TracedKernel) -> int | None:
         if op.name.startswith(("autograd::", "torch::autograd::", "CompiledFunction")):
             break  # anything outside is another call
     return next((op.id for op in around if is_call(op)), kernel.op)
-
-
-def _outermost(trace: Trace, op: int, direct: Set[int]) -> int:
-    """The outermost op around one that launches kernels itself."""
-    found = op
-    for outer in trace.around(op):
-        if outer.id in direct:
-            found = outer.id
-    return found

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from memwall.core.graph import ITEMSIZE
@@ -83,28 +84,22 @@ def bind(op: TracedOp) -> Bound | None:
     """The op's values under the names of the schema that they fit best; None if no schema is known."""
     if op.dims and len(op.concrete) > len(op.dims):  # the sizes of tensors alone, the values of all
         op = replace(op, dims=op.dims + ((),) * (len(op.concrete) - len(op.dims)))
-    schema = _best(op)
-    if schema is None and op.dims and _kind(op, len(op.dims) - 1) == "tensor":  # arange(0, 8, 1, out=...)
-        last = len(op.dims) - 1
-        schema = _best(replace(op, dims=op.dims[:last]))
-        if schema is not None:
-            places = {argument.name: i for i, argument in enumerate(schema.arguments[:last])}
-            return Bound(op, schema, places, (last,))
+    count, schema = len(op.dims), _best(op)
+    out: tuple[int, ...] = ()
+    if schema is None and count and _kind(op, count - 1) == "tensor":  # arange(0, 8, 1, out=...)
+        count, out = count - 1, (count - 1,)
+        schema = _best(replace(op, dims=op.dims[:count]))
     if schema is None:
         return None
-    places = {argument.name: i for i, argument in enumerate(schema.arguments[: len(op.dims)])}
-    extra = range(len(schema.arguments), len(op.dims))
-    out = tuple(i for i in extra if _kind(op, i) == "tensor") if len(extra) <= max(schema.results, 1) else ()
-    return Bound(op, schema, places, out)
+    extra = range(len(schema.arguments), count)
+    if len(extra) <= max(schema.results, 1):
+        out = out or tuple(i for i in extra if _kind(op, i) == "tensor")
+    return Bound(op, schema, {argument.name: i for i, argument in enumerate(schema.arguments[:count])}, out)
 
 
 def _best(op: TracedOp) -> Schema | None:
-    best: tuple[int, Schema] | None = None
-    for schema in schemas_of(op.name):
-        score = _fit(schema, op)
-        if score is not None and (best is None or score > best[0]):
-            best = score, schema
-    return best[1] if best else None
+    scores = [(score, schema) for schema in schemas_of(op.name) if (score := _fit(schema, op)) is not None]
+    return max(scores, key=itemgetter(0))[1] if scores else None
 
 
 def _fit(schema: Schema, op: TracedOp) -> int | None:
@@ -118,12 +113,8 @@ def _fit(schema: Schema, op: TracedOp) -> int | None:
             return None
         is_list = i < len(op.types) and op.types[i] == "ScalarList"
         matched += kind == argument.kind and (kind != "value" or is_list == argument.several)
-    named = 2 * matched - abs(beyond)
-    return named + (4 if beyond == 0 or (0 < beyond <= schema.results and _all_tensors(op, count)) else 0)
-
-
-def _all_tensors(op: TracedOp, start: int) -> bool:
-    return all(_kind(op, i) == "tensor" for i in range(start, len(op.dims)))
+    results = all(_kind(op, i) == "tensor" for i in range(count, len(op.dims)))
+    return 2 * matched - abs(beyond) + 4 * (beyond == 0 or (0 < beyond <= schema.results and results))
 
 
 def _kind(op: TracedOp, place: int) -> str:
@@ -152,14 +143,14 @@ def schemas_of(name: str) -> tuple[Schema, ...]:
 
 @cache
 def _lines() -> Mapping[str, tuple[str, ...]]:
-    text = (files("memwall.traces") / "schemas.txt").read_text(encoding="utf-8")
-    found: dict[str, list[str]] = {}
-    library = (files("memwall.traces") / "library_schemas.txt").read_text(encoding="utf-8")
-    for line in [f"aten::{line}" for line in text.splitlines()] + library.splitlines():
-        name = line[: line.index("(")]
-        space, _, rest = name.partition("::")
-        found.setdefault(f"{space}::{rest.partition('.')[0]}", []).append(line)
-    return {name: tuple(lines) for name, lines in found.items()}
+    own, library = ((files("memwall.traces") / name).read_text(encoding="utf-8").splitlines()
+                    for name in ("schemas.txt", "library_schemas.txt"))  # fmt: skip
+    found: dict[str, tuple[str, ...]] = {}
+    for line in [*(f"aten::{line}" for line in own), *library]:
+        space, _, rest = line[: line.index("(")].partition("::")
+        key = f"{space}::{rest.partition('.')[0]}"
+        found[key] = (*found.get(key, ()), line)
+    return found
 
 
 def _parse(line: str) -> Schema:
@@ -191,13 +182,8 @@ def _argument(text: str) -> Argument:
         raise ValueError(f"not an argument of a schema: {text!r}")
     is_list = "[" in match["rest"]
     kind = ("list" if is_list else "tensor") if match["type"] == "Tensor" else "value"
-    return Argument(
-        match["name"],
-        kind,
-        is_list and kind == "value",
-        "!" in (match["alias"] or ""),
-        parse_value(match["default"] or ""),
-    )
+    default = parse_value(match["default"] or "")
+    return Argument(match["name"], kind, is_list and kind == "value", "!" in (match["alias"] or ""), default)
 
 
 #: a recorded value longer than this is neither a number nor a short list

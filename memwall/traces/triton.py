@@ -12,21 +12,20 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
+from itertools import permutations
 
 from memwall.core.errors import Unsupported
-from memwall.core.graph import Pipe, TensorSpec
-from memwall.ops import Cost
+from memwall.core.graph import Pipe, TensorSpec, contiguous
+from memwall.ops import Call, Cost, cost_of
 from memwall.ops.elementwise import flops_by_name, streamed
 from memwall.traces.calls import spec_of
 from memwall.traces.records import TracedOp
 from memwall.traces.schemas import parse_value
 
 _NAME = re.compile(r"triton_(poi|red|per|tem)_fused_(\w+?)(?:_\d+)?$")
-#: FLOPs per element of the input of reductions
-_REDUCTIONS = {"sum": 1, "mean": 1, "prod": 1, "cumsum": 1, "var": 4, "std": 4, "var_mean": 4, "norm": 2,
-               "linalg_vector_norm": 2}  # fmt: skip
-#: FLOPs per element of ops that have their own name in a fused kernel
-_WHOLE = {"native_layer_norm": 7, "_softmax": 5, "_log_softmax": 5, "native_group_norm": 7, "native_dropout": 1}
+#: ops other than pointwise ones that have their own name in a fused kernel
+_ROWS = ("sum", "mean", "prod", "cumsum", "var", "std", "var_mean", "norm", "linalg_vector_norm", "native_layer_norm",
+         "_softmax", "_log_softmax", "native_group_norm")  # fmt: skip
 #: names of more than one word that begin with what looks like another op
 _MOVES = ("unsafe_view", "unsafe_index", "to_copy")
 
@@ -68,32 +67,26 @@ def _elements(op: TracedOp) -> int:
     axes = sum(f"{axis}BLOCK" in blocks for axis in "XYZ") or (1 if reduces else 2)
     sizes: list[int] = []
     for place in range(len(op.concrete) - 1, -1, -1):
-        value = parse_value(op.concrete[place]) if not _has_dims(op, place) else None
+        has_dims = place < len(op.dims) and op.dims[place]
+        value = None if has_dims else parse_value(op.concrete[place])
         if type(value) is not int or value <= 0:
             break
         sizes.append(value)
     return math.prod(sizes[: axes + reduces]) if sizes else 0
 
 
-def _has_dims(op: TracedOp, place: int) -> bool:
-    return place < len(op.dims) and bool(op.dims[place])
-
-
 def _template(names: str, specs: list[TensorSpec]) -> tuple[Cost, str]:
     """A product from Inductor's templates: the FLOPs of the three matrices whose sizes match."""
-    matrices = [spec for spec in specs if len(spec.shape) in (2, 3)]
     if "mm" not in names.split("_") and "addmm" not in names and "bmm" not in names:
         raise Unsupported("a template kernel that is no product")
-    read = sum(spec.nbytes for spec in specs[:-1])
-    for left in matrices:
-        for right in matrices:
-            out = specs[-1]
-            if left is right or len(left.shape) != len(right.shape):
-                continue
-            if left.shape[-1] == right.shape[-2] and out.numel == math.prod(left.shape[:-1]) * right.shape[-1]:
-                dtype = "tf32" if left.dtype == "float32" else left.dtype
-                flops = {Pipe("tensor", dtype): 2 * out.numel * left.shape[-1]}
-                return Cost(flops, read, out.nbytes), "a product from a template"
+    out = specs[-1]
+    for left, right in permutations([spec for spec in specs if len(spec.shape) in (2, 3)], 2):
+        if len(left.shape) != len(right.shape) or left.shape[-1] != right.shape[-2]:
+            continue
+        if out.numel == math.prod(left.shape[:-1]) * right.shape[-1]:
+            dtype = "tf32" if left.dtype == "float32" else left.dtype
+            flops = {Pipe("tensor", dtype): 2 * out.numel * left.shape[-1]}
+            return Cost(flops, sum(spec.nbytes for spec in specs[:-1]), out.nbytes), "a product from a template"
     raise Unsupported("no three of its arguments make a product")
 
 
@@ -117,5 +110,13 @@ def flops_per_element(names: str) -> int:
 
 @cache
 def _table() -> dict[str, int]:
-    whole = {name.strip("_"): flops for name, flops in _WHOLE.items()}
-    return {**flops_by_name(), **_REDUCTIONS, **dict.fromkeys(_MOVES, 0), **whole}
+    rows = {name.strip("_"): _per_element(f"aten.{name}") for name in _ROWS}
+    return {**flops_by_name(), **dict.fromkeys(_MOVES, 0), **rows}
+
+
+def _per_element(name: str) -> int:
+    """FLOPs for each element of its input, by the op's own formula for one long row."""
+    row = contiguous((1, 1000), "float32")
+    attributes = {"normalized_shape": row.shape[1:], "group": 1, "dim": 1}
+    call = Call(name, (row, row), ("self", "input"), (row,), attributes, row.nbytes, row.nbytes)
+    return cost_of(call).total_flops // row.numel

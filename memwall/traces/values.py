@@ -99,7 +99,8 @@ def _listed(value: object) -> list[Any]:
 
 
 def _nested(value: object) -> tuple[Any, ...]:
-    return tuple(_sizes(entry, _DEEPEST) for entry in _listed(value))
+    """The sizes of each argument: ``()`` for one that is not a list."""
+    return tuple(_sizes(entry, _DEEPEST) if isinstance(entry, list) else () for entry in _listed(value))
 
 
 def _sizes(value: object, depth: int) -> Any:
