@@ -213,13 +213,10 @@ SORT_KEYS = _named((QUANTITIES["time_s"], *_BY_PLACE), lambda row: row.sort)
 ALIASES = {"peak_memory_bytes": "peak_memory", "memory": "peak_memory", "launches": "kernels", "time": "time_s"}
 
 
-#: other names under which rows hold a quantity
-_ATTRIBUTES = _named(_ROWS, lambda row: row.attribute)
-
-
 def quantity_of(attribute: str) -> Quantity | None:
     """The quantity that an attribute of a row holds, by its name, another name of it, or a kernel's name for it."""
-    return QUANTITIES.get(ALIASES.get(attribute, attribute)) or _ATTRIBUTES.get(attribute)
+    known = QUANTITIES.get(ALIASES.get(attribute, attribute))
+    return known or next((row for row in _ROWS if row.attribute == attribute), None)
 
 
 def columns_of(table: str) -> list[Quantity]:
