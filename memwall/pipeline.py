@@ -160,8 +160,7 @@ def compare(
         target_or_profiles = target_or_profiles[0]
     if not isinstance(target_or_profiles, Profile):
         target_or_profiles = profile(target_or_profiles, gpu=gpus or "h100-sxm", policy=policies or "eager", **options)
-    own = {schedule.gpu.name: schedule.gpu for schedule in target_or_profiles.simulations}
-    return compare_profile(target_or_profiles, gpus or list(own.values()), price=price, policies=policies)
+    return compare_profile(target_or_profiles, gpus or target_or_profiles.gpus, price=price, policies=policies)
 
 
 def resimulate(

@@ -169,7 +169,7 @@ def compare_profile(
     if not gpus:
         raise UsageError("nothing to compare: name at least one GPU")
     _check_prices(price, [gpu.name for gpu in gpus])
-    named = policies or tuple(dict.fromkeys(s.policy for s in profile.simulations)) or ("eager",)
+    named = policies or tuple(profile.policies) or ("eager",)
     # those made in this run or by a compiler are kept, the others are made again
     known = {(s.gpu, s.policy): s for s in profile.simulations if s.policy not in CHEAP}
     schedules = [known.get((gpu, policy)) or profile.schedule(gpu, policy) for policy in named for gpu in gpus]

@@ -6,17 +6,17 @@ lost its core is repeated. Steps (:meth:`Device.steps`) are timed warm, one afte
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from memwall.bench.device import DEVICES, LEAST_SHARE, Call, Device, Ready, Sensing, cpu_load, merged, versions
 from memwall.bench.machine import available_bytes, cache_bytes, cpu_name, machine_busy_s
 from memwall.core.errors import MissingError, UsageError
+from memwall.core.files import uncollected
 from memwall.core.process import environment
 from memwall.record.measurement import Sensors
 
@@ -27,15 +27,14 @@ DEFAULT_CACHE_BYTES = 32 << 20
 
 #: fresh memory would cost page faults at every call: glibc is set to keep it
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 28)}
-#: torch.compile starts a pool of compilers in every process; here the processes themselves are the pool
-COMPILERS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def timing_environment(kind: str, threads: int = 1) -> dict[str, str]:
     """The variables of a process in which kernels are timed: this package is found, and memory behaves (on the CPU)."""
     fixed = {**MALLOC, **dict.fromkeys(THREADS, str(threads))} if kind == "cpu" else {}
-    return {**COMPILERS, **environment(), **fixed}
+    # torch.compile starts a pool of compilers in every process; here the processes themselves are the pool
+    return {"TORCHINDUCTOR_COMPILE_THREADS": "1", **environment(), **fixed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class Cpu:
             ready.restore()
             self._cache.add_(1.0)
             self._one.add(1.0)  # torch's own path to an op is warm again, as it is between the ops of a model
-            with _no_collection():
+            with uncollected():
                 wall_s, share = self._clocks.time(ready.call)
             if share >= LEAST_SHARE:
                 good.append(wall_s)
@@ -116,7 +115,7 @@ class Cpu:
     def steps(self, step: Call, count: int) -> tuple[list[float], tuple[str, ...]]:
         self._torch.set_num_threads(1)  # the model's file may have asked for others
         gc.collect()
-        with _no_collection():
+        with uncollected():
             if count > 1:
                 step()  # others have had the caches; of a long step they are little
             return [self._clocks.time(step)[0] for _ in range(count)], ()
@@ -133,12 +132,3 @@ class Cpu:
 
     def clear(self) -> None:
         gc.collect()
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -45,31 +45,24 @@ class Device(Protocol):
 
     def ready(self, call: Call, restore: Call = ..., *, graphed: bool = True) -> Ready:
         """Warm a call up and make it quick to repeat, with a graph of it if the device has graphs."""
-        ...
 
     def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]:
         """Up to ``count`` timings in seconds, at least one; no new one begins after ``budget_s``."""
-        ...
 
     def steps(self, step: Call, count: int) -> tuple[list[float], tuple[str, ...]]:
         """Seconds of each of ``count`` steps one after another, and the device's objections to them."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Name, versions and sizes, for the record."""
-        ...
 
     def free_bytes(self) -> int:
         """Free memory in bytes."""
-        ...
 
     def wait(self) -> None:
         """Wait until all queued work is done."""
-        ...
 
     def clear(self) -> None:
         """Free cached memory."""
-        ...
 
 
 def versions() -> dict[str, Any]:

@@ -112,7 +112,7 @@ def _read(
     profile = make_profile(target, names, given, messages)
     capture = capture_of(profile.capture) if captured else None
     missing = (f"no capture: it needs the model, and {target} has none",) * (captured and capture is None)
-    return Made(profile, capture, list({s.gpu.name: s.gpu for s in profile.simulations}.values()), missing)
+    return Made(profile, capture, profile.gpus, missing)
 
 
 def _traced(model: Model, sizes: dict[str, int], captured: bool) -> Made:

@@ -78,10 +78,8 @@ def command(
     explained = kernels_named(made, explain) if explain else ()
     totals: Sequence[Outcome] = ()
     if changes:
-        gpus_of = {schedule.gpu.name: schedule.gpu for schedule in made.simulations}
-        policies = dict.fromkeys(schedule.policy for schedule in made.simulations)
         with running("", out.messages):
             out.messages.progress(f"simulating {len(changes):,} what-ifs")
-            totals = what_if(made, changes, list(gpus_of.values()), list(policies))
+            totals = what_if(made, changes, made.gpus, made.policies)
     report = ProfileReport(made, what_ifs=tuple(totals), explained=explained, **shape)
     out.show(report, before_print=partial(remember, made, out.messages))

@@ -135,8 +135,7 @@ def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], me
         raise UsageError(f"--strict: no formula models {', '.join(saved.coverage.unmodeled)}")
     if not names and not policies and not cuda_graph:
         return saved
-    gpus: list[Gpu] = load_gpus(names) or list({s.gpu.name: s.gpu for s in saved.simulations}.values())
-    policies = policies or list(dict.fromkeys(s.policy for s in saved.simulations)) or ["eager"]
+    gpus, policies = load_gpus(names) or saved.gpus, policies or saved.policies or ["eager"]
     messages.progress(f"simulating {saved.workload.name} on {', '.join(gpu.name for gpu in gpus)}")
     with running(target, messages):  # a compiler may have something to say
         return resimulate(saved, gpus, policies, cuda_graph=cuda_graph)

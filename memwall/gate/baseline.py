@@ -59,8 +59,7 @@ def saved_profile(workload: GatedWorkload, root: Path) -> Profile:
     from memwall.pipeline import resimulate
 
     profile = Profile.load(root / workload.target)
-    gpus = workload.gpus or tuple({s.gpu.name: s.gpu for s in profile.simulations}.values())
-    policies = workload.policies or tuple(dict.fromkeys(s.policy for s in profile.simulations))
+    gpus, policies = workload.gpus or profile.gpus, workload.policies or profile.policies
     wanted = {(gpu, policy) for policy in policies for gpu in gpus}
     if wanted <= {(s.gpu, s.policy) for s in profile.simulations}:
         return profile.with_simulations(tuple(s for s in profile.simulations if (s.gpu, s.policy) in wanted))
@@ -75,7 +74,7 @@ def baseline_path(place: Path, name: str, *, several: bool) -> Path:
             raise UsageError(f"{place} is one file, and there are several workloads; name a folder")
         return place
     paths = [place / f"{name}{suffix}" for suffix in SUFFIXES]
-    return next((path for path in paths if path.is_file()), paths[0])
+    return next(filter(Path.is_file, paths), paths[0])
 
 
 def write_baselines(profiles: Mapping[Path, Profile]) -> None:
@@ -218,15 +217,13 @@ def from_commit(
         if (kind != "module" or is_saved(workload.target)) and not path.resolve().is_relative_to(checkout.top):
             base.refused[workload.name] = f"{place} is not in the repository, which has no other version of it"
             continue
-        if is_saved(workload.target):
-            if path.is_file():
-                base.profiles[workload.name] = profile = saved_profile(workload, checkout.folder)
-                base.refused[workload.name] = other_version(profile)
-            else:
-                base.missing[workload.name] = f"no such file: {place}"
-            continue
-        row = traced[workload.name]
-        if row.absent:
+        row = traced.get(workload.name) or Traced(workload.name, None)
+        if is_saved(workload.target) and path.is_file():
+            base.profiles[workload.name] = profile = saved_profile(workload, checkout.folder)
+            base.refused[workload.name] = other_version(profile)
+        elif is_saved(workload.target):
+            base.missing[workload.name] = f"no such file: {place}"
+        elif row.absent:
             base.missing[workload.name] = row.error
         elif row.foreign:
             files = ", ".join(row.foreign[:3]) + " …" * (len(row.foreign) > 3)

@@ -130,8 +130,8 @@ def _table(table: Mapping[str, Any], where: str, settings: Types) -> tuple[dict[
         else:
             raise unknown("setting or quantity", key, (*settings, *_SCOPES, *LIMITS), 0.5, where)
     own = _limits({**limits, "modules": inner["modules"]}, where)
-    _check_policies(inner["policies"], where)
-    policies = {name: _limits(rows, f"{where} policies.{name}") for name, rows in inner["policies"].items()}
+    rows_of = {_policy(name, where): rows for name, rows in inner["policies"].items()}
+    policies = {name: _limits(rows, f"{where} policies.{name}") for name, rows in rows_of.items()}
     gpus: dict[str, Limits] = {}
     for name, rows in inner["gpus"].items():
         gpu = _gpus([name], f"{where} gpus")[0].name
@@ -164,10 +164,10 @@ def _gpus(names: Sequence[str | Path], where: str) -> list[Gpu]:
         raise UsageError(f"{where}: {error}") from None
 
 
-def _check_policies(names: Sequence[str] | Mapping[str, Any], where: str) -> None:
-    for name in names:
-        if name not in POLICIES:
-            raise unknown("policy named", name, POLICIES, 0.5, where)
+def _policy(name: str, where: str) -> str:
+    if name not in POLICIES:
+        raise unknown("policy named", name, POLICIES, 0.5, where)
+    return name
 
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:
@@ -186,8 +186,7 @@ def _how(
         options["input_specs"] = _texts(options.pop("input"), f"{where}: input")
     names = _texts(settings.get("gpu", []), f"{where}: gpu")
     gpus = _gpus([root / name if name.lower().endswith(".toml") else name for name in names], f"{where}: gpu")
-    policies = _texts(settings.get("policy", []), f"{where}: policy")
-    _check_policies(policies, where)
+    policies = [_policy(name, where) for name in _texts(settings.get("policy", []), f"{where}: policy")]
     return options, tuple(gpus), tuple(dict.fromkeys(policies))
 
 
@@ -285,7 +284,7 @@ def selected(
 
 def on_gpus_of(place: Path, workloads: Sequence[GatedWorkload]) -> list[GatedWorkload]:
     """Where no GPU is named and the baseline is one profile: on the GPUs that it was made for."""
-    gpus = tuple({s.gpu.name: s.gpu for s in Profile.load(place).simulations}.values())
+    gpus = tuple(Profile.load(place).gpus)
     return [replace(workload, gpus=gpus or workload.gpus) for workload in workloads]
 
 

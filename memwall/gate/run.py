@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -98,11 +99,8 @@ def run_gate(
 
 
 def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
-    limited = (
-        config.limits(workload, gpu.name, policy, compared=compared)
-        for gpu in workload.gpus
-        for policy in workload.policies
-    )
+    places = itertools.product(workload.gpus, workload.policies)
+    limited = (config.limits(workload, gpu.name, policy, compared=compared) for gpu, policy in places)
     breaks = any(("graph_breaks", "") in limits for limits in limited)
     asked = breaks and "graph_breaks" in config.limited(workload)
     return Job(workload.name, workload.target, workload.options, workload.gpus, workload.policies, breaks, asked)
@@ -129,16 +127,14 @@ def _judged(
         if head.profile is None:
             problems.append(Problem(workload.name, workload.target, "fail", f"cannot be profiled: {head.error}"))
             continue
-        baseline = noted(baseline, workload.name, head.notes)
         before = base.profiles.get(workload.name)
-        baseline = noted(baseline, workload.name, _other_step(before, head.profile))
+        baseline = noted(baseline, workload.name, [*head.notes, *_other_step(before, head.profile)])
         breaks = _captured(head.profile) or (_captured(before) and not is_saved(workload.target))
         limits = {
             (s.gpu.name, s.policy): config.limits(workload, s.gpu.name, s.policy, compared=compared, breaks=breaks)
             for s in head.profile.simulations
         }
-        written = {key for rows in limits.values() for key in rows}
-        if {name for name, _ in written} <= APART:
+        if {name for rows in limits.values() for name, _ in rows} <= APART:
             problems.append(Problem(workload.name, workload.target, "fail", NO_CHECK))
         subject = Subject(
             workload.name, workload.target, head.profile, before, compared,
@@ -149,8 +145,8 @@ def _judged(
         checks += found
         problems += wrong
     profiles = {name: row.profile for name, row in heads.items() if row.profile is not None}
-    failed = frozenset(name for name, row in heads.items() if row.profile is None)
-    return GateRun(GateResult(tuple(checks), tuple(problems), baseline), profiles, base.profiles, failed)
+    result = GateResult(tuple(checks), tuple(problems), baseline)
+    return GateRun(result, profiles, base.profiles, frozenset(heads.keys() - profiles.keys()))
 
 
 def _other_step(before: Profile | None, after: Profile) -> list[str]:

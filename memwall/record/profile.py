@@ -78,6 +78,16 @@ class Profile:
         """The graph of the first GPU."""
         return self.graphs[0]
 
+    @property
+    def gpus(self) -> list[Gpu]:
+        """The GPUs that it was simulated on, each once."""
+        return list({schedule.gpu.name: schedule.gpu for schedule in self.simulations}.values())
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies that it was simulated under, each once."""
+        return list(dict.fromkeys(schedule.policy for schedule in self.simulations))
+
     @cached_property
     def flops(self) -> int:
         """FLOPs of all ops, causal attention counted as causal."""

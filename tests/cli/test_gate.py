@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from memwall.record.profile import Profile
 from tests.cli.conftest import ROOT, Result
 from tests.unit import gate_repo
 from tests.unit.gate_repo import REGRESSIONS, git
+from tests.unit.processes import wait_for
 from tests.unit.report_fixture import make_profile
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -300,10 +300,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
                                cwd=tmp_path, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                start_new_session=True)  # fmt: skip
     try:
-        end = time.monotonic() + 60
-        while len([p for p in marks.iterdir() if p.name.isdigit()]) < 2:
-            assert time.monotonic() < end, "base and head are not both at work after a minute"
-            time.sleep(0.1)
+        wait_for(lambda: len([p for p in marks.iterdir() if p.name.isdigit()]) == 2)  # base and head are at work
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=30)
     finally:

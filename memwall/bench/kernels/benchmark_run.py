@@ -257,7 +257,7 @@ class BenchmarkRun:
     def _whole(self, worker: Worker, parts: int, *question: Any) -> Ran:
         """The answer about a whole step, one of several that share the time; all workers free their memory for it."""
         for each in self.workers.values():
-            each.ask(START_LIMIT_S, "rest")
+            each.ask(START_LIMIT_S, "recover")
         budget_s = self.limits.block_s(parts)
         limit_s = self.limits.build_limit_s + budget_s + SAMPLE_LIMIT_S
         answer: Ran = worker.ask(limit_s, *question, self.limits.samples, budget_s)

@@ -21,21 +21,9 @@ from memwall.fusion import Group
 from memwall.ops.evaluate import Call, Operators, evaluate
 
 
-class Noise:
-    """Random rounding of a value: each element times 1 + u · amplitude, u uniform in ±1."""
-
-    def __init__(self, seed: int, device: str) -> None:
-        self.generator = torch.Generator(device).manual_seed(seed)
-
-    def on(self, tensor: Tensor, amplitude: float) -> Tensor:
-        """A copy with noise; zeros, infinities and NaN stay what they are."""
-        drawn = torch.rand(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=self.generator)
-        return tensor * drawn.mul_(2).sub_(1).mul_(amplitude).add_(1)
-
-
 def run_group(
     graph: Graph, group: Group, memory: Arena | WideMemory, operators: Operators,
-    kept: Mapping[int, Tensor] | None = None, noise: Noise | None = None,
+    kept: Mapping[int, Tensor] | None = None, noise: torch.Generator | None = None,
 ) -> None:  # fmt: skip
     """Run the ops of a group on ``memory``, in place.
 
@@ -60,8 +48,9 @@ class _GroupRun:
     """One run of a group's ops."""
 
     def __init__(
-        self, graph: Graph, group: Group, memory: Arena | WideMemory, kept: dict[int, Tensor], noise: Noise | None
-    ) -> None:
+        self, graph: Graph, group: Group, memory: Arena | WideMemory, kept: dict[int, Tensor],
+        noise: torch.Generator | None,
+    ) -> None:  # fmt: skip
         self.graph, self.group, self.memory, self.kept, self.noise = graph, group, memory, kept, noise
         self.wide = isinstance(memory, WideMemory)
         self.device = memory.arena.device if isinstance(memory, WideMemory) else memory.device
@@ -76,7 +65,8 @@ class _GroupRun:
         self._into, self._terms = into, _terms_of(self.graph, op)
 
     def tensor(self, value_id: int) -> Tensor:
-        """The tensor of a value, with noise where it is rounded at random."""
+        """The tensor of a value; where it is rounded at random, each element times 1 + u · amplitude, u uniform in ±1:
+        zeros, infinities and NaN stay what they are."""
         found = self.memory[value_id]
         if self.noise is None or not found.is_floating_point():
             return found
@@ -84,7 +74,8 @@ class _GroupRun:
         amplitude = UNIT_FLOAT32 * math.sqrt(self._terms)
         if value.storage in self.written:
             amplitude += FLOATS.get(value.spec.dtype, 0.0)
-        noisy = self.noise.on(found, amplitude)
+        drawn = torch.rand(found.shape, dtype=found.dtype, device=found.device, generator=self.noise)
+        noisy = found * drawn.mul_(2).sub_(1).mul_(amplitude).add_(1)
         return found.copy_(noisy) if value_id in self._into else noisy
 
     def op(self, call: Call) -> None:

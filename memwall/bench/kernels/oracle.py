@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memwall.bench.device import Device
 from memwall.bench.kernels.arena import GUARD_BYTES, POISONS, Arena, WideMemory, fill
-from memwall.bench.kernels.evaluate import Noise, run_group
+from memwall.bench.kernels.evaluate import run_group
 from memwall.bench.kernels.executors import Built
 from memwall.bench.kernels.numerics import PASSED, SPREADS, Check, compare, distance, same, uniform, wrong
 from memwall.codegen.kernel import Kernel
@@ -82,10 +82,8 @@ class Oracle:
 
     def _existed(self, storage: int, version: int) -> bool:
         """Whether a storage existed before the group wrote a version of it."""
-        before = [v for v in range(version) if self.flow.storage[v] == storage]
-        if any(self.flow.writer[v] not in self._inside for v in before):
-            return True
-        return self.graph.storages[storage].is_persistent
+        writers = (self.flow.writer[v] for v in range(version) if self.flow.storage[v] == storage)
+        return self.graph.storages[storage].is_persistent or any(op_id not in self._inside for op_id in writers)
 
     def eager(self, arena: Arena, kept: Mapping[int, Tensor] | None = None) -> dict[int, Tensor]:
         """Eager PyTorch's results, by value id; ``Unsupported`` where it has no such kernel on the arena's device. The
@@ -95,7 +93,7 @@ class Oracle:
         return {v: memory[v].clone() for v in self.results}
 
     def float64(
-        self, arena: Arena, kept: Mapping[int, Tensor] | None = None, noise: Noise | None = None
+        self, arena: Arena, kept: Mapping[int, Tensor] | None = None, noise: torch.Generator | None = None
     ) -> dict[int, Tensor]:
         """The results in float64 (integers unchanged), as :meth:`eager`; the masks of dropouts are taken from ``kept``,
         what the kernel returned."""
@@ -148,7 +146,7 @@ class Oracle:
         few = any(e.numel() < FEW for e in floats.values()) and len(floats) <= FEW_TENSORS
         spreads = dict.fromkeys(floats, 0.0)
         for number in range(RUNS_OF_FEW if few else RUNS):
-            noisy = self.float64(arena, outputs, Noise(number, arena.device))
+            noisy = self.float64(arena, outputs, torch.Generator(arena.device).manual_seed(number))
             for value_id, e in floats.items():
                 spreads[value_id] = max(spreads[value_id], distance(noisy[value_id], e))
         return spreads

@@ -18,6 +18,7 @@ from memwall.bench.kernels.benchmark_run import BUILD_LIMIT_S, BenchmarkRun, Lim
 from memwall.bench.kernels.workers import WorkerPool
 from memwall.core.errors import MissingError, UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
+from memwall.pipeline import profile as trace_profile
 from memwall.record.measurement import EXECUTORS
 from memwall.record.profile import Profile
 
@@ -73,7 +74,12 @@ def measure(
     """
     began, kind = time.monotonic(), device or ("cuda" if _has_cuda() else "cpu")
     names, spec = _checked(kind, executors), device_spec(kind, gpu)
-    profile = _profiled(profile_or_target, inputs, spec, progress, options)
+    if not isinstance(profile_or_target, Profile):
+        profile = trace_profile(profile_or_target, inputs, gpu=spec, progress=progress, **options)
+    elif options:
+        raise UsageError(f"{', '.join(options)}: says how to trace a model, and a profile is already traced")
+    else:
+        profile = profile_or_target
     if (spec.architecture == "cpu") != (kind == "cpu"):
         progress(f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing")
     work = plan_work(profile, spec, names, top)
@@ -156,16 +162,6 @@ def _checked(kind: str, executors: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _profiled(target: Any, inputs: Any, spec: Gpu, say: Callable[[str], None], options: dict[str, Any]) -> Profile:
-    from memwall.pipeline import profile
-
-    if isinstance(target, Profile):
-        if options:
-            raise UsageError(f"{', '.join(options)}: says how to trace a model, and a profile is already traced")
-        return target
-    return profile(target, inputs, gpu=spec, progress=say, **options)
-
-
 def _simulated(profile: Profile, work: Work) -> Profile:
     """The profile with the schedules that are measured, in place of older ones of the same GPU and policy."""
     fresh = tuple(work.schedules.values())
@@ -183,18 +179,19 @@ def _module(target: Any, options: Mapping[str, Any], inputs: Any) -> tuple[str, 
     return str(target), {name: options[name] for name in RUN_OPTIONS if name in options}
 
 
+#: kind of device -> the variable that names a compiler, the usual ones, what it is for
+_COMPILERS = {
+    "cuda": ("CC", ("gcc", "clang", "cc"), "a C compiler, which Triton builds its launcher with"),
+    "cpu": ("CXX", ("g++", "clang++"), "a C++ compiler"),
+}
+
+
 def need_compiler(kind: str) -> None:
     """Check that torch.compile has what it needs on a device (``cpu`` or ``cuda``), before anything runs. Raises
     ``MissingError``: no C++ compiler (CPU), no C compiler or no Triton (CUDA); names the program and how to fix it."""
-    if kind == "cuda":
-        if find_spec("triton") is None:
-            raise MissingError("torch.compile needs Triton on a GPU: pip install 'memwall[triton]'")
-        _need("CC", ("gcc", "clang", "cc"), "a C compiler, which Triton builds its launcher with")
-    else:
-        _need("CXX", ("g++", "clang++"), "a C++ compiler")
-
-
-def _need(variable: str, names: tuple[str, ...], what: str) -> None:
+    if kind == "cuda" and find_spec("triton") is None:
+        raise MissingError("torch.compile needs Triton on a GPU: pip install 'memwall[triton]'")
+    variable, names, what = _COMPILERS[kind]
     own = os.environ.get(variable)
     tried = (own,) if own else names
     if not any(shutil.which(name) for name in tried):

@@ -115,16 +115,10 @@ class Session:
         self._most_bytes = int(KEPT_SHARE * self.device.free_bytes())
 
     def recover(self) -> None:
-        """After a failure: let go of everything. Raises ``RuntimeError``: the device is of no more use to this
-        process."""
+        """Let go of everything. Raises ``RuntimeError``: the device is of no more use to this process."""
         self._kept.clear()
         self.device.clear()
         self.device.wait()
-
-    def rest(self) -> Ran:
-        """Give back all memory."""
-        self.recover()
-        return Ran("ok")
 
     # -- one kernel --------------------------------------------------------------------------------------------------
 
@@ -224,11 +218,10 @@ class Session:
 
     def _make_room(self, nbytes: int) -> None:
         """Let go of the kernels that waited longest, until the others and ``nbytes`` fit."""
-        dropped = False
+        before = len(self._kept)
         while self._kept and nbytes + sum(NEEDED * p.nbytes for p in self._kept.values()) > self._most_bytes:
             self._kept.popitem(last=False)
-            dropped = True
-        if dropped:
+        if len(self._kept) < before:
             self.device.clear()
 
     # -- the step and the machine --------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ class WorkerPool:
                 while waiting and helper.failures < MOST_STARTS and time.monotonic() < deadline:
                     with contextlib.suppress(IndexError):  # another took the last one
                         helper.ask(limit_s, "run", waiting.popleft())
-                helper.ask(limit_s, "rest")
+                helper.ask(limit_s, "recover")
 
         with ThreadPoolExecutor(len(self._helpers)) as pool:
             futures = [pool.submit(work, helper) for helper in self._helpers]

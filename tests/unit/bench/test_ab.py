@@ -10,7 +10,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ from memwall.bench.machine import Usage
 from memwall.bench.stats import Ratio
 from memwall.core.errors import UsageError
 from tests.unit.places import ROOT
+from tests.unit.processes import is_alive, wait_for
 
 QUIET = Usage(wall_s=0.06, capacity_s=0.12)
 
@@ -414,25 +414,3 @@ def test_no_process_outlives_its_parent(tmp_path, number):
         parent.wait()
         for pid in filter(is_alive, pids):
             os.kill(pid, signal.SIGKILL)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended may wait for its new parent to notice."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(read, limit_s: float = 60.0) -> str:
-    """What a function gives once it gives something."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        try:
-            found = read()
-        except OSError:
-            found = ""
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"nothing came within {limit_s} s")

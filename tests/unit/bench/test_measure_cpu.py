@@ -27,6 +27,7 @@ from memwall.core.flow import Flow
 from memwall.fusion import Group, plan_graph
 from memwall.record.measurement import Sensors
 from tests.unit.places import ROOT
+from tests.unit.processes import wait_for
 
 PLANTED = str(Path(__file__).parents[1] / "planted.py")
 #: any spec will do where only the clock is tested
@@ -198,10 +199,10 @@ def test_an_interrupt_keeps_what_was_measured_and_ends_the_workers(tmp_path):
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    _wait(path.exists)
+    wait_for(path.exists)
     before = json.loads(path.read_text())  # whole JSON while it runs
     assert before["measurements"][0]["complete"] is False
-    workers = _children(process.pid)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert workers
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
@@ -212,18 +213,7 @@ def test_an_interrupt_keeps_what_was_measured_and_ends_the_workers(tmp_path):
     kept = measurements(memwall.Profile.load(path))[0]
     assert not kept.complete
     assert any(kernel.status == "ok" for kernel in kept.kernels)
-    _wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
-
-
-def _wait(condition, limit_s=60.0):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-
-
-def _children(pid):
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
 class Attention(torch.nn.Module):

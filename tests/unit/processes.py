@@ -1,0 +1,30 @@
+"""Other processes, and what is waited for until they have done it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended may wait for its new parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(read: Callable[[], Any], limit_s: float = 60.0) -> Any:
+    """What a function gives once it gives something."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            found = read()
+        except OSError:
+            found = None
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"nothing came within {limit_s} s")
