@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import memwall.report.columns as col
 from memwall.analysis.breaks import Loss
 from memwall.analysis.fused import Fused, refused_by_rule
-from memwall.analysis.op_counts import PUBLISHED, PUBLISHED_SOURCE, OpCounts
 from memwall.analysis.plan_diff import PlanDiff
 from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
@@ -33,6 +33,9 @@ from memwall.report.pages.fusion import (
 )
 from memwall.report.pages.profile_text import inputs_text
 from memwall.simulate.schedule import Schedule
+
+if TYPE_CHECKING:
+    from memwall.analysis.op_counts import OpCounts
 
 #: Rows of the tables of groups, recomputed ops and Inductor's reasons.
 DEFAULT_TOP, MAX_AGAIN, MAX_REASONS = 15, 8, 8
@@ -267,6 +270,8 @@ def _recompile(call: Recompile) -> str:
 
 
 def _op_count_section(counts: OpCounts) -> Section:
+    from memwall.analysis.op_counts import PUBLISHED, PUBLISHED_SOURCE  # where there are counts there is torch
+
     rows = [(v.name, v.distinct, v.calls, v.free_calls or None, PUBLISHED.get(v.name, "-")) for v in counts.levels]
     specs = "level: 0, distinct ops: 1 count, calls: 2 count, free calls: 3 count, announced: 4"
     note = f"free calls move nothing (views, allocations); the optimizer is left out; announced: {PUBLISHED_SOURCE}"
