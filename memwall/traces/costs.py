@@ -39,6 +39,7 @@ from memwall.traces.records import TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, can_be_costed, is_call
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES
 from memwall.traces.triton import is_triton, triton_cost
+from memwall.traces.values import whole_number
 
 #: ops that read only the elements that their indices, or a triangle, select
 _READ_IN_PART = frozenset(
@@ -170,7 +171,7 @@ def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
     if not message:
         return RowCost(None, "communication", "the size of the message was not recorded")
     stated = (kernel.attributes, *(op.attributes for op in around))
-    sizes = (_number(attributes.get("Group size")) for attributes in stated)
+    sizes = (whole_number(attributes.get("Group size")) for attributes in stated)
     ranks = next((size for size in sizes if size > 0), 0)
     name = str(kernel.attributes.get("Collective name") or (row.op.name if row.op else "") or kernel.name).lower()
     if ranks == 1:
@@ -180,7 +181,7 @@ def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
 
 
 def _message_bytes(attributes: Any) -> int:
-    count = max(_number(attributes.get("In msg nelems")), _number(attributes.get("Out msg nelems")))
+    count = max(0, *(whole_number(attributes.get(f"{way} msg nelems")) for way in ("In", "Out")))
     dtype = str(attributes.get("dtype", ""))
     return count * ITEMSIZE.get(SCALAR_TYPES.get(dtype, dtype.lower()), 0)
 
@@ -193,13 +194,6 @@ def _op_message_bytes(op: TracedOp) -> int:
         if kind in DTYPES and dims and all(type(n) is int for n in dims)
     )
     return _message_bytes(op.attributes) or next(tensors, 0)
-
-
-def _number(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        return 0
 
 
 # ---- the price on a GPU

@@ -55,11 +55,13 @@ def _calls_of(recording: Recording, activities: Sequence[Activity]) -> list[int 
     calls = recording.calls
     by_correlation = _indexed(calls.correlation, {a.correlation for a in activities})
     by_external = _indexed(calls.external, {a.external for a in activities if a.correlation <= 0})
-    found = []
-    for a in activities:
-        candidates = by_correlation.get(a.correlation, ()) if a.correlation > 0 else by_external.get(a.external, ())
-        found.append(_nearest(candidates, calls.start, a.start))
-    return found
+    return [
+        _nearest(
+            by_correlation.get(a.correlation, ()) if a.correlation > 0 else by_external.get(a.external, ()),
+            calls.start, a.start,
+        )
+        for a in activities
+    ]  # fmt: skip
 
 
 def _indexed(numbers: Sequence[int], wanted: set[int]) -> dict[int, list[int]]:

@@ -109,7 +109,9 @@ class Owners:
             return "backward"
         name = self._spans.name[span]
         if name not in self._phases:
-            self._phases[name] = _phase_of(self._recording.names.texts[name])
+            text = self._recording.names.texts[name]
+            is_optimizer = "optimizer" if _OPTIMIZER.search(text) else ""
+            self._phases[name] = "backward" if _BACKWARD.search(text) else is_optimizer
         return self._phases[name]
 
     def _number(self, span: int) -> tuple[str, int]:
@@ -117,12 +119,6 @@ class Owners:
 
     def _name(self, span: int) -> str:
         return self._recording.names.texts[self._spans.name[span]]
-
-
-def _phase_of(name: str) -> str:
-    if _BACKWARD.search(name):
-        return "backward"
-    return "optimizer" if _OPTIMIZER.search(name) else ""
 
 
 def _bare(name: str) -> str:

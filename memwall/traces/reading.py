@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from memwall.traces.owners import Owners
 from memwall.traces.records import Device, Step, Trace, TracedKernel
 from memwall.traces.stream import read_events
 from memwall.traces.timeline import busy_us, exposed_communication_us, gaps
-from memwall.traces.values import printable
+from memwall.traces.values import printable, whole_number
 
 #: the second name of the devices is that of early 2021
 _DEVICES = ("deviceProperties", "computeProperties")
+
+#: the order of GPU rows
+_ON_THE_GPU = attrgetter("start", "device", "stream", "dur", "correlation", "name")
 
 #: CUPTI writes 0 for a kernel that it could not time; none starts this long before the first CPU event
 _TIMED_US = 1e7
@@ -53,7 +57,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Trace:
     _drop_untimed(recording)
     base, end = _extent(recording)
-    activities = sorted(set(recording.activities), key=_on_the_gpu)
+    activities = sorted(set(recording.activities), key=_ON_THE_GPU)
     nesting = Nesting(recording)
     matches = match(recording, activities, nesting)
     owners = Owners(recording, nesting, {m.span for m in matches if m.span is not None}, base)
@@ -80,10 +84,6 @@ def _drop_untimed(recording: Recording) -> None:
         timed = [row for row in recording.activities if row.start >= earliest]
         recording.dropped["that the profiler could not time"] += len(recording.activities) - len(timed)
         recording.activities = timed
-
-
-def _on_the_gpu(activity: Activity) -> tuple[float, ...]:
-    return activity.start, activity.device, activity.stream, activity.dur, activity.correlation, activity.name
 
 
 def _extent(recording: Recording) -> tuple[float, float]:
@@ -181,7 +181,8 @@ def _devices(properties: object, kernels_of: Mapping[int, int]) -> tuple[Device,
     of these are of one kind, a device without properties is one of them.
     """
     listed = [entry for entry in properties if isinstance(entry, dict)] if isinstance(properties, list) else []
-    known = {_whole(entry.get("id"), default=place): entry for place, entry in enumerate(listed)}
+    numbers = [whole_number(entry.get("id")) for entry in listed]
+    known = {place if n < 0 else n: entry for place, (n, entry) in enumerate(zip(numbers, listed, strict=True))}
     kinds = {str(entry.get("name", "")) for entry in listed}
     only = listed[0] if len(kinds) == 1 else {}
     indices = sorted({*known, *kernels_of})
@@ -194,7 +195,7 @@ def gpu_name(trace: Trace) -> str | None:
     A device with a part of the multiprocessors (a MIG slice) is not that GPU.
     """
     names = {_gpu_of(device) for device in used(trace)}
-    return next(iter(names)) if len(names) == 1 else None
+    return names.pop() if len(names) == 1 else None
 
 
 def used(trace: Trace) -> Sequence[Device]:
@@ -212,13 +213,6 @@ def _gpu_of(device: Device) -> str | None:
 
 
 def _device(index: int, entry: Mapping[str, Any], kernels: int) -> Device:
-    counts = (_whole(entry.get(name)) for name in ("numSms", "multiProcessorCount"))  # the second: early 2021
-    sm_count = next((count for count in counts if count is not None), None)
+    counts = (whole_number(entry.get(name)) for name in ("numSms", "multiProcessorCount"))  # the second: early 2021
+    sm_count = next((count for count in counts if count >= 0), None)
     return Device(index=index, name=printable(str(entry.get("name", "")))[:200], sm_count=sm_count, kernels=kernels)
-
-
-def _whole(value: object, default: int | None = None) -> Any:
-    """A whole number of at least 0, also from a text."""
-    if isinstance(value, str) and value.isdecimal() and len(value) < 19:
-        value = int(value)
-    return value if type(value) is int and value >= 0 else default

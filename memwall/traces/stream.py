@@ -194,8 +194,11 @@ class _Reader:
 
     def repair(self, error: ValueError) -> bool:
         """Escape what profilers do not, if that is the error here and the window contains all of it."""
-        rest = self.text[self.at :]
-        mended = _double_backslashes(rest) if "escape" in str(error) else _escape_quotes(rest)
+        rest = mended = self.text[self.at :]
+        if "escape" in str(error):  # lone backslashes, in this event and all that follow in the window
+            mended = _LONE_BACKSLASH.sub(lambda match: match[0] if match[1] is not None else "\\\\", rest)
+        elif found := _QUOTED_NAME.search(rest, 0, _LONGEST_NAME):  # a name ends where the next key of an event follows
+            mended = rest[: found.start(2)] + _BARE_QUOTE.sub(r"\"", found[2]) + rest[found.end(2) :]
         self.text = self.text[: self.at] + mended
         return mended != rest or (len(rest) < _LONGEST_NAME and self.fill())
 
@@ -233,16 +236,3 @@ class _Reader:
     def too_deep(self) -> UsageError:
         """The error for deeper nesting than any trace has."""
         return UsageError(f"{self.path}: {self.where()}: nested too deep to be a profiler trace")
-
-
-def _double_backslashes(text: str) -> str:
-    """Escape lone backslashes, in this event and all that follow in the window."""
-    return _LONE_BACKSLASH.sub(lambda match: match.group() if match.group(1) is not None else "\\\\", text)
-
-
-def _escape_quotes(text: str) -> str:
-    """Quotes inside the first name belong to it: it ends where the next key of an event follows."""
-    found = _QUOTED_NAME.search(text, 0, _LONGEST_NAME)
-    if found is None:
-        return text
-    return text[: found.start(2)] + _BARE_QUOTE.sub(r"\"", found.group(2)) + text[found.end(2) :]

@@ -80,7 +80,10 @@ class _Causes:
         calls, overheads = recording.calls, recording.overheads
         self._waits = {name: wait_of(self._names[name]) for name in {*calls.name, *overheads.name}}
         self._calls = _sorted(range(len(calls.start)), calls.thread, calls.start)
-        self._roots = _sorted(_roots(recording, nesting), recording.spans.thread, recording.spans.start)
+        spans = recording.spans
+        parents = enumerate(nesting.parent)  # ops with no op around them; annotations do not count
+        roots = [n for n, up in parents if spans.kind[n] == OP and (up < 0 or spans.kind[up] == ANNOTATION)]
+        self._roots = _sorted(roots, spans.thread, spans.start)
         self._overheads = sorted(range(len(overheads.start)), key=overheads.start.__getitem__)
         self._threads = {thread: index for index, thread in enumerate(recording.threads)}
         self._first: dict[str, int] = {}
@@ -150,16 +153,6 @@ def _fills(rows: Calls | Spans, index: int, begin: float, end: float) -> bool:
     """Whether a row lasts for most of [begin, end]."""
     start = rows.start[index]
     return min(end, start + rows.dur[index]) - max(begin, start) >= _EXPLAINS * (end - begin)
-
-
-def _roots(recording: Recording, nesting: Nesting) -> list[int]:
-    """Ops with no op around them; annotations do not count."""
-    kinds = recording.spans.kind
-    return [
-        span
-        for span, parent in enumerate(nesting.parent)
-        if kinds[span] == OP and (parent < 0 or kinds[parent] == ANNOTATION)
-    ]
 
 
 def _sorted(
