@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from memwall.codegen.blocks import RANDOM_SHAPES, SCALAR_SHAPES, SHAPES, VECTOR_BYTES, VECTOR_SHAPES, Shape, tiles
 from memwall.codegen.index import Index, Variable, offset, unravel
@@ -180,23 +181,12 @@ class _Gemm(Writer):
         tiles_text = f"triton.cdiv({made.m}, BLOCK_M) * triton.cdiv({made.n}, BLOCK_N)"
         function.grid = (tiles_text, str(made.batch)) if made.has_batch else (tiles_text,)
         self.file.functions = [function]
-        text = self.file.text(self.group.writes)
-        if self.dtype == "bfloat16":
-            head, _, rest = text.partition("\n\n")
-            text = _HEAD.format(imports=head) + rest
         names = [packet_of(self.graph.ops[i].name).strip("_") for i in sorted(self.group.op_ids)]
-        return Kernel(
-            name="_".join(names),
-            source=text,
-            inputs=tuple(self.file.inputs),
-            outputs=self.group.writes,
-            op_ids=self.group.op_ids,
-            launches=self.file.launches(),
-            schedule="matmul",
-            config=self.file.constants(),
-            configs=tuple({**tile.constants(), "NUM_WARPS": tile.warps} for tile in self.tiles),
-            is_random=function.draws,
-        )
+        kernel = self.file.kernel("_".join(names), "matmul", self.group.op_ids, self.group.writes)
+        if self.dtype == "bfloat16":
+            head, _, rest = kernel.source.partition("\n\n")
+            kernel = replace(kernel, source=_HEAD.format(imports=head) + rest)
+        return replace(kernel, configs=tuple({**tile.constants(), "NUM_WARPS": tile.warps} for tile in self.tiles))
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Each round takes the reductions that can be computed now, and every store that n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from memwall.codegen.index import Index, Variable, unravel
 from memwall.codegen.kernel import Kernel, NotGenerated
@@ -52,9 +53,8 @@ class _Generator:
         self.scratch: dict[tuple[int, int], tuple[str, str]] = {}
         ops = [graph.ops[i] for i in self.op_ids]
         values = [graph.values[i] for op in ops for i in (*op.inputs, *op.outputs)]
-        self.is_large = any(
-            max(v.byte_range[1] // v.spec.itemsize, v.spec.numel) >= INT32_LIMIT for v in values
-        )  # fmt: skip
+        ends = (max(v.byte_range[1] // v.spec.itemsize, v.spec.numel) for v in values)
+        self.is_large = any(end >= INT32_LIMIT for end in ends)
         rows = {(loop.rows, loop.cols) for op in ops if (loop := loop_of(graph, op)).kind == "row"}
         if split is None:  # whether the planner shares each row among several thread blocks
             few = bool(rows) and max(count for count, _ in rows) < gpu.sm_count
@@ -82,20 +82,9 @@ class _Generator:
         refuse_hazards(self.graph, self.file.functions, self.file.inputs | self.file.outputs)
         launched = self.file.functions
         schedules = dict.fromkeys(f.schedule for f in launched if f.schedule != "finish")
-        config, text = self.file.constants(), self.file.text(self.group.writes)
-        return Kernel(
-            name=launched[0].name if launched else "nothing",
-            source=text,
-            inputs=tuple(self.file.inputs),
-            outputs=tuple(self.group.writes),
-            op_ids=tuple(self.op_ids),
-            launches=self.file.launches(),
-            schedule=" + ".join(schedules) or "nothing",
-            config=config,
-            configs=_alternatives(config),
-            is_random=any(f.draws for f in launched),
-            updates=tuple(self.lowering.updates),
-        )
+        name = launched[0].name if launched else "nothing"
+        made = self.file.kernel(name, " + ".join(schedules) or "nothing", self.op_ids, self.group.writes)
+        return replace(made, configs=_alternatives(dict(made.config)), updates=tuple(self.lowering.updates))
 
     # -- what is needed for it ---------------------------------------------------------------------------------------
 

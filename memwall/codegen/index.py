@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from memwall.core.graph import contiguous
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
@@ -80,10 +82,7 @@ class Index:
     @property
     def text(self) -> str:
         """The index as an expression."""
-        parts = []
-        for digit, coefficient in self.terms:
-            text = digit.text
-            parts.append(text if coefficient == 1 else f"{coefficient} * {text}")
+        parts = [digit.text if factor == 1 else f"{factor} * {digit.text}" for digit, factor in self.terms]
         if self.constant or not parts:
             parts.append(str(self.constant))
         return " + ".join(parts).replace("+ -", "- ")
@@ -122,7 +121,7 @@ class Index:
         if rest.low >= 0 and rest.high < divisor:
             return Index(_merged(quotient), self.constant // divisor), rest
         whole = Variable(f"({self.text})", self.high + 1, self.axes)
-        return (Index(((Digit(whole, divisor), 1),)), Index(((Digit(whole, 1, divisor), 1),)))
+        return Index(((Digit(whole, divisor), 1),)), Index(((Digit(whole, 1, divisor), 1),))
 
 
 def _merged(terms: Iterable[tuple[Digit, int]]) -> tuple[tuple[Digit, int], ...]:
@@ -172,11 +171,7 @@ def unravel(index: Index, shape: Sequence[int]) -> tuple[Index, ...]:
 
 def ravel(indices: Sequence[Index], shape: Sequence[int]) -> Index:
     """The position in row-major order."""
-    total, step = Index(), 1
-    for index, size in zip(reversed(indices), reversed(shape), strict=True):
-        total += index * step
-        step *= size
-    return total
+    return offset(indices, contiguous(shape, "bool").strides)
 
 
 def offset(indices: Sequence[Index], strides: Sequence[int]) -> Index:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from memwall.core.errors import UsageError, suggest
-from memwall.hardware.chips import CHIPS, Chip, target_of
+from memwall.hardware.chips import CHIPS, target_of
 from memwall.hardware.lookup import Gpu, gpu_names, load_gpu
 
 
@@ -36,22 +36,17 @@ def occupancy(architecture: str, num_warps: int, registers: int, shared_bytes: i
         shared_bytes: shared memory of one block.
     """
     chip = CHIPS[architecture]
-    limits = {"warps": chip.warps // num_warps, "registers": _by_registers(chip, num_warps, registers)}
+    of_a_warp = _round_up(max(registers, 1) * chip.warp_size, chip.register_unit)
+    resident = chip.registers // chip.partitions // of_a_warp * chip.partitions
+    limits = {"warps": chip.warps // num_warps, "registers": resident // num_warps}
     if chip.warp_size == 32 or num_warps > 1:
         limits["blocks"] = chip.blocks
     if shared_bytes:
         taken = _round_up(shared_bytes + chip.shared_reserved_bytes, chip.shared_unit_bytes)
-        limits["shared memory"] = chip.shared_bytes // taken
-        if shared_bytes > chip.shared_block_bytes:
-            limits["shared memory"] = 0
+        limits["shared memory"] = chip.shared_bytes // taken if shared_bytes <= chip.shared_block_bytes else 0
     name = min(limits, key=limits.__getitem__)
     blocks = limits[name]
     return Occupancy(blocks, blocks * num_warps, blocks * num_warps / chip.warps, name)
-
-
-def _by_registers(chip: Chip, num_warps: int, registers: int) -> int:
-    taken = _round_up(max(registers, 1) * chip.warp_size, chip.register_unit)
-    return chip.registers // chip.partitions // taken * chip.partitions // num_warps
 
 
 def _round_up(value: int, unit: int) -> int:

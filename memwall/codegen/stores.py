@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from memwall.codegen.index import Index, ravel
+from memwall.codegen.index import ravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.lowering import Lowering, is_given
-from memwall.codegen.tensors import Body, Scatter, Store, Tensor
+from memwall.codegen.tensors import Body, Indices, Scatter, Store, Tensor
 from memwall.codegen.writing import File, Function, Touch
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Value
@@ -34,13 +34,9 @@ class Owed:
 
     def stores(self) -> list[Store]:
         """The last version of each value that leaves the group; values that were there before are written in place."""
-        last: dict[int, int] = {}
-        for op_id in self.group.op_ids:
-            for value_id, version in self.flow.writes[op_id]:
-                if value_id in self.group.writes:
-                    last[value_id] = version
-        missing = set(self.group.writes) - set(last)
-        if missing:
+        writes = (write for op_id in self.group.op_ids for write in self.flow.writes[op_id])
+        last = {value_id: version for value_id, version in writes if value_id in self.group.writes}
+        if len(last) < len(set(self.group.writes)):
             raise NotGenerated("it writes what none of its ops makes")
         stores: list[Store] = []
         for value_id in self.group.writes:
@@ -48,10 +44,7 @@ class Owed:
             assert written_id == value_id
             self.file.versions[value_id] = last[value_id]
             is_new = not is_given(self.graph, self.flow, value_id, self.inside)
-            if is_new:
-                self.file.make(value_id)
-            else:
-                self.file.take(value_id)
+            (self.file.make if is_new else self.file.take)(value_id)
             if isinstance(made, Scatter):
                 stores += self._scatter_stores(value_id, made, is_new)
             else:
@@ -65,33 +58,35 @@ class Owed:
 
     def _scatter_stores(self, value_id: int, made: Scatter, is_new: bool) -> list[Store]:
         """The stores of a scatter: the output's initial values, then what is added to them."""
-        spec = self.graph.values[value_id].spec
         self._check_atomics(made)
-        if not spec.is_contiguous:
+        if not self.graph.values[value_id].spec.is_contiguous:
             raise NotGenerated("scattering into a tensor that is not contiguous")
-        start = made.start
+        if not is_new and made.accumulate and made.dtype != "float32":
+            raise NotGenerated(f"adding to {made.dtype} in place")
+        scattered = Store(value_id, made.source, made)
         if not is_new:
-            if made.accumulate and made.dtype != "float32":
-                raise NotGenerated(f"adding to {made.dtype} in place")
-            return [Store(value_id, made.source, made)]
+            return [scattered]
         if not made.accumulate:
-            assert start is not None
-            return [Store(value_id, start), Store(value_id, made.source, made)]
+            assert made.start is not None
+            return [Store(value_id, made.start), scattered]
         if made.dtype not in _ADDED_UP:
             raise NotGenerated(f"adding up {made.dtype}")
-        if made.dtype == "float32" and start is None:
+        if made.dtype == "float32" and made.start is None:
             self.file.zeroed.add(value_id)
-            return [Store(value_id, made.source, made)]
-        target = self.file.new_scratch("float32", str(math.prod(made.shape)), zero=True)
-        return [Store(value_id, made.source, made, target)]
+        else:
+            scattered.target = self._sums(made)
+        return [scattered]
+
+    def _sums(self, made: Scatter) -> str:
+        """Scratch memory that a scatter adds into."""
+        return self.file.new_scratch("float32", str(math.prod(made.shape)), zero=True)
 
     def _inner_scatter(self, value_id: int, made: Scatter) -> Store:
         """A scatter whose result only this group reads: it stays in scratch memory."""
         self._check_atomics(made)
         if not made.accumulate or made.dtype not in _ADDED_UP:
             raise NotGenerated("a tensor is written in part and read in the same kernel")
-        target = self.file.new_scratch("float32", str(math.prod(made.shape)), zero=True)
-        return Store(value_id, made.source, made, target)
+        return Store(value_id, made.source, made, self._sums(made))
 
     def _check_atomics(self, made: Scatter) -> None:
         if made.accumulate and not chip_of(self.gpu).triton_atomics:
@@ -103,15 +98,9 @@ class Owed:
         for store in done:
             if store.scatter is None or not store.target:
                 continue
-            scatter, target = store.scatter, store.target
-
-            def rule(body: Body, i: tuple[Index, ...], scatter: Scatter = scatter, target: str = target) -> str:
-                added = body.load_scratch(target, "float32", ravel(i, scatter.shape))
-                return f"{scatter.start.at(body, i)} + {added}" if scatter.start is not None else added
-
-            whole = Tensor(scatter.shape, scatter.dtype, rule)
+            whole = _summed(store.scatter, store.target)
             for version, (made, _) in self.lowering.made.items():
-                if made is scatter:
+                if made is store.scatter:
                     self.lowering.stored[version] = whole
             if store.value_id in self.group.writes:
                 found.append(Store(store.value_id, whole))
@@ -125,6 +114,16 @@ class Owed:
         for version, (made, value_id) in self.lowering.made.items():
             if made is own and value_id == store.value_id:
                 self.lowering.stored[version] = self.lowering.load(value_id, version)
+
+
+def _summed(scatter: Scatter, target: str) -> Tensor:
+    """A scatter's output: its initial values and the sums in scratch memory."""
+
+    def rule(body: Body, i: Indices) -> str:
+        added = body.load_scratch(target, "float32", ravel(i, scatter.shape))
+        return added if scatter.start is None else f"{scatter.start.at(body, i)} + {added}"
+
+    return Tensor(scatter.shape, scatter.dtype, rule)
 
 
 def refuse_hazards(graph: Graph, functions: Sequence[Function], names: Mapping[int, str]) -> None:
@@ -143,9 +142,11 @@ def refuse_hazards(graph: Graph, functions: Sequence[Function], names: Mapping[i
             if any(_newer(values, write, read) for write in before):
                 raise NotGenerated("a later launch reads what an earlier one has overwritten")
             for write in function.writes:
-                if _newer(values, write, read) and not _is_same(values, write, read):
+                if not _newer(values, write, read):
+                    continue
+                if not _is_same(values, write, read):
                     raise NotGenerated("a tensor is written over that is also read at other places")
-                if _newer(values, write, read) and _reads_late(function, names[read.value_id], names[write.value_id]):
+                if _reads_late(function, names[read.value_id], names[write.value_id]):
                     raise NotGenerated("a tensor is read again after it was written over")
         for write in function.writes:
             if any(_newer(values, other, write) for other in before):

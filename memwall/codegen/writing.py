@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from memwall.codegen.kernel import TRITON_TYPES, Launch, NotGenerated
+from memwall.codegen.kernel import TRITON_TYPES, Kernel, Launch, NotGenerated
 from memwall.core.graph import Graph, TensorSpec
 
 #: offsets from here on need 64 bits; the last block of a kernel reaches beyond its last element
@@ -146,12 +146,15 @@ class File:
             found[_suffixed("NUM_WARPS", number)] = function.num_warps
         return found
 
-    def launches(self) -> tuple[Launch, ...]:
-        """All launches, in order."""
-        return tuple(function.launch() for function in self.functions)
+    def kernel(self, name: str, schedule: str, op_ids: Sequence[int], writes: Sequence[int]) -> Kernel:
+        """The kernel of the file; ``writes`` are the values that ``run()`` returns."""
+        source, config = self._text(writes), self.constants()
+        return Kernel(
+            name, source, tuple(self.inputs), tuple(writes), tuple(op_ids), tuple(f.launch() for f in self.functions),
+            schedule, config, is_random=any(f.draws for f in self.functions),
+        )  # fmt: skip
 
-    def text(self, writes: Sequence[int]) -> str:
-        """The file as source; ``writes`` are the values that ``run()`` returns."""
+    def _text(self, writes: Sequence[int]) -> str:
         constants = "\n".join(f"{name} = {value}" for name, value in self.constants().items())
         functions = "\n\n".join(function.text() for function in self.functions)
         imports = "import torch\nimport triton\nimport triton.language as tl\n"
