@@ -28,8 +28,7 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
-from memwall.codegen.kernel import Kernel, Launch
-from memwall.codegen.load import load_source, source_hash
+from memwall.codegen.kernel import Kernel, Launch, load_source, source_hash
 from memwall.codegen.occupancy import occupancy
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.files import cache_folder, read_json, write_whole

@@ -219,23 +219,14 @@ def compiled_plan(
         plan = memwall_plan(graph, costs, gpu, regions, spills)
         distinct, left = distinct_kernels(graph, flow, plan, gpu, generate, spills)
         kernels = _settled(distinct, names, build)
-        fresh = _spills(graph, plan, kernels)
+        fresh = [(one, worst) for one in kernels if (worst := one.spilled) and not one.has_contraction]
         if not fresh:
             break
-        spills.update(fresh)
-    return CompiledPlan(gpu.name, names, plan, kernels, left, number)
-
-
-def _spills(graph: Graph, plan: Plan, kernels: Sequence[Compiled]) -> dict[Work, str]:
-    """The kernels that spill, and the reason for refusing them."""
-    found = {}
-    for compiled in kernels:
-        worst = compiled.spilled
-        if worst is not None and not compiled.has_contraction:
-            group = plan.groups[compiled.groups[0]]
+        for one, worst in fresh:
+            group = plan.groups[one.groups[0]]
             reason = f"{worst.spilled_bytes} bytes of registers spilled on {worst.architecture}"
-            found[work_of(graph, (*group.op_ids, *group.recomputes))] = reason
-    return found
+            spills[work_of(graph, (*group.op_ids, *group.recomputes))] = reason
+    return CompiledPlan(gpu.name, names, plan, kernels, left, number)
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from memwall.bench.kernels.numerics import Check
 from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import Kernel, NotGenerated, generate
 from memwall.codegen.generate import generate_nests
-from memwall.codegen.load import load_source
+from memwall.codegen.kernel import load_source
 from memwall.core.errors import Unsupported
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph

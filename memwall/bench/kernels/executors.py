@@ -18,7 +18,7 @@ import torch
 
 from memwall.bench.cuda import put_off
 from memwall.bench.device import Device, Ready
-from memwall.codegen.load import load_source, source_hash
+from memwall.codegen.kernel import load_source, source_hash
 from memwall.codegen.reference import Reference, reference
 from memwall.core.errors import UsageError
 from memwall.core.files import cache_folder, read_json, write_whole

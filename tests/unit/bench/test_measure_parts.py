@@ -17,7 +17,7 @@ from memwall.bench.kernels.run import need_compiler
 from memwall.bench.kernels.session import Questions, failure
 from memwall.bench.kernels.workers import Ran, Run, Worker, WorkerFailed
 from memwall.codegen import NotGenerated
-from memwall.codegen.load import source_hash
+from memwall.codegen.kernel import source_hash
 from memwall.core.errors import MissingError
 from memwall.hardware.constants import StreamConstants
 from memwall.perfmodel.families import constants

@@ -29,7 +29,7 @@ DTYPES = tuple(EPSILON)
 CHILD = """
 import sys, torch
 from pathlib import Path
-from memwall.codegen.load import load_source
+from memwall.codegen.kernel import load_source
 folder = Path(sys.argv[1])
 cases = torch.load(folder / "cases.pt")
 for case in cases.values():

@@ -27,7 +27,7 @@ EPSILON = {"float64": 1e-14, "float32": 5e-7, "float16": 2**-10, "bfloat16": 2**
 CHILD = """
 import sys, torch
 from pathlib import Path
-from memwall.codegen.load import load_source
+from memwall.codegen.kernel import load_source
 folder = Path(sys.argv[1])
 cases = torch.load(folder / "cases.pt")
 for case in cases.values():
