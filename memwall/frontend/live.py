@@ -1,12 +1,10 @@
 """Record running code: the calls of any block of PyTorch, on CUDA's, ``meta``'s or the CPU's tensors.
 
-There is no workload here, so the trace infers what :mod:`memwall.frontend.torch.run` is given. A called module is named
-by its class, its parts by their paths below it; an optimizer's step is the phase of that name. Parameters are those of
-the modules that are called, leaves that require a gradient, and what an optimizer updates; inputs are in memory before
-they are first read; outputs are still alive at the end.
-
-Results do not change: tensors on the CPU get their usual values, though calls that are other kernels on a GPU are
-recorded as those, and multi-tensor optimizers take their CUDA form.
+The trace infers what :mod:`memwall.frontend.torch.run` is given. A called module is named by its class, its parts by
+their paths below it; an optimizer's step is the phase of that name. Parameters are those of the modules that are
+called, leaves that require a gradient, and what an optimizer updates; inputs are in memory before they are first read;
+outputs are still alive at the end. Results do not change: tensors on the CPU get their usual values, though calls that
+are other kernels on a GPU are recorded as those, and multi-tensor optimizers take their CUDA form.
 """
 
 from __future__ import annotations
@@ -28,10 +26,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
-from memwall.frontend.torch.cuda_forms import ATTENTION_BACKENDS, CudaForms
-from memwall.frontend.torch.optimizers import fused_everywhere
+from memwall.frontend.torch.build import fused_everywhere
+from memwall.frontend.torch.cuda_forms import ATTENTION_BACKENDS, CudaForms, RealForms
 from memwall.frontend.torch.origin import ModuleTimeline, module_calls, module_names
-from memwall.frontend.torch.real_forms import RealForms
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.run import Traced, exclusive, inference_mode_as_no_grad
 from memwall.frontend.torch.tensors import flat_tensors
@@ -145,15 +142,8 @@ def plain_name(path: str, roots: Counter[str]) -> str:
 
 
 class LiveTrace:
-    """Context manager: records what runs inside, in this thread and in the backward passes that it starts.
-
-    Args:
-        attention: the fused SDPA backend that the GPU prefers.
-        max_ops: stop with an error beyond this many recorded ops.
-
-    Raises:
-        UsageError: on entering, another trace runs in this thread; or no such attention.
-    """
+    """Context manager: records what runs inside, in this thread and in the backward passes that it starts. A UsageError
+    where another trace runs in this thread, or there is no such attention."""
 
     def __init__(self, attention: str, max_ops: int) -> None:
         if attention not in ATTENTION_BACKENDS:

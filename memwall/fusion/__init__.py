@@ -4,7 +4,7 @@ In: a graph, the costs of its ops, and a GPU where the policy needs one. Out: a 
 launch order with the cost of each, and the refused fusions with the reason.
 
 ``policies`` lists the four policies: start there. ``memwall`` is ``planner``, by the rules of ``rules``, priced by
-``pricing``, then ``recompute``; layers that repeat are planned once (``repeats``, ``cut``). ``inductor`` is
+``pricing``, then ``recompute``; layers that repeat are planned once (``repeats``). ``inductor`` is
 ``compiled`` on top of ``inductor/``, which runs torch's compiler. ``ideal`` is the lower bound; ``hand_fused`` puts
 whole modules into one kernel for a what-if.
 """

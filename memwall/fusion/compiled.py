@@ -22,23 +22,15 @@ from memwall.ops import Cost
 
 
 def inductor_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:
-    """What ``torch.compile(model)`` would launch on ``gpu``.
-
-    Raises:
-        MissingError: Triton is not installed, or this torch's internals are not those that memwall knows.
-    """
+    """What ``torch.compile(model)`` would launch on ``gpu``; a MissingError without Triton, or where torch's internals
+    are not those that memwall knows."""
     return plan_of(graph, costs, gpu, kernels_of(graph, gpu, regions).kernels)
 
 
 def kernels_of(graph: Graph, gpu: Gpu, regions: Sequence[int] | None = None, *, source: bool = False) -> Lowered:
-    """Inductor's kernels for a whole graph; of repeated layers, four are compiled and represent the others.
-
-    Inductor recomputes residual sums over several layers before it writes one; four layers do not always show the same
-    period as all of them.
-
-    Raises:
-        MissingError, UsageError: as :func:`memwall.fusion.inductor.lower`.
-    """
+    """Inductor's kernels for a whole graph, as :func:`memwall.fusion.inductor.lower`; of repeated layers, four are
+    compiled and represent the others. Inductor recomputes residual sums over several layers before it writes one, so
+    four layers do not always show the same period as all of them."""
     short = shorten(graph) if regions is None else None
     if short is None or short.graph is graph:
         return lower(graph, gpu, source=source, regions=regions)

@@ -34,11 +34,8 @@ class HandFused:
 
 
 def modules_of(graph: Graph, pattern: str) -> dict[Unit, tuple[int, ...]]:
-    """(module, phase) -> its ops, for each outermost module whose path fits the pattern.
-
-    Raises:
-        UsageError: no module fits; suggests similar names.
-    """
+    """(module, phase) -> its ops, for each outermost module whose path fits the pattern; a UsageError that suggests
+    names if none does."""
     found: dict[str, str] = {}
     members: dict[Unit, list[int]] = {}
     for op in graph.ops:

@@ -1,14 +1,10 @@
-"""The ``ideal`` policy: the traffic that no fusion can avoid.
+"""The ``ideal`` policy: the traffic that no fusion can avoid; a lower bound that no memwall plan beats.
 
 Matrix kernels (contractions, convolutions, attention) read their operands and write their results; ops between two of
-them run in an epilogue or a prologue without traffic of their own. In addition, the ops between read every tensor that
-exists before the step (parameters, inputs, optimizer state) at most once, and every tensor that outlives the step is
-written once. Values that backward needs are recomputed. Decomposed attention (product, softmax, product, and the same
-backward) counts as one flash-style kernel: tensors of the size of the scores stay on chip, and backward recomputes the
-scores.
-
-Nobody can write these kernels; they are a lower bound: no memwall plan moves less, and ``saved / ideal`` scores every
-policy.
+them run in an epilogue or a prologue without traffic of their own, except that each tensor from before the step is read
+at most once and each that outlives the step is written once. Values that backward needs are recomputed. Decomposed
+attention counts as one flash-style kernel: tensors of the size of the scores stay on chip, and backward recomputes
+them.
 """
 
 from __future__ import annotations
@@ -74,30 +70,23 @@ class _Ideal:
         reads, read_bytes = self._operands(matrix)
         writes: dict[int, None] = {}
         write_bytes = 0
-        flows_on = self._flows_on(op_ids)
+        made = [version for i in op_ids for _, version in self.flow.writes[i] if version not in self.flow.kept]
+        # another group reads a result that this one need not keep: one tensor then crosses
+        flows_on = any(not set(op_ids).issuperset(self.flow.readers[version]) for version in made)
         for i in matrix:
             stays = [
                 v for v, n in self.flow.writes[i] if n not in self.flow.kept and (n in self.on_chip or not flows_on)
             ]
             write_bytes += max(self.costs[i].write_bytes - self._bytes(stays), 0)
             writes.update((v, None) for v, _ in self.flow.writes[i] if v not in stays)
-        first = self._first_reads(glue, {n for i in matrix for _, n in self.flow.reads[i]})
-        read_bytes += first[1]
-        reads.update(dict.fromkeys(first[0]))
-        last = self._last_writes(glue)
-        write_bytes += last[1]
-        writes.update(dict.fromkeys(last[0]))
+        first, first_bytes = self._first_reads(glue, {n for i in matrix for _, n in self.flow.reads[i]})
+        last, last_bytes = self._last_writes(glue)
+        reads |= dict.fromkeys(first)
+        writes |= dict.fromkeys(last)
+        read_bytes, write_bytes = read_bytes + first_bytes, write_bytes + last_bytes
         total = sum((self.costs[i] for i in op_ids), start=Cost(launches=()))
         cost = with_launches(replace(total, read_bytes=read_bytes, write_bytes=write_bytes), total.launches)
         return Group(tuple(op_ids), tuple(reads), tuple(writes), cost)
-
-    def _flows_on(self, op_ids: Sequence[int]) -> bool:
-        """Whether another group reads a result that this one need not keep: one tensor then crosses."""
-        inside = set(op_ids)
-        made = (version for i in op_ids for _, version in self.flow.writes[i])
-        return any(
-            version not in self.flow.kept and not inside.issuperset(self.flow.readers[version]) for version in made
-        )
 
     def _operands(self, matrix: Sequence[int]) -> tuple[dict[int, None], int]:
         """The products' operands except the scores, and their bytes; shared operands count once."""
@@ -162,11 +151,8 @@ def attention_scores(graph: Graph, flow: Flow) -> Iterator[tuple[Op, set[int], l
 
 
 def _family(graph: Graph, flow: Flow, softmax: int) -> tuple[set[int], list[int]]:
-    """The versions of a softmax's size on the paths to and from it, and the products at their ends.
-
-    The search follows a softmax's inputs to their producers and no further: a bias that all layers share does not
-    connect them.
-    """
+    """The versions of a softmax's size on the paths to and from it, and the products at their ends. Its inputs are
+    followed to their producers and no further: a bias that all layers share does not connect them."""
     values = graph.values
     numel = values[graph.ops[softmax].outputs[0]].spec.numel
     family: set[int] = set()

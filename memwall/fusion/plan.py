@@ -78,11 +78,8 @@ G = TypeVar("G", bound=Grouped)
 
 
 def in_order(flow: Flow, groups: Sequence[G], rank: Callable[[int], Any] | None = None) -> list[G]:
-    """The groups in dependency order; among those that may run, by the rank of their number, or by their last op.
-
-    Raises:
-        ValueError: the groups' dependencies form a cycle.
-    """
+    """The groups in dependency order, else by the rank of their number, or by their last op; a ValueError if there is a
+    cycle."""
     order = topological(waits(flow, groups), rank or (lambda index: max(groups[index].op_ids)))
     if len(order) != len(groups):
         raise ValueError("the groups depend on each other in a circle")

@@ -1,10 +1,9 @@
 """The ``memwall`` policy: memwall's fusion planner. It needs only the graph and the GPU, not a compiler.
 
-The planner walks over the ops in call order. Each op starts as its own group and tries to join the groups that made
-what it reads (vertical fusion), then those that read the same tensors (horizontal), largest saving first. A union has
-to pass the rules of :mod:`memwall.fusion.rules`, must not close a cycle, and must be modeled faster than its parts on
-the given GPU. Then values that are cheap to recompute are no longer stored (:mod:`memwall.fusion.recompute`), and the
-groups are sorted into dependency order.
+Each op, in call order, starts as its own group and tries to join the groups that made what it reads (vertical fusion),
+then those that read the same tensors (horizontal), largest saving first. A union has to pass the rules of
+:mod:`memwall.fusion.rules`, must not close a cycle, and must be modeled faster than its parts on the given GPU. Then
+values that are cheap to recompute are no longer stored (:mod:`memwall.fusion.recompute`).
 """
 
 from __future__ import annotations
@@ -16,22 +15,12 @@ from types import MappingProxyType
 
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
+from memwall.fusion import rules
 from memwall.fusion.plan import Group, Part, Plan, Refusal, in_order
 from memwall.fusion.pricing import Placement, Pricer
 from memwall.fusion.recompute import recompute
 from memwall.fusion.repeats import Shortened, shorten
-from memwall.fusion.rules import (
-    REGISTER_SPILL,
-    Candidate,
-    CandidatePair,
-    Edge,
-    Shape,
-    Spills,
-    aligned,
-    too_many_tensors,
-    veto,
-    work_of,
-)
+from memwall.fusion.rules import Candidate, CandidatePair, Edge, Shape, Spills, aligned, work_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
 from memwall.ops.loops import late_outputs, moves, reads_elsewhere
@@ -45,12 +34,9 @@ MAX_SIBLINGS = 4
 
 
 def memwall_plan(
-    graph: Graph,
-    costs: Sequence[Cost],
-    gpu: Gpu,
-    regions: Sequence[int] | None = None,
+    graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None,
     spills: Spills = MappingProxyType({}),
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Fuse what is legal and modeled faster on ``gpu``. Repeated layers are planned once.
 
     Args:
@@ -123,10 +109,8 @@ def _counted(
 
 
 def _cheapest(pricer: Pricer, part: Part, twin: Group | None, spills: Spills) -> Group:
-    """The ops as one kernel; a single op runs as its eager kernel unless a generated one is modeled faster.
-
-    ``twin`` is the same group of another layer: it costs the same.
-    """
+    """The ops as one kernel; a single op runs as its eager kernel unless a generated one is modeled faster. ``twin`` is
+    the same group of another layer: it costs the same."""
     ops, again, _ = part
     alone = pricer.alone(ops[0]) if len(ops) == 1 and not again else None
     if alone and (pricer.loops[ops[0]].kind == "opaque" or work_of(pricer.graph, ops) in spills):
@@ -253,7 +237,7 @@ class _Walk:
             first, second, edges = second, first, backward
             a, b = b, a
         pair = CandidatePair(first, second, edges)
-        found = veto(pair)
+        found = rules.veto(pair)
         before = self._between(a, b) if found is None else None
         if found is None and before is None:
             found = "cycle", "another kernel must run between them"
@@ -261,12 +245,12 @@ class _Walk:
             union = self.pricer.group(sorted((*first.members, *second.members)))
             together_s = self.pricer.time_s(union)
             apart_s = self.price[a] + self.price[b]
-            crowded = None if "multi" in first.shape.kinds else too_many_tensors(union)
+            crowded = None if "multi" in first.shape.kinds else rules.too_many_tensors(union)
             spilled = self.spills.get(work_of(self.graph, union.op_ids)) if self.spills else None
             if crowded:
                 found = "too many live values", crowded
             elif spilled:
-                found = REGISTER_SPILL, spilled
+                found = rules.REGISTER_SPILL, spilled
             elif together_s < apart_s:
                 self._reorder(a, b, min(a, b), before or ())
                 self._unite(a, b, edges, together_s)
@@ -282,10 +266,8 @@ class _Walk:
         return f"modeled {together_s * 1e6:.2f} us as one, {apart_s * 1e6:.2f} us as two{cause}"
 
     def _between(self, a: int, b: int) -> list[int] | None:
-        """The groups after the earlier of the two that must run before the later, in their order.
-
-        None where one of them depends on the earlier: a union would be a cycle.
-        """
+        """The groups after the earlier of the two that must run before the later, in their order; None where one of
+        them depends on the earlier: a union would be a cycle."""
         early, late = sorted((a, b), key=self.place.__getitem__)
         start = self.place[early]
         found: set[int] = set()

@@ -82,10 +82,8 @@ def _shared(
 
 
 class Placement:
-    """Where each op runs: in the group that owns it and in each group that recomputes its result.
-
-    ``inside[g]`` are the ops that group ``g`` runs; ``runs[op]`` are the groups that run it, its owner first.
-    """
+    """Where each op runs: ``inside[g]`` are the ops that group ``g`` owns or recomputes; ``runs[op]`` are the groups
+    that run it, its owner first."""
 
     def __init__(self, parts: Iterable[Grouped]) -> None:
         self.inside: list[set[int]] = []
@@ -120,10 +118,8 @@ class Placement:
 
 
 class Pricer:
-    """Prices groups of the ops of one graph on one GPU.
-
-    ``placement`` says where every op runs, if known; without it all ops outside a group run alone.
-    """
+    """Prices groups of the ops of one graph on one GPU. ``placement`` says where every op runs, if known; without it
+    all ops outside a group run alone."""
 
     def __init__(
         self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None,

@@ -8,7 +8,6 @@ the same rows on chip. It pays where the additional source bytes of a reader are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import MappingProxyType
 
 from memwall.core.graph import PHASES
 from memwall.fusion.plan import Part, Refusal
@@ -23,10 +22,7 @@ MAX_CHAIN = 6
 
 
 def recompute(
-    pricer: Pricer,
-    members: Sequence[Sequence[int]],
-    regions: Sequence[int] | None = None,
-    spills: Spills = MappingProxyType({}),
+    pricer: Pricer, members: Sequence[Sequence[int]], regions: Sequence[int] | None, spills: Spills
 ) -> tuple[list[Part], list[Refusal]]:
     """The groups, each as the ops that it owns and those of others that it recomputes; and the values that must be
     stored though a kernel could recompute them: random numbers, and what another op reads from memory anyway.

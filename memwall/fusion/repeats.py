@@ -1,26 +1,31 @@
 """Plans each distinct repeated block once: shortens the graph, and expands the plan to all layers.
 
 Some instances of each run of equal layers (:mod:`memwall.core.layers`) are kept and the rest cut out, forward and
-backward together, with their parameters and optimizer state. The ends are spliced: readers of the last removed layer
-read from the last one kept, and in backward the last one kept takes the gradient that the layer after the run makes.
-The result is the graph of a model with fewer layers.
-
-A plan of the short graph is expanded by moving whole groups. In forward the last kept instance represents all removed
-ones; in backward the one before it does, since its predecessor must be a layer of the run.
+backward together, with their parameters and optimizer state; readers of the last removed layer read from the last one
+kept, and in backward the last one kept takes the gradient that the layer after the run makes. A plan of the short graph
+is expanded by moving whole groups: in forward the last kept instance represents all removed ones, in backward the one
+before it, since its predecessor must be a layer of the run.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from memwall.core.flow import Flow
-from memwall.core.graph import Graph
-from memwall.core.layers import Run, find_runs, first_writers
-from memwall.fusion.cut import KEPT, Cut
+from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
+from memwall.core.layers import LISTS, Run, Track, Twins, find_runs, first_writers
 from memwall.fusion.plan import Part, in_order
+
+#: instances of a run that are kept; with the first and the last layer of the list, four layers are left
+KEPT = 2
+
+_NO_SWAP: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ class Shortened:
 
 def shorten(graph: Graph) -> Shortened:
     """Cut repeated layers out of a graph until four of each list are left: the first, the last and two between."""
-    cut = Cut(graph)
+    cut = _Cut(graph)
     runs = find_runs(graph, KEPT + 1, cut.accept) if graph.ops else []
     left = cut.graph(runs) if runs else None
     return Shortened(graph, *left, tuple(runs)) if left else Shortened(graph, graph, range(len(graph.ops)))
@@ -139,3 +144,229 @@ def _shifts(run: Run, anchor: int) -> Iterable[int]:
     if instance == model:
         return range(gone + 1)
     return (0,) if instance < model else (gone,)
+
+
+class _List(NamedTuple):
+    """An op over lists of ``length`` entries each. ``rows``: the storages of each entry."""
+
+    op: Op
+    length: int
+    rows: tuple[tuple[int, ...], ...]
+
+
+class _Cut:
+    """A cut through a graph: checks each run against the surrounding ops, then builds the short graph."""
+
+    def __init__(self, whole: Graph) -> None:
+        self.whole = whole
+        self.made = first_writers(whole)
+        self.users: dict[int, list[int]] = {}
+        storage_of = [value.storage for value in whole.values]
+        for op in whole.ops:
+            for storage in {storage_of[i] for i in (*op.inputs, *op.outputs)}:
+                self.users.setdefault(storage, []).append(op.id)
+        self.lists = {op.id: found for op in whole.ops if (found := _list_of(whole, op)) is not None}
+        #: run → op id → storage that the op touches → its replacement
+        self.swaps: dict[tuple[Track, ...], dict[int, dict[int, int]]] = {}
+
+    def accept(self, run: Run) -> bool:
+        """Whether a run can be cut: ops outside touch its layers only as neighbouring layers would."""
+        if not self._link_lists(run) or not self._ends_alike(run):
+            return False
+        swaps: dict[int, dict[int, int]] = {}
+        for storage, level in run.level.items():
+            for user in self.users[storage]:
+                if user in self.lists:
+                    continue
+                instance = run.instance(user)
+                shift = self._shift(run, user, instance, storage, level)
+                if shift is None:
+                    return False
+                if shift:  # the replacement has to exist in the short graph before the op touches it
+                    other = run.step(storage, shift)
+                    if other is None or run.level.get(other, 0) >= KEPT:
+                        return False
+                    if self.made.get(other, -1) >= user and not self.whole.storages[other].is_persistent:
+                        return False
+                    swaps.setdefault(user, {})[storage] = other
+        self.swaps[run.tracks] = swaps
+        return True
+
+    def _shift(self, run: Run, user: int, instance: int | None, storage: int, level: int) -> int | None:
+        """By how many instances the storage that an op touches is moved; None when the op may not touch it."""
+        gone = run.count - KEPT
+        if instance is not None:
+            return 0 if instance >= KEPT or level < KEPT else gone
+        if run.after_last(user):  # the layer after the last: touches it as the last touches the one before it
+            return -gone if level >= gone and run.back.get(storage) in run.touched[1] else None
+        return 0 if level == 0 and run.twin[storage] in run.touched[0] else None
+
+    def _ends_alike(self, run: Run) -> bool:
+        """Whether all layers have the same model outputs."""
+        found: dict[int, set[tuple[int, TensorSpec, int]]] = {n: set() for n in range(run.count)}
+        for i in self.whole.outputs:
+            value = self.whole.values[i]
+            level = run.level.get(value.storage)
+            if level is not None:
+                found[level].add((value.storage, value.spec, value.offset))
+        return all(
+            {(run.twin[storage], spec, offset) for storage, spec, offset in found[n]} == found[n + 1]
+            for n in range(run.count - 1)
+        )
+
+    def _link_lists(self, run: Run) -> bool:
+        """Follow the layers' entries through ops over lists, so that optimizer state belongs to layers too."""
+        waiting = [found for found in self.lists.values() if run.instance(found.op.id) is None]
+        while waiting:
+            later = []
+            for found in waiting:
+                known = any(s in run.level for row in found.rows for s in row)
+                if not known:
+                    later.append(found)
+                elif not _link_rows(run, found.rows, Twins(self.whole, run.twin, run.back)):
+                    return False
+            if len(later) == len(waiting):
+                break
+            waiting = later
+        return True
+
+    def graph(self, runs: Sequence[Run]) -> tuple[Graph, tuple[int, ...]] | None:
+        """The graph without the instances from number ``KEPT`` on, and the ids of its ops in the whole graph.
+
+        None when the replacement of a storage in one run is cut out by another run.
+        """
+        whole = self.whole
+        gone = {s for run in runs for s, level in run.level.items() if level >= KEPT}
+        dropped = [range(*track.span(KEPT, run.count)) for run in runs for track in run.tracks]
+        ops = [op for op in whole.ops if not any(op.id in span for span in dropped)]
+        swaps: dict[int, dict[int, int]] = {}
+        for run in runs:
+            for op_id, swap in self.swaps[run.tracks].items():
+                swaps.setdefault(op_id, {}).update(swap)
+        if any(target in gone for swap in swaps.values() for target in swap.values()):
+            return None
+        builder = _Builder(whole, gone, swaps)
+        short = [builder.op(op, self.lists.get(op.id)) for op in ops]
+        return builder.graph(short), tuple([op.id for op in ops])
+
+
+def _list_of(graph: Graph, op: Op) -> _List | None:
+    if not op.name.startswith(LISTS):
+        return None
+    counts = Counter(op.arguments)
+    length = max(counts.values(), default=0)
+    if length < 2 or any(count not in (1, length) for count in counts.values()) or len(op.outputs) % length:
+        return None
+    values = graph.values
+    columns = [[i for i, name in zip(op.inputs, op.arguments, strict=True) if name == which]
+               for which, count in counts.items() if count == length]  # fmt: skip
+    columns += [list(op.outputs[i : i + length]) for i in range(0, len(op.outputs), length)]
+    rows = zip(*([values[i].storage for i in column] for column in columns), strict=True)
+    return _List(op, length, tuple(rows))
+
+
+def _link_rows(run: Run, rows: Sequence[Sequence[int]], twins: Twins) -> bool:
+    """Add the list neighbours of known storages to the twin map; False on a contradiction."""
+    levels = []
+    for row in rows:
+        known = {run.level.get(s) for s in row if s in run.level}
+        if len(known) > 1:
+            return False
+        levels.append(known.pop() if known else None)
+        if levels[-1] is not None:
+            run.level.update(dict.fromkeys(row, levels[-1]))
+    row_of = {s: row for row in rows for s in row}
+    for row, level in zip(rows, levels, strict=True):
+        if level is None or level == run.count - 1:
+            continue
+        other = next((row_of.get(run.twin[s]) for s in row if s in run.twin), None)
+        if other is None or not all(twins.link(a, b) for a, b in zip(row, other, strict=True)):
+            return False
+    return True
+
+
+class _Builder:
+    """Copies ops into a new graph, with new numbers for values and storages."""
+
+    def __init__(self, whole: Graph, gone: Set[int], swaps: Mapping[int, Mapping[int, int]]) -> None:
+        self.whole = whole
+        self.gone = gone
+        self.swaps = swaps
+        self.storages: list[Storage] = []
+        self.renamed: dict[int, int] = {}
+        for storage in whole.storages:
+            if storage.id not in gone:
+                self.renamed[storage.id] = len(self.storages)
+                self.storages.append(replace(storage, id=len(self.storages)))
+        self.values: list[Value] = []
+        self._new_ids: dict[int, int] = {}
+        self._by_look: dict[tuple[int, int, TensorSpec], int] = {}
+        self._ops = 0
+        self._targets = {s for swap in swaps.values() for s in swap.values()}
+
+    def value(self, number: int, swap: Mapping[int, int] = _NO_SWAP) -> int:
+        """The new id of a value, with its storage swapped for the replacement."""
+        old = self.whole.values[number]
+        if old.storage in swap:
+            return self._look(swap[old.storage], old)
+        if old.storage in self._targets:
+            return self._look(old.storage, old)
+        if number not in self._new_ids:
+            self._new_ids[number] = len(self.values)
+            self.values.append(Value(len(self.values), old.spec, self.renamed[old.storage], old.offset))
+        return self._new_ids[number]
+
+    def _look(self, storage: int, like: Value) -> int:
+        key = (storage, like.offset, like.spec)
+        if key not in self._by_look:
+            self._by_look[key] = len(self.values)
+            self.values.append(Value(len(self.values), like.spec, self.renamed[storage], like.offset))
+        return self._by_look[key]
+
+    def op(self, op: Op, rows: _List | None) -> Op:
+        """A copy of an op, without the removed entries if it is over lists."""
+        if rows is not None:
+            op = self._without_rows(op, rows)
+        swap = self.swaps.get(op.id, _NO_SWAP)
+        self._ops += 1
+        return Op(
+            self._ops - 1, op.name, op.op_class, op.phase, op.module,
+            tuple([self.value(i, swap) for i in op.inputs]), tuple([self.value(i, swap) for i in op.outputs]),
+            op.arguments, op.attributes, op.source,
+        )  # fmt: skip
+
+    def _without_rows(self, op: Op, found: _List) -> Op:
+        stays = [self.gone.isdisjoint(row) for row in found.rows]
+        if all(stays):
+            return op
+        length = found.length
+        counts = Counter(op.arguments)
+        seen: Counter[str] = Counter()
+        inputs, arguments = [], []
+        for i, name in zip(op.inputs, op.arguments, strict=True):
+            if counts[name] < length or stays[seen[name]]:
+                inputs.append(i)
+                arguments.append(name)
+            seen[name] += 1
+        outputs = [i for number, i in enumerate(op.outputs) if stays[number % length]]
+        attributes = {
+            name: type(value)(itertools.compress(value, stays))
+            if isinstance(value, (list, tuple)) and len(value) == length
+            else value
+            for name, value in op.attributes.items()
+        }
+        return replace(
+            op, inputs=tuple(inputs), outputs=tuple(outputs), arguments=tuple(arguments), attributes=attributes
+        )
+
+    def graph(self, ops: Sequence[Op]) -> Graph:
+        """The graph of some copied ops."""
+        whole = self.whole
+        inputs, parameters, outputs = (
+            tuple([self.value(i) for i in ids if whole.values[i].storage not in self.gone])
+            for ids in (whole.inputs, whole.parameters, whole.outputs)
+        )
+        return Graph(
+            tuple(self.values), tuple(self.storages), tuple(ops), inputs, parameters, outputs,
+            whole.free_calls, whole.attention,
+        )  # fmt: skip

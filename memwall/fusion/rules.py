@@ -1,10 +1,9 @@
 """Whether two groups of ops may share one kernel: a list of small rules, each with a name and a reason.
 
-A rule sees the two groups and the edges between them and returns the reason for a refusal, or None. The first refusal
-is recorded. :data:`RULES` lists the rules in the order of evaluation; the planner itself checks whether another kernel
-must run between (``cycle``), whether one kernel is slower than two (``slower when fused``), and whether it spilled when
-compiled (``register spill``). Random numbers may be drawn inside a kernel; :mod:`memwall.fusion.recompute` ensures that
-none is drawn twice.
+A rule sees the two groups and the edges between them and returns the reason for a refusal, or None; the first refusal
+is recorded. The planner itself checks whether another kernel must run between (``cycle``), whether one kernel is slower
+than two (``slower when fused``), and whether it spilled when compiled (``register spill``). Random numbers may be drawn
+inside a kernel; :mod:`memwall.fusion.recompute` ensures that none is drawn twice.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from memwall.bench.kernels.executors import BUILDERS, Builder, Built
 from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import NotGenerated
 from memwall.core.graph import Graph, TensorSpec, Value
-from memwall.frontend.torch.optimizers import make_optimizer
+from memwall.frontend.torch.build import make_optimizer
 from memwall.frontend.torch.run import backward, forward_step, parse_dtype, scalar_loss
 from memwall.frontend.workload import Workload, resolve
 from memwall.fusion import Group, Plan

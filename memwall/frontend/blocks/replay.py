@@ -1,13 +1,11 @@
 """Blocks that repeat are traced once and replayed, backward too.
 
-The first call of a block is traced as it is and becomes a template: its ops, with every storage known as an argument,
-a parameter or buffer of the block, or made inside. Another block of the same structure, called with the same kinds of
-arguments, copies those ops with its own storages in their place, and returns tensors that represent them.
-
-In backward the last block comes first. The first replayed block reached reruns its forward, unrecorded, with its
-tensors bound to the copied storages, and then its real backward, recorded; that is the template that the other blocks
-copy. The result equals the full trace op for op. A block that does something that a copy cannot (writes its arguments,
-reads outside tensors, is called twice) is traced separately, or the whole model is traced again in full
+The first call of a block becomes a template: its ops, with every storage known as an argument, a parameter or buffer of
+the block, or made inside. Another block of equal structure, called with the same kinds of arguments, copies those ops
+with its own storages, and returns tensors that represent them. In backward the first replayed block reached reruns its
+forward, unrecorded, with its tensors bound to the copied storages, and then its real backward, recorded; the others
+copy that. The result equals the full trace op for op. A block that does something that a copy cannot (writes its
+arguments, reads outside tensors, is called twice) is traced separately, or the whole model again in full
 (:class:`ReplayMismatch`).
 """
 
@@ -64,12 +62,13 @@ class Replayer:
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def call(self, original: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
-        """Call a module: for real, as a template, or as a replay.
-
-        Raises:
-            ReplayMismatch: a block that was replayed is called again.
-        """
-        if self._busy or id(module) not in self.structures.repeated or not _at_top_level():
+        """Call a module: for real, as a template, or as a replay; a ReplayMismatch where a replayed block is called
+        again."""
+        if self._busy or id(module) not in self.structures.repeated:
+            return original(module, *args, **kwargs)
+        # not a plain forward: a checkpoint that recomputes in backward, or hooks on saved tensors
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if torch._C._current_graph_task_id() != -1 or hooks is not None:
             return original(module, *args, **kwargs)
         if id(module) in self._called:
             if self._called[id(module)] or torch.is_grad_enabled():
@@ -162,11 +161,8 @@ class Replayer:
         return tree_unflatten(flat, template.tree)
 
     def check(self) -> None:
-        """Check after forward that only a replayed block has read what belongs to it.
-
-        Raises:
-            ReplayMismatch: it was also read elsewhere, so a gradient or a cast is shared with the rest of the model.
-        """
+        """A ReplayMismatch where not only a replayed block has read its parameters: a gradient or a cast is shared
+        then."""
         owner = {
             self.recorder.storage(t): instance for instance in self.instances for t in self._parameters(instance.module)
         }
@@ -384,10 +380,3 @@ class ReplayedBlock(torch.autograd.Function):
         given = ctx.replayer.backward(ctx.instance, gradients)
         needed = ctx.needs_input_grad[3:]
         return (None, None, None, *[g if n else None for g, n in zip(given, needed, strict=True)])
-
-
-def _at_top_level() -> bool:
-    """Whether this is a plain forward: not inside backward (a checkpoint that recomputes), no saved-tensor hooks."""
-    return (
-        torch._C._current_graph_task_id() == -1 and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
-    )

@@ -26,11 +26,8 @@ _OWN_FIELDS = frozenset(nn.Module().__dict__) - {"training"}
 
 
 class Structures:
-    """The structure numbers of all modules under a root, and which modules occur more than once.
-
-    ``repeated`` holds the ids of modules with children, whose structure occurs at least twice and whose parts and
-    parameters are registered in no other module.
-    """
+    """The structure numbers of all modules under a root. ``repeated`` holds the ids of modules with children, whose
+    structure occurs at least twice and whose parts and parameters are registered in no other module."""
 
     def __init__(self, root: nn.Module) -> None:
         self._numbers: dict[Any, int] = {}

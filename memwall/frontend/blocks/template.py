@@ -18,22 +18,16 @@ class ReplayMismatch(Exception):
 
 
 class Place(NamedTuple):
-    """A storage as a block sees it.
-
-    ``kind`` is ``argument``, ``own`` (a parameter or buffer), ``made`` (inside the segment), and in backward also
-    ``forward`` (made by the block's forward) or ``gradient`` (that came in).
-    """
+    """A storage as a block sees it. ``kind`` is ``argument``, ``own`` (a parameter or buffer), ``made`` (inside the
+    segment), and in backward also ``forward`` (made by the block's forward) or ``gradient`` (that came in)."""
 
     kind: str
     number: int
 
 
 class Handed(NamedTuple):
-    """A tensor that a block returns.
-
-    Either argument number ``passed`` itself, or a tensor that looks like ``value`` in the storage at ``place``, or
-    a plain value.
-    """
+    """What a block returns: argument number ``passed`` itself, a tensor like ``value`` in the storage at ``place``, or
+    a plain value."""
 
     place: Place | None = None
     value: Value | None = None
@@ -45,10 +39,8 @@ class Handed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Recorded ops ``start`` to ``stop``, and the place of every storage that they touch.
-
-    ``bases`` is the offset in elements at which a place's tensor begins. ``prefix`` is the module path to replace.
-    """
+    """Recorded ops ``start`` to ``stop``, and the place of every storage that they touch. ``bases`` is the offset in
+    elements at which a place's tensor begins; ``prefix`` is the module path to replace."""
 
     start: int
     stop: int

@@ -111,26 +111,20 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _nested(constant)
 
 
-class _Notes(logging.Handler):
-    """Keeps the warnings that a function was captured too often."""
-
-    def __init__(self, notes: list[str]) -> None:
-        super().__init__(logging.WARNING)
-        self.notes = notes
-
-    def emit(self, record: logging.LogRecord) -> None:
-        note = limit_reached(record.getMessage())
-        if note is not None and note not in self.notes:
-            self.notes.append(note)
-
-
 @contextlib.contextmanager
 def _quiet_logs(notes: list[str]) -> Iterator[None]:
-    """Torch's loggers write nowhere; ``notes`` gets what matters here."""
+    """Torch's loggers write nowhere; ``notes`` gets the warnings that a function was captured too often."""
     names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
     loggers = [logging.getLogger(name) for name in dict.fromkeys(["torch", *names])]
     saved = [(logger, logger.handlers, logger.propagate) for logger in loggers]
-    keeper = _Notes(notes)
+
+    def keep(record: logging.LogRecord) -> None:
+        note = limit_reached(record.getMessage())
+        if note is not None and note not in notes:
+            notes.append(note)
+
+    keeper = logging.Handler(logging.WARNING)
+    keeper.emit = keep  # type: ignore[method-assign]
     for logger in loggers:
         logger.handlers = [keeper] if logger.name == "torch" else []
         logger.propagate = logger.name != "torch"

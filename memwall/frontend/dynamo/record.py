@@ -87,13 +87,9 @@ class RegionRecorder(Recorder):
 
 class DynamoRun:
     """An execution of a traced step through Dynamo (:data:`memwall.frontend.torch.run.Execute`); keeps what it saw.
-
-    Args:
-        others: inputs of further calls, in whichever form a workload holds them.
-        dtype: what floating inputs are cast to.
-        on_device: let Dynamo trace the mode that puts tensors on the traced device. It breaks where plain code would
-            not (``Tensor.unflatten``), so this is for models that name ``cuda`` or no device in their forward.
-    """
+    ``others`` are inputs of further calls, ``dtype`` what floating inputs are cast to. ``on_device`` lets Dynamo trace
+    the mode that puts tensors on the traced device: it breaks where plain code would not (``Tensor.unflatten``), so
+    this is for models that name ``cuda`` or no device in their forward."""
 
     def __init__(self, others: Sequence[Any] = (), dtype: torch.dtype | None = None, on_device: bool = False) -> None:
         self.others = tuple(others)
@@ -188,6 +184,7 @@ class DynamoRun:
         self._broken_at = _last(stack)
         self._broken_in = next(iter(stack), None)
         file, line, function = text.user_place(stack)
+        caller = stack[0] if len(stack) > 1 else None
         self.breaks.append(
             SeenBreak(
                 kind=getattr(error, "gb_type", None) or type(error).__name__,
@@ -199,7 +196,7 @@ class DynamoRun:
                 function=function,
                 own=len(stack) == 1,
                 ops=len(recorder.ops),
-                call=_line(stack[0]) if len(stack) > 1 else None,
+                call=caller and Line(caller.filename, text.plain_function(caller.name), caller.lineno or 0),
                 gives_up=text.gives_up_function(message),
             )
         )
@@ -208,10 +205,6 @@ class DynamoRun:
 def _last(stack: Any) -> tuple[str, int | None] | None:
     """File and line of the innermost frame."""
     return (stack[-1].filename, stack[-1].lineno) if stack else None
-
-
-def _line(frame: FrameSummary) -> Line:
-    return Line(frame.filename, text.plain_function(frame.name), frame.lineno or 0)
 
 
 def _behind(frame: FrameSummary | None) -> Line | None:

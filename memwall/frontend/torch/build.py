@@ -1,4 +1,4 @@
-"""Workload → a module and its inputs as tensors without data (or, with ``--real``, small real ones).
+"""Workload → a module, its inputs and its optimizer as tensors without data (or, with ``--real``, small real ones).
 
 The caller's module and tensors are not changed: an existing module is copied without its data.
 """
@@ -6,9 +6,12 @@ The caller's module and tensors are not changed: an existing module is copied wi
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -20,11 +23,8 @@ from memwall.frontend.workload.blame import blame
 
 
 def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None]) -> nn.Module:
-    """The module on ``device``, sharing nothing with the caller's.
-
-    Raises:
-        UsageError: the caller's function raised, or returned no module.
-    """
+    """The module on ``device``, sharing nothing with the caller's; a UsageError where the caller's function raises, or
+    returns no module."""
     if isinstance(source, nn.Module):
         return _copy_module(source, device)
     module = _construct(source, device, "building the model", warn)
@@ -35,11 +35,8 @@ def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn:
 
 
 def build_inputs(source: Any, device: str, warn: Callable[[str], None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the forward call, their tensors on ``device``.
-
-    Raises:
-        UsageError: the caller's function raised, or returned neither tensors, a tuple, a list nor a dict.
-    """
+    """Positional and keyword arguments of the forward call, their tensors on ``device``; a UsageError where the
+    caller's function raises, or returns neither tensors, a tuple, a list nor a dict."""
     inputs = _construct(source, device, "making the inputs", warn) if callable(source) else source
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
@@ -153,3 +150,69 @@ def _copy_part(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         else:
             fields[name] = copy.deepcopy(value, memo)
     return result
+
+
+# -- optimizers, as a CUDA device would run them, in their steady state ------------------------------
+
+_BY_NAME: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": lambda params, **options: torch.optim.SGD(params, lr=0.1, momentum=0.9, **options),
+    "sgd-plain": lambda params, **options: torch.optim.SGD(params, lr=0.1, **options),
+}
+OPTIMIZERS = tuple(_BY_NAME)
+_VARIANTS = {"": {}, "foreach": {"foreach": True}, "fused": {"fused": True}, "loop": {"foreach": False}}
+
+
+def make_optimizer(source: Any, parameters: list[torch.Tensor]) -> torch.optim.Optimizer | None:
+    """An optimizer from a name (``adamw``, ``sgd:fused``, ...), a function of the parameters, or None.
+
+    ``sgd`` has momentum 0.9. Without a variant an optimizer takes the multi-tensor form that PyTorch takes on CUDA.
+
+    Raises:
+        UsageError: unknown name or variant, or the function returned no optimizer.
+    """
+    if source is None or source == "none" or not parameters:
+        return None
+    if isinstance(source, str):
+        name, _, variant = source.partition(":")
+        if name not in _BY_NAME or variant not in _VARIANTS:
+            raise UsageError(
+                f"no optimizer {source!r}; want {', '.join(OPTIMIZERS)} or none; :foreach, :fused or :loop may follow"
+            )
+        optimizer = _BY_NAME[name](parameters, **_VARIANTS[variant])
+    else:
+        optimizer = source(parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"the optimizer function returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+    return optimizer
+
+
+def settle(optimizer: torch.optim.Optimizer) -> None:
+    """Take one dense dummy step, so that the state exists, as it does from the second step on. A UsageError for
+    ``SparseAdam``: ``meta`` cannot coalesce its gradients."""
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UsageError("SparseAdam cannot be traced; SGD on sparse gradients can, and so can dense gradients")
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@contextlib.contextmanager
+def fused_everywhere(*devices: str) -> Iterator[None]:
+    """Let ``fused=True`` and ``foreach=True`` accept these types of device, and be the default there, as on CUDA."""
+    import torch.optim.optimizer as base
+    import torch.utils._foreach_utils as utils
+
+    names = ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices")
+    with contextlib.ExitStack() as stack:
+        for place, name in itertools.product((base, utils), names):
+            if original := getattr(place, name, None):
+                replaced = lambda original=original: [*original(), *devices]  # noqa: E731
+                stack.enter_context(patch.object(place, name, replaced))
+        yield

@@ -8,6 +8,7 @@ for the whole process while :class:`CudaForms` is open.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -68,16 +69,9 @@ class CudaForms:
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         backend = choose_attention(self.attention, query, key, value, masked=attn_mask is not None, gqa=enable_gqa)
-        if self.recorder.device == "cpu" and backend != "math":
-            options = {"scale": scale, "enable_gqa": enable_gqa}
-            return self._opaque_attention(backend, query, key, value, attn_mask, dropout_p, is_causal, options)
-        return attend(backend, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-    def _opaque_attention(
-        self, backend: str, query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool,
-        options: dict[str, Any],
-    ) -> torch.Tensor:  # fmt: skip
-        """With real tensors: the CUDA kernel by name. The CPU has none; with random weights values do not matter."""
+        if self.recorder.device != "cpu" or backend == "math":
+            return attend(backend, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        # with real tensors the CUDA kernel by name: the CPU has none, and with random weights values do not matter
         batch, heads, rows, _ = query.shape
         call = OpaqueCall(
             f"aten._scaled_dot_product_{backend}_attention",
@@ -89,8 +83,8 @@ class CudaForms:
             gradient="grad_out" if backend == "flash" else "grad_out_",
         )
         return self._opaque(
-            lambda run, q, k, v, m: run(q, k, v, m, dropout_p, is_causal, **options),
-            "scaled_dot_product_attention", call, (query, key, value, mask),
+            lambda run, *given: run(*given, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa),
+            "scaled_dot_product_attention", call, (query, key, value, attn_mask),
         )[0]  # fmt: skip
 
     def _softmax(self, name: str) -> Callable[..., torch.Tensor]:
@@ -283,6 +277,74 @@ def _rms_norm_composite(x: torch.Tensor, shape: Sequence[int], weight: Any, eps:
     epsilon = torch.finfo(upcast.dtype).eps if eps is None else eps
     result = upcast * upcast.pow(2).mean(axes, keepdim=True).add_(epsilon).rsqrt()
     return (result * weight).type_as(x)
+
+
+# -- the CPU's tensors with true values ------------------------------
+
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+class RealForms(CudaForms):
+    """Context manager: like ``CudaForms`` on the CPU; only the record differs. Torch's own CPU kernels compute what
+    is recorded under the CUDA kernel's name, unrecorded, forward and backward."""
+
+    def __enter__(self) -> RealForms:
+        names = ("scaled_dot_product_attention", "rms_norm", *RECURRENT.values())  # before they are overridden
+        self._kernels: dict[str, Any] = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in names}
+        super().__enter__()
+        return self
+
+    def _opaque(
+        self, compute: Callable[..., Any], op: str, call: OpaqueCall, inputs: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
+        kernel = partial(compute, partial(self._kernels[op].call_boxed, _CPU))
+        # vmap and grad refuse such a Function as Real; torch's kernel calls what they know
+        if torch._C._are_functorch_transforms_active():
+            return _several(kernel(*inputs))
+        results: tuple[torch.Tensor, ...] = Real.apply(self.recorder, kernel, call, torch.is_grad_enabled(), *inputs)
+        return results
+
+
+def _several(computed: Any) -> tuple[torch.Tensor, ...]:
+    return (computed,) if isinstance(computed, torch.Tensor) else tuple(computed)
+
+
+class Real(torch.autograd.Function):
+    """An op recorded under another name than that of the kernel that computes it, and its backward likewise. Its
+    results are those of ``compute(*inputs)``, followed by what only CUDA's kernel writes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, recorder: Recorder, compute: Callable[..., Any], call: OpaqueCall, tracked: bool, *inputs: Any
+    ) -> tuple[torch.Tensor, ...]:
+        with recorder.unrecorded(), torch.set_grad_enabled(tracked):
+            ctx.leaves = [
+                None if tensor is None else tensor.detach().requires_grad_(wanted)
+                for tensor, wanted in zip(inputs, ctx.needs_input_grad[4:], strict=True)
+            ]
+            ctx.computed = _several(compute(*ctx.leaves))
+            known = [tensor.detach() for tensor in ctx.computed]
+            device = known[0].device
+            further = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in call.outputs[len(known) :]]
+        results = (*known, *further)
+        call.record(ctx, recorder, inputs, results)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        wanted = [i for i, wants in enumerate(ctx.needs_input_grad[4:]) if wants]
+        pairs = [(t, g) for t, g in zip(ctx.computed, gradients, strict=False) if g is not None and t.requires_grad]
+        results: list[Any] = [None] * len(ctx.leaves)
+        if pairs:
+            with ctx.recorder.unrecorded():
+                found = torch.autograd.grad(
+                    [t for t, _ in pairs], [ctx.leaves[i] for i in wanted], [g for _, g in pairs],
+                    retain_graph=True, allow_unused=True,
+                )  # fmt: skip
+            for i, gradient in zip(wanted, found, strict=True):
+                results[i] = gradient
+        ctx.call.record_backward(ctx, gradients, results)
+        return (None, None, None, None, *results)
 
 
 # -- attention backends ------------------------------------------------------------------------------------------------

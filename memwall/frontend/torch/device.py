@@ -30,12 +30,8 @@ _FILLERS = frozenset(
 
 
 class TracedDevice(TorchFunctionMode):
-    """Function mode that maps CUDA devices to ``device`` and creates tensors there by default.
-
-    Args:
-        device: ``meta`` or ``cpu``.
-        building: while a model is built: ranges stay on the host with their data, and weights are not filled.
-    """
+    """Function mode that maps CUDA devices to ``device`` (``meta`` or ``cpu``) and creates tensors there by default.
+    While a model is built (``building``), ranges stay on the host with their data, and weights are not filled."""
 
     def __init__(self, device: str, *, building: bool = False) -> None:
         super().__init__()

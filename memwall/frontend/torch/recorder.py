@@ -37,13 +37,9 @@ class UnexpectedCall(Exception):
 
 
 class Recorder(TorchDispatchMode):
-    """Records ops as they are dispatched; :meth:`graph` is the result.
-
-    Args:
-        device: type of the tensors that represent the GPU's: ``meta``, or ``cpu`` with real data.
-        max_ops: stop with an error beyond this many recorded ops.
-        warn: called once with a message when the trace grows suspiciously long.
-    """
+    """Records ops as they are dispatched; :meth:`graph` is the result. ``device`` is the type of the tensors that
+    represent the GPU's: ``meta``, or ``cpu`` with real data. Beyond ``max_ops`` it stops with an error; ``warn`` is
+    called before."""
 
     def __init__(self, *, device: str, max_ops: int, warn: Callable[[str], None] | None = None) -> None:
         super().__init__()

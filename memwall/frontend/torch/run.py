@@ -19,10 +19,9 @@ from memwall.core.graph import Graph
 from memwall.frontend.blocks.replay import Replayer
 from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.autocast import CudaAutocast
-from memwall.frontend.torch.build import build_inputs, build_module, cast
+from memwall.frontend.torch.build import build_inputs, build_module, cast, fused_everywhere, make_optimizer, settle
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
-from memwall.frontend.torch.optimizers import fused_everywhere, make_optimizer, settle
 from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.tensors import dtype_name, flat_tensors
@@ -129,11 +128,8 @@ _RUNNING: list[bool] = []
 
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
-    """One trace at a time, as parts of torch are patched for the whole process; another thread waits its turn.
-
-    Raises:
-        UsageError: this thread is tracing already.
-    """
+    """One trace at a time, as parts of torch are patched for the whole process; another thread waits its turn, and a
+    trace inside a trace is a UsageError."""
     with _LOCK:
         if _RUNNING:
             raise UsageError("a trace runs already; traces cannot be nested: end the first, then begin the next")

@@ -55,11 +55,8 @@ def stolen_gradient(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_product(operands: tuple[str, str], names: list[str], tensors: list[torch.Tensor]) -> None:
-    """Refuse a product that no CUDA kernel takes, as a run on a device would.
-
-    Raises:
-        RuntimeError: the operands differ in dtype, or are neither floating nor complex.
-    """
+    """A RuntimeError, as on a device, for a product that no CUDA kernel takes: its operands differ in dtype, or are
+    neither floating nor complex."""
     left, right = (next((t for n, t in zip(names, tensors, strict=True) if n == wanted), None) for wanted in operands)
     if left is None or right is None:
         return

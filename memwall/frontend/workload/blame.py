@@ -33,10 +33,7 @@ def blame(error: BaseException, doing: str) -> MemwallError:
 
 
 def first_line(error: BaseException) -> str:
-    """The first meaningful line of an exception's message, cut to a readable length.
-
-    A line that ends in a colon is followed by the next one.
-    """
+    """The first meaningful line of an exception's message (after a colon, two), cut to a readable length."""
     try:
         text = str(error)
     except Exception:

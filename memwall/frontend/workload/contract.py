@@ -94,11 +94,7 @@ class Source:
 
 
 def by_contract(source: Source) -> Workload:
-    """The workload of a file or module, by the names in it.
-
-    Raises:
-        UsageError: it has none of them; shows the smallest file that would work.
-    """
+    """The workload of a file or module, by its names; a UsageError that shows the smallest file that would work."""
     module_class = source.get("Model")
     if callable(source.get("workload")):
         return _from_workload(source, source.get("workload"))
@@ -113,11 +109,8 @@ def by_contract(source: Source) -> Workload:
 
 
 def by_name(source: Source, name: str) -> Workload:
-    """The workload made of one class, function, module or Workload of a file.
-
-    Raises:
-        UsageError: there is no such name, or it is not a model.
-    """
+    """The workload made of one class, function, module or Workload of a file; a UsageError where the name is none of
+    these."""
     found: Any = source.module
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -34,30 +34,17 @@ _AUTO_MAPPINGS = (
 
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
 
-#: End of the class name -> the label arguments of its forward and whether each has a sequence axis.
-_LABELS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
-    ("ForCausalLM", ("labels",), True),
-    ("LMHeadModel", ("labels",), True),
-    ("ForMaskedLM", ("labels",), True),
-    ("ForConditionalGeneration", ("labels",), True),
-    ("ForTokenClassification", ("labels",), True),
-    ("ForSequenceClassification", ("labels",), False),
-    ("ForImageClassification", ("labels",), False),
-    ("ForVideoClassification", ("labels",), False),
-    ("ForAudioClassification", ("labels",), False),
-    ("ForQuestionAnswering", ("start_positions", "end_positions"), False),
-)
+#: Ends of the names of classes that take labels, one for each token or one for each sample.
+_TOKEN_LABELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
+_SAMPLE_LABELS = ("ForSequenceClassification", "ForImageClassification", "ForVideoClassification",
+                  "ForAudioClassification", "ForQuestionAnswering")  # fmt: skip
 
 
 def from_config(
     path: Path, target: str, *, mode: str, sizes: Mapping[str, int], input_specs: Sequence[str]
 ) -> Workload:
-    """The workload of a configuration file or of the folder that holds one.
-
-    Raises:
-        UsageError: no such file, not a transformers configuration, or a model type that transformers does not know.
-        MissingError: transformers is not installed.
-    """
+    """The workload of a configuration file or of the folder that holds one; a UsageError where transformers does not
+    know it."""
     source = path / "config.json" if path.is_dir() else path
     raw = read_json(source)
     transformers: Any = need("transformers", "hf")
@@ -69,7 +56,7 @@ def from_config(
         inputs: Callable[[], Any] = input_builder(input_specs)
     else:
         specs = _input_specs(config, model_class, sizes, target)
-        labels = _label_specs(config, model_class, specs) if mode == "training" else ()
+        labels = _label_specs(model_class, specs) if mode == "training" else ()
         vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None)
         inputs = _builder((*specs, *labels), vocabulary if isinstance(vocabulary, int) and vocabulary > 0 else 2)
     name = source.parent.name if source.name == "config.json" and source.parent.name else model_class.__name__
@@ -194,16 +181,16 @@ _MODALITIES: Mapping[str, Callable[[Any, int, int], InputSpec]] = {
 }
 
 
-def _label_specs(config: Any, model_class: Any, specs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
+def _label_specs(model_class: Any, specs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
     """Labels for a head that computes its own loss; empty for any other."""
-    for ending, names, has_seq in _LABELS:
-        if model_class.__name__.endswith(ending):
-            ids = [spec.shape for spec in specs if spec.dtype == "int64"]
-            if has_seq and not ids:
-                return ()
-            shape = ids[-1] if has_seq else specs[0].shape[:1]
-            return tuple(InputSpec("int64", shape, name) for name in names)
-    return ()
+    name = model_class.__name__
+    if name.endswith(_TOKEN_LABELS):
+        ids = [spec.shape for spec in specs if spec.dtype == "int64"]
+        return (InputSpec("int64", ids[-1], "labels"),) if ids else ()
+    if not name.endswith(_SAMPLE_LABELS):
+        return ()
+    names = ("start_positions", "end_positions") if name.endswith("ForQuestionAnswering") else ("labels",)
+    return tuple(InputSpec("int64", specs[0].shape[:1], label) for label in names)
 
 
 def _builder(specs: Sequence[InputSpec], vocabulary: int) -> Callable[[], dict[str, Any]]:

@@ -42,11 +42,7 @@ class InputSpec:
 
 
 def parse_input(text: str) -> InputSpec:
-    """Read one input string.
-
-    Raises:
-        UsageError: it is not of the grammar, or describes no tensor that could exist.
-    """
+    """Read one input string; a UsageError where it is not of the grammar, or describes no tensor that could exist."""
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"cannot read the input {text[:80]!r}: {GRAMMAR}")
@@ -68,11 +64,8 @@ def parse_input(text: str) -> InputSpec:
 
 
 def input_builder(texts: Sequence[str]) -> Callable[[], tuple[Any, ...] | dict[str, Any]]:
-    """A function that makes the inputs described, on the device that is current when it is called.
-
-    Raises:
-        UsageError: a string cannot be read, a name comes twice, or only some are named.
-    """
+    """A function that makes the inputs described, on the device that is current when it is called; a UsageError where a
+    string cannot be read, a name comes twice, or only some are named."""
     specs = [parse_input(text) for text in texts]
     names = [spec.name for spec in specs if spec.name is not None]
     if names and len(names) != len(specs):

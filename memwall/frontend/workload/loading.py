@@ -27,11 +27,7 @@ _siblings: set[str] = set()
 
 
 def load_file(path: Path) -> ModuleType:
-    """Run a Python file as a new module.
-
-    Raises:
-        UsageError: the file cannot be read, has a syntax error, or raised; names the user's line.
-    """
+    """Run a Python file as a new module; a UsageError that names the user's line where it cannot be read or raises."""
     import torch  # noqa: F401  before the user's file, so that the import is not run without .pyc
 
     for name in _siblings:
@@ -59,11 +55,8 @@ def load_file(path: Path) -> ModuleType:
 
 
 def load_module(name: str) -> ModuleType:
-    """Import an installed package's module, or one of the current folder.
-
-    Raises:
-        UsageError: there is none, or importing it raised.
-    """
+    """Import an installed package's module, or one of the current folder; a UsageError where there is none, or
+    importing it raises."""
     import torch  # noqa: F401
 
     try:

@@ -198,9 +198,7 @@ def schedule(
     backward: bool, inference: bool, visible: int, source: bool,
 ) -> Read:  # fmt: skip
     """Lower one graph, fuse, and return what ``read`` makes of the schedule while Inductor still knows the graph.
-
-    ``visible`` outputs, the first ones, keep the strides that they were traced with.
-    """
+    ``visible`` outputs, the first ones, keep the strides that they were traced with."""
     output = module.graph.output_node()
     output.meta["user_visible_output_idxs"] = list(range(visible))
     inputs = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]

@@ -26,11 +26,8 @@ _SHARED_PER_BLOCK, _THREADS_PER_BLOCK = 48 * 1024, 1024
 
 
 def capability_of(gpu: Gpu) -> tuple[int, int]:
-    """The compute capability of a GPU that Inductor can write Triton code for.
-
-    Raises:
-        UsageError: it is not NVIDIA's, or older than 7.0.
-    """
+    """The compute capability of a GPU that Inductor can write Triton code for; a UsageError if it is not NVIDIA's, or
+    older than 7.0."""
     text = gpu.compute_capability or ""
     if gpu.vendor != "NVIDIA" or not text[:1].isdigit():
         raise UsageError(f"the inductor policy knows NVIDIA GPUs only, not {gpu.name}; --policy memwall works for any")
@@ -58,27 +55,16 @@ def properties_of(gpu: Gpu) -> SimpleNamespace:
 
 @contextlib.contextmanager
 def device_for(gpu: Gpu, kind: str) -> Iterator[torch.device]:
-    """The device that Inductor compiles for: the CPU, this machine's GPU if it is the given one, or a fake.
-
-    Raises:
-        UsageError: as :func:`capability_of`.
-    """
-    if kind == "cpu":
-        yield torch.device("cpu")
-    elif torch.cuda.is_available() and match_device(torch.cuda.get_device_name()) == gpu:
-        yield torch.device("cuda", torch.cuda.current_device())
-    else:
-        with fake_gpu(gpu):
-            yield torch.device("cuda", 0)
+    """The device that Inductor compiles for: the CPU, this machine's GPU if it is the given one, or a fake (see
+    :func:`capability_of`)."""
+    has_it = kind != "cpu" and torch.cuda.is_available() and match_device(torch.cuda.get_device_name()) == gpu
+    with contextlib.nullcontext() if kind == "cpu" or has_it else fake_gpu(gpu):
+        yield torch.device("cpu") if kind == "cpu" else torch.device("cuda", torch.cuda.current_device())
 
 
 @contextlib.contextmanager
-def fake_gpu(gpu: Gpu) -> Iterator[SimpleNamespace]:
-    """While open, torch, Inductor and Triton see a GPU of that kind as device 0.
-
-    Raises:
-        UsageError: as :func:`capability_of`.
-    """
+def fake_gpu(gpu: Gpu) -> Iterator[None]:
+    """While open, torch, Inductor and Triton see a GPU of that kind as device 0."""
     known = properties_of(gpu)
     import torch._dynamo.device_interface as interfaces
 
@@ -92,7 +78,7 @@ def fake_gpu(gpu: Gpu) -> Iterator[SimpleNamespace]:
                     static = isinstance(owner, type)
                     stack.enter_context(patch.object(owner, name, staticmethod(answer) if static else answer))
         _forget()
-        yield known
+        yield
 
 
 def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
@@ -151,15 +137,11 @@ def _triton_driver(known: SimpleNamespace) -> Iterator[None]:
         "warpSize": known.warp_size,
     }  # fmt: skip
     stub = SimpleNamespace(
-        get_current_target=lambda: target,
-        get_current_device=lambda: 0,
-        get_current_stream=lambda *args: 0,
-        get_device_capability=lambda *args: (known.major, known.minor),
-        is_active=lambda: True,
-        get_device_interface=lambda: torch.cuda,
-        get_active_torch_device=lambda: torch.device("cuda", 0),
+        get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda *args: 0,
+        get_device_capability=lambda *args: (known.major, known.minor), is_active=lambda: True,
+        get_device_interface=lambda: torch.cuda, get_active_torch_device=lambda: torch.device("cuda", 0),
         utils=SimpleNamespace(get_device_properties=lambda *args: described),
-    )
+    )  # fmt: skip
     driver = triton.runtime.driver
     before = {name: value for name, value in vars(driver).items() if name in ("_active", "_default", "active")}
     driver.set_active(stub)

@@ -48,20 +48,17 @@ def lower(
     except MemwallError:
         raise
     except (AttributeError, ImportError, TypeError) as error:
-        raise MissingError(_MOVED.format(_torch_version(), _one_line(error))) from error
+        import torch
+
+        version = torch.__version__.partition("+")[0]
+        raise MissingError(
+            f"the inductor policy needs internals that torch {version} does not have ({_one_line(error)}); "
+            "--policy memwall works without them"
+        ) from error
     except Exception as error:
         raise UsageError(
             f"Inductor cannot compile this graph ({_one_line(error)}); --policy memwall works without it"
         ) from error
-
-
-_MOVED = "the inductor policy needs internals that torch {} does not have ({}); --policy memwall works without them"
-
-
-def _torch_version() -> str:
-    import torch
-
-    return torch.__version__.partition("+")[0]
 
 
 def _one_line(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 
 #: Keys: the op's id, whether the node is a result of the op, and further ops that went into the node.
@@ -79,7 +80,7 @@ def assign_origins(graph: Graph, module: GraphModule, op_ids: Iterable[int]) -> 
     """Assign to nodes without an op the ops that no node computes any more and whose results have the same users."""
     computed = {op for node in module.graph.nodes for op in ops_of(node)}
     vanished = set(op_ids) - computed
-    writer = _writers(graph)
+    flow = Flow.of(graph)
     for node in reversed(module.graph.nodes):
         # a replaced group leaves a library's call, or leftovers next to it
         if not vanished or op_of(node) is not None or "attention" not in str(node.target) or node.op != "call_function":
@@ -89,36 +90,20 @@ def assign_origins(graph: Graph, module: GraphModule, op_ids: Iterable[int]) -> 
             for user in users_behind_views(node)
             for end in (users_behind_views(user) if user.target is operator.getitem else [user])
         ]
-        found = _behind(graph, [op for user in users for op in ops_of(user)], vanished, writer)
+        found = _behind(flow, [op for user in users for op in ops_of(user)], vanished)
         if found:
             vanished -= found
             last, *others = sorted(found, reverse=True)
             node.meta["custom"] = {OP: last, ALSO: tuple(others), RESULT: True}
 
 
-def _writers(graph: Graph) -> dict[tuple[int, int], int]:
-    """(storage, reading op) -> the op that wrote the storage last before."""
-    last: dict[int, int] = {}
-    result: dict[tuple[int, int], int] = {}
-    for op in graph.ops:
-        for value_id in op.inputs:
-            storage = graph.values[value_id].storage
-            if storage in last:
-                result[storage, op.id] = last[storage]
-        for value_id in op.outputs:
-            last[graph.values[value_id].storage] = op.id
-    return result
-
-
-def _behind(graph: Graph, readers: list[int], vanished: set[int], writer: dict[tuple[int, int], int]) -> set[int]:
+def _behind(flow: Flow, readers: Iterable[int], vanished: set[int]) -> set[int]:
     """The vanished ops that some ops depend on through vanished ops only."""
     found: set[int] = set()
     pending = list(readers)
     while pending:
-        op = graph.ops[pending.pop()]
-        for value_id in op.inputs:
-            maker = writer.get((graph.values[value_id].storage, op.id))
-            if maker in vanished and maker not in found:
-                found.add(maker)
-                pending.append(maker)
+        makers = {flow.writer[version] for _, version in flow.reads[pending.pop()]}
+        new = makers & vanished - found
+        found |= new
+        pending += new
     return found

@@ -161,9 +161,7 @@ def own(
     fx_ops: Mapping[int, Mapping[str, int]] = MappingProxyType({}),
 ) -> list[LoweredKernel]:  # fmt: skip
     """The kernels of some schedules (each one compiled graph, in launch order) that together compute the ops.
-
-    ``fx_ops`` has the decomposed calls of each op.
-    """
+    ``fx_ops`` has the decomposed calls of each op."""
     wanted = sorted(op_ids)
     running = [[launch for launch in schedule if launch.kind != "none"] for schedule in schedules]
     owner = _first_owners(wanted, running)
@@ -189,10 +187,8 @@ def _names(launches: Iterable[Launch]) -> dict[int, str]:
 
 
 def _first_owners(wanted: Sequence[int], schedules: Iterable[Iterable[Launch]]) -> dict[int, int]:
-    """Op -> index of the launch with the strongest claim to it, for all ops that some launch concerns.
-
-    A schedule owns what it computes, even if a later one recomputes it.
-    """
+    """Op -> index of the launch with the strongest claim to it, for all ops that some launch concerns. A schedule owns
+    what it computes, even if a later one recomputes it."""
     claims: dict[int, tuple[tuple[int, int, int, int], int]] = {}
     index = 0
     for number, schedule in enumerate(schedules):

@@ -6,6 +6,7 @@ FX node carries, under ``meta["custom"]``, the id of the op that it came from; v
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,14 +47,10 @@ class Joint:
 
     def names(self) -> dict[int, str]:
         """Storage -> the placeholder that held it first."""
+        named = zip(self.scope.feeds, _placeholder_names(self.tangents), strict=True)
         result: dict[int, str] = {}
-        feeds = self.scope.feeds
-        for kind, group in (
-            ("primals", [f for f in feeds if not f.tangent]),
-            ("tangents", [f for f in feeds if f.tangent]),
-        ):
-            for number, feed in enumerate(group, start=1):
-                result.setdefault(feed.storage, f"{kind}_{number}")
+        for feed, name in sorted(named, key=lambda pair: pair[0].tangent):
+            result.setdefault(feed.storage, name)
         return result
 
     def calls(self) -> dict[int, Counter[str]]:
@@ -230,16 +227,20 @@ _DATA_DEPENDENT = frozenset(
 # -- after tracing -----------------------------------------------------------------------------------------------------
 
 
+def _placeholder_names(tangents: Sequence[bool]) -> list[str]:
+    """``primals_N`` and ``tangents_N``, as the partitioner expects them."""
+    numbers = itertools.count(1), itertools.count(1)
+    return [f"{'tangents' if tangent else 'primals'}_{next(numbers[tangent])}" for tangent in tangents]
+
+
 def _rename(module: GraphModule, tangents: Sequence[bool]) -> None:
-    """Name the placeholders as the partitioner expects: primals first, then tangents."""
+    """Name the placeholders and put primals first, then tangents."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    pairs = list(zip(placeholders, tangents, strict=True))
-    for kind, group in (("primals", [n for n, t in pairs if not t]), ("tangents", [n for n, t in pairs if t])):
-        for number, node in enumerate(group, start=1):
-            node.target = node.name = f"{kind}_{number}"
+    for node, name in zip(placeholders, _placeholder_names(tangents), strict=True):
+        node.target = node.name = name
     if any(tangents):
         first = placeholders[tangents.index(True)]
-        for node, tangent in pairs:
+        for node, tangent in zip(placeholders, tangents, strict=True):
             if not tangent:
                 first.prepend(node)
     module.graph.eliminate_dead_code()
@@ -247,10 +248,8 @@ def _rename(module: GraphModule, tangents: Sequence[bool]) -> None:
 
 
 def _expand_products(module: GraphModule, forward: Collection[int]) -> None:
-    """Put back the ``expand`` that a matrix product of more than three axes begins with, though it changes nothing.
-
-    A trace does not keep that call, but torch recognizes decomposed attention by it, among others.
-    """
+    """Put back the ``expand`` that a product of more than three axes begins with: it changes nothing and a trace does
+    not keep it, but torch recognizes decomposed attention by it."""
     for node in [n for n in module.graph.nodes if n.target is _ATEN.bmm.default and op_of(n) in forward]:
         for operand in node.args[:2]:
             assert isinstance(operand, Node)

@@ -15,10 +15,8 @@ from memwall.fusion.inductor.views import row_major_order
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """An input tensor of the region: it holds a whole storage from ``before_op`` on.
-
-    ``tangent``: it comes from a backward op outside of the region. ``static``: it stays at its address between steps.
-    """
+    """An input tensor of the region: it holds a whole storage from ``before_op`` on. ``tangent``: it comes from a
+    backward op outside of the region. ``static``: it stays at its address between steps."""
 
     storage: int
     before_op: int
@@ -29,10 +27,8 @@ class Feed:
 
 @dataclass(frozen=True)
 class Scope:
-    """The border of a region: its ops in order, their feeds, and the storages that they keep.
-
-    ``forward_keeps`` and ``backward_keeps`` are read outside; ``mutated`` existed before and were written in place.
-    """
+    """The border of a region: its ops in order, their feeds, and the storages that they keep. ``forward_keeps`` and
+    ``backward_keeps`` are read outside; ``mutated`` existed before and were written in place."""
 
     op_ids: tuple[int, ...]
     feeds: tuple[Feed, ...]
@@ -42,10 +38,8 @@ class Scope:
 
 
 def scope_of(graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], Sequence[int]]) -> Scope:
-    """The border of the region of all ops for which ``inside`` is true.
-
-    ``overwritten`` gives the outputs of an op whose storage it writes into rather than makes.
-    """
+    """The border of the region of all ops for which ``inside`` is true. ``overwritten`` gives the outputs of an op
+    whose storage it writes into rather than makes."""
     return _Walk(graph, inside, overwritten).run()
 
 
