@@ -11,9 +11,10 @@ optimizer is left out, as in ``torch.compile(model)``. This module needs torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -145,23 +146,11 @@ def _leaves(graph: Graph, op: Op, rules: Rules) -> tuple[Counter[str], int]:
         with torch.no_grad(), mode:
             one.operator.function(*positional, **keywords)
 
-    evaluate(graph, [op.id], _WithoutData(graph), call, Operators())
+    without_data: Any = SimpleNamespace(
+        device="meta", begin=lambda op, into: None, tensor=lambda value: empty(graph.values[value].spec, "meta")
+    )
+    evaluate(graph, [op.id], without_data, call, Operators())
     return mode.ops, mode.free_calls
-
-
-class _WithoutData:
-    """Every value as a separate tensor on the meta device."""
-
-    device = "meta"
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-
-    def begin(self, op: Op, into: Sequence[int]) -> None:
-        """Nothing is kept from op to op."""
-
-    def tensor(self, value_id: int) -> Any:
-        return empty(self.graph.values[value_id].spec, self.device)
 
 
 class _LeafCounter(TorchDispatchMode):

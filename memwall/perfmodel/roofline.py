@@ -133,9 +133,10 @@ def launch_floor_s(gpu: Gpu, launch: str = "graph") -> float:
 _MODULE_BACK = 1.2
 
 
-def call_s(gpu: Gpu, kernel_s: float, launch: Launch | None = None) -> float:
-    """Seconds between events around one eager call on an idle GPU whose kernel takes ``kernel_s``."""
-    known = constants(LaunchConstants, gpu, "call")
+def call_s(gpu: Gpu, kernel_s: float, launch: Launch | None = None, known: LaunchConstants | None = None) -> float:
+    """Seconds between events around one eager call on an idle GPU whose kernel takes ``kernel_s``; with the GPU's own
+    constants, or with those that are tried."""
+    known = known or constants(LaunchConstants, gpu, "call")
     if not known.back_share:
         return known.floor_s + kernel_s
     way = way_of(known, launch)

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from memwall.analysis.accuracy.samples import Sample, halves
 from memwall.analysis.accuracy.scores import percentile
@@ -81,21 +81,6 @@ class _Part(NamedTuple):
     bound_s: float
 
 
-class _TrialGpu(NamedTuple):
-    """A GPU for the launch formulas, with the constants that are being tried."""
-
-    name: str
-    utilization: Mapping[str, float]
-    fitted_on: Mapping[str, str]
-    launch_overhead_s: float
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
 # -- which samples belong to which table -------------------------------------------------------------------------------
 
 
@@ -152,18 +137,16 @@ def parts_of(target: Target, samples: Sequence[Sample]) -> list[_Part]:
 
 def _ratios(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
     """Modeled over measured."""
-    board = gpu
-    if known.FAMILY == "launch":
-        table = f"launch.{parts[0].sample.launch}"
-        values = {f"{table}.{name}": value for name, value in asdict(known).items()}
-        tried = {**gpu.utilization, **values}
-        board = cast(Gpu, _TrialGpu(gpu.name, tried, {**gpu.fitted_on, table: gpu.name}, gpu.launch_overhead_s))
-    floor_s = {name: launch_floor_s(board, name) for name in ("graph", "kernel")}
+    floor_s = {name: launch_floor_s(gpu, name) for name in ("graph", "kernel")}
+    host = known if isinstance(known, LaunchConstants) else None
+    if host and parts[0].sample.launch == "kernel":
+        floor_s["kernel"] = host.floor_s
     ratios = []
     for sample, launches, rest_s, bound in parts:
         kernels_s = rest_s + sum(_time_s(work, gpu, resident, known) for work, resident in launches)
         if sample.launch == "call":
-            time_s = call_s(board, kernels_s + (sample.cost.kernels - 1) * floor_s["graph"], sample.cost.launches[0])
+            kernels_s += (sample.cost.kernels - 1) * floor_s["graph"]
+            time_s = call_s(gpu, kernels_s, sample.cost.launches[0], host)
         else:
             time_s = kernels_s + sample.cost.kernels * floor_s[sample.launch]
         ratios.append(max(time_s, bound) / sample.measured_s)
