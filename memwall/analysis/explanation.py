@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from memwall.analysis.table import group_by
@@ -43,20 +43,11 @@ class Provenance:
     gpus: tuple[str, ...]
 
 
-def with_plan(profile: Profile, schedule: Schedule) -> Schedule:
-    """The schedule with its plan: a saved one has it only if the plan can be made again without a compiler."""
-    plan = profile.plan(schedule)
-    if plan is None or plan is schedule.plan:
-        return schedule
-    fits = [group.op_ids for group in plan.groups] == [kernel.op_ids for kernel in schedule.kernels]
-    return replace(schedule, plan=plan) if fits else schedule
-
-
 def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
     """How the constants behind the modeled time are known, the best first; none on a CPU."""
     if schedule.gpu.cpu is not None:
         return ()
-    plan, costs = with_plan(profile, schedule).plan, profile.costs[schedule.graph]
+    plan, costs = profile.plan(schedule), profile.costs[schedule.graph]
     times_s = dict.fromkeys(CALIBRATED, 0.0)
     gpus: dict[str, dict[str, None]] = {}
     for kernel in schedule.kernels:
@@ -88,19 +79,19 @@ def explanations(profile: Profile, schedule: Schedule, wanted: str) -> tuple[Exp
     """The kernels of a schedule that ``wanted`` names: a number, a name or part of one, or a pattern of names or of
     modules with ``*``. Equal ones (name, FLOPs, bytes and times) are listed once. Raises UsageError: no kernel has that
     name, or the plan is not in the record; names the nearest."""
-    planned = with_plan(profile, schedule)
+    plan = profile.plan(schedule)
     if schedule.kernels and all(kernel.low_s == kernel.high_s for kernel in schedule.kernels):
         raise UsageError(
             f"the times on {schedule.gpu.name} are an older memwall's: simulate again with --gpu {schedule.gpu.name}"
         )
-    if planned.plan is None:
+    if plan is None:
         raise UsageError(
             f"the record does not hold what {schedule.policy} launched on {schedule.gpu.name}: profile the model again"
         )
-    kernels = _named(profile, planned, wanted)
+    kernels = _named(profile, schedule, wanted)
     keys = [(k.name, k.flops, k.bytes, k.compute_s, k.memory_s, k.overhead_s) for k in kernels]
     found = group_by(kernels, keys).values()
-    return tuple(_explanation(profile, planned, planned.plan, same[0], len(same)) for same in found)
+    return tuple(_explanation(profile, schedule, plan, same[0], len(same)) for same in found)
 
 
 def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:

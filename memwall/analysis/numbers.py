@@ -61,22 +61,15 @@ def _alike(values: Sequence[float], unit: str) -> dict[float, str]:
     largest = max(abs(v) for v in values)
     scale, behind = next((row for row in scales if largest >= row[0]), scales[-1])
     texts: dict[float, str] = {}
-    unequal = len({_rounded(v, unit) for v in values})
+    # what rounding alone can change does not distinguish two
+    unequal = len({float(f"{v:.9e}") if unit in _ROUNDING else round(v, 3) for v in values})
     for digits in range(_FIRST.get(unit, 2), _MOST_DIGITS + 1):
-        texts = {v: f"{_fixed(v / scale, digits, whole=unit != 's' and scale == 1.0)}{behind}" for v in values}
+        for v in values:
+            exact = v == 0 or (unit != "s" and scale == 1.0 and float(v).is_integer())
+            texts[v] = f"{v / scale:,.{0 if exact else digits}f}{behind}"
         if len(set(texts.values())) >= unequal:
             break
     return texts
-
-
-def _rounded(value: float, unit: str) -> float:
-    """Without what rounding alone can change."""
-    return float(f"{value:.9e}") if unit in _ROUNDING else round(value, 3)
-
-
-def _fixed(value: float, digits: int, *, whole: bool) -> str:
-    exact = value == 0 or (whole and float(value).is_integer())
-    return f"{value:,.0f}" if exact else f"{value:,.{digits}f}"
 
 
 def change_text(change: float | None, allowed: float | None = None, unit: str = "") -> str:

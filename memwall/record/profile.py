@@ -171,10 +171,12 @@ class Profile:
 
     def plan(self, schedule: Schedule) -> Plan | None:
         """The plan of a schedule of this profile; for a saved schedule it is made again where no compiler is needed,
-        and None elsewhere."""
+        and None elsewhere, or where another memwall grouped otherwise."""
         if schedule.plan is not None or schedule.policy not in CHEAP:
             return schedule.plan
-        return self.schedule(schedule.gpu, schedule.policy, graph=schedule.graph).plan
+        plan = self.schedule(schedule.gpu, schedule.policy, graph=schedule.graph).plan
+        fits = plan and [group.op_ids for group in plan.groups] == [kernel.op_ids for kernel in schedule.kernels]
+        return plan if fits else None
 
     def with_simulations(self, simulations: tuple[Schedule, ...]) -> Profile:
         """A copy with other simulations."""

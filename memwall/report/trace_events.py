@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from memwall.analysis.explanation import with_plan
 from memwall.core.graph import Graph
 from memwall.fusion import Plan
 from memwall.perfmodel.roofline import Estimate
@@ -166,7 +165,7 @@ def timeline(profile: Profile, schedule: Schedule) -> Timeline:
         (kernel_phase(profile, schedule, kernel), *_STEP.findall(kernel_module(profile, schedule, kernel)))
         for kernel in schedule.kernels
     ]
-    plan = with_plan(profile, schedule).plan
+    plan = profile.plan(schedule)
     memory = [] if plan is None else _alive(profile.graphs[schedule.graph], plan, runs)
     if max((level.total for _, level in memory), default=0) != schedule.totals.peak_memory_bytes:
         memory = []  # an older memwall's record, which counted otherwise

@@ -42,13 +42,8 @@ class Sample:
     measured_s: float
     #: seconds to which the data are rounded
     resolution_s: float = 0.0
-    #: the key of the half that it belongs to; empty: its shape
+    #: the key of the half that it belongs to; empty: its shape, so that rows of one shape, on any GPU, are in one half
     split: str = ""
-
-    @property
-    def split_by(self) -> str:
-        """The key of the half that it belongs to: rows of one shape, on any GPU, are in one half."""
-        return self.split or self.shape
 
 
 def in_fit_half(shape: str) -> bool:
@@ -60,7 +55,7 @@ def halves(samples: Iterable[Sample]) -> tuple[list[Sample], list[Sample]]:
     """The samples to fit, and those to score; equal shapes are in one half."""
     parts: tuple[list[Sample], list[Sample]] = ([], [])
     for sample in samples:
-        parts[not in_fit_half(sample.split_by)].append(sample)
+        parts[not in_fit_half(sample.split or sample.shape)].append(sample)
     return parts
 
 

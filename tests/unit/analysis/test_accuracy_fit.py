@@ -78,7 +78,7 @@ def test_halves_depend_on_the_shape_alone():
     first, second = halves(samples)
     assert len(first) + len(second) == len(samples)
     assert min(len(first), len(second)) > len(samples) / 4
-    assert all(in_fit_half(sample.split_by) for sample in first)
+    assert all(in_fit_half(sample.split or sample.shape) for sample in first)
     assert halves([replace(s, label="other") for s in samples])[0] == [replace(s, label="other") for s in first]
 
 

@@ -181,7 +181,7 @@ def _errors(name, wanted):
     path = truth(name)
     if path is None:
         pytest.skip(f"{name} is not here")
-    samples = [s for s in read_measured(path).samples if wanted(s) and not in_fit_half(s.split_by)]
+    samples = [s for s in read_measured(path).samples if wanted(s) and not in_fit_half(s.split or s.shape)]
     by_cell = {}
     for sample, row in zip(samples, model_rows(samples), strict=True):
         cell = by_cell.setdefault((sample.gpu.name, sample.dtype), [])
