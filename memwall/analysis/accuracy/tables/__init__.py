@@ -9,13 +9,13 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - float32 convolutions in eager calls: gpu, n, cin, cout, ksize, hw, stride, padding, latency_ms
 - layers of an LLM: gpu, op, num_tokens, tp, n_head, n_kv_head, n_embd, n_ffn, vocab, gated_mlp, median_ms
 - all-reduce: network, num_workers, size (bytes), median_ms, devices_per_node
-- cuBLAS and cuDNN loops: DeepBench's columns (:mod:`memwall.analysis.accuracy.tables.deepbench`)
+- cuBLAS and cuDNN loops: DeepBench's columns (:mod:`memwall.analysis.accuracy.tables.library`)
 - encoder layers of BERT-large: what, config ("... b8 s512"), implementation (PyTorch), ms
 - rates: gpu, benchmark, measured_GBps; gpu, dtype, measured_tflops, shape_mnk
 - Triton layers: Liger-Kernel's columns (:mod:`memwall.analysis.accuracy.tables.liger`)
 """
 
-from memwall.analysis.accuracy.tables import aiconfigurator, deepbench, encoder, liger, neusight, peaks, vidur
+from memwall.analysis.accuracy.tables import aiconfigurator, encoder, library, liger, neusight, vidur
 from memwall.analysis.accuracy.tables.base import OWN, Skip, Table
 
 __all__ = ["TABLES", "Skip", "Table"]
@@ -23,6 +23,6 @@ __all__ = ["TABLES", "Skip", "Table"]
 #: Kinds of tables; the first whose columns are all present is used.
 TABLES: tuple[Table, ...] = (
     OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, neusight.CONV, neusight.OPS, vidur.OPS,
-    vidur.ALL_REDUCE, deepbench.CONV, deepbench.GEMM, liger.OPS, liger.PAIRS, peaks.BANDWIDTH, peaks.PRODUCTS,
+    vidur.ALL_REDUCE, library.CONV, library.GEMM, liger.OPS, liger.PAIRS, library.BANDWIDTH, library.PRODUCTS,
     encoder.ENCODER,
 )  # fmt: skip
