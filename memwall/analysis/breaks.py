@@ -100,11 +100,8 @@ def is_broken(graph: Graph, regions: Sequence[int], behind: int | None = None) -
 
 
 def healed(graph: Graph, regions: Sequence[int], one: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
-    """The regions with the graphs on both sides of each place (the op before it), and the ops between, merged.
-
-    Args:
-        one: the regions without any break, as :func:`whole` has them.
-    """
+    """The regions with the graphs on both sides of each place (the op before it), and the ops between, merged. ``one``:
+    the regions without any break, as :func:`whole` has them."""
     forward = [op.id for op in graph.ops if op.phase == "forward"]
     same = {region: region for region in regions}
     joined: set[int] = set()

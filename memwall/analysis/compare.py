@@ -159,13 +159,8 @@ def compare_profile(
     profile: Profile, gpus: Sequence[Gpu], *, price: Prices | None = None, policies: Sequence[str] = ()
 ) -> Comparison:
     """The workload of a profile on N GPUs: its own simulations, or its graph simulated where it lacks one.
-
-    Args:
-        policies: default to the profile's, or eager if it has none.
-
-    Raises:
-        UsageError: no GPU, a price for a GPU that is not compared, or no such policy.
-    """
+    ``policies``: default to the profile's, or eager if it has none. Raises UsageError: no GPU, a price for a GPU that
+    is not compared, or no such policy."""
     if not gpus:
         raise UsageError("nothing to compare: name at least one GPU")
     _check_prices(price, [gpu.name for gpu in gpus])

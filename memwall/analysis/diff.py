@@ -81,11 +81,8 @@ class Cluster:
 
 
 def explain(base: Side, head: Side, pairs: Mapping[int, int] | None = None) -> tuple[Cause, ...]:
-    """All causes, most seconds first; they add up to the head's totals less the base's.
-
-    Args:
-        pairs: head op id → base op id, where :func:`match_ops` was called already.
-    """
+    """All causes, most seconds first; they add up to the head's totals less the base's. ``pairs``: head op id → base op
+    id, where :func:`match_ops` was called already."""
     if pairs is None:
         pairs = match_ops(base.graph, head.graph)
     refused = head.schedule.plan.refusals if head.schedule.plan is not None else ()

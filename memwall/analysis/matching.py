@@ -52,13 +52,9 @@ def match_ops(base: Graph, head: Graph) -> dict[int, int]:
 def clusters(
     first: Sequence[Sequence[int]], second: Sequence[Sequence[int]], same: Callable[[int], int | None] = lambda op: op
 ) -> list[tuple[list[int], list[int]]]:
-    """Groups of ops of two sides that share ops, directly or through others: their numbers on either side.
-
-    Every group is in exactly one cluster, those with a group of the first side in its order, then the others.
-
-    Args:
-        same: the op of the second side that matches an op of the first, or None.
-    """
+    """Groups of ops of two sides that share ops, directly or through others: their numbers on either side. Every group
+    is in exactly one cluster, those with a group of the first side in its order, then the others. ``same``: the op of
+    the second side that matches an op of the first, or None."""
     offset = len(first)
     parent = list(range(offset + len(second)))
 

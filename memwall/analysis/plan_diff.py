@@ -22,6 +22,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import predict_cost
 from memwall.record.kernels import collapse
 
+_PHASES = ("forward", "backward")
 #: readers of one tensor are each paired with this many next ones
 _SIBLINGS = 4
 
@@ -67,29 +68,27 @@ class PlanDiff:
         return self.same / self.pairs if self.pairs else 1.0
 
 
-def plan_diff(
-    graph: Graph, first: Plan, second: Plan, gpu: Gpu, phases: Sequence[str] = ("forward", "backward")
-) -> PlanDiff:
-    """Compare two plans over the ops of some phases."""
+def plan_diff(graph: Graph, first: Plan, second: Plan, gpu: Gpu) -> PlanDiff:
+    """Compare two plans over the forward and backward ops."""
     places = [_places(plan) for plan in (first, second)]
     counts: Counter[tuple[bool, bool]] = Counter()
-    for a, b in _pairs(graph, frozenset(phases)):
+    for a, b in _pairs(graph):
         one, two = (not place[a].isdisjoint(place[b]) for place in places)
         counts[one, two] += 1
-    ours, theirs = ([g for g in plan.groups if graph.ops[g.op_ids[0]].phase in phases] for plan in (first, second))
+    ours, theirs = ([g for g in plan.groups if graph.ops[g.op_ids[0]].phase in _PHASES] for plan in (first, second))
     return PlanDiff(
         counts.total(), counts[False, False] + counts[True, True], counts[True, False], counts[False, True],
-        *_rand(graph, first, second, phases),
+        *_rand(graph, first, second),
         (sum(g.cost.kernels for g in ours), sum(g.cost.kernels for g in theirs)), (_bytes(ours), _bytes(theirs)),
         tuple(_differences(graph, ours, theirs, gpu)),
     )  # fmt: skip
 
 
-def _rand(graph: Graph, first: Plan, second: Plan, phases: Sequence[str]) -> tuple[int, int]:
+def _rand(graph: Graph, first: Plan, second: Plan) -> tuple[int, int]:
     """All pairs of ops of a phase, and those that are in one group in both plans or in neither."""
     owners = [{op: n for n, group in enumerate(plan.groups) for op in group.op_ids} for plan in (first, second)]
     pairs = same = 0
-    for phase in phases:
+    for phase in _PHASES:
         ops = [op.id for op in graph.ops if op.phase == phase and op.op_class not in MATRIX_CLASSES]
         every = math.comb(len(ops), 2)
         one, two, both = (
@@ -114,9 +113,9 @@ def _places(plan: Plan) -> Mapping[int, set[int]]:
     return places
 
 
-def _pairs(graph: Graph, phases: frozenset[str]) -> set[tuple[int, int]]:
+def _pairs(graph: Graph) -> set[tuple[int, int]]:
     flow = Flow.of(graph)
-    counted = {op.id for op in graph.ops if op.phase in phases and op.op_class not in MATRIX_CLASSES}
+    counted = {op.id for op in graph.ops if op.phase in _PHASES and op.op_class not in MATRIX_CLASSES}
     pairs: set[tuple[int, int]] = set()
     for version, readers in enumerate(flow.readers):
         chain = [op for op in readers if op in counted]

@@ -231,11 +231,8 @@ def waterfall(policies: PolicySet, schedule: Schedule, *, top: int = 10) -> Wate
 def missed_fusions(
     profile: Profile, schedule: Schedule, plan: Plan | None = None, *, top: int | None = 10
 ) -> tuple[Missed, ...]:
-    """The refusals of a policy that would win most, equal ones summed.
-
-    Args:
-        plan: the plan that was simulated; None takes :meth:`.Profile.plan`.
-    """
+    """The refusals of a policy that would win most, equal ones summed. ``plan``: the plan that was simulated; None
+    takes :meth:`.Profile.plan`."""
     plan = plan or profile.plan(schedule)
     if plan is None:
         return ()

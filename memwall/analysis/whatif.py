@@ -180,17 +180,10 @@ def what_if(
     profile: Profile, changes: Sequence[Change], gpus: Sequence[Gpu], policies: Sequence[str],
     regions: Mapping[int, Sequence[int]] | None = None,
 ) -> list[Outcome]:  # fmt: skip
-    """Totals before and after each change, and after all of them together where there are several.
-
-    Plans are those of the profile's own simulations; missing ones, and those of a saved record, are made here.
-
-    Args:
-        regions: number of a graph -> for each of its ops the region that the profile was planned with; memwall's
-            planner fuses within one only.
-
-    Raises:
-        UsageError: a change fits neither the GPU nor the model.
-    """
+    """Totals before and after each change, and after all of them together where there are several. Plans are those of
+    the profile's own simulations; missing ones, and those of a saved record, are made here. ``regions``: number of a
+    graph -> for each of its ops the region that the profile was planned with; memwall's planner fuses within one only.
+    Raises UsageError: a change fits neither the GPU nor the model."""
     before = [profile.schedule(gpu, policy) for gpu in gpus for policy in policies]
     sets = [(change,) for change in changes] + ([tuple(changes)] if len(changes) > 1 else [])
     return [

@@ -177,7 +177,7 @@ def _score(ratios: Sequence[float]) -> Score:
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
-def fit(target: Target, samples: Sequence[Sample], *, search: bool = True, seed: int = SEED) -> Fit | None:
+def fit(target: Target, samples: Sequence[Sample], *, search: bool = True) -> Fit | None:
     """The constants of one table from the samples of one GPU, None where there are too few. ``search`` False keeps the
     present values and finds the interval only. Raises MissingError: scipy is not installed."""
     to_fit, to_score = (parts_of(target, half) for half in halves(samples))
@@ -187,7 +187,7 @@ def fit(target: Target, samples: Sequence[Sample], *, search: bool = True, seed:
     start = constants(kind, gpu, target.variant)
     if target.family == "launch" and f"launch.{target.variant}.floor_s" not in gpu.utilization:
         start = LaunchConstants(floor_s=gpu.launch_overhead_s)
-    some = to_fit if len(to_fit) <= MOST else random.Random(seed).sample(to_fit, MOST)
+    some = to_fit if len(to_fit) <= MOST else random.Random(SEED).sample(to_fit, MOST)
     found = _searched(kind, gpu, start, some) if search else start
     if _score(_ratios(gpu, to_fit, found)).mape >= _score(_ratios(gpu, to_fit, start)).mape:
         found = start

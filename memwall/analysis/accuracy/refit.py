@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from memwall.analysis.accuracy.fit import INTERVAL, SEED, Fit, Target, by_launch, by_target, fit
+from memwall.analysis.accuracy.fit import INTERVAL, Fit, Target, by_launch, by_target, fit
 from memwall.analysis.accuracy.reading import read_measured
 from memwall.analysis.accuracy.samples import Sample
 from memwall.analysis.validation import devices
@@ -78,9 +78,8 @@ def profile_samples(profile: Profile) -> list[Sample]:
 
 
 def fit_gpu(
-    samples: Sequence[Sample], *, search: bool = True, wanted: Callable[[Target], bool] = lambda target: True,
-    seed: int = SEED,
-) -> list[Fit]:  # fmt: skip
+    samples: Sequence[Sample], *, search: bool = True, wanted: Callable[[Target], bool] = lambda target: True
+) -> list[Fit]:
     """All tables that the samples of one GPU can fit, its ways of launching first; each fit uses the constants that
     earlier ones found. Raises MissingError: scipy is not installed."""
     fits: list[Fit] = []
@@ -90,7 +89,7 @@ def fit_gpu(
             if not wanted(target) or not names_of(CONSTANTS[target.family])[len(INTERVAL) :]:
                 continue
             at_hand = [replace(sample, gpu=gpu) for sample in own]
-            if (found := fit(target, at_hand, search=search, seed=seed)) is not None:
+            if (found := fit(target, at_hand, search=search)) is not None:
                 fits.append(found)
                 gpu = _fitted(gpu, found)
     return fits

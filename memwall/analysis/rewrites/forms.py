@@ -56,23 +56,15 @@ class Family:
     others: tuple[Form, ...]
 
 
-def alternatives(
-    profile: Profile, gpus: Sequence[Gpu], retrace: Retrace | None = None, *, policy: str = "eager"
-) -> tuple[Family, ...]:
-    """What the workload would take in each other form, GPU by GPU, under one policy.
-
-    Args:
-        retrace: traces the workload again, with ``attention`` or ``optimizer`` given by keyword; None leaves out the
-            families that need the model.
-
-    Raises:
-        UsageError: no such policy, or as the retracing.
-    """
+def alternatives(profile: Profile, gpus: Sequence[Gpu], retrace: Retrace | None = None) -> tuple[Family, ...]:
+    """What the workload would take in each other form, GPU by GPU, in eager mode. ``retrace``: traces the workload
+    again, with ``attention`` or ``optimizer`` given by keyword; None leaves out the families that need the model.
+    Raises as the retracing."""
     traced = list(_retraced(profile, retrace)) if retrace else []
     families: list[Family] = []
     for gpu in gpus:
         number = profile.graph_for(gpu)
-        step = _Step(gpu, policy, (profile.graphs[number], profile.costs[number]))
+        step = _Step(gpu, (profile.graphs[number], profile.costs[number]))
         families += [*_traced_families(step, traced), *_norms(step), *_losses(step)]
     return tuple(family for family in families if family.others)
 
@@ -82,13 +74,12 @@ class _Step:
     """The step as it is now, on one GPU."""
 
     gpu: Gpu
-    policy: str
     model: Priced
 
     def form(self, name: str, model: Priced, note: str = "") -> Form:
         """The totals of a changed step."""
         graph, costs = model
-        t = Schedules([graph], [costs]).schedule(self.gpu, self.policy).totals
+        t = Schedules([graph], [costs]).schedule(self.gpu).totals
         return Form(name, t.time_s, t.dram_bytes, t.peak_memory_bytes, t.kernels, note)
 
     @cached_property
