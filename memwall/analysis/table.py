@@ -231,9 +231,7 @@ def equal_kernels(profile: Profile, graph: int, kernels: Sequence[Estimate]) -> 
     return keys
 
 
-def kernel_rows(
-    profile: Profile, schedule: Schedule, *, top: int | None = None, sort: str = "time"
-) -> tuple[KernelRow, ...]:
+def kernel_rows(profile: Profile, schedule: Schedule, *, sort: str = "time") -> tuple[KernelRow, ...]:
     """The kernels, repeated ones as one row, largest first by ``sort``. Raises UsageError: ``sort`` is not a sort
     key."""
     if sort not in SORT_KEYS:
@@ -243,7 +241,7 @@ def kernel_rows(
     rows = [_kernel_row(profile, schedule, kernels, whole) for kernels in groups.values()]
     quantity = SORT_KEYS[sort]
     rows.sort(key=lambda row: (-quantity.of(row), row.name, row.module, row.phase, row.shapes))
-    return tuple(rows[:top])
+    return tuple(rows)
 
 
 def _kernel_row(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate], whole: Sums) -> KernelRow:
