@@ -202,9 +202,9 @@ def _difference(before: Graph, old: Op, after: Graph, new: Op) -> str:
         for one, other in zip(ids, others, strict=False):
             if before.values[one].spec != after.values[other].spec:
                 return f"{_spec(after, other)} where {_spec(before, one)} was"
-    names = sorted({*old.attributes, *new.attributes})
-    changed = [n for n in names if old.attributes.get(n) != new.attributes.get(n)]
-    if changed:
+    if old.attributes != new.attributes:
+        names = sorted({*old.attributes, *new.attributes})
+        changed = [n for n in names if old.attributes.get(n) != new.attributes.get(n)]
         return ", ".join(f"{n} {new.attributes.get(n)} where {old.attributes.get(n)} was" for n in changed[:3])[:160]
     if (len(old.inputs), len(old.outputs)) != (len(new.inputs), len(new.outputs)):
         return f"{len(new.inputs)} inputs where {len(old.inputs)} were"
