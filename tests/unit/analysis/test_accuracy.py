@@ -156,33 +156,6 @@ def test_other_tables_may_be_added(tmp_path, monkeypatch):
     assert score_files([path]).rows == [row(1.0, 2.0, dataset="theirs")]
 
 
-HEADER = "gpu,executor,class,dtype,modeled_s,measured_s,bound_s,status\n"
-
-BAD_TABLES = {
-    "": "is empty",
-    "a,b\n1,2\n": "is no table that can be scored",
-    HEADER: "holds no measured kernel",
-    HEADER + "g,eager,c,d,1,,1,failed\n": "holds no measured kernel",
-    HEADER + "g,eager,c,d,1,soon,1,ok\n": "t.csv:2: measured_s is 'soon', not a number",
-    HEADER + "g,eager,c,d,1,1,1,ok\ng,eager,c,d,1,0,1,ok\n": "t.csv:3: measured_s is '0', not a time",
-    HEADER + "g,eager,c,d,-1,1,1,ok\n": "t.csv:2: modeled_s is '-1', not a time",
-    HEADER + "g,eager,c,d,nan,1,1,ok\n": "t.csv:2: modeled_s is 'nan', not a time",
-    HEADER + "g,eager,c,d,1,inf,1,ok\n": "t.csv:2: measured_s is 'inf', not a time",
-    HEADER + "g,eager,c\n": "t.csv:2: 3 cells where the header has 8",
-    HEADER + 'g,"eager,c\n': "is not CSV",
-}
-
-
-@pytest.mark.parametrize("text", BAD_TABLES, ids=BAD_TABLES.values())
-def test_a_bad_table_is_named(tmp_path, text):
-    path = tmp_path / "t.csv"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError) as raised:
-        score_files([path])
-    assert BAD_TABLES[text] in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
 def test_what_is_no_file_of_ours(tmp_path):
     make_profile().save(tmp_path / "bare.json")
     with pytest.raises(UsageError, match=r"bare.json has no measurements; memwall measure makes them"):

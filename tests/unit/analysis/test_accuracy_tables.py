@@ -14,6 +14,7 @@ NEUSIGHT = "op,gpu,b,m,k,n,h,latency_ms\n"
 GEMM = "gpu,framework,dtype,m,n,k,latency_ms,tflops\n"
 ATTENTION = "gpu,framework,phase,batch,isl,step,heads,kv_heads,head_dim,dtype,latency_ms\n"
 VIDUR = "gpu,model,op,num_tokens,tp,n_head,n_kv_head,n_embd,n_ffn,vocab,gated_mlp,min_ms,median_ms\n"
+OWN = "gpu,executor,class,dtype,modeled_s,measured_s,bound_s,status\n"
 CONV = "gpu,precision,W,H,C,N,K,fw,fh,pad_w,pad_h,stride_w,stride_h,P,Q,fwd_ms,bwd_input_ms,bwd_weight_ms,fwd_algo\n"
 
 
@@ -130,6 +131,17 @@ BAD = {
     NEUSIGHT + "relu,Voodoo 2,8,,,,8,1\n": "there is no spec of the GPU 'Voodoo 2'",
     "# only a comment\n": "is empty",
     "op,gpu,b,m,k,n,h\nrelu,T4,8,,,,8\n": "neusight_ops also have latency_ms",
+    "": "is empty",
+    "a,b\n1,2\n": "is no table that can be scored",
+    OWN: "holds no measured kernel",
+    OWN + "g,eager,c,d,1,,1,failed\n": "holds no measured kernel",
+    OWN + "g,eager,c,d,1,soon,1,ok\n": "t.csv:2: measured_s is 'soon', not a number",
+    OWN + "g,eager,c,d,1,1,1,ok\ng,eager,c,d,1,0,1,ok\n": "t.csv:3: measured_s is '0', not a time",
+    OWN + "g,eager,c,d,-1,1,1,ok\n": "t.csv:2: modeled_s is '-1', not a time",
+    OWN + "g,eager,c,d,nan,1,1,ok\n": "t.csv:2: modeled_s is 'nan', not a time",
+    OWN + "g,eager,c,d,1,inf,1,ok\n": "t.csv:2: measured_s is 'inf', not a time",
+    OWN + "g,eager,c\n": "t.csv:2: 3 cells where the header has 8",
+    OWN + 'g,"eager,c\n': "is not CSV",
 }
 
 
