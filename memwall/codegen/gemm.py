@@ -9,7 +9,7 @@ a tensor that is known only at the position of the current tile.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memwall.codegen.blocks import RANDOM_SHAPES, SCALAR_SHAPES, SHAPES, VECTOR_BYTES, VECTOR_SHAPES, Shape, tiles
@@ -25,15 +25,10 @@ from memwall.fusion import Group
 from memwall.fusion.rules import aligned
 from memwall.hardware.lookup import Gpu
 from memwall.ops.loops import is_random
+from memwall.ops.registry import find_row
 
-#: op → its left and right operand, and the tensor that is added
-PRODUCTS: Mapping[str, tuple[str, str, str]] = {
-    "mm": ("self", "mat2", ""),
-    "bmm": ("self", "mat2", ""),
-    "addmm": ("mat1", "mat2", "self"),
-    "baddbmm": ("batch1", "batch2", "self"),
-    "linear": ("input", "weight", "bias"),
-}
+#: the products that the template does; their rows in :mod:`memwall.ops` say which argument is what
+PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "linear"))
 #: multiples of these sizes need no mask for any tile
 _WHOLE_TILE, _WHOLE_DEPTH = 256, 64
 MAX_BATCH = 65535
@@ -46,6 +41,12 @@ _HEAD = """import os
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 """
+
+
+def _operands(op: Op) -> tuple[str, ...]:
+    """The arguments that are multiplied, and the one that may be added."""
+    row = find_row(op.name)
+    return row.operands if row else ()
 
 
 class _Misplaced(NotGenerated):
@@ -69,9 +70,9 @@ class _Product(Lowering):
             super()._op(op, position)
             return
         packet, given = packet_of(op.name), dict(self._given(op))
-        left, right, added = PRODUCTS[packet]
+        left, right, *added = _operands(op)
         self._place(given[left], given[right], packet == "linear")
-        addend = given.get(added)
+        addend = given.get(added[0]) if added else None
         spec = self.graph.values[op.outputs[0]].spec
         ((value_id, version),) = self.flow.writes[op.id]
         self.made[version] = Tensor(spec.shape, spec.dtype, lambda body, i: self._element(body, i, addend)), value_id
@@ -131,7 +132,7 @@ class _Gemm(Writer):
         product = products[0]
         if packet_of(product.name) not in PRODUCTS:
             raise NotGenerated(f"no template for {product.name}")
-        operands = PRODUCTS[packet_of(product.name)][:2]
+        operands = _operands(product)[:2]
         pairs = zip(product.arguments, product.inputs, strict=True)
         dtypes = {graph.values[i].spec.dtype for name, i in pairs if name in operands}
         if len(dtypes) != 1 or not dtypes <= {"float16", "bfloat16", "float32"}:

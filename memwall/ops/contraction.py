@@ -290,3 +290,13 @@ for _name, (_left, _right) in {**_PRODUCTS, **_PRODUCTS_WITH_ADDEND}.items():
 define("sgl_kernel::fp8_scaled_mm", results=results.product("self", "mat2"))
 define("_int_mm", results=results.integer_product)
 define("linear vllm::rocm_unquantized_gemm", results=results.linear)
+
+# -- operands and TF32 ------------------------------------------------------------------------------------------------
+
+for _name in ("mm", "bmm", "mv"):
+    define(_name, operands=_PRODUCTS[_name], tf32_switch="matmul")
+for _name in ("addmm", "baddbmm", "addmv"):
+    define(_name, operands=(*_PRODUCTS_WITH_ADDEND[_name], "self"), tf32_switch="matmul")
+define("dot", operands=_PRODUCTS["dot"])
+define("linear", operands=(*_PRODUCTS["linear"], "bias"))
+define("_cudnn_rnn _cudnn_rnn_backward", tf32_switch="cudnn")

@@ -151,3 +151,5 @@ define("thnn_conv2d_forward", results=windows.convolution)
 define("cudnn_convolution_backward miopen_convolution_backward cudnn_convolution_transpose_backward",
        results=windows.convolution_backward)  # fmt: skip
 define(" ".join(windows.LONE_GRADIENTS), results=windows.legacy_convolution_gradient)
+define("convolution", operands=("input", "weight"), tf32_switch="cudnn")
+define("convolution_backward", tf32_switch="cudnn")

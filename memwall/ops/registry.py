@@ -59,6 +59,10 @@ class Row:
     preserves: str = ""
     #: name of the op's rate in a CPU's spec
     cpu_rate: str = ""
+    #: of a product: its left and right operand, floats of one dtype, and the tensor that is added if one can be
+    operands: tuple[str, ...] = ()
+    #: of a product that may run in TF32: which torch switch decides, ``matmul`` or ``cudnn``
+    tf32_switch: str = ""
     #: overwrites its target without reading it
     overwrites: bool = False
     #: takes its first argument only to learn its shape, dtype and device

@@ -23,22 +23,8 @@ FREE = frozenset(
     )
 )  # fmt: skip
 
-#: Products whose operands must be floats of one dtype, which shape functions do not check: op → its two operands.
-PRODUCTS = {
-    **dict.fromkeys(("aten.mm", "aten.bmm"), ("self", "mat2")),
-    "aten.addmm": ("mat1", "mat2"), "aten.baddbmm": ("batch1", "batch2"), "aten.convolution": ("input", "weight"),
-    "aten.mv": ("self", "vec"), "aten.addmv": ("mat", "vec"), "aten.dot": ("self", "tensor"),
-}  # fmt: skip
-
 #: Libraries whose calls are no kernels.
 _SKIPPED_NAMESPACES = frozenset(("prim", "profiler"))
-
-#: Contractions and convolutions that may run in TF32; which torch switch decides.
-TF32_SWITCH = {
-    **dict.fromkeys(("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.addmv"), "matmul"),
-    **dict.fromkeys(("aten.convolution", "aten.convolution_backward"), "cudnn"),
-    **dict.fromkeys(("aten._cudnn_rnn", "aten._cudnn_rnn_backward"), "cudnn"),
-}  # fmt: skip
 
 DROPPED_ATTRIBUTES = frozenset(("device", "layout", "pin_memory", "generator", "non_blocking", "memory_format"))
 

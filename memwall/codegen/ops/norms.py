@@ -56,8 +56,8 @@ def _reduced(kind: str, source: Tensor, dims: tuple[int, ...], component: int = 
 
 def _rows(view: OpView) -> _Layout:
     """Layer norm and RMS norm: the last axes are a row."""
-    cols = math.prod(view.number("normalized_shape"))
-    shape = (view.tensor("input").numel // cols if cols else 0, cols)
+    numel, cols = view.tensor("input").numel, math.prod(view.number("normalized_shape"))
+    shape = (numel // cols if cols else 0, cols)
     return _Layout(shape, (1,), lambda i: i[:1], lambda i: i[1:], shape, (0,))
 
 

@@ -29,7 +29,8 @@ from memwall.frontend.torch.tensors import (
     tf32_allowed,
 )
 from memwall.ops import classify
-from memwall.ops.signatures import DROPPED_ATTRIBUTES, PRODUCTS, TF32_SWITCH, Signature, signature_of
+from memwall.ops.registry import find_row
+from memwall.ops.signatures import DROPPED_ATTRIBUTES, Signature, signature_of
 
 
 class UnexpectedCall(Exception):
@@ -200,8 +201,8 @@ class Recorder(TorchDispatchMode):
             return
         if signature.name == "aten.copy_" and same_view(args[0], args[1]):
             return  # x[:4] += 1 ends so: ATen sees that it would copy a view onto itself and returns
-        if signature.name in PRODUCTS:
-            check_product(PRODUCTS[signature.name], names, tensors)
+        if (row := find_row(signature.name)) and row.operands:
+            check_product(row.operands[:2], names, tensors)
         name = f"sparse.{signature.name.removeprefix('aten.')}" if sparse else signature.name
         self.emit(name, names, tensors, outputs, scalars)
 
@@ -220,9 +221,9 @@ class Recorder(TorchDispatchMode):
             self._rebind(name, [t for _, t in pairs], outputs)
             return
         scalars = tuple(attributes)
-        switch = TF32_SWITCH.get(name)
-        if switch is not None and pairs and pairs[0][1].dtype is torch.float32:
-            scalars += (("allow_tf32", tf32_allowed(switch)),)
+        row = find_row(name)
+        if row and row.tf32_switch and pairs and pairs[0][1].dtype is torch.float32:
+            scalars += (("allow_tf32", tf32_allowed(row.tf32_switch)),)
         key = (name, scalars)
         mapping = self._attributes.get(key)
         if mapping is None:

@@ -54,7 +54,7 @@ def stolen_gradient(tensor: torch.Tensor) -> torch.Tensor:
         return torch.sparse_coo_tensor(tensor._indices(), tensor._values(), tensor.shape, check_invariants=False)
 
 
-def check_product(operands: tuple[str, str], names: list[str], tensors: list[torch.Tensor]) -> None:
+def check_product(operands: tuple[str, ...], names: list[str], tensors: list[torch.Tensor]) -> None:
     """A RuntimeError, as on a device, for a product that no CUDA kernel takes: its operands differ in dtype, or are
     neither floating nor complex."""
     left, right = (next((t for n, t in zip(names, tensors, strict=True) if n == wanted), None) for wanted in operands)
