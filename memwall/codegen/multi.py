@@ -140,6 +140,8 @@ class _Lists:
         if len(lengths) != 1:
             raise NotGenerated("its lists of tensors differ in length")
         self.length = lengths.pop()
+        if not self.length:
+            raise NotGenerated("an optimizer without parameters")
 
     def _targets(self, op: Op) -> tuple[int, ...]:
         """The list that gives each position its size: the results, or the parameters of an optimizer."""
