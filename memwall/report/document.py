@@ -42,8 +42,7 @@ class Column:
         return f"{self.heading}, {self.unit}" if self.heading and self.unit else self.heading or self.unit
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Rows of finished cells. ``note`` is below in small print."""
 
     title: str
@@ -52,8 +51,7 @@ class Table:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """Labels and what they are."""
 
     items: Sequence[tuple[str, str]]
@@ -92,16 +90,14 @@ class Bar(NamedTuple):
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
+class Bars(NamedTuple):
     """Bars, one below the other; where a legend explains the colours, labels and texts stand in columns. For HTML."""
 
     rows: Sequence[Bar]
     legend: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Markup:
+class Markup(NamedTuple):
     """HTML that the page itself made, every name in it escaped."""
 
     html: str
@@ -123,8 +119,7 @@ class Section:
         object.__setattr__(self, "heading", clean(self.heading))
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(NamedTuple):
     """Sections of which a page shows one panel's at a time, the first at first. For HTML alone."""
 
     label: str

@@ -7,7 +7,7 @@ which ``report.js`` renders with ``textContent`` alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from typing import Any
 
@@ -26,7 +26,9 @@ def to_html(document: Document) -> str:
             parts.append(section_html(node))
             continue
         if node is panels[0] and len(panels) > 1:
-            parts.append(_tabs(panels))
+            tabs = (f'<button type="button" role="tab" data-sim="{i}">{escape(panel.label)}</button>\n'
+                    for i, panel in enumerate(panels))  # fmt: skip
+            parts.append(f'<nav id="tabs" role="tablist">\n{"".join(tabs)}</nav>')
         hidden = "" if node is panels[0] else " hidden"
         inside = "\n".join(map(section_html, node.sections))
         parts.append(f'<div class="panel" data-sim="{panels.index(node)}"{hidden}>\n{inside}</div>\n')
@@ -63,14 +65,6 @@ def blocks_html(blocks: Iterable[Block]) -> str:
     return "".join(f"{_BLOCKS[type(block)](block)}\n" for block in blocks)
 
 
-def _tabs(panels: Sequence[Panel]) -> str:
-    buttons = "".join(
-        f'<button type="button" role="tab" data-sim="{i}">{escape(panel.label)}</button>\n'
-        for i, panel in enumerate(panels)
-    )
-    return f'<nav id="tabs" role="tablist">\n{buttons}</nav>'
-
-
 def _facts(facts: Facts) -> str:
     rows = (f"<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>" for label, text in facts.items)
     return f"<dl>{''.join(rows)}</dl>"
@@ -87,12 +81,11 @@ def _table(table: Table) -> str:
         f'<th class="{side}">{escape(c.heading)}{f"<small>{escape(c.unit)}</small>" if c.unit else ""}</th>'
         for side, c in zip(sides, table.columns, strict=True)
     )
-    rows = "".join(
-        "<tr>"
-        + "".join(f'<td class="{side}">{escape(cell)}</td>' for side, cell in zip(sides, row, strict=True))
-        + "</tr>\n"
+    cells = (
+        "".join(f'<td class="{side}">{escape(cell)}</td>' for side, cell in zip(sides, row, strict=True))
         for row in table.rows
     )
+    rows = "".join(f"<tr>{row}</tr>\n" for row in cells)
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     head = f"<thead><tr>{''.join(heads)}</tr></thead>"
@@ -126,9 +119,5 @@ def stack(parts: Iterable[Part], least: float = 12) -> str:
 
 
 _BLOCKS: dict[type, Callable[[Any], str]] = {
-    Facts: _facts,
-    Sentence: _sentence,
-    Table: _table,
-    Bars: _bars,
-    Markup: lambda markup: markup.html,
-}
+    Facts: _facts, Sentence: _sentence, Table: _table, Bars: _bars, Markup: lambda markup: markup.html,
+}  # fmt: skip

@@ -49,11 +49,7 @@ class Report:
         raise NotImplementedError
 
     def figure(self) -> Drawing:
-        """The picture.
-
-        Raises:
-            UsageError: there is nothing to draw.
-        """
+        """The picture; a :class:`UsageError` where there is nothing to draw."""
         raise NotImplementedError
 
 
@@ -90,7 +86,7 @@ def _parquet(report: Report) -> bytes:
     return buffer.getvalue()
 
 
-#: kind -> its writer; ``text`` has options and is written by :func:`render`
+#: kind -> its writer, but for ``text``, which has options
 _WRITERS: Mapping[str, Callable[[Report], str | bytes]] = {
     "md": lambda report: to_markdown(report.document("md")),
     "html": lambda report: to_html(report.document("html")),

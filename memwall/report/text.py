@@ -106,7 +106,5 @@ def fit(table: Table, width: int) -> list[tuple[int, int]]:
 
 
 _PRINTERS: dict[type, Callable[[Console, Any], None]] = {
-    Facts: _print_facts,
-    Sentence: _print_sentence,
-    Table: _print_table,
-}
+    Facts: _print_facts, Sentence: _print_sentence, Table: _print_table,
+}  # fmt: skip

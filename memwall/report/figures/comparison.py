@@ -13,14 +13,10 @@ from memwall.report.document import clean
 from memwall.report.figures.picture import WALL_COLORS, Drawing, time_unit
 
 FONT = 8.0
-_HEIGHT = 0.66
 
 #: what grows -> (key of Machine.growth, colour)
-_SERIES = {
-    "fp16 FLOP/s": ("float16", "#4477aa"),
-    "DRAM bandwidth": ("bandwidth", "#ee6677"),
-    "DRAM capacity": ("capacity", "#228833"),
-}
+_SERIES = {"fp16 FLOP/s": ("float16", "#4477aa"), "DRAM bandwidth": ("bandwidth", "#ee6677"),
+           "DRAM capacity": ("capacity", "#228833")}  # fmt: skip
 
 
 def comparison_drawing(comparison: Comparison) -> Drawing:
@@ -31,8 +27,11 @@ def comparison_drawing(comparison: Comparison) -> Drawing:
     def build(figure: Any) -> None:
         time, speed, used = figure.subplots(1, 3, sharey=True, width_ratios=[2.2, 1, 1.2])
         _draw_times(time, entries)
-        _draw_speed_ups(speed, [entry.speedup for entry in entries])
-        _draw_utilization(used, entries)
+        _draw_bars(speed, [("#4477aa", "{:.2f}x", [entry.speedup for entry in entries])], 0.66, 8)
+        speed.set_title("speed-up")
+        mfu, mbu = ([100 * getattr(entry, name) for entry in entries] for name in ("mfu", "mbu"))
+        _draw_bars(used, [("#228833", "MFU {:.0f}", mfu), ("#ccaa22", "MBU {:.0f}", mbu)], 0.32, 7)
+        used.set_title("MFU and MBU, %")
         time.invert_yaxis()
         figure.suptitle(f"compare: {clean(comparison.title)}", x=0.01, ha="left", fontsize=11, fontweight="bold")
 
@@ -45,7 +44,7 @@ def _draw_times(axes: Any, entries: Sequence[Entry]) -> None:
     left = [0.0] * len(entries)
     for wall in WALLS:
         widths = [entry.wall_shares[wall] * entry.time_s / scale for entry in entries]
-        axes.barh(rows, widths, left=left, color=WALL_COLORS[wall], height=_HEIGHT, label=wall)
+        axes.barh(rows, widths, left=left, color=WALL_COLORS[wall], height=0.66, label=wall)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for row, entry in enumerate(entries):
         axes.text(left[row], row, f" {duration(entry.time_s)}", va="center", fontsize=8)
@@ -56,40 +55,29 @@ def _draw_times(axes: Any, entries: Sequence[Entry]) -> None:
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper left", bbox_to_anchor=below)
 
 
-def _draw_speed_ups(axes: Any, values: Sequence[float]) -> None:
-    axes.barh(range(len(values)), values, color="#4477aa", height=_HEIGHT)
-    for row, value in enumerate(values):
-        axes.text(value, row, f" {value:.2f}x", va="center", fontsize=8)
-    axes.set_xlim(0, max(values) * 1.35)
-    axes.set_title("speed-up")
-
-
-def _draw_utilization(axes: Any, entries: Sequence[Entry]) -> None:
-    mfu, mbu = [100 * entry.mfu for entry in entries], [100 * entry.mbu for entry in entries]
-    rows = range(len(entries))
-    for offset, values, name, color in ((-0.17, mfu, "MFU", "#228833"), (0.17, mbu, "MBU", "#ccaa22")):
-        axes.barh([row + offset for row in rows], values, height=0.32, color=color)
-        for row, value in enumerate(values):
-            axes.text(value, row + offset, f" {name} {value:.0f}", va="center", fontsize=7)
-    axes.set_xlim(0, max(*mfu, *mbu) * 1.35)
-    axes.set_title("MFU and MBU, %")
+def _draw_bars(axes: Any, series: Sequence[tuple[str, str, Sequence[float]]], height: float, font: float) -> None:
+    """Bars of colour, text and values, those of one row side by side."""
+    for i, (color, text, values) in enumerate(series):
+        rows = [row + 0.17 * (2 * i - len(series) + 1) for row in range(len(values))]
+        axes.barh(rows, values, color=color, height=height)
+        for row, value in zip(rows, values, strict=True):
+            axes.text(value, row, " " + text.format(value), va="center", fontsize=font)
+    axes.set_xlim(0, max(max(values) for _, _, values in series) * 1.35)
 
 
 def _draw_growth(axes: Any, machines: Sequence[Machine]) -> None:
     """Growth of FLOP/s, bandwidth and capacity by release date, relative to the first machine, log scale."""
-    dates = [_year(machine) for machine in machines]
+    released = [machine.release.partition("-") for machine in machines]
+    dates = [int(year) + (int(month or 1) - 1) / 12 if year.isdigit() else 2016.0 for year, _, month in released]
     axes.set_yscale("log", base=2)
     ends: list[tuple[float, str, str]] = []
-    highest = 1.0
     for name, (key, color) in _SERIES.items():
         known = [(x, m.growth[key]) for x, m in zip(dates, machines, strict=True) if m.growth.get(key)]
-        if not known:
-            continue
-        axes.plot(*zip(*known, strict=True), marker="o", markersize=5, color=color, linewidth=1.8, zorder=3)
-        highest = max(highest, *(growth or 0.0 for _, growth in known))
-        ends.append((known[-1][1] or 1.0, name, color))
-    least = min([1.0, *(g for m in machines for key, _ in _SERIES.values() if (g := m.growth.get(key)))])
-    axes.set_ylim(least * 0.8, highest * 2.8)
+        if known:
+            axes.plot(*zip(*known, strict=True), marker="o", markersize=5, color=color, linewidth=1.8, zorder=3)
+            ends.append((known[-1][1] or 1.0, name, color))
+    growths = [1.0, *(g for m in machines for key, _ in _SERIES.values() if (g := m.growth.get(key)))]
+    axes.set_ylim(min(growths) * 0.8, max(growths) * 2.8)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     axes.grid(True, which="major", axis="y")
     span = max(dates) - min(dates) or 1.0
@@ -102,20 +90,14 @@ def _draw_growth(axes: Any, machines: Sequence[Machine]) -> None:
     _name_machines(axes, machines, dates)
 
 
-def _year(machine: Machine) -> float:
-    year, _, month = machine.release.partition("-")
-    return int(year) + (int(month or 1) - 1) / 12 if year.isdigit() else 2016.0
-
-
 def _name_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
     """Each line's name and last value in the right margin, at least one line of text apart."""
     low, high = axes.get_ylim()
     step = (high / low) ** 0.075
     previous = float("inf")
     for value, name, color in sorted(ends, reverse=True):
-        at = min(value, previous / step)
-        previous = at
-        axes.annotate(f"{name}\n{col.times(value)}", (1.01, at), xycoords=("axes fraction", "data"), va="center",
+        previous = min(value, previous / step)
+        axes.annotate(f"{name}\n{col.times(value)}", (1.01, previous), xycoords=("axes fraction", "data"), va="center",
                       color=color, fontsize=FONT + 1, fontweight="bold", annotation_clip=False)  # fmt: skip
 
 
@@ -128,7 +110,6 @@ def _name_machines(axes: Any, machines: Sequence[Machine], dates: Sequence[float
     span = axes.get_xlim()[1] - axes.get_xlim()[0]
     previous = -float("inf")
     for date in sorted(at):
-        x = max(date, previous + 0.022 * span)
-        previous = x
-        axes.annotate(", ".join(at[date]), (x, 0.985), xycoords=("data", "axes fraction"), rotation=90, va="top",
+        previous = max(date, previous + 0.022 * span)
+        axes.annotate(", ".join(at[date]), (previous, 0.985), xycoords=("data", "axes fraction"), rotation=90, va="top",
                       ha="right", fontsize=FONT, color="#667080", annotation_clip=False)  # fmt: skip

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import memwall.report.columns as col
 from memwall.analysis.savings import LEAST_STEP, PolicySet, Waterfall, by_gpu, policy_sets, waterfall
@@ -41,11 +40,12 @@ def profile_drawing(profile: Profile) -> Drawing:
         for policies in policy_sets(profile):
             first, *others = policies.schedules
             shown = [first, *(schedule for schedule in others if measured_points(profile, schedule))]
-            panels += [_roofline(profile, schedule) for schedule in shown]
-            panels += [waterfall_panel(policies, schedule) for schedule in explained(policies)]
+            panels += [(6.0, partial(roofline_panel, profile=profile, schedule=schedule)) for schedule in shown]
+            panels += [_waterfall_panel(policies, schedule) for schedule in explained(policies)]
     else:
-        panels += [_roofline(profile, schedule) for schedule in profile.simulations]
-    panels.append((_shares_height(profile), lambda part: _draw_shares(part.add_subplot(), profile)))
+        panels += [(6.0, partial(roofline_panel, profile=profile, schedule=s)) for s in profile.simulations]
+    bars = 2 * len({s.graph for s in profile.simulations}) + len(profile.simulations)
+    panels.append((1.5 + 0.42 * bars, lambda part: _draw_shares(part.add_subplot(), profile)))
     heights = [height for height, _ in panels]
 
     def build(figure: Any) -> None:
@@ -64,10 +64,6 @@ def roofline_panel(figure: Any, profile: Profile, schedule: Schedule) -> None:
     draw_roofline(axes, profile, schedule)
 
 
-def _roofline(profile: Profile, schedule: Schedule) -> Panel:
-    return 6.0, partial(roofline_panel, profile=profile, schedule=schedule)
-
-
 def waterfall_drawing(profile: Profile, gpu_name: str, policy: str) -> Drawing:
     """What each group of a policy saves, from the eager time down to its own.
 
@@ -77,13 +73,13 @@ def waterfall_drawing(profile: Profile, gpu_name: str, policy: str) -> Drawing:
     for policies in policy_sets(profile):
         for schedule in policies.schedules:
             if (policies.gpu.name, schedule.policy) == (gpu_name, policy):
-                inches, draw = waterfall_panel(policies, schedule)
+                inches, draw = _waterfall_panel(policies, schedule)
                 return (_WIDTH, inches), draw
     known = ", ".join(dict.fromkeys(s.gpu.name for s in profile.simulations)) or "none"
     raise UsageError(f"the profile has no simulation of {policy} on {gpu_name}; it has {known}")
 
 
-def waterfall_panel(policies: PolicySet, schedule: Schedule) -> Panel:
+def _waterfall_panel(policies: PolicySet, schedule: Schedule) -> Panel:
     fall, rows = fall_and_bars(policies, schedule)
     row = policies.row(schedule)
     score = "" if row.time_score is None else f", {percent(row.time_score, 0)} of what ideal saves"
@@ -92,13 +88,9 @@ def waterfall_panel(policies: PolicySet, schedule: Schedule) -> Panel:
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         axes.set_title(f"{title}: {col.times(row.speedup)} over eager{score}", pad=16)
-        draw_waterfall(axes, fall, rows)
+        _draw_waterfall(axes, fall, rows)
 
-    return height(len(rows)), draw
-
-
-def _shares_height(profile: Profile) -> float:
-    return 1.5 + 0.42 * (2 * len({s.graph for s in profile.simulations}) + len(profile.simulations))
+    return 1.25 + 0.36 * len(rows), draw
 
 
 def _draw_shares(axes: Any, profile: Profile) -> None:
@@ -123,27 +115,18 @@ def _draw_shares(axes: Any, profile: Profile) -> None:
             left += share
     axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
     axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("%")
+    axes.set(xlim=(0, 100), xlabel="%")
     axes.set_title("Shares by op class")
     axes.legend(patches(seen.values()), seen, loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8)
 
 
-#: savings that have a bar of their own
-MAX_STEPS = 9
-#: characters of a name
-LONGEST_NAME = 44
+#: savings that have a bar of their own, and characters of a name
+MAX_STEPS, LONGEST_NAME = 9, 44
 COLORS = {"total": "#445566", "others": "#bbbbbb", "worse": "#cc3311"}
-WORDS = {"others": "all others", "worse": "slower"}
 IDEAL_COLOR = "#228833"
-#: the axis begins at zero unless all that happens lies above this share of the eager time
-ZERO_BELOW = 0.35
-#: what is left free below the smallest time, as a share of the whole fall
-MARGIN = 0.12
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """One row: from ``start_s`` to ``end_s``; ``kind`` is ``total``, ``others``, ``worse`` or an op class."""
 
     name: str
@@ -155,10 +138,6 @@ class Bar:
     @property
     def color(self) -> str:
         return COLORS.get(self.kind) or class_color(self.kind)
-
-    @property
-    def value_s(self) -> float:
-        return self.end_s - self.start_s
 
 
 def bars(fall: Waterfall, policy: str) -> tuple[Bar, ...]:
@@ -176,18 +155,15 @@ def bars(fall: Waterfall, policy: str) -> tuple[Bar, ...]:
 
 def label(bar: Bar, scale: float, whole: float) -> str:
     """A time, or a signed difference, in the unit of the axis."""
-    text = col.number(abs(bar.value_s) / scale, 2 if whole / scale >= 10 else 3)
-    return text if bar.kind == "total" else f"{'−' if bar.value_s < 0 else '+'}{text}"
+    text = col.number(abs(bar.end_s - bar.start_s) / scale, 2 if whole / scale >= 10 else 3)
+    return text if bar.kind == "total" else f"{'−' if bar.end_s < bar.start_s else '+'}{text}"
 
 
 def axis_start_s(fall: Waterfall) -> float:
+    """Where the axis begins: some way below the smallest time; at zero where that is not far from it."""
     least = min(fall.time_s, fall.ideal_s)
-    start = least - MARGIN * (fall.eager_s - least)
-    return start if start > ZERO_BELOW * fall.eager_s else 0.0
-
-
-def height(rows: int) -> float:
-    return 1.25 + 0.36 * rows
+    start = least - 0.12 * (fall.eager_s - least)
+    return start if start > 0.35 * fall.eager_s else 0.0
 
 
 def fall_and_bars(policies: PolicySet, schedule: Schedule) -> tuple[Waterfall, tuple[Bar, ...]]:
@@ -195,7 +171,7 @@ def fall_and_bars(policies: PolicySet, schedule: Schedule) -> tuple[Waterfall, t
     return fall, bars(fall, schedule.policy)
 
 
-def draw_waterfall(axes: Any, fall: Waterfall, rows: tuple[Bar, ...]) -> None:
+def _draw_waterfall(axes: Any, fall: Waterfall, rows: tuple[Bar, ...]) -> None:
     start, (scale, unit) = axis_start_s(fall), time_unit(fall.eager_s)
     most = max(max(bar.start_s, bar.end_s) for bar in rows)
     axes.set_xlim(start / scale, (most + 0.09 * (most - start)) / scale)
@@ -213,11 +189,8 @@ def draw_waterfall(axes: Any, fall: Waterfall, rows: tuple[Bar, ...]) -> None:
     axes.set_ylim(len(rows) - 0.5, -0.65)
     axes.grid(True, axis="x")
     axes.set_xlabel(f"time per step, {unit}" + (f"; the axis begins at {start / scale:.2f}" if start else ""))
-    _draw_legend(axes, rows)
-
-
-def _draw_legend(axes: Any, rows: tuple[Bar, ...]) -> None:
-    kinds = {WORDS.get(bar.kind, bar.kind): bar.color for bar in rows if bar.kind != "total"}
+    words = {"others": "all others", "worse": "slower"}
+    kinds = {words.get(bar.kind, bar.kind): bar.color for bar in rows if bar.kind != "total"}
     axes.legend(
         patches(kinds.values()), kinds, title="saves", loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False,
         fontsize=8, title_fontsize=8, alignment="left")  # fmt: skip

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memwall.analysis.table import KernelRow, kernel_rows
 from memwall.analysis.validation import Point, measured_points
@@ -45,7 +44,11 @@ def draw_roofline(axes: Any, profile: Profile, schedule: Schedule) -> None:
             s=area(row.time_share), color=class_color(row.op_class), alpha=0.75, edgecolor="white", linewidth=0.6,
             zorder=3, clip_on=False)  # fmt: skip
     _draw_measured(axes, measured, x_range, y_range)
-    _draw_bare(axes, [row for row in rows if not (row.flops and row.bytes)])
+    bare = [row for row in rows if not (row.flops and row.bytes)]
+    if share := sum(row.time_share for row in bare):
+        kinds = "1 kind of kernel does" if len(bare) == 1 else f"{len(bare)} kinds of kernel do"
+        note(axes, f"{kinds} no FLOP: {100 * share:.1f} % of the time", (1, 0), (-4, 5), xycoords="axes fraction",
+             ha="right")  # fmt: skip
     _draw_legend(axes, rows)
     _draw_labels(axes, points, measured, roofs, slopes, x_range, y_range)
 
@@ -94,9 +97,7 @@ def _draw_roofs(axes: Any, roofs: Sequence[Roof], slopes: Sequence[Roof], x_rang
 
 def _style(roof: Roof) -> dict[str, Any]:
     """Solid for what the workload uses, dashed for context."""
-    if roof.used:
-        return {"color": INK, "linewidth": 1.2}
-    return {"color": PALE, "linewidth": 0.9, "ls": "--"}
+    return {"color": INK, "linewidth": 1.2} if roof.used else {"color": PALE, "linewidth": 0.9, "ls": "--"}
 
 
 def mark_area(point: Point) -> float:
@@ -120,15 +121,6 @@ def _draw_measured(axes: Any, points: Sequence[Point], x_range: Range, y_range: 
             handles += dots(["#b0b6be"], markersize=5.5, marker=MARKS[name], markeredgecolor=INK)
         names = ["modeled", *(f"measured, {name}" for name in executors)]
         axes.add_artist(axes.legend(handles, names, loc="upper left", frameon=False, fontsize=FONT))
-
-
-def _draw_bare(axes: Any, rows: Sequence[KernelRow]) -> None:
-    """Kernels that only move bytes have no place on a log axis: a note says how much time they take."""
-    share = sum(row.time_share for row in rows)
-    if share:
-        kinds = "1 kind of kernel does" if len(rows) == 1 else f"{len(rows)} kinds of kernel do"
-        note(axes, f"{kinds} no FLOP: {100 * share:.1f} % of the time", (1, 0), (-4, 5), xycoords="axes fraction",
-             ha="right")  # fmt: skip
 
 
 def _draw_legend(axes: Any, rows: Sequence[KernelRow]) -> None:
@@ -204,8 +196,7 @@ def _placer(
 CONTEXT = (Pipe("tensor", "float16"), Pipe("vector", "float32"))
 
 
-@dataclass(frozen=True, slots=True)
-class Roof:
+class Roof(NamedTuple):
     """A horizontal ceiling (FLOP/s) or a sloped one (B/s)."""
 
     name: str
@@ -220,12 +211,10 @@ def compute_roofs(profile: Profile, schedule: Schedule) -> tuple[Roof, ...]:
     flops = {frozenset(cost.flops) for cost in profile.costs[schedule.graph]}
     used = {gpu.ceiling_pipe(pipe) for pipes in flops for pipe in pipes}
     context = {gpu.ceiling_pipe(pipe) for pipe in CONTEXT}
-    by_rate: dict[float, list[Pipe]] = {}
-    for pipe in sorted(used | context):
-        by_rate.setdefault(gpu.peak_flop_per_s[pipe], []).append(pipe)
     roofs = []
-    for rate in sorted(by_rate, reverse=True):
-        pipes = [p for p in by_rate[rate] if p in used] or by_rate[rate][:1]
+    for rate in sorted({gpu.peak_flop_per_s[pipe] for pipe in used | context}, reverse=True):
+        alike = [pipe for pipe in sorted(used | context) if gpu.peak_flop_per_s[pipe] == rate]
+        pipes = [pipe for pipe in alike if pipe in used] or alike[:1]
         name = " = ".join(map(str, pipes))
         roofs.append(Roof(name, f"{name}  {flop_rate(rate)}", rate, pipes[0] in used))
     return tuple(roofs)

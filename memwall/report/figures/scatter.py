@@ -8,6 +8,7 @@ from typing import Any
 
 from memwall.analysis.accuracy import CLOSE, Row
 from memwall.core.errors import UsageError
+from memwall.report.columns import SECONDS
 from memwall.report.document import clean
 from memwall.report.figures.picture import Drawing, dots
 
@@ -45,9 +46,8 @@ def scatter_drawing(rows: Sequence[Row]) -> Drawing:
             _panel(axes, gpu, shown, colors)
         for axes in panels[:, 0]:
             axes.set_ylabel("modeled")
-        for at, axes in enumerate(panels.flat[: len(gpus)]):
-            if at + across >= len(gpus):
-                axes.set_xlabel("measured")
+        for axes in panels.flat[max(0, len(gpus) - across) : len(gpus)]:
+            axes.set_xlabel("measured")
         figure.legend(
             dots(colors.values(), markersize=5), map(clean, colors), loc="outside lower center", ncols=2 * across,
             frameon=False, fontsize=8)  # fmt: skip
@@ -68,10 +68,7 @@ def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _tick(value: float, at: int | None = None) -> str:
-    scale, unit = next(
-        ((scale, unit) for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if value >= scale * 0.999),
-        (1e-9, "ns"),
-    )
+    scale, unit = next((unit for unit in SECONDS if value >= unit[0] * 0.999), (1e-9, "ns"))
     return f"{value / scale:.0f} {unit}"
 
 

@@ -29,10 +29,8 @@ _COLORS = ("#4477aa", "#ee8833", "#66ccee", "#aa3377", "#ccbb44", "#777777", "#3
 #: a line of several GPUs
 _SHARED = "#444b55"
 _DASHES = {"eager": "-", "memwall": "--", "inductor": "-.", "ideal": ":"}
-#: from here on an axis is logarithmic
-_DECADES = 8.0
-#: and up to here a decade has three ticks
-_FEW_DECADES = 100.0
+#: from where on an axis is logarithmic, and up to where a decade has three ticks
+_DECADES, _FEW_DECADES = 8.0, 100.0
 
 _Panel = dict[Series, tuple[Row, ...]]
 
@@ -87,7 +85,7 @@ def _draw(
     for place, _ in versions:
         axis.axvline(place, color="#667080", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1, alpha=faint)
     for i, (place, version) in enumerate(versions[-_VERSIONS:]):
-        late = _is_late(place, places)
+        late = place > 0.7 * (len(places) - 1)  # text to its right would leave the panel
         axis.annotate(
             f"memwall {clean(version)[:12]}", (place, 1.0), xycoords=("data", "axes fraction"),
             xytext=(-2 if late else 2, -2 - 8 * (i % 2)), textcoords="offset points", fontsize=6.5,
@@ -118,7 +116,7 @@ def _write_changes(axis: Any, found: Sequence[Step], places: dict[str, int]) -> 
         largest.setdefault(step.row.commit, step)
     for step in list(largest.values())[:_WRITTEN]:
         place = places[step.row.commit]
-        late = _is_late(place, places)
+        late = place > 0.7 * (len(places) - 1)  # text to its right would leave the panel
         axis.annotate(
             change_text(step.change) or "new", (place, step.after), xytext=(-5 if late else 5, 3),
             textcoords="offset points", fontsize=7, color=_WORSE if step.worse else _BETTER,
@@ -126,18 +124,10 @@ def _write_changes(axis: Any, found: Sequence[Step], places: dict[str, int]) -> 
         )  # fmt: skip
 
 
-def _is_late(place: float, places: dict[str, int]) -> bool:
-    """Whether text to the right of a point would leave the panel."""
-    return place > 0.7 * (len(places) - 1)
-
-
 def _versions(panel: _Panel, places: dict[str, int]) -> list[tuple[float, str]]:
     """Where, between two commits, another version of memwall begins, and which."""
-    found = set()
-    for trend in panel.values():
-        for before, after in pairwise(trend):
-            if before.memwall_version != after.memwall_version:
-                found.add((places[after.commit] - 0.5, after.memwall_version))
+    pairs = (pair for trend in panel.values() for pair in pairwise(trend))
+    found = {(places[b.commit] - 0.5, b.memwall_version) for a, b in pairs if a.memwall_version != b.memwall_version}
     return sorted(found)
 
 
@@ -183,12 +173,10 @@ def _legend(figure: Any, colors: dict[str, str], policies: Sequence[str], *, lef
     if len(colors) > 1:
         handles.append(Line2D([], [], color=_SHARED, linewidth=2, label="several GPUs, equal"))
     if policies != ["eager"]:
-        handles += [
-            Line2D([], [], color="#a0a6ad", linestyle=_DASHES.get(policy, "-"), label=clean(policy))
-            for policy in policies
-        ]
-    marks = (("^", _WORSE, "step for the worse"), ("v", _BETTER, "step for the better"))
-    handles += [Line2D([], [], marker=mark, color=color, linestyle="", label=text) for mark, color, text in marks]
+        dashes = {clean(policy): _DASHES.get(policy, "-") for policy in policies}
+        handles += [Line2D([], [], color="#a0a6ad", linestyle=dash, label=name) for name, dash in dashes.items()]
+    for mark, color, text in (("^", _WORSE, "step for the worse"), ("v", _BETTER, "step for the better")):
+        handles.append(Line2D([], [], marker=mark, color=color, linestyle="", label=text))
     title = f"{left_out} further workloads are not drawn" if left_out else None
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(6, len(handles)), frameon=False, fontsize=8, title=title

@@ -7,7 +7,7 @@ mildest failures; what was left out is counted. Names are in ``<code>``, so that
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from memwall.analysis.diff import Cause
 from memwall.gate.result import Check, GateResult
@@ -69,33 +69,31 @@ def _markdown(result: GateResult, top: int, limit: int, *first: str) -> str:
     good = [check for check in result.checks if check.verdict == "pass"]
     page.add(*first, f"### {NAME}: {result.verdict} {_SIGN[result.verdict]}", "")
     page.add(f"**{escape(say.counts(result))}**; {_code(say.compared_with(result))}", "")
-    _problems(page, result)
-    _table(page, bad, _SHARES[1], "more that do not pass")
+    problems = [f"- {_code(note)}" for note in say.notes(result)]
+    problems += [f"- {_SIGN[problem.verdict]} {_code(say.problem_sentence(problem))}" for problem in result.problems]
+    head = (row(_HEADINGS), row(_ALIGNED))
+    _list(page, problems, _SHARES[0], "more")
+    _list(page, map(_check_row, bad), _SHARES[1], "more that do not pass", *head)
     groups = [group for group in say.by_causes(bad) if group[0].causes or group[0].message]
     taken = page.take([_causes(group, top) for group in groups], _SHARES[2])
-    _count_rest(page, sum(map(len, groups[taken:])), "more with causes, left out here")
+    if rest := sum(map(len, groups[taken:])):
+        page.add(f"and {rest:,} more with causes, left out here", "")
     if good:
         page.add(f"<details><summary>{len(good):,} check{'' if len(good) == 1 else 's'} pass</summary>", "")
-        _table(page, good, _SHARES[3], "more that pass")
+        _list(page, map(_check_row, good), _SHARES[3], "more that pass", *head)
         page.add("</details>", "")
     return "\n".join(page.lines).rstrip("\n") + "\n"
 
 
-def _problems(page: _Page, result: GateResult) -> None:
-    rows = [[f"- {_code(note)}"] for note in say.notes(result)]
-    rows += [[f"- {_SIGN[problem.verdict]} {_code(say.problem_sentence(problem))}"] for problem in result.problems]
-    if rows:
-        taken = page.take(rows, _SHARES[0])
+def _list(page: _Page, lines: Iterable[str], share: float, rest: str, *head: str) -> None:
+    """The lines that fit, below a head, and how many more there are."""
+    blocks = [[line] for line in lines]
+    if blocks:
+        page.add(*head)
+        taken = page.take(blocks, share)
         page.add("")
-        _count_rest(page, len(rows) - taken, "more")
-
-
-def _table(page: _Page, checks: Sequence[Check], share: float, rest: str) -> None:
-    if checks:
-        page.add(row(_HEADINGS), row(_ALIGNED))
-        taken = page.take([[_check_row(check)] for check in checks], share)
-        page.add("")
-        _count_rest(page, len(checks) - taken, rest)
+        if taken < len(blocks):
+            page.add(f"and {len(blocks) - taken:,} {rest}", "")
 
 
 def _check_row(check: Check) -> str:
@@ -126,11 +124,6 @@ def _causes(group: Sequence[Check], top: int) -> list[str]:
 def _cause_row(cause: Cause) -> str:
     names = (_code(name(text)) for text in (cause.op, cause.module or "(top)", cause.source))
     return row((escape(say.cause_label(cause)), *names, escape(say.deltas(cause)), _code(say.prose(cause.detail))))
-
-
-def _count_rest(page: _Page, count: int, what: str) -> None:
-    if count:
-        page.add(f"and {count:,} {what}", "")
 
 
 def _code(text: str) -> str:

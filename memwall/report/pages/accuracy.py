@@ -44,7 +44,6 @@ class AccuracyReport(Report):
 
     noun = "an accuracy report"
     kinds = ("text", "md", "csv", "json", "png", "svg")
-
     scored: Scored
 
     def document(self, kind: str) -> Document:
@@ -82,7 +81,6 @@ class FitsReport(Report):
     noun = "a fit"
     kinds = ("text", "toml")
     own = MappingProxyType({"toml": lambda report: report.found.text})
-
     found: Refit
 
     def document(self, kind: str) -> Document:

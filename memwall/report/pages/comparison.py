@@ -23,7 +23,6 @@ class ComparisonReport(Report):
 
     noun = "a comparison"
     kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg")
-
     comparison: Comparison
 
     def document(self, kind: str) -> Document:

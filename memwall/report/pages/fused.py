@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
 from memwall.analysis.breaks import Loss
@@ -14,6 +14,8 @@ from memwall.analysis.fused import Fused, refused_by_rule
 from memwall.analysis.plan_diff import PlanDiff
 from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
+from memwall.codegen.compiling import Resources
+from memwall.codegen.planned import Compiled, CompiledPlan
 from memwall.core.units import duration, percent, size
 from memwall.frontend.dynamo.capture import Break, Capture, Recompile
 from memwall.record.kernels import collapse, short_name
@@ -21,7 +23,6 @@ from memwall.report.document import Block, Document, Facts, Section, Sentence, T
 from memwall.report.figures.picture import Drawing
 from memwall.report.figures.profile import profile_drawing
 from memwall.report.kinds import Report
-from memwall.report.pages.compiled import compiled_section
 from memwall.report.pages.fusion import (
     MAX_MISSED,
     explained,
@@ -37,10 +38,9 @@ from memwall.simulate.schedule import Schedule
 if TYPE_CHECKING:
     from memwall.analysis.op_counts import OpCounts
 
-#: Rows of the tables of groups, recomputed ops and Inductor's reasons.
-DEFAULT_TOP, MAX_AGAIN, MAX_REASONS = 15, 8, 8
-#: Operators that an IR level lists.
-MAX_KEPT = 8
+#: rows of the tables of groups, recomputed ops, Inductor's reasons, differences, breaks and guards; operators that an
+#: IR level lists
+DEFAULT_TOP, MAX_AGAIN, MAX_REASONS, MAX_DIFFERENCES, MAX_BREAKS, MAX_GUARDS, MAX_KEPT = 15, 8, 8, 8, 20, 12, 8
 
 REFUSED_NOTE = (
     "pairs that were not fused, by the first rule against it; bytes, time: what each alone would save, summed;"
@@ -55,7 +55,6 @@ class FusedReport(Report):
 
     noun = "a fusion report"
     kinds = ("text", "md", "json", "png", "svg")
-
     found: Fused
     by: str = "group"
     top: int = DEFAULT_TOP
@@ -173,14 +172,85 @@ DIFFERENCE_NOTE = (
     "bytes, time: Inductor minus memwall; again: recomputed instead of read; forward and backward, without the"
     " optimizer"
 )
-#: Rows of the table of differences.
-MAX_DIFFERENCES = 8
 
 
 # -- TorchDynamo's capture -------------------------------------------------------------------------------------------
 
-#: Rows of the tables of breaks and guards.
-MAX_BREAKS, MAX_GUARDS = 20, 12
+#: Ops of a group without a kernel that are named.
+MAX_NAMED = 6
+
+KERNEL_NOTE = (
+    "registers and spills of a thread, shared memory of a block; occupancy: warps that fit a multiprocessor at once, of"
+    " those that it holds; bytes: of all launches of a step"
+)
+LEFT_NOTE = "groups that no kernel is generated for; bytes: of all of them in a step"
+
+
+def compiled_section(made: CompiledPlan, top: int) -> Section:
+    """The kernels of one plan: coverage, a table for each architecture, and what is left."""
+    blocks: list[Block] = [_facts(made)]
+    for found, text in (
+        ([compiled for compiled in made.kernels if compiled.spilled], "spilled registers at every block size tried"),
+        ([compiled for compiled in made.kernels if compiled.failed], "could not be compiled"),
+    ):
+        if found:
+            more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
+            names = ", ".join(compiled.kernel.name for compiled in found[:3])
+            blocks.append(Sentence(f"{names}{more} {text}.", strong=True))
+    kernels = sorted(made.kernels, key=lambda compiled: -compiled.dram_bytes)
+    for name in made.architectures:
+        if rows := [(compiled, r) for compiled in kernels for r in compiled.resources[name]]:
+            blocks.append(_kernel_table(name, rows, top))
+    if made.left:
+        left = sorted(made.left, key=lambda left: -left.dram_bytes)[:top]
+        table = [(_ops(row.ops), len(row.groups), row.dram_bytes, row.reason) for row in left]
+        specs = "ops: 0 prose, : 1 repeats, bytes: 2 B, reason: 3 prose"
+        blocks.append(col.listing("Without a kernel", table, specs, LEFT_NOTE, left=len(made.left) - top))
+    return Section(f"{made.gpu}: kernels compiled for {', '.join(made.architectures)}", blocks)
+
+
+def _facts(made: CompiledPlan) -> Facts:
+    schedules = ", ".join(f"{name} {count:,}" for name, count in made.schedules().items())
+    return known_facts(
+        ("kernels", f"{len(made.kernels):,} distinct" + (f": {schedules}" if schedules else "")),
+        ("coverage", f"{percent(made.coverage)} of {size(made.dram_bytes)} that kernels without a product move"),
+        ("plans", f"{made.rounds}: the earlier ones held kernels that spill" if made.rounds > 1 else ""),
+    )
+
+
+def _kernel_table(architecture: str, rows: Sequence[tuple[Compiled, Resources]], top: int) -> Table:
+    table: list[tuple[Any, ...]] = []
+    last = None
+    for compiled, r in rows[:top]:
+        first, last = compiled is not last, compiled
+        numbers = (r.registers, r.spilled_bytes, r.shared_bytes, r.occupancy) if r.registers else (None,) * 4
+        table.append((_label(compiled, r), _ops(compiled.ops) if first else "", len(compiled.groups) if first else 1,
+                      compiled.kernel.schedule, compiled.dram_bytes if first else None, r.num_warps, *numbers,
+                      r.limited_by, _remark(r)))  # fmt: skip
+    specs = (
+        "kernel: 0 name, ops: 1 name?, : 2 repeats, path: 3?, bytes: 4 B, warps: 5 count, registers: 6 count,"
+        "spilled@B: 7 count, shared@B: 8 count, occupancy: 9 %0, limited by: 10?"
+    )
+    if any(row[-1] for row in table):
+        specs += ", remark: 11 prose"
+    return col.listing(f"Kernels on {architecture}", table, specs, KERNEL_NOTE, left=len(rows) - top)
+
+
+def _label(compiled: Compiled, resources: Resources) -> str:
+    several = len(compiled.kernel.launches) > 1
+    return f"{compiled.kernel.name}: {resources.function}" if several else compiled.kernel.name
+
+
+def _remark(resources: Resources) -> str:
+    if resources.status != "ok":
+        return f"{resources.status}: {resources.reason}"
+    return "SPILLS" if resources.spilled_bytes else ""
+
+
+def _ops(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(short_name(name) for name in names[:MAX_NAMED]) + more
+
 
 BREAK_NOTE = (
     "after op: the last op before the break (its number in the graph); bytes, time and kernels: what is saved when this"
@@ -191,7 +261,7 @@ BREAK_NOTE = (
 
 def _capture_section(found: Fused, capture: Capture) -> Section:
     """Partial graphs, breaks with their price, guards, and what further inputs recompile."""
-    facts = [("not captured", capture.failure)] if capture.failure is not None else _facts(found, capture)
+    facts = [("not captured", capture.failure)] if capture.failure is not None else _capture_facts(found, capture)
     blocks: list[Block] = [known_facts(*facts), *_break_tables(found, capture)]
     if capture.guards:
         rows = capture.guards[:MAX_GUARDS]
@@ -202,7 +272,7 @@ def _capture_section(found: Fused, capture: Capture) -> Section:
     return Section("Capture by TorchDynamo", blocks)
 
 
-def _facts(found: Fused, capture: Capture) -> list[tuple[str, str]]:
+def _capture_facts(found: Fused, capture: Capture) -> list[tuple[str, str]]:
     inside = sum(region >= 0 for region in capture.regions)
     phases = [op.phase for op, r in zip(found.profile.graph.ops, capture.regions, strict=False) if r < 0]
     optimizer = phases.count("optimizer")

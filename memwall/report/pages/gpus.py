@@ -28,7 +28,6 @@ class GpusReport(Report):
 
     noun = "the hardware table"
     kinds = ("text", "json")
-
     gpus: Sequence[Gpu]
 
     def document(self, kind: str) -> Document:
@@ -62,7 +61,6 @@ class GpuReport(Report):
 
     noun = "a GPU"
     kinds = ("text",)
-
     gpu: Gpu
 
     def document(self, kind: str) -> Document:

@@ -54,7 +54,6 @@ class HistoryReport(Report):
 
     noun = "a history"
     kinds = ("text", "md", "csv", "html", "png", "svg")
-
     history: Sequence[Row]
     quantities: Sequence[str] = ()
 

@@ -65,7 +65,6 @@ class OpsReport(Report):
 
     noun = "the coverage of ops"
     kinds = ("text", "json")
-
     ops: Sequence[Coverage]
     by_family: bool
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from memwall.analysis.explanation import Explanation
 from memwall.analysis.quantities import columns_of
-from memwall.analysis.savings import PolicySet, policy_sets
+from memwall.analysis.savings import policy_sets
 from memwall.analysis.validation import COLUMNS as MEASURED_COLUMNS
 from memwall.analysis.validation import rows as measured_rows
 from memwall.analysis.validation import summary
@@ -39,7 +39,6 @@ class ProfileReport(Report):
     noun = "a profile"
     kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg", "trace.json")
     own = MappingProxyType({"trace.json": lambda report: render_trace(report.profile)})
-
     profile: Profile
     by: str = "op"
     top: int = 15
@@ -91,9 +90,8 @@ class MeasuredReport(ProfileReport):
         if kind == "html":
             return profile_page(self.profile, self.what_ifs)
         w = self.profile.workload
-        sections = measured_sections(self.profile, top=self.top)
-        title = f"{w.name}, {w.mode}, {w.dtype}: modeled next to measured"
-        return Document(title, sections or (Section("", (Sentence("Nothing was measured."),)),))
+        sections = measured_sections(self.profile, top=self.top) or [Section("", [Sentence("Nothing was measured.")])]
+        return Document(f"{w.name}, {w.mode}, {w.dtype}: modeled next to measured", sections)
 
 
 def _explanation_section(profile: Profile, schedule: Schedule, why: Explanation) -> Section:
@@ -147,12 +145,9 @@ def _saving_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
     for policies in policy_sets(profile):
         for schedule in policies.schedules:
             for kernel in schedule.kernels:
-                yield (*_kernel(profile, schedule, kernel), *_saving(policies, kernel))
-
-
-def _saving(policies: PolicySet, kernel: Estimate) -> tuple[Any, ...]:
-    eager = policies.replaced(kernel)
-    eager_bytes, eager_s = sum(k.bytes for k in eager), sum(k.time_s for k in eager)
-    return (
-        len(kernel.op_ids), kernel.launches, sum(k.launches for k in eager), eager_bytes, eager_s,
-        eager_bytes - kernel.bytes, eager_s - kernel.time_s)  # fmt: skip
+                eager = policies.replaced(kernel)
+                eager_bytes, eager_s = sum(k.bytes for k in eager), sum(k.time_s for k in eager)
+                yield (
+                    *_kernel(profile, schedule, kernel), len(kernel.op_ids), kernel.launches,
+                    sum(k.launches for k in eager), eager_bytes, eager_s, eager_bytes - kernel.bytes,
+                    eager_s - kernel.time_s)  # fmt: skip

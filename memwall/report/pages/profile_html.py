@@ -21,7 +21,7 @@ from memwall.report.document import Bar, Bars, Block, Document, Markup, Panel, P
 from memwall.report.figures.picture import CLASS_COLORS, MEMORY_COLORS, WALL_COLORS, class_color, time_unit
 from memwall.report.figures.profile import axis_start_s, fall_and_bars, label
 from memwall.report.figures.roofline import Roof, compute_roofs, memory_roofs
-from memwall.report.html import embed, escape, stack
+from memwall.report.html import embed, escape, resource, stack
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
 from memwall.report.pages.profile_text import (
     class_table,
@@ -34,24 +34,14 @@ from memwall.report.pages.profile_text import (
 from memwall.report.pages.validation import measured_sections
 from memwall.simulate.schedule import Schedule
 
-#: rows of kernels in a page, the slowest on any GPU first
-MAX_ROWS = 2000
-#: rows of a table of measured kernels, and measured points in a roofline
-MAX_MEASURED, MAX_POINTS = 20, 500
+#: rows of kernels in a page, the slowest on any GPU first; of a table of measured ones; measured points in a roofline
+MAX_ROWS, MAX_MEASURED, MAX_POINTS = 2000, 20, 500
 
 _ROOFLINE = (
     "Each circle is a kernel (repeats are one), its area the time it takes; attained FLOP/s against FLOP per DRAM byte."
     " Kernels without FLOPs stand at the left edge. Click one to find it in the table."
 )
 _MARKS = " Outlined marks are measured kernels, each joined to where the model put it."
-_KERNELS = """\
-<h3>Kernels</h3>
-<p class="controls"><input id="filter" type="search" placeholder="filter: name, module, class, phase, wall" \
-aria-label="filter kernels"> <span id="count"></span></p>
-<div class="scroll"><table id="kernels"><thead><tr></tr></thead><tbody></tbody></table></div>
-<p class="controls"><button id="more" type="button" hidden>show all</button></p>
-<p class="note">Figures are totals over the repeats (×). bound: speed of light; time: modeled.{left_out}</p>
-<noscript><p class="note">The kernel table and the roofline need JavaScript; nothing is fetched.</p></noscript>"""
 
 
 def profile_page(profile: Profile, what_ifs: Sequence[Outcome]) -> Document:
@@ -73,7 +63,9 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome]) -> Document:
     sections += [_panel(profile, schedule, i) for i, schedule in enumerate(sims)]
     if sims:
         more = f" {left_out} more rows, of the least time, are left out of this page; the CSV has all."
-        sections.append(Section("", (Markup(_KERNELS.format(left_out=more if left_out else "")),)))
+        sections.append(
+            Section("", (Markup(resource("kernels.html").rstrip("\n").format(left_out=more if left_out else "")),))
+        )
     return Document(profile.workload.name, sections, embed(data))
 
 

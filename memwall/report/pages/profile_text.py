@@ -31,7 +31,7 @@ TOTALS_NOTE = (
     " time under each wall"
 )
 
-#: names that a report has no room for, at most so many
+#: ops without a formula that are named
 MAX_UNMODELED = 8
 
 

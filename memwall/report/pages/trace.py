@@ -53,7 +53,6 @@ class TraceReport(Report):
 
     noun = "a trace"
     kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg")
-
     analysis: TraceAnalysis
     by: str = "op"
     top: int | None = None

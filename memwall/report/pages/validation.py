@@ -17,10 +17,8 @@ from memwall.record.profile import Profile
 from memwall.report.document import Block, Facts, Section, Sentence, Table, clean, known_facts
 from memwall.report.pages.fusion import cut_name
 
-#: Rows of the tables of kernels and groups, of violations, and of reasons why a kernel has no time.
-DEFAULT_TOP, MAX_VIOLATIONS, MAX_LOST = 15, 20, 12
-#: Characters of a list of shapes, or of a fact.
-LONGEST_SHAPES = 160
+#: rows of the tables of violations and of reasons why a kernel has no time; characters of shapes, or of a fact
+MAX_VIOLATIONS, MAX_LOST, LONGEST_SHAPES = 20, 12, 160
 
 #: how a name of an environment ends -> its number as text
 UNITS: Mapping[str, Callable[[float], str]] = {"_s": duration, "_bytes": size}
@@ -38,13 +36,13 @@ KERNEL_NOTE = (
 )
 
 
-def measured_sections(profile: Profile, *, top: int = DEFAULT_TOP) -> tuple[Section, ...]:
+def measured_sections(profile: Profile, *, top: int) -> list[Section]:
     """For each device the executors side by side, then each executor's classes and kernels."""
     sections: list[Section] = []
     for device in devices(profile):
         sections.append(_device_section(device, top))
         sections += [_run_section(device, run, top) for run in device.runs]
-    return tuple(sections)
+    return sections
 
 
 def _device_section(device: Device, top: int) -> Section:
@@ -123,9 +121,12 @@ def _run_table(device: Device) -> Table:
     """The executors of one device: sums over their kernels, and the whole step."""
     runs = device.runs
     steps = [run.measurement.step.median_s if run.measurement.step else None for run in runs]
+    # kernels of the step that the times represent, of how many
+    whole = [sum(p.kernel.repeats for p in r.pairs) if r.step_kernels is None else r.step_kernels for r in runs]
+    reached = [f"{run.total.kernels:,}/{count:,}" for run, count in zip(runs, whole, strict=True)]
     columns = [
         *col.of(runs, "executor: measurement.executor"),
-        col.text("kernels", [_reached(run) for run in runs]),
+        col.text("kernels", reached),
         *_share_columns([run.total for run in runs]),
         *col.of(runs, "streaming: streaming_of_copy %"),
     ]
@@ -141,12 +142,6 @@ def _run_table(device: Device) -> Table:
     if any(run.streaming for run in runs):
         note += "; streaming: geomean of copy over kernels of 64 MB or more without matrix work"
     return col.table("Executors", col.known(columns), note)
-
-
-def _reached(run: Run) -> str:
-    """Kernels of the step that the times represent, of how many."""
-    whole = run.step_kernels if run.step_kernels is not None else sum(p.kernel.repeats for p in run.pairs)
-    return f"{run.total.kernels:,}/{whole:,}"
 
 
 def _share_columns(rows: Sequence[Share]) -> list[col.CellColumn]:

@@ -22,7 +22,7 @@ from memwall.hardware.chips import CHIPS
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import graph_costs
 from memwall.report.document import Document
-from memwall.report.pages.compiled import compiled_section
+from memwall.report.pages.fused import compiled_section
 from memwall.report.text import to_text
 from tests.unit.fusion_graphs import Builder, board, groups_of
 
