@@ -34,7 +34,6 @@ def table(title: str, columns: Sequence[CellColumn], note: str = "", *, left: in
 
 
 def rows_left(count: int) -> str:
-    """``1 more row``, ``7 more rows``."""
     return f"{count:,} more row{'s' if count > 1 else ''}"
 
 

@@ -38,7 +38,6 @@ class Column:
 
     @property
     def label(self) -> str:
-        """Heading and unit on one line."""
         return f"{self.heading}, {self.unit}" if self.heading and self.unit else self.heading or self.unit
 
 
@@ -52,8 +51,6 @@ class Table(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Labels and what they are."""
-
     items: Sequence[tuple[str, str]]
 
 
@@ -98,8 +95,6 @@ class Bars(NamedTuple):
 
 
 class Markup(NamedTuple):
-    """HTML that the page itself made, every name in it escaped."""
-
     html: str
 
 

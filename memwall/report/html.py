@@ -38,7 +38,6 @@ def to_html(document: Document) -> str:
 
 
 def escape(text: object) -> str:
-    """A text escaped for an element or an attribute."""
     return str(text).translate(_ESCAPES)
 
 

@@ -21,7 +21,7 @@ from memwall.core.files import write_whole
 from memwall.hardware.lookup import load_gpu
 from memwall.record.kernels import wall_shares
 from memwall.record.profile import Profile
-from memwall.report.document import Bar, Bars, Block, Section, Sentence
+from memwall.report.document import Bar, Bars, Section, Sentence
 from memwall.report.figures.picture import METADATA, STYLE, drawn, saved
 from memwall.report.figures.profile import roofline_panel
 from memwall.report.html import blocks_html, escape, resource, section_html
@@ -103,9 +103,17 @@ def roofline(profile: Profile, path: str | os.PathLike[str] | None, gpu: str | N
     if path is not None and kind not in METADATA:
         raise UsageError(f"cannot draw {Path(path).name}; give it one of .{', .'.join(METADATA)}")
     import matplotlib
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        """A figure that a notebook shows though pyplot does not know it."""
+
+        def _repr_png_(self) -> bytes:
+            with matplotlib.rc_context(STYLE):
+                return saved(self, "png")
 
     with matplotlib.rc_context():
-        figure = drawn(_picture_class(), (10.5, 6.2), lambda whole: roofline_panel(whole, profile, schedule))
+        figure = drawn(Picture, (10.5, 6.2), lambda whole: roofline_panel(whole, profile, schedule))
         if path is not None:
             write_whole(path, saved(figure, kind))
     return figure
@@ -123,19 +131,6 @@ def _chosen(profile: Profile, gpu: str | None, policy: str | None) -> Schedule:
     raise UsageError(f"the profile has no simulation on {wanted} to draw; it has {known}")
 
 
-def _picture_class() -> type[Figure]:
-    """A matplotlib figure that a notebook shows though pyplot does not know it."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    class Picture(Figure):
-        def _repr_png_(self) -> bytes:
-            with matplotlib.rc_context(STYLE):
-                return saved(self, "png")
-
-    return Picture
-
-
 def profile_fragment(profile: Profile) -> str:
     """A profile as HTML: totals, walls, verdict and the longest kernels of each simulation."""
     facts = dict(header_facts(profile).items)
@@ -146,7 +141,12 @@ def profile_fragment(profile: Profile) -> str:
     parts += [blocks_html((totals_table(profile),))] if sims else []
     for i, schedule in enumerate(sims[:MAX_PANELS]):
         summary = f"<summary>{escape(full_title(profile, schedule))}</summary>"
-        inside = blocks_html(_panel(profile, schedule))
+        rows = kernel_rows(profile, schedule)
+        note = "xN: so many equal kernels, their figures summed"
+        note = f"and {len(rows) - TOP:,} more rows; {note}" if len(rows) > TOP else note
+        inside = blocks_html((
+            Bars((Bar("wall", wall_parts(wall_shares(schedule))),)), Sentence(verdict(profile, schedule), strong=True),
+            kernel_table("", rows[:TOP], note)))  # fmt: skip
         parts.append(f"<details{' open' if i == 0 else ''}>{summary}\n{inside}</details>")
     if not sims or left_out > 0:
         note = f"{left_out} more simulations are in the table alone." if sims else "Not simulated on any GPU."
@@ -165,15 +165,3 @@ def comparison_fragment(comparison: Comparison) -> str:
 def _fragment(title: str, parts: Sequence[str]) -> str:
     style = f"<style>\n{resource('notebook.css')}</style>"
     return "\n".join(['<div class="memwall">', style, f'<p class="title">{escape(title)}</p>', *parts, "</div>"])
-
-
-def _panel(profile: Profile, schedule: Schedule) -> tuple[Block, ...]:
-    """One simulation: the bar of its walls, the sentence, the longest kernels."""
-    rows = kernel_rows(profile, schedule)
-    more = len(rows) - TOP
-    note = "xN: so many equal kernels, their figures summed"
-    return (
-        Bars((Bar("wall", wall_parts(wall_shares(schedule))),)),
-        Sentence(verdict(profile, schedule), strong=True),
-        kernel_table("", rows[:TOP], f"and {more:,} more rows; {note}" if more > 0 else note),
-    )

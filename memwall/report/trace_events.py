@@ -52,7 +52,6 @@ class _Events:
             "dur": (span.end_ns - span.start_ns) / 1000, **({"args": args} if args else {})}  # fmt: skip
 
     def arrow(self, number: int, tail: tuple[int, int], head: tuple[int, int]) -> Iterator[dict[str, Any]]:
-        """From the slice of a thread that holds a nanosecond to one of another."""
         for (tid, ns), end in ((tail, {"ph": "s"}), (head, {"ph": "f", "bp": "e"})):
             yield {
                 **end, "id": number, "pid": self.pid, "tid": tid, "ts": ns / 1000, "name": "launch", "cat": "launch",

@@ -106,7 +106,6 @@ def mark_area(point: Point) -> float:
 
 
 def _draw_measured(axes: Any, points: Sequence[Point], x_range: Range, y_range: Range) -> None:
-    """Each measured kernel, joined to its modeled place; and what the marks mean, in the empty corner at the top."""
     for point in points:
         x, y = position(point.arithmetic_intensity, point.measured_flop_per_s, x_range, y_range)
         _, start = position(x, point.modeled_flop_per_s, x_range, y_range)
@@ -144,7 +143,6 @@ def _draw_labels(
     to_pixels, scale = axes.transData.transform, figure.dpi / 72
 
     def circle(row: KernelRow) -> tuple[float, float, float]:
-        """Centre and radius of the point of a kernel, in pixels."""
         x, y = to_pixels(position(row.arithmetic_intensity, row.attained_flop_per_s, x_range, y_range))
         return float(x), float(y), math.sqrt(area(row.time_share) / math.pi) * scale
 

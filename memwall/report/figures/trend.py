@@ -108,7 +108,6 @@ def _lines(panel: _Panel, name: str, colors: dict[str, str]) -> Iterator[tuple[s
 
 
 def _write_changes(axis: Any, found: Sequence[Step], places: dict[str, int]) -> None:
-    """The largest steps in words, one for each commit."""
     from matplotlib.patheffects import withStroke
 
     largest: dict[str, Step] = {}

@@ -197,7 +197,6 @@ def _sarif_rule(rule: str) -> dict[str, Any]:
 
 
 def _related(causes: Iterable[Cause], folder: str) -> list[dict[str, Any]]:
-    """The source lines of the causes, each once."""
     rows: dict[Place, str] = {}
     for cause in causes:
         place = source_place(cause.source, folder) if cause.kind != "vanished" else None

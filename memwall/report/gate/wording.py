@@ -56,14 +56,12 @@ def figures(check: Check) -> Figures:
 
 def subject(check: Check) -> str:
     """``dram_bytes[encoder.*]``: what was limited."""
-    module = f"[{name(check.module)}]" if check.module else ""
-    return f"{name(check.quantity)}{module}"
+    return name(check.quantity) + (f"[{name(check.module)}]" if check.module else "")
 
 
 def title(check: Check) -> str:
     """``dram_bytes[encoder.*] of bert``: what was limited, of what."""
-    workload = name(check.workload)
-    return f"{subject(check)} of {workload}" if workload else subject(check)
+    return subject(check) + (f" of {name(check.workload)}" if name(check.workload) else "")
 
 
 def sentence(check: Check) -> str:
@@ -95,8 +93,7 @@ def cause_line(cause: Cause) -> str:
 
 def cause_label(cause: Cause) -> str:
     """``grew x12``: what happened, in how many places."""
-    several = cause.count > 1 and cause.op
-    return f"{name(cause.kind)} x{cause.count:,}" if several else name(cause.kind)
+    return name(cause.kind) + (f" x{cause.count:,}" if cause.count > 1 and cause.op else "")
 
 
 def cause_text(cause: Cause) -> str:

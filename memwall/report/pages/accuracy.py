@@ -47,7 +47,6 @@ class AccuracyReport(Report):
     scored: Scored
 
     def document(self, kind: str) -> Document:
-        """Violations, then all classes together, then each."""
         scored = self.scored
         whole, cells = score_all(scored.rows), score(scored.rows)
         blocks: list[Block] = []
@@ -84,7 +83,6 @@ class FitsReport(Report):
     found: Refit
 
     def document(self, kind: str) -> Document:
-        """Before and after on the shapes that it did not see, then the values."""
         fits = self.found.fits
         return Document("Constants fitted", (Section("", (fits_table(fits), *map(value_table, fits))),))
 

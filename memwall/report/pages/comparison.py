@@ -105,24 +105,19 @@ _SECTIONS: dict[str, Callable[[Comparison], list[Section]]] = {
 
 
 def _summary(entries: Sequence[Entry]) -> str:
-    """One sentence: the fastest, the wall that limits it, and where the workload does not fit."""
     first, best = entries[0], min(entries, key=lambda entry: entry.time_s)
+    names = [clean(entry.gpu) for entry in entries if not entry.fits]
+    misfits = f"; it does not fit {', '.join(names)}" if names else ""
+    if len(names) == len(entries):
+        misfits = "; it fits none of them"
     if best is first:
         takes = "takes" if len(entries) == 1 else "is the fastest at"
-        return f"{clean(first.label)} {takes} {duration(first.time_s)} a step{_misfits(entries)}."
+        return f"{clean(first.label)} {takes} {duration(first.time_s)} a step{misfits}."
     wall = max(WALLS, key=best.wall_shares.__getitem__)
     return (
         f"{clean(best.label)} takes {duration(best.time_s)} a step, {best.speedup:.2f} times as fast as "
-        f"{clean(first.label)}, and spends {percent(best.wall_shares[wall], 0)} of it at the {wall} wall"
-        f"{_misfits(entries)}."
+        f"{clean(first.label)}, and spends {percent(best.wall_shares[wall], 0)} of it at the {wall} wall{misfits}."
     )
-
-
-def _misfits(entries: Sequence[Entry]) -> str:
-    names = [clean(entry.gpu) for entry in entries if not entry.fits]
-    if not names:
-        return ""
-    return "; it fits none of them" if len(names) == len(entries) else f"; it does not fit {', '.join(names)}"
 
 
 def _speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
@@ -159,7 +154,6 @@ def _wall_table(entries: Sequence[Entry]) -> Table:
 
 
 def _cost_table(entries: Sequence[Entry]) -> Table:
-    """Joule per step at TDP, and money where prices were given."""
     columns = col.of(entries, ": label name, energy at TDP: energy_j J/step")
     if any(e.energy_j is not None for e in entries):
         columns.append(_of_first(entries, "energy_j"))
@@ -179,31 +173,20 @@ def _money_digits(values: Sequence[float | None]) -> int:
 def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sentence:
     if not flips:
         return Sentence("Nothing notable: the kernels hit the same wall on all of them.")
-    columns = [
-        *col.of(flips, "kernel: name op, : count repeats, module module, phase?"),
-        *_flip_columns(flips, entries),
-    ]
+    labels = [clean(entry.label) for entry in entries]
+    columns = col.of(flips, "kernel: name op, : count repeats, module module, phase?")
+    if len(labels) <= MAX_WIDE:
+        columns += [col.text(name, [f.walls[i] or col.NOTHING for f in flips]) for i, name in enumerate(labels)]
+    else:
+        listed = {wall: [_listed(labels, flip, wall) for flip in flips] for wall in WALLS}
+        columns += col.known([col.text(f"{wall} on", cells, wraps=True) for wall, cells in listed.items()])
     return col.table("", columns, "kernels of 0.1 % of the time or more whose wall differs, the longest time first")
 
 
 #: with more entries than this, what flips is listed by wall
 MAX_WIDE = 4
-
 #: the longest list of entries under one wall; where more stand there than under any other, they are "the others"
 MAX_LISTED = 3
-
-
-def _flip_columns(flips: Sequence[Flip], entries: Sequence[Entry]) -> list[col.CellColumn]:
-    """One column per entry while they are few; else one per wall that lists the entries."""
-    labels = [clean(entry.label) for entry in entries]
-    if len(labels) <= MAX_WIDE:
-        return [col.text(label, [f.walls[i] or col.NOTHING for f in flips]) for i, label in enumerate(labels)]
-    columns = []
-    for wall in WALLS:
-        cells = [_listed(labels, flip, wall) for flip in flips]
-        if any(cell != col.NOTHING for cell in cells):
-            columns.append(col.text(f"{wall} on", cells, wraps=True))
-    return columns
 
 
 def _listed(labels: Sequence[str], flip: Flip, wall: str) -> str:

@@ -23,15 +23,7 @@ from memwall.report.document import Block, Document, Facts, Section, Sentence, T
 from memwall.report.figures.picture import Drawing
 from memwall.report.figures.profile import profile_drawing
 from memwall.report.kinds import Report
-from memwall.report.pages.fusion import (
-    MAX_MISSED,
-    explained,
-    group_table,
-    missed_table,
-    module_table,
-    policy_blocks,
-    what_if_section,
-)
+from memwall.report.pages import fusion
 from memwall.report.pages.profile_text import inputs_text
 from memwall.simulate.schedule import Schedule
 
@@ -63,13 +55,13 @@ class FusedReport(Report):
         found = self.found
         sections = [Section("", (_header(found),))]
         for policies in policy_sets(found.profile):
-            sections.append(Section(policies.gpu.name, policy_blocks(policies)))
-            sections += [_policy_section(found, policies, s, self.by, self.top) for s in explained(policies)]
+            sections.append(Section(policies.gpu.name, fusion.policy_blocks(policies)))
+            sections += [_policy_section(found, policies, s, self.by, self.top) for s in fusion.explained(policies)]
         sections += [compiled_section(made, self.top) for made in found.compiled.values()]
         sections += [_agreement_section(gpu, agreed) for gpu, agreed in found.plan_diffs.items()]
         sections += rewrite_sections(found.alternatives)
         if found.what_ifs:
-            sections.append(what_if_section(found.what_ifs))
+            sections.append(fusion.what_if_section(found.what_ifs))
         if found.capture is not None:
             sections.append(_capture_section(found, found.capture))
         if found.op_counts is not None:
@@ -102,15 +94,15 @@ def _policy_section(found: Fused, policies: PolicySet, schedule: Schedule, by: s
     plan = found.plan(schedule)
     blocks: list[Block] = []
     if by == "module":
-        blocks.append(module_table(module_savings(policies, schedule, top=top)))
+        blocks.append(fusion.module_table(module_savings(policies, schedule, top=top)))
     elif groups := sorted(group_savings(policies, schedule), key=lambda row: -abs(row.saved_s)):
-        blocks.append(group_table(groups, top))
+        blocks.append(fusion.group_table(groups, top))
     blocks += _again_tables(found, schedule)
     if refused := refused_by_rule(plan):
         specs = "rule, pairs: count count, bytes: saved_bytes B, time: saved_s s, reason prose"
         blocks.append(col.listing("Refusals by rule", refused, specs, REFUSED_NOTE))
-    if missed := missed_fusions(found.profile, schedule, plan, top=MAX_MISSED):
-        blocks.append(missed_table(missed))
+    if missed := missed_fusions(found.profile, schedule, plan, top=fusion.MAX_MISSED):
+        blocks.append(fusion.missed_table(missed))
     lowered = found.lowered.get(policies.gpu.name)
     if schedule.policy == "inductor" and lowered is not None and lowered.why_not_fused:
         reasons = sorted(lowered.why_not_fused.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS]
@@ -146,7 +138,6 @@ def _again_tables(found: Fused, schedule: Schedule) -> list[Table]:
 
 
 def _agreement_section(gpu: str, agreed: PlanDiff) -> Section:
-    """How far memwall's planner and Inductor agree, and where they differ, by what it costs in bytes."""
     ours, theirs = agreed.kernels
     facts = (
         ("kernels", f"{ours:,} memwall, {theirs:,} Inductor ({_ratio(ours, theirs)})"),

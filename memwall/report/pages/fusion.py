@@ -87,7 +87,6 @@ def explained(policies: PolicySet) -> tuple[Schedule, ...]:
 
 
 def fusion_tables(policies: PolicySet, schedule: Schedule) -> tuple[Table, ...]:
-    """Groups and modules by what they save, and the missed fusions where the plan is at hand."""
     groups = group_savings(policies, schedule)
     missed = missed_fusions(policies.profile, schedule, top=MAX_MISSED)
     tables = [group_table(groups, MAX_GROUPS)] if groups else []

@@ -31,11 +31,10 @@ class GpusReport(Report):
     gpus: Sequence[Gpu]
 
     def document(self, kind: str) -> Document:
-        """Dense peaks of the faster engine per dtype."""
         rows = []
         for g in self.gpus:
-            wide, fp16 = ("float64", "float32", "tf32"), best_peak(g, "float16") or best_peak(g, "bfloat16")
-            peaks = [*(best_peak(g, dtype) for dtype in wide), fp16, best_peak(g, "fp8")]
+            peaks = [best_peak(g, dtype) for dtype in ("float64", "float32", "tf32", "float16", "fp8")]
+            peaks[3] = peaks[3] or best_peak(g, "bfloat16")
             rows.append((g.name, g.release or col.NOTHING, *(peak or None for peak in peaks), g.dram_bytes_per_s,
                          g.dram_bytes, g.l2_bytes or None, g.ridge_point(Pipe("tensor", "float16")),
                          g.tdp_w or None))  # fmt: skip
@@ -101,7 +100,6 @@ def _peaks_table(gpu: Gpu) -> Table:
 
 
 def _source(gpu: Gpu, key: str) -> str:
-    """The comment next to a number, or a default if the file has none."""
     return gpu.sources.get(key) or col.NOTHING
 
 
@@ -155,8 +153,6 @@ def _datasheet(machines: Sequence[Machine]) -> Table:
 
 
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-
-
 #: with more machines than this, each is a row of the growth table
 MAX_WIDE = 5
 

@@ -159,7 +159,6 @@ def _step_table(rows: Sequence[Row], found: Sequence[Step]) -> Table:
 
 
 def _together(group: Sequence[Step], gpus_of: Mapping[str, set[str]]) -> str:
-    """The GPUs of a step; ``all GPUs`` for all of several that the workload has."""
     gpus = [step.row.gpu for step in group]
     whole = len(gpus) > 1 and set(gpus) == gpus_of[group[0].row.workload]
     return "all GPUs" if whole else ", ".join(gpus)

@@ -99,7 +99,6 @@ class RulesReport(Report):
     kinds = ("text",)
 
     def document(self, kind: str) -> Document:
-        """A section for each kind of figure."""
         rules = tomllib.loads(resource("rules.toml"))
         opening = Section("", (Sentence("What memwall counts, and how it turns counts into seconds."),))
         return Document("Counting rules", (opening, *(Section(h, (Facts([*r.items()]),)) for h, r in rules.items())))

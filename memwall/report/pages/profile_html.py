@@ -22,15 +22,8 @@ from memwall.report.figures.picture import CLASS_COLORS, MEMORY_COLORS, WALL_COL
 from memwall.report.figures.profile import axis_start_s, fall_and_bars, label
 from memwall.report.figures.roofline import Roof, compute_roofs, memory_roofs
 from memwall.report.html import embed, escape, resource, stack
+from memwall.report.pages import profile_text as page
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
-from memwall.report.pages.profile_text import (
-    class_table,
-    gpu_title,
-    header_facts,
-    memory_table,
-    share_table,
-    totals_table,
-)
 from memwall.report.pages.validation import measured_sections
 from memwall.simulate.schedule import Schedule
 
@@ -50,11 +43,11 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome]) -> Document:
     sims = profile.simulations
     rows = [kernel_rows(profile, schedule) for schedule in sims]
     data, left_out = _data(profile, rows)
-    totals = [totals_table(profile)] if sims and not is_several(profile) else []
-    sections: list[Section | Panel] = [Section("", (header_facts(profile), *totals))]
+    totals = [page.totals_table(profile)] if sims and not is_several(profile) else []
+    sections: list[Section | Panel] = [Section("", (page.header_facts(profile), *totals))]
     sections += [Section(s.heading, s.blocks, "fusion") for s in measured_sections(profile, top=MAX_MEASURED)]
     for policies in policy_sets(profile) if is_several(profile) else ():
-        sections.append(Section(gpu_title(profile, policies.schedules[0]), policy_blocks(policies)))
+        sections.append(Section(page.gpu_title(profile, policies.schedules[0]), policy_blocks(policies)))
         for schedule in explained(policies):
             blocks: tuple[Block, ...] = (Markup(_waterfall(policies, schedule)), *fusion_tables(policies, schedule))
             sections.append(Section(f"{schedule.policy}: what fusion saves", blocks, "fusion"))
@@ -73,11 +66,12 @@ def _panel(profile: Profile, schedule: Schedule, number: int) -> Panel:
     note = _ROOFLINE + (_MARKS if measured_points(profile, schedule) else "")
     roofline = f'<h3>Roofline</h3>\n<div class="roofline" data-sim="{number}"></div>\n<p class="note">{note}</p>'
     phases = phase_rows(profile, schedule)
-    memory: list[Block] = [share_table("Phases", "phase", phases)] if len(phases) > 1 else []
-    memory += [memory_table(profile, schedule), Markup(_memory_bar(schedule))]
+    memory: list[Block] = [page.share_table("Phases", "phase", phases)] if len(phases) > 1 else []
+    memory += [page.memory_table(profile, schedule), Markup(_memory_bar(schedule))]
     sentence = Sentence(verdict(profile, schedule), strong=True)
-    first = (sentence, Bars(_class_bars(profile, schedule)), class_table(profile, schedule))
-    sections = (Section(gpu_title(profile, schedule), first), Section("", (Markup(roofline),)), Section("", memory))
+    classes = (sentence, Bars(_class_bars(profile, schedule)), page.class_table(profile, schedule))
+    first = Section(page.gpu_title(profile, schedule), classes)
+    sections = (first, Section("", (Markup(roofline),)), Section("", memory))
     return Panel(clean(schedule_label(profile, schedule)), sections)
 
 
@@ -127,7 +121,6 @@ def _share_part(name: str, share: float, color: str) -> Part:
 
 
 def _memory_bar(schedule: Schedule) -> str:
-    """What the peak holds, over a mark at the GPU's memory."""
     memory, held = schedule.memory, schedule.gpu.dram_bytes
     whole = max(memory.total, held)
     values = {name: getattr(memory, name.replace(" ", "_")) for name in MEMORY_COLORS}

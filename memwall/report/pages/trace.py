@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import memwall.report.columns as col
@@ -40,11 +41,17 @@ SORTS: dict[str, Callable[[RowGroup], float]] = {
     "count": lambda group: len(group.rows),
 }
 
-#: columns of the CSV; seconds and bytes in base units
-COLUMNS = (
-    "trace", "gpu", "id", "op", "class", "phase", "module", "source", "shapes", "device", "start_s", "kernels",
-    "kernel_names", "measured_s", "flops", "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s",
-    "wall", "assumed", "reason", "measured_dram_bytes")  # fmt: skip
+#: columns of the CSV behind trace and GPU -> what is read of a row; seconds and bytes in base units
+_CELLS: dict[str, Callable[[TraceRow], Any]] = {
+    "id": attrgetter("id"), "op": attrgetter("name"), "class": attrgetter("op_class"),
+    **{name: attrgetter(name) for name in ("phase", "module", "source", "shapes", "device", "start_s")},
+    "kernels": lambda row: len(row.kernels),
+    "kernel_names": lambda row: "; ".join(dict.fromkeys(kernel.name for kernel in row.kernels)),
+    **{name: attrgetter(name) for name in (
+        "measured_s", "flops", "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s", "wall",
+        "assumed", "reason")},
+    "measured_dram_bytes": attrgetter("dram_bytes"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +92,15 @@ class TraceReport(Report):
         return json.dumps(self.analysis.to_dict(), indent=1, allow_nan=False) + "\n"
 
     def rows(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        return COLUMNS, [_cells(self.analysis, row) for row in self.analysis.rows]
+        of = (self.analysis.trace.path_name, self.analysis.gpu.name)
+        rows = [(*of, *(read(row) for read in _CELLS.values())) for row in self.analysis.rows]
+        return ("trace", "gpu", *_CELLS), rows
 
     def figure(self) -> Drawing:
         return trace_drawing(self.analysis)
 
 
-def _cells(analysis: TraceAnalysis, row: TraceRow) -> tuple[Any, ...]:
-    names = "; ".join(dict.fromkeys(kernel.name for kernel in row.kernels))
-    return (
-        analysis.trace.path_name, analysis.gpu.name, row.id, row.name, row.op_class, row.phase, row.module, row.source,
-        row.shapes, row.device, row.start_s, len(row.kernels), names, row.measured_s, row.flops, row.read_bytes,
-        row.write_bytes, row.link_bytes, row.bound_s, row.of_roof, row.modeled_s, row.wall, row.assumed, row.reason,
-        row.dram_bytes)  # fmt: skip
-
-
 def _over_roof(analysis: TraceAnalysis) -> list[Section]:
-    """Rows that beat the speed of light, before anything else."""
     rows = analysis.over_roof
     if not rows:
         return []

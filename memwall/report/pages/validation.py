@@ -62,7 +62,6 @@ def _device_section(device: Device, top: int) -> Section:
 
 
 def _violations(device: Device) -> list[Block]:
-    """The kernels that were faster than the bound: a sentence and a table, or nothing."""
     found = [(run, pair) for run in device.runs for pair in run.violations]
     if not found:
         return []
@@ -118,7 +117,6 @@ def _plain_facts(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _run_table(device: Device) -> Table:
-    """The executors of one device: sums over their kernels, and the whole step."""
     runs = device.runs
     steps = [run.measurement.step.median_s if run.measurement.step else None for run in runs]
     # kernels of the step that the times represent, of how many
