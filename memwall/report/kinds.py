@@ -96,7 +96,6 @@ _WRITERS: Mapping[str, Callable[[Report], str | bytes]] = {
     "png": lambda report: picture("png", *report.figure()),
     "svg": lambda report: picture("svg", *report.figure()).decode("utf-8"),
 }
-
 #: results that :func:`render` takes as they are -> module and name of their report
 _REPORTS = {"Profile": ("profile", "ProfileReport"), "Comparison": ("comparison", "ComparisonReport")}
 

@@ -13,7 +13,6 @@ from memwall.report.document import clean
 from memwall.report.figures.picture import WALL_COLORS, Drawing, time_unit
 
 FONT = 8.0
-
 #: what grows -> (key of Machine.growth, colour)
 _SERIES = {"fp16 FLOP/s": ("float16", "#4477aa"), "DRAM bandwidth": ("bandwidth", "#ee6677"),
            "DRAM capacity": ("capacity", "#228833")}  # fmt: skip

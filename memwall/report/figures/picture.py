@@ -27,7 +27,6 @@ STYLE = {
     "text.parse_math": False, "figure.facecolor": "white", "axes.axisbelow": True, "grid.color": "#e3e6ea",
     "grid.linewidth": 0.7,
 }  # fmt: skip
-
 #: kind of file -> what matplotlib is given so that equal figures give equal bytes
 METADATA: Mapping[str, Mapping[str, None]] = {
     "png": {"Software": None},

@@ -20,8 +20,8 @@ from memwall.report.figures.roofline import draw_roofline
 from memwall.report.pages.fusion import explained, is_several
 from memwall.simulate.schedule import Schedule
 
-_WIDTH = 10.5
-
+#: inches across
+WIDTH = 10.5
 #: inches down, and what draws on a figure or a part of one
 Panel = tuple[float, Callable[[Any], None]]
 
@@ -41,7 +41,7 @@ def profile_drawing(profile: Profile) -> Drawing:
             first, *others = policies.schedules
             shown = [first, *(schedule for schedule in others if measured_points(profile, schedule))]
             panels += [(6.0, partial(roofline_panel, profile=profile, schedule=schedule)) for schedule in shown]
-            panels += [_waterfall_panel(policies, schedule) for schedule in explained(policies)]
+            panels += [waterfall_panel(policies, schedule) for schedule in explained(policies)]
     else:
         panels += [(6.0, partial(roofline_panel, profile=profile, schedule=s)) for s in profile.simulations]
     bars = 2 * len({s.graph for s in profile.simulations}) + len(profile.simulations)
@@ -53,7 +53,7 @@ def profile_drawing(profile: Profile) -> Drawing:
         for part, (_, draw) in zip(parts, panels, strict=True):
             draw(part)
 
-    return (_WIDTH, sum(heights)), build
+    return (WIDTH, sum(heights)), build
 
 
 def roofline_panel(figure: Any, profile: Profile, schedule: Schedule) -> None:
@@ -64,22 +64,8 @@ def roofline_panel(figure: Any, profile: Profile, schedule: Schedule) -> None:
     draw_roofline(axes, profile, schedule)
 
 
-def waterfall_drawing(profile: Profile, gpu_name: str, policy: str) -> Drawing:
-    """What each group of a policy saves, from the eager time down to its own.
-
-    Raises:
-        UsageError: the profile has no simulation of that policy on that GPU.
-    """
-    for policies in policy_sets(profile):
-        for schedule in policies.schedules:
-            if (policies.gpu.name, schedule.policy) == (gpu_name, policy):
-                inches, draw = _waterfall_panel(policies, schedule)
-                return (_WIDTH, inches), draw
-    known = ", ".join(dict.fromkeys(s.gpu.name for s in profile.simulations)) or "none"
-    raise UsageError(f"the profile has no simulation of {policy} on {gpu_name}; it has {known}")
-
-
-def _waterfall_panel(policies: PolicySet, schedule: Schedule) -> Panel:
+def waterfall_panel(policies: PolicySet, schedule: Schedule) -> Panel:
+    """What each group of a policy saves, from the eager time down to its own."""
     fall, rows = fall_and_bars(policies, schedule)
     row = policies.row(schedule)
     score = "" if row.time_score is None else f", {percent(row.time_score, 0)} of what ideal saves"

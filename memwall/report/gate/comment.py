@@ -17,11 +17,9 @@ from memwall.report.markdown import escape, row
 
 #: The first line of a comment, by which a bot finds it again.
 MARKER = "<!-- memwall-gate -->"
-
 #: GitHub takes 65,536 characters in a comment and 1 MiB in a step's summary; bytes are counted here, the stricter.
 COMMENT_BYTES = 65_000
 SUMMARY_BYTES = 1_000_000
-
 #: Shares of the room up to which problems, failures, causes and what passes may fill it, one after another.
 _SHARES = (0.25, 0.6, 0.85, 1.0)
 

@@ -24,10 +24,8 @@ from memwall.report.gate.wording import NAME, Finding, name
 
 #: Entries of GitLab and SARIF need a file: the one with the limits where no better is known.
 CONFIG = "pyproject.toml"
-
 #: Annotations of one level that GitHub shows for one step; it silently drops the rest.
 SHOWN = 10
-
 #: verdict -> its level for GitHub and SARIF
 _LEVELS = {"fail": "error", "inconclusive": "warning"}
 

@@ -12,10 +12,8 @@ from memwall.gate.result import Check, GateResult, Problem
 from memwall.report.document import clean
 
 NAME = "memwall gate"
-
 #: Causes under a check before the rest is summed.
 TOP = 5
-
 #: A name longer than this loses its middle, prose its end.
 LONGEST_NAME, LONGEST_TEXT = 120, 1000
 

@@ -20,7 +20,6 @@ from memwall.report.kinds import Report
 SHOWN = 12
 
 _WORD = {"pass": "pass", "fail": "FAIL", "inconclusive": "inconclusive"}
-
 #: What a runner of GitHub takes for a command: ``::`` at the start of a line, ``##[`` anywhere.
 _COMMAND = re.compile(r"(?m)(^(?:\s|\x1b\[[\d;]*m)*:)(?=:)|(##)(?=\[)")
 

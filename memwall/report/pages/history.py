@@ -24,10 +24,8 @@ from memwall.report.kinds import Report
 
 #: what is drawn and listed unless quantities are named
 SHOWN = ("time_s", "dram_bytes", "kernels", "peak_memory")
-
 #: steps and series that a table lists
 _MOST = 40
-
 #: hexadecimal digits of a commit, as git shortens it
 SHORT = 9
 

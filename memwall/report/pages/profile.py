@@ -113,7 +113,6 @@ def _explanation_dict(schedule: Schedule, why: Explanation) -> dict[str, Any]:
 
 
 _CSV = columns_of("csv")
-
 #: columns of a kernel's row; seconds and bytes in base units
 KERNEL_COLUMNS = (
     "gpu", "policy", "id", "name", "class", "phase", "module", "shapes",

@@ -30,7 +30,6 @@ TOTALS_NOTE = (
     "bound: speed of light; 80 % range: should hold 80 % of real runs; compute, bandwidth, overhead: share of"
     " time under each wall"
 )
-
 #: ops without a formula that are named
 MAX_UNMODELED = 8
 

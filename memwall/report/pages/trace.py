@@ -40,7 +40,6 @@ SORTS: dict[str, Callable[[RowGroup], float]] = {
     "bound": lambda group: group.known("bound_s") or 0.0,
     "count": lambda group: len(group.rows),
 }
-
 #: columns of the CSV behind trace and GPU -> what is read of a row; seconds and bytes in base units
 _CELLS: dict[str, Callable[[TraceRow], Any]] = {
     "id": attrgetter("id"), "op": attrgetter("name"), "class": attrgetter("op_class"),

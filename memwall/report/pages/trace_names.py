@@ -12,7 +12,6 @@ _LONGEST, _END = 56, 20
 #: longer names of ops are written with the abbreviations that libraries use themselves
 _LONG_OP = 20
 _ABBREVIATIONS = (("convolution", "conv"), ("backward", "bwd"), ("forward", "fwd"), ("attention", "attn"))
-
 #: namespaces that say nothing of what a kernel does
 _NAMESPACES = re.compile(r"(?:\(anonymous namespace\)|at|native|detail|cuda|cudnn|cnn|ck|ck_tile|pytorch_flash)::")
 #: ``cutlass::Kernel2<NAME>(NAME::Params)``, ``cutlass::device_kernel<NAME<...>>``

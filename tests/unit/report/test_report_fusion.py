@@ -10,11 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.savings import Missed, Saving, Waterfall
-from memwall.core.errors import UsageError
+from memwall.analysis.savings import Missed, Saving, Waterfall, policy_sets
 from memwall.report import render
 from memwall.report.figures.picture import picture, time_unit
-from memwall.report.figures.profile import axis_start_s, bars, label, waterfall_drawing
+from memwall.report.figures.profile import WIDTH, axis_start_s, bars, label, waterfall_panel
 from memwall.report.pages.fusion import cut_name, missed_table
 from tests.unit.fused_fixture import MIB, make_fused
 from tests.unit.report_fixture import NEW, OLD, make_profile
@@ -94,11 +93,11 @@ def test_a_hostile_name_is_inert_on_the_page():
 
 def test_the_picture_of_several_policies(fused):
     assert render(fused, "png").startswith(b"\x89PNG")
-    svg = picture("svg", *waterfall_drawing(fused, "old", "inductor"))
+    (policies,) = policy_sets(fused)
+    inches, draw = waterfall_panel(policies, policies.schedules[1])
+    svg = picture("svg", (WIDTH, inches), draw)
     ET.fromstring(svg)
-    assert svg == picture("svg", *waterfall_drawing(fused, "old", "inductor"))
-    with pytest.raises(UsageError, match="no simulation of memwall on old"):
-        waterfall_drawing(fused, "old", "memwall")
+    assert svg == picture("svg", (WIDTH, inches), draw)
 
 
 FALL = Waterfall(
