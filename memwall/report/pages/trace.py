@@ -158,16 +158,11 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _time_share(analysis: TraceAnalysis, times: Sequence[float]) -> col.CellColumn:
-    whole = analysis.measured_s or 1.0
-    return col.percent("time", [time_s / whole for time_s in times])
-
-
 def _walls(analysis: TraceAnalysis) -> Table:
-    seconds = {wall: time_s for wall, time_s in analysis.by_wall().items() if time_s}
-    times = list(seconds.values())
-    columns = [col.text("wall", seconds), col.seconds("measured", times), _time_share(analysis, times)]
-    return col.table("", columns, "the wall is the model's: the largest of its terms for that op on this GPU")
+    whole = analysis.measured_s or 1.0
+    rows = [(wall, time_s, time_s / whole) for wall, time_s in analysis.by_wall().items() if time_s]
+    note = "the wall is the model's: the largest of its terms for that op on this GPU"
+    return col.listing("", rows, "wall: 0, measured: 1 s, time: 2 %", note)
 
 
 def _classes(analysis: TraceAnalysis) -> Table:
@@ -194,20 +189,17 @@ def _kernels(analysis: TraceAnalysis, by: str, groups: Sequence[RowGroup], top: 
 def _figures(
     analysis: TraceAnalysis, groups: Sequence[RowGroup], heading: str, names: Sequence[str]
 ) -> list[col.CellColumn]:
-    times = [group.measured_s for group in groups]
-    seen = [group.known("dram_bytes") for group in groups]
-    return [
-        col.names(heading, names),
-        col.optional(col.plain("count", [len(group.rows) for group in groups])),
-        col.seconds("measured", times),
-        _time_share(analysis, times),
-        col.si("FLOPs", "FLOP", [group.known("flops") for group in groups]),
-        col.si("bytes", "B", [group.known("moved_bytes") for group in groups]),
-        *([col.si("by ncu", "B", seen)] if any(value is not None for value in seen) else []),
-        col.seconds("bound", [group.known("bound_s") for group in groups], like=times),
-        *col.of(groups, "of roof: of_roof %, wall"),
-        col.seconds("modeled", [group.known("modeled_s") for group in groups], like=times),
-    ]
+    """The columns of any table of groups."""
+    whole = analysis.measured_s or 1.0
+    sums = ("flops", "moved_bytes", "bound_s", "modeled_s", "dram_bytes")
+    rows = [(name, len(g.rows), g.measured_s, g.measured_s / whole, g.of_roof, g.wall, *map(g.known, sums))
+            for name, g in zip(names, groups, strict=True)]  # fmt: skip
+    seen = "by ncu: 10 B, " if any(row[-1] is not None for row in rows) else ""
+    return col.of(
+        rows,
+        f"{heading}: 0 name, count: 1 count?, measured: 2 s, time: 3 %, FLOPs: 6 FLOP, bytes: 7 B, {seen}"
+        "bound: 8 s like 2, of roof: 4 %, wall: 5, modeled: 9 s like 2",
+    )
 
 
 def _module(group: RowGroup) -> str:
@@ -250,14 +242,11 @@ def _farthest(analysis: TraceAnalysis) -> list[Section]:
     shown = [group for ratio, group in groups[:_FARTHEST] if not 0.8 <= ratio <= 1.25]
     if not shown:
         return []
-    times = [group.measured_s for group in shown]
+    rows = [(len(g.rows), g.measured_s, g.known("modeled_s"), g.modeled_over_measured,
+             short_name(g.first.kernels[-1].name)) for g in shown]  # fmt: skip
     columns = [
         *_op_columns([group.key for group in shown], [group.first for group in shown]),
-        col.plain("count", [len(group.rows) for group in shown]),
-        col.seconds("measured", times),
-        col.seconds("modeled", [group.known("modeled_s") for group in shown], like=times),
-        *col.of(shown, "/measured: modeled_over_measured ratio"),
-        col.names("kernel", [short_name(group.first.kernels[-1].name) for group in shown]),
+        *col.of(rows, "count: 0 count, measured: 1 s, modeled: 2 s like 1, /measured: 3 ratio, kernel: 4 name"),
     ]
     return [Section("Farthest from the model", (col.table("", columns),))]
 
