@@ -7,8 +7,6 @@ ops, a group of the tiny graph.
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import memwall
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, TensorSpec
+from memwall.frontend.workload.loading import load_file
 from memwall.fusion import Group, Plan, plan_graph
 from memwall.fusion.pricing import Placement, Pricer
 from memwall.hardware.lookup import Gpu
@@ -206,12 +205,7 @@ def _trace(name: str, mode: str, tiny: Tiny) -> Graph:
 
 def _module(name: str, constants: Mapping[str, Any]) -> ModuleType:
     """A fresh copy of a model file, its constants overwritten; those of a class are arguments for it."""
-    path = PROFILES / name / "model.py"
-    spec = importlib.util.spec_from_file_location(f"small_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a dataclass looks its module up
-    spec.loader.exec_module(module)
+    module = load_file(PROFILES / name / "model.py")
     for constant, value in constants.items():
         own = getattr(module, constant)
         setattr(module, constant, functools.partial(own, **value) if isinstance(own, type) else value)

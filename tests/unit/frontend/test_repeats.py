@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +17,7 @@ from torch import nn
 
 import memwall
 from memwall.core.graph import Graph, Op, Storage, Value, contiguous
+from memwall.frontend.workload.loading import load_file
 from memwall.fusion.repeats import shorten
 from memwall.ops import graph_costs
 from tests.unit.places import ROOT
@@ -90,11 +89,7 @@ def assert_ordered(graph: Graph, groups: Sequence[tuple[Sequence[int], Sequence[
 
 def reference(name: str, **constants: int) -> ModuleType:
     """A reference workload's file with other constants."""
-    spec = importlib.util.spec_from_file_location(f"repeats_{name}", ROOT / "profiles" / name / "model.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = load_file(ROOT / "profiles" / name / "model.py")
     for key, value in constants.items():
         assert hasattr(module, key)
         setattr(module, key, value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 import torch
 from torch import nn
@@ -11,16 +9,10 @@ from torch.nn import functional as F
 
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.frontend.workload import resolve
+from memwall.frontend.workload.loading import load_file
 from memwall.fusion.inductor.views import Step, row_major_order, view_steps
 from tests.unit.places import ROOT
 from tests.unit.replay_real import compare
-
-
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(f"replayed_{name}", ROOT / f"profiles/{name}/model.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(autouse=True)
@@ -103,13 +95,13 @@ def test_order_of_axes():
 
 
 def llama(layers: int = 2):
-    source = load("llama3_8b")
+    source = load_file(ROOT / "profiles/llama3_8b/model.py")
     config = source.Config(width=32, layers=layers, heads=4, kv_heads=2, ffn=48, vocab=50)
     return source.Llama(config), (torch.randint(50, (2, 16)),), source.loss
 
 
 def bert_layer():
-    source = load("bert_layer")
+    source = load_file(ROOT / "profiles/bert_layer/model.py")
     layer = source.BertLayer()
     for part in layer.modules():
         if isinstance(part, nn.Dropout):
