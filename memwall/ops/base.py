@@ -76,22 +76,13 @@ class Cost:
         flops = dict(self.flops)
         for pipe, count in other.flops.items():
             flops[pipe] = flops.get(pipe, 0) + count
+        dense = None  # all FLOPs where one of the two states none
+        if self.dense_flops is not None or other.dense_flops is not None:
+            dense = sum(c.total_flops if c.dense_flops is None else c.dense_flops for c in (self, other))
         return Cost(
-            flops,
-            self.read_bytes + other.read_bytes,
-            self.write_bytes + other.write_bytes,
-            self.modeled and other.modeled,
-            _sum_known(self.dense_flops, self, other.dense_flops, other),
-            self.link_bytes + other.link_bytes,
-            self.launches + other.launches,
-        )
-
-
-def _sum_known(a_known: int | None, a: Cost, b_known: int | None, b: Cost) -> int | None:
-    """The sum of ``dense_flops``, replaced by all FLOPs where one is None; None where both are."""
-    if a_known is None and b_known is None:
-        return None
-    return (a.total_flops if a_known is None else a_known) + (b.total_flops if b_known is None else b_known)
+            flops, self.read_bytes + other.read_bytes, self.write_bytes + other.write_bytes,
+            self.modeled and other.modeled, dense, self.link_bytes + other.link_bytes, self.launches + other.launches,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +160,14 @@ def touched_bytes(
     """
     rank = len(window)
     sizes = data.shape[len(data.shape) - rank :]
-    axes = (window, positions, *(_per_axis(value, rank) for value in (stride, padding, dilation)), sizes)
+    axes = (window, positions, *(per_axis(value, rank) for value in (stride, padding, dilation)), sizes)
     met = math.prod(_met(*axis) for axis in zip(*axes, strict=True))
     whole = math.prod(sizes)
     return data.nbytes * met // whole if whole else 0
 
 
-def _per_axis(value: Sequence[int] | int, rank: int) -> list[int]:
+def per_axis(value: Sequence[int] | int, rank: int) -> list[int]:
+    """A number for each axis, where a call gives one for all."""
     values = [value] if isinstance(value, int) else list(value)
     return values if len(values) == rank else values[:1] * rank
 

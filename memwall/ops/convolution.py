@@ -16,7 +16,7 @@ import math
 from functools import partial
 
 from memwall.core.graph import Pipe, TensorSpec
-from memwall.ops.base import Call, Cost, touched_bytes
+from memwall.ops.base import Call, Cost, per_axis, touched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
 from memwall.ops.launches import Convolution, Launch, Stream
 from memwall.ops.registry import define, formula, full_name
@@ -36,13 +36,6 @@ def _input(call: Call) -> TensorSpec:
 
 def _is_transposed(call: Call) -> bool:
     return call.name in _TRANSPOSED_NAMES or bool(call.attributes.get("transposed"))
-
-
-def _strides(call: Call, rank: int) -> tuple[int, ...]:
-    """One stride for each axis, where the call gives one for all or none."""
-    given = call.attributes.get("stride", 1)
-    strides = (given,) if isinstance(given, int) else tuple(given)
-    return strides if len(strides) == rank else strides[:1] * rank
 
 
 def _is_depthwise(call: Call, weight: TensorSpec) -> bool:
@@ -93,7 +86,7 @@ def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_by
         images=math.prod(output.shape[: -len(kernel) - 1]), groups=groups,
         channels_in=weight.shape[1], channels_out=weight.shape[0] // groups,
         places_in=data.shape[-len(kernel) :], places_out=output.shape[-len(kernel) :], kernel=kernel,
-        stride=_strides(call, len(kernel)), itemsize=weight.itemsize,
+        stride=tuple(per_axis(call.attributes.get("stride", 1), len(kernel))), itemsize=weight.itemsize,
         channels_last=not data.is_contiguous and data.strides[-len(kernel) - 1] == 1,
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ from memwall.ops.domains import POSITIVE, always
 from memwall.ops.expressions import Expression
 from memwall.ops.launches import Launch, Stream
 from memwall.ops.recorded import same
-from memwall.ops.registry import define, find_row, flops_of, formula, rows
+from memwall.ops.registry import Formula, define, find_row, flops_of, formula, rows
 from memwall.ops.results import movement as moved
 from memwall.ops.results import pointwise as results
 from memwall.ops.results import products, windows
@@ -106,6 +106,16 @@ def streamed(cost: Cost, elements: int, **how: Any) -> Cost:
     return replace(cost, launches=(replace(work, read_bytes=read_bytes, count=cost.kernels),))
 
 
+def per_element(argument: str, flops: int) -> Formula:
+    """So many FLOPs for each element of an argument, in one pass."""
+
+    def cost(call: Call) -> Cost:
+        spec = call.need(argument)
+        return streamed(call.cost(vector_flops(spec, flops * spec.numel)), spec.numel)
+
+    return cost
+
+
 def pass_over(read_bytes: int, write_bytes: int, elements: int = 0) -> Stream:
     """A launch that streams so many bytes and computes next to nothing."""
     return Stream(read_bytes=int(read_bytes), write_bytes=int(write_bytes), elements=elements)
@@ -147,7 +157,8 @@ def _axes(tensors: Sequence[TensorSpec], output: TensorSpec) -> int:
     """Axes that are left of the output's once those that lie in one run in every tensor are joined; 2 where one tensor
     has gaps along the only one."""
     rank = len(output.shape)
-    rows = [_aligned(spec, rank) for spec in tensors]
+    strides = [tuple(0 if n == 1 else s for n, s in zip(t.shape, t.strides, strict=True)) for t in tensors]
+    rows = [(0,) * (rank - len(row)) + row for row in strides]  # along the output's axes: 0 where it is broadcast
     real = [axis for axis in range(rank) if output.shape[axis] > 1]
     order = sorted(real, key=lambda axis: output.strides[axis])
     count, previous = 0, -1
@@ -159,12 +170,6 @@ def _axes(tensors: Sequence[TensorSpec], output: TensorSpec) -> int:
     return count if dense else max(count, 2)
 
 
-def _aligned(spec: TensorSpec, rank: int) -> tuple[int, ...]:
-    """Strides along the output's axes: 0 where the tensor is broadcast."""
-    strides = tuple(0 if n == 1 else s for n, s in zip(spec.shape, spec.strides, strict=True))
-    return (0,) * (rank - len(strides)) + strides
-
-
 def pointwise(
     names: str, flops: int, expression: Expression | None = None, *, in_place: bool = True, is_module: bool = False,
     integers: str = "floats", **stages: Any,
@@ -172,13 +177,11 @@ def pointwise(
     """Rows of pointwise ops: all that memwall has to know of one, from its cost to its generated kernel.
 
     Args:
-        names: as :func:`memwall.ops.registry.define` takes them.
+        names, stages: as :func:`memwall.ops.registry.define` takes them.
         flops: per element of the (broadcast) output.
-        expression: Triton text of an element of the result.
         in_place: the name with an underscore at its end is the op that writes over its first argument.
         is_module: models call it as a module: the host's way to its launch is longer.
         integers: what they become: ``floats``, ``integers``, or ``bool``, which floats become too.
-        stages: other fields of the row.
     """
     names = " ".join(f"{name} {name}_" if in_place else name for name in names.split())
     kind = {"launch_kind": "relu"} if is_module else {}
@@ -313,14 +316,8 @@ pointwise("isnan", 0, "{self} != {self}", in_place=False, casts="none", integers
 pointwise("isinf isfinite isneginf isposinf signbit", 0, in_place=False, integers="bool")
 pointwise("isin", 0, in_place=False, integers="bool", loop=loops.opaque, results=moved.places_in)
 pointwise("bucketize", 0, in_place=False, loop=loops.opaque, results=moved.places_in)
-pointwise(
-    "searchsorted",
-    0,
-    in_place=False,
-    loop=loops.opaque,
-    results=moved.places_in,
-    domains={"sorted_sequence": always("ascending", high=100)},
-)
+pointwise("searchsorted", 0, in_place=False, loop=loops.opaque, results=moved.places_in,
+          domains={"sorted_sequence": always("ascending", high=100)})  # fmt: skip
 
 pointwise("add", 1, write.unless_bool("{self} + {alpha} * {other}", "{self} | {other}"), integers="integers",
           preserves="sign")  # fmt: skip

@@ -7,78 +7,52 @@ tensor that lives on the host or that the op only takes the shape of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from memwall.core.errors import Unsupported
-from memwall.core.graph import Graph, Op, TensorSpec
+from memwall.core.graph import Graph, Op, TensorSpec, contiguous
 from memwall.ops.recorded import SCALAR_TYPES
-from memwall.ops.signatures import Signature, signature_of
+from memwall.ops.signatures import Argument, Signature, signature_of
 
 #: Ops as traced -> the form that a compiler sees: running statistics are written, and the schema says so.
 _LEGIT_BATCH_NORM = "aten._native_batch_norm_legit"
-
-#: Arguments that a graph does not hold because the traced form of the op has none: from the op's tensors by name.
-_COMPLETED: Mapping[tuple[str, str], Callable[[Op], Any]] = {
-    ("aten._fused_rms_norm_backward", "output_mask"): lambda op: [True, "weight" in op.arguments],
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """An operator, what is known of its schema, and the types of its arguments by name."""
-
-    function: Any
-    signature: Signature
-    types: tuple[tuple[str, str, bool], ...]
 
 
 class Operators:
     """Looks operators up by the name that the trace gave them; each once."""
 
     def __init__(self) -> None:
-        self._targets: dict[str, Target | None] = {}
+        self._found: dict[str, Signature | None] = {}
 
-    def find(self, op: Op) -> Target | None:
+    def find(self, op: Op) -> Signature | None:
         """The operator of a traced op, or None when torch has none of that name."""
-        name = _renamed(op)
-        if name not in self._targets:
-            self._targets[name] = _lookup(name)
-        return self._targets[name]
+        name = op.name
+        if name == "aten.native_batch_norm":
+            name = _LEGIT_BATCH_NORM + ("" if "running_mean" in op.arguments else ".no_stats")
+        if name not in self._found:
+            namespace, _, rest = name.partition(".")
+            packet, _, overload = rest.partition(".")
+            try:
+                function = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+                self._found[name] = signature_of(function)
+            except (AttributeError, RuntimeError):
+                self._found[name] = None
+        return self._found[name]
 
     def overwritten(self, op: Op) -> tuple[int, ...]:
         """The outputs that the op writes into, rather than makes."""
-        target = self.find(op)
-        if target is None:
+        operator = self.find(op)
+        if operator is None:
             return tuple(i for i in op.outputs if i in op.inputs)
-        written = [a for a in target.signature.arguments if a.written]
-        if not written:
-            return ()
-        into = [i for n, i in zip(op.arguments, op.inputs, strict=True) if any(n == a.name for a in written)]
-        if any(a.unread for a in written):
+        written = {a.name: a for a in operator.arguments if a.written}
+        into = [i for n, i in zip(op.arguments, op.inputs, strict=True) if n in written]
+        if any(a.unread for a in written.values()):
             into += [i for i in op.outputs if i not in into]
         return tuple(into)
-
-
-def _renamed(op: Op) -> str:
-    if op.name == "aten.native_batch_norm":
-        return _LEGIT_BATCH_NORM + ("" if "running_mean" in op.arguments else ".no_stats")
-    return op.name
-
-
-def _lookup(name: str) -> Target | None:
-    namespace, _, rest = name.partition(".")
-    packet, _, overload = rest.partition(".")
-    try:
-        function = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-        signature = signature_of(function)
-    except (AttributeError, RuntimeError):
-        return None
-    types = tuple((a.name, str(a.real_type), a.kwarg_only) for a in function._schema.arguments)
-    return Target(function, signature, types)
 
 
 class Tensors(Protocol):
@@ -104,7 +78,7 @@ class Call:
     op: Op
     into: tuple[int, ...]
     tensors: Tensors
-    operator: Target | None
+    operator: Signature | None
 
     @property
     def made(self) -> list[int]:
@@ -112,7 +86,7 @@ class Call:
         return [i for i in self.op.outputs if i not in self.into]
 
     @property
-    def target(self) -> Target:
+    def target(self) -> Signature:
         """The operator.
 
         Raises:
@@ -128,7 +102,26 @@ class Call:
         Raises:
             Unsupported: there is no operator, or an argument that its schema needs is not in the graph.
         """
-        return arguments_of(self.graph, self.op, self.target, self.tensors.tensor, self.tensors.device)
+        op, tensor = self.op, self.tensors.tensor
+        by_name: dict[str, list[int]] = {}
+        for name, value_id in zip(op.arguments, op.inputs, strict=True):
+            by_name.setdefault(name, []).append(value_id)
+        unread = _unread(op, self.target)
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for argument in self.target.arguments:
+            if "Tensor" not in argument.kind:
+                value = _plain(self.graph, op, argument, self.tensors.device)
+            elif argument.unread and argument.written:
+                value = [*map(tensor, unread)] if "List" in argument.kind else tensor(next(unread))
+            else:
+                ids = by_name.get(argument.name, [])
+                value = _tensors(self.graph, op, argument, ids, tensor, self.tensors.device)
+            if argument.keyword_only:
+                keywords[argument.name] = value
+            else:
+                positional.append(value)
+        return positional, keywords
 
 
 def evaluate(
@@ -153,57 +146,28 @@ def evaluate(
         call(Call(graph, op, into, tensors, operators.find(op)))
 
 
-def arguments_of(
-    graph: Graph, op: Op, target: Target, tensor: Callable[[int], Any], device: str
-) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments of the call; ``tensor``: value id -> its representation.
-
-    Raises:
-        Unsupported: an argument that the schema needs is not in the graph.
-    """
-    by_name: dict[str, list[int]] = {}
-    for name, value_id in zip(op.arguments, op.inputs, strict=True):
-        by_name.setdefault(name, []).append(value_id)
-    unread = _unread(op, target)
-    positional: list[Any] = []
-    keywords: dict[str, Any] = {}
-    for argument, (name, kind, keyword_only) in zip(target.signature.arguments, target.types, strict=True):
-        if "Tensor" in kind and argument.unread and argument.written:
-            given: Any = next(unread) if "List" not in kind else list(unread)
-            value = tensor(given) if "List" not in kind else [tensor(i) for i in given]
-        elif "Tensor" in kind:
-            value = _tensors(graph, op, name, kind, by_name.get(name, []), tensor, device)
-        else:
-            value = _plain(graph, op, name, kind, argument.default, device)
-        if keyword_only:
-            keywords[name] = value
-        else:
-            positional.append(value)
-    return positional, keywords
-
-
-def _unread(op: Op, target: Target) -> Iterator[int]:
+def _unread(op: Op, target: Signature) -> Iterator[int]:
     """The outputs that unread arguments (``out=``, the target of ``copy_``) were, in order."""
-    read = set(op.inputs)
-    written_and_read = {a.name for a in target.signature.arguments if a.written and not a.unread}
+    written_and_read = {a.name for a in target.arguments if a.written and not a.unread}
     taken = {i for n, i in zip(op.arguments, op.inputs, strict=True) if n in written_and_read}
-    return iter([i for i in op.outputs if i not in taken or i not in read])
+    return iter([i for i in op.outputs if i not in taken or i not in op.inputs])
 
 
 def _tensors(
-    graph: Graph, op: Op, name: str, kind: str, ids: list[int], tensor: Callable[[int], Any], device: str
+    graph: Graph, op: Op, argument: Argument, ids: list[int], tensor: Callable[[int], Any], device: str
 ) -> Any:
-    if "List" in kind:
+    name, optional = argument.name, argument.kind.startswith("Optional")
+    if "List" in argument.kind:
         mask = op.attributes.get(f"{name}_given")
         if mask is None:
-            return [tensor(i) for i in ids] if ids or not kind.startswith("Optional") else None
+            return [tensor(i) for i in ids] if ids or not optional else None
         remaining = iter(ids)
         return [tensor(next(remaining)) if given else None for given in mask]
     if ids:
         return tensor(ids[0])
     if name in op.attributes:  # x + 1: a number where the schema has a tensor
         return _number(op.attributes[name])
-    if kind.startswith("Optional"):
+    if optional:
         return None
     spec = graph.values[op.outputs[0]].spec
     if name == "self":  # zeros_like and its kin: only the shape counts
@@ -211,7 +175,8 @@ def _tensors(
     return torch.zeros((), dtype=dtype_of(spec.dtype), device=device)  # a number on the host
 
 
-def _plain(graph: Graph, op: Op, name: str, kind: str, default: Any, device: str) -> Any:
+def _plain(graph: Graph, op: Op, argument: Argument, device: str) -> Any:
+    name, kind = argument.name, argument.kind
     if name == "device":
         return None if op.inputs else torch.device(device)
     if name == "memory_format":
@@ -224,12 +189,11 @@ def _plain(graph: Graph, op: Op, name: str, kind: str, default: Any, device: str
         if "str" in kind:
             return value
         return list(value) if isinstance(value, tuple) else _number(value)
-    completed = _COMPLETED.get((op.name, name))
-    if completed is not None:
-        return completed(op)
-    if default is None and not kind.startswith("Optional"):
+    if (op.name, name) == ("aten._fused_rms_norm_backward", "output_mask"):  # its traced form has none
+        return [True, "weight" in op.arguments]
+    if argument.default is None and not kind.startswith("Optional"):
         raise Unsupported(f"{op.name} needs {name}")
-    return default
+    return argument.default
 
 
 def _number(value: Any) -> Any:
@@ -247,18 +211,11 @@ def _memory_format(graph: Graph, op: Op) -> torch.memory_format | None:
         return None
     if made.is_contiguous:
         return torch.contiguous_format
-    return {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(made.shape)) if _channels_last(made) else None
-
-
-def _channels_last(spec: TensorSpec) -> bool:
-    order = (0, *range(2, len(spec.shape)), 1)
-    strides = [spec.strides[i] for i in order]
-    expected = 1
-    for axis, stride in zip(reversed(order), reversed(strides), strict=True):
-        if stride != expected:
-            return False
-        expected *= spec.shape[axis]
-    return True
+    order, formats = (0, *range(2, len(made.shape)), 1), {4: torch.channels_last, 5: torch.channels_last_3d}
+    if len(made.shape) in formats:
+        shape, strides = (tuple(given[i] for i in order) for given in (made.shape, made.strides))
+        return formats[len(made.shape)] if strides == contiguous(shape, made.dtype).strides else None
+    return None
 
 
 def dtype_of(name: str | int) -> torch.dtype:

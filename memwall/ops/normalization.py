@@ -21,10 +21,10 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import MEAN, POSITIVE, along_dim, class_number, counted_targets
-from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.elementwise import launched, pass_over, per_element, stream_of, streamed, vector_flops
 from memwall.ops.launches import Launch, Rows
 from memwall.ops.recorded import same
-from memwall.ops.registry import Formula, define, formula
+from memwall.ops.registry import define, formula
 from memwall.ops.results import rows as results
 from memwall.ops.results import windows
 
@@ -104,20 +104,10 @@ def softmax_backward(call: Call) -> Cost:
     return call.cost(vector_flops(grad, 4 * grad.numel), launches=(product, rows))
 
 
-def _per_element(argument: str, flops: int) -> Formula:
-    """So many FLOPs for each element of an argument, in one pass."""
-
-    def cost(call: Call) -> Cost:
-        spec = call.need(argument)
-        return streamed(call.cost(vector_flops(spec, flops * spec.numel)), spec.numel)
-
-    return cost
-
-
-op("_masked_softmax_backward", results=same)(_per_element("grad_output", 4))
+op("_masked_softmax_backward", results=same)(per_element("grad_output", 4))
 #: ``g * v / |v|``: square, sum, scale; backward: multiply, sum; scale, subtract, scale
-op("_weight_norm_interface")(_per_element("v", 3))
-op("_weight_norm_interface_backward")(_per_element("saved_v", 5))
+op("_weight_norm_interface")(per_element("v", 3))
+op("_weight_norm_interface_backward")(per_element("saved_v", 5))
 
 
 @op("native_layer_norm", loop=loops.row_norm, results=results.layer_norm, cpu_rate="layer_norm")

@@ -8,15 +8,14 @@ comparisons: 0. Pooling: an average is one add per window element, a maximum non
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from memwall.core.graph import TensorSpec
 from memwall.ops import loops
-from memwall.ops.base import Call, Cost, touched_bytes
+from memwall.ops.base import Call, Cost, per_axis, touched_bytes
 from memwall.ops.domains import pooled_places
-from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, table_of, vector_flops
+from memwall.ops.elementwise import launched, pass_over, per_element, stream_of, streamed, table_of, vector_flops
 from memwall.ops.registry import formula
 from memwall.ops.results import rows as results
 from memwall.ops.results import windows
@@ -44,11 +43,6 @@ def _source(call: Call) -> TensorSpec:
     return call.arg("self") or call.inputs[0]
 
 
-def _floating(call: Call) -> TensorSpec:
-    """What the arithmetic is done in: the output's dtype, where that is a number, else the input's."""
-    return call.outputs[0] if call.outputs[0].dtype != "bool" else _source(call)
-
-
 @op("sum mean", loop=loops.reduction, results=results.reduced, preserves="sign")
 @op("amax amin prod all any nansum argmax argmin max min", loop=loops.reduction, results=results.reduced)
 @op("var std var_mean", loop=loops.reduction, results=results.reduced, cpu_rate="variance")
@@ -63,7 +57,8 @@ def reduction(call: Call) -> Cost:
     """FLOPs of the table for each element of the input."""
     name = call.name.split(".")[1]
     per_element = _REDUCTIONS[name] if name in _REDUCTIONS else _SCANS[name]
-    cost = call.cost(vector_flops(_floating(call), _source(call).numel * per_element, name.rstrip("_")))
+    computed_in = call.outputs[0] if call.outputs[0].dtype != "bool" else _source(call)
+    cost = call.cost(vector_flops(computed_in, _source(call).numel * per_element, name.rstrip("_")))
     return _scanned(call, cost) if name in _SCANS else _reduced(call, cost)
 
 
@@ -149,16 +144,6 @@ def loss(call: Call) -> Cost:
     return launched(cost, pass_over(cost.read_bytes, data.nbytes), pass_over(data.nbytes, cost.write_bytes))
 
 
-def _window(size: Sequence[int] | int, rank: int) -> int:
-    """Elements of a pooling window; one number applies to all axes."""
-    return math.prod(_sizes(size, rank))
-
-
-def _sizes(size: Sequence[int] | int, rank: int) -> list[int]:
-    sizes = [size] if isinstance(size, int) else list(size)
-    return sizes if len(sizes) == rank else sizes * rank
-
-
 @op("max_pool2d_with_indices max_pool2d", loop=loops.gather, results=windows.pool, cpu_rate="max_pool")
 @op("max_pool3d_with_indices", loop=loops.gather, results=windows.pool)
 @op("adaptive_max_pool2d adaptive_max_pool3d", results=windows.resized)
@@ -176,7 +161,7 @@ def _window_bytes(call: Call, rank: int) -> int:
     attributes = call.attributes
     size = attributes["kernel_size"]
     return touched_bytes(
-        _source(call), _sizes(size, rank), call.outputs[0].shape[-rank:], attributes.get("stride") or size,
+        _source(call), per_axis(size, rank), call.outputs[0].shape[-rank:], attributes.get("stride") or size,
         attributes.get("padding", 0), attributes.get("dilation", 1),
     )  # fmt: skip
 
@@ -200,7 +185,7 @@ def average_pool(call: Call) -> Cost:
     """One add per window element."""
     output, rank = call.outputs[0], 2 if "2d" in call.name else 3
     cost = call.cost(
-        vector_flops(output, output.numel * _window(call.attributes["kernel_size"], rank)),
+        vector_flops(output, output.numel * math.prod(per_axis(call.attributes["kernel_size"], rank))),
         read_bytes=_window_bytes(call, rank),
     )
     return streamed(cost, output.numel)
@@ -211,16 +196,13 @@ def average_pool(call: Call) -> Cost:
 def average_pool_backward(call: Call) -> Cost:
     """One add per window element; of the input only the shape is used."""
     grad, rank = call.need("grad_output"), 2 if "2d" in call.name else 3
-    flops = grad.numel * _window(call.attributes["kernel_size"], rank)
+    flops = grad.numel * math.prod(per_axis(call.attributes["kernel_size"], rank))
     return streamed(call.cost(vector_flops(grad, flops), read_bytes=grad.nbytes), call.outputs[0].numel)
 
 
-@op("_adaptive_avg_pool2d", loop=loops.gather, results=windows.resized)
-@op("_adaptive_avg_pool3d", results=windows.resized)
-def adaptive_average_pool(call: Call) -> Cost:
-    """One add per input element (rows in two overlapping windows count once)."""
-    data = call.need("self")
-    return streamed(call.cost(vector_flops(data, data.numel)), data.numel)
+#: one add per input element (rows in two overlapping windows count once)
+op("_adaptive_avg_pool2d", loop=loops.gather, results=windows.resized)(per_element("self", 1))
+op("_adaptive_avg_pool3d", results=windows.resized)(per_element("self", 1))
 
 
 @op("_adaptive_avg_pool2d_backward", loop=loops.gather, results=windows.like_input)

@@ -30,20 +30,21 @@ DROPPED_ATTRIBUTES = frozenset(("device", "layout", "pin_memory", "generator", "
 
 
 class Argument(NamedTuple):
-    """One schema argument: its name, default, and whether the op writes it, or overwrites it unread."""
+    """One schema argument: its name, type and default, and whether the op writes it, or overwrites it unread."""
 
     name: str
+    kind: str
+    keyword_only: bool
     default: Any
     written: bool
     unread: bool
 
 
 class Signature(NamedTuple):
-    """What the recorder needs to know of an operator, looked up once.
+    """What is known of an operator, looked up once. ``updates`` marks multi-tensor ops that only write their arguments:
+    they need not be run to know their result."""
 
-    ``updates`` marks multi-tensor ops that only write their arguments: they need not be run to know their result.
-    """
-
+    function: Any
     name: str
     free: bool
     skipped: bool
@@ -63,7 +64,8 @@ def signature_of(func: Any) -> Signature:
         written = argument.alias_info is not None and argument.alias_info.is_write
         unread = (written and (argument.is_out or overwrites)) or (argument.name == "self" and shape_only)
         default = argument.default_value if argument.has_default_value() else None
-        arguments.append(Argument(argument.name, default, written, unread))
+        kind = str(argument.real_type)
+        arguments.append(Argument(argument.name, kind, argument.kwarg_only, default, written, unread))
     free = func.is_view or packet in FREE
     updates = packet.startswith(("aten._foreach_", "aten._fused_")) and not schema.returns
-    return Signature(name, free, func.namespace in _SKIPPED_NAMESPACES, updates, tuple(arguments))
+    return Signature(func, name, free, func.namespace in _SKIPPED_NAMESPACES, updates, tuple(arguments))

@@ -195,11 +195,8 @@ class SavedProfile:
 def graph_to_row(graph: Graph, costs: Sequence[Cost]) -> _Graph:
     """A graph as it is saved."""
     return _Graph(
-        attention=graph.attention,
-        inputs=graph.inputs,
-        parameters=graph.parameters,
-        outputs=graph.outputs,
-        free_calls={name: graph.free_calls[name] for name in sorted(graph.free_calls)},
+        attention=graph.attention, inputs=graph.inputs, parameters=graph.parameters, outputs=graph.outputs,
+        free_calls=dict(sorted(graph.free_calls.items())),
         storages=tuple((s.nbytes, s.role, s.name) if s.name else (s.nbytes, s.role) for s in graph.storages),
         values={
             str(v.id): _Value(
@@ -207,8 +204,8 @@ def graph_to_row(graph: Graph, costs: Sequence[Cost]) -> _Graph:
             )
             for v in graph.values
         },
-        ops=tuple(_op_row(op, cost) for op, cost in zip(graph.ops, costs, strict=True)),
-    )
+        ops=tuple(map(_op_row, graph.ops, costs)),
+    )  # fmt: skip
 
 
 def _op_row(op: Op, cost: Cost) -> _Op:
@@ -223,14 +220,11 @@ def _op_row(op: Op, cost: Cost) -> _Op:
 
 def schedule_to_row(schedule: Schedule) -> _Schedule:
     """A schedule as it is saved: without its plan."""
+    kernels = tuple(_Kernel(*_kernel_fields(kernel)) for kernel in schedule.kernels)
     return _Schedule(
-        gpu=schedule.gpu.name,
-        policy=schedule.policy,
-        graph=schedule.graph,
-        kernels=tuple(_Kernel(*_kernel_fields(kernel)) for kernel in schedule.kernels),
-        totals=schedule.totals,
+        gpu=schedule.gpu.name, policy=schedule.policy, graph=schedule.graph, kernels=kernels, totals=schedule.totals,
         memory=schedule.memory,
-    )
+    )  # fmt: skip
 
 
 _kernel_fields = attrgetter(*_Kernel.__slots__)
@@ -278,11 +272,7 @@ _of_op = attrgetter(*(f.name for f in fields(Op)))
 
 
 def read_graph(row: _Graph, where: str) -> Costed:
-    """The graph of a row, and the costs of its ops.
-
-    Raises:
-        BadRecord: an id is out of order or names nothing.
-    """
+    """The graph of a row, and the costs of its ops; refuses ids that are out of order or name nothing."""
     values = []
     specs: dict[TensorSpec, TensorSpec] = {}
     for i, (key, value) in enumerate(row.values.items()):
@@ -342,11 +332,7 @@ _of_kernel = attrgetter(*_ESTIMATED)
 
 
 def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Costed], where: str) -> Schedule:
-    """The schedule of a row.
-
-    Raises:
-        BadRecord: its GPU, its graph or an op does not exist, or its sums are not those of its kernels.
-    """
+    """The schedule of a row; refuses one whose GPU, graph or ops do not exist, or whose sums are not its kernels'."""
     if row.gpu not in gpus:
         raise BadRecord(f'is {row.gpu[:40]!r}, which "gpus" does not describe', f"{where}.gpu")
     _exist((row.graph,), len(graphs), f"{where}.graph")
@@ -371,11 +357,7 @@ def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Cost
 
 
 def read_profile(row: SavedProfile) -> tuple[tuple[Costed, ...], tuple[Schedule, ...]]:
-    """The graphs and the schedules of a record.
-
-    Raises:
-        BadRecord: an id does not exist, or sums do not match.
-    """
+    """The graphs and the schedules of a record."""
     graphs = (read_graph(row.graph, "graph"), *(read_graph(g, f"graphs[{i}]") for i, g in enumerate(row.graphs)))
     gpus = {name: Gpu.from_dict(spec) for name, spec in row.gpus.items()}
     for name, gpu in gpus.items():

@@ -36,7 +36,7 @@ class Timing:
     max_s: Annotated[float, above_0]
 
     def check(self) -> None:
-        """Refuse a record whose figures contradict each other."""
+        """Refuse figures that contradict each other."""
         if not self.min_s <= self.low_s <= self.median_s <= self.high_s <= self.max_s:
             raise BadRecord(": min_s, low_s, median_s, high_s, max_s are not in this order")
 

@@ -37,11 +37,8 @@ _SCHEMA_FAMILY, _SCHEMA_VERSION = "memwall.profile", 1
 
 @dataclass(frozen=True)
 class Coverage:
-    """Fractions of ops, FLOPs and bytes that a formula models, and the names of the unmodeled ops.
-
-    An unmodeled op has no FLOP count, so ``flops`` is 1.0 only when every op is modeled; otherwise it is the share
-    of ops, the best that can be said.
-    """
+    """Fractions of ops, FLOPs and bytes that a formula models, and the names of the unmodeled ops, which have no FLOP
+    count: ``flops`` is the share of ops, the best that can be said."""
 
     ops: float
     flops: float
@@ -125,11 +122,7 @@ class Profile:
         return Coverage(by_ops, by_ops, by_bytes, tuple(names))
 
     def simulation(self, gpu: str, policy: str = "eager") -> Schedule:
-        """The simulation on a GPU, by its canonical name.
-
-        Raises:
-            KeyError: it was not simulated.
-        """
+        """The simulation on a GPU, by its canonical name; raises ``KeyError`` where there is none."""
         for schedule in self.simulations:
             if schedule.gpu.name == gpu and schedule.policy == policy:
                 return schedule
@@ -187,10 +180,7 @@ class Profile:
 
         Args:
             by: what a row is. ``kernel``: each kernel of each simulation in launch order, with the columns of the CSV
-                (``gpu``, ``policy``, ``id``, ``name``, ``class``, ``phase``, ``module``, ``shapes``, ``flops``,
-                ``read_bytes``, ``write_bytes``, ``arithmetic_intensity`` in FLOP per byte, ``bound_s``, ``time_s``,
-                ``compute_s``, ``memory_s``, ``overhead_s``, ``limited_by``, ``low_s``, ``high_s``, ``modeled``) and
-                ``launches``. ``op``: equal kernels as one row with their ``count``, longest time first, figures
+                and ``launches``. ``op``: equal kernels as one row with their ``count``, longest time first, figures
                 summed. ``module``, ``class``, ``phase``: sums (``launches``, ``flops``, ``dram_bytes``, ``bound_s``,
                 ``time_s``), the wall that most of the time stands under, and fractions of the simulation's total
                 (``flop_share``, ``byte_share``, ``time_share``); repeated blocks are one module, ``layers.*.attn``.
@@ -211,9 +201,6 @@ class Profile:
             gpu: the GPU's name; None takes the first simulation.
             policy: the policy's name; None takes the first simulation (on that GPU).
 
-        Returns:
-            A matplotlib figure, which a notebook shows.
-
         Raises:
             UsageError: the profile has no such simulation, or the file cannot be written.
         """
@@ -226,11 +213,7 @@ class Profile:
         return text
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record, whole or not at all.
-
-        Raises:
-            UsageError: the file cannot be written.
-        """
+        """Write the record, whole or not at all; raises :class:`UsageError` where it cannot be written."""
         write_whole(path, self.to_json())
 
     @classmethod
@@ -247,29 +230,18 @@ class Profile:
         """The record as plain JSON types, keys in the order of the format."""
         gpus = {schedule.gpu.name: schedule.gpu.to_dict() for schedule in self.simulations}
         rows = [graph_to_row(graph, costs) for graph, costs in zip(self.graphs, self.costs, strict=True)]
-        record: dict[str, Any] = write(
-            SavedProfile(
-                schema=SCHEMA,
-                memwall_version=self.memwall_version,
-                workload=self.workload,
-                graph=rows[0],
-                graphs=tuple(rows[1:]),
-                coverage=self.coverage,
-                gpus={name: gpus[name] for name in sorted(gpus)},
-                simulations=tuple(schedule_to_row(schedule) for schedule in self.simulations),
-                capture=self.capture,
-                measurements=self.measurements,
-                environment=self.environment,
-            )
-        )
+        saved = SavedProfile(
+            schema=SCHEMA, memwall_version=self.memwall_version, workload=self.workload, graph=rows[0],
+            graphs=tuple(rows[1:]), coverage=self.coverage, gpus=dict(sorted(gpus.items())),
+            simulations=tuple(map(schedule_to_row, self.simulations)), capture=self.capture,
+            measurements=self.measurements, environment=self.environment,
+        )  # fmt: skip
+        record: dict[str, Any] = write(saved)
         return record
 
     def to_json(self, further: Mapping[str, Any] | None = None) -> str:
-        """The record as text: one op, value or kernel a line, byte-identical for equal profiles.
-
-        Args:
-            further: additional keys after those of the record, which no reader uses.
-        """
+        """The record as text: one op, value or kernel a line, byte-identical for equal profiles; ``further`` are keys
+        after those of the record, which no reader uses."""
         return "".join(json_lines({**self.to_dict(), **(further or {})})) + "\n"
 
     @classmethod
@@ -290,15 +262,9 @@ class Profile:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise UsageError(f"{source}: damaged record ({type(error).__name__}: {error})") from None
         return cls(
-            workload=row.workload,
-            graphs=tuple(graph for graph, _ in graphs),
-            costs=tuple(costs for _, costs in graphs),
-            simulations=simulations,
-            capture=row.capture,
-            measurements=row.measurements,
-            environment=row.environment,
-            memwall_version=row.memwall_version,
-        )
+            row.workload, tuple(graph for graph, _ in graphs), tuple(costs for _, costs in graphs), simulations,
+            row.capture, row.measurements, row.environment, row.memwall_version,
+        )  # fmt: skip
 
 
 def _check_measurements(records: Sequence[Any], ops: int) -> None:

@@ -176,7 +176,7 @@ class Recorder(TorchDispatchMode):
         scalars: list[tuple[str, Any]] = []
         sparse = False
         count = len(args)
-        for i, (name, default, writes, unread) in enumerate(signature.arguments):
+        for i, (name, _, _, default, writes, unread) in enumerate(signature.arguments):
             value = args[i] if i < count else kwargs.get(name, default)
             found: Iterable[torch.Tensor] = ()
             if isinstance(value, torch.Tensor):
