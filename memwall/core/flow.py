@@ -1,7 +1,6 @@
 """Who wrote what each op reads: the data flow of a graph through storages, exact under views and in-place writes.
 
-Each write of an op to a storage makes a new *version* of it. A version is what one op passes to another, so it is what
-fusion can keep out of memory.
+Each write of an op to a storage makes a new *version* of it: what one op passes to another and fusion can keep on chip.
 """
 
 from __future__ import annotations

@@ -247,11 +247,8 @@ class Graph:
 
 
 def distinct_bytes(values: Sequence[Value]) -> int:
-    """Bytes at different addresses that the values cover together.
-
-    Values of one storage are united: exactly where each is one dense run, else by the sum of their distinct bytes,
-    never more than the span that they cover.
-    """
+    """Bytes at different addresses that the values cover together. Values of one storage are united: exactly where each
+    is one dense run, else by the sum of their distinct bytes, never more than the span that they cover."""
     by_storage: dict[int, dict[int, Value]] = {}
     for value in values:
         by_storage.setdefault(value.storage, {})[value.id] = value

@@ -28,11 +28,8 @@ DIRECTIONS: Mapping[str, int] = {"forward": 1, "backward": -1, "optimizer": 1}
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The instances of a run in one phase: ``length`` ops each, without gaps, instance 0 from op ``start``.
-
-    Instance n + 1 is ``direction`` * ``length`` ops after instance n. ``margin`` more instances before number 0 are
-    equal too.
-    """
+    """The instances of a run in one phase: ``length`` ops each, without gaps, instance 0 from op ``start``, instance
+    n + 1 ``direction`` * ``length`` ops after instance n. ``margin`` more instances before number 0 are equal too."""
 
     start: int
     length: int
@@ -59,11 +56,9 @@ class Track:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of ``count`` equal instances. ``twin``: storage → its counterpart in the next instance.
-
-    ``level``: storage → the instance that it belongs to. ``touched``: storages of the first and of the last instance.
-    ``whole``: only the first and the last layer of the list may be left out.
-    """
+    """A run of ``count`` equal instances. ``twin``: storage → its counterpart in the next instance. ``level``: storage
+    → the instance that it belongs to. ``touched``: storages of the first and of the last instance. ``whole``: only the
+    first and the last layer of the list may be left out."""
 
     prefix: str
     count: int
@@ -80,11 +75,9 @@ class Run:
 
     def overlaps(self, other: Run) -> bool:
         """Whether two runs share ops or storages."""
-        spans = [track.span(0, track.count) for track in self.tracks]
-        others = [track.span(0, track.count) for track in other.tracks]
-        return any(a < d and c < b for a, b in spans for c, d in others) or not self.level.keys().isdisjoint(
-            other.level
-        )
+        spans, others = ([track.span(0, track.count) for track in run.tracks] for run in (self, other))
+        shared = not self.level.keys().isdisjoint(other.level)
+        return shared or any(a < d and c < b for a, b in spans for c, d in others)
 
     def place(self, op_id: int) -> tuple[int, int] | None:
         """The direction of the track and the instance that contain an op, or None when it is outside."""
@@ -151,10 +144,13 @@ class Twins:
         if self.graph.alike[a.id] != self.graph.alike[b.id] or a.phase != b.phase:
             return False
         key = (a.module, b.module, period)
-        steps = self._steps.get(key)
-        if steps is None:
-            steps = self._steps[key] = one_step(a.module, b.module, period)
-        return steps and self._same_values(a.inputs, b.inputs, added) and self._same_values(a.outputs, b.outputs, added)
+        if key not in self._steps:
+            self._steps[key] = one_step(a.module, b.module, period)
+        return (
+            self._steps[key]
+            and self._same_values(a.inputs, b.inputs, added)
+            and self._same_values(a.outputs, b.outputs, added)
+        )
 
     def _same_values(self, a: Sequence[int], b: Sequence[int], added: list[int]) -> bool:
         values, twin = self.graph.values, self.twin
@@ -178,11 +174,8 @@ def one_step(a: str, b: str, period: int) -> bool:
 
 
 def find_runs(graph: Graph, least: int, accept: Callable[[Run], bool]) -> list[Run]:
-    """The runs of at least ``least`` instances that ``accept`` takes, none inside or across another.
-
-    Outer lists come before inner ones. Of several ways to group the layers of a list the one that saves the most ops is
-    taken.
-    """
+    """The runs of at least ``least`` instances that ``accept`` takes, none inside or across another: outer lists first,
+    and of several ways to group the layers of a list the one that saves the most ops."""
     runs: list[Run] = []
     made = first_writers(graph)
     firsts = _first_ops(graph)
@@ -231,13 +224,10 @@ def _first_ops(graph: Graph) -> dict[str, dict[str, dict[int, int]]]:
         if last.get(op.phase) == path:
             continue
         last[op.phase] = path
-        layers = known.get(path)
-        if layers is None:
+        if path not in known:
             parts = path.split(".")
-            layers = known[path] = [
-                (".".join(parts[:i]), int(part)) for i, part in enumerate(parts) if part.isdecimal()
-            ]
-        for prefix, number in layers:
+            known[path] = [(".".join(parts[:i]), int(part)) for i, part in enumerate(parts) if part.isdecimal()]
+        for prefix, number in known[path]:
             phases = found.setdefault(prefix, {phase: {} for phase in DIRECTIONS})
             phases[op.phase].setdefault(number, op.id)
     return found
@@ -319,12 +309,8 @@ def _run(twins: Twins, prefix: str, tracks: tuple[Track, ...], made: Mapping[int
 
 
 def _touched(graph: Graph, tracks: Sequence[Track], instance: int) -> frozenset[int]:
-    return frozenset(
-        graph.values[i].storage
-        for track in tracks
-        for op in graph.ops[slice(*track.span(instance, instance + 1))]
-        for i in (*op.inputs, *op.outputs)
-    )
+    ops = [op for track in tracks for op in graph.ops[slice(*track.span(instance, instance + 1))]]
+    return frozenset(graph.values[i].storage for op in ops for i in (*op.inputs, *op.outputs))
 
 
 def _with_margin(twins: Twins, run: Run, period: int) -> Run:

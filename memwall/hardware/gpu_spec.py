@@ -1,12 +1,9 @@
 """A GPU's TOML file: read, each value checked, and its numbers compared with each other.
 
-A file has a source in the comment next to each number. It may state how a peak comes about (units x FLOP per
-clock x clock) and how its bandwidth does (bus width / 8 x pin rate); :func:`broken_identities` checks both, and
-a number that breaks one says why in ``[identity]``.
-
-A file of a user's own needs ``schema``, ``name``, one number under ``[peak_flop_per_s.tensor]`` or
-``.vector``, and ``dram_bytes_per_s`` and ``dram_bytes`` under ``[memory]``. :data:`memwall.hardware.gpu.FIELDS` and
-``_KEYS`` list every other key with its default.
+A file has a source in the comment next to each number. It may state how a peak comes about (units x FLOP per clock x
+clock) and how its bandwidth does (bus width / 8 x pin rate); :func:`broken_identities` checks both, and a number that
+breaks one says why in ``[identity]``. A file of a user's own needs ``schema``, ``name``, one number under
+``[peak_flop_per_s.tensor]`` or ``.vector``, and ``dram_bytes_per_s`` and ``dram_bytes`` under ``[memory]``.
 """
 
 from __future__ import annotations
@@ -90,11 +87,7 @@ def read_spec(path: str | Path) -> Gpu:
 
 
 def broken_identities(path: Path) -> list[str]:
-    """Inconsistencies of a file, one line each, except those that ``[identity]`` explains.
-
-    Raises:
-        UsageError: as :func:`read_spec`.
-    """
+    """Inconsistencies of a file, one line each, except those that ``[identity]`` explains."""
     spec = _Spec.read(path)
     _gpu(spec)
     found = []
@@ -155,11 +148,7 @@ class _Spec:
         return f"{one_line(self.path)}:{f'{line}:' if line else ''} {one_line(key)}"
 
     def get(self, key: str) -> Any:
-        """The value of a key, or its default.
-
-        Raises:
-            UsageError: the key is missing and has no default.
-        """
+        """The value of a key, or its default; refuses a file that lacks a key without one."""
         if key in self.values:
             return self.values[key]
         default = _KEYS[key][1]
@@ -261,10 +250,7 @@ def _unknown(key: str, value: Any) -> str:
     """What is wrong with a key that no file may have."""
     if any(known.startswith(f"{key}.") for known in _KEYS):
         return f"must be a table, not {shown(value)}"
-    near = nearest(key[:100], _KEYS) or _same_ending(key)
+    near = nearest(key[:100], _KEYS)
+    # of the same last word in another table: the usual slip is a number under the wrong heading
+    near = near or [known for known in _KEYS if known.rpartition(".")[2] == key.rpartition(".")[2]]
     return f"unknown key{f'; did you mean {near[0]}?' if near else ''}"
-
-
-def _same_ending(key: str) -> list[str]:
-    """A key of the same last word in another table: the usual slip is a number under the wrong heading."""
-    return [known for known in _KEYS if known.rpartition(".")[2] == key.rpartition(".")[2]]

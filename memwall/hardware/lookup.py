@@ -1,8 +1,4 @@
-"""Finding a GPU by its name: ``hardware_specs`` holds one TOML file per GPU, named after it.
-
-:mod:`memwall.hardware.gpu` defines a GPU, :mod:`memwall.hardware.gpu_spec` what its file may say; this module
-re-exports what callers need of both. All three use the standard library only: they must import fast.
-"""
+"""Finding a GPU by its name: ``hardware_specs`` holds one TOML file per GPU, named after it."""
 
 from __future__ import annotations
 
@@ -20,27 +16,14 @@ from memwall.hardware.gpu import Gpu
 from memwall.hardware.gpu_spec import broken_identities, read_spec
 
 __all__ = [
-    "Gpu",
-    "all_gpus",
-    "gpu_names",
-    "identity_violations",
-    "inherit",
-    "load_gpu",
-    "load_gpus",
-    "match_device",
-    "read_spec",
-    "spec_path",
-    "stated",
-]
+    "Gpu", "all_gpus", "gpu_names", "identity_violations", "inherit", "load_gpu", "load_gpus", "match_device",
+    "read_spec", "spec_path", "stated",
+]  # fmt: skip
 
 
 def load_gpu(name_or_path: str | Path | Gpu) -> Gpu:
-    """The GPU of that name, or of that TOML file.
-
-    Case and punctuation do not matter, and any words that fit only one GPU suffice.
-
-    Args:
-        name_or_path: a name, the path of a TOML file, or a GPU, which comes back as it is.
+    """The GPU of a name, or of a TOML file's path; a GPU comes back as it is. Case and punctuation do not matter, and
+    any words that fit only one GPU suffice.
 
     Raises:
         UsageError: no GPU or several GPUs have that name, or the file is wrong; suggests similar names.
@@ -60,11 +43,7 @@ def load_gpu(name_or_path: str | Path | Gpu) -> Gpu:
 
 
 def load_gpus(names: Iterable[str | Path | Gpu]) -> list[Gpu]:
-    """Several GPUs, each once.
-
-    Raises:
-        UsageError: as :func:`load_gpu`, or two different GPUs have one name.
-    """
+    """Several GPUs, each once; refuses two different ones of one name."""
     found: dict[str, Gpu] = {}
     for gpu in map(load_gpu, names):
         if found.setdefault(gpu.name, gpu) != gpu:
@@ -95,11 +74,7 @@ def spec_path(name: str) -> Path:
 
 
 def identity_violations(name_or_path: str | Path) -> list[str]:
-    """Inconsistencies of a spec, one line each, except those that ``[identity]`` explains.
-
-    Raises:
-        UsageError: as :func:`read_spec`.
-    """
+    """Inconsistencies of a spec, one line each, except those that ``[identity]`` explains."""
     is_name = isinstance(name_or_path, str) and name_or_path in _files()
     return broken_identities(_files()[str(name_or_path)] if is_name else Path(name_or_path))
 
@@ -201,20 +176,16 @@ def _squeezed(text: str) -> str:
     return "".join(_words(text))
 
 
-def _labels(gpu: Gpu) -> tuple[str, ...]:
-    return (gpu.name, gpu.full_name, *gpu.aliases)
-
-
 @cache
 def _exact() -> Mapping[str, str]:
     """Squeezed label -> canonical name. Two GPUs never share one (tested)."""
-    return {_squeezed(label): gpu.name for gpu in all_gpus() for label in _labels(gpu)}
+    return {_squeezed(label): gpu.name for gpu in all_gpus() for label in (gpu.name, gpu.full_name, *gpu.aliases)}
 
 
 def _fitting(query: str) -> list[str]:
     """Names of GPUs whose words include all words of the query."""
     words = set(_words(query))
-    known = {gpu.name: {word for label in _labels(gpu) for word in _words(label)} for gpu in all_gpus()}
+    known = {gpu.name: set(_words(" ".join((gpu.name, gpu.full_name, *gpu.aliases)))) for gpu in all_gpus()}
     return [name for name, vocabulary in known.items() if words and words <= vocabulary]
 
 

@@ -154,12 +154,9 @@ def attention_backward(call: Call) -> Cost:
 
 
 def _backward_launches(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int) -> tuple[Launch, ...]:
-    """The kernel that makes the gradients, and the passes around it.
-
-    Every variant first reduces ``grad_out * out`` to one number per query. Flash
-    (flash_bwd_launch_template.h) also accumulates dQ in float32 (cleared, summed, then converted), and sums
-    dK and dV over the query heads that share a key head in a further pass each (flash_api.cpp).
-    """
+    """Every variant first reduces ``grad_out * out`` to one number per query. Flash (flash_bwd_launch_template.h) also
+    accumulates dQ in float32 (cleared, summed, then converted), and sums dK and dV over the query heads that share a
+    key head in a further pass each (flash_api.cpp)."""
     grad, out, query = call.arg("grad_out") or call.need("grad_out_"), call.need("out"), call.need("query")
     shared = (call.need("key"), call.need("value"))
     row_bytes = 4 * shape.batch * shape.heads * shape.queries

@@ -83,11 +83,9 @@ class VectorGemm(Gemm):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution(Launch):
-    """One pass of a convolution; which of its three tensors is made of the other two is its ``role``.
-
-    The geometry is that of the forward pass, whatever the role: channels of one group, and the places of the input and
-    of the output along each axis. A transposed convolution's forward pass is another's gradient of its input.
-    """
+    """One pass of a convolution; which of its three tensors is made of the other two is its ``role``. The geometry is
+    that of the forward pass: channels of one group, and the places of the input and of the output along each axis. A
+    transposed convolution's forward pass is another's gradient of its input."""
 
     FAMILY: ClassVar[str] = "convolution"
     pipe: Pipe
@@ -115,11 +113,8 @@ class Convolution(Launch):
 
     @property
     def spared_flops(self) -> int:
-        """Three quarters for unit-stride windows of 3 and more.
-
-        Winograd F(4x4, 3x3) needs a quarter (36 multiplies for 16 outputs of 9; Lavin and Gray 2015). For larger
-        windows larger tiles or an FFT may need still fewer: there a quarter is supported by measured rows only.
-        """
+        """Three quarters for unit-stride windows of 3 and more: Winograd F(4x4, 3x3) needs a quarter (36 multiplies for
+        16 outputs of 9; Lavin and Gray 2015). For larger windows measured rows alone support a quarter."""
         plain = len(self.kernel) < 2 or min(self.kernel) < 3 or any(step != 1 for step in self.stride)
         if plain or self.groups != 1:
             return 0
@@ -134,11 +129,9 @@ class Convolution(Launch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(Launch):
-    """Forward or backward of a fused kernel over ``pairs`` (query, key) pairs of one head.
-
-    ``kernel`` is ``flash``, ``efficient`` or ``cudnn`` of PyTorch, or ``serving``: the op of an inference server,
-    which first applies rotary embeddings to queries and keys and stores keys and values in its cache.
-    """
+    """Forward or backward of a fused kernel over ``pairs`` (query, key) pairs of one head. ``kernel`` is ``flash``,
+    ``efficient`` or ``cudnn`` of PyTorch, or ``serving``: the op of an inference server, which first applies rotary
+    embeddings to queries and keys and stores keys and values in its cache."""
 
     FAMILY: ClassVar[str] = "attention"
     pipe: Pipe
@@ -186,12 +179,10 @@ class Attention(Launch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows(Launch):
-    """``rows`` rows of ``columns`` adjacent elements, each held by one warp or block.
-
-    ``kind`` is the kernel: ``softmax_warp`` (PersistentSoftmax.cuh: up to 1024 columns in a warp's registers),
-    ``softmax_block`` (SoftMax.cu: blocks of up to 1024 threads), ``layer_norm`` (layer_norm_kernel.cu: 128 threads,
-    two passes) or ``block_norm`` (vLLM's layernorm_kernels.cu: up to 1024 threads, an element each, two passes).
-    """
+    """``rows`` rows of ``columns`` adjacent elements, each held by one warp or block. ``kind`` is the kernel:
+    ``softmax_warp`` (PersistentSoftmax.cuh: up to 1024 columns in a warp's registers), ``softmax_block`` (SoftMax.cu:
+    blocks of up to 1024 threads), ``layer_norm`` (layer_norm_kernel.cu: 128 threads, two passes) or ``block_norm``
+    (vLLM's layernorm_kernels.cu: up to 1024 threads, an element each, two passes)."""
 
     FAMILY: ClassVar[str] = "rows"
     kind: str

@@ -20,7 +20,7 @@ from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
 from memwall.ops.elementwise import launched, loop_instructions, pass_over, stream_of, streamed, vector_flops
-from memwall.ops.recorded import same
+from memwall.ops.recorded import same, shaped
 from memwall.ops.registry import formula
 from memwall.ops.results import movement as results
 from memwall.ops.results.pointwise import no_elements, pointwise
@@ -161,8 +161,8 @@ def _gather_cost(call: Call, source: str, per_element: int = 0, steps: int = 0) 
 
 @op("index", loop=loops.gather, results=results.indexed, preserves="values", domains={"indices": nth_index})
 @op("_unsafe_index", loop=loops.gather, results=results.indexed)
-@op("gather", loop=loops.gather, results=results.gathered, domains={"index": places(distinct=False)})
-@op("take take_along_dim", loop=loops.gather, results=results.gathered)
+@op("gather", loop=loops.gather, results=shaped("index", "self"), domains={"index": places(distinct=False)})
+@op("take take_along_dim", loop=loops.gather, results=shaped("index", "self"))
 def gather(call: Call) -> Cost:
     """``self`` at some indices: as many elements as the output has."""
     return _gather_cost(call, "self")

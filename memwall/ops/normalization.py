@@ -23,7 +23,7 @@ from memwall.ops.base import Call, Cost
 from memwall.ops.domains import MEAN, POSITIVE, along_dim, class_number, counted_targets
 from memwall.ops.elementwise import launched, pass_over, per_element, stream_of, streamed, vector_flops
 from memwall.ops.launches import Launch, Rows
-from memwall.ops.recorded import same
+from memwall.ops.recorded import same, shaped
 from memwall.ops.registry import define, formula
 from memwall.ops.results import rows as results
 from memwall.ops.results import windows
@@ -311,4 +311,4 @@ def nll_loss_backward(call: Call) -> Cost:
 
 # -- results of calls that other libraries recorded --------------------------------------------------------------------
 
-define("_C::rms_norm aiter::rms_norm aiter::rmsnorm2d_fwd", results=results.rms_norm_only)
+define("_C::rms_norm aiter::rms_norm aiter::rmsnorm2d_fwd", results=shaped("input"))

@@ -162,6 +162,11 @@ def first_tensor(call: Recorded) -> TensorSpec:
     return specs[0]
 
 
+def shaped(shape: str, dtype: str = "") -> Rule:
+    """In the shape of one argument and the dtype of that or another."""
+    return lambda call: (contiguous(call.need(shape).shape, call.need(dtype or shape).dtype),)
+
+
 def same(call: Recorded) -> Specs:
     """Like the first tensor, dense."""
     spec = first_tensor(call)

@@ -84,11 +84,8 @@ _loaded = False
 
 
 def define(names: str, **stages: Any) -> None:
-    """Define fields of ops: ``define("_softmax _log_softmax", loop=softmax)``.
-
-    Args:
-        names: packets of aten (``add``, ``max.other``), or whole names (``mylib::swish``), separated by spaces.
-        stages: fields of :class:`Row`.
+    """Define fields of ops: ``define("_softmax _log_softmax", loop=softmax)``; ``names`` are packets of aten (``add``,
+    ``max.other``), or whole names (``mylib::swish``).
 
     Raises:
         ValueError: an op has one of these already.
@@ -166,11 +163,7 @@ def find_row(name: str) -> Row | None:
 
 
 def flops_of(name: str) -> int:
-    """FLOPs per element of a pointwise op.
-
-    Raises:
-        LookupError: it is not pointwise; a formula that looks it up leaves the call unmodeled.
-    """
+    """FLOPs per element of a pointwise op; ``LookupError`` of others: a formula that looks it up is left unmodeled."""
     row = find_row(name)
     if row is None or row.flops is None:
         raise LookupError(f"{name} is no pointwise op")

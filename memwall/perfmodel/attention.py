@@ -47,6 +47,8 @@ def predict(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_byt
 
 def explain(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
+    if not terms.facts:
+        return "No key is met, only bytes are moved."
     return (_explain_decode if launch.is_decode else _explain_tiled)(launch, gpu, known, terms)
 
 
@@ -64,14 +66,10 @@ class _Tiles(NamedTuple):
     even: bool
 
 
-def _tile(launch: Attention, gpu: Gpu) -> tuple[int, int]:
-    if launch.kernel == "efficient":
-        return EFFICIENT_TILES[max(launch.head_size, launch.value_size) > _NARROW]
-    return chip_of(gpu).serving_tile if launch.kernel == "serving" else TILE
-
-
 def _tiles(launch: Attention, gpu: Gpu) -> _Tiles:
-    rows, columns = _tile(launch, gpu)
+    rows, columns = chip_of(gpu).serving_tile if launch.kernel == "serving" else TILE
+    if launch.kernel == "efficient":
+        rows, columns = EFFICIENT_TILES[max(launch.head_size, launch.value_size) > _NARROW]
     per_head, across = -(-launch.queries // rows), -(-launch.keys // columns)
     even = launch.pairs >= launch.queries * launch.keys
     # half a tile is lost where the edge of the mask crosses one; each block takes at least one step, at most all
@@ -137,9 +135,7 @@ def _prepare_s(launch: Attention, gpu: Gpu, known: AttentionConstants, moved: in
 
 
 def _explain_tiled(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
-    tiles: _Tiles | None = terms.facts.get("tiles")
-    if tiles is None:
-        return "No key is met, only bytes are moved."
+    tiles: _Tiles = terms.facts["tiles"]
     facts, peak = terms.facts, gpu.peak(launch.pipe)
     pairs = launch.batch * launch.heads * launch.pairs
     share = pairs * launch.flops_per_pair / max(terms.time_s, 1e-30) / peak
@@ -173,11 +169,9 @@ def _decode(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_byt
     rows = 1 if alone else -(-group // GROUP_ROWS) * GROUP_ROWS
     parts = max(1, min(BLOCKS_PER_SM * gpu.sm_count // sequences, launch.pairs // LEAST_PART))
     blocks = sequences * parts
-    fixed, rate = (
-        (known.head_block_clocks, known.head_bytes_per_clock)
-        if alone
-        else (known.block_clocks, known.sm_bytes_per_clock)
-    )
+    fixed, rate = known.block_clocks, known.sm_bytes_per_clock
+    if alone:
+        fixed, rate = known.head_block_clocks, known.head_bytes_per_clock
     part_bytes = -(-launch.pairs // parts) * (launch.head_size + launch.value_size) * launch.itemsize
     clocks = fixed + known.row_clocks * rows * launch.head_size + part_bytes / rate
     waves = -(-blocks // gpu.sm_count)
@@ -192,8 +186,6 @@ def _decode(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_byt
 
 def _explain_decode(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
     facts = terms.facts
-    if not facts:
-        return "No key is met, only bytes are moved."
     blocks, rate = facts["blocks"], launch.bytes / max(terms.memory_s, 1e-30)
     join_s = known.join_s if facts["parts"] > 1 else 0.0
     parts = f" in {facts['parts']} parts" if join_s else ""

@@ -64,11 +64,7 @@ def all_reduce_s(gpu: Gpu, link: Link, nbytes: int, workers: int) -> tuple[float
 
 
 def link_of(kind: str, close: bool, architecture: str) -> Link | None:
-    """The link of a network, from another architecture where this one has no data; None for an unknown kind.
-
-    Args:
-        kind: ``dgx`` or ``pairwise_nvlink``.
-        close: all GPUs are behind one switch or bridge.
-    """
+    """The link of a network (``dgx`` or ``pairwise_nvlink``; ``close``: all GPUs are behind one switch or bridge), from
+    another architecture where this one has no data; None for an unknown kind."""
     known = [link for (name, near, _), link in _LINKS.items() if (name, near) == (kind, close)]
     return _LINKS.get((kind, close, architecture), known[-1]) if known else None

@@ -68,10 +68,8 @@ def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: in
     places_s = launch.instructions / (gpu.sm_count * gpu.boost_clock_hz * INTEGER_LANES)
     loops_s = steps_s(gpu, launch.blocks, launch.steps)  # overlaps with other blocks' traffic
     waits_s = launch.round_trips * round_trip_s(gpu)
-    if (
-        launch.thread_blocks is not None and 0 < launch.thread_blocks < gpu.sm_count
-    ):  # the other multiprocessors move nothing
-        memory_s *= gpu.sm_count / launch.thread_blocks
+    if 0 < (launch.thread_blocks or 0) < gpu.sm_count:  # the other multiprocessors move nothing
+        memory_s *= gpu.sm_count / (launch.thread_blocks or 1)
     facts = {"warm": warm, "reached": reached, "instructions_s": places_s, "traffic_s": memory_s, "loops_s": loops_s,
              "waits_s": waits_s}  # fmt: skip
     return Terms(flops_s, max(memory_s, places_s, loops_s), latency_s + waits_s, facts)

@@ -33,11 +33,8 @@ MODEL_CLASSES = ("contraction", "convolution", "attention")
 
 @dataclass(frozen=True)
 class Totals:
-    """One policy on one GPU, summed over its kernels.
-
-    ``low_s`` and ``high_s`` enclose ``time_s``: model errors are assumed equal for all kernels of an op class and
-    independent between classes.
-    """
+    """One policy on one GPU, summed over its kernels. ``low_s`` and ``high_s`` enclose ``time_s``: model errors are
+    assumed equal for all kernels of an op class and independent between classes."""
 
     bound_s: float
     time_s: float
@@ -52,10 +49,8 @@ class Totals:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The kernels of one plan on one GPU, in launch order. ``graph`` numbers the profile's graph that was simulated.
-
-    ``plan`` is what was simulated; None for a schedule from a record, which does not hold it.
-    """
+    """The kernels of one plan on one GPU, in launch order. ``graph`` numbers the profile's graph that was simulated;
+    ``plan`` is what was simulated, None for a schedule from a record, which does not hold it."""
 
     gpu: Gpu
     policy: str
@@ -88,10 +83,8 @@ def time_by_wall(kernels: Iterable[Any]) -> dict[str, float]:
 def simulate(
     graph: Graph, plan: Plan, gpu: Gpu, *, context: PlanContext | None = None, graph_index: int = 0
 ) -> Schedule:
-    """Run a plan on a modeled GPU. Each distinct kernel is predicted once.
-
-    ``context`` holds what depends only on the plan; pass one to simulate several GPUs without recomputing it.
-    """
+    """Run a plan on a modeled GPU. Each distinct kernel is predicted once; ``context`` holds what depends only on the
+    plan, for simulating several GPUs."""
     context = context or PlanContext.of(graph, plan)
     known = _predictions(graph, gpu, context)
     issues = [issue_s(gpu, kind.phase, kind.group.cost.kernels) for kind in context.kinds]
@@ -184,9 +177,7 @@ def _totals(gpu: Gpu, context: PlanContext, known: Sequence[Prediction], time_s:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """Kernels of a plan that are alike on every GPU: equal ops and cost, in one phase, with equal reuse distances.
-
-    ``group`` is the first of them; ``cost`` numbers its cost, equal ones alike.
-    """
+    ``group`` is the first of them; ``cost`` numbers its cost, equal ones alike."""
 
     group: Group
     cost: int
@@ -218,13 +209,17 @@ class PlanContext:
         first: dict[tuple[Any, ...], int] = {}
         kinds: list[Kind] = []
         order: list[int] = []
-        costs = _numbered([group.cost for group in plan.groups])
-        for group, cost, reuse in zip(plan.groups, costs, reuse_distances(graph, plan), strict=True):
+        by_value: dict[Cost, int] = {}  # one number for each cost, the same for equal ones
+        numbers = {
+            id(c): by_value.setdefault(c, len(by_value)) for c in {id(g.cost): g.cost for g in plan.groups}.values()
+        }
+        for group, reuse in zip(plan.groups, reuse_distances(graph, plan), strict=True):
+            number_of_cost = numbers[id(group.cost)]
             phase = graph.ops[group.op_ids[0]].phase
             ops = tuple([alike[i] for i in group.op_ids]), tuple([alike[i] for i in group.recomputes])
-            number = first.setdefault((ops, cost, phase, reuse), len(kinds))
+            number = first.setdefault((ops, number_of_cost, phase, reuse), len(kinds))
             if number == len(kinds):
-                kinds.append(Kind(group, cost, phase, *_label(graph, group), group.cost.total_flops, reuse))
+                kinds.append(Kind(group, number_of_cost, phase, *_label(graph, group), group.cost.total_flops, reuse))
             order.append(number)
         by_class: dict[str, list[int]] = {}
         for number in order:
@@ -234,29 +229,16 @@ class PlanContext:
             return sum(map([*of_kind].__getitem__, order))
 
         return cls(
-            kinds=kinds,
-            order=order,
-            by_class=by_class,
+            kinds=kinds, order=order, by_class=by_class, memory=memory_peak(graph, plan),
             matrix=[number for number in order if kinds[number].op_class in MODEL_CLASSES],
-            memory=memory_peak(graph, plan),
             kernels=total(kind.group.cost.kernels for kind in kinds),
             total_flops=total(kind.flops for kind in kinds),
             dram_bytes=total(kind.group.cost.bytes for kind in kinds),
-        )
+        )  # fmt: skip
 
     def cold(self) -> PlanContext:
         """The same context with nothing in L2 when a kernel begins."""
         return replace(self, kinds=[replace(kind, reuse=()) for kind in self.kinds])
-
-
-def _numbered(costs: Sequence[Cost]) -> list[int]:
-    """One number for each cost, the same for equal ones."""
-    by_id: dict[int, int] = {}
-    by_value: dict[Cost, int] = {}
-    for cost in costs:
-        if id(cost) not in by_id:
-            by_id[id(cost)] = by_value.setdefault(cost, len(by_value))
-    return [by_id[id(cost)] for cost in costs]
 
 
 def _matrix_s(kind: Kind, gpu: Gpu) -> float:

@@ -18,11 +18,6 @@ def concatenated(call: Recorded) -> Specs:
     return (contiguous((whole,), promote(specs)),)
 
 
-def gathered(call: Recorded) -> Specs:
-    """As many elements as there are indices."""
-    return (contiguous(call.need("index").shape, call.need("self").dtype),)
-
-
 def selected(call: Recorded) -> Specs:
     """``index_select``: slices of one axis."""
     data, index, dim = call.need("self"), call.need("index"), call.value("dim", 0)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from memwall.core.errors import Unsupported
 from memwall.core.graph import contiguous
-from memwall.ops.recorded import INTEGERS, Recorded, Specs, broadcast, dense, promote
+from memwall.ops.recorded import INTEGERS, Recorded, Specs, broadcast, dense, first_tensor, promote
 from memwall.ops.registry import find_row
 
 #: arguments that may be a number next to a tensor
@@ -13,10 +12,8 @@ _SCALARS = ("other", "value", "alpha", "exponent", "min", "max")
 
 def pointwise(call: Recorded) -> Specs:
     """The broadcast of all tensors."""
-    specs = call.inputs()
-    if not specs:
-        raise Unsupported("no tensor was recorded")
-    packet = call.packet
+    first_tensor(call)
+    specs, packet = call.inputs(), call.packet
     values = [spec for name, spec in call.named() if name != "condition"] or specs
     dtype = promote(values)
     if dtype in (*INTEGERS, "bool") and any(isinstance(call.value(name), float) for name in _SCALARS):

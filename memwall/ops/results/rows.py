@@ -36,12 +36,6 @@ def layer_norm(call: Recorded) -> Specs:
     return (dense(data.shape, data.dtype, [data]), *((moments,) * count))
 
 
-def rms_norm_only(call: Recorded) -> Specs:
-    """The result alone."""
-    data = call.need("input")
-    return (contiguous(data.shape, data.dtype),)
-
-
 def group_norm(call: Recorded) -> Specs:
     """The result, and two moments for each group."""
     data, groups = call.need("input"), call.value("group", 1)

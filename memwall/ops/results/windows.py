@@ -33,12 +33,8 @@ def convolution(call: Recorded) -> Specs:
     strides = call.sizes("stride")
     if strides is None:
         return (_inferred_output(call, batch, weight.shape[0], rank),)
-    kernel = weight.shape[2:]
-    steps, pads, gaps = (
-        per_axis(strides, rank, 1),
-        per_axis(call.sizes("padding"), rank, 0),
-        per_axis(call.sizes("dilation"), rank, 1),
-    )
+    kernel, steps = weight.shape[2:], per_axis(strides, rank, 1)
+    pads, gaps = per_axis(call.sizes("padding"), rank, 0), per_axis(call.sizes("dilation"), rank, 1)
     if call.value("transposed") is True or "transpose" in call.packet:
         more = per_axis(call.sizes("output_padding"), rank, 0)
         groups = call.value("groups", 1)
@@ -110,24 +106,20 @@ def _step_and_padding(size: int, places: int, kernel: int) -> tuple[int, int]:
 
 
 def weight_of(call: Recorded) -> TensorSpec:
-    """The weight of a backward call that was only given its size: from the call around it."""
-    sizes = call.sizes("weight_size")
-    data = call.need("grad_output")
-    if sizes is not None:
-        return contiguous(sizes, data.dtype)
-    return _of_parent(call, 2)
+    """The weight of a backward call that was only given its size."""
+    return _of_size(call, "weight_size", 2)
 
 
 def input_of(call: Recorded) -> TensorSpec:
-    sizes = call.sizes("self_size")
-    data = call.need("grad_output")
+    """The input of a backward call that was only given its size."""
+    return _of_size(call, "self_size", 0)
+
+
+def _of_size(call: Recorded, size: str, place: int) -> TensorSpec:
+    """A tensor by its size, else that of ``cudnn_convolution_backward(input, grad_output, weight, ...)`` around."""
+    data, sizes = call.need("grad_output"), call.sizes(size)
     if sizes is not None:
         return contiguous(sizes, data.dtype)
-    return _of_parent(call, 0)
-
-
-def _of_parent(call: Recorded, place: int) -> TensorSpec:
-    """A tensor of ``cudnn_convolution_backward(input, grad_output, weight, ...)`` around the call."""
     spec = call.parent[place] if place < len(call.parent) else None
     if spec is None:
         raise Unsupported("a size of this convolution was not recorded")
