@@ -148,7 +148,7 @@ def test_what_it_says(tmp_path, text, says):
     (("simulations", 0, "totals", "peak_memory_bytes"), -1, "simulations[0].totals.peak_memory_bytes"),
     (("simulations", 0, "kernels", 0, "bound_s"), -1e-9, "simulations[0].kernels[0].bound_s"),
     (("simulations", 0, "gpu"), "nowhere", "simulations[0].gpu"),
-    (("graph", "ops", 0, "inputs"), [10**6], "graph.ops[0].inputs"),
+    (("graph", "ops", 0, "outputs"), [10**6], "graph.ops[0].outputs"),
     (("graph", "ops", 0, "flops"), 1, "pipes do not add up"),
     (("graph", "ops", 1, "phase"), "sideways", "forward, backward, optimizer"),
     (("graph", "values", "0", "dtype"), "float7", "float7"),
