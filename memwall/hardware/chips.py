@@ -65,15 +65,9 @@ class Chip:
 
 
 def _early(
-    architecture: str,
-    shared_kib: int,
-    block_kib: int,
-    partitions: int = 4,
-    warps: int = 64,
-    blocks: int = 32,
-    batched_tiles: tuple[Tile, ...] = ((128, 128), (64, 128), (64, 64)),
-    **more: bool,
-) -> Chip:
+    architecture: str, shared_kib: int, block_kib: int, partitions: int = 4, warps: int = 64, blocks: int = 32,
+    batched_tiles: tuple[Tile, ...] = ((128, 128), (64, 128), (64, 64)), **more: bool,
+) -> Chip:  # fmt: skip
     """Before Ampere: no products in Triton, no flash attention."""
     return Chip(
         architecture=architecture, warps=warps, blocks=blocks, partitions=partitions, shared_bytes=shared_kib * KIB,
@@ -92,14 +86,9 @@ def _nvidia(architecture: str, warps: int, blocks: int, shared_kib: int, energy_
 
 
 def _amd(
-    architecture: str,
-    registers: int,
-    unit: int,
-    waves: int,
-    shared_kib: int = 64,
-    shared_unit_bytes: int = 512,
+    architecture: str, registers: int, unit: int, waves: int, shared_kib: int = 64, shared_unit_bytes: int = 512,
     attention: str = "flash",
-) -> Chip:
+) -> Chip:  # fmt: skip
     """Four SIMDs of 64 lanes. A block of several waves takes one of 16 barriers."""
     return Chip(
         architecture=architecture, warp_size=64, warps=4 * waves, blocks=16, registers=4 * 64 * registers,

@@ -27,13 +27,9 @@ PIPE_NAMES = tuple(f"{engine}.{dtype}" for engine in ENGINES for dtype in DTYPES
 DEFAULT_DRAM_FRACTION, DEFAULT_PEAK_FRACTION = 0.85, 0.75
 
 
-def _chain(names: str) -> tuple[Pipe, ...]:
-    return tuple(Pipe.parse(name) for name in names.split())
-
-
 #: Where a product runs on a GPU that lacks the requested pipe: the first pipe of the list that it has.
 _FALLBACK: Mapping[Pipe, tuple[Pipe, ...]] = {
-    Pipe.parse(pipe): _chain(chain)
+    Pipe.parse(pipe): tuple(map(Pipe.parse, chain.split()))
     for pipe, chain in {
         "tensor.float64": "vector.float64 vector.float32",
         "tensor.float32": "vector.float32",  # only AMD has matrix units for it
@@ -44,7 +40,7 @@ _FALLBACK: Mapping[Pipe, tuple[Pipe, ...]] = {
         "tensor.int8": "vector.int8 vector.float32",
     }.items()
 }
-_LAST_RESORT = _chain("vector.float32")
+_LAST_RESORT = Pipe("vector", "float32")
 
 #: Whose achievable fraction stands in for a pipe that has none, in this order.
 _NEIGHBOURS: Mapping[str, tuple[str, ...]] = {
@@ -184,7 +180,7 @@ class Gpu:
     architecture: Annotated[Line, Stated("architecture", "unknown")]
     #: "9.0" for NVIDIA, "gfx942" for AMD, None elsewhere
     compute_capability: Annotated[Annotated[str, _capability] | None, Stated("compute_capability", None)]
-    #: year and month of the announcement: "2022-09"; may be unknown
+    #: year and month of the announcement: "2022-09"; "" where it is unknown
     release: Annotated[str, _line_or_none, Stated("release", "")]
     #: other names, the strings that drivers report among them
     aliases: Annotated[tuple[Line, ...], Stated("aliases", ())]
@@ -234,7 +230,7 @@ class Gpu:
 
     def ceiling_pipe(self, pipe: Pipe) -> Pipe:
         """The pipe that work for ``pipe`` runs on here: itself, or where a library falls back to."""
-        for candidate in (pipe, *_FALLBACK.get(pipe, ()), *_LAST_RESORT):
+        for candidate in (pipe, *_FALLBACK.get(pipe, ()), _LAST_RESORT):
             if candidate in self.peak_flop_per_s:
                 return candidate
         return min(self.peak_flop_per_s, key=lambda known: (self.peak_flop_per_s[known], known))

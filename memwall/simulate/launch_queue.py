@@ -22,14 +22,9 @@ def issue_s(gpu: Gpu, phase: str, launches: int) -> float:
 
 
 def queue(kernels: Iterable[tuple[float, float]], launch: str = "eager") -> tuple[list[float], float]:
-    """Run kernels through the queue.
-
-    Args:
-        kernels: (seconds of the CPU to issue it, seconds of the GPU once it was issued) of each, in launch order.
-        launch: ``eager``, or ``graph``: a CUDA graph, issued beforehand, so that nothing waits.
-
-    Returns:
-        The seconds that the GPU waits for the CPU before each, and those from the first issue to the end of the last.
+    """Run kernels, (seconds of the CPU to issue it, seconds of the GPU once it was issued) of each, through the queue;
+    in a CUDA ``graph`` all are issued beforehand, so that nothing waits. The seconds that the GPU waits for the CPU
+    before each, and those from the first issue to the end of the last.
     """
     waits, issued_s, gpu_s = [], 0.0, 0.0
     for issue, busy_s in kernels:

@@ -35,12 +35,9 @@ def memory_peak(graph: Graph, plan: Plan) -> MemoryPeak:
 
 def memory_levels(graph: Graph, plan: Plan) -> Iterator[tuple[int, ...]]:
     """Walk the groups: bytes alive before the first, then for each group while it runs and after it, in the order of
-    the fields of :class:`MemoryPeak`.
-
-    Parameters, buffers, inputs and optimizer state live throughout (a training step in steady state). Gradients live
-    from their first write to the end, as do the outputs. Any other storage lives from the first group that touches it
-    to the last.
-    """
+    the fields of :class:`MemoryPeak`. Parameters, buffers, inputs and optimizer state live throughout (a training step
+    in steady state), gradients and outputs from their first write to the end, any other storage from the first group
+    that touches it to the last."""
     values = graph.values
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -71,11 +68,9 @@ def memory_levels(graph: Graph, plan: Plan) -> Iterator[tuple[int, ...]]:
 
 
 def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...]]:
-    """For each group, (bytes, distance) of every read of a storage touched before.
-
-    The distance is the number of bytes that kernels moved from the start of the kernel that last touched the storage to
-    the start of this one: the bytes are in an LRU cache of at least that size.
-    """
+    """For each group, (bytes, distance) of every read of a storage touched before. The distance is the number of bytes
+    that kernels moved from the start of the kernel that last touched the storage to the start of this one: the bytes
+    are in an LRU cache of at least that size."""
     storage_of = [value.storage for value in graph.values]
     specs = {id(value.spec): value.spec for value in graph.values}
     size_of = {number: spec.nbytes for number, spec in specs.items()}
