@@ -4,27 +4,19 @@ import pytest
 
 from memwall.core.graph import Graph, Op, Pipe, Storage, Value, contiguous
 from memwall.fusion import eager_plan
-from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Plain
 from memwall.simulate.memory import memory_peak, reuse_distances
 from memwall.simulate.schedule import simulate
+from tests.unit.fusion_graphs import board
 
 FP16 = Pipe("tensor", "float16")
 
 
 def gpu(**changes):
     """A board with round numbers: 100 TFLOP/s, 1 TB/s, 4 MB of L2 at 10 TB/s, all of it achievable."""
-    spec = {
-        "name": "round", "full_name": "Round Numbers", "vendor": "none", "architecture": "test",
-        "compute_capability": "9.0", "release": "2020-01", "aliases": (), "sm_count": 100, "boost_clock_hz": 1e9,
-        "peak_flop_per_s": {FP16: 100e12, Pipe("vector", "float32"): 10e12}, "dram_bytes_per_s": 1e12,
-        "dram_bytes": 16_000_000_000, "l2_bytes": 4_000_000, "l2_bytes_per_s": 10e12, "link_bytes_per_s": 0.0,
-        "tdp_w": 100.0, "launch_overhead_s": 2e-6, "dispatch_s": 5e-6,
-        "achievable": {"dram": 1.0, "tensor.float16": 1.0, "vector.float32": 1.0}, "sources": {},
-        "calibration": "datasheet",
-    }  # fmt: skip
-    return Gpu(**{**spec, **changes})
+    peaks = {FP16: 100e12, Pipe("vector", "float32"): 10e12}
+    return board(**{"peak_flop_per_s": peaks, "l2_bytes": 4_000_000, "dispatch_s": 5e-6, **changes})
 
 
 def chain(sizes, costs=None, op_class="elementwise", roles=None):
@@ -39,9 +31,9 @@ def chain(sizes, costs=None, op_class="elementwise", roles=None):
     return graph, eager_plan(graph, costs)
 
 
-def run(sizes, costs=None, board=None, **options):
+def run(sizes, costs=None, machine=None, **options):
     graph, plan = chain(sizes, costs, **options)
-    return simulate(graph, plan, board or gpu())
+    return simulate(graph, plan, machine or gpu())
 
 
 def test_a_big_copy_takes_its_bytes_over_the_bandwidth():
@@ -74,8 +66,8 @@ def test_extra_passes_enter_the_time_and_not_the_bound():
 
 
 def test_achievable_fractions_slow_the_time_and_not_the_bound():
-    board = gpu(achievable={"dram": 0.8, "tensor.float16": 0.5, "vector.float32": 1.0})
-    (kernel,) = run([500_000_000, 500_000_000], board=board).kernels
+    machine = gpu(achievable={"dram": 0.8, "tensor.float16": 0.5, "vector.float32": 1.0})
+    (kernel,) = run([500_000_000, 500_000_000], machine=machine).kernels
     assert (kernel.bound_s, kernel.memory_s) == (pytest.approx(1e-3), pytest.approx(1.25e-3))
 
 
