@@ -26,7 +26,7 @@ from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import Call
 from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import find_row
-from memwall.ops.results.derive import attributes_of, results_of, unrecorded_inputs
+from memwall.ops.results import attributes_of, results_of, unrecorded_inputs
 from memwall.traces.records import Trace, TracedKernel, TracedOp
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES, Schema, bind, parse_value, schemas_of
 

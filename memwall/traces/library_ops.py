@@ -16,7 +16,7 @@ from memwall.ops.contraction import product_pipe
 from memwall.ops.elementwise import streamed, vector_flops
 from memwall.ops.launches import Gemm, Plain
 from memwall.ops.recorded import Recorded, Specs
-from memwall.ops.results.derive import attributes_of
+from memwall.ops.results import attributes_of
 from memwall.ops.results.products import attention, attention_backward
 from memwall.traces.rows import RowCost
 from memwall.traces.schemas import schemas_of
