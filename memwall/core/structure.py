@@ -36,7 +36,7 @@ class BadRecord(ValueError):
         self.path = path
 
     def __str__(self) -> str:
-        return f"{self.path}{'' if self.what.startswith(':') else ' '}{self.what}".lstrip(". ")
+        return f"{one_line(self.path)}{'' if self.what.startswith(':') else ' '}{self.what}".lstrip(". ")
 
     def inside(self, parent: str) -> BadRecord:
         """The same complaint seen from the object around it; ``parent`` is ``.key``, ``[3]`` or the root's name."""
