@@ -38,31 +38,24 @@ class Ready:
 
 
 class Device(Protocol):
-    """A measured device."""
+    """A measured device.
+
+    ``ready`` warms a call up and makes it quick to repeat, with a graph of it if the device has graphs. ``samples`` are
+    up to ``count`` timings in seconds, at least one; no new one begins after ``budget_s``. ``steps`` are the seconds of
+    each of ``count`` steps one after another, and the device's objections to them. ``describe``: name, versions and
+    sizes, for the record. ``wait`` until all queued work is done; ``clear`` cached memory.
+    """
 
     kind: str
     torch_device: str
 
-    def ready(self, call: Call, restore: Call = ..., *, graphed: bool = True) -> Ready:
-        """Warm a call up and make it quick to repeat, with a graph of it if the device has graphs."""
-
-    def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]:
-        """Up to ``count`` timings in seconds, at least one; no new one begins after ``budget_s``."""
-
-    def steps(self, step: Call, count: int) -> tuple[list[float], tuple[str, ...]]:
-        """Seconds of each of ``count`` steps one after another, and the device's objections to them."""
-
-    def describe(self) -> dict[str, Any]:
-        """Name, versions and sizes, for the record."""
-
-    def free_bytes(self) -> int:
-        """Free memory in bytes."""
-
-    def wait(self) -> None:
-        """Wait until all queued work is done."""
-
-    def clear(self) -> None:
-        """Free cached memory."""
+    def ready(self, call: Call, restore: Call = ..., *, graphed: bool = True) -> Ready: ...
+    def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]: ...
+    def steps(self, step: Call, count: int) -> tuple[list[float], tuple[str, ...]]: ...
+    def describe(self) -> dict[str, Any]: ...
+    def free_bytes(self) -> int: ...
+    def wait(self) -> None: ...
+    def clear(self) -> None: ...
 
 
 def versions() -> dict[str, Any]:

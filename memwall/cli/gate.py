@@ -16,6 +16,7 @@ import click
 from memwall.cli import options
 from memwall.cli.output import GATE_SUFFIXES, Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
+from memwall.cli.target import this_machine
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def command(
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     out.plan(GateReport, GATE_SUFFIXES)
     messages = out.messages
+    if device == "auto":
+        device = "cuda" if measured and this_machine() is not None else "cpu"
     given = options.given(**workload)
     whole = configuration(config, limits)
     chosen = _with_options(given, selected(whole, targets, load_gpus(gpus), policies))
@@ -88,7 +91,7 @@ def command(
         committed(whole.root, kept)  # refuses what no commit has, before the work
     run = run_gate(
         whole, chosen, baseline=place, baseline_ref=ref, allow_new=allow_new or update, first=update,
-        measured_on=_device(device) if measured else None, say=messages.progress,
+        measured_on=device if measured else None, say=messages.progress,
     )  # fmt: skip
     messages.clear()
     if update:
@@ -134,13 +137,6 @@ def _update(
         click.echo("Against the baseline before:\n" + str(render(GateReport(run.result), "text")), err=True)
     messages.say(f"wrote {len(files)} baseline{'s' if len(files) != 1 else ''} to {place}")
     return judge_again(config, workloads, run, place)
-
-
-def _device(named: str) -> str:
-    """``cuda`` if a driver has a GPU, else ``cpu``."""
-    from memwall.cli.target import this_machine
-
-    return named if named != "auto" else "cuda" if this_machine() is not None else "cpu"
 
 
 def _annotate(report: GateReport, *, err: bool) -> None:

@@ -5,7 +5,6 @@ sample of the CPU counts, ``spec`` writes the quantities as a file that ``--gpu`
 torch.
 """
 
-from memwall.bench.calibrate.run import Calibration, calibrate, default_spec_path
-from memwall.bench.calibrate.sampling import Quantity
+from memwall.bench.calibrate.run import calibrate, default_spec_path
 
-__all__ = ["Calibration", "Quantity", "calibrate", "default_spec_path"]
+__all__ = ["calibrate", "default_spec_path"]

@@ -39,7 +39,6 @@ class Setup:
     graph: Graph
     gpu: Gpu
     target: str = ""
-    seed: int = 0
 
 
 @dataclass(frozen=True)
