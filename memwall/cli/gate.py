@@ -108,7 +108,7 @@ def command(
 
 def _with_options(given: dict[str, Any], workloads: Sequence[GatedWorkload]) -> list[GatedWorkload]:
     """The workloads with what the command line says of how to trace them."""
-    from memwall.gate.config import is_saved
+    from memwall.frontend.workload.target import is_saved
 
     named = options.profile_options(given)
     if "input_specs" in named:

@@ -25,9 +25,10 @@ def is_record(target: str) -> bool:
     """Whether a target is a saved record: a file that ends in .json or .json.gz. Raises ``UsageError``: it is a
     profiler's trace."""
     from memwall.cli.trace_input import refuse_trace
+    from memwall.frontend.workload.target import is_saved
 
     refuse_trace(target)
-    return target.lower().endswith((".json", ".json.gz")) and not target.startswith("hf:")
+    return is_saved(target)
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------

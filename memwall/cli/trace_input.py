@@ -27,8 +27,9 @@ def is_trace(path: str) -> bool:
     """Whether a target is a profiler trace: an object with ``traceEvents`` or a list of events, packed or not, or a
     packed file that is not a record of memwall. An unreadable file is not a trace: whoever opens it says why. Raises
     ``UsageError``: it is a pipe or a device, which cannot be looked into before it is read."""
-    name = path.lower()
-    if not name.endswith((".json", ".json.gz")) or name.startswith("hf:"):
+    from memwall.frontend.workload.target import is_saved
+
+    if not is_saved(path):
         return False
     try:
         mode = Path(path).stat().st_mode
@@ -45,7 +46,7 @@ def is_trace(path: str) -> bool:
             return True
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     has_events = any(f'"{key}"' in text for key in _KEYS.get(text[:1], ()))
-    return not _RECORD.match(text) and (name.endswith(".gz") or has_events)
+    return not _RECORD.match(text) and (path.lower().endswith(".gz") or has_events)
 
 
 def refuse_trace(path: str) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
 from memwall.core.version import __version__
-from memwall.frontend.workload.target import split_target
-from memwall.gate.config import GateConfig, GatedWorkload, is_saved
+from memwall.frontend.workload.target import is_saved, split_target
+from memwall.gate.config import GateConfig, GatedWorkload
 from memwall.gate.reading import read_config
 from memwall.gate.result import Baseline
 from memwall.gate.tracing import Traced

@@ -17,6 +17,7 @@ from typing import Any
 
 from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
 from memwall.core.errors import UsageError, suggest, unknown
+from memwall.frontend.workload.target import is_saved
 from memwall.hardware.lookup import Gpu, load_gpu
 
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -204,11 +205,6 @@ class GateConfig:
     def limited(self, workload: GatedWorkload) -> frozenset[str]:
         """The quantities of a workload that are limited by more than :data:`DEFAULTS`."""
         return self.scope.names | workload.scope.names | self.over.names
-
-
-def is_saved(target: str) -> bool:
-    """Whether a target is a saved profile."""
-    return target.lower().endswith((".json", ".json.gz")) and not target.startswith("hf:")
 
 
 def parse_scope(texts: Sequence[str]) -> Scope:

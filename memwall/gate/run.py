@@ -14,6 +14,7 @@ from memwall.bench.device import RUN_OPTIONS
 from memwall.core.errors import UsageError
 from memwall.core.version import __version__
 from memwall.frontend.dynamo.capture import capture_of
+from memwall.frontend.workload.target import is_saved
 from memwall.gate.baseline import (
     Bases,
     Checkout,
@@ -26,7 +27,7 @@ from memwall.gate.baseline import (
     saved_profile,
     shown,
 )  # fmt: skip
-from memwall.gate.config import APART, GateConfig, GatedWorkload, Limit, is_saved, parse_limit
+from memwall.gate.config import APART, GateConfig, GatedWorkload, Limit, parse_limit
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.tracing import Job, Traced, profile_both

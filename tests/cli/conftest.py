@@ -56,18 +56,22 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def run(folder, capfd) -> Run:
-    """``run("profile", "net.py")`` in this process; standard output and error as a user sees them."""
+def in_process(capfd, *command: str) -> Run:
+    """The command line in this process, after some first words; standard output and error as a user sees them."""
     from memwall.cli import main
 
     def go(*args: str) -> Result:
         capfd.readouterr()
-        code = main([str(arg) for arg in args])
-        out, err = capfd.readouterr()
-        return Result(code, out, err)
+        code = main([*command, *map(str, args)])
+        return Result(code, *capfd.readouterr())
 
     return go
+
+
+@pytest.fixture
+def run(folder, capfd) -> Run:
+    """``run("profile", "net.py")`` in this process."""
+    return in_process(capfd)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 
 from memwall.hardware.lookup import load_gpu
 from memwall.record.profile import Profile
-from tests.cli.conftest import ROOT, Result
+from tests.cli.conftest import ROOT, Result, in_process
 from tests.unit import gate_repo
 from tests.unit.gate_repo import REGRESSIONS, git
 from tests.unit.processes import wait_for
@@ -337,16 +337,7 @@ def saved(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def run(saved, capfd) -> Callable[..., Result]:
     """``memwall gate`` in this process, in the repository."""
-    from memwall.cli import main
-
-    def go(*args: str) -> Result:
-        capfd.readouterr()
-        code = main(["gate", *map(str, args)])
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return Result(code, out, err)
-
-    return go
+    return in_process(capfd, "gate")
 
 
 def test_a_saved_profile_is_gated_without_torch(saved):

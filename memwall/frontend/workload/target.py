@@ -31,6 +31,11 @@ def is_target(text: str) -> bool:
     )
 
 
+def is_saved(target: str) -> bool:
+    """Whether a target is a saved record."""
+    return target.lower().endswith((".json", ".json.gz")) and not target.startswith("hf:")
+
+
 def split_target(target: str) -> Parts:
     """Take a target apart without touching the disk."""
     if target.startswith("hf:"):
