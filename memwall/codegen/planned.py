@@ -202,8 +202,7 @@ def compiled_plan(
         architectures: what to compile for (``sm_90``); the GPU's own where none is named.
         regions: as for :func:`memwall.fusion.planner.memwall_plan`.
         generate: group → kernel.
-        compiler: kernels with architectures → resources; None takes :func:`memwall.codegen.compiling.compile_all` with
-        ``cache``.
+        compiler: kernels with architectures → resources; None takes ``compile_all`` with ``cache``.
         say: called with one-line messages.
 
     Raises:

@@ -27,9 +27,6 @@ from memwall.ops.expressions import literal
 class Waiting(Exception):
     """The tensor to read does not exist yet: another function has to scatter it first."""
 
-    def __init__(self) -> None:
-        super().__init__("a scattered tensor is read before it is there")
-
 
 @dataclass
 class OpView:

@@ -41,8 +41,8 @@ def point(view: OpView) -> Made:
 
 def _full(value: Any = None) -> OpRule:
     def rule(view: OpView) -> Made:
-        name = next((n for n in ("fill_value", "value", "s") if n in (view.op.attributes or {})), None)
-        number = value if value is not None else view.number(name) if name else None
+        given = (view.number(name) for name in ("fill_value", "value", "s"))
+        number = value if value is not None else next((n for n in given if n is not None), None)
         if number is None:
             raise NotGenerated(f"the number that {view.packet} writes is not in the trace")
         return [constant(view.spec.shape, view.spec.dtype, number)]
