@@ -48,3 +48,26 @@ def _run(folder: Path, *arguments: str) -> tuple[list[dict[str, Any]], int]:
                           check=False)  # fmt: skip
     assert done.returncode <= 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()], -done.returncode
+
+
+_RUN = """
+import sys, torch
+from pathlib import Path
+from memwall.codegen.kernel import load_source
+folder = Path(sys.argv[1])
+cases = torch.load(folder / "cases.pt")
+for case in cases.values():
+    case["result"] = load_source(case["source"], folder).run(*case["tensors"], seed=3)
+torch.save(cases, folder / "results.pt")
+"""
+
+
+def run(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
+    """Run sources on their ``tensors`` in one interpreter; the tensors as they are afterwards, and the ``result``."""
+    import torch
+
+    torch.save(cases, folder / "cases.pt")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", _RUN, str(folder)], env=environment, check=True)
+    done: dict[str, dict[str, Any]] = torch.load(folder / "results.pt")
+    return done

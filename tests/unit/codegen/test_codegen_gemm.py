@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,25 +14,14 @@ from memwall.codegen.gemm import gemm_kernel
 from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.fusion.pricing import Pricer
 from memwall.ops import graph_costs
+from tests.unit import interpreted
 from tests.unit.fusion_graphs import Builder, board
-from tests.unit.places import ROOT
 
 pytest.importorskip("triton")
 
 #: of one rounding of the result; the interpreter cuts bf16 off instead of rounding it
 EPSILON = {"float32": 2e-6, "float16": 2**-10, "bfloat16": 2**-7}
 DTYPES = tuple(EPSILON)
-
-CHILD = """
-import sys, torch
-from pathlib import Path
-from memwall.codegen.kernel import load_source
-folder = Path(sys.argv[1])
-cases = torch.load(folder / "cases.pt")
-for case in cases.values():
-    case["result"] = load_source(case["source"], folder).run(*case["tensors"], seed=3)
-torch.save(cases, folder / "results.pt")
-"""
 
 
 @dataclass
@@ -188,10 +174,7 @@ def cases(tmp_path_factory) -> dict[str, Case]:
         values = [case.builder.values[i] for i in case.kernel.inputs]
         views = [by_storage[v.storage].as_strided(v.spec.shape, v.spec.strides, v.offset) for v in values]
         sent[name] = {"source": case.kernel.source, "tensors": views}
-    torch.save(sent, folder / "cases.pt")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", CHILD, str(folder)], env=environment, check=True)
-    for name, done in torch.load(folder / "results.pt").items():
+    for name, done in interpreted.run(sent, folder).items():
         CASES[name].got = done["result"]
     return CASES
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,25 +12,14 @@ from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.multi import multi_kernel
 from memwall.fusion.pricing import Pricer
 from memwall.ops import graph_costs
+from tests.unit import interpreted
 from tests.unit.fusion_graphs import Builder, board
-from tests.unit.places import ROOT
 
 pytest.importorskip("triton")
 
 SIZES = ((1,), (7,), (1031,), (3, 5, 7), (0,), (2048,), (64, 65))
 #: relative; the interpreter cuts bf16 off instead of rounding it
 EPSILON = {"float64": 1e-14, "float32": 5e-7, "float16": 2**-10, "bfloat16": 2**-6}
-
-CHILD = """
-import sys, torch
-from pathlib import Path
-from memwall.codegen.kernel import load_source
-folder = Path(sys.argv[1])
-cases = torch.load(folder / "cases.pt")
-for case in cases.values():
-    case["result"] = load_source(case["source"], folder).run(*case["tensors"])
-torch.save(cases, folder / "results.pt")
-"""
 
 
 @dataclass
@@ -230,10 +216,7 @@ def cases(tmp_path_factory) -> dict[str, Case]:
                 values = (40 * values).ceil()
             case.before[i] = offset_by(values.to(getattr(torch, spec.dtype)), 32 + (n % 7 == 2))
         sent[name] = {"source": kernel.source, "tensors": [case.before[i] for i in kernel.inputs]}
-    torch.save(sent, folder / "cases.pt")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", CHILD, str(folder)], env=environment, check=True)
-    for name, done in torch.load(folder / "results.pt").items():
+    for name, done in interpreted.run(sent, folder).items():
         case = CASES[name]
         case.after.update(zip(case.kernel.inputs, done["tensors"], strict=True))
         case.after.update(zip(case.kernel.outputs, done["result"], strict=True))
