@@ -47,13 +47,10 @@ _ARGUMENTS: Mapping[str, str] = {
     "dtype": "dtype", "processgroupname": "Process Group Name", "rank": "Rank",
 }  # fmt: skip
 
-#: arguments that are passed through: of Triton kernels, CUDA graphs and collectives
-ATTRIBUTES = frozenset(
-    (
-        "kernel_file", "kernel_hash", "kernel_backend", "kernel_name", "kernel_kwargs", "num_warps", "num_stages",
-        "grid", "stream", "graph id", "graph node id", "Collective name", "In msg nelems", "Out msg nelems",
-        "In split size", "Out split size", "Group size", "dtype", "Process Group Name", "Rank",
-    )
+#: arguments that are passed through, of Triton kernels, graphs and collectives: all that have no field of their own
+ATTRIBUTES = frozenset(_ARGUMENTS.values()).difference(
+    ("correlation", "external", "sequence", "forward_thread", "dims", "types", "strides", "concrete", "stack", "device",
+     "block", "bytes")
 )  # fmt: skip
 
 #: kernels that move data between GPUs, by name: NCCL, RCCL, MSCCL, NVSHMEM, DeepEP, one-shot and two-shot all-reduces

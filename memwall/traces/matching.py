@@ -96,11 +96,12 @@ def _arrows_of(recording: Recording, activities: Sequence[Activity], calls: Sequ
 def _moments(
     recording: Recording, calls: Sequence[int | None], arrows: Sequence[int | None], first_arrow: int
 ) -> dict[int, list[tuple[float, float, int]]]:
+    """Thread -> (begin, end, key) of the calls and arrows; the keys of arrows follow those of calls."""
     moments: dict[int, list[tuple[float, float, int]]] = {}
     made, flows = recording.calls, recording.flow_starts
     for call in {call for call in calls if call is not None}:
-        begin = made.start[call]
-        moments.setdefault(made.thread[call], []).append((begin, begin + made.dur[call], call))
+        end = made.start[call] + made.dur[call]
+        moments.setdefault(made.thread[call], []).append((made.start[call], end, call))
     for arrow in {arrow for arrow in arrows if arrow is not None}:
         begin = flows.start[arrow]
         moments.setdefault(flows.thread[arrow], []).append((begin, begin, first_arrow + arrow))
