@@ -21,9 +21,6 @@ def row(modeled_s, measured_s, bound_s=None, op_class="elementwise", dtype="floa
     return Row(dataset, gpu, op_class, dtype, modeled_s, measured_s, bound_s)
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_cell_by_hand():
     """Errors +10 %, -20 %, +50 %, -100 %, 0 %, in this order."""
     rows = [row(1.1, 1.0, 0.9), row(0.8, 1.0, 1.2), row(6.0, 4.0, 1.0), row(0.0, 3.0), row(2.0, 2.0, 2.0)]
@@ -123,9 +120,6 @@ def test_rank_correlation_as_scipy_has_it():
     assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def record(tmp_path):
     path = tmp_path / "run.json"
@@ -167,9 +161,6 @@ def test_what_is_no_file_of_ours(tmp_path):
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="is not UTF-8"):
         score_files([tmp_path / "b.csv"])
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_page(record, golden):

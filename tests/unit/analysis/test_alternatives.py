@@ -129,9 +129,6 @@ def test_a_norm_among_other_ops_stays():
     assert decomposed_norms(trace(Inline(), torch.float32, "inference").graph) == ()
 
 
-# -- the chunked loss --------------------------------------------------------------------------------------------------
-
-
 class Head(nn.Module):
     def __init__(self, width, classes, bias=False, dtype=BF16):
         super().__init__()
@@ -269,9 +266,6 @@ def test_time_paid_is_what_others_measured():
 def phase_s(graph, costs, phases):
     schedule = simulate(graph, eager_plan(graph, costs), load_gpu("a100-80gb-sxm"))
     return sum(k.time_s for k in schedule.kernels if graph.ops[k.op_ids[0]].phase in phases)
-
-
-# -- forms that are traced again ---------------------------------------------------------------------------------------
 
 
 class Attention(nn.Module):

@@ -144,9 +144,6 @@ def test_only_so_many_are_priced():
     assert prices.each[MAX_PRICED:] == (None, None)
 
 
-# -- regions -----------------------------------------------------------------------------------------------------------
-
-
 def test_healing_joins_backward_too_and_leaves_gradients_and_optimizer_apart():
     graph, _ = step()
     assert healed(graph, STEP, whole(graph, STEP), (0,)) == (0, 0, 0, 0, -1, -1, -1)

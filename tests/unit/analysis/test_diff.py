@@ -73,9 +73,6 @@ def assert_adds_up(before: Profile, after: Profile) -> None:
         assert sum(c.time_s for c in found) == pytest.approx(moved_s, abs=slack_s)
 
 
-# -- one change each ---------------------------------------------------------------------------------------------------
-
-
 def test_an_op_that_appeared_is_named_with_all_that_it_costs():
     before, after = (profile(Chain(a=torch.relu, b=torch.tanh)), profile(Chain(a=torch.relu, n=double, b=torch.tanh)))
     (cause,) = causes(before, after)
@@ -212,8 +209,6 @@ def test_ops_of_one_place_are_matched_in_order_as_many_as_can_be(first, second):
     assert len(pairs) == common_length(first, second)
 
 
-# -- any change --------------------------------------------------------------------------------------------------------
-
 STEPS = {
     "relu": torch.relu, "cast": lambda x: x.half().float(), "copy": lambda x: x.t().contiguous().t(),
     "norm": lambda x: nn.functional.layer_norm(x, (WIDTH,)), "sum": lambda x: x * x.sum(-1, keepdim=True),
@@ -260,9 +255,6 @@ def test_causes_come_in_one_order_whatever_the_hash():
     assert [c.time_s for c in found] == sorted((c.time_s for c in found), reverse=True)
 
 
-# -- without a baseline ------------------------------------------------------------------------------------------------
-
-
 def test_without_a_baseline_the_largest_kernels_are_named():
     made = profile(nn.Sequential(*[Chain(a=torch.relu) for _ in range(3)], Step(lambda x: x @ x.t())))
     schedule = made.simulations[0]
@@ -274,9 +266,6 @@ def test_without_a_baseline_the_largest_kernels_are_named():
     assert sum(c.time_s for c in largest(side(made), "time_s", schedule.kernels, 99)) == pytest.approx(
         schedule.totals.time_s
     )
-
-
-# -- speed -------------------------------------------------------------------------------------------------------------
 
 
 def timed(before: Profile, after: Profile) -> list[Cause]:

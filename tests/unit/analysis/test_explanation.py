@@ -73,9 +73,6 @@ def test_the_record_and_the_text_say_it(profile):
     assert "kernel 0, mm in blocks.0.proj" in render(profile, "md", explained=told)
 
 
-# -- intervals ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_interval_encloses_the_time_and_stays_above_the_bound(profile):
     for schedule in profile.simulations:
         for kernel in schedule.kernels:
@@ -93,8 +90,6 @@ def test_the_interval_of_a_total_by_hand(profile):
     by_hand = sum(value**2 for value in above.values()) ** 0.5
     assert schedule.totals.high_s - schedule.totals.time_s == pytest.approx(by_hand)
 
-
-# -- how constants are known -------------------------------------------------------------------------------------------
 
 GEMM = Gemm(pipe=Pipe("tensor", "float16"), batch=1, m=1024, n=1024, k=1024, itemsize=2, read_bytes=2 * 2 * 1024**2,
             write_bytes=2 * 1024**2)  # fmt: skip

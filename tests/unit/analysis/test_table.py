@@ -177,9 +177,6 @@ def test_rates(profile, old):
     assert kernels.rates(make_profile(tokens=None), old).tokens_per_s is None
 
 
-# -- the verdict -------------------------------------------------------------------------------------------------------
-
-
 def test_a_replay_of_what_is_gives_what_is(profile):
     graph, costs = profile.graph, profile.costs[0]
     for gpu in (OLD, NEW, make_gpu("slow-cpu", dispatch_s=15e-6)):

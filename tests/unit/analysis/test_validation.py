@@ -35,9 +35,6 @@ def pair_of(run, name):
     return next(pair for pair in run.pairs if pair.kernel.name == name)
 
 
-# -- one kernel --------------------------------------------------------------------------------------------------------
-
-
 def test_a_product(device):
     """2^31 FLOP at 100 TFLOP/s are 21.47483648 us, and 1 us of launch: 22.47483648; measured 25."""
     pair = pair_of(run_of(device, "eager"), "aten.mm")
@@ -80,9 +77,6 @@ def test_the_dtype_is_that_of_most_bytes_floating_first():
     assert main_dtype(graph, [adamw]) == "float32"
     assert main_dtype(graph, [graph.ops[0]]) == "float16"
     assert main_dtype(graph, []) == ""
-
-
-# -- sums --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_sums_of_a_run(device):
@@ -155,9 +149,6 @@ def test_streaming_kernels_are_the_large_ones_without_matrix_work(device):
     assert [pair.kernel.name for pair in run.streaming] == ["a", "b"]
     assert run.streaming_of_copy == pytest.approx(math.sqrt(0.5 * 0.8))
     assert run_of(device, "eager").streaming_of_copy is None
-
-
-# -- the same groups ---------------------------------------------------------------------------------------------------
 
 
 def test_a_group_under_each_executor(device):
@@ -235,9 +226,6 @@ def test_a_geometric_mean():
     assert geomean([2.0, 8.0]) == pytest.approx(4.0)
 
 
-# -- points, rows, sums ------------------------------------------------------------------------------------------------
-
-
 def test_points_of_a_roofline():
     profile = make_measured()
     points = measured_points(profile, profile.simulation("old", "eager"))
@@ -278,8 +266,6 @@ def test_the_summary_is_plain_json():
     assert [run["executor"] for run in only["runs"]] == ["eager", "inductor", "generated"]
     assert only["same_groups"][0]["geomean"] == pytest.approx(math.sqrt(2.5))
 
-
-# -- the record --------------------------------------------------------------------------------------------------------
 
 RECORD = make_measured(("generated",)).measurements[0]
 

@@ -61,9 +61,6 @@ def outcome(profile: Profile, *specs: str, policy: str = "eager"):
     return found
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("text", "expected"), [
     ("dram_bytes_per_s*=2", ("dram_bytes_per_s", "", "*=", 2.0)),
     ("l2_bytes=100MB", ("l2_bytes", "", "=", 100e6)),
@@ -134,9 +131,6 @@ def test_only_the_number_named_changes():
     assert new.name == GPU.name
 
 
-# -- totals on another GPU ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("spec", "after_us"), [
     ("dram_bytes_per_s*=2", 6.0),  # two kernels of 4 MB at 2 TB/s, 1 us of launch each
     ("launch_overhead_s=0", 8.0),
@@ -171,9 +165,6 @@ def test_several_come_alone_and_together():
         ("dram_bytes_per_s*=2 and launch_overhead_s=0", "ideal"),
     ]  # fmt: skip
     assert found[4].after.time_s == pytest.approx(4 * US)  # two of 4 MB at 2 TB/s
-
-
-# -- modules in one kernel ---------------------------------------------------------------------------------------------
 
 
 def test_a_module_in_one_kernel():

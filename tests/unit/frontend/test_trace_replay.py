@@ -189,9 +189,6 @@ def test_reference_workloads(folder, mode):
     assert full == replayed
 
 
-# -- what a replay must not get wrong ----------------------------------------------------------------------------------
-
-
 def test_a_part_that_every_block_shares():
     shared = nn.Linear(16, 16)
 

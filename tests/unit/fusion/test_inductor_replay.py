@@ -20,9 +20,6 @@ def _seed():
     torch.manual_seed(0)
 
 
-# -- views -------------------------------------------------------------------------------------------------------------
-
-
 def applied(tensor: torch.Tensor, steps: list[Step]) -> torch.Tensor:
     calls = {"view": torch.Tensor.view, "permute": torch.Tensor.permute, "select": torch.Tensor.select,
              "slice": lambda t, axis, start, stop: t.narrow(axis, start, stop - start),
@@ -89,9 +86,6 @@ def test_order_of_axes():
     # channels last: [n, c, h, w] with c innermost
     assert row_major_order(TensorSpec((2, 3, 4, 5), (60, 1, 15, 3), "float32")) == (0, 2, 3, 1)
     assert row_major_order(TensorSpec((2, 3), (4, 1), "float32")) is None  # a gap behind each row
-
-
-# -- whole models ------------------------------------------------------------------------------------------------------
 
 
 def llama(layers: int = 2):

@@ -49,8 +49,6 @@ def ns(us):
     return round(us * 1000)
 
 
-# -- the rules of the format -------------------------------------------------------------------------------------------
-
 #: phase -> keys that the Trace Event Format wants of such an event
 REQUIRED = {
     "M": ("pid", "name", "args"), "X": ("pid", "tid", "name", "ts", "dur"), "C": ("pid", "name", "ts", "args"),
@@ -129,9 +127,6 @@ def test_the_rules_see_a_fault(phase, change, fault):
     assert any(fault in words for words in faults(json.dumps(trace)))
 
 
-# -- the clock, by hand ------------------------------------------------------------------------------------------------
-
-
 def test_a_late_launch_is_a_gap():
     rows = rows_of(make_profile(gpus=(SLOW_CPU,)))
     launches, kernels, _ = rows.values()
@@ -201,9 +196,6 @@ def test_arrows_lead_from_each_launch_to_its_kernel():
     assert [e["id"] for e in tails] == [e["id"] for e in heads]
 
 
-# -- what a slice says -------------------------------------------------------------------------------------------------
-
-
 def test_a_kernel_says_where_it_comes_from_and_what_it_costs():
     profile = with_source(make_profile(gpus=(SLOW_CPU,)), {0: "net.py:12"})
     _, kernels, _ = rows_of(profile).values()
@@ -250,9 +242,6 @@ def test_names_arrive_whole():
     assert trace["otherData"]["workload"] == '<b>"x"\u2028'
     kernel = next(e for e in trace["traceEvents"] if e["name"] == HOSTILE)
     assert kernel["args"]["module"] == HOSTILE_MODULE
-
-
-# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 def three_ops(gpu):
@@ -320,9 +309,6 @@ def test_a_peak_that_another_version_counted_is_not_drawn_over():
     (schedule,) = profile.simulations
     other = replace(schedule, totals=replace(schedule.totals, peak_memory_bytes=1))
     assert events_of(profile.with_simulations((other,)), "C") == []
-
-
-# -- records -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_saved_profile_gives_the_same_trace():

@@ -104,9 +104,6 @@ def test_the_page_is_deterministic(page):
     assert render(make_profile(), "html") == page
 
 
-# -- in a browser ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def browse(page, tmp_path_factory):
     """``browse(hash)``: the page's DOM as Chromium leaves it."""

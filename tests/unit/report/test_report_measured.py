@@ -42,9 +42,6 @@ def changed(profile, **changes):
     return replace(profile, measurements=(first, *profile.measurements[1:]))
 
 
-# -- text --------------------------------------------------------------------------------------------------------------
-
-
 def test_the_page_and_markdown(profile, golden):
     golden("measured.txt", render_measured(profile))
     golden("measured.md", render(MeasuredReport(profile), "md"))
@@ -138,9 +135,6 @@ def test_whatever_is_loaded_can_be_rendered(profile, data, value):
         assert render(loaded, kind)
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
 def test_csv_has_a_row_for_each_measured_kernel(profile):
     found = list(csv.DictReader(io.StringIO(render(profile, "csv"))))
     assert tuple(found[0]) == COLUMNS
@@ -162,9 +156,6 @@ def test_json_is_the_record_with_the_sums(profile):
     assert len(record["measurements"]) == 3
     assert record["measured"][0]["runs"][0]["measured_s"] == pytest.approx(248e-6)
     assert "measured" not in json.loads(render(make_profile(), "json"))
-
-
-# -- pictures ----------------------------------------------------------------------------------------------------------
 
 
 def drawn(profile, policy):
@@ -225,9 +216,6 @@ def test_every_measured_policy_gets_its_roofline(profile):
 
     bare = replace(profile, measurements=())
     assert height(render(profile, "svg")) - height(render(bare, "svg")) == pytest.approx(6 * 72, abs=1)
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
 
 
 def test_html_shows_the_tables_and_holds_the_points(profile):

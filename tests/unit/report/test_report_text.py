@@ -29,9 +29,6 @@ def comparison(profile):
     return compare_profile(profile, [OLD, NEW], price={"old": 1.0, "new": 4.0})
 
 
-# -- golden files ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("by", ["op", "module", "class", "phase"])
 def test_text_of_a_profile(profile, golden, by):
     golden(f"profile_{by}.txt", render(profile, "text", by=by, width=110))
@@ -55,9 +52,6 @@ GOLDEN = {
 @pytest.mark.parametrize("name", GOLDEN)
 def test_other_reports(profile, comparison, golden, name):
     golden(name, render(GOLDEN[name](profile, comparison), "md" if name.endswith("md") else "text"))
-
-
-# -- what must hold for any profile ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [100, 110, 118, 160])
@@ -164,9 +158,6 @@ def test_many_gpus_still_fit_the_page(profile):
     assert max(map(len, growth.splitlines())) <= 118
 
 
-# -- columns -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_column_has_one_unit():
     column, cells = col.si("FLOPs", "FLOP", [8.2e12, 5e9, 7e9, 0, None])
     assert (column.unit, cells) == ("GFLOP", ["8,200.0", "5.0", "7.0", "0.0", "-"])
@@ -191,9 +182,6 @@ def test_fitting_cuts_names_first_then_leaves_optional_columns_out():
     assert fit(table, 40) == [(0, 21), (1, 10), (2, 5)]
     assert fit(table, 30) == [(0, 18), (1, 10)]
     assert fit(table, 5) == [(0, 12), (1, 10)]
-
-
-# -- several graphs ----------------------------------------------------------------------------------------------------
 
 
 def test_two_graphs_are_told_apart(profile):
