@@ -139,9 +139,6 @@ def test_the_notebook_runs_and_shows_what_it_should(tmp_path, monkeypatch):
     assert "Sequential, training, float32, AdamW" in traced["text/html"]
 
 
-# -- the site ----------------------------------------------------------------------------------------------------------
-
-
 class Links(HTMLParser):
     """What a page points at and what it loads, and the ids in it."""
 

@@ -103,9 +103,6 @@ def test_files(run, folder):
     assert (folder / "a.txt").read_text() == result.out
 
 
-# -- capture -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_break_with_its_place_and_price(run, broken):
     """The break parts gelu from mul: 512 x 256 floats written and read again, 2 x 0.524 MB, and one launch."""
     out = run("fuse", broken, "--gpu", "a100", *PLAIN, "-q").out
@@ -212,9 +209,6 @@ def test_a_capture_with_a_damaged_number_is_refused(run, broken, folder, part, d
     assert "capture is damaged" in run("fuse", "damaged.json", *PLAIN).error
 
 
-# -- inductor ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def no_inductor(monkeypatch):
     def fail(*args, **options):
@@ -289,9 +283,6 @@ def test_inductor_where_it_is(run, folder):
     assert any("@triton.jit" in text and "aten.relu" in text for text in texts)
 
 
-# -- kernels and what-ifs ----------------------------------------------------------------------------------------------
-
-
 def test_kernels_are_written_and_replaced(run, folder):
     args = (
         "fuse", "net.py", "--mode", "training", "--gpu", "a100", "--policy", "memwall", "--no-capture", "--emit", "out",
@@ -323,8 +314,6 @@ def test_what_ifs_are_listed_alone_and_together(run):
     assert "  fuse:0 " in section
     assert "dram_bytes_per_s*=2 and fuse:0" in " ".join(section.split())
 
-
-# -- bad input ---------------------------------------------------------------------------------------------------------
 
 CASES = {
     "fuse": "Missing argument 'TARGET|PROFILE'",

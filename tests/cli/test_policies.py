@@ -86,9 +86,6 @@ def test_a_record_whose_eager_kernels_are_not_single_ops_is_refused(run, record)
     assert "eager launches each op alone and once" in run("report", record).error
 
 
-# -- compare -----------------------------------------------------------------------------------------------------------
-
-
 def entries(result) -> list[tuple[str, str]]:
     return [(entry["gpu"], entry["policy"]) for entry in json.loads(result.out)["entries"]]
 

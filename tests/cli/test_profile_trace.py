@@ -247,9 +247,6 @@ def test_what_is_no_trace_is_one_line(tmp_path: Path, ending: str) -> None:
     assert "broken.json" in str(caught.value)
 
 
-# ---- the command itself
-
-
 def test_the_command(tmp_path: Path, run: Any) -> None:
     path = trace(tmp_path)
     result = run("profile", path)

@@ -93,8 +93,6 @@ def test_where_the_spec_lies(monkeypatch, tmp_path):
     assert default_spec_path("cuda") == tmp_path / "own" / "cuda.toml"
 
 
-# ---- a CPU's spec
-
 CALL_S = 1e-6
 
 
@@ -182,9 +180,6 @@ def test_a_saved_record_keeps_the_cpu_and_a_gpus_has_none(spec):
 def test_the_nearest_cache_that_holds_it():
     cpu = Cpu(cache_bytes={"l1": 100, "l2": 1000, "l3": 10000}, cache_bytes_per_s={"l2": 5.0, "l3": 3.0})
     assert [cpu.rate_for(n) for n in (50, 1000, 1001, 10001)] == [5.0, 5.0, 3.0, None]
-
-
-# ---- a CUDA device's spec
 
 
 SIDE = 8192
@@ -298,9 +293,6 @@ def test_of_an_unknown_board_the_measured_rates_are_the_peaks(as_measured):
         if "." in name:  # a sum reaches 98 % of a bandwidth at most, here it is the bandwidth
             off = 0.025 if name == "dram.read" else 0.02
             assert predicted_s(gpu, name, quantity.work) == pytest.approx(quantity.seconds, rel=off), name
-
-
-# ---- the benchmarks
 
 
 def test_there_is_a_benchmark_for_every_rate():

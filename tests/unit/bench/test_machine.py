@@ -46,9 +46,6 @@ def test_busy_seconds_leave_out_idle_and_waiting(tmp_path):
     assert machine_busy_s(tmp_path / "nowhere") == 0.0
 
 
-# -- what the system counts --------------------------------------------------------------------------------------------
-
-
 def written(root: Path, ticks: str, queued: str, quota: int, throttled: int) -> Path:
     """The files that are read, as Linux writes them."""
     files = {
@@ -109,9 +106,6 @@ def test_a_process_that_never_rests_is_seen():
     # of 0.6 s; on a crowded machine its place is taken by others, which counts the same
     assert usage.others_s > 0.3
     assert isinstance(before, Counters)
-
-
-# -- sensors -----------------------------------------------------------------------------------------------------------
 
 
 class FakeNvml:

@@ -29,9 +29,6 @@ def test_samples_are_shared_out_over_the_rounds(total, sizes):
     assert [share(total, part, ROUNDS) for part in range(ROUNDS)] == sizes
 
 
-# -- distinct kernels --------------------------------------------------------------------------------------------------
-
-
 class Blocks(torch.nn.Module):
     """Three equal blocks, one of another width, and an op that stands alone."""
 
@@ -76,9 +73,6 @@ def test_numbers_of_jobs_are_unique_over_executors_and_top_keeps_the_weightiest(
     kept = plan_work(blocks, gpu, ["eager"], top=2)
     assert len(kept.jobs) == 2
     assert {job.step_s for job in kept.jobs} == set(sorted((j.step_s for j in work.of("eager")), reverse=True)[:2])
-
-
-# -- choices -----------------------------------------------------------------------------------------------------------
 
 
 class Stopwatch:
@@ -145,9 +139,6 @@ def test_a_folder_that_refuses_choices_is_no_failure(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "file"))
     Choices.here({}).put("source", {"BLOCK": 1})
     assert Choices.here({}).get("source") is None
-
-
-# -- what is missing, and how kernels end ------------------------------------------------------------------------------
 
 
 def test_the_missing_compiler_is_named(monkeypatch, tmp_path):

@@ -195,9 +195,6 @@ def test_the_result_is_that_of_float64(cases, name):
         )
 
 
-# -- which path --------------------------------------------------------------------------------------------------------
-
-
 def test_whole_tiles_need_no_masks_and_ragged_ones_do():
     assert "mask" not in generate(plain(256, 512, 64, "float16")).source
     source = generate(plain(256, 500, 64, "float16")).source
@@ -263,9 +260,6 @@ def test_a_large_layer_compiles_without_spills(tmp_path):
     for (resources,) in compile_all(pairs, cache=tmp_path):
         assert (resources.status, resources.spilled_bytes, resources.stack_bytes) == ("ok", 0, 0)
         assert resources.shared_bytes > 0
-
-
-# -- what is left to others --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("capability", ["6.0", "7.0", "7.5"])

@@ -70,8 +70,6 @@ def test_a_policy_without_kernels_is_refused():
         written_out(make_profile(), "ideal")
 
 
-# -- folders -----------------------------------------------------------------------------------------------------------
-
 FILES = {
     "index.json": '{"schema": "memwall.emit/1", "files": ["a.py", "b/c.py", "index.json"]}',
     "a.py": "1",

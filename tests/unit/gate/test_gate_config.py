@@ -27,9 +27,6 @@ def limits_of(config: GateConfig, name: str = "net", gpu="h100-sxm", policy="eag
     return {q + f"@{m}" * bool(m): " ".join(row.text for row in rows) for (q, m), rows in found.items()}
 
 
-# -- what is meant -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "head"), [
     ("memwall.toml", "[gate]"),
     ("memwall.toml", "[tool.memwall.gate]"),
@@ -168,9 +165,6 @@ def test_the_path_of_a_board_is_relative_to_the_file(read, tmp_path, monkeypatch
     assert read("[gate]\ntarget = 'a.py'\ngpu = 'own.toml'").workloads[0].gpus[0].name == "l4"
 
 
-# -- where it is found -------------------------------------------------------------------------------------------------
-
-
 def test_the_nearest_file_with_a_gate_is_found(tmp_path):
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
@@ -189,8 +183,6 @@ def test_a_broken_file_on_the_way_is_said(tmp_path):
     with pytest.raises(UsageError, match=r"pyproject\.toml is not TOML: .*line 1|end of document"):
         find_config(tmp_path)
 
-
-# -- mistakes ----------------------------------------------------------------------------------------------------------
 
 MISTAKES = {
     "[gate]\nkernles = 3": r"toml: \[tool.memwall.gate\]: no setting or quantity 'kernles'; did you mean kernels",

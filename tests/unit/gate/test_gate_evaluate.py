@@ -251,9 +251,6 @@ def test_intermediates_are_what_kernels_write_and_others_read(two, three):
     assert (found.value, fused.simulations[0].totals.kernels) == (0, 1)
 
 
-# -- the whole gate over saved profiles --------------------------------------------------------------------------------
-
-
 def gated(folder, head: Profile, base: Profile | None, scope: Scope):
     """The result of a gate of one saved profile."""
     head.save(folder / "net.json")

@@ -28,9 +28,6 @@ def gemm(**changes) -> Gemm:
     return Gemm(**{**shape, **changes})
 
 
-# -- several launches --------------------------------------------------------------------------------------------------
-
-
 def test_each_launch_takes_the_longer_of_its_own_two():
     """100 TFLOP/s, 1 TB/s, 1 us a launch: 10 us and 20 us one after another, not the 21 us of the longer sum."""
     cost = Cost({TENSOR: 10**9}, 11 * 10**6, 10**7, launches=(COMPUTE, TRAFFIC))
@@ -47,9 +44,6 @@ def test_a_later_launch_finds_in_l2_what_the_one_before_it_moved():
     first, second = (terms.memory_s for _, terms in launches_of(cost, large))
     assert first == pytest.approx(20e-6)
     assert 10e-6 < second < 20e-6  # half of it is read, from L2
-
-
-# -- constants of other boards -----------------------------------------------------------------------------------------
 
 
 def board(name: str, capability: str, architecture: str, table: str = "gemm.float16", scored: bool = True, **constants):
@@ -97,9 +91,6 @@ def test_shipped_boards_without_rows_say_whose_constants_they_use():
     assert load_gpu("h100-sxm").fitted_on["gemm.bfloat16"] == "h100-sxm"
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_product_keeps_its_shape_in_a_group_and_takes_the_groups_bytes():
     cost = Cost({TENSOR: 1}, read_bytes=700, write_bytes=300)
     found = with_launches(cost, [gemm(), Stream(read_bytes=5, write_bytes=5)], kernels=2, extra_bytes=50)
@@ -123,9 +114,6 @@ def test_a_group_of_known_ops_is_one_stream_and_of_unknown_ones_plain():
     assert (launch.read_bytes, launch.write_bytes, launch.flops) == (107, 50, 10)
     (launch,) = with_launches(cost, []).launches
     assert launch == Plain(read_bytes=100, write_bytes=50, flops=cost.flops)
-
-
-# -- machines of other kinds, and captured steps -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["tpu-v4", "wse-2"])

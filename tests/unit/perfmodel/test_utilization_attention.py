@@ -42,9 +42,6 @@ def seconds(work, gpu=H100, resident_bytes=0):
     return predict(work, gpu, resident_bytes).time_s
 
 
-# ---- tiles, by hand
-
-
 def test_tiles_of_a_causal_call():
     tiles = predict(attention(2, 8, 256, 256, 64), H100).facts["tiles"]
     assert (tiles.rows, tiles.columns) == (128, 64)
@@ -66,9 +63,6 @@ def test_one_block_more_than_multiprocessors_takes_a_second_wave():
 def test_a_short_sequence_pays_for_a_whole_tile():
     one, tile = (predict(attention(256, 32, n, n, 128), H100).compute_s for n in (8, 64))
     assert one == pytest.approx(tile, rel=0.01)
-
-
-# ---- decode, by hand
 
 
 @pytest.mark.parametrize(("batch", "heads", "kv_heads", "keys", "sequences", "parts"), [
@@ -93,9 +87,6 @@ def test_decode_is_no_faster_than_dram_and_faster_from_l2():
     assert seconds(work) > work.bytes / H100.dram_bytes_per_s
     small = attention(4, 8, 1, 1024, 128)
     assert predict(small, H100, small.read_bytes).memory_s < predict(small, H100).memory_s
-
-
-# ---- physical facts
 
 
 @pytest.mark.parametrize("gpu", BOARDS.values(), ids=lambda gpu: gpu.name)
@@ -137,9 +128,6 @@ def test_nothing_to_meet():
     assert explain(attention(0, 8, 128, 128, 64), H100, predict(attention(0, 8, 128, 128, 64), H100))
 
 
-# ---- published: arXiv 2407.08608, H100 SXM5, 16384 tokens, hidden size 2048, FLOP/s
-
-
 @pytest.mark.parametrize(("kernel", "backward", "size", "keys", "causal", "published"), [
     ("flash", False, 128, 16384, False, 370e12), ("flash", False, 128, 16384, True, 335e12),
     ("flash", False, 64, 2048, False, 318e12), ("flash", True, 128, 16384, False, 322e12),
@@ -150,9 +138,6 @@ def test_published_rates_of_pytorchs_kernels(kernel, backward, size, keys, causa
     work = attention(16384 // keys, 2048 // size, keys, keys, size, causal=causal, kernel=kernel, backward=backward)
     flops = (10 if backward else 4) * 16384 * 2048 * keys / (2 if causal else 1)
     assert seconds(work) == pytest.approx(flops / published, rel=0.15)
-
-
-# ---- measured
 
 
 def _rows(gpu, phase):
@@ -189,9 +174,6 @@ def test_measured_rows_above_a_tenth_of_a_millisecond(gpu, phase):
 def test_measured_short_rows_are_latency(gpu):
     rows = [row for row in _rows(gpu, "decode") if float(row["latency_ms"]) < 0.02]
     assert median(abs(_ratio(row) - 1) for row in rows) < 0.25
-
-
-# ---- the sentence, and the launches of a call
 
 
 @pytest.mark.parametrize(("work", "parts"), [

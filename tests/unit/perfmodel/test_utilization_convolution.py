@@ -28,9 +28,6 @@ def launch(pipe=FP16, role="forward", n=32, cin=64, cout=64, hw=56, window=3, st
     })  # fmt: skip
 
 
-# -- what the cost formulas say ----------------------------------------------------------------------------------------
-
-
 def test_forward_is_one_launch_and_a_pass_for_the_bias():
     data, weight, out = spec(2, 3, 8, 8), spec(16, 3, 3, 3), spec(2, 16, 4, 4)
     inputs = [("input", data), ("weight", weight), ("bias", spec(16))]
@@ -70,9 +67,6 @@ def test_groups_and_depthwise():
     (alone,) = cost("aten.convolution", [("input", data), ("weight", spec(32, 1, 3, 3))], data, groups=32).launches
     assert alone.depthwise
     assert predict(alone, load_gpu("h100-sxm")).facts["way"] == "depthwise"
-
-
-# -- tiles, by hand ----------------------------------------------------------------------------------------------------
 
 
 def test_tiles_and_rounds_of_an_implicit_gemm():
@@ -115,9 +109,6 @@ def test_few_channels_cost_a_slice_on_the_first_tensor_cores_and_16_bytes_later(
 
     assert [k_of("v100-sxm2-16gb", c) for c in (1, 3, 32, 33)] == [288, 288, 288, 576]
     assert [k_of("a100-80gb-sxm", c) for c in (1, 3, 32, 33)] == [72, 72, 288, 360]
-
-
-# -- physics -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ["forward", "input", "weight"])
@@ -172,9 +163,6 @@ def test_the_sentence_holds_the_numbers(work, words):
     assert [word for word in words if word not in text] == []
     assert text.endswith(".")
     assert "\n" not in text
-
-
-# -- measured rows that the constants did not see ----------------------------------------------------------------------
 
 
 def _errors(name, wanted):

@@ -35,9 +35,6 @@ def _terms(name: str, m: int, n: int, k: int, batch: int = 1) -> Terms:
     return predict(_work(m, n, k, batch), load_gpu(name))
 
 
-# -- by hand -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_lone_tile_of_an_a100_takes_2048_clocks_for_8_of_k() -> None:
     """128 * 128 * 8 multiply-adds on 64 lanes; 1024 of k are 128 steps, whatever part of the tile is asked for."""
     at_peak_s = 128 * 2048 / 1.41e9
@@ -125,9 +122,6 @@ def test_rows_far_apart_cost_pascal_its_tlb() -> None:
     assert far == pytest.approx(near, rel=0.02)
 
 
-# -- what must hold ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", BOARDS)
 def test_more_of_anything_takes_no_less(name: str) -> None:
     sizes = (1, 16, 100, 128, 500, 2048, 8192)
@@ -164,9 +158,6 @@ def test_the_sentence_gives_the_numbers() -> None:
     said = explain(work, gpu, predict(work, gpu))
     for part in ("24 times 512x384x64 in 128x128 tiles", "288 blocks on 58 SMs = 4.97 each, run as 5", "(72 W)"):
         assert part in said
-
-
-# -- measured ----------------------------------------------------------------------------------------------------------
 
 
 def _held_out(file: str, label: str, op: str, gpu: Gpu) -> Iterator[tuple[float, float]]:

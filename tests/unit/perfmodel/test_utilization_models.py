@@ -40,9 +40,6 @@ def scan(*shape: int, dim: int) -> Call:
     return call("aten.cumsum", {"self": spec(*shape)}, (spec(*shape),), dim=dim)
 
 
-# -- few long rows
-
-
 def test_a_row_of_a_layer_norm_is_all_normalized_axes():
     (work,) = cost_of(layer_norm((16, 64, 256, 256), 3)).launches
     assert isinstance(work, Rows)
@@ -83,9 +80,6 @@ def test_more_rows_never_take_less():
         assert times == sorted(times)
 
 
-# -- loops that wait
-
-
 def test_blocks_go_in_waves_of_four_a_multiprocessor():
     """132 multiprocessors hold 528 blocks of 512 threads."""
     turn_s = round_trip_s(H100)
@@ -97,9 +91,6 @@ def test_blocks_go_in_waves_of_four_a_multiprocessor():
 def test_the_sentence_names_the_waits():
     work = Stream(read_bytes=4096, write_bytes=4096, elements=1024, steps=1000, blocks=2)
     assert "2 blocks, 1000 loads in a row each" in explain(work, A100, predict(work, A100))
-
-
-# -- scans
 
 
 def test_a_scan_down_the_first_axis_takes_a_load_a_row():
@@ -142,9 +133,6 @@ def test_a_scan_is_never_faster_than_its_bytes():
             assert found.time_s >= found.bound_s
 
 
-# -- depthwise convolutions
-
-
 def depthwise(images: int, channels: int, size: int, kernel: int = 3) -> Call:
     """Square images, padded so that as many places come out."""
     data = spec(images, channels, size, size)
@@ -171,9 +159,6 @@ def test_a_thread_of_a_depthwise_kernel_goes_over_its_window():
     assert "9 taps" in explain(small, H100, predict(small, H100))
 
 
-# -- memory-efficient attention
-
-
 def test_tiles_of_the_memory_efficient_kernel():
     """64 x 64 for heads of 64, 32 x 128 for wider ones: 100 queries are two blocks a head, or four."""
     for head, rows, columns, blocks in ((64, 64, 64, 2), (128, 32, 128, 4)):
@@ -183,9 +168,6 @@ def test_tiles_of_the_memory_efficient_kernel():
         (work,) = cost_of(attention).launches
         tiles = predict(work, H100).facts["tiles"]
         assert (tiles.rows, tiles.columns, tiles.blocks) == (rows, columns, 10 * blocks)
-
-
-# -- moments of groups
 
 
 def test_a_group_has_one_block_for_its_moments():

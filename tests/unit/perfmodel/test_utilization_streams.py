@@ -38,9 +38,6 @@ def rows(count, columns, kind="softmax_block", **more):
     return Rows(kind=kind, rows=count, columns=columns, itemsize=4, read_bytes=size, write_bytes=size, **more)
 
 
-# -- memory
-
-
 def test_traffic_is_bytes_over_the_rate_that_is_reached():
     assert traffic_s(A100, 1555e9 / 2, 0, 0.5) == pytest.approx(1.0)
     assert traffic_s(A100, 0, A100.l2_bytes_per_s * L2_REACHED) == pytest.approx(1.0)
@@ -50,9 +47,6 @@ def test_a_footprint_stays_in_l2_or_is_gone():
     assert kept_share(A100, 0.5 * A100.l2_bytes) == 1
     assert kept_share(A100, 2 * A100.l2_bytes) == 0
     assert kept_share(A100, 0.8 * A100.l2_bytes) == pytest.approx(0.5)
-
-
-# -- streams
 
 
 def test_the_fraction_goes_from_read_by_triad_to_copy():
@@ -136,9 +130,6 @@ def embedding(count, width):
     return calls.cost("aten.embedding.default", inputs, [contiguous((count, width), "float16")])
 
 
-# -- rows
-
-
 def test_rows_take_turns_on_the_multiprocessors():
     """4096 rows on 108 multiprocessors are 37.9, so 38."""
     work = rows(4096, 1024, "layer_norm")
@@ -207,9 +198,6 @@ def test_row_kernels_grow_with_rows_and_stay_above_the_datasheet(gpu, kind):
         before = time_s
 
 
-# -- the launches of ops
-
-
 def test_softmax_has_a_kernel_by_row_length():
     kinds = {n: calls.softmax((64, n), "float32").launches[0].kind for n in (31, 1024, 1025, 30000)}
     assert kinds == {31: "softmax_warp", 1024: "softmax_warp", 1025: "softmax_block", 30000: "softmax_block"}
@@ -243,9 +231,6 @@ def test_launches_move_what_the_cost_says():
         assert moved == pytest.approx(cost.bytes + cost.extra_bytes, rel=0.01)
 
 
-# -- around a launch
-
-
 def test_a_call_hides_the_kernel_behind_the_host():
     work = calls.elementwise("aten.add.Tensor", (8, 8), "float32", 2).launches[0]
     call = {"launch.call.floor_s": 30e-6, "launch.call.back_share": 0.5}
@@ -263,8 +248,6 @@ def test_modules_have_a_longer_way_than_operators():
     ways = {name: way_of(known, cost.launches[0]) for name, cost in spec.items()}
     assert ways["add"] == 1 < ways["gelu"] < ways["softmax"] < ways["layer_norm"]
 
-
-# -- beside measured rows
 
 _BOARDS = {"NVIDIA A100-PCIE-40GB": "a100-40gb-pcie", "Tesla V100-PCIE-32GB": "v100-pcie-32gb",
            "Tesla P100-PCIE-16GB": "p100-pcie-16gb", "Tesla T4": "t4", "Tesla P4": "p4",

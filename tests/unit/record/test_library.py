@@ -24,9 +24,6 @@ pandas = pytest.importorskip("pandas", reason="pandas is not installed")
 MM = 2**31  # FLOP of one product of the fixture: 2 * 1024^3
 
 
-# -- public names ------------------------------------------------------------------------------------------------------
-
-
 def test_nothing_else_is_public():
     names = {name for name in dir(memwall) if not (name.startswith("__") and name != "__version__")}
     assert names == set(memwall.__all__)
@@ -82,8 +79,6 @@ def test_every_public_function_is_documented_and_typed(name):
         assert "Raises:" in text, f"memwall.{name} does not say what it raises"
 
 
-# -- types -------------------------------------------------------------------------------------------------------------
-
 SCRIPT = """
 import memwall
 from torch import nn, ones
@@ -136,9 +131,6 @@ def test_a_users_script_is_checked_through_the_lazy_names(tmp_path):
     assert revealed[-1] == "memwall.record.profile.Profile"
     errors = re.findall(r"^script\.py:(\d+): error: .*\[([\w-]+)\]", done.stdout, re.MULTILINE)
     assert [kind for _, kind in errors] == ["call-arg", "attr-defined", "arg-type", "assignment"], done.stdout
-
-
-# -- data frames -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -211,9 +203,6 @@ def test_a_comparison_is_a_row_for_each_entry(profile):
     assert machines["dram_bytes_per_s"].tolist() == [1e12, 2e12]
 
 
-# -- the roofline ------------------------------------------------------------------------------------------------------
-
-
 def test_the_roofline_is_a_figure_with_a_circle_for_each_kind_of_kernel(profile):
     figure = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
     drawn = profile.roofline()
@@ -246,9 +235,6 @@ def test_a_wrong_roofline_writes_nothing(profile, tmp_path):
     with pytest.raises(UsageError, match="cannot write"):
         profile.roofline(tmp_path / "missing" / "a.png")
     assert list(tmp_path.iterdir()) == []
-
-
-# -- HTML --------------------------------------------------------------------------------------------------------------
 
 
 class Reader(HTMLParser):
