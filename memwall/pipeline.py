@@ -12,7 +12,7 @@ from memwall.analysis.compare import Comparison, compare_gpus, compare_profile, 
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.hardware.chips import chip_of
-from memwall.hardware.lookup import Gpu, inherit, load_gpu, load_gpus, stated
+from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, stated, with_nearest_constants
 from memwall.ops import graph_costs
 from memwall.record.format import WorkloadInfo
 from memwall.record.profile import Profile
@@ -170,7 +170,8 @@ def resimulate(
 
     If the GPU would use an attention kernel that was not traced, the first graph is used.
     """
-    known = [gpu if gpu.utilization or gpu.cpu else inherit(gpu, stated()) for gpu in _gpus(gpu)]  # an older record's
+    gpus = _gpus(gpu)  # those of an older record state no constants
+    known = [gpu if gpu.utilization or gpu.cpu else with_nearest_constants(gpu, stated()) for gpu in gpus]
     return _simulated(saved, known, _names(policy), cuda_graph)
 
 

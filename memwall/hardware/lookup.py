@@ -16,8 +16,8 @@ from memwall.hardware.gpu import Gpu
 from memwall.hardware.gpu_spec import broken_identities, read_spec
 
 __all__ = [
-    "Gpu", "all_gpus", "gpu_names", "identity_violations", "inherit", "load_gpu", "load_gpus", "match_device",
-    "read_spec", "spec_path", "stated",
+    "Gpu", "all_gpus", "gpu_names", "identity_violations", "load_gpu", "load_gpus", "match_device", "read_spec",
+    "spec_path", "stated", "with_nearest_constants",
 ]  # fmt: skip
 
 
@@ -108,7 +108,7 @@ _UNSCORED = (0.5, 1.5)
 
 
 def _inherited(gpu: Gpu) -> Gpu:
-    return gpu if gpu.cpu is not None else inherit(gpu, stated())
+    return gpu if gpu.cpu is not None else with_nearest_constants(gpu, stated())
 
 
 def stated() -> list[Gpu]:
@@ -116,13 +116,13 @@ def stated() -> list[Gpu]:
     return [_own(name) for name in _files()]
 
 
-def inherit(gpu: Gpu, boards: Iterable[Gpu]) -> Gpu:
-    """The GPU with each constant that it lacks from the most similar of ``boards`` that states it: one of the same
+def with_nearest_constants(gpu: Gpu, others: Iterable[Gpu]) -> Gpu:
+    """The GPU with each constant that it lacks from the most similar of ``others`` that states it: one of the same
     compute capability, else of the same architecture, else of the nearest generation of the same vendor; among these of
     the nearest peak. A table that was not scored on rows counts as further away (:data:`_UNSCORED`). ``fitted_on``
     names the GPU on whose rows a table was scored."""
     tables: list[tuple[tuple[float, float, str], str, Gpu]] = []
-    for other in boards:
+    for other in others:
         generations, peaks, name = _distance(gpu, other)
         if generations < _UNRELATED:
             for table in _tables(other):

@@ -1,4 +1,4 @@
-"""Builds small graphs for the fusion tests without torch, and a board with round numbers to plan them for."""
+"""Builds small graphs for the fusion tests without torch, and a GPU with round numbers to plan them for."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Builder:
         return Graph(tuple(self.values), tuple(self.storages), tuple(self.ops), inputs, (), outputs)
 
 
-def board(**changes) -> Gpu:
+def round_gpu(**changes) -> Gpu:
     """100 multiprocessors, 1 TB/s, 2 us a launch, no L2, all of it achievable."""
     spec = {
         "name": "round", "full_name": "Round Numbers", "vendor": "none", "architecture": "test",
@@ -81,12 +81,12 @@ def board(**changes) -> Gpu:
 
 
 def without_cache(gpu: Gpu) -> Gpu:
-    """The board without L2 residency and with a host that is never late."""
+    """The GPU without L2 residency and with a host that is never late."""
     return replace(gpu, l2_bytes=0, dispatch_s=0.0)
 
 
 def plan(policy: str, graph: Graph, gpu: Gpu | None = None, regions=None) -> Plan:
-    return plan_graph(policy, graph, graph_costs(graph), gpu or board(), regions)
+    return plan_graph(policy, graph, graph_costs(graph), gpu or round_gpu(), regions)
 
 
 def moved(plan: Plan) -> int:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from memwall.analysis.explanation import calibration_of
 from memwall.analysis.validation import Row
 from memwall.hardware.constants import LaunchConstants
-from memwall.hardware.lookup import Gpu, inherit, stated
+from memwall.hardware.lookup import Gpu, stated, with_nearest_constants
 from memwall.ops import Cost
 from memwall.perfmodel.families import interval
 from memwall.perfmodel.roofline import Prediction, call_s, launch_floor_s, peak_compute_s, predict_cost
@@ -65,7 +65,7 @@ def held_out_gpu(gpu: Gpu) -> Gpu:
     overhead of an eager call is kept: it is not a property of the GPU."""
     host = {key: n for key, n in gpu.utilization.items() if key.startswith("launch.call.")}
     others = [other for other in stated() if other.name != gpu.name]
-    return inherit(replace(gpu, utilization=host, fitted_on={}), others)
+    return with_nearest_constants(replace(gpu, utilization=host, fitted_on={}), others)
 
 
 def left_out(samples: Iterable[Sample]) -> list[Sample]:

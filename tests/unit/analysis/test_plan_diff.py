@@ -11,14 +11,14 @@ from memwall.analysis.plan_diff import plan_diff
 from memwall.fusion import Plan, plan_graph
 from memwall.fusion.pricing import Pricer
 from memwall.ops import graph_costs
-from tests.unit.fusion_graphs import Builder, board
+from tests.unit.fusion_graphs import Builder, round_gpu
 
 PROFILES = Path(__file__).parents[3] / "profiles"
 
 
 def plan_of(graph, *groups):
     """A plan of the groups given; a pair of tuples is what a group owns and what it computes again."""
-    pricer = Pricer(graph, graph_costs(graph), board())
+    pricer = Pricer(graph, graph_costs(graph), round_gpu())
     made = [pricer.group(*group) if isinstance(group[0], tuple) else pricer.group(group) for group in groups]
     return Plan("by hand", tuple(made))
 
@@ -37,7 +37,7 @@ def chain():
 
 def test_equal_plans_agree_on_every_pair(chain):
     plan = plan_of(chain, (0, 1), (2,), (3,))
-    found = plan_diff(chain, plan, plan, board())
+    found = plan_diff(chain, plan, plan, round_gpu())
     # neighbours: exp-neg, neg-sqrt, exp-relu, and neg-relu, which both read what exp made
     assert (found.pairs, found.same, found.share) == (4, 4, 1.0)
     assert (found.all_pairs, found.all_same) == (6, 6)
@@ -46,7 +46,7 @@ def test_equal_plans_agree_on_every_pair(chain):
 
 def test_one_op_on_the_other_side(chain):
     """neg with exp in the first plan, with sqrt in the second: exp-neg, neg-sqrt differ."""
-    found = plan_diff(chain, plan_of(chain, (0, 1), (2,), (3,)), plan_of(chain, (0,), (1, 2), (3,)), board())
+    found = plan_diff(chain, plan_of(chain, (0, 1), (2,), (3,)), plan_of(chain, (0,), (1, 2), (3,)), round_gpu())
     assert (found.pairs, found.same, found.only_first, found.only_second) == (4, 2, 1, 1)
     assert (found.all_pairs, found.all_same) == (6, 4)
     assert found.kernels == (3, 3)
@@ -63,7 +63,7 @@ def test_what_is_computed_again_is_there_too(chain):
     """relu computes exp again: the two are together for neighbours; who owns what is unchanged."""
     apart = plan_of(chain, (0, 1, 2), (3,))
     again = plan_of(chain, (0, 1, 2), ((3,), (0,)))
-    found = plan_diff(chain, apart, again, board())
+    found = plan_diff(chain, apart, again, round_gpu())
     assert (found.pairs, found.same, found.only_second) == (4, 3, 1)
     assert found.all_same == found.all_pairs == 6
 
@@ -75,7 +75,7 @@ def test_ops_of_two_phases_are_no_pair():
     b.phase = "backward"
     last = b.like("aten.neg", ("self", first))
     graph = b.graph(last)
-    found = plan_diff(graph, plan_of(graph, (0,), (1,)), plan_of(graph, (0,), (1,)), board())
+    found = plan_diff(graph, plan_of(graph, (0,), (1,)), plan_of(graph, (0,), (1,)), round_gpu())
     assert found.pairs == found.all_pairs == 0
     assert found.share == found.all_share == 1.0
 

@@ -24,7 +24,7 @@ from memwall.ops import graph_costs
 from memwall.report.document import Document
 from memwall.report.pages.fused import compiled_section
 from memwall.report.text import to_text
-from tests.unit.fusion_graphs import Builder, board, groups_of
+from tests.unit.fusion_graphs import Builder, groups_of, round_gpu
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 
@@ -306,14 +306,14 @@ def chain(layers: int = 1):
 
 def compiled(graph, when, **changes):
     options = {"generate": named, "compiler": spilling(when), **changes}
-    return compiled_plan(graph, graph_costs(graph), board(), **options)
+    return compiled_plan(graph, graph_costs(graph), round_gpu(), **options)
 
 
 def test_what_does_not_spill_is_planned_as_ever():
     graph = chain()
     made = compiled(graph, lambda one: False)
     assert (made.rounds, made.architectures) == (1, ("sm_90",))
-    assert made.plan == memwall_plan(graph, graph_costs(graph), board())
+    assert made.plan == memwall_plan(graph, graph_costs(graph), round_gpu())
     (only,) = made.kernels
     assert only.ops == ("aten.relu", "aten.exp", "aten.neg")
     # 4096 x 512 floats read and written, and no bytes of the product, which is its library's
@@ -356,7 +356,7 @@ def test_an_op_that_spills_by_itself_runs_as_its_eager_kernel():
     x = b.given(4096, 4096)
     graph = b.graph(b.like("aten._softmax", ("self", x), dim=1, half_to_float=False))
     costs = graph_costs(graph)
-    ours, made = memwall_plan(graph, costs, board()), compiled(graph, lambda one: True)
+    ours, made = memwall_plan(graph, costs, round_gpu()), compiled(graph, lambda one: True)
     assert ours.groups[0].cost != costs[0]
     assert made.plan.groups[0].cost == costs[0]
     assert made.kernels == ()
@@ -377,7 +377,7 @@ def test_what_makes_a_kernel_spill_is_not_computed_again():
     assert any(group.recomputes for group in free.plan.groups)
     worst = next(group for group in free.plan.groups if group.recomputes)
     spills = {work_of(graph, (*worst.op_ids, *worst.recomputes)): "80 bytes"}
-    made = memwall_plan(graph, graph_costs(graph), board(), None, spills)
+    made = memwall_plan(graph, graph_costs(graph), round_gpu(), None, spills)
     assert not any(group.recomputes for group in made.groups)
     assert "register spill" in {refusal.rule for refusal in made.refusals}
 

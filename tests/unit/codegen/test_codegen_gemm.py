@@ -15,7 +15,7 @@ from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.fusion.pricing import Pricer
 from memwall.ops import graph_costs
 from tests.unit import interpreted
-from tests.unit.fusion_graphs import Builder, board
+from tests.unit.fusion_graphs import Builder, round_gpu
 
 pytest.importorskip("triton")
 
@@ -38,7 +38,7 @@ class Case:
 
 
 def generate(case: Case, **changes) -> Kernel:
-    gpu = board(**changes)
+    gpu = round_gpu(**changes)
     graph = case.builder.graph(*case.results)
     pricer = Pricer(graph, graph_costs(graph), gpu)
     group = pricer.group([op.id for op in graph.ops])

@@ -15,7 +15,7 @@ from memwall.core.graph import EAGER
 from memwall.fusion.planner import memwall_plan
 from memwall.fusion.rules import MAX_OPS, RULES
 from memwall.ops import Cost
-from tests.unit.fusion_graphs import Builder, board, groups_of, moved, plan
+from tests.unit.fusion_graphs import Builder, groups_of, moved, plan, round_gpu
 
 ROWS, COLS = 4096, 1024
 N = ROWS * COLS * 4
@@ -489,7 +489,7 @@ def test_a_fusion_that_leaves_the_board_idle_is_declined(b):
     for _ in range(4):
         total = b.like("aten.add.Tensor", ("self", total), ("other", b.given(4, 1 << 20)))
     y = b.like("aten._softmax", ("self", total), dim=-1, half_to_float=False)
-    made = plan("memwall", b.graph(total, y), board(launch_overhead_s=1e-9))
+    made = plan("memwall", b.graph(total, y), round_gpu(launch_overhead_s=1e-9))
     assert groups_of(made) == [(0, 1, 2, 3), (4,)]
     assert made.refusals[0].rule == "slower when fused"
     assert "4 rows leave 96 of 100 multiprocessors idle" in made.refusals[0].reason
@@ -499,7 +499,7 @@ def test_on_a_small_board_the_same_rows_fuse(b):
     x = b.given(400, 4096)
     e = b.like("aten.exp", ("self", x))
     y = b.like("aten._softmax", ("self", e), dim=-1, half_to_float=False)
-    assert groups_of(plan("memwall", b.graph(e, y), board(sm_count=4))) == [(0, 1)]
+    assert groups_of(plan("memwall", b.graph(e, y), round_gpu(sm_count=4))) == [(0, 1)]
 
 
 # -- what cannot be written as one launch
@@ -606,7 +606,7 @@ def test_a_record_without_attributes_is_planned(b, name, attributes):
     graph = b.graph(*out)
     graph = replace(graph, ops=tuple(replace(op, attributes=attributes) for op in graph.ops))
     costs = [Cost({}, 8 * 4 * 36 * 4, 8 * 4 * 36 * 4 + 32)]
-    assert [g.op_ids for g in memwall_plan(graph, costs, board()).groups] == [(0,)]
+    assert [g.op_ids for g in memwall_plan(graph, costs, round_gpu()).groups] == [(0,)]
 
 
 # -- the layer of the paper on data movement in transformers (Ivanov et al. 2021)

@@ -14,7 +14,7 @@ from memwall.ops.registry import define
 from memwall.traces.calls import Hints, read_call
 from memwall.traces.records import TracedOp
 from memwall.traces.schemas import schemas_of
-from tests.unit.fusion_graphs import Builder, board
+from tests.unit.fusion_graphs import Builder, round_gpu
 
 
 @pytest.fixture
@@ -47,10 +47,10 @@ def test_it_is_costed(graph):
 
 
 def test_it_is_fused_and_generated(graph):
-    plan = plan_graph("memwall", graph, graph_costs(graph), board())
+    plan = plan_graph("memwall", graph, graph_costs(graph), round_gpu())
     (group,) = plan.groups
     assert group.op_ids == (0, 1)
-    kernel = generate(graph, Flow.of(graph), group, board())
+    kernel = generate(graph, Flow.of(graph), group, round_gpu())
     assert kernel.schedule == "pointwise"
     assert "tl.sigmoid(" in kernel.source
     assert covers("mylib.swish.default")

@@ -14,14 +14,14 @@ from memwall.ops import graph_costs
 from memwall.ops.registry import rows
 from memwall.perfmodel.cpu import kernel_name, kernel_time_s, product_name
 from memwall.simulate.schedule import simulate
-from tests.unit.fusion_graphs import Builder, board
+from tests.unit.fusion_graphs import Builder, round_gpu
 
 MIB = 1 << 20
 CPU = Cpu(threads=1, cache_bytes={"l2": 1_000_000, "l3": 32_000_000}, cache_bytes_per_s={"l2": 100e9, "l3": 50e9},
           flop_per_s={"window_convolution": 200e9, "pointwise_convolution": 80e9, "attention": 60e9},
           elements_per_s={"gelu": 2e9, "gelu_tanh": 0.4e9, "batch_norm_training": 0.5e9, "max_pool": 0.25e9},
           exposed_traffic=0.5)  # fmt: skip
-MACHINE = board(name="cpu", architecture="cpu", compute_capability=None, sm_count=1,
+MACHINE = round_gpu(name="cpu", architecture="cpu", compute_capability=None, sm_count=1,
                 peak_flop_per_s={Pipe("vector", "float32"): 400e9}, dram_bytes_per_s=20e9, l2_bytes=32_000_000,
                 l2_bytes_per_s=200e9, launch_overhead_s=1e-6, achievable={"dram": 0.5, "vector.float32": 0.25},
                 cpu=CPU)  # fmt: skip
@@ -161,6 +161,6 @@ def test_every_rate_has_ops_that_the_cost_model_knows():
 def test_a_gpu_has_no_such_times(b):
     b.like("aten.relu.default", b.given(8))
     graph = b.graph()
-    (group,) = plan_graph("eager", graph, graph_costs(graph), board()).groups
+    (group,) = plan_graph("eager", graph, graph_costs(graph), round_gpu()).groups
     with pytest.raises(ValueError, match="no CPU"):
-        kernel_time_s(graph, group.op_ids, group.cost, board(), ())
+        kernel_time_s(graph, group.op_ids, group.cost, round_gpu(), ())

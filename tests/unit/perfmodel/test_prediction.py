@@ -8,7 +8,7 @@ import pytest
 
 from memwall.core.graph import Pipe
 from memwall.fusion.pricing import with_launches
-from memwall.hardware.lookup import inherit, load_gpu
+from memwall.hardware.lookup import load_gpu, with_nearest_constants
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.launches import Gemm, Plain, Stream
@@ -60,16 +60,16 @@ COUSIN = board("b", "8.6", "ampere", plateau=0.6)
 
 def test_the_most_similar_board_lends_its_constants():
     mine = make_gpu("mine", compute_capability="8.0", architecture="ampere")
-    found = inherit(mine, [OLD, COUSIN, SAME])
+    found = with_nearest_constants(mine, [OLD, COUSIN, SAME])
     assert found.utilization == {"gemm.float16.plateau": 0.7, "gemm.float16.start_s": 1e-6}
     assert found.fitted_on == {"gemm.float16": "a"}
     newer = make_gpu("newer", compute_capability="9.0", architecture="hopper")
-    assert inherit(newer, [OLD, COUSIN]).fitted_on == {"gemm.float16": "b"}
+    assert with_nearest_constants(newer, [OLD, COUSIN]).fitted_on == {"gemm.float16": "b"}
 
 
 def test_a_boards_own_constants_stay_and_the_rest_is_filled():
     mine = board("mine", "8.0", "ampere", plateau=0.9)
-    found = inherit(mine, [OLD, SAME])
+    found = with_nearest_constants(mine, [OLD, SAME])
     assert found.utilization == {"gemm.float16.plateau": 0.9, "gemm.float16.start_s": 1e-6}
     assert found.fitted_on == {"gemm.float16": "mine"}
 
@@ -78,12 +78,12 @@ def test_a_table_without_rows_of_its_own_comes_after_one_with_rows():
     derived = board("derived", "8.9", "ada", scored=False, plateau=0.1)
     mine = make_gpu("mine", compute_capability="9.0", architecture="hopper")
     # ada is one generation from hopper and ampere two; a table that was not scored counts one and a half further
-    assert inherit(mine, [derived, COUSIN]).utilization["gemm.float16.plateau"] == 0.6
+    assert with_nearest_constants(mine, [derived, COUSIN]).utilization["gemm.float16.plateau"] == 0.6
 
 
 def test_other_makers_boards_lend_nothing():
     tpu = make_gpu("tpu", compute_capability=None, architecture="tpu")
-    assert inherit(tpu, [OLD, SAME, COUSIN]).utilization == {}
+    assert with_nearest_constants(tpu, [OLD, SAME, COUSIN]).utilization == {}
 
 
 def test_shipped_boards_without_rows_say_whose_constants_they_use():

@@ -8,7 +8,7 @@ from memwall.ops import Cost
 from memwall.ops.launches import Plain
 from memwall.simulate.memory import memory_peak, reuse_distances
 from memwall.simulate.schedule import simulate
-from tests.unit.fusion_graphs import board
+from tests.unit.fusion_graphs import round_gpu
 
 FP16 = Pipe("tensor", "float16")
 
@@ -16,7 +16,7 @@ FP16 = Pipe("tensor", "float16")
 def gpu(**changes):
     """A board with round numbers: 100 TFLOP/s, 1 TB/s, 4 MB of L2 at 10 TB/s, all of it achievable."""
     peaks = {FP16: 100e12, Pipe("vector", "float32"): 10e12}
-    return board(**{"peak_flop_per_s": peaks, "l2_bytes": 4_000_000, "dispatch_s": 5e-6, **changes})
+    return round_gpu(**{"peak_flop_per_s": peaks, "l2_bytes": 4_000_000, "dispatch_s": 5e-6, **changes})
 
 
 def chain(sizes, costs=None, op_class="elementwise", roles=None):
