@@ -2,7 +2,7 @@
 
     python reports/accuracy_report.py
 
-Scores are on shapes that no constant was fitted to, or on boards whose own constants were taken away; R1 (75 % of the
+Scores are on shapes that no constant was fitted to, or on GPUs whose own constants were taken away; R1 (75 % of the
 peak, 85 % of the bandwidth, 3 us) stands beside them on the same rows.
 """
 
@@ -54,8 +54,8 @@ NOTES = """## What falls short, and why
 - **bmm of MI100 and MI210**: equal up to one size, rows run at rates up to 1.8 apart (MI210: 512x512x64 at 21 TFLOP/s,
   512x512x96 at 12); the library chooses among kernels by rules that we did not find. Ten menus of tiles did not help.
 - **linear of P4**: rows of equal shape run in two states, at 0.7 and about 2.4 of 5.5 TFLOP/s, which we take for
-  throttling of a board of 75 W. The constants are fitted to the rows under 0.5 ms and to bmm; a free fit reaches 34 %
-  here and would be three to four times too slow for the published test set of the same board.
+  throttling of a GPU of 75 W. The constants are fitted to the rows under 0.5 ms and to bmm; a free fit reaches 34 %
+  here and would be three to four times too slow for the published test set of the same GPU.
 - **T4**: alike rows differ by up to three in clocks per step; 70 W. **V100 bmm**: 33 to 64 columns run in different tiles
   for alike shapes. **P100 linear**: 10 to 16 % too fast for depths of 5,000 to 25,000.
 - **GEMM of the L40S** has no goal; similar shapes differ by up to 1.8.
@@ -63,13 +63,13 @@ NOTES = """## What falls short, and why
 - **Rows faster than the bound**: the A100's decode rows were recorded by a version whose cache keeps keys and values in
   one place (we infer it: 66 grouped rows would move up to 1.8 times what DRAM can, and none does if these bytes count
   once; so they are counted once). 14 more, one head to a key head and 128 or 256 keys, stay unexplained. The V100 row is
-  14.01 TFLOP/s on a board whose datasheet says 14.0.
+  14.01 TFLOP/s on a GPU whose datasheet says 14.0.
 
 ## How to read them
 
 - Goals of NeuSight's ops are of whole eager calls: of small ops most of the time is the host's way, one constant for
-  each host. A board left out keeps its host's; all else is lent by the most similar board.
-- Most constants were fitted with an eye on other boards (a prior, shared values), not board by board; some forms and
+  each host. A GPU left out keeps its host's; all else is lent by the most similar GPU.
+- Most constants were fitted with an eye on other GPUs (a prior, shared values), not GPU by GPU; some forms and
   weights (T4's and MI100's tiles, the row kernels' shared weights, AMD's deep batched products) were chosen while the
   scores of all rows were in sight. The other half is therefore held out of the fits, not of every choice.
 - Constants of the server kernels (Vidur: gated activation, rotary, norms), the launches that fp8 layers take to quantise
@@ -99,8 +99,8 @@ GOALS = (
     Goal("LLM layers, norms", lambda r: 0.15, lambda r: r.dataset == "vidur_mlp_ops" and r.op_class == "norm",
          lambda r: r.gpu),
 )  # fmt: skip
-#: on a board that was left out
-LEFT_OUT = GOALS[2]._replace(name="fp32 ops of PyTorch, this board's data left out", limit=lambda r: 0.15)
+#: on a GPU that was left out
+LEFT_OUT = GOALS[2]._replace(name="fp32 ops of PyTorch, this GPU's data left out", limit=lambda r: 0.15)
 
 
 def goal_rows(goal: Goal, rows: Sequence[Row], counted: Sequence[Row]) -> Iterator[tuple[str, ...]]:
@@ -139,7 +139,7 @@ def markdown(head: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def labels(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Agreement of regimes by data set and class: all of a board's ops together would hide the small ones."""
+    """Agreement of regimes by data set and class: all of a GPU's ops together would hide the small ones."""
     floors = floors_s(rows)
     found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -203,7 +203,7 @@ def report(scored: Scored) -> str:
     inside, decode = sum(held) / len(held), small_ops(scored.rows)
     tables = Document("", (Section("", (
         beside_table("All rows, beside the rooflines", [c for c in score(scored.rows) if c.r1_mape is not None]),
-        split_table("Shapes not fitted to, boards left out", scored.split),
+        split_table("Shapes not fitted to, GPUs left out", scored.split),
     )),))  # fmt: skip
     by_cell: dict[tuple[str, str, str], int] = {}
     for row in violations:
@@ -214,7 +214,7 @@ def report(scored: Scored) -> str:
 
 {len(scored.rows):,} rows that others measured, as `memwall accuracy FILE... --split` scores them. The constants of
 hardware_specs are fitted to one half of the shapes, told by a hash; what stands here is the other half, or all rows of a
-board with the constants of the most similar other GPU. MAPE in percent; R1 is a roofline of 75 % of the peak and 85 %
+GPU with the constants of the most similar other GPU. MAPE in percent; R1 is a roofline of 75 % of the peak and 85 %
 of the bandwidth with 3 us on top, on the same rows. ![modeled against measured](accuracy.png)
 
 ## Goals

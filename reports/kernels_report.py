@@ -2,7 +2,7 @@
 
     python reports/kernels_report.py [ARCHITECTURE...]
 
-Needs Triton, no GPU. Each architecture gets the kernels that our planner makes for a board of it. Compiling all takes
+Needs Triton, no GPU. Each architecture gets the kernels that our planner makes for a GPU of it. Compiling all takes
 some ten minutes on two idle cores, a second time seconds (results are kept, see MEMWALL_CACHE), so the report is
 written by this command and not by every run of the tests, which compile a few kernels for every architecture.
 """
@@ -30,7 +30,7 @@ from memwall.hardware.lookup import Gpu  # noqa: E402
 from memwall.record.kernels import short_name  # noqa: E402
 from memwall.record.profile import Profile  # noqa: E402
 
-#: architecture -> a board of it, which the kernels are planned for
+#: architecture -> a GPU of it, which the kernels are planned for
 BOARDS = {
     "sm_60": "p100-sxm2-16gb", "sm_61": "p4", "sm_70": "v100-sxm2-16gb", "sm_75": "t4", "sm_80": "a100-80gb-sxm",
     "sm_86": "a10", "sm_89": "l4", "sm_90": "h100-sxm", "sm_100": "b200", "gfx942": "mi300x",
@@ -109,7 +109,7 @@ def by_architecture(rows: Sequence[Row]) -> list[str]:
             sum(r.status == "failed" for r in launches), sum(r.status == "vendor library" for r in launches),
             f"{min(row.made.coverage for row in own):.2%}",
         ))  # fmt: skip
-    heads = ("architecture", "board", "kernels", "launches", "most registers", "median occupancy", "most shared, B",
+    heads = ("architecture", "GPU", "kernels", "launches", "most registers", "median occupancy", "most shared, B",
              "other blocks", "spill", "refused as they spilled", "failed", "vendor library", "least coverage")  # fmt: skip
     return table(heads, found)
 

@@ -38,7 +38,7 @@ REASONS = """- **Liger's row backward** (`rms_norm`, `fused_add_rms_norm`, `laye
   it takes 2.7 to 4.5 times as long as its bytes (A100: 0.32 ms and 1.06 ms at 16,384 and 32,768 bfloat16 columns). Our
   plan is another kernel, with partial sums, and is modeled faster.
 - **Host-bound rows** (fused, small): a Python `autograd.Function` around Triton launches keeps the host busy for longer
-  than the kernels run: 0.36 to 0.46 ms for a step, on hosts that differ from board to board. One median stands for all.
+  than the kernels run: 0.36 to 0.46 ms for a step, on hosts that differ from GPU to GPU. One median stands for all.
 - **`softmax`, full, 2048 columns**: host-bound too, and measured between 0.09 and 0.28 ms (20th and 80th percentile).
 - **`swiglu`**: the fused MLP is measured 10 % slower at T=1024 and equal at T=4096; the products are the same, and we say
   1.02 throughout.

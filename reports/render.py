@@ -222,7 +222,7 @@ The paper's own shares make that 245 and 736 times fewer. Modeled time of the la
 {schedule.totals.time_s * 1e3:.2f} ms; the paper's repository (spcl/substation) gives 9.14 ms for PyTorch: the model is
 {100 * (1 - schedule.totals.time_s / 9.14e-3):.0f} % under it, about alike in every class, so that the shares agree and the total does not. No constant was
 fitted to this layer. 61 % of 9.14 ms would be 60 TFLOP/s for the contractions; of DeepBench's fp16 products on the same
-board the 33 whose sides are all 1000 or more run at 89 to 109 TFLOP/s, and the model follows those. Why that PyTorch of
+GPU the 33 whose sides are all 1000 or more run at 89 to 109 TFLOP/s, and the model follows those. Why that PyTorch of
 2020 was slower in its products, norms and element-wise kernels alike, by its clock or its kernels, the published figures
 do not say.
 

@@ -30,11 +30,11 @@ Traces that others recorded, from public repositories' test data, read by `memwa
 
 - *linked*: GPU time whose launch is linked to an op. *sizes*: GPU time whose op, copy or collective recorded its sizes.
 - *of it with figures*: of the time with sizes, what has FLOPs, bytes and a wall; *in all*: of the whole GPU time.
-- *over the roof*: rows faster than the board's speed of light, which would be an error of memwall's.
+- *over the roof*: rows faster than the GPU's speed of light, which would be an error of memwall's.
 - *other reading*: rows whose time proves the plainest reading of the trace wrong: operands in L2, or one tensor twice.
 - *modeled*: predicted over measured time, of the kernels that have figures and cross no link.
 
-| trace | board | kernels | GPU time | linked | sizes | of it with figures | in all | over the roof | other reading | modeled |{more}
+| trace | GPU | kernels | GPU time | linked | sizes | of it with figures | in all | over the roof | other reading | modeled |{more}
 |:---|:---|---:|---:|---:|---:|---:|---:|---:|---:|---:|{line}
 """
 

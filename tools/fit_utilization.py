@@ -58,7 +58,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--truth", default=str(ROOT.parent / "shared" / "truth"), help="folder of measured tables")
     parser.add_argument("--files", nargs="*", type=Path, help="single tables instead")
     parser.add_argument("--family", nargs="*", default=(), help="families or tables, as in gemm or gemm.float16")
-    parser.add_argument("--gpu", nargs="*", default=(), help="boards by canonical name")
+    parser.add_argument("--gpu", nargs="*", default=(), help="GPUs by canonical name")
     parser.add_argument("--intervals", action="store_true", help="keep the constants, fit their intervals")
     parser.add_argument("--write", action="store_true", help="change hardware_specs")
     return parser.parse_args()

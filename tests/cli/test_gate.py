@@ -564,7 +564,7 @@ def test_a_baseline_of_other_figures_is_never_compared_in_silence(saved, run):
     result = run("--baseline", "new.json", "-q")
     assert result.code == 3
     assert "of the same numbers" in result.out
-    # another board, another policy
+    # another GPU, another policy
     assert run("--baseline", "saved.json", "--gpu", "l4", "-q").code == 3
 
 
@@ -614,7 +614,7 @@ def test_a_configuration_elsewhere_counts_from_its_own_folder(saved, run, monkey
 
 
 def test_a_profile_of_memwall_profile_is_a_baseline(tmp_path):
-    """Its board is taken where none is named, and a policy that it was not simulated under is from its graph."""
+    """Its GPU is taken where none is named, and a policy that it was not simulated under is from its graph."""
     (tmp_path / "net.py").write_text(NET)
     made = subprocess.run(
         [sys.executable, "-m", "memwall", "profile", "net.py", "--gpu", "a100-80gb-sxm", "-q", "-o", "base.json"],

@@ -1,4 +1,4 @@
-"""Constants fitted to made-up times of known constants, the halves, boards left out, and the text of a GPU's file."""
+"""Constants fitted to made-up times of known constants, the halves, GPUs left out, and the text of a GPU's file."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from benchmarks.liger_layers import RmsNorm, Step
 from benchmarks.liger_pairs import median_factor, read, score, signs
 from tests.unit.places import truth
 
-#: the kernels that the rows are of, all boards and modes
+#: the kernels that the rows are of, all GPUs and modes
 KERNELS = {"rms_norm", "fused_add_rms_norm", "layer_norm", "softmax", "rope", "cross_entropy", "swiglu", "geglu",
            "embedding"}  # fmt: skip
 

@@ -246,7 +246,7 @@ def predicted_s(gpu, name, work):
 
 @pytest.mark.parametrize("share", [0.8, 1.0, 1.05])
 def test_what_was_measured_is_predicted(as_measured, share):
-    """Whatever the rates are: those of the board that it is, and a fifth less or a twentieth more."""
+    """Whatever the rates are: those of the GPU that it is, and a fifth less or a twentieth more."""
     quantities = {
         name: Quantity(name, q.work, q.seconds / (1 if name in ("launch", "dispatch") else share), 0.01, 15, 0)
         for name, q in cuda_quantities(load_gpu("h200")).items()

@@ -1,4 +1,4 @@
-"""What holds for every plan of every graph, by Hypothesis: random graphs, several boards, graph breaks."""
+"""What holds for every plan of every graph, by Hypothesis: random graphs, several GPUs, graph breaks."""
 
 from __future__ import annotations
 

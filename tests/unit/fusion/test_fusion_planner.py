@@ -1,6 +1,6 @@
 """The memwall policy by hand: what it fuses, what that moves, and each rule refusing once.
 
-The board of these tests moves 1 TB/s, takes 2 us a launch and has 100 multiprocessors and no L2. Tensors are float32
+The GPU of these tests moves 1 TB/s, takes 2 us a launch and has 100 multiprocessors and no L2. Tensors are float32
 where nothing else is said; N is the bytes of one of 4096 × 1024: 16,777,216.
 """
 

@@ -250,8 +250,8 @@ def test_driver_strings(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "NVIDIA A10G",  # another board than the A10
-    "NVIDIA A100-SXM4-80GB MIG 1g.10gb",  # a slice is not the board
+    "NVIDIA A10G",  # another GPU than the A10
+    "NVIDIA A100-SXM4-80GB MIG 1g.10gb",  # a slice is not the GPU
     "NVIDIA GeForce RTX 4090 Laptop GPU",
     "NVIDIA GeForce RTX 3090 Ti",
     "NVIDIA RTX 6000 Ada Generation",

@@ -87,7 +87,7 @@ def test_power_limits_the_small_boards_only() -> None:
 
 
 def test_smaller_features_do_more_for_a_joule() -> None:
-    """A constant of 16 nm on boards of 12, 7 and 5 nm. The L4 of 5 nm does 0.289 of its peak at 72 W, the T4 of 12 nm
+    """A constant of 16 nm on GPUs of 12, 7 and 5 nm. The L4 of 5 nm does 0.289 of its peak at 72 W, the T4 of 12 nm
     0.42 to 0.58 of its own at 70 W: 2.3 times the FLOP of a joule."""
     known = replace(VectorGemmConstants(), plateau=1.0)
     per_joule = {}

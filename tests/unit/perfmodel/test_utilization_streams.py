@@ -258,7 +258,7 @@ _OPS = {"add": ("aten.add.Tensor", 2), "mul": ("aten.mul.Tensor", 2), "relu": ("
 
 @pytest.fixture(scope="module")
 def measured():
-    """(board, class, shape, work, seconds) of every row of NeuSight's vector ops."""
+    """(GPU, class, shape, work, seconds) of every row of NeuSight's vector ops."""
     found = []
     for name in ("neusight_ops_train_subsample.csv", "neusight_ops_amd.csv"):
         path = truth(name)
@@ -296,7 +296,7 @@ def test_shapes_not_fitted_to_are_within_a_tenth(measured):
 
 
 def test_the_floor_says_which_calls_are_overhead(measured):
-    """Overhead is what takes less than twice the shortest call of the board."""
+    """Overhead is what takes less than twice the shortest call of the GPU."""
     least = defaultdict(lambda: 1.0)
     for board, _, _, _, seconds in measured:
         least[board] = min(least[board], seconds)
@@ -318,7 +318,7 @@ _NEIGHBOURS = [("mi100", "mi210"), ("mi210", "mi100"), ("v100-pcie-32gb", "a100-
 
 @pytest.mark.parametrize(("left_out", "other"), _NEIGHBOURS)
 def test_constants_of_another_board_serve(measured, left_out, other):
-    """A board's kernels by the constants of its neighbour; the host's way is its own."""
+    """A GPU's kernels by the constants of its neighbour; the host's way is its own."""
     own, lent = load_gpu(left_out), load_gpu(other).utilization
     kernels = {key: n for key, n in lent.items() if key.startswith(("stream.", "rows."))}
     gpu = replace(own, name=f"{left_out} as {other}", utilization={**own.utilization, **kernels})

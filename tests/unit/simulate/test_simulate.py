@@ -14,7 +14,7 @@ FP16 = Pipe("tensor", "float16")
 
 
 def gpu(**changes):
-    """A board with round numbers: 100 TFLOP/s, 1 TB/s, 4 MB of L2 at 10 TB/s, all of it achievable."""
+    """A GPU with round numbers: 100 TFLOP/s, 1 TB/s, 4 MB of L2 at 10 TB/s, all of it achievable."""
     peaks = {FP16: 100e12, Pipe("vector", "float32"): 10e12}
     return round_gpu(**{"peak_flop_per_s": peaks, "l2_bytes": 4_000_000, "dispatch_s": 5e-6, **changes})
 

@@ -341,7 +341,7 @@ def test_kernels_that_communicate(name: str) -> None:
     ("NVIDIA A100-PG509-200", 108, "a100-40gb-sxm"),
     ("NVIDIA A100-SXM4-80GB", 108, "a100-80gb-sxm"),
     ("NVIDIA B200", 148, "b200"),
-    ("AMD Instinct MI300X", 38, None),  # one eighth of the board
+    ("AMD Instinct MI300X", 38, None),  # one eighth of the GPU
     ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 42, None),
     ("Some Other Board", 10, None),
     ("", 0, None),
@@ -354,7 +354,7 @@ def test_boards_by_the_driver_s_name(tmp_path: Path, name: str, sms: int, expect
 
 
 def test_rocm_numbers_devices_among_all_agents(tmp_path: Path) -> None:
-    """The kernel's device is 2, deviceProperties lists only 0: it is that board. With two kinds it could be either."""
+    """The kernel's device is 2, deviceProperties lists only 0: it is that GPU. With two kinds it could be either."""
     mi300 = {"id": 0, "name": "AMD Instinct MI300X", "numSms": 304, "computeMajor": 9, "computeMinor": 4}
     events = [kernel("k", 0, 1, 1, device=2)]
     trace = read_trace(write(tmp_path, events, deviceProperties=[mi300]))
@@ -402,7 +402,7 @@ def test_real_traces_link_as_by_brute_force(path: Path) -> None:
     assert set(expected) <= ours
 
 
-#: rows of the file, share of GPU time with an op, board; counted in the files
+#: rows of the file, share of GPU time with an op, GPU; counted in the files
 REAL = {
     "v100_resnet50_tb_2021": (9096, 1.0, "v100-sxm2-32gb"),
     "2080ti_linear": (10356, 1.0, "rtx-2080-ti"),
