@@ -7,6 +7,7 @@ stands (``parse_math=False``), never as a formula.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,11 @@ def drawn(kind: type[Figure], size: tuple[float, float], build: Callable[[Any], 
 def saved(figure: Figure, fmt: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=fmt, dpi=DPI, metadata=dict(METADATA[fmt]))
-    return buffer.getvalue()
+    if fmt != "svg":
+        return buffer.getvalue()
+    # matplotlib names clip paths by addresses in memory; numbers make the same picture the same bytes
+    names: dict[bytes, bytes] = {}
+    return re.sub(rb"\bp[0-9a-f]{10}\b", lambda m: names.setdefault(m[0], b"clip%d" % len(names)), buffer.getvalue())
 
 
 def dots(colors: Iterable[str], **look: Any) -> list[Any]:
