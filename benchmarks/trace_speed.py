@@ -68,8 +68,8 @@ import gc, json, sys, tempfile, time
 import torch, memwall
 try:
     from memwall.simulate.schedule import PlanContext, simulate
-except ImportError:
-    from memwall.simulate.schedule import PlanContext, simulate
+except ImportError:  # an earlier state
+    from memwall.simulate import PlanContext, simulate
 torch.set_num_threads(1)
 gpu = memwall.load_gpu("h100-sxm")
 path = tempfile.mkdtemp() + "/record.json"

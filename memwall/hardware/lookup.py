@@ -22,8 +22,11 @@ __all__ = [
 
 
 def load_gpu(name_or_path: str | Path | Gpu) -> Gpu:
-    """The GPU of a name, or of a TOML file's path; a GPU comes back as it is. Case and punctuation do not matter, and
-    any words that fit only one GPU suffice.
+    """The GPU of that name, or of that TOML file.
+
+    Args:
+        name_or_path: a name, of which case and punctuation do not matter and any words that fit only one GPU suffice;
+            the path of a TOML file; or a GPU, which comes back as it is.
 
     Raises:
         UsageError: no GPU or several GPUs have that name, or the file is wrong; suggests similar names.
