@@ -241,18 +241,22 @@ def json_lines(record: Mapping[str, Any]) -> Iterator[str]:
     compact = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 
     def emit(value: Any, path: tuple[str, ...]) -> Iterator[str]:
-        lined = path in _LINED
-        if isinstance(value, dict) and (len(path) < 2 or lined):
+        if path in _LINED:
+            if isinstance(value, dict):
+                yield "{" + ",".join(f"\n{compact(key)}:{compact(item)}" for key, item in value.items()) + "\n}"
+            else:
+                yield "[" + ",".join("\n" + compact(item) for item in value) + "\n]"
+        elif isinstance(value, dict) and len(path) < 2:
             yield "{"
             for i, (key, item) in enumerate(value.items()):
                 yield (",\n" if i else "\n") + compact(key) + ":"
-                yield from emit(item, (*path, key) if not lined else (*path, "", ""))
+                yield from emit(item, (*path, key))
             yield "\n}"
-        elif isinstance(value, list) and (lined or path in (("graphs",), ("simulations",))):
+        elif path in (("graphs",), ("simulations",)):
             yield "["
             for i, item in enumerate(value):
                 yield ",\n" if i else "\n"
-                yield from emit(item, path if not lined else (*path, "", ""))
+                yield from emit(item, path)
             yield "\n]"
         else:
             yield compact(value)
