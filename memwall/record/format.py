@@ -241,11 +241,10 @@ def json_lines(record: Mapping[str, Any]) -> Iterator[str]:
     compact = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 
     def emit(value: Any, path: tuple[str, ...]) -> Iterator[str]:
-        if path in _LINED:
-            if isinstance(value, dict):
-                yield "{" + ",".join(f"\n{compact(key)}:{compact(item)}" for key, item in value.items()) + "\n}"
-            else:
-                yield "[" + ",".join("\n" + compact(item) for item in value) + "\n]"
+        if path in _LINED and isinstance(value, dict):
+            yield "{" + ",".join(f"\n{compact(key)}:{compact(item)}" for key, item in value.items()) + "\n}"
+        elif path in _LINED:
+            yield "[" + ",".join("\n" + compact(item) for item in value) + "\n]"
         elif isinstance(value, dict) and len(path) < 2:
             yield "{"
             for i, (key, item) in enumerate(value.items()):
