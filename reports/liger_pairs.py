@@ -71,7 +71,7 @@ benchmark script runs it (`benchmarks/liger_pairs.py`).
 
 ## By kernel
 
-{table("kernel, mode, board | rows | measured gain | modeled gain | median factor | unfused off by | fused off by", _by_kernel(rows))}
+{table("kernel, mode, GPU | rows | measured gain | modeled gain | median factor | unfused off by | fused off by", _by_kernel(rows))}
 
 Off by: median of modeled over measured time.
 
@@ -91,7 +91,7 @@ are added to what is there.
 
 ## All rows
 
-{table("kernel, mode, board, size | measured gain | modeled gain | unfused off by | fused off by", _all(rows))}
+{table("kernel, mode, GPU, size | measured gain | modeled gain | unfused off by | fused off by", _all(rows))}
 """
 
 
