@@ -32,7 +32,7 @@ def command(
     """Compare GPUs, or profiles.
 
     With one TARGET (a model, or a saved profile) it is put on each --gpu. Several stand side by side. With none, the
-    last profile made in this folder is taken, and where there is none, the GPUs themselves are compared: peaks,
+    last profile made in this folder is taken, and without one the GPUs themselves are compared: peaks,
     bandwidth, capacity, and how they grew.
 
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.

@@ -69,7 +69,7 @@ def command(
         profile_trace(target, gpus, ncu, out, shape)
         return
     if ncu is not None:
-        raise UsageError(f"--ncu goes with a profiler's trace, and {target} is none")
+        raise UsageError(f"--ncu goes with a profiler's trace, and {target} is not one")
     from memwall.report.pages.profile import ProfileReport
 
     out.plan(ProfileReport)

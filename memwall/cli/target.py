@@ -50,7 +50,7 @@ def chosen_gpus(names: Sequence[str | Gpu], say: Callable[[str], None]) -> list[
 
 
 def this_machine() -> str | None:
-    """What the driver calls the first NVIDIA GPU of this machine; None where there is none. Imports no torch."""
+    """What the driver calls the first NVIDIA GPU of this machine; None without one. Imports no torch."""
     with contextlib.suppress(Exception):  # no driver, no library, no permission: all mean no GPU that we can see
         import pynvml
 

@@ -1,7 +1,7 @@
 """Groups of ops as Triton kernels: text, without Triton; and the resources that they take once compiled.
 
 In: a graph, its data flow, a group of a plan, a GPU. Out: a :class:`Kernel`, a Python file with ``@triton.jit``
-functions and a ``run()`` that launches them; or :class:`NotGenerated`, which says why there is none.
+functions and a ``run()`` that launches them; or :class:`NotGenerated`, which says why no kernel was generated.
 
 Start with :mod:`memwall.codegen.generate` (rounds of loop nests: :mod:`~memwall.codegen.nests`); products go through
 :mod:`memwall.codegen.gemm`, lists of tensors through :mod:`memwall.codegen.multi`. How each op's element is computed:

@@ -81,7 +81,7 @@ class Row:
     made: list[tuple[Value, str]] = field(default_factory=list)
 
     def column(self, value: Value, *, is_given: bool = True, is_number: bool = False) -> int:
-        """The number of a tensor's column, which is new where there is none."""
+        """The number of a tensor's column, which is added if it is missing."""
         for number, column in enumerate(self.columns):
             if _same_place(column.value, value):
                 return number

@@ -98,7 +98,7 @@ class Run:
         return passed % 2 == 1
 
     def step(self, storage: int, count: int) -> int | None:
-        """The counterpart of a storage ``count`` instances on (back when negative); None when there is none."""
+        """The counterpart of a storage ``count`` instances on (back when negative), or None."""
         table = self.twin if count > 0 else self.back
         for _ in range(abs(count)):
             if storage not in table:

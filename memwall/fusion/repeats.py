@@ -82,7 +82,7 @@ class Shortened:
         return copies
 
     def _move(self, op_id: int, shifts: Sequence[int]) -> int | None:
-        """The op's counterpart when each run is moved by that many instances; None where there is none."""
+        """The op's counterpart when each run is moved by that many instances, or None."""
         for run, shift in zip(self.runs, shifts, strict=True):
             if not shift:
                 continue

@@ -60,7 +60,7 @@ def write(expression: Expression, operands: Operands) -> str:
     """The Triton text of an expression.
 
     Raises:
-        NotGenerated: there is none for these operands.
+        NotGenerated: these operands have no such expression.
     """
     text = expression if isinstance(expression, str) else expression(operands)
     return text.format_map(operands)

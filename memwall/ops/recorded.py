@@ -71,11 +71,11 @@ class Recorded:
         return found
 
     def tensor(self, name: str) -> TensorSpec | None:
-        """The tensor passed as ``name``; None where there is none."""
+        """The tensor passed as ``name``; None if it was not passed."""
         return next(iter(self.tensors(name)), None)
 
     def need(self, name: str) -> TensorSpec:
-        """The same; raises :class:`Unsupported` where there is none."""
+        """The same; raises :class:`Unsupported` if it was not passed."""
         found = self.tensor(name)
         if found is None:
             raise Unsupported(f"the shape of {name} was not recorded")

@@ -67,7 +67,7 @@ def _constants(kind: type[C], gpu: Gpu, variant: str) -> C:
     return kind(**{key.removeprefix(start): n for key, n in gpu.utilization.items() if key.startswith(start)})
 
 
-#: a family's constants on a GPU, from the table that :func:`table_of` names; the defaults where there is none
+#: a family's constants on a GPU, from the table that :func:`table_of` names; the defaults if the GPU has no such table
 constants: Callable[[type[C], Gpu, str], C] = _cached(_constants)
 
 

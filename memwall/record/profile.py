@@ -122,7 +122,7 @@ class Profile:
         return Coverage(by_ops, by_ops, by_bytes, tuple(names))
 
     def simulation(self, gpu: str, policy: str = "eager") -> Schedule:
-        """The simulation on a GPU, by its canonical name; raises ``KeyError`` where there is none."""
+        """The simulation on a GPU, by its canonical name; raises ``KeyError`` if that GPU was not simulated."""
         for schedule in self.simulations:
             if schedule.gpu.name == gpu and schedule.policy == policy:
                 return schedule

@@ -202,7 +202,7 @@ class TraceAnalysis:
 
     @property
     def costed_of_shaped(self) -> float:
-        """Share of the GPU time with sizes that has FLOPs, bytes and a wall; 0 if there is none."""
+        """Share of the GPU time with sizes that has FLOPs, bytes and a wall; 0 if no GPU time has sizes."""
         return share(self.share(lambda row: row.shaped and row.bound_s is not None), self.shaped_share)
 
     @property

@@ -28,7 +28,7 @@ Rule = Callable[[Recorded], RowCost]
 
 @cache
 def library_rule(name: str) -> Rule | None:
-    """The rule of an op, as a trace names it; None if there is none."""
+    """The rule of an op, as a trace names it; None if it has no rule."""
     counted_as = next((schema.counted_as for schema in schemas_of(name)), "")
     if counted_as.startswith("moves "):
         tensors, _, kind = counted_as.removeprefix("moves ").partition(", ")

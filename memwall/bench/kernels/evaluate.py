@@ -152,7 +152,7 @@ def _arguments(run: _GroupRun, op: Op) -> dict[str, Tensor]:
 
 
 def _dropout(run: _GroupRun, call: Call) -> list[Tensor]:
-    """By the mask that was kept; drawn anew where there is none."""
+    """Dropout by the mask that was kept, or by a new one if no mask was kept."""
     mask = run.kept.get(call.op.outputs[1]) if len(call.op.outputs) > 1 else None
     if mask is None:
         if run.wide:

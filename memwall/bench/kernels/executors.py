@@ -140,7 +140,7 @@ class Choices:
         return cls(cache_folder() / "autotune.json", ", ".join(str(name) for name in names))
 
     def get(self, source: str) -> Mapping[str, int] | None:
-        """The setting chosen for a source; None if there is none yet."""
+        """The setting chosen for a source; None if none was chosen yet."""
         return self._read().get(f"{source_hash(source)} {self.device}")
 
     def put(self, source: str, config: Mapping[str, int]) -> None:

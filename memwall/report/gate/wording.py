@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"\d[\d.,]*")
 
 
 class Figures(NamedTuple):
-    """The numbers of one check as text, with digits enough to differ; empty where there is none."""
+    """The numbers of one check as text, with enough digits to differ; empty if it has no numbers."""
 
     value: str
     baseline: str

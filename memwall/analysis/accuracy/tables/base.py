@@ -111,7 +111,7 @@ def _number(
 
 
 def known(table: Mapping[str, T], name: str, what: str) -> T:
-    """The entry of a name. Raises Skip: there is none."""
+    """The entry of a name; raises :class:`Skip` if the table does not have it."""
     if name not in table:
         raise Skip(f"{what} {name[:40]!r} is not known")
     return table[name]
