@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import hypothesis
@@ -10,6 +11,8 @@ import pytest
 # a busy machine is no failure
 hypothesis.settings.register_profile("memwall", deadline=None)
 hypothesis.settings.load_profile("memwall")
+
+os.environ.pop("COLUMNS", None)  # xdist sets it; output that is not for a terminal would obey it
 
 GOLDEN = Path(__file__).parent / "golden"
 

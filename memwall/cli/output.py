@@ -78,6 +78,15 @@ def print_text(text: str) -> None:
     sys.stdout.flush()
 
 
+def _terminal() -> dict[str, Any]:
+    """How wide a text may be, and whether in colour. A pipe is plain, and as wide as the text needs unless ``COLUMNS``
+    is set."""
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal():
+        return {}
+    plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return {"width": shutil.get_terminal_size().columns, "color": not plain}
+
+
 class Messages:
     """Standard error: lasting lines by :meth:`say`, one passing line by :meth:`progress` on a terminal."""
 
@@ -138,11 +147,7 @@ class Out:
         from memwall.report import render
 
         files = [(output.path, render(report, output.kind)) for output in self.files]
-        terminal: dict[str, Any] = {}  # plain in a pipe
-        if sys.stdout.isatty():
-            plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-            terminal = {"width": shutil.get_terminal_size().columns, "color": not plain}
-        printed = render(report, "json") if self.as_json else render(report, "text", **terminal)
+        printed = render(report, "json") if self.as_json else render(report, "text", **_terminal())
         before_files()
         _write(files, self.messages.say)
         before_print()

@@ -37,13 +37,13 @@ def rows_left(count: int) -> str:
     return f"{count:,} more row{'s' if count > 1 else ''}"
 
 
-def text(heading: str, cells: Iterable[object], *, flexible: bool = False, wraps: bool = False) -> CellColumn:
-    return Column(heading, numeric=False, flexible=flexible, wraps=wraps), [clean(c) for c in cells]
+def text(heading: str, cells: Iterable[object], *, wraps: bool = False) -> CellColumn:
+    return Column(heading, numeric=False, wraps=wraps), [clean(c) for c in cells]
 
 
-def names(heading: str, cells: Iterable[object]) -> CellColumn:
-    """Names, which lose their end where the page is narrow."""
-    return text(heading, cells, flexible=True)
+def names(heading: str, cells: Iterable[object], *, tail: bool = False) -> CellColumn:
+    """Names, which lose their end where the page is narrow; with ``tail`` their start, as paths of modules do."""
+    return Column(heading, numeric=False, flexible=True, tail=tail), [clean(c) for c in cells]
 
 
 def repeats(counts: Iterable[int]) -> CellColumn:
@@ -203,7 +203,7 @@ _KINDS: dict[str, Callable[..., CellColumn]] = {
     "op": lambda heading, values, like: names(heading, map(short_name, values)),
     "right": lambda heading, values, like: (Column(heading), values),
     "prose": lambda heading, values, like: text(heading, values, wraps=True),
-    "module": lambda heading, values, like: names(heading, (value or "(top)" for value in values)),
+    "module": lambda heading, values, like: names(heading, (v or "(top)" for v in values), tail=True),
     "repeats": lambda heading, values, like: repeats(values),
     "fits": lambda heading, values, like: text(heading, ["yes" if value else "NO" for value in values]),
     "count": lambda heading, values, like, digits=0: plain(heading, values, digits),

@@ -7,7 +7,7 @@ Headings, sentences, facts and cells pass :func:`clean`, so no writer meets a co
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,14 +25,15 @@ def clean(text: object) -> str:
 class Column:
     """A heading and its unit. ``numeric`` columns are right-aligned.
 
-    Where the page is narrow, ``flexible`` columns are cut first, then ``optional`` ones left out; no number is ever
-    cut. Prose in a cell ``wraps``.
+    Where the page is narrow, ``flexible`` columns are cut first (at their start if they keep their ``tail``), then
+    ``optional`` ones left out; no number is ever cut. Prose in a cell ``wraps``.
     """
 
     heading: str
     unit: str = ""
     numeric: bool = True
     flexible: bool = False
+    tail: bool = False
     optional: bool = False
     wraps: bool = False
 
@@ -42,12 +43,18 @@ class Column:
 
 
 class Table(NamedTuple):
-    """Rows of finished cells. ``note`` is below in small print."""
+    """Rows of finished cells. ``note`` is below in small print, parts between semicolons: ``heading: what it is``
+    explains a column, or several (``mean, median: ...``)."""
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+
+    def note_without(self, hidden: Set[str]) -> str:
+        """The note without the explanations of columns that are not shown, given by their headings."""
+        parts = (part for part in self.note.split("; ") if not {*part.partition(": ")[0].split(", ")} <= hidden)
+        return "; ".join(parts)
 
 
 class Facts(NamedTuple):

@@ -1,12 +1,13 @@
 """Documents as text for a terminal: rich tables, no wrapped numbers, no markup from names.
 
-Only flexible columns give way when the width is short: kernel names lose their end, module paths too.
+Only flexible columns give way when the width is short: kernel names lose their end, module paths their start. What is
+still too wide goes on in a second table below.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -19,13 +20,14 @@ from rich.text import Text
 from memwall.report.document import Document, Facts, Section, Sentence, Table
 
 DEFAULT_WIDTH = 118
-INDENT, GAP, NARROWEST = 2, 2, 12
+INDENT, GAP, NARROWEST, WIDEST_CUT = 2, 2, 12, 36
 _WALL_STYLE = {"compute": "green", "bandwidth": "yellow", "overhead": "magenta", "NO": "bold red",
                "FAIL": "bold red", "inconclusive": "bold yellow", "pass": "green"}  # fmt: skip
 
 
 def to_text(document: Document, *, width: int | None = None, color: bool = False) -> str:
-    """A document as text, lines at most ``width`` wide, no trailing blanks."""
+    """A document as text, lines at most ``width`` wide, no trailing blanks. Without a width nothing is cut or left out:
+    tables are as wide as they need, and prose is ``DEFAULT_WIDTH`` wide."""
     buffer = io.StringIO()
     console = Console(
         file=buffer, width=width or DEFAULT_WIDTH, force_terminal=color, color_system="standard" if color else None,
@@ -39,7 +41,10 @@ def to_text(document: Document, *, width: int | None = None, color: bool = False
         for i, block in enumerate(section.blocks):
             if i and isinstance(block, Facts):
                 console.print()
-            _PRINTERS[type(block)](console, block)
+            if isinstance(block, Table):
+                _print_table(console, block, width)
+            else:
+                _PRINTERS[type(block)](console, block)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
@@ -57,12 +62,22 @@ def _print_sentence(console: Console, sentence: Sentence) -> None:
     console.print(Padding(Text(sentence.text, style="bold" if sentence.strong else ""), (0, 0, 0, 2)))
 
 
-def _print_table(console: Console, table: Table) -> None:
+def _print_table(console: Console, table: Table, width: int | None) -> None:
     console.print()
     if table.title:
         console.print(Text(table.title, style="bold"))
+    shown = fit(table, width and width - INDENT)
+    for i, columns in enumerate(_stacked(shown, width and width - INDENT)):
+        if i:
+            console.print()
+        _print_columns(console, table, columns)
+    names = {table.columns[i].heading for i, _ in shown}
+    if note := table.note_without({column.heading for column in table.columns} - names):
+        console.print(Padding(Text(note, style="dim"), (0, 0, 0, INDENT)))
+
+
+def _print_columns(console: Console, table: Table, columns: Sequence[tuple[int, int]]) -> None:
     grid = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    columns = fit(table, console.width - INDENT)
     for index, width in columns:
         column = table.columns[index]
         heading = Text(f"{column.heading}\n{column.unit}" if column.unit else column.heading)
@@ -70,33 +85,54 @@ def _print_table(console: Console, table: Table) -> None:
             heading, justify="right" if column.numeric else "left", width=width,
             no_wrap=not column.wraps, overflow="fold" if column.wraps else "ellipsis")  # fmt: skip
     for row in table.rows:
-        grid.add_row(*(Text(row[i], style=_WALL_STYLE.get(row[i], "")) for i, _ in columns))
+        cells = ((cut(row[i], width) if table.columns[i].tail else row[i], row[i]) for i, width in columns)
+        grid.add_row(*(Text(cell, style=_WALL_STYLE.get(whole, "")) for cell, whole in cells))
     usual = console.width
-    console.width = max(usual, sum(width + GAP for _, width in columns) + INDENT)
+    console.width = max(usual, _width(columns) + INDENT)
     console.print(Padding(grid, (0, 0, 0, INDENT)))
     console.width = usual
-    if table.note:
-        console.print(Padding(Text(table.note, style="dim"), (0, 0, 0, INDENT)))
 
 
-def fit(table: Table, width: int) -> list[tuple[int, int]]:
-    """Which columns to show and how wide, so that the table is at most ``width`` wide if it can be.
+def _width(columns: Sequence[tuple[int, int]]) -> int:
+    return sum(width + GAP for _, width in columns) - GAP
 
-    Flexible columns shrink to ``NARROWEST`` first; then optional ones go, the last first. Numbers are never cut.
+
+def cut(path: str, width: int) -> str:
+    """The end of a path of modules: ``…layers.3.linear1``, from after a dot if that costs few characters."""
+    if cell_len(path) <= width:
+        return path
+    start = next(i for i in range(len(path) + 1) if cell_len(path[i:]) < width)
+    dot = path.find(".", start - 1, start + width // 4)
+    return f"…{path[max(dot + 1, start) :]}"
+
+
+def fit(table: Table, width: int | None) -> list[tuple[int, int]]:
+    """Which columns to show and how wide, so that the table is at most ``width`` wide if it can be; without a width
+    all, and only prose wraps.
+
+    Flexible columns shrink first, as long as what differs still does; then optional ones go, the last first; then
+    flexible ones shrink to ``NARROWEST``. Numbers are never cut. Where all that is not enough every column stays, for
+    tables below each other.
     """
-    natural = [
-        max(cell_len(text) for text in (column.heading, column.unit, *(row[i] for row in table.rows)))
-        for i, column in enumerate(table.columns)
-    ]
-    shown = list(range(len(natural)))
+    cells = [[column.heading, column.unit, *(row[i] for row in table.rows)] for i, column in enumerate(table.columns)]
+    natural = [max(map(cell_len, texts)) for texts in cells]
     least = [
-        min(n, NARROWEST) if c.flexible else min(n, 2 * NARROWEST) if c.wraps else n
-        for n, c in zip(natural, table.columns, strict=True)
+        _distinct(texts, n, tail=c.tail) if c.flexible else min(n, 2 * NARROWEST) if c.wraps else n
+        for n, c, texts in zip(natural, table.columns, cells, strict=True)
     ]
-    for index in [i for i in reversed(shown) if table.columns[i].optional]:
-        if sum(least[i] + GAP for i in shown) - GAP > width:
-            shown.remove(index)
-    spare = width - (sum(least[i] + GAP for i in shown) - GAP)
+    if width is None:
+        least = [min(n, 5 * NARROWEST) if c.wraps else n for n, c in zip(natural, table.columns, strict=True)]
+        width = max(DEFAULT_WIDTH, _width([*enumerate(least)]))
+    shown = list(range(len(natural)))
+    narrowest = [min(n, NARROWEST) if c.flexible else n for n, c in zip(least, table.columns, strict=True)]
+    optional = [i for i in shown if table.columns[i].optional]
+    if _width([(i, narrowest[i]) for i in shown if i not in optional]) > width:
+        least, optional = narrowest, []
+    while _width([(i, least[i]) for i in shown]) > width and optional:
+        shown.remove(optional.pop())
+    if _width([(i, least[i]) for i in shown]) > width:
+        least = narrowest
+    spare = width - _width([(i, least[i]) for i in shown])
     widths = {i: least[i] for i in shown}
     while spare > 0 and (short := [i for i in shown if widths[i] < natural[i]]):
         thinnest = min(short, key=widths.__getitem__)
@@ -105,6 +141,23 @@ def fit(table: Table, width: int) -> list[tuple[int, int]]:
     return list(widths.items())
 
 
-_PRINTERS: dict[type, Callable[[Console, Any], None]] = {
-    Facts: _print_facts, Sentence: _print_sentence, Table: _print_table,
-}  # fmt: skip
+def _distinct(texts: Sequence[str], natural: int, *, tail: bool) -> int:
+    """The least width at which texts that differ still do, from ``NARROWEST`` to ``WIDEST_CUT``."""
+    shorten = cut if tail else lambda text, width: text[: width - 1] if len(text) > width else text
+    kinds = set(texts)
+    widths = range(min(natural, NARROWEST), min(natural, WIDEST_CUT))
+    return next((w for w in widths if len({shorten(text, w) for text in kinds}) == len(kinds)), widths.stop)
+
+
+def _stacked(columns: list[tuple[int, int]], width: int | None) -> Iterator[list[tuple[int, int]]]:
+    """The columns in as many tables as the page is too narrow for, each of which begins with the first column."""
+    part = columns[:1]
+    for column in columns[1:]:
+        if width is not None and len(part) > 1 and _width([*part, column]) > width:
+            yield part
+            part = columns[:1]
+        part.append(column)
+    yield part
+
+
+_PRINTERS: dict[type, Callable[[Console, Any], None]] = {Facts: _print_facts, Sentence: _print_sentence}

@@ -57,7 +57,8 @@ def test_help_imports_nothing_heavy():
     assert "--what-if SPEC" in done.stdout
 
 
-def test_the_page_of_a_model(run):
+def test_the_page_of_a_model(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "118")
     result = run("fuse", "net.py", "--mode", "training", "--gpu", "a100", *PLAIN)
     assert result.code == 0
     assert result.err == "memwall: record kept in .memwall/last.json; memwall compare --gpu a100 h100 uses it\n"

@@ -46,25 +46,27 @@ def profile_sections(profile: Profile, by: str, top: int, sort: str, what_ifs: S
     if is_several(profile):
         for policies in policy_sets(profile):
             first = policies.schedules[0]
-            sections.append(Section(gpu_title(profile, first), policy_blocks(policies)))
+            table, *saved = policy_blocks(policies)
+            sections.append(Section(gpu_title(profile, first), (table, *_verdicts(profile, (first,)), *saved)))
             sections.append(_schedule_section(profile, first, by, top, sort))
             for schedule in explained(policies):
                 heading = f"{policies.gpu.name}, {schedule.policy}: what fusion saves"
                 sections.append(Section(heading, fusion_tables(policies, schedule)))
     else:
         if len(profile.simulations) > 1:
-            sections.append(Section("Totals", (totals_table(profile),)))
+            sections.append(Section("Totals", (totals_table(profile), *_verdicts(profile, profile.simulations))))
         sections += [_schedule_section(profile, s, by, top, sort) for s in profile.simulations]
     return [*sections, what_if_section(what_ifs)] if what_ifs else sections
 
 
 def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, sort: str) -> Section:
-    blocks: list[Block] = [totals_table(profile)] if len(profile.simulations) == 1 else []
+    alone = len(profile.simulations) == 1
+    blocks: list[Block] = [totals_table(profile), *_verdicts(profile, profile.simulations)] if alone else []
     blocks += [class_table(profile, schedule), *BREAKDOWNS[by](profile, schedule, top, sort)]
     phases = phase_rows(profile, schedule)
     if len(phases) > 1:
         blocks.append(share_table("Phases", "phase", phases))
-    blocks += [memory_table(profile, schedule), Sentence(verdict(profile, schedule), strong=True)]
+    blocks.append(memory_table(profile, schedule))
     captured = not schedule.gpu.dispatch_s and schedule.gpu.cpu is None
     facts = known_facts(
         ("calibrated", _provenance_text(profile, schedule)),
@@ -73,6 +75,12 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
     blocks += [facts] if facts.items else []
     title = schedule_label(profile, schedule) if is_several(profile) else full_title(profile, schedule)
     return Section(title, blocks)
+
+
+def _verdicts(profile: Profile, schedules: Sequence[Schedule]) -> list[Sentence]:
+    """What limits each simulation, directly below the totals; with its GPU where there are several."""
+    labels = [f"{schedule_label(profile, s)}: " if len(profile.simulations) > 1 else "" for s in schedules]
+    return [Sentence(f"{label}{verdict(profile, s)}", strong=True) for label, s in zip(labels, schedules, strict=True)]
 
 
 def _provenance_text(profile: Profile, schedule: Schedule) -> str:

@@ -1,0 +1,64 @@
+"""What the terminal shows: widths, legends, the order of what is said, rows that can be told from each other."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+ENCODER = """\
+import torch
+
+def model():
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2)
+
+def inputs(batch=2):
+    return (torch.randn(batch, 16, 64),)
+"""
+
+
+@pytest.fixture
+def encoder(folder) -> str:
+    (folder / "encoder.py").write_text(ENCODER, encoding="utf-8")
+    return "encoder.py"
+
+
+def widest(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_e37_a_pipe_obeys_columns(run, encoder, monkeypatch, columns):
+    """The width of a text that is not for a terminal was fixed, whatever COLUMNS said."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = run("profile", encoder, "--mode", "training", "--gpu", "h100", "a100")
+    assert shown.code == 0
+    assert widest(shown.out) <= columns
+
+
+def test_e37_a_pipe_without_columns_cuts_nothing(run, encoder, monkeypatch):
+    """Names were cut to a page of 118 characters where no page was."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    out = run("profile", encoder, "--mode", "training").out
+    assert "layers.*.self_attn" in out
+    assert "…" not in out
+
+
+def test_e37_a_dropped_column_takes_its_legend_with_it(run, encoder, monkeypatch):
+    """The note below a table explained columns that were left out where the page was narrow."""
+    for name, value in (("COLUMNS", "80"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    out = run("profile", encoder, "--gpu", "h100").out
+    totals = " ".join(out.partition("Op classes")[0].split())
+    assert totals.count(" bound") in (0, 2)  # a heading and its legend, or neither
+
+
+def test_e37_the_verdict_is_below_the_totals(run, encoder):
+    """The verdict was the last block of each GPU's section, below every table."""
+    out = run("profile", encoder, "--gpu", "h100", "a100", "v100").out
+    before, found, after = out.partition("Op classes")
+    assert found
+    assert before.count(" is the wall") == 3
+    assert " is the wall" not in after
