@@ -33,7 +33,7 @@ FLOORS = frozenset(("ideal",))
 _OPERATORS: Mapping[str, Callable[[float, float], float]] = {
     "*=": operator.mul, "/=": operator.truediv, "=": lambda old, new: new,
 }  # fmt: skip
-_NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d]*)")
+_NUMBER = re.compile(r"([-+]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?)\s*([^\s\d]*)")
 _PREFIX: Mapping[str, float] = {
     "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "m": 1e-3, "u": 1e-6, "n": 1e-9,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,

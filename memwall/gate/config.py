@@ -35,7 +35,7 @@ UNITS: dict[str, dict[str, float]] = {
 #: unit of a quantity -> limits of it, for messages
 _EXAMPLES = {"s": "'3.2 ms' or '+2%'", "B": "'70 GB' or '+2%'", "FLOP": "'1.2 TFLOP' or '+0%'", "count": "120 or '+0'",
              "fraction": "'45 %' or '-1 pp'"}  # fmt: skip
-_NUMBER = re.compile(r"([+-]?)\s*((?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?|\d+\.)\s*(\S*)")
+_NUMBER = re.compile(r"([+-]?)\s*+((?:\d++(?:_\d++)*+(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?)\s*+(\S*+)")
 
 #: how far a sum of floats may exceed a limit by rounding alone; for exact counts, bytes and FLOPs, only the rounding of
 #: the limit itself

@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from memwall.core.errors import Unsupported
@@ -232,7 +233,6 @@ class Surroundings:
             if op.forward is not None and op.dims:
                 self._gradients.setdefault(op.forward, op)
         self._by_thread: dict[tuple[str, str], list[TracedOp]] = {}
-        self._starts: dict[tuple[str, str], list[float]] = {}
 
     def hints(self, op: TracedOp, kernels: Sequence[TracedKernel]) -> Hints:
         """What is known without looking at the ops after it."""
@@ -259,15 +259,13 @@ class Surroundings:
 
     def consumers(self, op: TracedOp) -> Specs:
         """What the next ops of the thread that launch something read, in order."""
-        if op.thread not in self._by_thread:
-            own = [other for other in self.trace.ops if other.thread == op.thread and other.dims]
-            self._by_thread[op.thread] = own
-            self._starts[op.thread] = [other.start_us for other in own]
-        after = bisect.bisect_left(self._starts[op.thread], op.end_us)
-        found: list[TensorSpec] = []
-        for other in self._by_thread[op.thread][after : after + _NEXT]:
-            found += _specs(other)
-        return tuple(found)
+        if not self._by_thread:
+            for other in self.trace.ops:
+                if other.dims:
+                    self._by_thread.setdefault(other.thread, []).append(other)
+        own = self._by_thread.get(op.thread, [])
+        after = bisect.bisect_left(own, op.end_us, key=attrgetter("start_us"))
+        return tuple(spec for other in own[after : after + _NEXT] for spec in _specs(other))
 
 
 def _specs(op: TracedOp) -> Specs:

@@ -245,7 +245,7 @@ def _warm_bound_s(cost: Cost, gpu: Gpu) -> float:
 #: generation that a name of a product on tensor cores states -> major compute capability
 _NAMED = {chip.architecture: int(name[3:-1]) for name, chip in CHIPS.items() if name.startswith("sm_")}
 _STATED = re.compile(
-    r"\b(?:cutlass_(?P<cutlass>\d\d)_\w*tensorop\w*?gemm|sm(?P<sm>\d\d)_xmma_gemm"
+    r"\b(?:cutlass_(?P<cutlass>\d\d)_(?>\w*?tensorop)\w*?gemm|sm(?P<sm>\d\d)_xmma_gemm"
     r"|(?P<name>volta|turing|ampere)_\w*?[hsi](?:884|1688|16816|8816|16832)gemm)"
 )
 

@@ -7,6 +7,7 @@ correlates and only in a trace where the two differ. Arrows (``ac2g``) are the l
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -53,8 +54,8 @@ def _calls_of(recording: Recording, activities: Sequence[Activity]) -> list[int 
     Of several (merged traces, an op with several launches) it is the last that began before the activity.
     """
     calls = recording.calls
-    by_correlation = _indexed(calls.correlation, {a.correlation for a in activities})
-    by_external = _indexed(calls.external, {a.external for a in activities if a.correlation <= 0})
+    by_correlation = _indexed(calls.correlation, calls.start, {a.correlation for a in activities})
+    by_external = _indexed(calls.external, calls.start, {a.external for a in activities if a.correlation <= 0})
     return [
         _nearest(
             by_correlation.get(a.correlation, ()) if a.correlation > 0 else by_external.get(a.external, ()),
@@ -64,20 +65,24 @@ def _calls_of(recording: Recording, activities: Sequence[Activity]) -> list[int 
     ]  # fmt: skip
 
 
-def _indexed(numbers: Sequence[int], wanted: set[int]) -> dict[int, list[int]]:
-    """Number -> its positions, for the wanted positive numbers."""
+def _indexed(numbers: Sequence[int], starts: Sequence[float], wanted: set[int]) -> dict[int, list[int]]:
+    """Number -> its positions in order of time, for the wanted positive numbers."""
     places: dict[int, list[int]] = {}
     for place, number in enumerate(numbers):
         if number > 0 and number in wanted:
             places.setdefault(number, []).append(place)
+    for found in places.values():
+        if len(found) > 1:
+            found.sort(key=starts.__getitem__)
     return places
 
 
 def _nearest(candidates: Sequence[int], starts: Sequence[float], start: float) -> int | None:
     if len(candidates) < 2:
         return candidates[0] if candidates else None
-    before = [c for c in candidates if starts[c] <= start + _SKEW_US]
-    return max(before, key=starts.__getitem__) if before else min(candidates, key=starts.__getitem__)
+    begins = starts.__getitem__
+    last = candidates[max(0, bisect_right(candidates, start + _SKEW_US, key=begins) - 1)]
+    return candidates[bisect_left(candidates, starts[last], key=begins)]  # the first of those that begin together
 
 
 def _arrows_of(recording: Recording, activities: Sequence[Activity], calls: Sequence[int | None]) -> list[int | None]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from memwall.traces.events import Recording
 from memwall.traces.nesting import Nesting
@@ -14,7 +16,7 @@ _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$|^torc
 _OPTIMIZER = re.compile(r"^Optimizer\.|^aten::_(fused|foreach)_(adam|adamw|sgd|adagrad)")
 #: most modules named in a path; real ones nest less than twenty deep
 _MOST_MODULES = 64
-_NODE = re.compile(r"([A-Za-z_]\w*?)(?:Backward)?\d*$")
+_NO_WORD = re.compile(r"\W")
 
 
 class Owners:
@@ -89,20 +91,29 @@ class Owners:
         """
         spans = self._spans
         nodes = {span for span in kept if spans.sequence[span] >= 0 and self._phase(span) == "backward"}
-        candidates: dict[tuple[str, int], list[int]] = {self._number(span): [] for span in nodes}
         if not nodes:
             return {}
+        numbers = {self._number(span) for span in nodes}
+        #: the ops of a number, and of these the ops of one name, in order of time
+        candidates: dict[tuple[tuple[str, int], str | None], list[int]] = {}
         for span, sequence in enumerate(spans.sequence):
-            if sequence >= 0 and self._number(span) in candidates and self._phase(span) != "backward":
-                candidates[self._number(span)].append(span)
-        pairs = ((node, self._made(node, candidates[self._number(node)])) for node in nodes)
+            if sequence >= 0 and (number := self._number(span)) in numbers and self._phase(span) != "backward":
+                for name in (None, _bare(self._name(span))):
+                    candidates.setdefault((number, name), []).append(span)
+        for found in candidates.values():
+            found.sort(key=spans.start.__getitem__)
+        pairs = ((node, self._made(node, candidates)) for node in nodes)
         return {node: made for node, made in pairs if made is not None}
 
-    def _made(self, backward: int, candidates: list[int]) -> int | None:
-        start = self._spans.start
-        before = [span for span in candidates if start[span] <= start[backward]]
-        node = _bare(self._name(backward))
-        return max(before, key=lambda span: (_bare(self._name(span)) == node, start[span], span), default=None)
+    def _made(
+        self, backward: int, candidates: Mapping[tuple[tuple[str, int], str | None], Sequence[int]]
+    ) -> int | None:
+        begins = self._spans.start.__getitem__
+        for name in (_bare(self._name(backward)), None):
+            found = candidates.get((self._number(backward), name), ())
+            if count := bisect_right(found, begins(backward), key=begins):
+                return found[count - 1]
+        return None
 
     def _phase(self, span: int) -> str:
         if self._spans.forward_thread[span] > 0:
@@ -121,7 +132,8 @@ class Owners:
         return self._recording.names.texts[self._spans.name[span]]
 
 
+@lru_cache(maxsize=1 << 12)
 def _bare(name: str) -> str:
     """addmm of "aten::addmm" and of "autograd::engine::evaluate_function: AddmmBackward0"."""
-    found = _NODE.search(name)
-    return found.group(1).replace("_", "").lower() if found else ""
+    word = _NO_WORD.split(name)[-1].rstrip("0123456789")
+    return word.removesuffix("Backward").replace("_", "").lower()

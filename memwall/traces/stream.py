@@ -22,20 +22,22 @@ from typing import IO, Any
 from memwall.core.errors import UsageError
 
 #: Decoded text read at a time; one event is some hundred characters.
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16
 
 #: A value longer than this is neither an event nor a property of a trace.
-MAX_VALUE_CHARACTERS = 1 << 26
+MAX_VALUE_CHARACTERS = 1 << 24
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BLANK = re.compile(r"[ \t\r\n]*")
-_BETWEEN = re.compile(r"[ \t\r\n]*,?[ \t\r\n]*(?=\{)")
+#: possessive: what is no event is seen to be none without trying every split of the blanks
+_BETWEEN = re.compile(r"[ \t\r\n]*+,?+[ \t\r\n]*+(?=\{)")
 #: a backslash that begins no JSON escape; one at the very end may continue in the next chunk
 _LONE_BACKSLASH = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4}|(?:u[0-9a-fA-F]{0,3})?\Z)?')
-#: a name is looked for in this much text
-_LONGEST_NAME = 1 << 16
 #: Kineto writes names as they are, quotes included: "name": "{"device": "cpu"}(12): run", "pid": 5
+_NAME = '"name":'
 _QUOTED_NAME = re.compile(r'("name": ?")([^\n]*?)(", ?"(?:pid|ph|cat|tid|ts|dur|id|s|bp|args)": ?)')
+#: an event whose name has quotes is no longer than this
+_LONGEST_NAMED = 1 << 15
 _BARE_QUOTE = re.compile(r'(?<!\\)"')
 _STRUCTURE = re.compile(r'[\[\]{},:"]')
 
@@ -184,23 +186,42 @@ class _Reader:
                 raise self.too_deep() from None
             except ValueError as error:
                 behind = getattr(error, "pos", self.at) - self.at  # filling moves the window
-                if not (self.unfinished(error) and self.fill()) and not self.repair(error):
+                if (self.unfinished(error) and self.fill()) or self.escape(error):
+                    continue
+                if (renamed := self.renamed(behind)) is None:
                     raise self.malformed(getattr(error, "msg", str(error)), self.at + behind) from None
-                continue
+                value, end = renamed
             if end == len(self.text) and self.fill():  # a number may go on in the next chunk
                 continue
             self.at = end
             return value
 
-    def repair(self, error: ValueError) -> bool:
-        """Escape what profilers do not, if that is the error here and the window contains all of it."""
-        rest = mended = self.text[self.at :]
-        if "escape" in str(error):  # lone backslashes, in this event and all that follow in the window
-            mended = _LONE_BACKSLASH.sub(lambda match: match[0] if match[1] is not None else "\\\\", rest)
-        elif found := _QUOTED_NAME.search(rest, 0, _LONGEST_NAME):  # a name ends where the next key of an event follows
-            mended = rest[: found.start(2)] + _BARE_QUOTE.sub(r"\"", found[2]) + rest[found.end(2) :]
-        self.text = self.text[: self.at] + mended
-        return mended != rest or (len(rest) < _LONGEST_NAME and self.fill())
+    def escape(self, error: ValueError) -> bool:
+        """Escape the lone backslashes of this event and of all that follow in the window, if one is the error."""
+        rest = self.text[self.at :] if "escape" in str(error) else ""
+        mended = _LONE_BACKSLASH.sub(lambda match: match[0] if match[1] is not None else "\\\\", rest)
+        if mended != rest:
+            self.text = self.text[: self.at] + mended
+        return mended != rest
+
+    def renamed(self, behind: int) -> tuple[Any, int] | None:
+        """The value that begins here, and its end, read with the quotes in its name escaped; None where that does not
+        mend the error, which is ``behind`` characters after its begin."""
+        while len(self.text) - self.at < _LONGEST_NAMED and self.fill():
+            pass
+        piece = self.text[self.at : self.at + _LONGEST_NAMED]
+        begin = piece.rfind(_NAME, 0, behind)
+        found = _QUOTED_NAME.match(piece, begin) if begin >= 0 else None
+        if found is None:
+            return None
+        mended = piece[: found.start(2)] + _BARE_QUOTE.sub(r"\"", found[2]) + piece[found.end(2) :]
+        try:
+            value, end = self.decode(mended)
+        except ValueError as error:
+            return self.renamed(behind) if self.escape(error) else None
+        except RecursionError:
+            raise self.too_deep() from None
+        return value, self.at + end - (len(mended) - len(piece))
 
     def unfinished(self, error: ValueError) -> bool:
         """Whether more text could complete it: the decoder stopped at the window's end, or inside a string."""

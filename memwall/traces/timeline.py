@@ -16,8 +16,9 @@ Kernels = Sequence[TracedKernel]
 #: a call or an overhead explains a gap if it fills at least this share of it
 _EXPLAINS = 0.5
 
-#: most calls and ops examined for one gap; the CPU issues fewer in any gap that matters
-_MOST_CALLS = 4096
+#: most calls and ops examined for one gap, and those of them that began before it: a thread's calls hardly overlap, so
+#: one of the last few is the one that still ran
+_MOST_CALLS, _MOST_BEFORE = 1024, 8
 
 
 def _covered_us(kernels: Iterable[TracedKernel]) -> float:
@@ -84,7 +85,8 @@ class _Causes:
         parents = enumerate(nesting.parent)  # ops with no op around them; annotations do not count
         roots = [n for n, up in parents if spans.kind[n] == OP and (up < 0 or spans.kind[up] == ANNOTATION)]
         self._roots = _sorted(roots, spans.thread, spans.start)
-        self._overheads = sorted(range(len(overheads.start)), key=overheads.start.__getitem__)
+        order = sorted(range(len(overheads.start)), key=overheads.start.__getitem__)
+        self._overheads = order, [overheads.start[index] for index in order]
         self._threads = {thread: index for index, thread in enumerate(recording.threads)}
         self._first: dict[str, int] = {}
         for kernel in kernels:
@@ -107,9 +109,7 @@ class _Causes:
     def _overhead(self, begin: float, end: float) -> str:
         """The profiler's own overhead in the gap."""
         rows = self._recording.overheads
-        for index in self._overheads:
-            if rows.start[index] >= end:
-                break
+        for index in _within(self._overheads, begin, end, _MOST_BEFORE):
             if _fills(rows, index, begin, end):
                 return f"{self._waits[rows.name[index]] or 'profiler'}: {self._names[rows.name[index]]}"
         return ""
@@ -126,7 +126,8 @@ class _Causes:
         if place < len(order) and _fills(rows, order[place], begin, end) and self._first[kernel.name] == kernel.id:
             return f"first launch: {op.name}"
         drained = ""
-        for call in reversed(order[max(0, place - _MOST_CALLS) : place]):
+        first = max(place - _MOST_CALLS, bisect_left(starts, begin, hi=place) - _MOST_BEFORE, 0)
+        for call in reversed(order[first:place]):
             if rows.start[call] + rows.dur[call] <= begin:
                 break
             wait, name = self._waits[rows.name[call]], self._names[rows.name[call]]
@@ -138,15 +139,18 @@ class _Causes:
 
     def _root(self, thread: int, begin: float, end: float) -> str:
         """The outermost op that ran on the thread for most of the gap."""
-        order, starts = self._roots.get(thread, ([], []))
         spans = self._recording.spans
-        first = max(0, bisect_left(starts, begin) - 1)
-        for span in order[first : first + _MOST_CALLS]:
-            if spans.start[span] >= end:
-                break
+        for span in _within(self._roots.get(thread, ([], [])), begin, end, 1):
             if _fills(spans, span, begin, end):
                 return self._names[spans.name[span]]
         return ""
+
+
+def _within(ordered: tuple[list[int], list[float]], begin: float, end: float, before: int) -> list[int]:
+    """Rows that begin between two times, and the last few ``before``."""
+    order, starts = ordered
+    first = max(0, bisect_left(starts, begin) - before)
+    return order[first : min(bisect_left(starts, end), first + _MOST_CALLS)]
 
 
 def _fills(rows: Calls | Spans, index: int, begin: float, end: float) -> bool:

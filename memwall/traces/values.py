@@ -17,8 +17,6 @@ from memwall.traces.records import nothing
 #: microseconds since 1970 are 1.8e15 today; a larger number is not a time
 _LATEST_US = 1e17
 _LARGEST = 1 << 62
-#: [[2, 3], [4]] in a list of arguments is the deepest that dims go
-_DEEPEST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +97,24 @@ def _listed(value: object) -> list[Any]:
 
 
 def _nested(value: object) -> tuple[Any, ...]:
-    """The sizes of each argument: ``()`` for one that is not a list."""
-    return tuple(_sizes(entry, _DEEPEST) if isinstance(entry, list) else () for entry in _listed(value))
+    """The sizes of each argument: ``()`` for one that has none."""
+    return tuple(map(_sizes, _listed(value)))
 
 
-def _sizes(value: object, depth: int) -> Any:
-    """A size or a list of sizes; ``()`` for anything else, so that nothing is counted twice."""
-    if isinstance(value, list):
-        entries = [_sizes(entry, depth - 1) for entry in value] if depth else []
-        return tuple(entries) if () not in entries or all(isinstance(e, tuple) for e in entries) else ()
-    whole = whole_number(value)
-    return whole if whole >= 0 else ()
+def _sizes(value: object) -> tuple[Any, ...]:
+    """The sizes of a tensor, or those of each tensor of a list; ``()`` for anything else, also for a mixture of both,
+    so that nothing is counted twice."""
+    if not isinstance(value, list):
+        return ()
+    if any(isinstance(entry, list) for entry in value):
+        return tuple(map(_whole_numbers, value)) if all(isinstance(entry, list) for entry in value) else ()
+    return _whole_numbers(value)
+
+
+def _whole_numbers(value: list[Any]) -> tuple[int, ...]:
+    """Numbers of 0 or more; ``()`` if one is not."""
+    sizes = tuple(map(whole_number, value))
+    return sizes if min(sizes, default=0) >= 0 else ()
 
 
 def _type_text(value: object) -> str:
@@ -125,8 +130,7 @@ def _value_text(value: object) -> str:
 
 
 def _triple(value: object) -> tuple[int, ...] | None:
-    sizes = tuple(map(whole_number, _listed(value)))
-    return sizes if sizes and min(sizes) >= 0 else None
+    return _whole_numbers(_listed(value)) or None
 
 
 def _plain(value: object) -> Any:

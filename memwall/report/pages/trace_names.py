@@ -17,10 +17,10 @@ _NAMESPACES = re.compile(r"(?:\(anonymous namespace\)|at|native|detail|cuda|cudn
 #: ``cutlass::Kernel2<NAME>(NAME::Params)``, ``cutlass::device_kernel<NAME<...>>``
 _WRAPPED = re.compile(r"^cutlass::(?:Kernel2?|device_kernel)<(?P<name>.*)")
 #: rocBLAS and hipBLASLt write out every parameter; the macro tile is what differs
-_TENSILE = re.compile(r"^(?P<kind>Cijk_\w+?_\w+?_\w+?)_.*?(?P<tile>MT\d+x\d+x\d+)")
+_TENSILE = re.compile(r"^(?P<kind>Cijk(?:_[^\W_]+){3})_.*?(?P<tile>MT\d+x\d+x\d+)")
 #: of ``vectorized_elementwise_kernel<4, AddFunctor<float>, ...`` the functor, else the first that is neither number
 #: nor dtype
-_FUNCTOR = re.compile(r"\w*Functor\w*")
+_FUNCTOR = re.compile(r"\b\w*?Functor\w*")
 _PLAIN = re.compile(
     r"(?:\d+(?:ul)?|true|false|(?:unsigned )?(?:int|long|char|short)|float\d?|double|bool|c10::\w+|__half|half)?$"
 )

@@ -1,0 +1,62 @@
+"""What reading a profiler's trace did wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: a file of this kind is read in about a second
+_LIMIT_S = 20
+
+
+def _launch(dims: object = ((2,), (2,)), kernel: str = "k", **args: object) -> list[dict[str, Any]]:
+    """An op, its launch, its kernel."""
+    recorded = {"Input Dims": dims, "Input type": ["float", "float"], **args}
+    return [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 10, "dur": 50, "args": recorded},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 20, "dur": 2,
+         "args": {"correlation": 7}},
+        {"ph": "X", "cat": "kernel", "name": kernel, "pid": 0, "tid": 7, "ts": 40, "dur": 5,
+         "args": {"correlation": 7, "device": 0, "stream": 7, "grid": [1, 1, 1], "block": [32, 1, 1]}},
+    ]  # fmt: skip
+
+
+def _write(folder: Path, events: list[dict[str, Any]], blanks: int = 0) -> None:
+    text = json.dumps(events)[1:]
+    (folder / "t.json").write_text('{"traceEvents": [' + " " * blanks + "1, " + text + "}", encoding="utf-8")
+
+
+def test_c20_blanks_are_skipped_once(folder, shell) -> None:
+    """The reader tried every way to split a run of blanks in two before it saw that no event follows."""
+    _write(folder, _launch(), blanks=150_000)
+    assert shell("profile", "t.json", "--gpu", "h100", timeout=_LIMIT_S).code == 0
+
+
+def test_c20_a_long_name_takes_linear_time(folder, shell) -> None:
+    """Patterns for kernels' names were tried from every letter, and to every letter, of a name."""
+    name = "void cutlass_80_" + "tensorop" * 20_000
+    _write(folder, [*_launch(kernel=name), *_launch(kernel="Cijk_" + "a_" * 20_000)])
+    assert shell("profile", "t.json", "--gpu", "h100", timeout=_LIMIT_S).code == 0
+
+
+def test_c20_calls_of_one_number_take_linear_time(folder, shell) -> None:
+    """Each kernel looked through all the calls of its correlation id, and each gap through all overheads."""
+    events = []
+    for number in range(15_000):
+        for event in _launch():
+            events.append({**event, "ts": 100 * number + event["ts"]})
+        events.append({**events[-2], "cat": "overhead", "name": "Buffer Request", "dur": 0.01})
+    _write(folder, events)
+    assert shell("profile", "t.json", "--gpu", "h100", timeout=2 * _LIMIT_S).code == 0
+
+
+@pytest.mark.parametrize("dims", [[5, []], [[[2, 3], 4], []]])
+def test_c21_sizes_that_are_none(folder, run, dims: object) -> None:
+    """A list of sizes that mixes numbers and lists was taken for the sizes of a list of tensors."""
+    _write(folder, _launch(dims))
+    found = run("profile", "t.json", "--gpu", "h100")
+    assert found.code == 0, found.err
+    assert "add" in found.out
