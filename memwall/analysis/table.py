@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Self, TypeVar
 
+from memwall.analysis.problems import Problems
 from memwall.analysis.quantities import SORT_KEYS
 from memwall.core.errors import UsageError
 from memwall.core.graph import PHASES
@@ -157,6 +158,8 @@ class KernelRow(Row):
     phase: str
     module: str
     shapes: str
+    #: M, N, K of a product and the like: :mod:`memwall.analysis.problems`
+    problem: str
     count: int
 
     @property
@@ -237,14 +240,19 @@ def kernel_rows(profile: Profile, schedule: Schedule, *, sort: str = "time") -> 
     if sort not in SORT_KEYS:
         raise UsageError(f"cannot sort by {sort!r}; choose one of {', '.join(SORT_KEYS)}")
     whole = dataclasses.replace(Sums.of(schedule.kernels), time_s=schedule.totals.time_s)
-    groups = group_by(schedule.kernels, equal_kernels(profile, schedule.graph, schedule.kernels))
-    rows = [_kernel_row(profile, schedule, kernels, whole) for kernels in groups.values()]
+    problems = Problems(profile.graphs[schedule.graph], profile.costs[schedule.graph])
+    equal = equal_kernels(profile, schedule.graph, schedule.kernels)
+    keys = zip(equal, (problems.of(kernel.op_ids) for kernel in schedule.kernels), strict=True)
+    groups = group_by(schedule.kernels, keys)
+    rows = [_kernel_row(profile, schedule, kernels, whole, problem) for (_, problem), kernels in groups.items()]
     quantity = SORT_KEYS[sort]
-    rows.sort(key=lambda row: (-quantity.of(row), row.name, row.module, row.phase, row.shapes))
+    rows.sort(key=lambda row: (-quantity.of(row), row.name, row.module, row.phase, row.shapes, row.problem))
     return tuple(rows)
 
 
-def _kernel_row(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate], whole: Sums) -> KernelRow:
+def _kernel_row(
+    profile: Profile, schedule: Schedule, kernels: Sequence[Estimate], whole: Sums, problem: str
+) -> KernelRow:
     kernel = kernels[0]
     graph, costs = profile.graphs[schedule.graph], profile.costs[schedule.graph]
     module = kernel_module(profile, schedule, kernel)
@@ -252,5 +260,6 @@ def _kernel_row(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate
     return KernelRow.of(
         kernels, key=kernel.name, whole=whole, modeled=all(costs[i].modeled for i in kernel.op_ids),
         op_class=kernel.op_class, phase=kernel_phase(profile, schedule, kernel),
-        module=collapse(module) if len(kernels) > 1 else module, shapes=shapes_text(specs), count=len(kernels),
+        module=collapse(module) if len(kernels) > 1 else module, shapes=shapes_text(specs), problem=problem,
+        count=len(kernels),
     )  # fmt: skip

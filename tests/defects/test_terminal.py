@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -62,3 +63,16 @@ def test_e37_the_verdict_is_below_the_totals(run, encoder):
     assert found
     assert before.count(" is the wall") == 3
     assert " is the wall" not in after
+
+
+def test_e37_rows_can_be_told_from_each_other(run, encoder):
+    """The products of a layer's backward had the same name and place, and nothing said which was which.
+
+    32 tokens of 64 features go to 128 and back: M, N, K of the products of ``linear1`` and ``linear2``.
+    """
+    out = run("profile", encoder, "--mode", "training", "--gpu", "h100", "--top", "60").out
+    found = set(re.findall(r"((?:d[XW] )?\d+x\d+x\d+) +(layers\.\*\.linear[12])", out))
+    assert found >= {
+        ("32x128x64", "layers.*.linear1"), ("dX 32x64x128", "layers.*.linear1"), ("dW 128x64x32", "layers.*.linear1"),
+        ("32x64x128", "layers.*.linear2"), ("dX 32x128x64", "layers.*.linear2"), ("dW 64x128x32", "layers.*.linear2"),
+    }  # fmt: skip

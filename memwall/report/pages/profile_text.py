@@ -26,6 +26,11 @@ MATRIX_NOTE = (
     "FLOPs and bytes are compulsory, time is modeled"
 )
 
+PROBLEM_NOTE = (
+    "xN: so many equal kernels, their figures summed; shape: MxNxK of a product, dX or dW: gradient of its input or"
+    " weight; bound: speed of light; time: modeled"
+)
+
 TOTALS_NOTE = (
     "bound: speed of light; 80 % range: should hold 80 % of real runs; compute, bandwidth, overhead: share of"
     " time under each wall"
@@ -193,7 +198,7 @@ def share_table(title: str, heading: str, rows: Sequence[Row]) -> Table:
 
 def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table:
     columns = [
-        *col.of(rows, "kernel: name op, : count repeats, module module"),
+        *col.of(rows, "kernel: name op, : count repeats, shape: problem name, module module"),
         col.optional(col.text("phase", [_PHASES.get(r.phase, r.phase) for r in rows])),
         *col.quantities("kernel", rows),
     ]
@@ -218,7 +223,7 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
 
 def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str) -> list[Block]:
     rows = kernel_rows(profile, schedule, sort=sort)
-    note = "xN: so many equal kernels, their figures summed; bound: speed of light, time: modeled"
+    note = PROBLEM_NOTE
     if rest := rows[top:]:
         note = f"and {col.rows_left(len(rest))}, {duration(sum(r.time_s for r in rest))}; {note}"
     return [kernel_table(f"Top kernels by {sort}", rows[:top], note)]

@@ -1,0 +1,54 @@
+"""The size of a kernel's problem in words, next to shapes worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+import memwall
+from memwall.analysis.table import kernel_rows
+
+torch = pytest.importorskip("torch")
+
+
+class Net(torch.nn.Module):
+    """4 images of 3x16x16 through 8 filters of 3x3 at stride 2; 64 places of 8 features through one square layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.square = torch.nn.Linear(8, 8, bias=False)
+
+    def forward(self, images):
+        rows = self.conv(images).flatten(2).transpose(1, 2)  # [4, 64, 8]
+        products = rows @ rows.transpose(1, 2)  # [4, 64, 64]
+        heads = self.square(products @ rows).unflatten(-1, (1, 8)).transpose(1, 2)  # [4, 1, 64, 8]
+        return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+@pytest.fixture(scope="module", params=["float32", "autocast"])
+def problems(request):
+    how = {"autocast": "bf16"} if request.param == "autocast" else {}
+    profile = memwall.profile(Net(), (torch.randn(4, 3, 16, 16),), mode="training", **how)
+    return {(row.op_class, row.phase, row.problem) for row in kernel_rows(profile, profile.simulations[0])}
+
+
+@pytest.mark.parametrize("row", [
+    ("convolution", "forward", "4x3x16x16*8x3x3/2"),
+    ("convolution", "backward", "dW 4x3x16x16*8x3x3/2"),  # images need no gradient
+    ("contraction", "forward", "4x64x64x8"),
+    ("contraction", "forward", "4x64x8x64"),
+    ("contraction", "forward", "256x8x8"),  # 4 x 64 rows of 8
+    ("contraction", "backward", "dX 256x8x8"),
+    ("contraction", "backward", "dW 8x8x256"),
+    ("contraction", "backward", "4x64x64x8"),  # of two activations: neither weight nor input
+    ("attention", "forward", "4x1x64x8"),
+])  # fmt: skip
+def test_problems(problems, row):
+    assert row in problems
+
+
+def test_calls_of_many_tensors_count_them():
+    linears = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(10)))
+    profile = memwall.profile(linears, (torch.randn(2, 4),), mode="training")
+    rows = kernel_rows(profile, profile.simulations[0])
+    assert {row.problem for row in rows if row.phase == "optimizer"} == {"20 tensors"}
