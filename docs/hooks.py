@@ -1,8 +1,7 @@
-"""Text included from elsewhere: sections of the README and the prose of docstrings, so that no text is duplicated.
+"""Text included from elsewhere: sections of other files and the prose of docstrings, so that no text is duplicated.
 
-``{{ readme: HEADING }}`` is the section of README.md under that heading, ``{{ readme }}`` the text before the first;
-``{{ docstring: module }}`` is a module's docstring. Links into the repository, which are not on the site, become their
-text.
+``{{ README.md: HEADING }}`` is the section of that file under a heading, without one all of it but its title;
+``{{ memwall.module }}`` is a module's docstring. Links into the repository, which is not on the site, become text.
 """
 
 from __future__ import annotations
@@ -14,35 +13,38 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
-_PLACE = re.compile(r"^\{\{ (readme|docstring)(?:: ([^}]+))? \}\}$", re.MULTILINE)
+_PLACE = re.compile(r"^\{\{ ([\w./]+?)(?:: ([^}]+))? \}\}$", re.MULTILINE)
 _PICTURE = re.compile(r"^!\[[^\]]*\]\([^)]*\)\n", re.MULTILINE)
-_LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)")
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+#: a block of code, or a link
+_LINK = re.compile(rf"(?P<code>{_FENCED.pattern})|\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)", _FENCED.flags)
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs for each page."""
-    return _PLACE.sub(lambda found: _SOURCES[found[1]](found[2] or ""), markdown)
+    return _LINK.sub(_linked, _PICTURE.sub("", _PLACE.sub(_included, markdown)))
 
 
-def readme(heading: str) -> str:
-    """A section of the README with its sub-sections; without a heading, its head without pictures.
+def _included(found: re.Match[str]) -> str:
+    return section(found[1], found[2]) if found[1].endswith(".md") else docstring(found[1])
+
+
+def section(file: str, heading: str | None = None) -> str:
+    """A section of a file with its sub-sections; without a heading, the file without its title.
 
     Raises:
         LookupError: there is no such heading.
     """
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    marks = [m for m in re.finditer(r"^(#+) (.+)$", _blanked(text), re.MULTILINE) if len(m[1]) > 1]
-    if not heading:
-        start, end = text.index("\n") + 1, marks[0].start()
-    else:
-        found = next((m for m in marks if m[2] == heading), None)
-        if found is None:
-            raise LookupError(f"README.md has no heading {heading!r}")
-        after = (m.start() for m in marks if m.start() > found.start() and len(m[1]) <= len(found[1]))
-        start, end = found.end() + 1, next(after, len(text))
-    return _LINK.sub(_linked, _PICTURE.sub("", text[start:end])).strip()
+    text = (ROOT / file).read_text(encoding="utf-8")
+    if heading is None:
+        return text.partition("\n")[2].strip()
+    marks = list(re.finditer(r"^(##+) (.+)$", _blanked(text), re.MULTILINE))
+    found = next((m for m in marks if m[2] == heading), None)
+    if found is None:
+        raise LookupError(f"{file} has no heading {heading!r}")
+    after = (m.start() for m in marks if m.start() > found.start() and len(m[1]) <= len(found[1]))
+    return text[found.end() + 1 : next(after, len(text))].strip()
 
 
 def _blanked(text: str) -> str:
@@ -51,7 +53,14 @@ def _blanked(text: str) -> str:
 
 
 def _linked(found: re.Match[str]) -> str:
-    return f"`{found[2]}`" if found[1] == found[2] else found[1]
+    """A link to a page of the site, from the README too; a link into the repository becomes its text."""
+    code, text, target, place = found.groups()
+    if code:
+        return str(code)
+    page = target.removeprefix("docs/")
+    if (ROOT / "docs" / page).is_file() and not page.startswith(".."):
+        return f"[{text}]({page}{place or ''})"
+    return f"`{target}`" if text == target else str(text)
 
 
 def docstring(module: str) -> str:
@@ -60,6 +69,3 @@ def docstring(module: str) -> str:
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
     return _ROLE.sub(r"`\1`", text).replace("``", "`").replace("::\n", ":\n")
-
-
-_SOURCES = {"readme": readme, "docstring": docstring}

@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib.util import find_spec
 
 import pytest
 
+from tests.unit import gate_repo, traces_fixture
 from tests.unit.places import CHROMIUM, ROOT
 
 DOCS = ROOT / "docs"
@@ -75,24 +77,28 @@ def shell(tmp_path_factory):
                               stderr=subprocess.STDOUT, text=True, check=False, timeout=300, **options)  # fmt: skip
         return done.stdout, done.returncode
 
+    (folder / "profiles").symlink_to(ROOT / "profiles")
     for _, rest, text in blocks("tutorial.md"):
         if title := re.search(r'title="([^"]+)"', rest):
             (folder / title[1]).write_text(text, encoding="utf-8")
     return run
 
 
-COMMANDS = [
-    (command, shown)
-    for language, _, text in blocks("tutorial.md")
-    if language == "console"
-    for command, shown in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
-]
+def commands(page: str) -> list[tuple[str, str]]:
+    """The commands of a page and what it shows of their output."""
+    return [
+        found
+        for language, _, text in blocks(page)
+        if language == "console"
+        for found in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
+    ]
 
 
-def test_every_command_of_the_tutorial_prints_what_it_shows(shell):
+@pytest.mark.parametrize(("page", "least"), [("tutorial.md", 9), ("profile.md", 2), ("fuse.md", 1)])
+def test_every_command_of_a_page_prints_what_it_shows(shell, page, least):
     """In the order of the page, in one folder: later ones read what earlier ones wrote."""
-    assert len(COMMANDS) >= 9
-    for command, shown in COMMANDS:
+    assert len(commands(page)) >= least
+    for command, shown in commands(page):
         printed, code = shell(command)
         assert code == 0, f"{command}: exit code {code}\n{printed}"
         assert_shown(shown, printed)
@@ -158,6 +164,40 @@ class Links(HTMLParser):
             self.loads.append(attributes["src"])
 
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    assert len(README.splitlines()) <= 180
+    linked = re.findall(r"\]\((?!http|#)([^)#]+)", README)
+    assert len(linked) > 10
+    assert [path for path in linked if not (ROOT / path).exists()] == []
+
+
+def test_every_task_of_the_readme_works(tmp_path):
+    """In a repository with a branch. What is measured takes minutes and is left to other tests."""
+    (model,) = re.findall(r"```python\n# net\.py\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "net.py").write_text(model, encoding="utf-8")
+    events = [
+        traces_fixture.op("aten::relu", 0, 9, Input__Dims=[[64, 64]], Input__type=["float"]),
+        traces_fixture.call("cudaLaunchKernel", 2, 3, 1),
+        traces_fixture.kernel("relu_kernel", 8, 4, 1),
+    ]
+    header = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
+    traces_fixture.write(tmp_path, events, **header).rename(tmp_path / "trace.json.gz")  # known by its content
+    tasks = re.findall(r"\| `(memwall .*?)` \|", README)
+    assert len(tasks) == 10
+    for command in (["init", "-q", "-b", "main"], ["add", "net.py"], ["commit", "-q", "-m", "first"]):
+        gate_repo.git(tmp_path, *command)
+    gate_repo.git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD")
+    for task in tasks:
+        if "measure" not in task and ("--emit" not in task or find_spec("triton")):
+            line = task.replace("memwall", f"'{sys.executable}' -m memwall", 1)
+            done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False,
+                                  env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+            assert (done.returncode, bool(done.stdout)) == (0, True), f"{task}: {done.stderr}"
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     for name in ("mkdocs", "material", "mkdocstrings", "mkdocs_click"):
@@ -172,7 +212,7 @@ def site(tmp_path_factory):
     return folder
 
 
-PAGES = ("index", "tutorial", "notebooks", "gate", "model", "commands", "python")
+PAGES = tuple(path.stem for path in DOCS.glob("*.md"))
 
 
 def test_the_site_has_its_pages_and_they_load_nothing_from_elsewhere(site):

@@ -633,17 +633,17 @@ def test_a_profile_of_memwall_profile_is_a_baseline(tmp_path):
     assert verdicts(worse)["net", "kernels"] == "fail"
 
 
-# -- the README --------------------------------------------------------------------------------------------------------
+# -- the docs ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_readme_shows_is_what_comes_out(tmp_path):
+def test_what_the_docs_show_is_what_comes_out(tmp_path):
     """Its example is the copy in the attention of the model of these tests."""
     regression = REGRESSIONS["contiguous"]
     commit(tmp_path, model=gate_repo.MODEL)
     (tmp_path / "model.py").write_text(gate_repo.MODEL.replace(regression.old, regression.new))
     command = "memwall gate model.py --baseline-ref main"
     (shown,) = re.findall(
-        rf"```\n\$ {command}\n(.*?)\n```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+        rf"```\n\$ {command}\n(.*?)\n```", (ROOT / "docs/gate.md").read_text(encoding="utf-8"), re.DOTALL
     )
     result = gate(tmp_path, *command.split()[2:], COLUMNS="114")
     assert result.code == 1
