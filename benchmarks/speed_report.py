@@ -104,6 +104,11 @@ goals: profile of the 70B step 1.0, simulation on one more GPU 0.5):
 
 {run("benchmarks/trace_speed.py", "--against", BEFORE, *COMPARED).strip()}
 
+A cold command, the whole process, next to importing what it needs, both started in turn
+(`python benchmarks/cold_start.py`):
+
+{run("benchmarks/cold_start.py").strip()}
+
 Llama-3-405B (126 layers), training step with AdamW on two GPUs, in-process: {took:.1f} s for {ops:,} ops (goal 10 s),
 peak resident memory {peak / 2**20:.0f} MiB (goal 1,024).
 

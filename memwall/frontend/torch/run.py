@@ -22,6 +22,7 @@ from memwall.frontend.torch.autocast import CudaAutocast
 from memwall.frontend.torch.build import build_inputs, build_module, cast, fused_everywhere, make_optimizer, settle
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch.light_imports import light_imports
 from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.tensors import dtype_name, flat_tensors
@@ -113,7 +114,7 @@ def trace(
         UsageError: the model or its inputs are at fault; says where.
     """
     seeded = torch.random.fork_rng(devices=[], enabled=options.real)
-    with exclusive(), torch.inference_mode(False), inference_mode_as_no_grad(), seeded:
+    with exclusive(), light_imports(), torch.inference_mode(False), inference_mode_as_no_grad(), seeded:
         if options.real:  # the same data in every trace, so that the same branches are taken
             torch.manual_seed(0)
         try:

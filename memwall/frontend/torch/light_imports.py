@@ -1,0 +1,187 @@
+"""Light stand-ins for some heavy modules that torch imports in a trace and hardly uses, so that a cold command is fast.
+
+Making an optimizer imports ``torch._dynamo`` for ``disable`` and ``graph_break``, which do nothing in eager mode; a shape
+function imports ``torch.fx.experimental.symbolic_shapes`` to hear that True is true, and ``sympy`` to ask whether a
+number is one of its expressions. A stand-in answers those calls where nothing is compiled or symbolic. Anything else
+loads the real module, which then answers for good: a model that calls ``torch.compile`` finds what it expects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_loader
+from types import ModuleType
+from typing import Any
+
+_Function = Callable[..., Any]
+
+
+class _StandIn(ModuleType):
+    """A module that has some members by itself and loads the real one for all others."""
+
+    def __init__(self, name: str, members: Mapping[str, Callable[[_StandIn, str], Any]]) -> None:
+        super().__init__(name)
+        made = {key: make(self, key) for key, make in members.items()}
+        self.__dict__.update(made, __spec__=find_spec(name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__path__" and not self.__spec__.submodule_search_locations:  # asked by every ``from ... import``
+            raise AttributeError(f"{self.__name__} is not a package")
+        return getattr(self.load(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.load(), name, value)
+
+    def load(self) -> ModuleType:
+        """The real module, which takes this one's place; its members become those of whoever has this one. The other
+        stand-ins go too, so that what is loaded with it gets the real ones."""
+        _remove_stand_ins()
+        real = import_module(self.__name__)
+        self.__dict__.update(vars(real))
+        return real
+
+    def loaded(self) -> ModuleType | None:
+        """The real module if anything has imported it."""
+        found = sys.modules.get(self.__name__)
+        return None if isinstance(found, _StandIn) else found
+
+
+def _remove_stand_ins() -> None:
+    for name in _MEMBERS:
+        if isinstance(sys.modules.get(name), _StandIn):
+            del sys.modules[name]
+
+
+# -- members; torch may keep them, so each outlives its stand-in and then does what the real one does ------------------
+
+
+def _of_numbers(function: _Function) -> Callable[[_StandIn, str], _Function]:
+    """A function of numbers and truth values, or sequences of them; the real one is asked where any is symbolic."""
+
+    def make(module: _StandIn, name: str) -> _Function:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if all(map(_is_plain, args)):
+                return function(*args, **kwargs)
+            return getattr(module.load(), name)(*args, **kwargs)
+
+        return call
+
+    return make
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (bool, int) or (isinstance(value, (list, tuple)) and all(map(_is_plain, value)))
+
+
+def _equal(x: Any, y: Any) -> bool:
+    if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
+        return len(x) == len(y) and all(map(_equal, x, y))
+    return bool(x == y)
+
+
+def _disable(module: _StandIn, name: str) -> _Function:
+    """``torch._dynamo.disable``: the function itself, or what the real one makes of it once a compiler is loaded."""
+
+    def disable(fn: Any = None, recursive: bool = True, **options: Any) -> Any:
+        if not callable(fn):
+            return module.load().disable(fn, recursive, **options)
+        real: list[_Function] = []
+
+        @functools.wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not real and (compiler := module.loaded()) is not None:
+                real.append(compiler.disable(fn, recursive, **options))
+            return (real[0] if real else fn)(*args, **kwargs)
+
+        return call
+
+    return disable
+
+
+class _Class:
+    """A class that has no instances until its module is loaded."""
+
+    def __init__(self, module: _StandIn, name: str) -> None:
+        self.module, self.name = module, name
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        real = self.module.loaded()
+        return real is not None and isinstance(instance, getattr(real, self.name))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.module.load(), self.name)(*args, **kwargs)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type]:
+        return (getattr(self.module.load(), self.name),)
+
+
+_itself = _of_numbers(lambda value: value)
+
+#: Module -> its members that a trace needs.
+_MEMBERS: Mapping[str, Mapping[str, Callable[[_StandIn, str], Any]]] = {
+    "torch._dynamo": {"disable": _disable, "graph_break": _of_numbers(lambda: None)},
+    "sympy": {"Basic": _Class},
+    "torch.utils._sympy.functions": {"Max": _Class},
+    "torch.fx.experimental.symbolic_shapes": {
+        "expect_true": _of_numbers(lambda value, skip=0: value),
+        "free_unbacked_symbols": _of_numbers(lambda value: set()),
+        "guard_bool": _itself,
+        "guard_int": _itself,
+        "guard_or_false": _itself,
+        "guard_or_true": _itself,
+        "guard_size_oblivious": _itself,
+        "guarding_hint_or_throw": _itself,
+        "has_guarding_hint": _of_numbers(lambda value: True),
+        "is_nested_int": _of_numbers(lambda value: False),
+        "is_symbolic": _of_numbers(lambda value: False),
+        "statically_known_false": _of_numbers(operator.not_),
+        "statically_known_true": _itself,
+        "sym_and": _of_numbers(lambda *each: functools.reduce(operator.and_, each)),
+        "sym_eq": _of_numbers(_equal),
+        "sym_or": _of_numbers(lambda *each: functools.reduce(operator.or_, each)),
+    },
+}
+
+
+# -- the import system ---------------------------------------------------------------------------------------------------
+
+
+class _Parts:
+    """Finder of parts of the modules that have stand-ins. Asked for one, the import system asks the stand-in for its
+    ``__path__``, which loads the real module and perhaps the part with it; then it is not loaded twice."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        known = target is None and name.rpartition(".")[0] in _MEMBERS and name in sys.modules
+        return spec_from_loader(name, _Loaded(sys.modules[name])) if known else None
+
+
+class _Loaded:
+    """Loader of a module that is loaded already; the import system takes what it finds in ``sys.modules`` after it."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[self.module.__name__] = self.module
+
+
+@contextlib.contextmanager
+def light_imports() -> Iterator[None]:
+    """While open, those heavy modules that are not loaded yet have stand-ins."""
+    finder: Any = _Parts()
+    sys.modules.update({name: _StandIn(name, made) for name, made in _MEMBERS.items() if name not in sys.modules})
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        _remove_stand_ins()

@@ -1,0 +1,108 @@
+"""A trace imports neither sympy nor the compiler, and code that uses them finds them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.unit.places import ROOT
+
+HEAVY = (
+    "sympy",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.tensor",
+    "torch.fx.experimental.symbolic_shapes",
+)
+
+
+def run(code: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("name", ["bert_layer", "gpt2_xl", "resnet50"])
+def test_a_traced_training_step_imports_no_compiler(name):
+    code = f"""
+        import sys, memwall
+        memwall.profile("profiles/{name}/model.py", mode="training", gpu=["v100", "h100"])
+        print(*[name for name in {HEAVY} if name in sys.modules])
+    """
+    assert run(code) == []
+
+
+def test_what_a_model_asks_of_the_real_modules_it_gets():
+    code = """
+        import torch, memwall
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up = torch.nn.Linear(8, 8)
+            def forward(self, x):
+                import sympy
+                import torch._dynamo.config
+                from torch._dynamo.utils import counters
+                from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false
+                assert torch._dynamo.config.cache_size_limit and isinstance(sympy.Integer(3), sympy.Basic)
+                assert guard_or_false(True) is True and ShapeEnv().create_unbacked_symint() is not None
+                assert not torch.compiler.is_compiling() and not counters["frames"]
+                return torch.compiler.disable(self.up)(x).sqrt()
+
+        made = memwall.profile(Model(), (torch.randn(4, 8),), mode="training")
+        import sys, torch._dynamo
+        assert sys.modules["torch._dynamo"].__file__ and torch._dynamo is sys.modules["torch._dynamo"]
+        assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
+        print(len(made.graph.ops) > 3)
+    """
+    assert run(code) == ["True"]
+
+
+def test_the_compiler_works_after_a_trace():
+    code = """
+        import torch, memwall
+
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+        memwall.profile(model, (torch.randn(4, 8),), mode="training")
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        @torch.compile(backend="eager")
+        def step(x):
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        before = [p.clone() for p in model.parameters()]
+        step(torch.randn(4, 8))
+        graph_breaks = torch._dynamo.utils.counters["graph_break"]
+        print(any((a != b).any().item() for a, b in zip(before, model.parameters())))
+        memwall.profile(model, (torch.randn(4, 8),), mode="training")
+        step(torch.randn(4, 8))
+        import sys
+        print(type(sys.modules["torch._dynamo"]).__name__)
+    """
+    assert run(code) == ["True", "module"]
+
+
+def test_a_symbolic_question_goes_to_the_real_function():
+    code = """
+        from memwall.frontend.torch.light_imports import light_imports
+        import torch
+        with light_imports():
+            from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_and, sym_eq
+            import sympy
+            assert guard_or_false(True) and not sym_eq((2, 3), (2, 4)) and not sym_and(True, False)
+            assert not isinstance(3, sympy.Basic)
+            class Own(sympy.Basic): pass
+            assert isinstance(Own(), sympy.Basic) and isinstance(sympy.Integer(3), sympy.Basic)
+            from torch.fx.experimental.symbolic_shapes import ShapeEnv
+            size = ShapeEnv().create_unbacked_symint()
+            print(guard_or_false(size > 3), guard_or_false(size == size))
+    """
+    assert run(code) == ["False", "True"]
