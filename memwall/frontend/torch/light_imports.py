@@ -1,7 +1,7 @@
-"""Light stand-ins for some heavy modules that torch imports in a trace and hardly uses, so that a cold command is fast.
+"""Light stand-ins for some heavy modules that torch imports in a trace and hardly uses: cold commands are fast.
 
-Making an optimizer imports ``torch._dynamo`` for ``disable`` and ``graph_break``, which do nothing in eager mode; a shape
-function imports ``torch.fx.experimental.symbolic_shapes`` to hear that True is true, and ``sympy`` to ask whether a
+Making an optimizer imports ``torch._dynamo`` for ``disable`` and ``graph_break``, which do nothing in eager mode; shape
+functions import ``torch.fx.experimental.symbolic_shapes`` to hear that True is true, and ``sympy`` to ask whether a
 number is one of its expressions. A stand-in answers those calls where nothing is compiled or symbolic. Anything else
 loads the real module, which then answers for good: a model that calls ``torch.compile`` finds what it expects.
 """
@@ -149,7 +149,7 @@ _MEMBERS: Mapping[str, Mapping[str, Callable[[_StandIn, str], Any]]] = {
 }
 
 
-# -- the import system ---------------------------------------------------------------------------------------------------
+# -- the import system -------------------------------------------------------------------------------------------------
 
 
 class _Parts:
