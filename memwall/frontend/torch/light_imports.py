@@ -14,6 +14,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
@@ -31,7 +32,9 @@ class _StandIn(ModuleType):
         self.__dict__.update(made, __spec__=find_spec(name))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__path__" and not self.__spec__.submodule_search_locations:  # asked by every ``from ... import``
+        if (
+            name == "__path__" and self.__spec__ and not self.__spec__.submodule_search_locations
+        ):  # asked by every ``from ... import``
             raise AttributeError(f"{self.__name__} is not a package")
         return getattr(self.load(), name)
 
@@ -161,7 +164,7 @@ class _Parts:
         return spec_from_loader(name, _Loaded(sys.modules[name])) if known else None
 
 
-class _Loaded:
+class _Loaded(Loader):
     """Loader of a module that is loaded already; the import system takes what it finds in ``sys.modules`` after it."""
 
     def __init__(self, module: ModuleType) -> None:
