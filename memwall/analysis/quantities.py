@@ -43,7 +43,7 @@ class Quantity:
     adds: bool = False
     #: key of ``--sort``
     sort: str = ""
-    #: tables that have it as a column: ``class``, ``share`` (modules, phases), ``kernel``, and ``csv`` (of kernels);
+    #: tables that have it as a column: ``class``, ``share`` (phases), ``module``, ``kernel``, and ``csv`` (of kernels);
     #: with ``?`` the column may go where the page is narrow
     tables: str = ""
     heading: str = ""
@@ -124,17 +124,19 @@ def _written_apart(graph: Graph, schedule: Schedule) -> set[int]:
 _ROWS = (
     # what a gate limits, in the order in which a history lists them
     Quantity(name="kernels", title="kernels launched", unit="count", per="schedule", read=_total("kernels"),
-             attribute="launches", adds=True, tables="class? share?", heading="kernels", place=10),
+             attribute="launches", adds=True, tables="module? class? share?", heading="kernels", place=10),
     Quantity(name="dram_bytes", title="DRAM bytes", unit="B", per="schedule", read=_total("dram_bytes"),
-             attribute="bytes", adds=True, sort="bytes", tables="class? share? kernel?", heading="bytes", place=30),
+             attribute="bytes", adds=True, sort="bytes", tables="module class? share? kernel?", heading="bytes",
+             place=30),
     Quantity(name="flops", title="FLOPs", unit="FLOP", per="schedule", read=_total("flops"), attribute="flops",
-             adds=True, sort="flops", tables="class? share? kernel? csv", heading="FLOPs", place=20,
+             adds=True, sort="flops", tables="module class? share? kernel? csv", heading="FLOPs", place=20,
              needs_formula=True),
     Quantity(name="bound_s", title="speed of light", unit="s", per="schedule", read=_total("bound_s"),
              attribute="bound_s", adds=True, sort="bound", tables="share kernel? csv", heading="bound", place=50,
              like="time_s"),
     Quantity(name="time_s", title="predicted time", unit="s", per="schedule", read=_total("time_s"),
-             attribute="time_s", adds=True, sort="time", tables="class share kernel csv", heading="time", place=60),
+             attribute="time_s", adds=True, sort="time", tables="module class share kernel csv", heading="time",
+             place=60),
     Quantity(name="peak_memory", title="peak memory", unit="B", per="schedule", read=_total("peak_memory_bytes"),
              heading="peak"),
     Quantity(name="materialized_bytes", title="materialized intermediates", unit="B", per="schedule",
@@ -162,11 +164,15 @@ _ROWS = (
     # further quantities of kernels
     Quantity(name="count", title="equal kernels", unit="count", attribute="count", sort="count", place=90),
     Quantity(name="flop_share", title="share of the FLOPs", unit="fraction", attribute="flop_share",
-             tables="class share", heading="FLOPs", place=21),
+             tables="module? class share", heading="FLOPs", place=21),
     Quantity(name="byte_share", title="share of the DRAM bytes", unit="fraction", attribute="byte_share",
-             tables="class share", heading="bytes", place=31),
+             tables="module? class share", heading="bytes", place=31),
     Quantity(name="time_share", title="share of the time", unit="fraction", attribute="time_share",
-             tables="class share kernel", heading="time", place=65),
+             tables="module class share kernel", heading="time", place=65),
+    Quantity(name="memory_bytes", title="memory at the peak", unit="B", attribute="memory_bytes", tables="module",
+             heading="memory", place=34),
+    Quantity(name="memory_share", title="share of the memory at the peak", unit="fraction", attribute="memory_share",
+             tables="module?", heading="memory", place=35),
     Quantity(name="read_bytes", title="DRAM bytes read", unit="B", attribute="read_bytes", tables="csv", place=32),
     Quantity(name="write_bytes", title="DRAM bytes written", unit="B", attribute="write_bytes", tables="csv", place=33),
     Quantity(name="arithmetic_intensity", title="FLOP per DRAM byte", unit="FLOP/B", lower=False,
@@ -183,7 +189,7 @@ _ROWS = (
     Quantity(name="times_fewer", title="times fewer FLOP/s than the matrix classes", unit="ratio",
              attribute="times_fewer", tables="class", heading="times fewer", unit_text="FLOP/s", place=71),
     Quantity(name="limited_by", title="the wall", unit="word", attribute="limited_by",
-             tables="class share kernel csv", heading="limited by", place=80),
+             tables="module class share kernel csv", heading="limited by", place=80),
     Quantity(name="low_s", title="low end of the 80 % interval", unit="s", attribute="low_s", tables="csv", place=81),
     Quantity(name="high_s", title="high end of the 80 % interval", unit="s", attribute="high_s", tables="csv",
              place=82),

@@ -197,25 +197,13 @@ def phase_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: PHASES.index(row.key)))
 
 
-def module_rows(profile: Profile, schedule: Schedule, *, top: int = 15) -> tuple[Row, ...]:
-    """Rows by module, repeated blocks as one (``layers.*.attn``), longest time first: at the deepest level at which all
-    rows fit in ``top``. What does not fit is the last row, ``(others)``."""
-    keys = _module_keys([collapse(kernel_module(profile, schedule, kernel)) for kernel in schedule.kernels], top)
-    rows = sorted(_rows(schedule, keys), key=lambda row: (-row.time_s, row.key))
-    if len(rows) <= top:
-        return tuple(rows)
-    kept = {row.key for row in rows[: top - 1]}
-    rows = _rows(schedule, [key if key in kept else OTHERS for key in keys])
-    return tuple(sorted(rows, key=lambda row: (row.key == OTHERS, -row.time_s, row.key)))
-
-
-def _module_keys(paths: Sequence[str], top: int) -> list[str]:
-    keys: list[str] = []
-    for level in range(max((path.count(".") + 1 for path in paths), default=1), 0, -1):
-        keys = [".".join(path.split(".")[:level]) or "(top)" for path in paths]
-        if len(set(keys)) <= top:
-            break
-    return keys
+def module_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
+    """Rows by the module that a kernel is in, repeated blocks as one (``layers.*.attn``), longest time first;
+    :mod:`memwall.analysis.modules` has the modules with all that is inside them."""
+    rows = _rows(
+        schedule, [collapse(kernel_module(profile, schedule, kernel)) or "(top)" for kernel in schedule.kernels]
+    )
+    return tuple(sorted(rows, key=lambda row: (-row.time_s, row.key)))
 
 
 def equal_kernels(profile: Profile, graph: int, kernels: Sequence[Estimate]) -> list[tuple]:

@@ -74,6 +74,7 @@ shape = _decorator(
     click.option(
         "--by", type=click.Choice(("op", "module", "class", "phase")), help="List ops, modules, classes or phases."
     ),
+    click.option("--depth", type=click.IntRange(1), metavar="N", help="Levels of the tree of --by module."),
 )
 
 workload = _decorator(
@@ -131,6 +132,14 @@ def profile_options(options: dict[str, Any]) -> dict[str, Any]:
     if renamed.get("optimizer") == "adamw":
         renamed["optimizer"] = "adamw:foreach"  # the same on CUDA; the bare name leaves the file's own in place
     return renamed
+
+
+def shape_options(**shape: Any) -> dict[str, Any]:
+    """What the user gave of :data:`shape`. Raises ``UsageError``: ``--depth`` of what is no tree."""
+    found = given(**shape)
+    if "depth" in found and found.get("by") != "module":
+        raise UsageError("--depth is of the tree of modules; it goes with --by module")
+    return found
 
 
 def refuse(keywords: dict[str, Any], reason: str) -> None:

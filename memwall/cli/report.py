@@ -30,7 +30,7 @@ def command(record: str | None, history: str | None, quantities: tuple[str, ...]
     With --history, print how figures went from commit to commit instead; with -o, write it as HTML, Markdown, CSV, PNG
     or SVG.
     """
-    given = options.given(**shape)
+    given = options.shape_options(**shape)
     if history is not None:
         unused = {"PROFILE": record, "--json": out.as_json, **{f"--{name}": given[name] for name in given}}
         if named := [name for name, value in unused.items() if value]:

@@ -55,7 +55,7 @@ _OP_COLUMNS = {"class" if name == "op_class" else name: name for name in (
 #: what a frame has a row for -> its columns, and the rows of a simulation
 _TABLES: dict[str, tuple[Mapping[str, str], Callable[[Profile, Schedule], Sequence[Row]]]] = {
     "op": (_OP_COLUMNS, kernel_rows),
-    "module": ({"module": "key", **SHARE_COLUMNS}, lambda p, s: module_rows(p, s, top=len(s.kernels) + 1)),
+    "module": ({"module": "key", **SHARE_COLUMNS}, module_rows),
     "class": ({"class": "key", **SHARE_COLUMNS}, class_rows),
     "phase": ({"phase": "key", **SHARE_COLUMNS}, phase_rows),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from memwall.core.graph import Graph, Storage
 from memwall.fusion import Plan
@@ -91,3 +92,25 @@ def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...
         moved += moves[id(group.cost)]
         result.append(tuple(hits))
     return result
+
+
+def alive_at_peak(graph: Graph, plan: Plan) -> list[Storage]:
+    """What is alive at the moment of :func:`memory_peak`; their sizes add up to its total."""
+    touched = [{graph.values[i].storage for i in (*group.reads, *group.writes)} for group in plan.groups]
+    first = {number: i for i, numbers in reversed([*enumerate(touched)]) for number in numbers}
+    last = {number: i for i, numbers in enumerate(touched) for number in numbers}
+    kept = {graph.values[i].storage for i in graph.outputs}
+    lives: list[tuple[int, int, Storage]] = []
+    for storage in graph.storages:
+        if storage.is_persistent:
+            lives.append((0, len(touched), storage))
+        elif storage.id in first:
+            stays = storage.role == "gradient" or storage.id in kept
+            lives.append((first[storage.id], len(touched) if stays else last[storage.id], storage))
+    levels = [0] * (len(touched) + 2)
+    for start, end, storage in lives:
+        levels[start] += storage.nbytes
+        levels[end + 1] -= storage.nbytes
+    totals = [*accumulate(levels)]
+    peak = max(range(len(totals)), key=totals.__getitem__)
+    return [storage for start, end, storage in lives if start <= peak <= end]

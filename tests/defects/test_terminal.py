@@ -76,3 +76,12 @@ def test_e37_rows_can_be_told_from_each_other(run, encoder):
         ("32x128x64", "layers.*.linear1"), ("dX 32x64x128", "layers.*.linear1"), ("dW 128x64x32", "layers.*.linear1"),
         ("32x64x128", "layers.*.linear2"), ("dX 32x128x64", "layers.*.linear2"), ("dW 64x128x32", "layers.*.linear2"),
     }  # fmt: skip
+
+
+def test_e37_modules_are_a_tree(run, encoder):
+    """Modules were one flat list, in which nothing said what is inside of what."""
+    shown = run("profile", encoder, "--gpu", "h100", "--by", "module", "--depth", "2")
+    assert shown.code == 0
+    rows = {line.split("  ")[1].strip(): line for line in shown.out.splitlines() if line.startswith("  ")}
+    assert {"(whole step)", "· layers.*", "· · linear1"} <= rows.keys()
+    assert not any(name.startswith("· · ·") for name in rows)

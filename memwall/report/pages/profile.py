@@ -31,7 +31,8 @@ from memwall.simulate.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport(Report):
-    """A profile: ``by`` chooses what the longest table lists, ``top`` how much of it and ``sort`` its order.
+    """A profile: ``by`` chooses what the longest table lists, ``top`` how much of it and ``sort`` its order; ``depth``
+    is that of the tree of modules.
 
     As text, only the ``explained`` kernels are shown; Markdown and JSON include them.
     """
@@ -43,6 +44,7 @@ class ProfileReport(Report):
     by: str = "op"
     top: int = 15
     sort: str = "time"
+    depth: int | None = None
     what_ifs: Sequence[Outcome] = ()
     explained: Sequence[tuple[Schedule, Explanation]] = ()
 
@@ -56,7 +58,7 @@ class ProfileReport(Report):
             return profile_page(self.profile, self.what_ifs)
         sections = [_explanation_section(self.profile, schedule, why) for schedule, why in self.explained]
         if kind != "text" or not sections:
-            whole = profile_sections(self.profile, self.by, self.top, self.sort, self.what_ifs)
+            whole = profile_sections(self.profile, self.by, self.top, self.sort, self.what_ifs, self.depth)
             sections = [*whole, *sections]
         return Document(self.profile.workload.name, sections)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import memwall.report.columns as col
 from memwall.analysis.explanation import provenance
+from memwall.analysis.modules import ModuleRow, levels, module_tree
 from memwall.analysis.savings import policy_sets
-from memwall.analysis.table import KernelRow, Row, class_rows, kernel_rows, module_rows, phase_rows
+from memwall.analysis.table import KernelRow, Row, class_rows, kernel_rows, phase_rows
 from memwall.analysis.verdict import main_pipe, verdict
 from memwall.analysis.whatif import Outcome
 from memwall.core.errors import UsageError
@@ -31,6 +32,13 @@ PROBLEM_NOTE = (
     " weight; bound: speed of light; time: modeled"
 )
 
+#: rows of the tree of modules from which on its deeper levels are left to --depth
+MODULES = 25
+MODULES_NOTE = (
+    "a module with all that is inside it; xN: so many modules of a list, summed; memory: what is alive at the"
+    " peak; --depth N: levels of the tree"
+)
+
 TOTALS_NOTE = (
     "bound: speed of light; 80 % range: should hold 80 % of real runs; compute, bandwidth, overhead: share of"
     " time under each wall"
@@ -39,8 +47,10 @@ TOTALS_NOTE = (
 MAX_UNMODELED = 8
 
 
-def profile_sections(profile: Profile, by: str, top: int, sort: str, what_ifs: Sequence[Outcome]) -> list[Section]:
-    """The whole report: what was measured comes first, ``what_ifs`` last.
+def profile_sections(
+    profile: Profile, by: str, top: int, sort: str, what_ifs: Sequence[Outcome], depth: int | None = None
+) -> list[Section]:
+    """The whole report: what was measured comes first, ``what_ifs`` last; ``depth`` is of the tree of modules.
 
     Raises:
         UsageError: no such ``by``.
@@ -53,21 +63,21 @@ def profile_sections(profile: Profile, by: str, top: int, sort: str, what_ifs: S
             first = policies.schedules[0]
             table, *saved = policy_blocks(policies)
             sections.append(Section(gpu_title(profile, first), (table, *_verdicts(profile, (first,)), *saved)))
-            sections.append(_schedule_section(profile, first, by, top, sort))
+            sections.append(_schedule_section(profile, first, by, top, sort, depth))
             for schedule in explained(policies):
                 heading = f"{policies.gpu.name}, {schedule.policy}: what fusion saves"
                 sections.append(Section(heading, fusion_tables(policies, schedule)))
     else:
         if len(profile.simulations) > 1:
             sections.append(Section("Totals", (totals_table(profile), *_verdicts(profile, profile.simulations))))
-        sections += [_schedule_section(profile, s, by, top, sort) for s in profile.simulations]
+        sections += [_schedule_section(profile, s, by, top, sort, depth) for s in profile.simulations]
     return [*sections, what_if_section(what_ifs)] if what_ifs else sections
 
 
-def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, sort: str) -> Section:
+def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, sort: str, depth: int | None) -> Section:
     alone = len(profile.simulations) == 1
     blocks: list[Block] = [totals_table(profile), *_verdicts(profile, profile.simulations)] if alone else []
-    blocks += [class_table(profile, schedule), *BREAKDOWNS[by](profile, schedule, top, sort)]
+    blocks += [class_table(profile, schedule), *BREAKDOWNS[by](profile, schedule, top, sort, depth)]
     phases = phase_rows(profile, schedule)
     if len(phases) > 1:
         blocks.append(share_table("Phases", "phase", phases))
@@ -196,6 +206,17 @@ def share_table(title: str, heading: str, rows: Sequence[Row]) -> Table:
     return col.table(title, [*col.of(rows, f"{heading}: key name"), *col.quantities("share", rows)])
 
 
+def module_table(rows: Sequence[tuple[int, ModuleRow]]) -> Table:
+    """The tree, a node a row, its level in dots."""
+    nodes = [node for _, node in rows]
+    column, cells = col.text("module", [node.key for node in nodes])
+    columns = [
+        (column, ["· " * level + cell for (level, _), cell in zip(rows, cells, strict=True)]),
+        *col.of(nodes, ": count repeats"), *col.quantities("module", nodes),
+    ]  # fmt: skip
+    return col.table("Modules", columns, MODULES_NOTE)
+
+
 def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table:
     columns = [
         *col.of(rows, "kernel: name op, : count repeats, shape: problem name, module module"),
@@ -221,7 +242,7 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
     return col.table("Peak memory", columns, note)
 
 
-def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str) -> list[Block]:
+def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str, depth: int | None) -> list[Block]:
     rows = kernel_rows(profile, schedule, sort=sort)
     note = PROBLEM_NOTE
     if rest := rows[top:]:
@@ -229,23 +250,23 @@ def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str) -> list[Bl
     return [kernel_table(f"Top kernels by {sort}", rows[:top], note)]
 
 
-def _by_module(profile: Profile, schedule: Schedule, top: int, sort: str) -> list[Block]:
-    return [share_table("Modules", "module", module_rows(profile, schedule, top=top))]
+def _by_module(profile: Profile, schedule: Schedule, top: int, sort: str, depth: int | None) -> list[Block]:
+    return [module_table(levels(module_tree(profile, schedule), depth, max(top, MODULES)))]
 
 
-def _by_phase(profile: Profile, schedule: Schedule, top: int, sort: str) -> list[Block]:
+def _by_phase(profile: Profile, schedule: Schedule, top: int, sort: str, depth: int | None) -> list[Block]:
     rows = kernel_rows(profile, schedule, sort=sort)
     phases = [phase for phase in _PHASES if any(row.phase == phase for row in rows)]
     return [kernel_table(f"Top kernels, {p}", [r for r in rows if r.phase == p][:top]) for p in phases]
 
 
-def _by_class(profile: Profile, schedule: Schedule, top: int, sort: str) -> list[Block]:
+def _by_class(profile: Profile, schedule: Schedule, top: int, sort: str, depth: int | None) -> list[Block]:
     rows = kernel_rows(profile, schedule, sort=sort)
     classes = [row.key for row in class_rows(profile, schedule)]
     return [kernel_table(f"Top kernels, {c}", [r for r in rows if r.op_class == c][:top]) for c in classes]
 
 
 #: ``--by`` key -> the blocks that break the time down that way
-BREAKDOWNS: dict[str, Callable[[Profile, Schedule, int, str], list[Block]]] = {
+BREAKDOWNS: dict[str, Callable[[Profile, Schedule, int, str, int | None], list[Block]]] = {
     "op": _by_op, "module": _by_module, "class": _by_class, "phase": _by_phase,
 }  # fmt: skip

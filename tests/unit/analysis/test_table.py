@@ -97,14 +97,10 @@ def test_an_unknown_sort_key_is_the_users_error(profile, old):
         table.kernel_rows(profile, old, sort="speed")
 
 
-def test_modules_are_cut_to_the_deepest_level_that_fits(profile, old):
-    deep = by_key(table.module_rows(profile, old, top=10))
-    assert deep["blocks.*.proj"].flops == 4 * 2**31
-    shallow = by_key(table.module_rows(profile, old, top=5))
-    assert shallow["blocks.*"].launches == 4 + 2 + 2
-    few = table.module_rows(profile, old, top=2)
-    assert [row.key for row in few] == ["blocks", table.OTHERS]
-    assert sum(row.time_share for row in few) == pytest.approx(1)
+def test_modules_of_repeated_blocks_are_one(profile, old):
+    rows = by_key(table.module_rows(profile, old))
+    assert rows["blocks.*.proj"].flops == 4 * 2**31
+    assert sum(row.time_share for row in rows.values()) == pytest.approx(1)
 
 
 def test_join_has_every_key_of_either_side_once():
