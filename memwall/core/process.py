@@ -1,8 +1,10 @@
 """A Python child process that answers over a pipe, each time within a limit, and reports its cause of death.
 
 It calls one target (``module:name``; one instance if a class) with each request, and sends back the result or the
-:class:`MemwallError` that it raises. Any other exception ends it.
-It ends with its parent in any case, even in the middle of a call: the parent holds its standard input open.
+:class:`MemwallError` that it raises. Any other exception ends it. Where each request is to find the process as it was
+at first, whatever the last one did to it, each is answered in a fork (``apart``): what is imported is shared, and only
+the answer comes back. It ends with its parent in any case, even in the middle of a call: the parent holds its standard
+input open.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -25,6 +29,8 @@ from memwall.core.errors import MemwallError, MissingError, UsageError
 
 #: the folder that holds this package
 HOME = str(Path(__file__).resolve().parents[2])
+#: whether a process that has imported torch can be forked; macOS ends such a fork at its first call of a system library
+FORKS = sys.platform == "linux"
 _START = "from memwall.core.process import serve; serve()"
 
 
@@ -46,6 +52,7 @@ class Child:
         folder: its working folder.
         own_path: leave the working folder out of ``sys.path``.
         shown: what it prints goes to standard error; else it is kept for the last line.
+        apart: each request is answered in a fork of the process; see :data:`FORKS`.
 
     Raises:
         OSError: it cannot be started in that folder.
@@ -53,16 +60,17 @@ class Child:
 
     def __init__(
         self, target: str, environment: Mapping[str, str], *, folder: Path | None = None, own_path: bool = False,
-        shown: bool = False,
+        shown: bool = False, apart: bool = False,
     ) -> None:  # fmt: skip
         mine, theirs = multiprocessing.Pipe()
+        self._apart = apart and FORKS
         self._pipe: Connection[Any, Any] = mine
         self._kept = None if shown else tempfile.TemporaryFile()  # noqa: SIM115  closed by stop()
         output = sys.stderr if shown and _has_descriptor(sys.stderr) else subprocess.DEVNULL
         options = ["-P"] if own_path else []
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *options, "-c", _START, str(theirs.fileno()), target],
+                [sys.executable, *options, "-c", _START, str(theirs.fileno()), target, *["apart"] * self._apart],
                 pass_fds=[theirs.fileno()], env=environment, cwd=folder, start_new_session=True,
                 stdin=subprocess.PIPE, stdout=output, stderr=self._kept,
             )  # fmt: skip
@@ -76,6 +84,11 @@ class Child:
     def pid(self) -> int:
         """The process."""
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs still."""
+        return self._process.poll() is None
 
     def fileno(self) -> int:
         """What becomes readable when there is an answer, for :func:`multiprocessing.connection.wait`."""
@@ -99,6 +112,8 @@ class Child:
             raised, answer = self._pipe.recv()
         except (EOFError, OSError):
             raise self._lost() from None
+        if raised is None:  # the fork ended without an answer
+            raise _lost(answer, "")
         if raised:
             raise answer
         return answer
@@ -111,14 +126,7 @@ class Child:
     def _lost(self) -> Lost:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
-        code = self._process.returncode
-        if code == -signal.SIGKILL:
-            return Lost("out of memory", "the system killed the process, as it does when memory runs out", code)
-        if code is not None and code < 0:
-            return Lost("failed", f"the process crashed: {signal.Signals(-code).name}", code)
-        last = self._last_line()
-        message = f"the process ended with exit code {code}" + (f": {last[:200]}" if last else "")
-        return Lost("failed", message, code, last)
+        return _lost(self._process.returncode, self._last_line())
 
     def _last_line(self) -> str:
         if self._kept is None:
@@ -129,6 +137,12 @@ class Child:
 
     def stop(self) -> None:
         """Kill the process and its children."""
+        if self._apart:  # first the fork, which only this process can take leave of
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+            self._pipe.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=2)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -138,6 +152,16 @@ class Child:
         for end in (self._pipe, self._kept, lifeline):
             if end is not None:
                 end.close()
+
+
+def _lost(code: int | None, last: str) -> Lost:
+    """The cause of a death by its exit code."""
+    if code == -signal.SIGKILL:
+        return Lost("out of memory", "the system killed the process, as it does when memory runs out", code)
+    if code is not None and code < 0:
+        return Lost("failed", f"the process crashed: {signal.Signals(-code).name}", code)
+    message = f"the process ended with exit code {code}" + (f": {last[:200]}" if last else "")
+    return Lost("failed", message, code, last)
 
 
 def environment() -> dict[str, str]:
@@ -158,11 +182,14 @@ def _has_descriptor(stream: Any) -> bool:
 
 def serve() -> None:
     """Answer until the pipe closes."""
-    descriptor, target = int(sys.argv[1]), sys.argv[2]
+    descriptor, target, apart = int(sys.argv[1]), sys.argv[2], sys.argv[3:] == ["apart"]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # what is called may read its standard input, and must not read the lifeline
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    if apart:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends the fork; then the pipe closes
+    else:
+        _end_with(lifeline)
     module, _, name = target.partition(":")
     answer = getattr(import_module(module), name)
     if isinstance(answer, type):
@@ -173,9 +200,10 @@ def serve() -> None:
             question = pipe.recv()
         except (EOFError, ConnectionResetError):
             return
-        made = _answered(answer, question)  # what it raises ends this process
+        # what the target raises ends this process, or the fork
+        made = _forked(answer, question, lifeline) if apart else pickle.dumps(_answered(answer, question))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            pipe.send(made)
+            pipe.send_bytes(made)
 
 
 def _answered(answer: Callable[..., Any], question: tuple[Any, ...]) -> tuple[bool, Any]:
@@ -186,8 +214,35 @@ def _answered(answer: Callable[..., Any], question: tuple[Any, ...]) -> tuple[bo
         return True, kind(str(error))  # plain: one that says more need not survive a pipe
 
 
+def _forked(answer: Callable[..., Any], question: tuple[Any, ...], lifeline: int) -> bytes:
+    """The pickled answer that a fork of this process gives; ``(None, exit code)`` where it ends without one."""
+    with tempfile.TemporaryFile() as place:
+        process = os.fork()
+        if not process:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _end_with(lifeline)
+            code = 1
+            try:
+                place.write(pickle.dumps(_answered(answer, question)))
+                place.flush()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:  # no handler at exit of what was called, and no thread of it, delays or changes the answer
+                os._exit(code)
+        _, status = os.waitpid(process, 0)
+        code = os.waitstatus_to_exitcode(status)
+        place.seek(0)
+        made = place.read()
+    return made if made and not code else pickle.dumps((None, code))
+
+
 def _end_with(lifeline: int) -> None:
     """End this process when the other end of the lifeline is closed."""
-    while os.read(lifeline, 1):
-        pass
-    os._exit(1)
+
+    def wait() -> None:
+        while os.read(lifeline, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

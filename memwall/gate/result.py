@@ -88,11 +88,10 @@ class GateResult:
 
     @property
     def verdict(self) -> str:
-        """``fail`` if anything fails or nothing was checked, else ``inconclusive`` if anything is, else ``pass``."""
+        """``fail`` if anything fails or nothing was to be checked, else ``inconclusive`` if anything is, else
+        ``pass``."""
         found = {*(check.verdict for check in self.checks), *(row.verdict for row in self.problems)}
-        if not self.checks or "fail" in found:
-            return "fail"
-        return "inconclusive" if "inconclusive" in found else "pass"
+        return next((verdict for verdict in ("fail", "inconclusive", "pass") if verdict in found), "fail")
 
     @property
     def exit_code(self) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from memwall.gate.baseline import (
 from memwall.gate.config import APART, GateConfig, GatedWorkload, Limit, parse_limit
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.result import Baseline, Check, GateResult, Problem
-from memwall.gate.tracing import Job, Traced, profile_both
+from memwall.gate.tracing import Job, Traced, Tracers, Tree, profile_both
 from memwall.record.profile import Profile
 
 NO_WORKLOAD = ("no workload to gate: name a TARGET, or list workloads in [tool.memwall.gate] of pyproject.toml"
@@ -56,7 +56,7 @@ class GateRun:
 def run_gate(
     config: GateConfig, workloads: Sequence[GatedWorkload], *, baseline: Path | None = None,
     baseline_ref: str | None = None, allow_new: bool = False, first: bool = False, measured_on: str | None = None,
-    say: Callable[[str], None] = lambda message: None,
+    say: Callable[[str], None] = lambda message: None, tracers: Tracers | None = None,
 ) -> GateRun:  # fmt: skip
     """Judge some workloads by a configuration, against saved profiles, a git ref or nothing.
 
@@ -66,6 +66,7 @@ def run_gate(
         allow_new: a workload that the base does not have passes its relative limits.
         first: there need not be a baseline yet.
         measured_on: also time base and head against each other on this machine's ``cpu`` or ``cuda``.
+        tracers: the servers of an earlier gate.
 
     Raises:
         UsageError: a baseline is missing, damaged or of a newer schema, or the ref cannot be checked out.
@@ -78,11 +79,13 @@ def run_gate(
     traced = [w for w in workloads if w.name not in heads]
     jobs = [_job(config, w, compared=bool(baseline or baseline_ref)) for w in traced]
     timed = GateResult(())
-    with checked_out(config.root, baseline_ref) if baseline_ref is not None else nullcontext() as checkout:
+    with contextlib.ExitStack() as stack:
+        checkout = stack.enter_context(checked_out(config.root, baseline_ref)) if baseline_ref is not None else None
         bases: dict[str, Traced] = {}
         if jobs:
-            place, avoid = (checkout.folder, checkout.head_top) if checkout else (None, None)
-            ours, bases = profile_both(config.root, place, jobs, say, avoid)
+            tracers = tracers or stack.enter_context(Tracers(captures=any(job.breaks for job in jobs)))
+            tree = Tree(checkout.folder, checkout.head_top) if checkout else None
+            ours, bases = profile_both(config.root, tree, jobs, say, tracers)
             heads |= ours
         if checkout is not None:
             base = from_commit(baseline_ref or "", checkout, workloads, bases)
@@ -126,7 +129,8 @@ def _judged(
     for workload in workloads:
         head = heads[workload.name]
         if head.profile is None:
-            problems.append(Problem(workload.name, workload.target, "fail", f"cannot be profiled: {head.error}"))
+            why = f"cannot be profiled: {head.error}"
+            problems.append(Problem(workload.name, workload.target, "inconclusive", why))
             continue
         before = base.profiles.get(workload.name)
         baseline = noted(baseline, workload.name, [*head.notes, *_other_step(before, head.profile)])

@@ -1,7 +1,9 @@
-"""Base and head, each profiled in a process of its own in its own folder, both with this memwall.
+"""Base and head, each profiled in its own folder, every workload in a process of its own, both with this memwall.
 
-A child always imports this memwall, and finds its folder's own packages before installed ones, so that the base does
-not run the head's code; if it did anyway, the result says so. The user's code prints to standard error.
+A server imports torch and memwall and nothing of the user's, and answers each job in a fork of itself: a job finds the
+process as it was at first, whatever another has set, patched, imported or seeded. A job always finds this memwall, and
+its folder's own packages before installed ones, so that the base does not run the head's code; if it did anyway, the
+result says so. The user's code prints to standard error.
 """
 
 from __future__ import annotations
@@ -10,24 +12,32 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from memwall.analysis.fused import MOST_UNASKED, distinct_ops
 from memwall.core.errors import MemwallError, NeedsData
-from memwall.core.process import HOME, Child, Lost, environment
+from memwall.core.process import FORKS, HOME, Child, Lost, environment
 from memwall.frontend.dynamo.capture import REAL_BYTES, capture_of
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.blame import blame
+from memwall.frontend.workload.seeds import seeded
+from memwall.gate.config import DEFAULT_POLICIES
 from memwall.hardware.lookup import Gpu
 from memwall.pipeline import profile, with_capture
 from memwall.record.profile import Profile
 
-#: workloads captured by TorchDynamo that one process takes, and the most processes for base or head
-_JOBS, _MOST = 4, 4
+#: the most servers; how many does not change what they answer
+_MOST = 8
+#: folders of what is installed or compiled
+_INSTALLED = frozenset(("site-packages", "dist-packages", "__pycache__"))
+#: how often a workload whose base and head differ is traced again on each side, to see whether each equals itself
+_REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,8 @@ class Job:
 class Traced:
     """The outcome of a job: a profile or an error message; ``absent``: the target does not exist. ``foreign`` are files
     outside the folder that the model was loaded from although the head has them. ``real``: the model reads its own
-    data, so it was traced on real tensors."""
+    data, so it was traced on real tensors. ``read`` are the files of the repository that the job has read, and
+    ``unstable`` says how two traces of the same code differ."""
 
     name: str
     profile: Profile | None
@@ -57,125 +68,203 @@ class Traced:
     foreign: tuple[str, ...] = ()
     absent: bool = False
     real: bool = False
+    read: tuple[str, ...] = ()
+    unstable: str = ""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A folder in which jobs run; ``avoid`` is the head's checkout, of which the base must load nothing."""
+
+    folder: Path
+    avoid: Path | None = None
 
 
 def profile_both(
-    head: Path, base: Path | None, jobs: Sequence[Job], say: Callable[[str], None], avoid: Path | None = None
-) -> tuple[dict[str, Traced], dict[str, Traced]]:
-    """The jobs profiled in the head's folder and, at the same time, in the base's; ``avoid``: the head's checkout, of
-    which the base must load nothing."""
-    say(f"tracing {len(jobs)} workload{'s' if len(jobs) != 1 else ''}" + (" twice: base and head" if base else ""))
+    head: Path, base: Tree | None, jobs: Sequence[Job], say: Callable[[str], None], tracers: Tracers,
+    prepare: Callable[[Mapping[str, Traced]], None] = lambda rows: None,
+) -> tuple[dict[str, Traced], dict[str, Traced]]:  # fmt: skip
+    """The jobs profiled in the head's folder, then in the base's; ``prepare`` gets what the head has made before the
+    base begins. Where both differ each is traced again, to see whether it equals itself."""
+    say(f"tracing {len(jobs)} workload{'s' if len(jobs) != 1 else ''}" + (" twice: head and base" if base else ""))
+    here = Tree(head)
+    ours = _by_name(tracers.traced([(here, job) for job in jobs]))
     if base is None:
-        return _traced([(head, jobs, None)])[0], {}
-    # TorchDynamo takes most of the time, and a head without breaks needs no base to compare with
-    ours, theirs = _traced([(head, jobs, None), (base, [replace(job, breaks=False) for job in jobs], avoid)])
-    again: tuple[list[Job], list[Job]] = [], []
-    for job in jobs:
-        one, other = ours[job.name], theirs[job.name]
-        if one.profile is None or other.profile is None:
-            continue
-        # a real tensor may have other strides than one without data: trace both sides on real tensors if one needs it
-        both = replace(job, options={**job.options, "real": True}) if one.real or other.real else job
-        if other.real and not one.real:
-            again[0].append(both)
-        capture = capture_of(one.profile.capture)
-        may_break = capture is None or capture.failure is not None or bool(capture.breaks)
-        if (one.real and not other.real) or (job.breaks and may_break):
-            again[1].append(both)
-    if any(again):
-        say(f"tracing {len({job.name for row in again for job in row})} again")
-        late = _traced([(head, again[0], None), (base, again[1], avoid)])
-        return ours | late[0], theirs | late[1]
+        return ours, {}
+    prepare(ours)
+    alike = [_alike(job, ours[job.name]) for job in jobs]
+    theirs = _by_name(tracers.traced([(base, job) for job in alike]))
+    late = [_alike(job, theirs[job.name]) for job in jobs if theirs[job.name].real > ours[job.name].real]
+    ours |= _by_name(tracers.traced([(here, replace(job, breaks=True)) for job in late]))
+    rows = [(ours, here, job) for job in alike] + [(theirs, base, job) for job in alike]
+    rows = [row for row in rows if _differ(ours[row[2].name].profile, theirs[row[2].name].profile)]
+    for (side, _, job), row in zip(rows, repeated(rows, tracers), strict=True):
+        side[job.name] = row
     return ours, theirs
 
 
-def _traced(sides: Sequence[tuple[Path, Sequence[Job], Path | None]]) -> list[dict[str, Traced]]:
-    """The jobs of base and head done at the same time, both in as many processes as the captures of one need: a model
-    that changes its process affects the same jobs on both sides."""
-    captures = max(sum(job.breaks for job in jobs) for _, jobs, _ in sides)
-    parts = min(-(-captures // _JOBS) or 1, os.cpu_count() or 1, _MOST)
-    found: list[dict[str, Traced]] = [{} for _ in sides]
-    lanes = [
-        _Lane(rows, folder, [*jobs[i::parts]], avoid)
-        for rows, (folder, jobs, avoid) in zip(found, sides, strict=True)
-        for i in range(parts)
-    ]
-    try:
-        for lane in lanes:
-            lane.begin()
-        while busy := [lane for lane in lanes if lane.child]:
-            done = wait([lane.child for lane in busy])
-            for lane in busy:
-                if lane.child in done:
-                    lane.finish()
-        return found
-    finally:  # done or interrupted
-        for lane in lanes:
-            lane.stop()
+def _by_name(rows: Sequence[Traced]) -> dict[str, Traced]:
+    return {row.name: row for row in rows}
 
 
-class _Lane:
-    """Jobs done one after another by a process in a folder, and by name what became of each. A model that ends its
-    process is lost alone: the next job gets another."""
+def _alike(job: Job, other: Traced) -> Job:
+    """The job as the other side has it: on real tensors where that was, whose strides may differ from those of tensors
+    without data; with TorchDynamo, which takes most of the time, only where the other may have a graph break."""
+    capture = capture_of(other.profile.capture) if other.profile is not None else None
+    breaks = job.breaks and (capture is None or capture.failure is not None or bool(capture.breaks))
+    return replace(job, breaks=breaks, options={**job.options, "real": True} if other.real else job.options)
 
-    def __init__(self, rows: dict[str, Traced], folder: Path, jobs: list[Job], avoid: Path | None) -> None:
-        self.rows, self.folder, self.jobs, self.avoid = rows, folder, jobs, avoid
-        self.child: Any = None
 
-    def begin(self) -> None:
-        """Hand the next job to the process; stop it after the last one."""
-        if not self.jobs:
-            self.stop()
-            return
-        if self.child is None:
-            # the order of a set in a model is no difference between base and head
-            variables = {**environment(), "PYTHONHASHSEED": "0"}
-            tracer = "memwall.gate.tracing:Tracer"
-            self.child = Child(tracer, variables, folder=self.folder, own_path=True, shown=True)
-        self.child.send(self.jobs[0], self.avoid)
+def repeated(rows: Sequence[tuple[Mapping[str, Traced], Tree, Job]], tracers: Tracers) -> list[Traced]:
+    """What became of each job in a tree, marked as unstable where a further trace differs."""
+    found = [side[job.name] for side, _, job in rows]
+    for _ in range(_REPEATS):
+        rest = [i for i, row in enumerate(found) if not row.unstable]
+        again = tracers.traced([(rows[i][1], replace(rows[i][2], breaks=False)) for i in rest])
+        for i, row in zip(rest, again, strict=True):
+            found[i] = replace(found[i], unstable=_difference(found[i], row))
+    return found
 
-    def finish(self) -> None:
-        """Take the answer to the first job, and go on."""
-        job = self.jobs.pop(0)
+
+def _differ(one: Profile | None, other: Profile | None) -> bool:
+    return one is not None and other is not None and one.graphs != other.graphs
+
+
+def _difference(one: Traced, other: Traced) -> str:
+    """How two traces of the same code differ; empty if they do not."""
+    if one.profile is None or other.profile is None:
+        return other.error
+    if not _differ(one.profile, other.profile):
+        return ""
+    pairs = zip(one.profile.graphs, other.profile.graphs, strict=False)
+    first, second = next(((a, b) for a, b in pairs if a != b), (one.profile.graph, other.profile.graph))
+    both = zip(first.ops, second.ops, strict=False)
+    op = next((b for a, b in both if a != b or first.specs(a.inputs) != second.specs(b.inputs)), None)
+    at = f", first at {op.source or op.module or op.name}" if op else ""
+    return f"{len(first.ops):,} ops, then {len(second.ops):,}{at}"
+
+
+class Tracers:
+    """The servers, started as they are needed and stopped at the end of the ``with`` block; ``captures``: jobs will
+    look for graph breaks."""
+
+    def __init__(self, captures: bool = True) -> None:
+        self._target = CapturingTracer if captures else Tracer
+        self._idle: list[Child] = []
+
+    def __enter__(self) -> Tracers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        while self._idle:
+            self._idle.pop().stop()
+
+    def traced(self, jobs: Sequence[tuple[Tree, Job]]) -> list[Traced]:
+        """What became of each job; as many run at a time as there are cores."""
+        waiting = deque(enumerate(jobs))
+        busy: dict[Child, tuple[int, Job]] = {}
+        found: dict[int, Traced] = {}
+        most = min(os.cpu_count() or 1, _MOST)
         try:
-            self.rows[job.name] = self.child.receive(None)
-        except Lost as lost:
-            code = lost.code or 0
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            self.rows[job.name] = Traced(job.name, None, f"its process {how}; out of memory, or the model ended it")
-            self.stop()
-        self.begin()
+            while waiting or busy:
+                while waiting and len(busy) < most:
+                    place, (tree, job) = waiting.popleft()
+                    child = self._idle.pop() if self._idle else self._server()
+                    busy[child] = place, job
+                    child.send(job, tree)
+                done = wait([*busy])
+                for child in [child for child in busy if child in done]:
+                    place, job = busy.pop(child)
+                    found[place] = self._answer(child, job)
+        finally:  # interrupted: what still runs is stopped
+            for child in busy:
+                child.stop()
+        return [found[place] for place in range(len(jobs))]
 
-    def stop(self) -> None:
-        """End the process, where one runs."""
-        child, self.child = self.child, None
-        if child is not None:
+    def _server(self) -> Child:
+        # the order of a set in a model is no difference between base and head
+        variables = {**environment(), "PYTHONHASHSEED": "0"}
+        target = f"{__name__}:{self._target.__name__}"
+        return Child(target, variables, folder=Path("/"), own_path=True, shown=True, apart=True)
+
+    def _answer(self, child: Child, job: Job) -> Traced:
+        """The answer of a server, which then waits for the next job; one that cannot fork has no further one."""
+        try:
+            row: Traced = child.receive(None)
+        except Lost as lost:
+            ended = lost.code is not None and lost.code >= 0
+            row = Traced(job.name, None, f"{lost}: the model ended it, as os._exit does" if ended else str(lost))
+        if FORKS and child.alive:
+            self._idle.append(child)
+        else:
             child.stop()
+        return row
 
 
 # -- in the child ------------------------------------------------------------------------------------------------------
 
 
 class Tracer:
-    """Profiles jobs in its working folder, whose own packages come first; this memwall is imported already."""
+    """Profiles a job in its folder, whose own packages come first; this memwall is imported already."""
+
+    captures = False
 
     def __init__(self) -> None:
-        self._folder = Path.cwd()
-        with contextlib.suppress(ValueError):
-            sys.path.remove(HOME)
-        # a checkout's own packages: in the folder and those above it up to the repository's, each with its src
-        above = [p for p in (self._folder, *self._folder.parents) if p.is_relative_to(_top(self._folder))]
-        sys.path[:0] = [str(place) for one in above for place in (one, one / "src") if place.is_dir()]
+        if FORKS:  # what the first trace of a process imports and compiles, once for all
+            import torch
 
-    def __call__(self, job: Job, avoid: Path | None) -> Traced:
-        import torch
+            layer = Workload(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
+            made = profile(layer, mode="training", policy=DEFAULT_POLICIES)
+            if self.captures:
+                with_capture(made, layer, {})
 
-        with contextlib.redirect_stdout(sys.stderr):
-            torch.set_default_dtype(torch.float32)  # the model before may have set others for the whole process
-            torch.set_default_device(None)
-            torch.set_grad_enabled(True)
+    def __call__(self, job: Job, tree: Tree) -> Traced:
+        opened = _note_opened()
+        os.chdir(tree.folder)
+        os.environ["PWD"] = str(tree.folder)
+        _find_own_packages(tree.folder)
+        with seeded():
             row = _trace(job)
-        return row if avoid is None else replace(row, foreign=_loaded_from(avoid, self._folder))
+        row = replace(row, read=tuple(sorted(_of_repository(opened, tree.folder))))
+        return row if tree.avoid is None else replace(row, foreign=_loaded_from(tree.avoid, tree.folder))
+
+
+class CapturingTracer(Tracer):
+    """One that is ready for TorchDynamo too."""
+
+    captures = True
+
+
+def _find_own_packages(folder: Path) -> None:
+    """A checkout's own packages: in the folder and those above it up to the repository's, each with its src."""
+    with contextlib.suppress(ValueError):
+        sys.path.remove(HOME)
+    given = [folder / entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    above = [p for p in (folder, *folder.parents) if p.is_relative_to(_top(folder))]
+    own = [place for one in above for place in (one, one / "src")]
+    relative = [place for place in given if place.is_relative_to(folder)]
+    sys.path[:0] = [str(place) for place in (*own, *relative) if place.is_dir()]
+
+
+def _note_opened() -> set[str]:
+    """A set of the files that this process opens to read from now on."""
+    found: set[str] = set()
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and str(arguments[1] or "r")[0] == "r":
+            found.add(os.path.abspath(arguments[0]))  # noqa: PTH100  a Path would be slow, and would follow links
+
+    sys.addaudithook(note)
+    return found
+
+
+def _of_repository(opened: Iterable[str], folder: Path) -> Iterator[str]:
+    """The opened files that lie in a folder's repository, seen from its top, installed packages aside."""
+    top, apart = _top(folder), (Path(sys.prefix), Path(__file__).parents[1])
+    for path in map(Path, opened):
+        inside = path.relative_to(top).parts if path.is_relative_to(top) else ()
+        if inside and not _INSTALLED & set(inside) and not any(map(path.is_relative_to, apart)) and path.is_file():
+            yield Path(*inside).as_posix()
 
 
 def _top(folder: Path) -> Path:
@@ -192,6 +281,8 @@ def _trace(job: Job) -> Traced:
         workload = resolve(job.target, **sizes, mode=options.get("mode", "inference"))
     except MemwallError as error:  # one that the user's code raised has a cause
         return Traced(job.name, None, str(error), absent=error.__cause__ is None)
+    except BaseException as error:
+        return Traced(job.name, None, str(blame(error, f"loading {job.target}")))
     try:
         found = _profile(workload, job, options, notes)
         count = distinct_ops(found.graph) if job.breaks or notes else 0
@@ -204,7 +295,7 @@ def _trace(job: Job) -> Traced:
                 notes.append(f"TorchDynamo captures nothing: {captured.failure}")
     except MemwallError as error:
         return Traced(job.name, None, str(error))
-    except (SystemExit, GeneratorExit, Exception) as error:
+    except BaseException as error:  # an interrupt too is the model's own: Ctrl-C does not reach this process
         return Traced(job.name, None, str(blame(error, f"running {job.target}")))
     return Traced(job.name, found, notes=tuple(notes), real=bool(options.get("real")))
 
@@ -232,7 +323,7 @@ def _loaded_from(avoid: Path, folder: Path) -> tuple[str, ...]:
     for path in map(_resolved, (file for file in files if isinstance(file, str))):
         if path.is_relative_to(avoid) and not (path.is_relative_to(top) or path.is_relative_to(home)):
             inside = path.relative_to(avoid)
-            if not {"site-packages", "dist-packages"} & set(inside.parts):
+            if not _INSTALLED & set(inside.parts):
                 found.append(inside.as_posix())
     return tuple(sorted(found))
 

@@ -257,7 +257,7 @@ def test_a_model_that_breaks_never_passes_and_spoils_no_other(tmp_path):
     for name, text in {
         "raises": "ValueError: no weights here (at raises.py:3", "exits": "SystemExit",
         "leaves": "SystemExit", "asks": "EOFError",
-        "syntax": "syntax.py:1: ", "killed": "its process was killed by signal 9; out of memory, or",
+        "syntax": "syntax.py:1: ", "killed": "the system killed the process",
     }.items():  # fmt: skip
         assert problems[name].startswith("cannot be profiled: "), problems
         assert text in problems[name], problems[name]
@@ -300,7 +300,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
                                cwd=tmp_path, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                start_new_session=True)  # fmt: skip
     try:
-        wait_for(lambda: len([p for p in marks.iterdir() if p.name.isdigit()]) == 2)  # base and head are at work
+        wait_for(lambda: any(p.name.isdigit() for p in marks.iterdir()))  # the model is at work
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=30)
     finally:
@@ -310,7 +310,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     assert out == ""
     assert "Traceback" not in err
     assert only_tree(tmp_path)
-    left = list(marks.iterdir())
+    left = [p for p in marks.iterdir() if not p.name.startswith("torchinductor")]  # the cache of torch
     assert {p.name.isdigit() for p in left} == {True}, left
     for mark in left:
         with pytest.raises(ProcessLookupError):

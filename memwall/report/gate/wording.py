@@ -204,9 +204,9 @@ def finding_of(found: Check | Problem) -> Finding:
 
 
 def findings_of(result: GateResult) -> list[Finding]:
-    """By verdict: problems, then checks, the worst first. That nothing was checked is a failed problem itself."""
+    """By verdict: problems, then checks, the worst first. That nothing was to be checked is a failed problem itself."""
     problems = list(result.problems)
-    if not result.checks and all(problem.verdict != "fail" for problem in problems):
+    if not result.checks and not problems:
         problems.insert(0, Problem("", "", "fail", f"{counts(result)}; {compared_with(result)}"))
     found = [*map(finding_of, problems), *map(finding_of, raised(result.checks))]
     return [finding for verdict in RAISED for finding in found if finding.verdict == verdict]

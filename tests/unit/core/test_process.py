@@ -9,7 +9,7 @@ import time
 import pytest
 
 from memwall.core.errors import MissingError, NeedsData, UsageError
-from memwall.core.process import Child, Lost, environment
+from memwall.core.process import FORKS, Child, Lost, environment
 
 
 def answer(word, *arguments):
@@ -99,3 +99,19 @@ def test_what_it_calls_cannot_read_what_keeps_it_alive(start):
 def test_a_folder_that_is_not_there(start, tmp_path):
     with pytest.raises(OSError, match="No such file"):
         start(folder=tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(not FORKS, reason="this system cannot fork a process that has imported torch")
+def test_a_request_apart_finds_the_process_as_it_was_at_first(start):
+    counter = start("Counter", apart=True)
+    assert [counter.ask(60.0), counter.ask(60.0)] == [1, 1]
+
+
+@pytest.mark.skipif(not FORKS, reason="this system cannot fork a process that has imported torch")
+@pytest.mark.parametrize(("question", "code"), [(("exit", 0), 0), (("kill", signal.SIGSEGV), -signal.SIGSEGV)])
+def test_a_request_apart_that_ends_its_fork_ends_nothing_else(start, question, code):
+    child = start(apart=True)
+    with pytest.raises(Lost) as lost:
+        child.ask(60.0, *question)
+    assert lost.value.code == code
+    assert child.ask(60.0, "still", "there") == ("still", ("there",))

@@ -1,0 +1,131 @@
+"""Gates that must not raise an alert, or sleep: what leaks from one workload to the next, what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Result
+
+NET = """\
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.Linear(2048, 2048))
+
+def inputs():
+    return (torch.randn(2048, 2048),)
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    person = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false",
+              "-c", "protocol.file.allow=always")  # fmt: skip
+    done = subprocess.run(["git", *person, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    if not (folder / ".git").exists():
+        git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "a change")
+
+
+Gate = Callable[..., tuple[Result, dict[str, Any]]]
+
+
+@pytest.fixture
+def gate(shell) -> Gate:
+    """``gate("a.py")``: against the commit before; the result and its record."""
+
+    def go(*words: str, ref: str = "HEAD~1", **options: Any) -> tuple[Result, dict[str, Any]]:
+        result = shell("gate", *words, "--baseline-ref", ref, "--json", "-q", **options)
+        return result, json.loads(result.out or "{}")
+
+    return go
+
+
+def times(record: dict[str, Any], workload: str) -> list[tuple[float, float]]:
+    """Head and base of each check of the time."""
+    checks = [c for c in record["checks"] if c["workload"] == workload and c["quantity"] == "time_s"]
+    assert checks
+    return [(check["value"], check["baseline"]) for check in checks]
+
+
+#: what a model file may do to its process: TF32 for all, which changes the next workload's time
+LEAKS = {
+    "precision": "torch.set_float32_matmul_precision('high')\n",
+    "flag": "torch.backends.cuda.matmul.allow_tf32 = True\n",
+    "dtype of Linear": "torch.nn.Linear.__init__.__defaults__ = (True, None, torch.bfloat16)\n",
+    "folder": "import os\nos.makedirs('inner', exist_ok=True)\nos.chdir('inner')\n",
+    "environment": "import os\nos.environ['WIDE'] = '1'\n",
+}
+#: one that notices all of them
+WITNESS = """\
+import os
+import torch
+
+def model():
+    layers = [torch.nn.Linear(2048, 2048)] * (1 + os.path.basename(os.getcwd()).count("inner"))
+    return torch.nn.Sequential(*layers, *[torch.nn.ReLU()] * len(os.environ.get("WIDE", "")))
+
+def inputs():
+    weight = torch.nn.Linear(1, 1).weight
+    return (torch.randn(2048, 2048, dtype=weight.dtype),)
+"""
+
+
+def test_b15_state_of_a_neighbour(gate, folder):
+    """State leaked from one workload to the next in the child: a neighbour's TF32 raised an alert on unchanged code.
+
+    In each case the head's neighbour no longer does to the process what the base's did.
+    """
+    for name, leak in LEAKS.items():
+        place = folder / name.replace(" ", "_")
+        commit(place, {"a.py": NET + leak, "b.py": WITNESS, "memwall.toml": "[gate]\nworkloads = ['a.py', 'b.py']\n"})
+        commit(place, {"a.py": NET})
+        _, record = gate(cwd=place)
+        assert all(head == base for head, base in times(record, "b")), name
+
+
+def test_b15_state_that_hides_a_regression(gate, folder):
+    """State leaked from one workload to the next in the child: a neighbour's TF32 hid that a model gave it up."""
+    high = LEAKS["precision"]
+    commit(folder, {"a.py": NET + high, "b.py": NET + high, "memwall.toml": "[gate]\nworkloads = ['a.py', 'b.py']\n"})
+    commit(folder, {"b.py": NET})
+    result, record = gate()
+    assert result.code == 1
+    assert all(head > 2 * base for head, base in times(record, "b"))
+
+
+ENDS = {
+    "interrupts": "    raise KeyboardInterrupt\n",
+    "exits": "    raise SystemExit(0)\n",
+    "generator": "    raise GeneratorExit\n",
+    "own": "    class Stop(BaseException): pass\n    raise Stop('now')\n",
+    "leaves": "    import os\n    os._exit(0)\n",
+    "crashes": "    import os, signal\n    os.kill(os.getpid(), signal.SIGSEGV)\n",
+    "killed": "    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)\n",
+    "recurses": "    return model()\n",
+}
+
+
+def test_b19_a_model_that_ends_its_process(gate, folder):
+    """A model that exits, crashes or is killed gave exit code 1, as if a limit had failed."""
+    files = {f"{name}.py": NET.replace("def model():\n", "def model():\n" + body) for name, body in ENDS.items()}
+    commit(folder, files | {"memwall.toml": "[gate]\nworkloads = ['*.py']\n", "ok.py": NET})
+    result, record = gate(ref="HEAD")
+    assert result.code == 3
+    assert {check["verdict"] for check in record["checks"] if check["workload"] == "ok"} == {"pass"}
+    assert {p["workload"] for p in record["problems"]} == {*ENDS}
+    assert {p["verdict"] for p in record["problems"]} == {"inconclusive"}
+    assert all("\n" not in p["message"] and len(p["message"]) > 30 for p in record["problems"])
