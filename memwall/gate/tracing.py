@@ -162,7 +162,7 @@ class Tracers:
     def traced(self, jobs: Sequence[tuple[Tree, Job]]) -> list[Traced]:
         """What became of each job; as many run at a time as there are cores."""
         waiting = deque(enumerate(jobs))
-        busy: dict[Child, tuple[int, Job]] = {}
+        busy: dict[Any, tuple[int, Job]] = {}
         found: dict[int, Traced] = {}
         most = min(os.cpu_count() or 1, _MOST)
         try:
