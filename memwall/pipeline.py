@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.analysis.compare import Comparison, compare_gpus, compare_profile, compare_profiles
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
+from memwall.frontend.workload.seeds import seeded
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, stated, with_nearest_constants
 from memwall.ops import graph_costs
@@ -71,9 +72,9 @@ def profile(
     gpus = _gpus(gpu)
     _check("mode", mode, MODES)
     _check("attention", attention, ATTENTION)
-    workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode)
-    say(f"tracing {workload.name}")
-    with uncollected():
+    with uncollected(), seeded():
+        workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode)
+        say(f"tracing {workload.name}")
         traced, numbers = _traces(
             workload, [chip_of(g).attention if attention == "auto" else attention for g in gpus], say,
             mode=mode, dtype=dtype, autocast=autocast, real=real, max_ops=max_ops, replay=replay,

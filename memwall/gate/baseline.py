@@ -51,6 +51,16 @@ def other_version(baseline: Profile) -> str:
     )
 
 
+def not_comparable(row: Traced) -> str:
+    """Why a workload has no figures to compare: traced again, it is another; empty where it is the same."""
+    if not row.unstable:
+        return ""
+    return (
+        f"not comparable: two traces of the same commit differ ({row.unstable}); the model depends on the time, the "
+        "process or unseeded random numbers (random, numpy.random and torch are seeded): make it the same in every run"
+    )
+
+
 # -- saved profiles ----------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +239,8 @@ def from_commit(
             files = ", ".join(row.foreign[:3]) + " …" * (len(row.foreign) > 3)
             why = f"the base would run the working tree's {files}, which is installed from there"
             base.refused[workload.name] = why
+        elif row.unstable:
+            base.refused[workload.name] = not_comparable(row)
         elif row.profile is None:
             base.refused[workload.name] = f"the base cannot be profiled: {row.error}"
         else:

@@ -22,6 +22,7 @@ from memwall.gate.baseline import (
     from_commit,
     from_files,
     left_out,
+    not_comparable,
     noted,
     other_version,
     saved_profile,
@@ -30,7 +31,7 @@ from memwall.gate.baseline import (
 from memwall.gate.config import APART, GateConfig, GatedWorkload, Limit, parse_limit
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.result import Baseline, Check, GateResult, Problem
-from memwall.gate.tracing import Job, Traced, Tracers, Tree, profile_both
+from memwall.gate.tracing import Job, Traced, Tracers, Tree, differ, profile_both, repeated
 from memwall.record.profile import Profile
 
 NO_WORKLOAD = ("no workload to gate: name a TARGET, or list workloads in [tool.memwall.gate] of pyproject.toml"
@@ -66,7 +67,7 @@ def run_gate(
         allow_new: a workload that the base does not have passes its relative limits.
         first: there need not be a baseline yet.
         measured_on: also time base and head against each other on this machine's ``cpu`` or ``cuda``.
-        tracers: the servers of an earlier gate.
+        tracers: servers that other gates use too.
 
     Raises:
         UsageError: a baseline is missing, damaged or of a newer schema, or the ref cannot be checked out.
@@ -91,6 +92,7 @@ def run_gate(
             base = from_commit(baseline_ref or "", checkout, workloads, bases)
         else:
             base = from_files(baseline, config.root, workloads, first) if baseline else Bases()
+            heads |= _checked_twice(config, jobs, heads, base, tracers)
         if {w.name for w in config.workloads} <= {w.name for w in workloads}:
             notes = left_out(config, checkout, baseline)
             base.baseline = replace(base.baseline, notes=(*base.baseline.notes, *notes))
@@ -100,6 +102,17 @@ def run_gate(
     run = _judged(config, workloads, heads, base, allow_new)
     checks, problems = run.result.checks + timed.checks, run.result.problems + timed.problems
     return replace(run, result=replace(run.result, checks=checks, problems=problems, contests=timed.contests))
+
+
+def _checked_twice(
+    config: GateConfig, jobs: Sequence[Job], heads: Mapping[str, Traced], base: Bases, tracers: Tracers | None
+) -> dict[str, Traced]:
+    """The heads that differ from their saved base, with whether they equal themselves."""
+    rows = [
+        (heads, Tree(config.root), job) for job in jobs
+        if job.name not in base.refused and differ(heads[job.name].profile, base.profiles.get(job.name))
+    ]  # fmt: skip
+    return {row.name: row for row in repeated(rows, tracers)} if rows and tracers else {}
 
 
 def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
@@ -143,7 +156,7 @@ def _judged(
             problems.append(Problem(workload.name, workload.target, "fail", NO_CHECK))
         subject = Subject(
             workload.name, workload.target, head.profile, before, compared,
-            base.refused.get(workload.name, "") or other_version(head.profile),
+            base.refused.get(workload.name, "") or other_version(head.profile) or not_comparable(head),
             base.missing.get(workload.name, ""), allow_new and workload.name in base.missing,
         )  # fmt: skip
         found, wrong = check_workload(subject, limits)

@@ -97,7 +97,7 @@ def profile_both(
     late = [_alike(job, theirs[job.name]) for job in jobs if theirs[job.name].real > ours[job.name].real]
     ours |= _by_name(tracers.traced([(here, replace(job, breaks=True)) for job in late]))
     rows = [(ours, here, job) for job in alike] + [(theirs, base, job) for job in alike]
-    rows = [row for row in rows if _differ(ours[row[2].name].profile, theirs[row[2].name].profile)]
+    rows = [row for row in rows if differ(ours[row[2].name].profile, theirs[row[2].name].profile)]
     for (side, _, job), row in zip(rows, repeated(rows, tracers), strict=True):
         side[job.name] = row
     return ours, theirs
@@ -126,7 +126,8 @@ def repeated(rows: Sequence[tuple[Mapping[str, Traced], Tree, Job]], tracers: Tr
     return found
 
 
-def _differ(one: Profile | None, other: Profile | None) -> bool:
+def differ(one: Profile | None, other: Profile | None) -> bool:
+    """Whether two profiles have other graphs; the lines of the code may differ."""
     return one is not None and other is not None and one.graphs != other.graphs
 
 
@@ -134,7 +135,7 @@ def _difference(one: Traced, other: Traced) -> str:
     """How two traces of the same code differ; empty if they do not."""
     if one.profile is None or other.profile is None:
         return other.error
-    if not _differ(one.profile, other.profile):
+    if not differ(one.profile, other.profile):
         return ""
     pairs = zip(one.profile.graphs, other.profile.graphs, strict=False)
     first, second = next(((a, b) for a, b in pairs if a != b), (one.profile.graph, other.profile.graph))

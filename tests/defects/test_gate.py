@@ -129,3 +129,50 @@ def test_b19_a_model_that_ends_its_process(gate, folder):
     assert {p["workload"] for p in record["problems"]} == {*ENDS}
     assert {p["verdict"] for p in record["problems"]} == {"inconclusive"}
     assert all("\n" not in p["message"] and len(p["message"]) > 30 for p in record["problems"])
+
+
+#: structure that is another in every process, and how many layers it makes
+CHANCE = {
+    "random": ("import random", "random.randrange(1, 60)"),
+    "numpy": ("import numpy", "numpy.random.randint(1, 60)"),
+    "torch": ("", "int(torch.randint(1, 60, ()).item())"),
+    "sets": ("", "1 + [*map(str, {str(i) for i in range(60)})].index('7')"),
+    "urandom": ("import os", "1 + int.from_bytes(os.urandom(4), 'big') % 60"),
+    "clock": ("import time", "1 + time.time_ns() // 1000 % 60"),
+    "process": ("import os", "1 + os.getpid() % 60"),
+    "uuid": ("import uuid", "1 + uuid.uuid4().int % 60"),
+    "own_generator": ("import random", "random.Random().randrange(1, 60)"),
+    "numpy_generator": ("import numpy", "int(numpy.random.default_rng().integers(1, 60))"),
+}
+SEEDED = {"random", "numpy", "torch", "sets"}
+LAYERS = """\
+{imports}
+import torch
+COUNT = {count}
+
+def model():
+    return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(COUNT)])
+
+def inputs():
+    return (torch.randn(8, 8),)
+"""
+
+
+def test_b16_unseeded_structure(gate, folder):
+    """Structure from unseeded random numbers raised an alert on a commit of the docs, or passed at any figure."""
+    files = {f"m_{name}.py": LAYERS.format(imports=imports, count=count) for name, (imports, count) in CHANCE.items()}
+    config = "[gate]\ngraph_breaks = '+0'\nkernels = '+0'\nworkloads = ['*.py']\n"
+    (folder / "net.py").unlink()
+    commit(folder, {**files, "memwall.toml": config})
+    commit(folder, {"README": "words"})
+    result, record = gate()
+    assert result.code == 3
+    for name in CHANCE:
+        checks = [c for c in record["checks"] if c["workload"] == f"m_{name}" and c["quantity"] == "kernels"]
+        assert checks
+        for check in checks:
+            if name in SEEDED:
+                assert (check["verdict"], check["value"]) == ("pass", check["baseline"]), name
+            elif check["value"] != check["baseline"]:  # two of 60 may be equal
+                assert check["verdict"] == "inconclusive", name
+                assert "two traces of the same commit differ" in check["message"], name

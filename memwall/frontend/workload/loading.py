@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from memwall.core.errors import UsageError
 from memwall.frontend.workload.blame import blame
+from memwall.frontend.workload.seeds import seed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,6 +31,7 @@ def load_file(path: Path) -> ModuleType:
     """Run a Python file as a new module; a UsageError that names the user's line where it cannot be read or raises."""
     import torch  # noqa: F401  before the user's file, so that the import is not run without .pyc
 
+    seed()
     for name in _siblings:
         sys.modules.pop(name, None)
     _siblings.clear()
@@ -59,6 +61,7 @@ def load_module(name: str) -> ModuleType:
     importing it raises."""
     import torch  # noqa: F401
 
+    seed()
     try:
         with importable(Path.cwd()):
             return importlib.import_module(name)

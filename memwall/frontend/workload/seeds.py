@@ -1,4 +1,4 @@
-"""Random numbers that a model's structure may depend on: the same in every trace."""
+"""Random numbers that a model's structure may depend on: the same in every trace of a target."""
 
 from __future__ import annotations
 
@@ -8,30 +8,39 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-_RUNNING: list[bool] = []
+#: whether the block that runs has been seeded; empty where none runs
+_BLOCKS: list[bool] = []
 
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """``random``, numpy and torch begin at seed 0, and go on afterwards as if nothing had been drawn; inside of
-    another such block they go on as they are. A seed that the user's code sets itself holds."""
-    import torch
-
-    if _RUNNING:
+    """The first target that is loaded in the block finds ``random``, numpy and torch at seed 0; afterwards they go on
+    as if nothing had been drawn. A block in another one changes nothing, and a seed that the target sets holds."""
+    if _BLOCKS:
         yield
         return
-    numpy: Any = sys.modules.get("numpy")  # where nobody has imported it, importing it draws from the system
-    before = random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state()
-    random.seed(0)
-    torch.default_generator.manual_seed(0)
-    if numpy:
-        numpy.random.seed(0)
-    _RUNNING.append(True)
+    torch: Any = sys.modules.get("torch")
+    numpy: Any = sys.modules.get("numpy")
+    before = random.getstate(), torch and torch.get_rng_state(), numpy and numpy.random.get_state()
+    _BLOCKS.append(False)
     try:
         yield
     finally:
-        _RUNNING.clear()
+        _BLOCKS.clear()
         random.setstate(before[0])
-        torch.set_rng_state(before[1])
+        if torch:
+            torch.set_rng_state(before[1])
         if numpy:
             numpy.random.set_state(before[2])
+
+
+def seed() -> None:
+    """Seed the block that runs, where one does and was not seeded yet."""
+    if _BLOCKS == [False]:
+        import numpy
+        import torch
+
+        random.seed(0)
+        numpy.random.seed(0)
+        torch.default_generator.manual_seed(0)
+        _BLOCKS[0] = True
