@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from itertools import pairwise
 
 from memwall.analysis.op_counts import OpCounts
 from memwall.core.errors import UsageError
 from memwall.report.document import clean
-from memwall.report.figures.picture import CLASS_COLORS, picture
+from memwall.report.figures.axes import Axis, draw_frame, draw_y, plain
+from memwall.report.figures.colors import series_color
+from memwall.report.figures.labels import Box
+from memwall.report.figures.picture import picture
+from memwall.report.figures.scene import Chart, Scene, side_by_side, stacked
 
 #: level -> operators that PyTorch announced
 _MARKS = {"ATen": 2000, "prims": 250, "loop IR": 50}
+#: shapes of the points of more workloads than there are colours
+_SHAPES = ("circle", "square", "triangle", "diamond")
 
 
 def funnel_figure(funnels: Mapping[str, OpCounts], fmt: str = "png") -> bytes:
@@ -24,51 +30,44 @@ def funnel_figure(funnels: Mapping[str, OpCounts], fmt: str = "png") -> bytes:
     if not funnels:
         raise UsageError("no op counts to draw")
     names = list(dict.fromkeys(level.name for funnel in funnels.values() for level in funnel.levels))
-
-    def build(figure: Any) -> None:
-        distinct, calls = figure.subplots(1, 2)
-        _draw_lines(distinct, names, {n: {v.name: v.distinct for v in f.levels} for n, f in funnels.items()})
-        _draw_lines(calls, names, {n: {v.name: v.calls for v in f.levels} for n, f in funnels.items()})
-        _draw_marks(distinct, names)
-        distinct.set_title("distinct operators")
-        calls.set_title("calls per step")
-        figure.legend(*distinct.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-
-    return picture(fmt, (10.5, 5.0 + 0.2 * (len(funnels) // 4)), build)
+    distinct = {n: {v.name: v.distinct for v in f.levels} for n, f in funnels.items()}
+    calls = {n: {v.name: v.calls for v in f.levels} for n, f in funnels.items()}
+    panels = [_panel("distinct operators", names, distinct, _MARKS), _panel("calls per step", names, calls, {})]
+    entries = [(clean(name), series_color(i), _shape(i)) for i, name in enumerate(funnels)]
+    entries.append(("announced for all of PyTorch", "dim", "bar"))
+    return picture(fmt, stacked([side_by_side(panels), lambda scene: scene.legend(0, entries)], gap=8))
 
 
-def _draw_lines(axes: Any, names: list[str], series: Mapping[str, Mapping[str, int]]) -> None:
-    """One line per workload over the levels, log scale; counts are written at the first and the last."""
-    colors = list(CLASS_COLORS.values())
-    axes.set_yscale("log")
-    for number, (label, counts) in enumerate(series.items()):
-        points = [(names.index(name), count) for name, count in counts.items() if count]
-        color = colors[number % len(colors)]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=5, linewidth=1.8, color=color, label=clean(label))
-    axes.set_xticks(range(len(names)), names, rotation=20, ha="right")
-    axes.set_xlim(-0.4, len(names) - 0.6)
-    axes.grid(True, which="major", axis="y")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.yaxis.set_minor_formatter(lambda value, _: "")
-    counted = [count for counts in series.values() for count in counts.values() if count]
-    axes.set_ylim(10 ** math.floor(math.log10(min(counted))), 10 ** math.ceil(math.log10(1.2 * max(counted))))
-    if len(series) == 1:
-        _write_counts(axes, names, next(iter(series.values())))
+def _shape(number: int) -> str:
+    return _SHAPES[number // 6 % len(_SHAPES)]
 
 
-def _write_counts(axes: Any, names: Iterable[str], counts: Mapping[str, int]) -> None:
-    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-    for at, name in enumerate(names):
-        if counts.get(name):
-            axes.annotate(f"{counts[name]:,}", (at, counts[name]), (0, 8), textcoords="offset points", ha="center",
-                          fontsize=8, bbox=paper, zorder=4)  # fmt: skip
+def _panel(title: str, names: list[str], series: Mapping[str, Mapping[str, int]], marks: Mapping[str, int]) -> Chart:
+    """One line per workload over the levels, log scale; the counts of a single one are written."""
 
+    def draw(scene: Scene) -> float:
+        upper = scene.title(title) + 4
+        counted = [n for counts in (*series.values(), marks) for n in counts.values() if n]
+        frame = Box(52.0, upper, scene.width - 8, upper + 330)
+        x = Axis(-0.4, len(names) - 0.6, frame.left, frame.right)
+        low, high = (10.0 ** f(math.log10(v)) for f, v in ((math.floor, min(counted)), (math.ceil, 1.2 * max(counted))))
+        y = Axis(low, high, frame.lower, frame.upper, log=True)
+        draw_y(scene, frame, y, plain)
+        draw_frame(scene, frame)
+        for at, name in enumerate(names):
+            scene.text(x(at) + 6, frame.lower + 16, name, 10, "end", color="dim", angle=20)
+        for number, counts in enumerate(series.values()):
+            places = [(x(at), y(counts[name])) for at, name in enumerate(names) if counts.get(name)]
+            for one, other in pairwise(places):
+                scene.line(one, other, color=series_color(number), width=1.8)
+            for px, py in places:
+                scene.dot(px, py, 4, series_color(number), _shape(number))
+        for at, name in enumerate(names):
+            if name in marks:
+                scene.dot(x(at), y(marks[name]), 12, "dim", "bar")
+                scene.text(x(at), y(marks[name]) - 8, f"~{marks[name]:,}", 10, "middle", halo=True)
+            if len(series) == 1 and (count := next(iter(series.values())).get(name)):
+                scene.text(x(at), y(count) - 10, f"{count:,}", 10, "middle", halo=True)
+        return frame.lower + 50
 
-def _draw_marks(axes: Any, names: list[str]) -> None:
-    """PyTorch's announced count of each of its levels, for all models together."""
-    points = [(names.index(name), count) for name, count in _MARKS.items() if name in names]
-    axes.plot(*zip(*points, strict=True), marker="_", markersize=22, markeredgewidth=2.5, linestyle="none",
-              color="#444b55", label="announced for all of PyTorch")  # fmt: skip
-    for at, count in points:
-        axes.annotate(f"~{count:,}", (at, count), (0, 6), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_ylim(top=max(axes.get_ylim()[1], 2.0 * max(count for _, count in points)))
+    return draw

@@ -25,7 +25,7 @@ from memwall.fusion.pricing import Pricer
 from memwall.record.kernels import short_name
 from memwall.report.document import Column, Document, Section, Sentence, Table
 from memwall.report.figures.picture import picture
-from memwall.report.figures.profile import WIDTH, waterfall_panel
+from memwall.report.figures.profile import waterfall_chart
 from memwall.report.markdown import to_markdown
 from memwall.simulate.schedule import simulate
 
@@ -54,8 +54,8 @@ def pictures() -> dict[str, bytes]:
         ROOT / "profiles" / "bert_large" / "model.py", mode="training", gpu=GPUS[0], policy=POLICIES
     )
     (policies,) = policy_sets(record)
-    inches, draw = waterfall_panel(policies, policies.schedules[POLICIES.index("memwall")])
-    return {"bert_large_fusion.png": picture("png", (WIDTH, inches), draw)}
+    chart = waterfall_chart(policies, policies.schedules[POLICIES.index("memwall")])
+    return {"bert_large_fusion.png": picture("png", chart)}
 
 
 def introduction() -> Section:

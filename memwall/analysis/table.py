@@ -227,15 +227,22 @@ def kernel_rows(profile: Profile, schedule: Schedule, *, sort: str = "time") -> 
     key."""
     if sort not in SORT_KEYS:
         raise UsageError(f"cannot sort by {sort!r}; choose one of {', '.join(SORT_KEYS)}")
+    rows = [row for row, _ in rows_and_kernels(profile, schedule)]
+    quantity = SORT_KEYS[sort]
+    rows.sort(key=lambda row: (-quantity.of(row), row.name, row.module, row.phase, row.shapes, row.problem))
+    return tuple(rows)
+
+
+def rows_and_kernels(profile: Profile, schedule: Schedule) -> list[tuple[KernelRow, list[Estimate]]]:
+    """Each row of :func:`kernel_rows` with the kernels that it sums, in the order of the first launches."""
     whole = dataclasses.replace(Sums.of(schedule.kernels), time_s=schedule.totals.time_s)
     problems = Problems(profile.graphs[schedule.graph], profile.costs[schedule.graph])
     equal = equal_kernels(profile, schedule.graph, schedule.kernels)
     keys = zip(equal, (problems.of(kernel.op_ids) for kernel in schedule.kernels), strict=True)
     groups = group_by(schedule.kernels, keys)
-    rows = [_kernel_row(profile, schedule, kernels, whole, problem) for (_, problem), kernels in groups.items()]
-    quantity = SORT_KEYS[sort]
-    rows.sort(key=lambda row: (-quantity.of(row), row.name, row.module, row.phase, row.shapes, row.problem))
-    return tuple(rows)
+    return [
+        (_kernel_row(profile, schedule, kernels, whole, problem), kernels) for (_, problem), kernels in groups.items()
+    ]
 
 
 def _kernel_row(

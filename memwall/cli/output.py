@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: End of a file's name -> kind that ``report.render`` knows; the longest wins, and so stands first.
 SUFFIXES = {
     ".trace.json": "trace.json", ".json": "json", ".html": "html", ".md": "md", ".csv": "csv",
-    ".parquet": "parquet", ".png": "png", ".svg": "svg", ".txt": "text",
+    ".parquet": "parquet", ".png": "png", ".svg": "svg", ".pdf": "pdf", ".txt": "text",
 }  # fmt: skip
 
 #: The same for a gate.

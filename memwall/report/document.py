@@ -7,9 +7,12 @@ Headings, sentences, facts and cells pass :func:`clean`, so no writer meets a co
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from memwall.report.figures.scene import Chart
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 #: C0 and C1 controls, line and paragraph separators, bidirectional overrides, lone surrogates
@@ -77,35 +80,19 @@ class Sentence:
         object.__setattr__(self, "text", clean(self.text))
 
 
-class Part(NamedTuple):
-    """A piece of a bar: its length in percent of the page's width, and the text that it has room for."""
+class Picture(NamedTuple):
+    """A chart. For HTML; ``label`` is what a reader hears who cannot see it."""
 
-    name: str
-    width: float
-    color: str
-    text: str = ""
-
-
-class Bar(NamedTuple):
-    """Pieces side by side, a label before and a text behind them."""
-
+    chart: Chart
     label: str
-    parts: Sequence[Part]
-    text: str = ""
-
-
-class Bars(NamedTuple):
-    """Bars, one below the other; where a legend explains the colours, labels and texts stand in columns. For HTML."""
-
-    rows: Sequence[Bar]
-    legend: Mapping[str, str] | None = None
+    note: str = ""
 
 
 class Markup(NamedTuple):
     html: str
 
 
-Block = Table | Facts | Sentence | Bars | Markup
+Block = Table | Facts | Sentence | Picture | Markup
 
 
 @dataclass(frozen=True, slots=True)

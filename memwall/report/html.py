@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from importlib.resources import files
 from typing import Any
 
-from memwall.report.document import Bar, Bars, Block, Document, Facts, Markup, Panel, Part, Section, Sentence, Table
+from memwall.report.document import Block, Document, Facts, Markup, Panel, Picture, Section, Sentence, Table
+from memwall.report.figures.scene import drawn
+from memwall.report.figures.svg import escape as escape
+from memwall.report.figures.svg import to_svg
 
-_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "'": "&#39;", '"': "&#34;"})
-
-_DATA = '<div id="tip" hidden></div>\n<script type="application/json" id="data">{data}</script>\n'
+_DATA = '<script type="application/json" id="data">{data}</script>\n'
 
 
 def to_html(document: Document) -> str:
@@ -35,10 +36,6 @@ def to_html(document: Document) -> str:
     return resource("page.html").rstrip("\n").format(
         title=escape(document.title), css=resource("report.css"), js=resource("report.js"), body="\n".join(parts),
         data=_DATA.format(data=document.data) if document.data else "")  # fmt: skip
-
-
-def escape(text: object) -> str:
-    return str(text).translate(_ESCAPES)
 
 
 def embed(data: Any) -> str:
@@ -91,32 +88,20 @@ def _table(table: Table) -> str:
     return f'{title}<div class="scroll"><table>\n{head}\n<tbody>\n{rows}</tbody></table></div>\n{note}'
 
 
-def _bars(bars: Bars) -> str:
-    rows = "".join(f"{_bar(bar)}\n" for bar in bars.rows)
-    if not bars.legend:
-        return rows
-    colors = bars.legend.items()
-    keys = "".join(f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in colors)
-    return f'<div class="bars">{rows}</div>\n<p class="legend">{keys}</p>\n'
+#: pixels across of a picture on a wide page and on a phone
+_WIDTHS = {"wide": 1000.0, "narrow": 380.0}
 
 
-def _bar(bar: Bar) -> str:
-    text = f'<span class="bar-text">{escape(bar.text)}</span>' if bar.text else ""
-    return f'<div class="bar-row"><span class="bar-label">{escape(bar.label)}</span>{stack(bar.parts)}{text}</div>'
-
-
-def stack(parts: Iterable[Part], least: float = 12) -> str:
-    """Pieces side by side; those longer than ``least`` percent have their text in them."""
-    pieces = []
-    for part in parts:
-        if part.width > 0:
-            label = escape(f"{part.name} {part.text}" if part.text else part.name)
-            inside = f"<b>{label}</b>" if part.text and part.width > least else ""
-            style = f"width:{part.width}%;background:{part.color}"
-            pieces.append(f'<i style="{style}" title="{label}">{inside}</i>')
-    return f'<span class="bar">{"".join(pieces)}</span>'
+def _picture(picture: Picture) -> str:
+    """The chart for a wide page and for a phone, of which the style sheet shows one."""
+    drawings = "\n".join(
+        to_svg(drawn(picture.chart, width=width), label=picture.label, themed=True, look=f"chart {look}")
+        for look, width in _WIDTHS.items()
+    )
+    note = f'<p class="note">{escape(picture.note)}</p>\n' if picture.note else ""
+    return f"{drawings}\n{note}"
 
 
 _BLOCKS: dict[type, Callable[[Any], str]] = {
-    Facts: _facts, Sentence: _sentence, Table: _table, Bars: _bars, Markup: lambda markup: markup.html,
+    Facts: _facts, Sentence: _sentence, Table: _table, Picture: _picture, Markup: lambda markup: markup.html,
 }  # fmt: skip

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 from memwall.core.errors import UsageError, need
 from memwall.report.document import Document
-from memwall.report.figures.picture import Drawing, picture
+from memwall.report.figures.picture import KINDS, picture
+from memwall.report.figures.scene import STYLES, Chart
 from memwall.report.html import to_html
 from memwall.report.markdown import to_markdown
 from memwall.report.text import to_text
@@ -48,7 +49,7 @@ class Report:
         """Columns and rows of CSV and Parquet."""
         raise NotImplementedError
 
-    def figure(self) -> Drawing:
+    def figure(self) -> Chart:
         """The picture; a :class:`UsageError` where there is nothing to draw."""
         raise NotImplementedError
 
@@ -93,18 +94,19 @@ _WRITERS: Mapping[str, Callable[[Report], str | bytes]] = {
     "json": lambda report: report.record(),
     "csv": _csv,
     "parquet": _parquet,
-    "png": lambda report: picture("png", *report.figure()),
-    "svg": lambda report: picture("svg", *report.figure()).decode("utf-8"),
 }
 #: results that :func:`render` takes as they are -> module and name of their report
 _REPORTS = {"Profile": ("profile", "ProfileReport"), "Comparison": ("comparison", "ComparisonReport")}
 
 
-def render(result: Any, kind: str, *, width: int | None = None, color: bool = False, **options: Any) -> str | bytes:
-    """A report, a profile or a comparison as one of its kinds; png and parquet are bytes, the rest text.
+def render(
+    result: Any, kind: str, *, width: int | None = None, color: bool = False, style: str = "screen", **options: Any
+) -> str | bytes:
+    """A report, a profile or a comparison as one of its kinds; png, pdf and parquet are bytes, the rest text.
 
-    ``width`` and ``color`` are those of a text; ``options`` are the fields of the report of a profile (``by``, ``top``,
-    ``sort``, ``what_ifs``, ``explained``). A kind ignores what it has no use for: ``top`` means nothing to a CSV.
+    ``width`` and ``color`` are those of a text, ``style`` (``screen`` or ``paper``) that of a picture; ``options`` are
+    the fields of the report of a profile (``by``, ``top``, ``sort``, ``what_ifs``, ``explained``, ``picture``). A kind
+    ignores what it has no use for: ``top`` means nothing to a CSV.
 
     Raises:
         UsageError: no such kind.
@@ -119,4 +121,7 @@ def render(result: Any, kind: str, *, width: int | None = None, color: bool = Fa
         raise UsageError(f"{report.noun} has no {kind!r} form; there is {', '.join(report.kinds)}")
     if kind == "text":
         return report.text(width=width, color=color)
+    if kind in KINDS:
+        drawn = picture(kind, report.figure(), STYLES[style])
+        return drawn.decode("utf-8") if kind == "svg" else drawn
     return {**_WRITERS, **report.own}[kind](report)

@@ -19,15 +19,16 @@ from memwall.analysis.verdict import verdict
 from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
 from memwall.hardware.lookup import load_gpu
-from memwall.record.kernels import wall_shares
 from memwall.record.profile import Profile
-from memwall.report.document import Bar, Bars, Section, Sentence
-from memwall.report.figures.picture import METADATA, STYLE, drawn, saved
-from memwall.report.figures.profile import roofline_panel
+from memwall.report.document import Picture, Section, Sentence
+from memwall.report.figures.canvas import saved, to_figure
+from memwall.report.figures.comparison import times_chart
+from memwall.report.figures.picture import KINDS, picture, sheet
+from memwall.report.figures.profile import schedule_roofline, walls_chart
+from memwall.report.figures.roofline import roofline_charts
 from memwall.report.html import blocks_html, escape, resource, section_html
-from memwall.report.pages.comparison import ComparisonReport, wall_bars
+from memwall.report.pages.comparison import ComparisonReport
 from memwall.report.pages.profile import KERNEL_COLUMNS, profile_rows
-from memwall.report.pages.profile_html import wall_parts
 from memwall.report.pages.profile_text import full_title, header_facts, kernel_table, totals_table
 from memwall.simulate.schedule import Schedule
 
@@ -100,22 +101,22 @@ def roofline(profile: Profile, path: str | os.PathLike[str] | None, gpu: str | N
     """
     schedule = _chosen(profile, gpu, policy)
     kind = "" if path is None else Path(path).suffix.removeprefix(".").lower()
-    if path is not None and kind not in METADATA:
-        raise UsageError(f"cannot draw {Path(path).name}; give it one of .{', .'.join(METADATA)}")
+    if path is not None and kind not in KINDS:
+        raise UsageError(f"cannot draw {Path(path).name}; give it one of .{', .'.join(KINDS)}")
     import matplotlib
     from matplotlib.figure import Figure
 
-    class Picture(Figure):
+    class Shown(Figure):
         """A figure that a notebook shows though pyplot does not know it."""
 
         def _repr_png_(self) -> bytes:
-            with matplotlib.rc_context(STYLE):
-                return saved(self, "png")
+            return saved(self, "png")
 
+    (chart,) = roofline_charts([schedule_roofline(profile, schedule)])
     with matplotlib.rc_context():
-        figure = drawn(Picture, (10.5, 6.2), lambda whole: roofline_panel(whole, profile, schedule))
-        if path is not None:
-            write_whole(path, saved(figure, kind))
+        figure = to_figure(sheet(chart), Shown)
+    if path is not None:
+        write_whole(path, picture(kind, chart))
     return figure
 
 
@@ -145,7 +146,8 @@ def profile_fragment(profile: Profile) -> str:
         note = "xN: so many equal kernels, their figures summed"
         note = f"and {len(rows) - TOP:,} more rows; {note}" if len(rows) > TOP else note
         inside = blocks_html((
-            Bars((Bar("wall", wall_parts(wall_shares(schedule))),)), Sentence(verdict(profile, schedule), strong=True),
+            Picture(walls_chart(profile, (schedule,)), "share of the time under each wall"),
+            Sentence(verdict(profile, schedule), strong=True),
             kernel_table("", rows[:TOP], note)))  # fmt: skip
         parts.append(f"<details{' open' if i == 0 else ''}>{summary}\n{inside}</details>")
     if not sims or left_out > 0:
@@ -157,9 +159,9 @@ def profile_fragment(profile: Profile) -> str:
 def comparison_fragment(comparison: Comparison) -> str:
     """A comparison as HTML: bars of the times by wall, then its tables."""
     document = ComparisonReport(comparison).document("text")
-    bars = wall_bars(comparison, lambda entry, longest_s: wall_parts(entry.wall_shares, entry.time_s / longest_s))
+    bars = [blocks_html((Picture(times_chart(comparison), "time per step, by wall"),))] if comparison.entries else []
     sections = [section_html(section) for section in document.sections if isinstance(section, Section)]
-    return _fragment(document.title, [*([blocks_html(bars)] if bars else []), *sections])
+    return _fragment(document.title, [*bars, *sections])
 
 
 def _fragment(title: str, parts: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
-"""A module for each picture: it gives inches and a function that draws; ``picture.picture`` makes PNG or SVG of it.
+"""A module for each kind of picture: it gives a chart, which draws marks on a scene (``scene.py``) of any width.
 
-``picture`` has what all share: the style, colours, marks of legends, logarithmic axes. Matplotlib is imported where
-something is drawn. Start with ``picture.py``, then ``profile.py`` and ``roofline.py``.
+One scene is painted as SVG for files and pages (``svg.py``) and by matplotlib as PNG and PDF (``canvas.py``); a page
+embeds the same SVG that a file holds. ``colors.py`` is the one table of colours, ``axes.py`` and ``bars.py`` are what
+charts share, ``labels.py`` places labels. Start with ``scene.py``, then ``bars.py`` and ``profile.py``.
 """

@@ -2,113 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import memwall.report.columns as col
 from memwall.analysis.compare import Comparison, Entry, Machine
-from memwall.core.units import duration
+from memwall.core.units import duration, percent
 from memwall.record.kernels import WALLS
 from memwall.report.document import clean
-from memwall.report.figures.picture import WALL_COLORS, Drawing, time_unit
+from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y
+from memwall.report.figures.bars import Bar, Piece, bars_chart
+from memwall.report.figures.colors import WALL_COLORS, series_color
+from memwall.report.figures.labels import Box, Line, Placer
+from memwall.report.figures.picture import time_unit
+from memwall.report.figures.scene import Chart, Scene, Text, side_by_side, stacked, text_width
 
-FONT = 8.0
-#: what grows -> (key of Machine.growth, colour)
-_SERIES = {"fp16 FLOP/s": ("float16", "#4477aa"), "DRAM bandwidth": ("bandwidth", "#ee6677"),
-           "DRAM capacity": ("capacity", "#228833")}  # fmt: skip
+#: what grows -> key of ``Machine.growth``
+_SERIES = {"fp16 FLOP/s": "float16", "DRAM bandwidth": "bandwidth", "DRAM capacity": "capacity"}
 
 
-def comparison_drawing(comparison: Comparison) -> Drawing:
+def comparison_chart(comparison: Comparison) -> Chart:
+    """Times by wall, speed-ups, utilization and, with prices, cost; of machines, their growth."""
     if comparison.kind == "machines":
-        return (10.5, 6.0), lambda figure: _draw_growth(figure.add_subplot(), comparison.machines)
+        return growth_chart(comparison.machines)
     entries = comparison.entries
-
-    def build(figure: Any) -> None:
-        time, speed, used = figure.subplots(1, 3, sharey=True, width_ratios=[2.2, 1, 1.2])
-        _draw_times(time, entries)
-        _draw_bars(speed, [("#4477aa", "{:.2f}x", [entry.speedup for entry in entries])], 0.66, 8)
-        speed.set_title("speed-up")
-        mfu, mbu = ([100 * getattr(entry, name) for entry in entries] for name in ("mfu", "mbu"))
-        _draw_bars(used, [("#228833", "MFU {:.0f}", mfu), ("#ccaa22", "MBU {:.0f}", mbu)], 0.32, 7)
-        used.set_title("MFU and MBU, %")
-        time.invert_yaxis()
-        figure.suptitle(f"compare: {clean(comparison.title)}", x=0.01, ha="left", fontsize=11, fontweight="bold")
-
-    return (11.0, 1.9 + 0.42 * len(entries)), build
+    charts = [times_chart(comparison), *(_plain_bars(entries, *figure) for figure in _FIGURES)]
+    known = [chart for chart in charts if chart]
+    return stacked([known[0], side_by_side(known[1:], least=300)])
 
 
-def _draw_times(axes: Any, entries: Sequence[Entry]) -> None:
-    rows = range(len(entries))
-    scale, unit = time_unit(max(entry.time_s for entry in entries))
-    left = [0.0] * len(entries)
-    for wall in WALLS:
-        widths = [entry.wall_shares[wall] * entry.time_s / scale for entry in entries]
-        axes.barh(rows, widths, left=left, color=WALL_COLORS[wall], height=0.66, label=wall)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    for row, entry in enumerate(entries):
-        axes.text(left[row], row, f" {duration(entry.time_s)}", va="center", fontsize=8)
-    axes.set_xlim(0, max(left) * 1.2)
-    axes.set_yticks(rows, [clean(entry.label) + ("" if entry.fits else "\n(does not fit)") for entry in entries])
-    axes.set_title(f"time per step, {unit}, by wall")
-    below = (0, -0.04 - 0.3 / len(entries))
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper left", bbox_to_anchor=below)
+def times_chart(comparison: Comparison) -> Chart:
+    """The time of each entry, by wall."""
+    entries = comparison.entries
+    scale, unit = time_unit(max((entry.time_s for entry in entries), default=0.0))
+    rows = [Bar(_label(e), [_wall(e, wall, scale) for wall in WALLS], duration(e.time_s)) for e in entries]
+    title = f"compare: {clean(comparison.title)}: time per step by wall"
+    return bars_chart(title, rows, unit=f"time per step, {unit}")
 
 
-def _draw_bars(axes: Any, series: Sequence[tuple[str, str, Sequence[float]]], height: float, font: float) -> None:
-    """Bars of colour, text and values, those of one row side by side."""
-    for i, (color, text, values) in enumerate(series):
-        rows = [row + 0.17 * (2 * i - len(series) + 1) for row in range(len(values))]
-        axes.barh(rows, values, color=color, height=height)
-        for row, value in zip(rows, values, strict=True):
-            axes.text(value, row, " " + text.format(value), va="center", fontsize=font)
-    axes.set_xlim(0, max(max(values) for _, _, values in series) * 1.35)
+def _wall(entry: Entry, wall: str, scale: float) -> Piece:
+    part = entry.wall_shares.get(wall, 0.0)
+    text = percent(part, 0) if part > 0.005 else ""
+    return Piece(wall, part * entry.time_s / scale, WALL_COLORS[wall], text, f"{wall} {percent(part)}")
 
 
-def _draw_growth(axes: Any, machines: Sequence[Machine]) -> None:
+def _label(entry: Entry) -> str:
+    return clean(entry.label) + ("" if entry.fits else " (does not fit)")
+
+
+#: title, unit of the axis, value of an entry and its text
+_FIGURES: tuple[tuple[str, str, Callable[[Entry], float | None], Callable[[float], str]], ...] = (
+    ("speed-up", "times as fast as the first", lambda e: e.speedup, lambda v: f"{v:.2f}x"),
+    ("MFU", "% of the peak", lambda e: 100 * e.mfu, lambda v: f"{v:.0f} %"),
+    ("MBU", "% of the DRAM bandwidth", lambda e: 100 * e.mbu, lambda v: f"{v:.0f} %"),
+    ("cost of a step", "USD", lambda e: e.usd_per_step, lambda v: f"{v:.3g} USD"),
+    ("cost of a million samples", "USD", lambda e: e.usd_per_million_samples, lambda v: f"{v:.3g} USD"),
+    ("cost of a million tokens", "USD", lambda e: e.usd_per_million_tokens, lambda v: f"{v:.3g} USD"),
+)
+
+
+def _plain_bars(
+    entries: Sequence[Entry], title: str, unit: str, value: Callable[[Entry], float | None],
+    text: Callable[[float], str],
+) -> Chart | None:  # fmt: skip
+    """One bar for each entry that has a value; None where none has."""
+    known = [(entry, found) for entry in entries if (found := value(entry)) is not None]
+    rows = [Bar(clean(entry.label), (Piece("", found, "dim"),), text(found)) for entry, found in known]
+    return bars_chart(title, rows, unit=unit, legend=False) if rows else None
+
+
+# -- machines ----------------------------------------------------------------------------------------------------------
+
+
+def growth_chart(machines: Sequence[Machine]) -> Chart:
     """Growth of FLOP/s, bandwidth and capacity by release date, relative to the first machine, log scale."""
-    released = [machine.release.partition("-") for machine in machines]
-    dates = [int(year) + (int(month or 1) - 1) / 12 if year.isdigit() else 2016.0 for year, _, month in released]
-    axes.set_yscale("log", base=2)
-    ends: list[tuple[float, str, str]] = []
-    for name, (key, color) in _SERIES.items():
-        known = [(x, m.growth[key]) for x, m in zip(dates, machines, strict=True) if m.growth.get(key)]
-        if known:
-            axes.plot(*zip(*known, strict=True), marker="o", markersize=5, color=color, linewidth=1.8, zorder=3)
-            ends.append((known[-1][1] or 1.0, name, color))
-    growths = [1.0, *(g for m in machines for key, _ in _SERIES.values() if (g := m.growth.get(key)))]
-    axes.set_ylim(min(growths) * 0.8, max(growths) * 2.8)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-    axes.grid(True, which="major", axis="y")
+    return lambda scene: _draw_growth(scene, machines)
+
+
+def _draw_growth(scene: Scene, machines: Sequence[Machine]) -> float:
+    dates = [_date(machine) for machine in machines]
+    upper = scene.title(f"The memory wall: growth over {clean(machines[0].name)}")
+    ends = 0.0 if scene.is_narrow else 170.0
+    frame = Box(44.0, upper, scene.width - ends - 8, upper + min(max(0.45 * scene.width, 280.0), 430.0))
     span = max(dates) - min(dates) or 1.0
-    axes.set_xlim(min(dates) - 0.04 * span, max(dates) + 0.02 * span)
-    years = range(int(min(dates)), int(max(dates)) + 2)
-    axes.set_xticks([y for y in years if min(dates) - 0.1 <= y <= max(dates) + 0.1])
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
-    axes.set_title(f"The memory wall: growth over {clean(machines[0].name)}")
-    _name_ends(axes, ends)
-    _name_machines(axes, machines, dates)
+    x = Axis(min(dates) - 0.04 * span, max(dates) + 0.04 * span, frame.left, frame.right)
+    growths = [1.0, *(g for m in machines for key in _SERIES.values() if (g := m.growth.get(key)))]
+    y = Axis(min(growths) * 0.8, max(growths) * 2.2, frame.lower, frame.upper, log=True)
+    years = [float(year) for year in range(int(min(dates)), int(max(dates)) + 2) if x.low <= year <= x.high]
+    draw_x(scene, frame, x, lambda v: f"{v:.0f}", "", years)
+    top = int(y.high).bit_length()
+    draw_y(scene, frame, y, lambda v: f"{v:g}x", ticks=[2.0**p for p in range(-6, top) if y.low <= 2.0**p <= y.high])
+    draw_frame(scene, frame)
+    placer = Placer(Box(frame.left + scene.left, frame.upper + scene.top, frame.right + scene.left,
+                        frame.lower + scene.top))  # fmt: skip
+    lines: list[tuple[float, str, str]] = []
+    for number, (name, key) in enumerate(_SERIES.items()):
+        places = [(x(d), y(g)) for d, m in sorted(zip(dates, machines, strict=True), key=lambda pair: pair[0])
+                  if (g := m.growth.get(key))]  # fmt: skip
+        if places:
+            _curve(scene, placer, places, series_color(number))
+            last = [g for d, m in sorted(zip(dates, machines, strict=True), key=lambda pair: pair[0])
+                    if (g := m.growth.get(key))][-1]  # fmt: skip
+            lines.append((last, f"{name} {col.times(last)}", series_color(number)))
+    _name_machines(scene, placer, frame, x, machines, dates)
+    if ends:
+        _name_ends(scene, frame, y, lines)
+        return frame.lower + 22
+    return frame.lower + 22 + scene.legend(frame.lower + 22, [(text, color, "line") for _, text, color in lines])
 
 
-def _name_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
+def _date(machine: Machine) -> float:
+    year, _, month = machine.release.partition("-")
+    return int(year) + (int(month[:2] or 1) - 1) / 12 if year.isdigit() else 2016.0
+
+
+def _curve(scene: Scene, placer: Placer, places: Sequence[tuple[float, float]], color: str) -> None:
+    scene.line(*places, color=color, width=2)
+    for (x0, y0), (x1, y1) in pairwise(places):
+        placer.lines.append(Line(x0 + scene.left, y0 + scene.top, x1 + scene.left, y1 + scene.top))
+    placer.boxes += [scene.dot(px, py, 4, color).box for px, py in places]
+
+
+def _name_ends(scene: Scene, frame: Box, y: Axis, lines: Sequence[tuple[float, str, str]]) -> None:
     """Each line's name and last value in the right margin, at least one line of text apart."""
-    low, high = axes.get_ylim()
-    step = (high / low) ** 0.075
-    previous = float("inf")
-    for value, name, color in sorted(ends, reverse=True):
-        previous = min(value, previous / step)
-        axes.annotate(f"{name}\n{col.times(value)}", (1.01, previous), xycoords=("axes fraction", "data"), va="center",
-                      color=color, fontsize=FONT + 1, fontweight="bold", annotation_clip=False)  # fmt: skip
+    last = -1e9
+    for value, text, color in sorted(lines, reverse=True):
+        last = max(y(value) + 4, last + 15)
+        scene.line((frame.right + 8, last - 4), (frame.right + 18, last - 4), color=color, width=2)
+        scene.text(frame.right + 22, last, text, 10)
 
 
-def _name_machines(axes: Any, machines: Sequence[Machine], dates: Sequence[float]) -> None:
-    """Names above the axes, slanted; those of one date share a label."""
+#: pixels to a name's date, nearest first
+_ASIDE = (-4, 12, -18, 26, -32, 40)
+
+
+def _name_machines(
+    scene: Scene, placer: Placer, frame: Box, x: Axis, machines: Sequence[Machine], dates: Sequence[float]
+) -> None:
+    """Upright names, those of one date together, from the upper edge down as far as no line is in the way."""
     at: dict[float, list[str]] = {}
     for machine, date in zip(machines, dates, strict=True):
         at.setdefault(date, []).append(clean(machine.name))
-        axes.axvline(date, color="#e3e6ea", linewidth=0.7, zorder=1)
-    span = axes.get_xlim()[1] - axes.get_xlim()[0]
-    previous = -float("inf")
     for date in sorted(at):
-        previous = max(date, previous + 0.022 * span)
-        axes.annotate(", ".join(at[date]), (previous, 0.985), xycoords=("data", "axes fraction"), rotation=90, va="top",
-                      ha="right", fontsize=FONT, color="#667080", annotation_clip=False)  # fmt: skip
+        name, px = ", ".join(at[date]), x(date)
+        length = text_width(name, 10)
+        for left, low in ((px + off, frame.upper + 4 + down + length) for off in _ASIDE for down in range(0, 260, 12)):
+            text = Text(left + scene.left, low + scene.top, name, 10, color="dim", angle=90)
+            if placer.is_free((text.box,)):
+                placer.labels.append(text.box)
+                scene.marks.append(text)
+                break

@@ -1,13 +1,13 @@
 """Greedy placement of labels: next to their points, over nothing.
 
-All in pixels, y upwards. The picture asks for one label after another, the most important first; each takes the first
+All in pixels, y downwards. The picture asks for one label after another, the most important first; each takes the first
 free spot of a ring of candidates around its point, or stays away.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 class Box(NamedTuple):
     left: float
-    bottom: float
+    upper: float
     right: float
-    top: float
+    lower: float
 
     def overlaps(self, other: Box) -> bool:
         across = self.left < other.right and other.left < self.right
-        return across and self.bottom < other.top and other.bottom < self.top
+        return across and self.upper < other.lower and other.upper < self.lower
 
     def inside(self, other: Box) -> bool:
         across = self.left >= other.left and self.right <= other.right
-        return across and self.bottom >= other.bottom and self.top <= other.top
+        return across and self.upper >= other.upper and self.lower <= other.lower
 
 
 class Line(NamedTuple):
@@ -42,7 +42,7 @@ class Line(NamedTuple):
         for i in range(steps + 1):
             x = self.x0 + (self.x1 - self.x0) * i / steps
             y = self.y0 + (self.y1 - self.y0) * i / steps
-            if box.left < x < box.right and box.bottom < y < box.top:
+            if box.left < x < box.right and box.upper < y < box.lower:
                 return True
         return False
 
@@ -63,18 +63,24 @@ class Placer:
     lines: list[Line] = field(default_factory=list)
     labels: list[Box] = field(default_factory=list)
 
+    def is_free(self, boxes: Sequence[Box]) -> bool:
+        """Whether boxes lie within the frame, off everything."""
+        taken = (*self.boxes, *self.labels)
+        return not any(
+            not box.inside(self.frame) or any(map(box.overlaps, taken)) or any(line.crosses(box) for line in self.lines)
+            for box in boxes
+        )
+
     def place(self, x: float, y: float, radius: float, width: float, height: float) -> tuple[Box, Line | None] | None:
         """The box of a label of this size for a point, and the leader that ties them where they stand apart.
 
         None where there is no room. What is placed is taken: later labels keep off the box and the leader.
         """
         for box in _candidates(x, y, radius, width, height):
-            if not box.inside(self.frame) or any(box.overlaps(other) for other in (*self.boxes, *self.labels)):
+            if not self.is_free((box,)):
                 continue
             leader = _leader(x, y, radius, box)
-            if any(line.crosses(box) for line in self.lines) or (
-                leader and any(leader.crosses(other) for other in self.labels)
-            ):
+            if leader and any(leader.crosses(other) for other in self.labels):
                 continue
             self.labels.append(box)
             self.lines += [leader] if leader else []
@@ -83,7 +89,7 @@ class Placer:
 
 
 def _leader(x: float, y: float, radius: float, box: Box) -> Line | None:
-    nx, ny = min(max(x, box.left), box.right), min(max(y, box.bottom), box.top)
+    nx, ny = min(max(x, box.left), box.right), min(max(y, box.upper), box.lower)
     distance = math.hypot(nx - x, ny - y)
     if distance <= radius + NEAR:
         return None

@@ -1,182 +1,295 @@
-"""The pictures of a profile: rooflines, what policies save, shares of the op classes."""
+"""The pictures of a profile: rooflines, what policies save, shares of the op classes, modules, memory over time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import memwall.report.columns as col
 from memwall.analysis.savings import LEAST_STEP, PolicySet, Waterfall, by_gpu, policy_sets, waterfall
-from memwall.analysis.table import class_rows
-from memwall.analysis.validation import measured_points
-from memwall.core.errors import UsageError
-from memwall.core.units import duration, percent
-from memwall.record.kernels import schedule_label
+from memwall.analysis.table import KernelRow, class_rows, kernel_rows, rows_and_kernels
+from memwall.analysis.validation import Point, measured_points
+from memwall.core.errors import UsageError, unknown
+from memwall.core.graph import Pipe
+from memwall.core.units import bandwidth, duration, flop_rate, percent
+from memwall.perfmodel.roofline import Estimate
+from memwall.record.kernels import WALLS, schedule_label, short_name, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import clean
-from memwall.report.figures.picture import Drawing, class_color, cut, patches, time_unit
-from memwall.report.figures.roofline import draw_roofline
+from memwall.report.figures.bars import Bar, Piece, bars_chart
+from memwall.report.figures.colors import CLASS_COLORS, SIGN_COLORS, WALL_COLORS, class_color, series_color
+from memwall.report.figures.picture import cut, time_unit
+from memwall.report.figures.roofline import MAX_POINTS, Roof, Roofline, Spot, roofline_charts
+from memwall.report.figures.scene import Chart, side_by_side, stacked
 from memwall.report.pages.fusion import explained, is_several
 from memwall.simulate.schedule import Schedule
 
-#: inches across
-WIDTH = 10.5
-#: inches down, and what draws on a figure or a part of one
-Panel = tuple[float, Callable[[Any], None]]
+#: executor -> the mark of what it took
+MARKS = {"eager": "square", "inductor": "triangle", "generated": "diamond"}
+#: op class -> its shape in a style with shapes
+_CLASS_SHAPES = dict(zip(CLASS_COLORS, ("circle", "hexagon", "star", "pentagon", "bar", "triangle", "cross", "diamond",
+                                        "post", "square"), strict=True))  # fmt: skip
+#: what an arrow is drawn for: a group of at least this share of the time, and so many of them
+_LEAST_ARROW, _MOST_ARROWS = 2e-3, 40
 
 
-def profile_drawing(profile: Profile) -> Drawing:
-    """Roofline and class shares of each simulation, one below the other. Of several policies, for each GPU the roofline
-    of the first, those of others that were measured, and the waterfalls.
-
-    Raises:
-        UsageError: the profile has no simulation.
-    """
-    if not profile.simulations:
-        raise UsageError("the profile has no simulation to draw; profile it on a GPU")
-    panels: list[Panel] = []
-    if is_several(profile):
-        for policies in policy_sets(profile):
-            first, *others = policies.schedules
-            shown = [first, *(schedule for schedule in others if measured_points(profile, schedule))]
-            panels += [(6.0, partial(roofline_panel, profile=profile, schedule=schedule)) for schedule in shown]
-            panels += [waterfall_panel(policies, schedule) for schedule in explained(policies)]
-    else:
-        panels += [(6.0, partial(roofline_panel, profile=profile, schedule=s)) for s in profile.simulations]
-    bars = 2 * len({s.graph for s in profile.simulations}) + len(profile.simulations)
-    panels.append((1.5 + 0.42 * bars, lambda part: _draw_shares(part.add_subplot(), profile)))
-    heights = [height for height, _ in panels]
-
-    def build(figure: Any) -> None:
-        parts: Any = figure.subfigures(len(panels), 1, height_ratios=heights)
-        for part, (_, draw) in zip(parts, panels, strict=True):
-            draw(part)
-
-    return (WIDTH, sum(heights)), build
+def context(profile: Profile, *more: str) -> str:
+    """What a title begins with: model, mode, dtype and batch, then what else is said."""
+    w = profile.workload
+    samples = f"batch {w.samples:,}" if w.samples else ""
+    dtype = f"{w.dtype} (autocast {w.autocast})" if w.autocast else w.dtype
+    return ", ".join(filter(None, (clean(w.name), w.mode, dtype, samples, *more)))
 
 
-def roofline_panel(figure: Any, profile: Profile, schedule: Schedule) -> None:
-    axes = figure.add_subplot()
+# -- rooflines ---------------------------------------------------------------------------------------------------------
+
+#: drawn for context even where the workload does not use them
+CONTEXT = (Pipe("tensor", "float16"), Pipe("vector", "float32"))
+
+
+def compute_roofs(profile: Profile, schedule: Schedule) -> tuple[Roof, ...]:
+    """One roof per pipe that the workload runs on here, and those of ``CONTEXT``; the highest first."""
+    gpu = schedule.gpu
+    flops = {frozenset(cost.flops) for cost in profile.costs[schedule.graph]}
+    used = {gpu.ceiling_pipe(pipe) for pipes in flops for pipe in pipes}
+    whole = {gpu.ceiling_pipe(pipe) for pipe in CONTEXT} | used
+    roofs = []
+    for rate in sorted({gpu.peak_flop_per_s[pipe] for pipe in whole}, reverse=True):
+        alike = [pipe for pipe in sorted(whole) if gpu.peak_flop_per_s[pipe] == rate]
+        pipes = [pipe for pipe in alike if pipe in used] or alike[:1]
+        name = " = ".join(map(str, pipes))
+        roofs.append(Roof(name, f"{name}  {flop_rate(rate)}", rate, pipes[0] in used))
+    return tuple(roofs)
+
+
+def memory_roofs(schedule: Schedule) -> tuple[Roof, ...]:
+    """DRAM, and L2 where the GPU has one."""
+    gpu = schedule.gpu
+    roofs = [Roof("DRAM", f"DRAM  {bandwidth(gpu.dram_bytes_per_s)}", gpu.dram_bytes_per_s, True)]
+    if gpu.l2_bytes and gpu.l2_bytes_per_s > gpu.dram_bytes_per_s:
+        roofs.append(Roof("L2", f"L2  {bandwidth(gpu.l2_bytes_per_s)}", gpu.l2_bytes_per_s, False))
+    return tuple(roofs)
+
+
+def schedule_roofline(
+    profile: Profile, schedule: Schedule, policies: PolicySet | None = None, *, brief: bool = False
+) -> Roofline:
+    """Every kernel of a schedule. With ``policies``, an arrow from where the ops of each fused group ran eagerly.
+    ``brief``: the title names only the GPU and the policy."""
+    pairs = sorted(rows_and_kernels(profile, schedule), key=lambda pair: (-pair[0].time_s, pair[0].name))
+    rows = [row for row, _ in pairs if row.time_s > 0]
+    fused = policies if schedule.policy != "eager" else None
+    spots = [_spot(row, _eager_place(fused, row, kernels) if fused and i < _MOST_ARROWS else None)
+             for i, (row, kernels) in enumerate(pairs) if row.flops and row.bytes and row.time_s]  # fmt: skip
+    bare = [_spot(row, None) for row in rows if not (row.flops and row.bytes)]
+    measured = measured_points(profile, schedule)[:MAX_POINTS]
     label = clean(schedule_label(profile, schedule))
-    mfu = percent(schedule.totals.mfu, 0)
-    axes.set_title(f"{clean(profile.workload.name)} on {label}: {duration(schedule.totals.time_s)}, MFU {mfu}")
-    draw_roofline(axes, profile, schedule)
+    subject = label if brief else context(profile, label)
+    title = f"{subject}: {duration(schedule.totals.time_s)}, MFU {percent(schedule.totals.mfu, 0)}"
+    legend = _class_legend(rows)
+    if any(spot.tail for spot in spots):
+        legend.append(("its ops run eagerly, → fused", "dim", "hollow"))
+    executors = [name for name in MARKS if any(point.executor == name for point in measured)]
+    legend += [(f"measured, {name}", "dim", MARKS[name]) for name in executors]
+    note = f"kernels without FLOPs: {percent(sum(spot.share for spot in bare))} of the time" if bare else ""
+    return Roofline(
+        title, compute_roofs(profile, schedule), memory_roofs(schedule),
+        [*spots[:MAX_POINTS], *map(_measured_spot, measured)], "modeled FLOP/s", legend=legend, bare=bare, note=note,
+    )  # fmt: skip
 
 
-def waterfall_panel(policies: PolicySet, schedule: Schedule) -> Panel:
-    """What each group of a policy saves, from the eager time down to its own."""
-    fall, rows = fall_and_bars(policies, schedule)
-    row = policies.row(schedule)
-    score = "" if row.time_score is None else f", {percent(row.time_score, 0)} of what ideal saves"
-    title = f"{clean(policies.profile.workload.name)} on {policies.gpu.name}, {schedule.policy}"
-
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
-        axes.set_title(f"{title}: {col.times(row.speedup)} over eager{score}", pad=16)
-        _draw_waterfall(axes, fall, rows)
-
-    return 1.25 + 0.36 * len(rows), draw
+def _eager_place(policies: PolicySet, row: KernelRow, kernels: Sequence[Estimate]) -> tuple[float, float] | None:
+    """Where the ops of a fused group run eagerly, all of them together: FLOP per byte and FLOP/s. None for a kernel of
+    one op, and for one of hardly any time."""
+    eager = [kernel for fused in kernels for kernel in policies.replaced(fused)]
+    flops, moved, eager_s = (sum(getattr(k, name) for k in eager) for name in ("flops", "bytes", "time_s"))
+    if len(kernels[0].op_ids) < 2 or row.time_share < _LEAST_ARROW or not (flops and moved and eager_s):
+        return None
+    return flops / moved, flops / eager_s
 
 
-def _draw_shares(axes: Any, profile: Profile) -> None:
-    """Stacked bars: FLOPs and bytes of each graph (named where there are several), time of each simulation."""
-    graphs = {s.graph: s for s in reversed(profile.simulations)}
-    bars = []
-    for name, field in (("FLOPs", "flop_share"), ("bytes", "byte_share")):
-        for graph in sorted(graphs):
-            of = f", {profile.graphs[graph].attention} attention" if len(graphs) > 1 else ""
-            bars.append((name + of, graphs[graph], field))
-    bars += [(f"time, {clean(schedule_label(profile, s))}", s, "time_share") for s in by_gpu(profile)]
-    seen: dict[str, str] = {}
-    for row, (_, schedule, field) in enumerate(bars):
-        left = 0.0
-        for entry in class_rows(profile, schedule):
-            share = 100 * getattr(entry, field)
-            color = class_color(entry.key)
-            seen.setdefault(clean(entry.key), color)
-            axes.barh(row, share, left=left, color=color, height=0.66)
-            if share >= 5:
-                axes.text(left + share / 2, row, f"{share:.1f}", ha="center", va="center", color="white", fontsize=8)
-            left += share
-    axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
-    axes.invert_yaxis()
-    axes.set(xlim=(0, 100), xlabel="%")
-    axes.set_title("Shares by op class")
-    axes.legend(patches(seen.values()), seen, loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8)
+def _spot(row: KernelRow, tail: tuple[float, float] | None) -> Spot:
+    rate = row.attained_flop_per_s
+    repeats = f" x{row.count}" if row.count > 1 else ""
+    name = clean(short_name(row.name))
+    title = f"{name}{repeats}, {clean(row.module) or '(top)'}: {duration(row.time_s)}, {percent(row.time_share)}"
+    return Spot(row.arithmetic_intensity, rate, row.time_share, class_color(row.op_class), name, title,
+                f"{clean(row.name)} {clean(row.module)}".strip(), tail=tail)  # fmt: skip
 
+
+def _measured_spot(point: Point) -> Spot:
+    title = f"{clean(short_name(point.name))}, {point.executor}: measured {duration(point.measured_s)}," \
+            f" modeled {duration(point.modeled_s)}"  # fmt: skip
+    return Spot(
+        point.arithmetic_intensity, point.measured_flop_per_s, point.share, class_color(point.op_class), "", title,
+        shape=MARKS[point.executor], edge="ink", hollow=False,
+        tail=(point.arithmetic_intensity, point.modeled_flop_per_s),
+    )  # fmt: skip
+
+
+def _class_legend(rows: Sequence[KernelRow]) -> list[tuple[str, str, str]]:
+    total: dict[str, float] = {}
+    for row in rows:
+        total[row.op_class] = total.get(row.op_class, 0.0) + row.time_share
+    order = sorted(total, key=lambda name: (-total[name], name))
+    return [(f"{clean(name)} {percent(total[name])}", class_color(name), "circle") for name in order
+            if total[name] >= 5e-4]  # fmt: skip
+
+
+def overlaid(profile: Profile, schedules: Sequence[Schedule]) -> Roofline:
+    """Several GPUs on one roofline, each in its colour."""
+    roofs, slopes, spots, legend = [], [], [], []
+    for number, schedule in enumerate(schedules):
+        color = series_color(number)
+        name = clean(schedule_label(profile, schedule))
+        roofs += [roof._replace(color=color, label=f"{roof.label}, {name}") for roof in
+                  compute_roofs(profile, schedule) if roof.used]  # fmt: skip
+        slope = memory_roofs(schedule)[0]
+        slopes.append(slope._replace(color=color, label=f"{slope.label}, {name}"))
+        rows = [row for row in kernel_rows(profile, schedule) if row.flops and row.bytes and row.time_s]
+        spots += [_spot(row, None)._replace(color=color, name="" if number else _spot(row, None).name,
+                                            title=f"{name}: {_spot(row, None).title}") for row in rows]  # fmt: skip
+        legend.append((f"{name} {duration(schedule.totals.time_s)}", color, "circle"))
+    spots.sort(key=lambda spot: -spot.share)
+    roofs.sort(key=lambda roof: -roof.rate)
+    return Roofline(context(profile, "GPUs overlaid"), roofs, slopes, spots[:MAX_POINTS], "modeled FLOP/s",
+                    legend=legend, legend_heading="")  # fmt: skip
+
+
+def rooflines_chart(profile: Profile) -> Chart:
+    """A roofline for each simulation, side by side on the same axes; of several policies, for each GPU the fused ones
+    with their arrows, and others that were measured."""
+    pairs: list[tuple[Schedule, PolicySet | None]] = [(schedule, None) for schedule in profile.simulations]
+    if is_several(profile):
+        pairs = [
+            (schedule, policies)
+            for policies in policy_sets(profile)
+            for fused in (explained(policies) or policies.schedules[:1],)
+            for schedule in policies.schedules
+            if schedule in fused or measured_points(profile, schedule)
+        ]
+    if len(pairs) == 1:
+        return roofline_charts([schedule_roofline(profile, *pairs[0])])[0]
+    charts = roofline_charts([schedule_roofline(profile, *pair, brief=True) for pair in pairs])
+    return stacked([lambda scene: scene.title(f"{context(profile)}: rooflines"), side_by_side(charts, 440)], gap=8)
+
+
+# -- what fusion saves -------------------------------------------------------------------------------------------------
 
 #: savings that have a bar of their own, and characters of a name
 MAX_STEPS, LONGEST_NAME = 9, 44
-COLORS = {"total": "#445566", "others": "#bbbbbb", "worse": "#cc3311"}
-IDEAL_COLOR = "#228833"
+#: kind of bar -> its colour and what the legend calls it; an op class has its own
+_KINDS: Mapping[str, tuple[str, str]] = {
+    "total": ("dim", ""), "others": ("pale", "all others"), "worse": (SIGN_COLORS["worse"], "slower"),
+}  # fmt: skip
 
 
-class Bar(NamedTuple):
-    """One row: from ``start_s`` to ``end_s``; ``kind`` is ``total``, ``others``, ``worse`` or an op class."""
-
-    name: str
-    where: str
-    start_s: float
-    end_s: float
-    kind: str
-
-    @property
-    def color(self) -> str:
-        return COLORS.get(self.kind) or class_color(self.kind)
+def waterfall_chart(policies: PolicySet, schedule: Schedule) -> Chart:
+    """What each group of a policy saves, from the eager time down to its own."""
+    fall, row = waterfall(policies, schedule, top=MAX_STEPS), policies.row(schedule)
+    score = "" if row.time_score is None else f", {percent(row.time_score, 0)} of what ideal saves"
+    subject = context(policies.profile, policies.gpu.name, schedule.policy)
+    title = f"{subject}: {col.times(row.speedup)} over eager{score}"
+    scale, unit = time_unit(fall.eager_s)
+    ideal = (fall.ideal_s / scale, f"ideal {fall.ideal_s / scale:.2f} {unit}", "ink")
+    return bars_chart(title, waterfall_bars(fall, schedule.policy), unit=f"time per step, {unit}", marks=(ideal,),
+                      connect=True)  # fmt: skip
 
 
-def bars(fall: Waterfall, policy: str) -> tuple[Bar, ...]:
-    rows = [Bar("eager", "", 0.0, fall.eager_s, "total")]
-    at = fall.eager_s
+def waterfall_bars(fall: Waterfall, policy: str) -> list[Bar]:
+    """A bar for the eager time, for each saving, the others, and what is left; in the unit of the longest."""
+    scale, _ = time_unit(fall.eager_s)
+
+    def bar(name: str, kind: str, start_s: float, change_s: float, where: str = "") -> Bar:
+        text = col.number(abs(change_s) / scale, 2 if fall.eager_s / scale >= 10 else 3)
+        sign = "" if kind == "total" else "−" if change_s < 0 else "+"
+        color, called = _KINDS.get(kind, (class_color(kind), kind))
+        piece = Piece(called, change_s / scale, color, title=f"{name} {sign}{text}", start=start_s / scale)
+        return Bar(name, (piece,), sign + text, where)
+
+    rows, at = [bar("eager", "total", 0.0, fall.eager_s)], fall.eager_s
     for step in fall.steps:
         count = f" x{step.count}" if step.count > 1 else ""
         name = cut(clean(step.name), LONGEST_NAME - len(count)) + count
-        rows.append(Bar(name, clean(step.module or "(top)"), at, at - step.saved_s, step.op_class))
+        rows.append(bar(name, step.op_class, at, -step.saved_s, clean(step.module or "(top)")))
         at -= step.saved_s
     if abs(fall.others_s) > LEAST_STEP * fall.eager_s:
-        rows.append(Bar("all others", "", at, at - fall.others_s, "others" if fall.others_s > 0 else "worse"))
-    return (*rows, Bar(policy, "", 0.0, fall.time_s, "total"))
+        rows.append(bar("all others", "others" if fall.others_s > 0 else "worse", at, -fall.others_s))
+    return [*rows, bar(policy, "total", 0.0, fall.time_s)]
 
 
-def label(bar: Bar, scale: float, whole: float) -> str:
-    """A time, or a signed difference, in the unit of the axis."""
-    text = col.number(abs(bar.end_s - bar.start_s) / scale, 2 if whole / scale >= 10 else 3)
-    return text if bar.kind == "total" else f"{'−' if bar.end_s < bar.start_s else '+'}{text}"
+# -- shares ------------------------------------------------------------------------------------------------------------
 
 
-def axis_start_s(fall: Waterfall) -> float:
-    """Where the axis begins: some way below the smallest time; at zero where that is not far from it."""
-    least = min(fall.time_s, fall.ideal_s)
-    start = least - 0.12 * (fall.eager_s - least)
-    return start if start > 0.35 * fall.eager_s else 0.0
+def shares_chart(profile: Profile, schedules: Sequence[Schedule]) -> Chart:
+    """Stacked bars: FLOPs and bytes of each graph (named where there are several), time of each simulation."""
+    graphs = {s.graph: s for s in reversed(schedules)}
+    rows = []
+    for name, field in (("FLOPs", "flop_share"), ("bytes", "byte_share")):
+        for graph in sorted(graphs):
+            of = f", {profile.graphs[graph].attention} attention" if len(graphs) > 1 else ""
+            rows.append(_shares(profile, graphs[graph], name + of, field))
+    several = len(schedules) > 1
+    rows += [_shares(profile, s, f"time, {clean(schedule_label(profile, s))}" if several else "time", "time_share")
+             for s in schedules]  # fmt: skip
+    return bars_chart(f"{context(profile)}: shares by op class, %", rows, most=100.0)
 
 
-def fall_and_bars(policies: PolicySet, schedule: Schedule) -> tuple[Waterfall, tuple[Bar, ...]]:
-    fall = waterfall(policies, schedule, top=MAX_STEPS)
-    return fall, bars(fall, schedule.policy)
+def _shares(profile: Profile, schedule: Schedule, label: str, field: str) -> Bar:
+    rows = class_rows(profile, schedule)
+    return Bar(label, [_share(row.key, getattr(row, field), class_color(row.key)) for row in rows])
 
 
-def _draw_waterfall(axes: Any, fall: Waterfall, rows: tuple[Bar, ...]) -> None:
-    start, (scale, unit) = axis_start_s(fall), time_unit(fall.eager_s)
-    most = max(max(bar.start_s, bar.end_s) for bar in rows)
-    axes.set_xlim(start / scale, (most + 0.09 * (most - start)) / scale)
-    for row, bar in enumerate(rows):
-        left, right = sorted((max(bar.start_s, start), max(bar.end_s, start)))
-        axes.barh(row, (right - left) / scale, left=left / scale, color=bar.color, height=0.62, zorder=2)
-        axes.text(right / scale, row, f"  {label(bar, scale, fall.eager_s)}", va="center", fontsize=8, zorder=4)
-        if row + 1 < len(rows):
-            axes.plot([bar.end_s / scale] * 2, [row + 0.31, row + 0.69], color="#667080", linewidth=0.8, zorder=1)
-    axes.axvline(fall.ideal_s / scale, color=IDEAL_COLOR, linestyle="--", linewidth=1.2, zorder=3)
-    axes.text(fall.ideal_s / scale, -0.66, f"ideal {fall.ideal_s / scale:.2f}", color=IDEAL_COLOR, fontsize=8,
-              va="bottom")  # fmt: skip
-    names = [f"{bar.name}\n{bar.where}" if bar.where else bar.name for bar in rows]
-    axes.set_yticks(range(len(rows)), names, fontsize=8)
-    axes.set_ylim(len(rows) - 0.5, -0.65)
-    axes.grid(True, axis="x")
-    axes.set_xlabel(f"time per step, {unit}" + (f"; the axis begins at {start / scale:.2f}" if start else ""))
-    words = {"others": "all others", "worse": "slower"}
-    kinds = {words.get(bar.kind, bar.kind): bar.color for bar in rows if bar.kind != "total"}
-    axes.legend(
-        patches(kinds.values()), kinds, title="saves", loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False,
-        fontsize=8, title_fontsize=8, alignment="left")  # fmt: skip
+def _share(name: str, part: float, color: str) -> Piece:
+    return Piece(clean(name), 100 * part, color, f"{100 * part:.1f}", f"{clean(name)} {percent(part)}")
+
+
+def walls_chart(profile: Profile, schedules: Sequence[Schedule]) -> Chart:
+    """The share of each simulation's time under each wall."""
+    rows = [
+        Bar(clean(schedule_label(profile, s)), [_share(wall, shares[wall], WALL_COLORS[wall]) for wall in WALLS])
+        for s in schedules
+        for shares in (wall_shares(s),)
+    ]
+    return bars_chart(f"{context(profile)}: share of the time under each wall, %", rows, most=100.0)
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+#: a picture of a profile; None where it has nothing to draw
+_Kind = Callable[[Profile], Chart | None]
+
+
+def _waterfalls(profile: Profile) -> Chart | None:
+    if not is_several(profile):
+        return None
+    charts = [waterfall_chart(policies, s) for policies in policy_sets(profile) for s in explained(policies)]
+    return stacked(charts) if charts else None
+
+
+#: what ``--figure`` chooses from
+FIGURES: Mapping[str, _Kind] = {
+    "roofline": rooflines_chart,
+    "overlay": lambda profile: roofline_charts([overlaid(profile, profile.simulations)])[0],
+    "waterfall": _waterfalls,
+    "shares": lambda profile: shares_chart(profile, by_gpu(profile)),
+    "walls": lambda profile: walls_chart(profile, by_gpu(profile)),
+}
+
+
+def profile_chart(profile: Profile, figure: str = "") -> Chart:
+    """One of ``FIGURES``; none named: rooflines, waterfalls, shares and walls, one below the other.
+
+    Raises:
+        UsageError: no such figure, the profile has no simulation, or nothing of what the figure shows.
+    """
+    if not profile.simulations:
+        raise UsageError("the profile has no simulation to draw; profile it on a GPU")
+    if not figure:
+        charts = (FIGURES[name](profile) for name in ("roofline", "waterfall", "shares", "walls"))
+        return stacked([chart for chart in charts if chart])
+    if figure not in FIGURES:
+        raise unknown("figure named", figure, FIGURES)
+    chart = FIGURES[figure](profile)
+    if chart is None:
+        raise UsageError(f"the profile has no {figure} to draw: simulate a second policy, as in --policy eager memwall")
+    return chart

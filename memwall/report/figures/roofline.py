@@ -1,227 +1,299 @@
-"""The roofline of one schedule on matplotlib axes: roofs, every kernel a point, labels that do not overlap.
+"""A roofline: roofs, every kernel a point, and arrows from where a group's ops ran eagerly to the fused kernel.
 
-A kernel that was measured has an outlined mark at its measured FLOP/s, joined by a line to where the model put it.
+What is drawn is a :class:`Roofline`, whatever it was made from: schedules (:mod:`.profile`) or a trace (:mod:`.trace`).
+A point's area grows with its share of the time. Labels stand along
+their roof at its slope on the sheet, and next to their points, off everything else; a roof whose label has no room is
+named in the legend.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
-from memwall.analysis.table import KernelRow, kernel_rows
-from memwall.analysis.validation import Point, measured_points
-from memwall.core.graph import Pipe
-from memwall.core.units import bandwidth, flop_rate
-from memwall.record.kernels import short_name
-from memwall.record.profile import Profile
-from memwall.report.document import clean
+from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engineering, plain
 from memwall.report.figures.labels import Box, Line, Placer
-from memwall.report.figures.picture import DIM, INK, PALE, class_color, cut, dots, log_axes, note
-from memwall.simulate.schedule import Schedule
+from memwall.report.figures.scene import Chart, Dot, Place, Scene, Text, fit, text_width
 
-MAX_LABELS, LONGEST_LABEL, FONT = 12, 30, 7.5
+#: labels of points, pixels of one, and the least share of the time that gets one
+MAX_LABELS, LONGEST_LABEL, NAMED = 12, 190.0, 0.01
 #: a kernel of less than this share of the time does not stretch the axes
 NOTABLE = 1e-3
-#: executor -> the mark of what it took
-MARKS = {"eager": "s", "inductor": "^", "generated": "D"}
+#: points with a title of their own; the others, of less time, are dots of their colour
+MAX_POINTS = 400
+_FONT = 10.0
 
 Range = tuple[float, float]
 
 
-def draw_roofline(axes: Any, profile: Profile, schedule: Schedule) -> None:
-    """Draw it. Kernels without FLOPs have no place on it; a line of text says how much time they take."""
-    rows = [row for row in kernel_rows(profile, schedule) if row.time_s > 0]
-    points = [row for row in rows if row.flops and row.bytes]
-    measured = measured_points(profile, schedule)
-    roofs, slopes = compute_roofs(profile, schedule), memory_roofs(schedule)
-    x_range, y_range = _ranges(points, measured, roofs, slopes)
-    log_axes(axes, x_range, y_range, "arithmetic intensity, FLOP per DRAM byte", "attained FLOP/s")
-    _draw_roofs(axes, roofs, slopes, x_range, y_range)
-    for row in sorted(points, key=lambda row: -row.time_share):
-        axes.scatter(
-            *position(row.arithmetic_intensity, row.attained_flop_per_s, x_range, y_range),
-            s=area(row.time_share), color=class_color(row.op_class), alpha=0.75, edgecolor="white", linewidth=0.6,
-            zorder=3, clip_on=False)  # fmt: skip
-    _draw_measured(axes, measured, x_range, y_range)
-    bare = [row for row in rows if not (row.flops and row.bytes)]
-    if share := sum(row.time_share for row in bare):
-        kinds = "1 kind of kernel does" if len(bare) == 1 else f"{len(bare)} kinds of kernel do"
-        note(axes, f"{kinds} no FLOP: {100 * share:.1f} % of the time", (1, 0), (-4, 5), xycoords="axes fraction",
-             ha="right")  # fmt: skip
-    _draw_legend(axes, rows)
-    _draw_labels(axes, points, measured, roofs, slopes, x_range, y_range)
-
-
-def position(x: float, y: float, x_range: Range, y_range: Range) -> tuple[float, float]:
-    """The position of a kernel; on the edge if it is off the axes."""
-    return max(x, x_range[0] * 1.03), max(y, y_range[0] * 1.1)
-
-
-def area(share: float) -> float:
-    """Area of a point in square points: in proportion to its share of the time, above a visible least."""
-    return 9 + 1500 * share
-
-
-def _ranges(
-    points: Sequence[KernelRow], measured: Sequence[Point], roofs: Sequence[Roof], slopes: Sequence[Roof]
-) -> tuple[Range, Range]:
-    top, ridge = roofs[0].rate, roofs[0].rate / slopes[0].rate
-    notable = [row for row in points if row.time_share > NOTABLE]
-    x = [row.arithmetic_intensity for row in notable]
-    y = [row.attained_flop_per_s for row in notable]
-    y += [point.measured_flop_per_s for point in measured if point.share > NOTABLE]
-    x_range = min([0.1, *(v / 2 for v in x)]), max([ridge * 4, *(v * 2 for v in x)])
-    return (max(x_range[0], 1e-3), x_range[1]), (max(min([top / 1e3, *(v / 2 for v in y)]), top / 1e8), top * 1.9)
-
-
-def _draw_roofs(axes: Any, roofs: Sequence[Roof], slopes: Sequence[Roof], x_range: Range, y_range: Range) -> None:
-    """Horizontal roofs, named in the right margin; sloped ones, named along the line at its lower end."""
-    fastest = max(slope.rate for slope in slopes)
-    previous, decades = math.inf, math.log(y_range[1] / y_range[0])
-    for roof in roofs:
-        axes.plot([roof.rate / fastest, x_range[1]], [roof.rate, roof.rate], zorder=2, **_style(roof))
-        previous = min(math.log(roof.rate), previous - 0.075 * decades)
-        at = math.log(math.exp(previous) / y_range[0]) / decades
-        axes.annotate(
-            roof.label.replace("  ", "\n"), (x_range[1], roof.rate), (1.015, at), textcoords="axes fraction",
-            va="center", fontsize=FONT, color=INK if roof.used else DIM, annotation_clip=False, linespacing=1.15,
-            arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0})  # fmt: skip
-    for slope in slopes:
-        low = max(x_range[0], y_range[0] / slope.rate)
-        high = roofs[0].rate / slope.rate
-        axes.plot([low, high], [low * slope.rate, high * slope.rate], zorder=2, **_style(slope))
-        note(axes, slope.label, (low * 1.15, low * 1.15 * slope.rate), (0, 4), color=INK if slope.used else DIM,
-             rotation=45, rotation_mode="anchor", transform_rotates_text=True, va="bottom", ha="left")  # fmt: skip
-
-
-def _style(roof: Roof) -> dict[str, Any]:
-    """Solid for what the workload uses, dashed for context."""
-    return {"color": INK, "linewidth": 1.2} if roof.used else {"color": PALE, "linewidth": 0.9, "ls": "--"}
-
-
-def mark_area(point: Point) -> float:
-    """Area of the mark of a measured kernel in square points: that of its circle within limits."""
-    return min(max(area(point.share), 10.0), 30.0)
-
-
-def _draw_measured(axes: Any, points: Sequence[Point], x_range: Range, y_range: Range) -> None:
-    for point in points:
-        x, y = position(point.arithmetic_intensity, point.measured_flop_per_s, x_range, y_range)
-        _, start = position(x, point.modeled_flop_per_s, x_range, y_range)
-        axes.plot([x, x], [start, y], color=INK, linewidth=0.9, zorder=4, clip_on=False)
-        axes.scatter(
-            x, y, s=mark_area(point), marker=MARKS[point.executor], facecolor=class_color(point.op_class),
-            edgecolor=INK, linewidth=0.9, zorder=4.5, clip_on=False)  # fmt: skip
-    executors = [name for name in MARKS if any(point.executor == name for point in points)]
-    if executors:
-        handles = dots(["#b0b6be"], markersize=5.5)
-        for name in executors:
-            handles += dots(["#b0b6be"], markersize=5.5, marker=MARKS[name], markeredgecolor=INK)
-        names = ["modeled", *(f"measured, {name}" for name in executors)]
-        axes.add_artist(axes.legend(handles, names, loc="upper left", frameon=False, fontsize=FONT))
-
-
-def _draw_legend(axes: Any, rows: Sequence[KernelRow]) -> None:
-    total: dict[str, float] = {}
-    for row in rows:
-        total[row.op_class] = total.get(row.op_class, 0.0) + row.time_share
-    order = sorted(total, key=lambda name: (-total[name], name))
-    names = [f"{clean(name)}  {100 * total[name]:.1f} %" for name in order]
-    axes.legend(
-        dots(map(class_color, order)), names, title="share of time", loc="lower left", bbox_to_anchor=(1.005, 0.0),
-        frameon=False, fontsize=FONT, title_fontsize=FONT, alignment="left", borderaxespad=0.0)  # fmt: skip
-
-
-def _draw_labels(
-    axes: Any, points: Sequence[KernelRow], measured: Sequence[Point], roofs: Sequence[Roof], slopes: Sequence[Roof],
-    x_range: Range, y_range: Range,
-) -> None:  # fmt: skip
-    """Names of the longest kernels, one per name and class, with a thin line if the label is apart from its point."""
-    figure = axes.get_figure(root=True)
-    figure.draw_without_rendering()  # lays the axes out, so that pixels are final
-    to_pixels, scale = axes.transData.transform, figure.dpi / 72
-
-    def circle(row: KernelRow) -> tuple[float, float, float]:
-        x, y = to_pixels(position(row.arithmetic_intensity, row.attained_flop_per_s, x_range, y_range))
-        return float(x), float(y), math.sqrt(area(row.time_share) / math.pi) * scale
-
-    placer = _placer(axes, scale, [circle(row) for row in points], measured, roofs, slopes, (x_range, y_range))
-    inverse = axes.transData.inverted().transform
-    seen: set[tuple[str, str]] = set()
-    for row in points:
-        name = cut(clean(short_name(row.name)), LONGEST_LABEL)
-        if len(seen) >= MAX_LABELS or row.time_share < 0.01:
-            break
-        if (name, row.op_class) in seen:
-            continue
-        text = axes.text(x_range[0], y_range[0], name, ha="center", va="center", fontsize=FONT, zorder=5)
-        size = text.get_window_extent()
-        placed = placer.place(*circle(row), size.width + 8, size.height + 3)
-        if placed is None:
-            text.remove()
-            continue
-        seen.add((name, row.op_class))
-        box, leader = placed
-        text.set_position(inverse(((box.left + box.right) / 2, (box.bottom + box.top) / 2)))
-        if leader:
-            ends = inverse([(leader.x0, leader.y0), (leader.x1, leader.y1)])
-            axes.plot(ends[:, 0], ends[:, 1], color=DIM, linewidth=0.6, zorder=4)
-
-
-def _placer(
-    axes: Any, scale: float, circles: Iterable[tuple[float, float, float]], measured: Sequence[Point],
-    roofs: Sequence[Roof], slopes: Sequence[Roof], ranges: tuple[Range, Range],
-) -> Placer:  # fmt: skip
-    """Keeps labels off points, marks, texts, legends but the axes' own, and roofs; all in pixels."""
-    from matplotlib.legend import Legend
-
-    to_pixels, low = axes.transData.transform, ranges[0][0]
-    taken = [(x, y, radius * 0.9) for x, y, radius in circles]  # labels may come near the corners of a circle's box
-    for point in measured:
-        x, y = to_pixels(position(point.arithmetic_intensity, point.measured_flop_per_s, *ranges))
-        taken.append((float(x), float(y), math.sqrt(mark_area(point)) / 2 * scale))
-    legends = [one for one in axes.get_children() if isinstance(one, Legend) and one is not axes.get_legend()]
-    extents = [one.get_window_extent() for one in (axes, *axes.texts, *legends)]
-    frame, *texts = [Box(e.x0, e.y0, e.x1, e.y1) for e in extents]
-    ends = [((low, roof.rate), (ranges[0][1], roof.rate)) for roof in roofs]
-    ends += [((low, low * slope.rate), (roofs[0].rate / slope.rate, roofs[0].rate)) for slope in slopes]
-    lines = [Line(*map(float, (*to_pixels(start), *to_pixels(end)))) for start, end in ends]
-    return Placer(frame, [*(Box(x - r, y - r, x + r, y + r) for x, y, r in taken), *texts], lines)
-
-
-#: drawn for context even where the workload does not use them
-CONTEXT = (Pipe("tensor", "float16"), Pipe("vector", "float32"))
-
-
 class Roof(NamedTuple):
-    """A horizontal ceiling (FLOP/s) or a sloped one (B/s)."""
+    """A horizontal ceiling (FLOP/s) or a sloped one (B/s); dashed where the workload does not use it."""
 
     name: str
     label: str
     rate: float
     used: bool
+    color: str = "ink"
 
 
-def compute_roofs(profile: Profile, schedule: Schedule) -> tuple[Roof, ...]:
-    """One roof per pipe that the workload runs on here, and those of ``CONTEXT``; the highest first."""
-    gpu = schedule.gpu
-    flops = {frozenset(cost.flops) for cost in profile.costs[schedule.graph]}
-    used = {gpu.ceiling_pipe(pipe) for pipes in flops for pipe in pipes}
-    context = {gpu.ceiling_pipe(pipe) for pipe in CONTEXT}
-    roofs = []
-    for rate in sorted({gpu.peak_flop_per_s[pipe] for pipe in used | context}, reverse=True):
-        alike = [pipe for pipe in sorted(used | context) if gpu.peak_flop_per_s[pipe] == rate]
-        pipes = [pipe for pipe in alike if pipe in used] or alike[:1]
-        name = " = ".join(map(str, pipes))
-        roofs.append(Roof(name, f"{name}  {flop_rate(rate)}", rate, pipes[0] in used))
-    return tuple(roofs)
+class Spot(NamedTuple):
+    """A kernel on a roofline: FLOP per byte, FLOP/s, its share of the time. ``tail``: where its arrow begins."""
+
+    x: float
+    y: float
+    share: float
+    color: str
+    name: str = ""
+    title: str = ""
+    key: str = ""
+    shape: str = "circle"
+    edge: str = "card"
+    tail: Place | None = None
+    #: what stands at the tail: a hollow point (the ops before fusion), or nothing (where the model put a measured one)
+    hollow: bool = True
 
 
-def memory_roofs(schedule: Schedule) -> tuple[Roof, ...]:
-    """DRAM, and L2 where the GPU has one."""
-    gpu = schedule.gpu
-    roofs = [Roof("DRAM", f"DRAM  {bandwidth(gpu.dram_bytes_per_s)}", gpu.dram_bytes_per_s, True)]
-    if gpu.l2_bytes and gpu.l2_bytes_per_s > gpu.dram_bytes_per_s:
-        roofs.append(Roof("L2", f"L2  {bandwidth(gpu.l2_bytes_per_s)}", gpu.l2_bytes_per_s, False))
-    return tuple(roofs)
+@dataclass(frozen=True)
+class Roofline:
+    title: str
+    roofs: Sequence[Roof]
+    slopes: Sequence[Roof]
+    spots: Sequence[Spot]
+    y_label: str
+    x_label: str = "arithmetic intensity, FLOP per DRAM byte"
+    #: text, colour and shape
+    legend: Sequence[tuple[str, str, str]] = ()
+    legend_heading: str = "share of time"
+    #: kernels without FLOPs: they stand in a column of their own
+    bare: Sequence[Spot] = ()
+    note: str = ""
+
+
+def roofline_charts(rooflines: Sequence[Roofline]) -> list[Chart]:
+    """A chart for each, all with the same axes, so that they can be compared."""
+    ranges = _ranges(rooflines)
+
+    def chart(roofline: Roofline) -> Chart:
+        return lambda scene: _draw(scene, roofline, *ranges)
+
+    return [chart(roofline) for roofline in rooflines]
+
+
+def radius(share: float, narrow: bool = False) -> float:
+    """Pixels; the area grows in proportion to the share above a visible least."""
+    return math.sqrt(8 + 750 * share) * (0.8 if narrow else 1.0)
+
+
+def _places(spots: Iterable[Spot]) -> Iterator[tuple[float, float, float]]:
+    """Intensity, rate and radius of all that the axes must hold."""
+    for spot in spots:
+        if spot.share > NOTABLE:
+            yield spot.x, spot.y, radius(spot.share)
+            if spot.tail:
+                yield *spot.tail, 5.0
+
+
+def _ranges(rooflines: Sequence[Roofline]) -> tuple[Range, Range]:
+    """Whole circles and all roofs fit; a pixel is taken as a 300th of an axis, as on the smallest sheet."""
+    places = [*_places(chain.from_iterable(roofline.spots for roofline in rooflines))]
+    tops = [roofline.roofs[0].rate for roofline in rooflines]
+    ridges = [roof.rate / slope.rate for line in rooflines for roof in line.roofs for slope in line.slopes]
+    x0 = max(min([0.1, *(x for x, _, _ in places)]), 1e-3)
+    x1 = max([*(4 * ridge for ridge in ridges), *(x for x, _, _ in places)])
+    y1 = max([*(3.0 * top for top in tops), *(y for _, y, _ in places)])
+    y0 = max(min([max(tops) / 1e3, *(y for _, y, _ in places)]), max(tops) / 1e8)
+    for _ in range(2):
+        pixel_x, pixel_y = (x1 / x0) ** (1 / 240), (y1 / y0) ** (1 / 240)
+        x0 = min([x0, *(x / pixel_x ** (r + 3) for x, _, r in places)])
+        x1 = max([x1, *(x * pixel_x ** (r + 3) for x, _, r in places)])
+        y0 = min([y0, *(y / pixel_y ** (r + 3) for _, y, r in places)])
+        y1 = max([y1, *(y * pixel_y ** (r + 3) for _, y, r in places)])
+    return (x0, x1), (y0, y1)
+
+
+def _draw(scene: Scene, roofline: Roofline, x_range: Range, y_range: Range) -> float:
+    upper = scene.title(roofline.title) + 22
+    left = 8 + max(text_width(engineering(10.0**p), _FONT) for p in range(3, 16))
+    lower = upper + min(max(scene.width * 0.5, 290.0), 470.0)
+    frame = Box(left, upper, scene.width - 2, lower)
+    column = _column_width(roofline, scene.is_narrow)
+    x = Axis(*x_range, frame.left + column, frame.right, log=True)
+    y = Axis(*y_range, frame.lower, frame.upper, log=True)
+    draw_x(scene, frame, x, plain, "" if scene.is_narrow else roofline.x_label)
+    draw_y(scene, frame, y, engineering, roofline.y_label)
+    draw_frame(scene, frame)
+    placer = Placer(_moved(scene, frame._replace(left=frame.left + column)))
+    pen = _Pen(scene, frame, x, y, placer)
+    pen.roofs(roofline)
+    pen.bare(roofline.bare, column)
+    dots = [pen.spot(spot) for spot in roofline.spots]
+    unnamed = pen.name_roofs(roofline)
+    pen.name_spots(zip(roofline.spots, dots, strict=True))
+    height = lower + 36
+    if scene.is_narrow:
+        scene.text(scene.width / 2, lower + 30, fit(roofline.x_label, scene.width), anchor="middle")
+    entries = [*roofline.legend, *unnamed, *pen.outside]
+    height += scene.legend(height + 4, entries, roofline.legend_heading) + 4
+    if roofline.note:
+        scene.text(0, height + 12, fit(roofline.note, scene.width, _FONT), _FONT, color="dim")
+        height += 16
+    return height
+
+
+def _column_width(roofline: Roofline, narrow: bool) -> float:
+    """Pixels of the column of kernels without FLOPs."""
+    return max([30.0, *(2 * radius(spot.share, narrow) + 10 for spot in roofline.bare)]) if roofline.bare else 0.0
+
+
+def _moved(scene: Scene, box: Box) -> Box:
+    return Box(box.left + scene.left, box.upper + scene.top, box.right + scene.left, box.lower + scene.top)
+
+
+class _Pen:
+    """Draws on one frame and remembers what labels must keep off."""
+
+    def __init__(self, scene: Scene, frame: Box, x: Axis, y: Axis, placer: Placer) -> None:
+        self.scene, self.frame, self.x, self.y, self.placer = scene, frame, x, y, placer
+        self.sides: set[str] = set()
+
+    @property
+    def outside(self) -> list[tuple[str, str, str]]:
+        """Entries of a legend for points beyond the axes."""
+        where = {"left": "left of the axes", "right": "right of the axes", "down": "below the axes",
+                 "up": "above the axes"}  # fmt: skip
+        return [(text, "dim", side) for side, text in where.items() if side in self.sides]
+
+    def roofs(self, roofline: Roofline) -> None:
+        for roof in roofline.roofs:
+            fastest = max(slope.rate for slope in roofline.slopes if slope.color == roof.color)
+            start = max(roof.rate / fastest, self.x.low)
+            self._roof(roof, (start, roof.rate), (self.x.high, roof.rate))
+        for slope in roofline.slopes:
+            top = max(roof.rate for roof in roofline.roofs if roof.color == slope.color)
+            low = max(self.x.low, self.y.low / slope.rate)
+            self._roof(slope, (low, low * slope.rate), (top / slope.rate, top))
+
+    def _roof(self, roof: Roof, start: Place, end: Place) -> None:
+        places = [(self.x(a), self.y(b)) for a, b in (start, end)]
+        look = {"width": 1.3} if roof.used else {"width": 1.0, "dash": (5.0, 4.0)}
+        color = roof.color if roof.used or roof.color != "ink" else "pale"
+        self.scene.line(*places, color=color, **look)
+        (x0, y0), (x1, y1) = places
+        self.placer.lines.append(Line(x0 + self.scene.left, y0 + self.scene.top, x1 + self.scene.left,
+                                      y1 + self.scene.top))  # fmt: skip
+
+    def name_roofs(self, roofline: Roofline) -> list[tuple[str, str, str]]:
+        """Put each roof's label along it, where there is room; legend entries of the others."""
+        left_over = []
+        for roof in (*roofline.roofs, *roofline.slopes):
+            slope = roof in roofline.slopes
+            placed = next((text for text in (self._along(roof, slope, roofline)) if self._keep(text)), None)
+            if placed is None:
+                left_over.append((roof.label, roof.color, "line" if roof.used else "dashed"))
+        return left_over
+
+    def _keep(self, text: Text) -> bool:
+        if not self.placer.is_free(text.boxes):
+            return False
+        self.placer.labels += text.boxes
+        self.scene.marks.append(text)
+        return True
+
+    def _along(self, roof: Roof, slope: bool, roofline: Roofline) -> Iterator[Text]:
+        """Where a roof's label may stand, best first: above it, below it, sliding along."""
+        color = "ink" if roof.used else "dim"
+        width = text_width(roof.label, _FONT) + 4
+        origin = self.scene.left, self.scene.top
+        if slope:
+            top = max(other.rate for other in roofline.roofs if other.color == roof.color)
+            low = max(self.x.low, self.y.low / roof.rate)
+            start, end = (self.x(low), self.y(low * roof.rate)), (self.x(top / roof.rate), self.y(top))
+        else:
+            fastest = max(other.rate for other in roofline.slopes if other.color == roof.color)
+            start = (self.x(max(roof.rate / fastest, self.x.low)), self.y(roof.rate))
+            end = (self.x.end, self.y(roof.rate))
+        length = math.hypot(end[0] - start[0], end[1] - start[1])
+        angle = math.atan2(start[1] - end[1], end[0] - start[0])
+        steps = [i * 8 + 6.0 for i in range(max(1, int((length - width) / 8)))] if length > width else []
+        for off in (5.0, -12.5):
+            for at in steps if slope else reversed(steps):
+                x = start[0] + at * math.cos(angle) - off * math.sin(angle)
+                y = start[1] - at * math.sin(angle) - off * math.cos(angle)
+                yield Text(x + origin[0], y + origin[1], roof.label, _FONT, color=color, angle=math.degrees(angle))
+
+    def bare(self, spots: Sequence[Spot], column: float) -> None:
+        """Kernels without FLOPs, one above the other, the longest at the bottom, as far as there is room."""
+        if not spots:
+            return
+        edge = self.frame.lower - 2
+        self.scene.line((self.frame.left + column, self.frame.upper), (self.frame.left + column, self.frame.lower),
+                        color="pale", dash=(2.0, 3.0))  # fmt: skip
+        for spot in spots:
+            r = radius(spot.share, self.scene.is_narrow)
+            if edge - 2 * r < self.frame.upper:
+                break
+            dot = self.scene.dot(self.frame.left + column / 2, edge - r, r, spot.color, spot.shape, title=spot.title,
+                                 key=spot.key)  # fmt: skip
+            self.placer.boxes.append(dot.box)
+            edge -= 2 * r + 1
+        label = "0 FLOP" if column > text_width("0 FLOP", _FONT) else "0"
+        self.scene.text(self.frame.left + column / 2, self.frame.lower + 14, label, _FONT, "middle", color="dim")
+
+    def spot(self, spot: Spot) -> Dot:
+        """Draw one; beyond the axes, as an arrowhead at the edge."""
+        r = radius(spot.share, self.scene.is_narrow)
+        if spot.shape != "circle":
+            r = min(max(r, 3.2), 6.5)
+        x, y, side = self._inside(spot.x, spot.y)
+        if side:
+            self.sides.add(side)
+            spot, r = spot._replace(shape=side, tail=None), 3.5
+        if spot.tail:
+            tx, ty, _ = self._inside(*spot.tail)
+            reach = math.hypot(x - tx, y - ty) or 1.0
+            head = x + (tx - x) * min(1.0, r / reach), y + (ty - y) * min(1.0, r / reach)
+            if spot.hollow:
+                self.scene.dot(tx, ty, 4, spot.color, hollow=True)
+                self.scene.arrow((tx + (x - tx) * min(1.0, 4 / reach), ty + (y - ty) * min(1.0, 4 / reach)), head,
+                                 spot.color, 1.4)  # fmt: skip
+            else:
+                self.scene.line((tx, ty), head, width=0.9)
+            line = Line(tx + self.scene.left, ty + self.scene.top, x + self.scene.left, y + self.scene.top)
+            self.placer.lines.append(line)
+        dot = self.scene.dot(x, y, r, spot.color, spot.shape, title=spot.title, key=spot.key, edge=spot.edge)
+        self.placer.boxes.append(dot.box)
+        return dot
+
+    def _inside(self, x: float, y: float) -> tuple[float, float, str]:
+        """Pixels of a point, at the edge where it lies beyond the axes, and the side of the edge."""
+        side = ""
+        if not self.x.low <= x <= self.x.high:
+            side = "left" if x < self.x.low else "right"
+        if not self.y.low <= y <= self.y.high:
+            side = "down" if y < self.y.low else "up"
+        px = min(max(self.x(max(x, 1e-300)), self.x.start + 4), self.x.end - 4)
+        py = min(max(self.y(max(y, 1e-300)), self.frame.upper + 4), self.frame.lower - 4)
+        return px, py, side
+
+    def name_spots(self, pairs: Iterable[tuple[Spot, Dot]]) -> None:
+        """Names of the longest kernels, each once per colour, with a thin line where the label is apart from it."""
+        seen: set[tuple[str, str]] = set()
+        most = 6 if self.scene.is_narrow else MAX_LABELS
+        for spot, dot in pairs:
+            key = spot.name, spot.color
+            if len(seen) >= most or not spot.name or spot.share < NAMED or key in seen or dot.shape in self.sides:
+                continue
+            name = fit(spot.name, LONGEST_LABEL, _FONT)
+            placed = self.placer.place(dot.x, dot.y, dot.r, text_width(name, _FONT) + 4, _FONT + 3)
+            if placed is None:
+                continue
+            seen.add(key)
+            box, leader = placed
+            text = Text((box.left + box.right) / 2, box.lower - 4, name, _FONT, "middle", halo=True)
+            self.scene.marks.append(text)
+            if leader:
+                ends = ((leader.x0, leader.y0), (leader.x1, leader.y1))
+                self.scene.line(*((x - self.scene.left, y - self.scene.top) for x, y in ends), color="dim", width=0.7)

@@ -1,29 +1,27 @@
-"""Modeled vs. measured time, a panel for each GPU: the diagonal, the band of 20 %, a colour for each op class."""
+"""Modeled vs. measured time, a panel for each GPU: the diagonal, the band of 20 %, a colour for each op class; classes
+of tables of others have the colour of the op class that they belong to."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from memwall.analysis.accuracy import CLOSE, Row
 from memwall.core.errors import UsageError
 from memwall.report.columns import SECONDS
 from memwall.report.document import clean
-from memwall.report.figures.picture import Drawing, dots
+from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y
+from memwall.report.figures.colors import CLASS_COLORS
+from memwall.report.figures.labels import Box
+from memwall.report.figures.scene import Chart, Scene, fit, side_by_side, stacked
 
-#: panels side by side, inches of one, and points that one draws at most
-_ACROSS, _INCHES, _POINTS = 4, 3.1, 4000
+#: pixels of a panel at least, and points that one draws at most
+_LEAST, _POINTS = 240.0, 4000
 #: rows that are too few for a panel of their own
 _FEW = 50
-#: Paul Tol's bright, muted and light schemes, for classes in alphabetical order
-_COLORS = (
-    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8833", "#332288", "#44aa99", "#882255",
-    "#999933", "#777777", "#77aadd", "#ffaabb", "#99ddff", "#aaaa00", "#dd77bb", "#5566aa", "#bbcc33", "#555555",
-)  # fmt: skip
 
 
-def scatter_drawing(rows: Sequence[Row]) -> Drawing:
+def scatter_chart(rows: Sequence[Row]) -> Chart:
     """The picture.
 
     Raises:
@@ -32,27 +30,28 @@ def scatter_drawing(rows: Sequence[Row]) -> Drawing:
     if not rows:
         raise UsageError("there is no row to draw")
     gpus = _panels(rows)
-    classes = sorted({row.op_class for row in rows})
-    colors = {name: _COLORS[i % len(_COLORS)] for i, name in enumerate(classes)}
-    across = min(_ACROSS, len(gpus))
-    down = -(-len(gpus) // across)
-    legend_rows = -(-len(classes) // (2 * across))
+    found = {_family(row.op_class) for row in rows}
+    panels = side_by_side([_panel_chart(gpu, shown) for gpu, shown in gpus.items()], _LEAST)
+    legend = [(name, color, "circle") for name, color in CLASS_COLORS.items() if name in found]
+    return stacked([panels, lambda scene: scene.legend(0, legend)], gap=10)
 
-    def build(figure: Any) -> None:
-        panels = figure.subplots(down, across, squeeze=False)
-        for axes in panels.flat[len(gpus) :]:
-            axes.set_axis_off()
-        for axes, (gpu, shown) in zip(panels.flat, gpus.items(), strict=False):
-            _panel(axes, gpu, shown, colors)
-        for axes in panels[:, 0]:
-            axes.set_ylabel("modeled")
-        for axes in panels.flat[max(0, len(gpus) - across) : len(gpus)]:
-            axes.set_xlabel("measured")
-        figure.legend(
-            dots(colors.values(), markersize=5), map(clean, colors), loc="outside lower center", ncols=2 * across,
-            frameon=False, fontsize=8)  # fmt: skip
 
-    return (_INCHES * across + 0.4, _INCHES * down + 0.25 * legend_rows + 0.3), build
+#: what a class of a table begins with -> op class
+_FAMILIES = {
+    "gemm": "contraction", "linear": "contraction", "bmm": "contraction", "moe": "contraction", "mlp": "contraction",
+    "conv": "convolution", "prefill": "attention", "decode": "attention", "mla": "attention",
+    "softmax": "normalization", "layer": "normalization", "norm": "normalization", "rms": "normalization",
+    "fused_add_rms": "normalization",
+    "cross": "reduction", "stream": "elementwise", "add": "elementwise", "activation": "elementwise",
+    "relu": "elementwise", "gelu": "elementwise", "silu": "elementwise", "swiglu": "elementwise", "rope": "elementwise",
+    "embedding": "movement", "all": "communication", "reduce": "communication",
+}  # fmt: skip
+
+
+def _family(name: str) -> str:
+    """The op class of a class of a table: by its longest known beginning."""
+    known = {**_FAMILIES, **{name: name for name in CLASS_COLORS}}
+    return known[max((start for start in known if name.startswith(start)), key=len, default="other")]
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -67,34 +66,34 @@ def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {**found, f"{len(few)} others": others}
 
 
-def _tick(value: float, at: int | None = None) -> str:
+def _tick(value: float) -> str:
     scale, unit = next((unit for unit in SECONDS if value >= unit[0] * 0.999), (1e-9, "ns"))
     return f"{value / scale:.0f} {unit}"
 
 
-def _panel(axes: Any, gpu: str, rows: Sequence[Row], colors: dict[str, str]) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
+def _panel_chart(gpu: str, rows: Sequence[Row]) -> Chart:
+    return lambda scene: _panel(scene, gpu, rows)
 
+
+def _panel(scene: Scene, gpu: str, rows: Sequence[Row]) -> float:
     times = [time for row in rows for time in (row.measured_s, row.modeled_s) if time > 0]
-    low = 10 ** math.floor(math.log10(min(times)))
-    high = 10 ** math.ceil(math.log10(max(times) * 1.01))
-    axes.fill_between(
-        [low, high], [low * (1 - CLOSE), high * (1 - CLOSE)], [low * (1 + CLOSE), high * (1 + CLOSE)],
-        color="#dde2e8", linewidth=0, zorder=1)  # fmt: skip
-    axes.plot([low, high], [low, high], color="#444b55", linewidth=0.8, zorder=3)
-    step = -(-len(rows) // _POINTS)
-    drawn = rows[::step]
-    axes.scatter(
-        [row.measured_s for row in drawn], [row.modeled_s for row in drawn], c=[colors[row.op_class] for row in drawn],
-        s=5, alpha=0.45, linewidths=0, zorder=2, rasterized=True)  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(numticks=5))
-        axis.set_major_formatter(_tick)
-        axis.set_minor_locator(NullLocator())
-    axes.grid(True)
+    low = 10.0 ** math.floor(math.log10(min(times)))
+    high = 10.0 ** math.ceil(math.log10(max(times) * 1.01))
+    scene.text(0, 12, fit(clean(gpu), scene.width, 11), bold=True)
     close = sum(abs(row.error) <= CLOSE for row in rows) / len(rows)
-    axes.set_title(clean(gpu)[:32], fontsize=9)
-    axes.text(
-        0.04, 0.96, f"{len(rows):,} rows, {close:.0%} within {CLOSE:.0%}", transform=axes.transAxes, va="top",
-        fontsize=7.5, color="#444b55")  # fmt: skip
+    scene.text(0, 26, f"{len(rows):,} rows, {close:.0%} within {CLOSE:.0%}", 10, color="dim")
+    frame = Box(52.0, 48.0, scene.width - 6, 48.0 + scene.width - 58)
+    x, y = Axis(low, high, frame.left, frame.right, log=True), Axis(low, high, frame.lower, frame.upper, log=True)
+    band = [(x(low), y(low)), (x(low), y(low * (1 + CLOSE))), (x(high / (1 + CLOSE)), y(high)), (x(high), y(high)),
+            (x(high), y(high * (1 - CLOSE))), (x(low / (1 - CLOSE)), y(low))]  # fmt: skip
+    scene.area(band, "line")
+    draw_x(scene, frame, x, _tick, "measured", x.ticks(4))
+    draw_y(scene, frame, y, _tick, "modeled", y.ticks(4))
+    draw_frame(scene, frame)
+    drawn = [row for row in rows[:: -(-len(rows) // _POINTS)] if row.measured_s > 0 and row.modeled_s > 0]
+    for name, color in CLASS_COLORS.items():
+        places = [(x(row.measured_s), y(row.modeled_s)) for row in drawn if _family(row.op_class) == name]
+        if places:
+            scene.dust(places, color)
+    scene.line((x(low), y(low)), (x(high), y(high)), width=0.8)
+    return frame.lower + 38

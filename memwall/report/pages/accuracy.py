@@ -13,8 +13,8 @@ from memwall.analysis.accuracy import CLOSE, Cell, Scored, Split, score, score_a
 from memwall.analysis.accuracy.fit import Fit
 from memwall.analysis.accuracy.refit import Refit
 from memwall.report.document import Block, Document, Section, Sentence, Table, clean
-from memwall.report.figures.picture import Drawing
-from memwall.report.figures.scatter import scatter_drawing
+from memwall.report.figures.scatter import scatter_chart
+from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 
 NOTE = (
@@ -43,7 +43,7 @@ class AccuracyReport(Report):
     """The scores; CSV and JSON have one cell for each data set, GPU, op class and dtype, pictures draw every row."""
 
     noun = "an accuracy report"
-    kinds = ("text", "md", "csv", "json", "png", "svg")
+    kinds = ("text", "md", "csv", "json", "png", "svg", "pdf")
     scored: Scored
 
     def document(self, kind: str) -> Document:
@@ -69,8 +69,8 @@ class AccuracyReport(Report):
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
         return tuple(Cell.__slots__), (tuple(cell.to_dict().values()) for cell in score(self.scored.rows))
 
-    def figure(self) -> Drawing:
-        return scatter_drawing(self.scored.rows)
+    def figure(self) -> Chart:
+        return scatter_chart(self.scored.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import memwall.report.columns as col
 from memwall.analysis.compare import Change, Comparison, Entry, Flip
 from memwall.core.units import duration, percent
 from memwall.record.kernels import WALLS
-from memwall.report.document import Bar, Bars, Document, Part, Section, Sentence, Table, clean
-from memwall.report.figures.comparison import comparison_drawing
-from memwall.report.figures.picture import WALL_COLORS, Drawing
+from memwall.report.document import Document, Picture, Section, Sentence, Table, clean
+from memwall.report.figures.comparison import comparison_chart
+from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 from memwall.report.pages.gpus import machine_sections
 
@@ -22,15 +22,15 @@ class ComparisonReport(Report):
     """GPUs or profiles side by side, or machines."""
 
     noun = "a comparison"
-    kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg")
+    kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg", "pdf")
     comparison: Comparison
 
     def document(self, kind: str) -> Document:
-        """Its tables; as HTML below bars of the times by wall."""
+        """Its tables; as HTML below the pictures."""
         sections = _SECTIONS[self.comparison.kind](self.comparison)
         if kind == "html":
-            bars = wall_bars(self.comparison, _wall_parts)
-            sections = [*(Section("Time per step, by wall", (block,)) for block in bars), *sections]
+            label = "growth of the GPUs" if self.comparison.kind == "machines" else "times, speed-ups and utilization"
+            sections = [Section("", (Picture(comparison_chart(self.comparison), label),)), *sections]
         return Document(f"compare: {self.comparison.title}", sections)
 
     def record(self) -> str:
@@ -42,23 +42,8 @@ class ComparisonReport(Report):
         columns = tuple(dict.fromkeys(key for row in flat for key in row))
         return columns, [tuple(row.get(column) for column in columns) for row in flat]
 
-    def figure(self) -> Drawing:
-        return comparison_drawing(self.comparison)
-
-
-def wall_bars(comparison: Comparison, parts: Callable[[Entry, float], list[Part]]) -> list[Bars]:
-    """A bar for each entry, if there are any; ``parts`` of an entry and the longest time are its pieces."""
-    entries = comparison.entries
-    longest_s = max((entry.time_s for entry in entries), default=0.0)
-    if not longest_s:
-        return []
-    rows = [Bar(clean(entry.label), parts(entry, longest_s), duration(entry.time_s)) for entry in entries]
-    return [Bars(rows, WALL_COLORS)]
-
-
-def _wall_parts(entry: Entry, longest_s: float) -> list[Part]:
-    shares = entry.wall_shares.items()
-    return [Part(wall, 100 * share * entry.time_s / longest_s, WALL_COLORS[wall]) for wall, share in shares]
+    def figure(self) -> Chart:
+        return comparison_chart(self.comparison)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

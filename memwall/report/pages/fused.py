@@ -20,8 +20,8 @@ from memwall.core.units import duration, percent, size
 from memwall.frontend.dynamo.capture import Break, Capture, Recompile
 from memwall.record.kernels import collapse, short_name
 from memwall.report.document import Block, Document, Facts, Section, Sentence, Table, known_facts
-from memwall.report.figures.picture import Drawing
-from memwall.report.figures.profile import profile_drawing
+from memwall.report.figures.profile import profile_chart
+from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
 from memwall.report.pages.profile_text import inputs_text
@@ -46,7 +46,7 @@ class FusedReport(Report):
     """What fusion wins; ``by`` is ``group`` or ``module``: what the table of savings lists."""
 
     noun = "a fusion report"
-    kinds = ("text", "md", "json", "png", "svg")
+    kinds = ("text", "md", "json", "png", "svg", "pdf")
     found: Fused
     by: str = "group"
     top: int = DEFAULT_TOP
@@ -71,8 +71,8 @@ class FusedReport(Report):
     def record(self) -> str:
         return json.dumps(self.found.to_dict(), indent=1) + "\n"
 
-    def figure(self) -> Drawing:
-        return profile_drawing(self.found.profile)
+    def figure(self) -> Chart:
+        return profile_chart(self.found.profile)
 
 
 def _header(found: Fused) -> Facts:

@@ -5,7 +5,6 @@ If the version of memwall changed, lines break at a dashed line: figures on its 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,9 @@ from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
 from memwall.core.units import percent
 from memwall.gate.config import find_quantity
-from memwall.report.document import Column, Document, Facts, Markup, Section, Sentence, Table, known_facts
-from memwall.report.figures.picture import Drawing, picture
-from memwall.report.figures.trend import trend_drawing
+from memwall.report.document import Column, Document, Facts, Picture, Section, Sentence, Table, known_facts
+from memwall.report.figures.scene import Chart
+from memwall.report.figures.trend import trend_chart
 from memwall.report.kinds import Report
 
 #: what is drawn and listed unless quantities are named
@@ -51,7 +50,7 @@ class HistoryReport(Report):
     """
 
     noun = "a history"
-    kinds = ("text", "md", "csv", "html", "png", "svg")
+    kinds = ("text", "md", "csv", "html", "png", "svg", "pdf")
     history: Sequence[Row]
     quantities: Sequence[str] = ()
 
@@ -76,19 +75,15 @@ class HistoryReport(Report):
         section = Section("", [_facts(rows), Sentence(text, strong=True), *tables])
         if kind != "html":
             return Document("History", (section,))
-        drawing = base64.b64encode(picture("svg", *self.figure())).decode("ascii")
         titles = ", ".join(LIMITS[name].title for name in self.quantities or SHOWN)
-        image = (
-            f'<div class="scroll"><img src="data:image/svg+xml;base64,{drawing}"'
-            f' alt="{titles} of each workload, commit by commit" style="max-width:100%;background:white"></div>'
-        )
-        return Document("History", (Section("", (Markup(image),)), section))
+        trend = Picture(self.figure(), f"{titles} of each workload, commit by commit")
+        return Document("History", (Section("", (trend,)), section))
 
     def rows(self) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
         return CSV_COLUMNS, _csv_rows(self.history, self.quantities)
 
-    def figure(self) -> Drawing:
-        return trend_drawing(self.history, self.quantities or SHOWN)
+    def figure(self) -> Chart:
+        return trend_chart(self.history, self.quantities or SHOWN)
 
 
 def _csv_rows(rows: Sequence[Row], quantities: Sequence[str]) -> Iterator[tuple[Any, ...]]:

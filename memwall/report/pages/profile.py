@@ -18,8 +18,8 @@ from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module, kernel_phase, schedule_label, shapes_text, short_name
 from memwall.record.profile import Profile
 from memwall.report.document import Document, Section, Sentence
-from memwall.report.figures.picture import Drawing
-from memwall.report.figures.profile import profile_drawing
+from memwall.report.figures.profile import profile_chart
+from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 from memwall.report.pages.fusion import is_several
 from memwall.report.pages.profile_html import profile_page
@@ -38,7 +38,7 @@ class ProfileReport(Report):
     """
 
     noun = "a profile"
-    kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg", "trace.json")
+    kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg", "pdf", "trace.json")
     own = MappingProxyType({"trace.json": lambda report: render_trace(report.profile)})
     profile: Profile
     by: str = "op"
@@ -47,6 +47,8 @@ class ProfileReport(Report):
     depth: int | None = None
     what_ifs: Sequence[Outcome] = ()
     explained: Sequence[tuple[Schedule, Explanation]] = ()
+    #: what a picture shows, one of ``figures.profile.FIGURES``; none named: the most telling ones
+    picture: str = ""
 
     def document(self, kind: str) -> Document:
         """The page; as HTML with bars, rooflines and the kernels to sort and filter.
@@ -80,8 +82,8 @@ class ProfileReport(Report):
             return KERNEL_COLUMNS + SAVING_COLUMNS, _saving_rows(self.profile)
         return KERNEL_COLUMNS, profile_rows(self.profile)
 
-    def figure(self) -> Drawing:
-        return profile_drawing(self.profile)
+    def figure(self) -> Chart:
+        return profile_chart(self.profile, self.picture)
 
 
 @dataclass(frozen=True, slots=True)

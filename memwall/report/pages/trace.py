@@ -18,8 +18,9 @@ from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent
 from memwall.perfmodel.roofline import LINK
 from memwall.report.document import Document, Section, Sentence, Table, known_facts
-from memwall.report.figures.picture import Drawing, cut
-from memwall.report.figures.trace import trace_drawing
+from memwall.report.figures.picture import cut
+from memwall.report.figures.scene import Chart
+from memwall.report.figures.trace import trace_chart
 from memwall.report.kinds import Report
 from memwall.report.pages.trace_names import short_name
 from memwall.traces.analysis import RowGroup, TraceAnalysis, TraceRow
@@ -58,7 +59,7 @@ class TraceReport(Report):
     """A profiler's trace next to what a GPU could do; ``top`` ops are listed, 15, on a page 200."""
 
     noun = "a trace"
-    kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg")
+    kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg", "pdf")
     analysis: TraceAnalysis
     by: str = "op"
     top: int | None = None
@@ -95,8 +96,8 @@ class TraceReport(Report):
         rows = [(*of, *(read(row) for read in _CELLS.values())) for row in self.analysis.rows]
         return ("trace", "gpu", *_CELLS), rows
 
-    def figure(self) -> Drawing:
-        return trace_drawing(self.analysis)
+    def figure(self) -> Chart:
+        return trace_chart(self.analysis)
 
 
 def _over_roof(analysis: TraceAnalysis) -> list[Section]:

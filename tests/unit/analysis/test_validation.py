@@ -16,7 +16,7 @@ from memwall.analysis.validation.devices import ORDER, main_dtype
 from memwall.analysis.validation.pairs import Pair, Run, geomean
 from memwall.core.structure import BadRecord
 from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors
-from memwall.report.figures.roofline import MARKS
+from memwall.report.figures.profile import MARKS
 from tests.unit.fused_fixture import MIB
 from tests.unit.measured_fixture import COPY_BYTES_PER_S, DEVICE, US, make_measured, timing
 

@@ -11,7 +11,7 @@ from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.figures.labels import Box, Line, Placer
-from memwall.report.figures.roofline import compute_roofs, memory_roofs
+from memwall.report.figures.profile import compute_roofs, memory_roofs
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -22,14 +22,14 @@ def profile():
     return make_profile()
 
 
-def test_a_profile_as_png_and_svg(profile):
+def test_a_profile_as_png_svg_and_pdf(profile):
     png = render(profile, "png")
     assert png.startswith(PNG)
     assert png == render(profile, "png")
     svg = render(profile, "svg")
     ET.fromstring(svg)
     assert svg == render(profile, "svg")
-    assert "<dc:date>" not in svg
+    assert render(profile, "pdf").startswith(b"%PDF")
 
 
 def test_comparisons_as_pictures(profile):

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.savings import Missed, Saving, Waterfall, policy_sets
+from memwall.analysis.savings import Missed, Saving, Waterfall
 from memwall.report import render
-from memwall.report.figures.picture import picture, time_unit
-from memwall.report.figures.profile import WIDTH, axis_start_s, bars, label, waterfall_panel
+from memwall.report.figures.profile import waterfall_bars
 from memwall.report.pages.fusion import cut_name, missed_table
 from tests.unit.fused_fixture import MIB, make_fused
 from tests.unit.report_fixture import NEW, OLD, make_profile
@@ -80,9 +79,10 @@ def test_the_csv_says_what_each_kernel_replaces(fused):
 def test_the_page_shows_the_policies_and_the_waterfall(fused):
     page = render(fused, "html")
     assert "inductor: what fusion saves" in page
-    fall = re.search(r'<div class="fall">.*?</div>', page, re.DOTALL)[0]
-    assert re.findall(r'title="([^"]*)"', fall) == ["eager", "gelu + native_layer_norm x2", "inductor"]
-    assert re.findall(r"<b [^>]*>([^<]*)</b>", fall) == ["187.48 us", "−14.58 us", "172.90 us"]
+    fall = re.search(r'<svg class="chart wide"[^>]*aria-label="inductor: what each.*?</svg>', page, re.DOTALL)[0]
+    titles = re.findall(r"<title>([^<]*)</title>", fall)
+    assert titles == ["eager 187.48", "gelu + native_layer_norm x2 −14.58", "inductor 172.90"]
+    assert "time per step, us" in fall
     assert page.count("<script") == 2
 
 
@@ -93,11 +93,11 @@ def test_a_hostile_name_is_inert_on_the_page():
 
 def test_the_picture_of_several_policies(fused):
     assert render(fused, "png").startswith(b"\x89PNG")
-    (policies,) = policy_sets(fused)
-    inches, draw = waterfall_panel(policies, policies.schedules[1])
-    svg = picture("svg", (WIDTH, inches), draw)
+    svg = render(fused, "svg")
     ET.fromstring(svg)
-    assert svg == picture("svg", (WIDTH, inches), draw)
+    assert svg == render(fused, "svg")
+    # an arrow from where each block's GELU and layer norm run eagerly to their fused kernel
+    assert "its ops run eagerly, → fused" in svg
 
 
 FALL = Waterfall(
@@ -111,21 +111,13 @@ FALL = Waterfall(
 
 
 def test_bars_begin_where_the_last_one_ended():
-    rows = bars(FALL, "memwall")
-    assert [(b.name, b.kind) for b in rows] == [
-        ("eager", "total"), ("a + b x3", "elementwise"), ("c", "reduction"), ("all others", "worse"),
-        ("memwall", "total"),
-    ]  # fmt: skip
-    assert [b.start_s for b in rows] == pytest.approx([0, 0.1, 0.07, 0.065, 0])
-    assert [b.end_s for b in rows] == pytest.approx([0.1, 0.07, 0.065, 0.067, 0.067])
-    scale, unit = time_unit(FALL.eager_s)
-    assert unit == "ms"
-    assert [label(b, scale, FALL.eager_s) for b in rows] == ["100.00", "−30.00", "−5.00", "+2.00", "67.00"]
-
-
-def test_the_axis_begins_at_zero_where_much_is_saved():
-    assert axis_start_s(FALL) == pytest.approx(0.050 - 0.12 * 0.050)  # 44 of 100 ms lie below all that happens
-    assert axis_start_s(replace(FALL, ideal_s=30e-3)) == 0.0  # 21.6 ms would: not worth a cut
+    rows = waterfall_bars(FALL, "memwall")
+    pieces = [piece for row in rows for piece in row.pieces]
+    assert [row.label for row in rows] == ["eager", "a + b x3", "c", "all others", "memwall"]
+    assert [row.text for row in rows] == ["100.00", "−30.00", "−5.00", "+2.00", "67.00"]
+    assert [piece.name for piece in pieces] == ["", "elementwise", "reduction", "slower", ""]
+    assert [piece.start for piece in pieces] == pytest.approx([0, 100, 70, 65, 0])
+    assert [piece.value for piece in pieces] == pytest.approx([100, -30, -5, 2, 67])
 
 
 def test_a_long_name_is_cut():

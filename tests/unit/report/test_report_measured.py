@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import re
-import subprocess
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -19,11 +18,12 @@ from memwall.analysis.validation import COLUMNS
 from memwall.core.errors import UsageError
 from memwall.record.profile import Profile
 from memwall.report import render
-from memwall.report.figures.roofline import draw_roofline
+from memwall.report.figures.profile import schedule_roofline
+from memwall.report.figures.roofline import roofline_charts
+from memwall.report.figures.scene import drawn
 from memwall.report.pages.profile import MeasuredReport
 from tests.unit.fused_fixture import MIB
 from tests.unit.measured_fixture import make_measured
-from tests.unit.places import CHROMIUM
 from tests.unit.report_fixture import make_profile
 
 
@@ -158,38 +158,30 @@ def test_json_is_the_record_with_the_sums(profile):
     assert "measured" not in json.loads(render(make_profile(), "json"))
 
 
-def drawn(profile, policy):
-    """The axes of a roofline."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 6.2))
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    draw_roofline(axes, profile, profile.simulation("old", policy))
-    return axes
+def measured_spots(profile, policy):
+    """The marks of measured kernels on a roofline."""
+    spots = schedule_roofline(profile, profile.simulation("old", policy)).spots
+    return [spot for spot in spots if spot.shape != "circle"]
 
 
 def test_a_line_joins_a_measured_product_to_its_modeled_place(profile):
     """2^31 FLOP and 6 MiB: 341.3 FLOP/B; 25 us measured, 22.47483648 modeled."""
-    lines = [line for line in drawn(profile, "eager").lines if len(line.get_xdata()) == 2]
-    upright = [line for line in lines if line.get_xdata()[0] == line.get_xdata()[1]]
-    assert len(upright) == 6  # every kernel that eager timed does FLOPs
-    mm = [line for line in upright if line.get_xdata()[0] == pytest.approx(2**31 / (6 * MIB))]
-    assert len(mm) == 1
-    assert list(mm[0].get_ydata()) == pytest.approx([2**31 / 22.47483648e-6, 2**31 / 25e-6])
+    spots = measured_spots(profile, "eager")
+    assert len(spots) == 6  # every kernel that eager timed does FLOPs
+    (mm,) = [spot for spot in spots if spot.x == pytest.approx(2**31 / (6 * MIB))]
+    assert mm.tail == pytest.approx((mm.x, 2**31 / 22.47483648e-6))
+    assert mm.y == pytest.approx(2**31 / 25e-6)
+    assert not mm.hollow
 
 
 def test_the_legend_names_the_executors(profile):
-    from matplotlib.legend import Legend
+    def named(profile, policy):
+        entries = schedule_roofline(profile, profile.simulation("old", policy)).legend
+        return [text for text, _, _ in entries if text.startswith("measured")]
 
-    def inner(axes):
-        legends = [a for a in axes.get_children() if isinstance(a, Legend) and a is not axes.get_legend()]
-        return [text.get_text() for legend in legends for text in legend.get_texts()]
-
-    assert inner(drawn(profile, "eager")) == ["modeled", "measured, eager"]
-    assert inner(drawn(profile, "memwall")) == ["modeled", "measured, inductor", "measured, generated"]
-    assert inner(drawn(make_profile(), "eager")) == []
+    assert named(profile, "eager") == ["measured, eager"]
+    assert named(profile, "memwall") == ["measured, inductor", "measured, generated"]
+    assert named(make_profile(), "eager") == []
 
 
 def test_slow_kernels_stay_on_the_axes(profile):
@@ -197,8 +189,12 @@ def test_slow_kernels_stay_on_the_axes(profile):
     record = copy.deepcopy(profile.measurements[0])
     mm = record["kernels"][0]
     mm["timing"] |= {"median_s": 1.0, "low_s": 1.0, "high_s": 1.0, "min_s": 1.0, "max_s": 1.0}
-    axes = drawn(replace(profile, measurements=(record,)), "eager")
-    assert axes.get_ylim()[0] < 2**31
+    slow = replace(profile, measurements=(record,))
+    roofline = schedule_roofline(slow, slow.simulation("old", "eager"))
+    assert any(spot.y == pytest.approx(2**31) for spot in roofline.spots)
+    (chart,) = roofline_charts([roofline])
+    squares = [mark for mark in drawn(chart).marks if getattr(mark, "shape", "") == "square"]
+    assert len(squares) == 6 + 1  # all measured ones, none an arrowhead at the edge, and the entry of the legend
 
 
 def test_pictures_are_whole_and_the_same_each_time(profile):
@@ -209,13 +205,10 @@ def test_pictures_are_whole_and_the_same_each_time(profile):
 
 
 def test_every_measured_policy_gets_its_roofline(profile):
-    """Two rooflines, one waterfall and the shares; without measurements one roofline less, 6 inches of 72 points."""
-
-    def height(svg):
-        return float(re.search(r'height="([\d.]+)pt"', svg)[1])
-
-    bare = replace(profile, measurements=())
-    assert height(render(profile, "svg")) - height(render(bare, "svg")) == pytest.approx(6 * 72, abs=1)
+    """Without measurements only the fused policy has one."""
+    svg = render(profile, "svg")
+    assert svg.count("modeled FLOP/s") == 2
+    assert render(replace(profile, measurements=()), "svg").count("modeled FLOP/s") == 1
 
 
 def test_html_shows_the_tables_and_holds_the_points(profile):
@@ -223,27 +216,8 @@ def test_html_shows_the_tables_and_holds_the_points(profile):
     assert "Measured on Maker old 16GB, modeled as old" in page
     assert "2 kernels were measured faster than the roofline bound allows" in page
     assert page == render(profile, "html")
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
-    eager, ours = data["sims"]
-    assert [point[0] for point in eager["measured"]] == ["eager"] * 6
-    assert {point[0] for point in ours["measured"]} == {"inductor", "generated"}
-    mm = next(point for point in eager["measured"] if point[1] == "aten.mm")
-    assert mm[3:6] == pytest.approx([2**31 / (6 * MIB), 2**31 / 22.47483648e-6, 2**31 / 25e-6], rel=1e-3)
-
-
-@pytest.mark.browser
-def test_the_browser_draws_a_mark_for_each(profile, tmp_path):
-    if CHROMIUM is None:
-        pytest.skip("needs a headless Chromium (apt-get install chromium)")
-    file = tmp_path / "page.html"
-    file.write_text(render(profile, "html"), encoding="utf-8")
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
-        "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-        f"--user-data-dir={tmp_path}/user", "--window-size=1300,1900", "--dump-dom", f"file://{file}",
-    ]  # fmt: skip
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    svg = re.search(r"<svg viewBox.*?</svg>", dom, re.DOTALL)[0]
-    assert len(re.findall(r'<path d="[^"]*" class="measured"', svg)) == 6
-    assert "measured, eager" in dom
-    assert "measured, inductor" not in dom  # the tab of the other policy is not drawn yet
+    rooflines = re.findall(r'<svg class="chart wide"[^>]*roofline"[^>]*>.*?</svg>', page, re.DOTALL)
+    assert len(rooflines) == 2
+    assert rooflines[0].count(", eager: measured ") == 6
+    assert "aten.mm" not in rooflines[0] and "mm, eager: measured 25.00 us, modeled 22.47 us" in rooflines[0]
+    assert "inductor: measured" in rooflines[1] and "generated: measured" in rooflines[1]

@@ -126,8 +126,8 @@ def test_an_unknown_breakdown_is_the_users_error(profile):
 
 
 def test_an_unknown_kind_is_the_users_error(profile, comparison):
-    with pytest.raises(UsageError, match="no 'pdf' form; there is text, md, html"):
-        render(profile, "pdf")
+    with pytest.raises(UsageError, match="no 'gif' form; there is text, md, html"):
+        render(profile, "gif")
     with pytest.raises(UsageError, match=r"a comparison has no 'trace\.json' form"):
         render(comparison, "trace.json")
     with pytest.raises(TypeError, match="'colour'"):

@@ -1,0 +1,136 @@
+"""Bars from zero: stacked shares, times by wall, memory by role; the only bars that there are.
+
+Each bar has its name before it, on a narrow sheet above it, and a text behind it. Every axis begins at zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from memwall.report.figures.axes import Axis, draw_x
+from memwall.report.figures.labels import Box
+from memwall.report.figures.scene import FONT, Chart, Scene, fit, text_width
+
+
+class Piece(NamedTuple):
+    """A part of a bar, one behind the other; ``start`` sets another place than the end of the one before."""
+
+    name: str
+    value: float
+    color: str
+    text: str = ""
+    title: str = ""
+    key: str = ""
+    start: float | None = None
+
+
+class Bar(NamedTuple):
+    label: str
+    pieces: Sequence[Piece]
+    text: str = ""
+    #: small print under the label
+    where: str = ""
+    #: an interval around the end of the bar
+    interval: tuple[float, float] | None = None
+
+
+#: pixels of a bar, and between two
+_HEIGHT, _GAP, _SMALL = 20.0, 8.0, 9.5
+
+
+def bars_chart(
+    title: str, rows: Sequence[Bar], *, unit: str = "", most: float = 0.0, marks: Sequence[tuple[float, str, str]] = (),
+    legend: bool = True, connect: bool = False,
+) -> Chart:  # fmt: skip
+    """Bars below each other.
+
+    Args:
+        unit: what the axis below says; none draws no axis.
+        most: where the axis ends at least.
+        marks: places with a dashed line through all bars: value, text, colour.
+        legend: name each piece's colour below.
+        connect: join the end of each bar to the next one (a waterfall).
+    """
+
+    def draw(scene: Scene) -> float:
+        y = scene.title(title) + (16 if marks else 0)
+        above = scene.is_narrow
+        labels = max((text_width(row.label, FONT) for row in rows), default=0.0)
+        smalls = max((text_width(row.where, _SMALL) for row in rows), default=0.0)
+        left = 0.0 if above else min(max(labels, smalls), 0.34 * scene.width) + 10
+        after = max((text_width(row.text, FONT) for row in rows), default=0.0) + 8
+        ends = [_end(row) for row in rows] + [row.interval[1] for row in rows if row.interval]
+        highest = max([most, *ends, *(value for value, _, _ in marks)]) or 1.0
+        axis = Axis(0.0, highest, left, scene.width - after)
+        places = _places(rows, y, above)
+        last = (places[-1] if places else y) + _HEIGHT
+        if unit:
+            draw_x(scene, Box(left, y, scene.width, last + 6), axis, lambda v: f"{v:g}", unit)
+        for row, at in zip(rows, places, strict=True):
+            _bar(scene, row, at, axis, left, above)
+        for value, text, color in marks:
+            scene.line((axis(value), y - 4), (axis(value), last + 4), color=color, width=1.4, dash=(5, 3))
+            anchor = "start" if axis(value) + text_width(text) < scene.width else "end"
+            scene.text(axis(value), y - 8, text, anchor=anchor, color=color)
+        if connect:
+            for row, at, below in zip(rows, places, places[1:], strict=False):
+                scene.line((axis(_end(row)), at + _HEIGHT), (axis(_end(row)), below), color="dim", width=0.8)
+        height = last + (42 if unit else 6)
+        if legend:
+            height += scene.legend(height, _entries(rows))
+        return height
+
+    return draw
+
+
+def _end(row: Bar) -> float:
+    """Where a bar ends: the last piece's far side."""
+    end = 0.0
+    for piece in row.pieces:
+        end = (end if piece.start is None else piece.start) + piece.value
+    return end
+
+
+def _places(rows: Sequence[Bar], y: float, above: bool) -> list[float]:
+    """The upper edge of each bar."""
+    places = []
+    for row in rows:
+        two = bool(row.where)
+        y += (15 + 12 * two) if above else 4 * two
+        places.append(y)
+        y += _HEIGHT + _GAP + (0 if above else 4 * two)
+    return places
+
+
+def _bar(scene: Scene, row: Bar, y: float, axis: Axis, left: float, above: bool) -> None:
+    if above:
+        scene.text(0, y - 4 - 12 * bool(row.where), fit(row.label, scene.width))
+        if row.where:
+            scene.text(0, y - 4, fit(row.where, scene.width, _SMALL), _SMALL, color="dim")
+    else:
+        scene.text(left - 10, y + (9 if row.where else 14), fit(row.label, left - 10), anchor="end")
+        if row.where:
+            scene.text(left - 10, y + 20, fit(row.where, left - 10, _SMALL), _SMALL, "end", color="dim")
+    at = far = 0.0
+    for piece in row.pieces:
+        at = at if piece.start is None else piece.start
+        x0, x1 = sorted((axis(at), axis(at + piece.value)))
+        scene.rect(x0, y, max(x1 - x0, 0.6 if piece.value else 0.0), _HEIGHT, piece.color, label=piece.text,
+                   title=piece.title or f"{piece.name} {piece.text}".strip(), key=piece.key)  # fmt: skip
+        if x0 > axis(0) + 1 and piece.start is None:
+            scene.line((x0, y), (x0, y + _HEIGHT), color="card", width=0.8)
+        at += piece.value
+        far = max(far, x1)
+    if row.interval:
+        low, high = map(axis, row.interval)
+        scene.line((low, y + _HEIGHT / 2), (high, y + _HEIGHT / 2), width=1.2)
+        for x in (low, high):
+            scene.line((x, y + _HEIGHT / 2 - 4), (x, y + _HEIGHT / 2 + 4), width=1.2)
+        far = max(far, high)
+    scene.text(far + 6, y + 14, row.text)
+
+
+def _entries(rows: Iterable[Bar]) -> list[tuple[str, str, str]]:
+    colors = {piece.name: piece.color for row in rows for piece in row.pieces if piece.name and piece.value}
+    return [(name, color, "square") for name, color in colors.items()]

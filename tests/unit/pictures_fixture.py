@@ -1,0 +1,104 @@
+"""The reference pictures, and what is asked of the layout of any: overlaps, crossings, places off the sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations, pairwise
+
+from memwall.analysis.compare import compare_gpus, compare_profile
+from memwall.analysis.history import Row
+from memwall.analysis.savings import policy_sets
+from memwall.hardware.lookup import load_gpu
+from memwall.report.figures.comparison import comparison_chart
+from memwall.report.figures.profile import profile_chart, shares_chart, walls_chart, waterfall_chart
+from memwall.report.figures.scene import Area, Chart, Dot, Rect, Scene, Stroke, Text
+from memwall.report.figures.trend import trend_chart
+from tests.unit.fused_fixture import make_fused
+from tests.unit.measured_fixture import make_measured
+from tests.unit.report_fixture import NEW, OLD, make_profile
+
+Place = tuple[float, float]
+
+
+def history() -> list[Row]:
+    """Six commits on two GPUs: a step up, a new version, a step down."""
+    kernels = (100, 100, 117, 117, 88, 88)
+    return [
+        Row(f"{i:x}" * 40, f"2026-01-{i + 1:02d}T00:00:00Z", "1.0" if i < 3 else "2.0", "net", "inference", gpu,
+            "eager", {"kernels": count, "time_s": count * scale * 1e-6})
+        for i, count in enumerate(kernels)
+        for gpu, scale in (("old", 2.0), ("new", 1.0))
+    ]  # fmt: skip
+
+
+def _fall() -> Chart:
+    (policies,) = policy_sets(make_fused())
+    return waterfall_chart(policies, policies.schedules[1])
+
+
+#: name -> what makes the picture
+PICTURES: dict[str, Callable[[], Chart]] = {
+    "roofline": lambda: profile_chart(make_profile(gpus=(OLD,)), "roofline"),
+    "rooflines of two GPUs": lambda: profile_chart(make_profile(), "roofline"),
+    "overlay": lambda: profile_chart(make_profile(), "overlay"),
+    "fused roofline": lambda: profile_chart(make_fused(), "roofline"),
+    "measured roofline": lambda: profile_chart(make_measured(), "roofline"),
+    "waterfall": _fall,
+    "shares": lambda: shares_chart(make_profile(), make_profile().simulations),
+    "walls": lambda: walls_chart(make_profile(), make_profile().simulations),
+    "comparison": lambda: comparison_chart(compare_profile(make_profile(), [OLD, NEW])),
+    "machines": lambda: comparison_chart(
+        compare_gpus([load_gpu(name) for name in ("p100-sxm2", "v100-sxm2-32gb", "a100-80gb-sxm", "h100-sxm", "b200")])
+    ),
+    "history": lambda: trend_chart(history(), ["kernels", "time_s"]),
+}
+
+
+def overlapping(scene: Scene) -> list[tuple[str, str]]:
+    """Pairs of texts that overlap."""
+    texts = [mark for mark in scene.marks if isinstance(mark, Text) and mark.text]
+    texts += [mark.text for mark in scene.marks if isinstance(mark, Rect) and mark.text]
+    return [(a.text, b.text) for a, b in combinations(texts, 2) if _meet(_shrunk(a.corners), _shrunk(b.corners))]
+
+
+def struck(scene: Scene) -> list[str]:
+    """Texts that a line goes through; gridlines do not count, nor does the label of an axis on its own grid."""
+    texts = [mark for mark in scene.marks if isinstance(mark, Text) and mark.text]
+    lines = [
+        pair for mark in scene.marks if isinstance(mark, Stroke) and not mark.faint for pair in pairwise(mark.places)
+    ]
+    return [text.text for text in texts if any(_meet(_shrunk(text.corners), line) for line in lines)]
+
+
+def outside(scene: Scene) -> list[object]:
+    """Marks of which some part lies off the sheet."""
+    return [mark for mark in scene.marks for x, y in _corners(mark)
+            if not (-0.5 <= x <= scene.width + 0.5 and -0.5 <= y <= scene.height + 0.5)]  # fmt: skip
+
+
+def _corners(mark: object) -> Iterator[Place]:
+    if isinstance(mark, Text):
+        yield from mark.corners
+    elif isinstance(mark, Rect):
+        yield from ((mark.x, mark.y), (mark.x + mark.width, mark.y + mark.height))
+    elif isinstance(mark, Dot):
+        yield from ((mark.box.left, mark.box.upper), (mark.box.right, mark.box.lower))
+    elif isinstance(mark, Stroke | Area):
+        yield from mark.places
+
+
+def _shrunk(corners: tuple[Place, ...]) -> tuple[Place, ...]:
+    """A box but for a tenth of its height: what a box has above its letters and below them may touch."""
+    cx, cy = sum(x for x, _ in corners) / 4, sum(y for _, y in corners) / 4
+    return tuple((cx + (x - cx) * 0.97, cy + (y - cy) * 0.9) for x, y in corners)
+
+
+def _meet(one: tuple[Place, ...], other: tuple[Place, ...]) -> bool:
+    """Whether two convex shapes have a point in common: no edge's normal keeps them apart."""
+    for shape in (one, other):
+        for (x0, y0), (x1, y1) in zip(shape, (*shape[1:], shape[0]), strict=True):
+            nx, ny = y0 - y1, x1 - x0
+            a, b = ([x * nx + y * ny for x, y in corners] for corners in (one, other))
+            if max(a) <= min(b) or max(b) <= min(a):
+                return False
+    return True

@@ -1,0 +1,86 @@
+"""The one table of colours: apart from each other for every kind of sight, visible on white and on dark."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+
+from memwall.ops.registry import OP_CLASSES
+from memwall.perfmodel.roofline import LINK, WALLS
+from memwall.report.figures.colors import (
+    CLASS_COLORS,
+    MEMORY_COLORS,
+    SERIES_COLORS,
+    SIGN_COLORS,
+    WALL_COLORS,
+    luminance,
+    text_on,
+)
+
+GROUPS = {
+    "classes": [*CLASS_COLORS.values()], "walls": [*WALL_COLORS.values()], "memory": [*MEMORY_COLORS.values()],
+    "series and signs": [*SERIES_COLORS, *SIGN_COLORS.values()],
+}  # fmt: skip
+#: linear RGB of normal sight and as a dichromat sees it (Machado, Oliveira, Fernandes 2009, severity 1)
+SIGHT = {
+    "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+#: linear sRGB -> XYZ over the white point D65
+XYZ = ((0.4339496, 0.3762098, 0.1898406), (0.2126729, 0.7151522, 0.0721750), (0.0177580, 0.1094770, 0.8727660))
+
+
+def times(matrix, vector):
+    return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
+
+
+def lab(color, sight="normal"):
+    """CIELAB of ``#rrggbb``."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    seen = [min(1.0, max(0.0, part)) for part in times(SIGHT[sight], linear)]
+    x, y, z = (t ** (1 / 3) if t > 216 / 24389 else (24389 / 27 * t + 16) / 116 for t in times(XYZ, seen))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def distance(one, other, sight="normal"):
+    """CIE 1976 colour difference."""
+    return sum((a - b) ** 2 for a, b in zip(lab(one, sight), lab(other, sight), strict=True)) ** 0.5
+
+
+def test_the_distance_of_white_and_black_is_a_hundred():
+    assert distance("#ffffff", "#000000") == pytest.approx(100, abs=0.01)
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("group", GROUPS)
+def test_colours_of_a_group_are_apart_for_every_kind_of_sight(group, sight):
+    least = min(((distance(a, b, sight), a, b) for a, b in combinations(GROUPS[group], 2)))
+    assert least[0] >= 13.5, least
+
+
+def test_no_colour_means_two_things():
+    pairs = [(distance(a, b), a, b) for one, other in combinations(GROUPS.values(), 2) for a in one for b in other]
+    assert min(pairs)[0] >= 10, min(pairs)
+
+
+@pytest.mark.parametrize("group", ["walls", "memory"])
+def test_what_stacks_differs_in_grey(group):
+    light = sorted(lab(color)[0] for color in GROUPS[group])
+    assert min(b - a for a, b in pairwise(light)) >= 8
+
+
+def test_all_are_seen_on_white_and_on_the_dark_page():
+    for color in (color for group in GROUPS.values() for color in group):
+        light = luminance(color)
+        assert 1.05 / (light + 0.05) >= 1.7 and (light + 0.05) / (luminance("#1d2126") + 0.05) >= 1.7, color
+        letters = luminance(text_on(color))
+        assert (max(light, letters) + 0.05) / (min(light, letters) + 0.05) >= 4.5, color
+
+
+def test_the_table_is_whole():
+    assert set(OP_CLASSES) <= set(CLASS_COLORS)
+    assert {*WALLS, LINK} <= set(WALL_COLORS)

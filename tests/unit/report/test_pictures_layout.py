@@ -1,0 +1,119 @@
+"""The layout of the reference pictures, wide and narrow: no label over another or a line, nothing off the sheet."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from memwall.report.figures.canvas import to_figure
+from memwall.report.figures.picture import picture, sheet
+from memwall.report.figures.roofline import Roof, Roofline, Spot, roofline_charts
+from memwall.report.figures.scene import STYLES, Dot, Rect, Scene, Stroke, Style, Text, drawn, fit, text_width, wrapped
+from memwall.report.figures.svg import to_svg
+from tests.unit.pictures_fixture import PICTURES, outside, overlapping, struck
+
+WIDTHS = {"wide": Style(), "narrow": Style(width=380), "paper": STYLES["paper"]}
+
+
+@pytest.fixture(scope="module", params=PICTURES)
+def chart(request):
+    return PICTURES[request.param]()
+
+
+@pytest.mark.parametrize("style", WIDTHS.values(), ids=WIDTHS)
+def test_no_label_lies_over_another(chart, style):
+    assert overlapping(sheet(chart, style)) == []
+
+
+@pytest.mark.parametrize("style", WIDTHS.values(), ids=WIDTHS)
+def test_no_line_goes_through_a_label(chart, style):
+    assert struck(sheet(chart, style)) == []
+
+
+@pytest.mark.parametrize("style", WIDTHS.values(), ids=WIDTHS)
+def test_nothing_lies_off_the_sheet(chart, style):
+    assert outside(sheet(chart, style)) == []
+
+
+def test_matplotlib_draws_no_text_wider_than_the_layout_counts_on(chart):
+    """The extents that matplotlib's renderer reports, against the boxes that labels were placed by."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    scene = sheet(chart)
+    texts = [mark for mark in scene.marks if isinstance(mark, Text)]
+    with matplotlib.rc_context():
+        figure = to_figure(scene, Figure)
+        extents = {(text.get_text(), text.get_rotation()): text.get_window_extent() for text in figure.axes[0].texts}
+    pixel = figure.dpi / 100
+    for mark in texts:
+        if mark.angle == 0 and mark.text:
+            extent = extents[mark.text, 0.0]
+            assert extent.width / pixel <= text_width(mark.text, mark.size, mark.bold) + 2, mark.text
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+def test_equal_pictures_are_equal_bytes(kind):
+    chart = PICTURES["fused roofline"]()
+    data = picture(kind, chart)
+    assert data == picture(kind, chart)
+    assert data.startswith({"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF"}[kind])
+
+
+def test_the_page_and_the_file_show_the_same_marks():
+    """But for the neutral colours and the size of the sheet they are one text."""
+    chart = PICTURES["roofline"]()
+    scene = drawn(chart, width=1000)
+    file, page = to_svg(scene), to_svg(scene, themed=True)
+    neutral = {"ink": "#1b1f24", "dim": "#667080", "pale": "#a9b1bb", "line": "#dfe3e8", "card": "#ffffff"}
+    for name, color in neutral.items():
+        page = page.replace(f"var(--{name},{color})", color)
+    assert page.splitlines()[1:] == file.splitlines()[2:]
+
+
+def test_a_hostile_name_stays_text():
+    scene = Scene(100)
+    scene.height = 20
+    scene.text(0, 10, "<script>alert(1)</script>")
+    scene.rect(0, 0, 90, 20, "ink", title="</title><script>", key='"><x', label="&<b>")
+    svg = to_svg(scene)
+    assert [node.tag for node in ET.fromstring(svg).iter() if "script" in node.tag] == []
+    assert "<script" not in svg and "<x" not in svg and "<b>" not in svg
+
+
+def test_texts_are_cut_and_wrapped_to_their_room():
+    assert fit("a long name of a kernel", 60).endswith("…")
+    assert text_width(fit("a long name of a kernel", 60)) <= 60
+    assert fit("abc", 5) == ""
+    assert wrapped("one two three", text_width("one two") + 1) == ["one two", "three"]
+    assert Rect(0, 0, 8, 20, "ink", label="name").text is None
+
+
+def test_a_point_beyond_the_axes_is_an_arrowhead_and_the_legend_says_so():
+    roofs = [Roof("tensor", "tensor", 1e14, True)], [Roof("DRAM", "DRAM", 1e12, True)]
+    spots = [Spot(10.0, 1e12, 0.9, "#3088b8", "long"), Spot(10.0, 1.0, 1e-5, "#3088b8", "short")]
+    (chart,) = roofline_charts([Roofline("title", *roofs, spots, "modeled FLOP/s")])
+    scene = drawn(chart)
+    shapes = [mark.shape for mark in scene.marks if isinstance(mark, Dot)]
+    assert shapes == ["circle", "down", "down"]  # the two points, and the entry of the legend
+    assert "below the axes" in [mark.text for mark in scene.marks if isinstance(mark, Text)]
+
+
+def test_a_roofs_label_has_the_slope_of_its_roof():
+    scene = sheet(PICTURES["roofline"]())
+    label = next(mark for mark in scene.marks if isinstance(mark, Text) and mark.text.startswith("DRAM"))
+    slopes = [math.degrees(math.atan2(a[1] - b[1], b[0] - a[0])) for mark in scene.marks if isinstance(mark, Stroke)
+              for a, b in [mark.places[:2]] if a[0] != b[0] and a[1] != b[1]]  # fmt: skip
+    assert any(abs(label.angle - slope) < 0.01 for slope in slopes)
+    assert not 44.5 < label.angle < 45.5
+
+
+def test_every_bar_begins_at_zero():
+    """The bars of the totals of a waterfall, whose ends alone an axis with a cut would compare wrongly."""
+    scene = sheet(PICTURES["waterfall"]())
+    bars = [mark for mark in scene.marks if isinstance(mark, Rect)]
+    first, last = bars[0], bars[-1]
+    assert first.x == last.x
+    assert last.width / first.width == pytest.approx(172.90 / 187.48, abs=1e-3)  # by hand in test_report_fusion.py
