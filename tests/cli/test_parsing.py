@@ -64,7 +64,7 @@ def test_the_suffix_says_the_kind(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("a.pdf", "end the name in one of .trace.json .json"),
+    ("a.gif", "end the name in one of .trace.json .json"),
     ("a", "end the name in one of"),
     ("none/a.png", "there is no folder"),
     ("d.png", "it is a folder"),

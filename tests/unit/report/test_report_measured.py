@@ -193,8 +193,8 @@ def test_slow_kernels_stay_on_the_axes(profile):
     roofline = schedule_roofline(slow, slow.simulation("old", "eager"))
     assert any(spot.y == pytest.approx(2**31) for spot in roofline.spots)
     (chart,) = roofline_charts([roofline])
-    squares = [mark for mark in drawn(chart).marks if getattr(mark, "shape", "") == "square"]
-    assert len(squares) == 6 + 1  # all measured ones, none an arrowhead at the edge, and the entry of the legend
+    (slow_mark,) = [mark for mark in drawn(chart).marks if "measured 1.00 s" in getattr(mark, "title", "")]
+    assert slow_mark.shape == "square"  # no arrowhead at the edge
 
 
 def test_pictures_are_whole_and_the_same_each_time(profile):
@@ -219,5 +219,5 @@ def test_html_shows_the_tables_and_holds_the_points(profile):
     rooflines = re.findall(r'<svg class="chart wide"[^>]*roofline"[^>]*>.*?</svg>', page, re.DOTALL)
     assert len(rooflines) == 2
     assert rooflines[0].count(", eager: measured ") == 6
-    assert "aten.mm" not in rooflines[0] and "mm, eager: measured 25.00 us, modeled 22.47 us" in rooflines[0]
+    assert "mm, eager: measured 25.00 us, modeled 22.47 us" in rooflines[0]
     assert "inductor: measured" in rooflines[1] and "generated: measured" in rooflines[1]
