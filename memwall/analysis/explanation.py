@@ -89,7 +89,7 @@ def explanations(profile: Profile, schedule: Schedule, wanted: str) -> tuple[Exp
             f"the record does not hold what {schedule.policy} launched on {schedule.gpu.name}: profile the model again"
         )
     kernels = _named(profile, schedule, wanted)
-    keys = [(k.name, k.flops, k.bytes, k.compute_s, k.memory_s, k.overhead_s) for k in kernels]
+    keys = [(k.name, k.flops, k.bytes, k.compute_s, k.memory_s, k.latency_s, k.overhead_s) for k in kernels]
     found = group_by(kernels, keys).values()
     return tuple(_explanation(profile, schedule, plan, same[0], len(same)) for same in found)
 
@@ -118,26 +118,22 @@ def _explanation(profile: Profile, schedule: Schedule, plan: Plan, kernel: Estim
     cost, gpu = plan.groups[kernel.id].cost, schedule.gpu
     module = kernel_module(profile, schedule, kernel)
     if gpu.cpu is not None:
-        return Explanation(kernel, module, count, (), _around(kernel, "and", "", 0.0, 0.0), "")
+        return Explanation(kernel, module, count, (), _around(kernel, gpu), "")
     reuse = reuse_distances(profile.graphs[schedule.graph], plan)[kernel.id]
     resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
-    launches = launches_of(cost, gpu, resident)
-    sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches)
-    floor_s, latency_s = launch_floor_s(gpu), sum(terms.latency_s for _, terms in launches)
-    counted = f"{kernel.launches} launch{'es' if kernel.launches > 1 else ''} at {duration(floor_s)}"
-    around = _around(kernel, "overlap with", counted, latency_s, kernel.wait_s)
-    return Explanation(kernel, module, count, tuple(sentences), around, calibration_of(cost, gpu)[0])
+    sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches_of(cost, gpu, resident))
+    return Explanation(kernel, module, count, tuple(sentences), _around(kernel, gpu), calibration_of(cost, gpu)[0])
 
 
-def _around(kernel: Estimate, joined: str, launches: str, latency_s: float, waited_s: float) -> str:
-    """The terms of the time, the launches, and the interval."""
-    parts = [f"{duration(kernel.compute_s)} of arithmetic {joined} {duration(kernel.memory_s)} of traffic", launches]
-    if latency_s > 1e-9:
-        parts.append(f"{duration(latency_s)} of latency")
-    if waited_s > 1e-9:
-        parts.append(f"{duration(waited_s)} of waiting for the CPU")
+def _around(kernel: Estimate, gpu: Gpu) -> str:
+    """The terms of the time, which of them limits it, and the interval."""
+    counted = f"{kernel.launches} launch{'es' if kernel.launches > 1 else ''} at {duration(launch_floor_s(gpu))}"
+    waited = f" and {duration(kernel.wait_s)} of waiting for the CPU" if kernel.wait_s > 1e-9 else ""
+    linked = f"; {duration(kernel.link_s)} on the link" if kernel.link_s else ""
     return (
-        f"{'; '.join(part for part in parts if part)}; in all {duration(kernel.time_s)}, {duration(kernel.low_s)} to"
+        f"{duration(kernel.compute_s)} of arithmetic, {duration(kernel.memory_s)} of traffic and"
+        f" {duration(kernel.latency_s)} of latency overlap; {duration(kernel.overhead_s)} of overhead,"
+        f" {counted}{waited}{linked}; in all {duration(kernel.time_s)}, {duration(kernel.low_s)} to"
         f" {duration(kernel.high_s)} is the 80 % interval; limited by {kernel.limited_by}; no run is faster than"
         f" {duration(kernel.bound_s)}."
     )

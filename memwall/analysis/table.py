@@ -95,6 +95,7 @@ class Sums:
     high_s: float
     compute_s: float
     memory_s: float
+    latency_s: float
     overhead_s: float
     #: the wall that most of the time belongs to
     limited_by: str

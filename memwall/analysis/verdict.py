@@ -27,7 +27,7 @@ def replay_s(
     """Seconds of the schedule with its compute and memory seconds scaled; ``launch="graph"`` issues every kernel in
     time, ``without`` leaves out kernels by id."""
     kernels = (
-        (k.issue_s, max(k.compute_s * compute, k.memory_s * memory) + k.overhead_s - k.wait_s)
+        (k.issue_s, max(k.compute_s * compute, k.memory_s * memory, k.latency_s) + k.overhead_s - k.wait_s)
         for k in schedule.kernels
         if k.id not in without
     )
@@ -104,8 +104,12 @@ def _compute(profile: Profile, schedule: Schedule, gains: Gains) -> str:
     return f"that are busy multiplying ({flops(schedule.totals.flops)}, MFU {percent(schedule.totals.mfu, 0)})"
 
 
+def _latency(profile: Profile, schedule: Schedule, gains: Gains) -> str:
+    return "that wait for instructions, dependent steps or loads, where neither peak is reached"
+
+
 def _overhead(profile: Profile, schedule: Schedule, gains: Gains) -> str:
-    work_s = sum(max(k.compute_s, k.memory_s) for k in schedule.kernels)
+    work_s = sum(k.time_s - k.overhead_s for k in schedule.kernels)
     return (
         f"too small to hide their launch ({schedule.totals.kernels:,} "
         f"launch{'es' if schedule.totals.kernels != 1 else ''} for {duration(work_s)} of work); "
@@ -115,7 +119,7 @@ def _overhead(profile: Profile, schedule: Schedule, gains: Gains) -> str:
 
 #: wall -> which kernels those are, and what would help beside faster hardware
 _DETAILS: dict[str, Callable[[Profile, Schedule, Gains], str]] = {
-    "bandwidth": _bandwidth, "compute": _compute, "overhead": _overhead,
+    "bandwidth": _bandwidth, "compute": _compute, "latency": _latency, "overhead": _overhead,
 }  # fmt: skip
 
 

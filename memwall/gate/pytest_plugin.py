@@ -122,7 +122,7 @@ def assert_bound(profile: Profile, wall: str, *, module: str = "*", share: float
 
     Args:
         profile: checked on each of its GPUs under each of its policies.
-        wall: ``compute``, ``bandwidth`` or ``overhead``.
+        wall: ``compute``, ``bandwidth``, ``latency`` or ``overhead``.
         module: a pattern of module paths, such as ``layers.*.attn``; the modules below count too.
         share: the least fraction of the time that must be limited by the wall.
 

@@ -41,7 +41,7 @@ _LANES = Pipe.parse("vector.float32")
 def predict(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes: int = 0) -> Terms:
     """The terms of a launch with the constants given."""
     if not launch.batch * launch.heads * launch.pairs:
-        return Terms(0.0, traffic_s(gpu, launch.bytes, 0, known.stream), known.latency_s)
+        return Terms.of(0.0, traffic_s(gpu, launch.bytes, 0, known.stream), ends_s=known.latency_s)
     return (_decode if launch.is_decode else _tiled)(launch, gpu, known, resident_bytes)
 
 
@@ -93,17 +93,17 @@ def _tiled(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_byte
         over = (2 * launch.read_bytes + launch.write_bytes) / max(gpu.l2_bytes, 1)
         resident = int(resident * min(max(2 - over, 0.0), 1.0))
     traffic = _moved_s(launch, gpu, known, resident)
-    prepare_s = _prepare_s(launch, gpu, known, 2 * launch.read_bytes, 2 * resident)
-    # loading and storing tiles, and the pass before, add to the loops; the sum is the term of the larger
+    issue_s, refill_s = _prepare_s(launch, gpu, known, 2 * launch.read_bytes, 2 * resident)
+    prepare_s = max(issue_s, refill_s)
+    # loading and storing tiles, and the pass before, add to the loops
     loading_s = max(1.0, tiles.blocks / gpu.sm_count) * known.block_clocks / gpu.boost_clock_hz
     loops_s = clocks / gpu.boost_clock_hz - loading_s
     body_s = max(loops_s + loading_s, traffic) + prepare_s
     facts = {
         "tiles": tiles, "loops_s": loops_s, "loading_s": loading_s, "traffic_s": traffic, "prepare_s": prepare_s,
     }  # fmt: skip
-    if loops_s >= max(traffic, loading_s) + prepare_s:
-        return Terms(body_s, traffic, known.latency_s, facts)
-    return Terms(loops_s, body_s, known.latency_s, facts)
+    latency_s = loading_s + issue_s + known.latency_s
+    return Terms(loops_s, traffic + refill_s, latency_s, body_s, known.latency_s, facts)
 
 
 def _product_rate(launch: Attention, gpu: Gpu, known: AttentionConstants) -> float:
@@ -126,12 +126,14 @@ def _moved_s(launch: Attention, gpu: Gpu, known: AttentionConstants, resident: i
     return traffic_s(gpu, launch.bytes - resident, resident, known.stream)
 
 
-def _prepare_s(launch: Attention, gpu: Gpu, known: AttentionConstants, moved: int, resident: int) -> float:
-    """Seconds of a server's pass before the kernel (transpose and store), bound by its instructions or by DRAM."""
+def _prepare_s(
+    launch: Attention, gpu: Gpu, known: AttentionConstants, moved: int, resident: int
+) -> tuple[float, float]:  # fmt: skip
+    """Seconds of the instructions and of the traffic of a server's pass before the kernel (transpose and store)."""
     if launch.kernel != "serving":
-        return 0.0
+        return 0.0, 0.0
     issue_s = moved / (gpu.sm_count * gpu.boost_clock_hz * known.prepare_bytes_per_clock)
-    return max(issue_s, traffic_s(gpu, moved - resident, resident, known.stream))
+    return issue_s, traffic_s(gpu, moved - resident, resident, known.stream)
 
 
 def _explain_tiled(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
@@ -179,22 +181,26 @@ def _decode(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_byt
     traffic = _moved_s(launch, gpu, known, min(resident_bytes, launch.read_bytes))
     join_s = known.join_s if parts > 1 else 0.0
     products = launch.batch * launch.kv_heads * launch.pairs * max(group, rows) * launch.flops_per_pair
-    facts = {"sequences": sequences, "parts": parts, "blocks": blocks, "clocks": clocks, "traffic_s": traffic}
-    memory_s = max(traffic, blocks_s) + join_s
-    return Terms(products / gpu.peak(launch.pipe), memory_s, known.latency_s + fixed / gpu.boost_clock_hz, facts)
+    compute_s, ends_s = products / gpu.peak(launch.pipe), known.latency_s + fixed / gpu.boost_clock_hz
+    facts = {
+        "sequences": sequences, "parts": parts, "blocks": blocks, "clocks": clocks, "blocks_s": blocks_s,
+        "join_s": join_s,
+    }  # fmt: skip
+    body_s = max(compute_s, max(traffic, blocks_s) + join_s)
+    return Terms(compute_s, traffic, blocks_s + join_s + ends_s, body_s, ends_s, facts)
 
 
 def _explain_decode(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
     facts = terms.facts
-    blocks, rate = facts["blocks"], launch.bytes / max(terms.memory_s, 1e-30)
-    join_s = known.join_s if facts["parts"] > 1 else 0.0
-    parts = f" in {facts['parts']} parts" if join_s else ""
-    joined = f", {1e6 * join_s:.1f} us of it to join the parts" if join_s else ""
-    waits = "the memory waits" if terms.memory_s > facts["traffic_s"] + join_s else "the memory is busy"
+    blocks, rate = facts["blocks"], launch.bytes / max(terms.body_s, 1e-30)
+    split = facts["parts"] > 1
+    parts = f" in {facts['parts']} parts" if split else ""
+    joined = f", {1e6 * facts['join_s']:.1f} us of it to join the parts" if split else ""
+    waits = "the memory waits" if facts["blocks_s"] > terms.memory_s else "the memory is busy"
     return (
         f"{launch.bytes / 1e6:.4g} MB, keys and values of {launch.pairs} tokens for each of {facts['sequences']} "
         f"sequences{parts}: {blocks} blocks of {facts['clocks']:.0f} clocks on {gpu.sm_count} SMs = "
         f"{blocks / gpu.sm_count:.1f} waves, run as {-(-blocks // gpu.sm_count)}, {waits}: {rate / 1e12:.3g} TB/s of "
-        f"{gpu.dram_bytes_per_s / 1e12:.3g}, {1e6 * terms.memory_s:.1f} us of memory{joined}, and "
-        f"{1e6 * terms.latency_s:.1f} us of latency."
+        f"{gpu.dram_bytes_per_s / 1e12:.3g}; {1e6 * terms.memory_s:.1f} us of memory against "
+        f"{1e6 * terms.latency_s:.1f} us of latency{joined}."
     )

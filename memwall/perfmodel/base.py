@@ -16,21 +16,36 @@ _cached: Any = lru_cache(maxsize=4096)  # whose type would refuse a class as a k
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """One launch on one GPU, in seconds: ``max(compute_s, memory_s) + latency_s``, without the launch latency.
+    """One launch on one GPU, in seconds, without the launch latency: what its arithmetic, its traffic and its
+    latencies would take, each alone, and what they take together.
 
-    ``latency_s`` is time in which neither wall limits (a pipeline fills, blocks synchronize). ``facts`` are the numbers
-    that explain the terms, by name; for :func:`memwall.perfmodel.families.explain` alone.
+    ``latency_s`` is time that more FLOP/s or DRAM bandwidth would not shorten: instructions other than the arithmetic,
+    dependent steps, loads that are waited for, multiprocessors without work, ``ends_s``. ``facts`` are the numbers that
+    explain the terms, by name; for :func:`memwall.perfmodel.families.explain` alone.
     """
 
     compute_s: float
     memory_s: float
-    latency_s: float = 0.0
+    latency_s: float
+    #: all of them as far as they overlap
+    body_s: float
+    #: before and after that: a pipeline fills, further passes
+    ends_s: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, compute_s: float, memory_s: float, latency_s: float = 0.0, ends_s: float = 0.0,
+        facts: Mapping[str, Any] | None = None,
+    ) -> Terms:  # fmt: skip
+        """Terms that overlap in full, but for ``ends_s``, a latency of its own."""
+        body_s = max(compute_s, memory_s, latency_s)
+        return cls(compute_s, memory_s, latency_s + ends_s, body_s, ends_s, facts or {})
 
     @property
     def time_s(self) -> float:
         """Seconds without the launch latency."""
-        return max(self.compute_s, self.memory_s) + self.latency_s
+        return self.body_s + self.ends_s
 
 
 # -- traffic -----------------------------------------------------------------------------------------------------------

@@ -91,14 +91,16 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
     m, n, k = _dimensions(launch, channel_slice)
     parts = _parts(launch, gpu, known, m, n, k)
     product = _Product(launch.groups * parts, m, n, k / parts)
-    compute_s, facts = _tiled(product, gpu, pipe, known, known.plateau * relative)
-    latency_s = 0.0
+    compute_s, waits_s, facts = _tiled(product, gpu, pipe, known, known.plateau * relative)
+    sums_s = relayout_s = 0.0
     if parts > 1:  # partial sums in float32 are written, then added up by another kernel
-        latency_s += traffic_s(gpu, 0, 2 * 4 * product.batch * m * n) + gpu.launch_overhead_s
+        sums_s = traffic_s(gpu, 0, 2 * 4 * product.batch * m * n) + gpu.launch_overhead_s
     if pipe.engine == "tensor" and not launch.channels_last:
-        latency_s += traffic_s(gpu, 2 * known.relayout * launch.bytes)
+        relayout_s = traffic_s(gpu, 2 * known.relayout * launch.bytes)
     facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts}
-    return Terms(compute_s, traffic_s(gpu, launch.bytes - resident, resident), latency_s, facts)
+    moved_s = traffic_s(gpu, launch.bytes - resident, resident)
+    body_s = max(compute_s, moved_s, waits_s)
+    return Terms(compute_s, moved_s + relayout_s, waits_s + sums_s, body_s, sums_s + relayout_s, facts)
 
 
 def _dimensions(launch: Convolution, channel_slice: float) -> tuple[int, int, float]:
@@ -126,8 +128,8 @@ def _parts(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, m: int, n
 
 def _tiled(
     product: _Product, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, fraction: float
-) -> tuple[float, dict[str, Any]]:
-    """Seconds of the best tile, and what it is.
+) -> tuple[float, float, dict[str, Any]]:
+    """Seconds of arithmetic of the best tile, and of its waits if those are longer; and what it is.
 
     Multiprocessors take tiles in waves. A step of k takes the time of its multiply-adds, but no less than in the
     tile that fills a multiprocessor by itself: less work does not hide the latency.
@@ -135,7 +137,7 @@ def _tiled(
     fraction *= min(_OVER_SUSTAINED * gpu.achievable_fraction(pipe) / known.plateau, 1.0)
     # multiply-adds of a multiprocessor per clock
     rate = fraction * gpu.peak(pipe) / (2 * gpu.sm_count * gpu.boost_clock_hz)
-    best, facts = math.inf, dict[str, Any]()
+    best, busy, facts = math.inf, 0.0, dict[str, Any]()
     for rows, columns in _TILES[pipe.engine]:
         tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
         rounds = math.ceil(tiles / gpu.sm_count)
@@ -143,9 +145,10 @@ def _tiled(
         elements = rounds * rows * columns / reuse
         clocks = max(elements, known.lone_tile) / rate
         if clocks < best:
-            best, waits = clocks, elements < known.lone_tile
-            facts = {"tile": (rows, columns), "tiles": tiles, "rounds": rounds, "waits": waits}
-    return best * (product.k + known.ramp) / gpu.boost_clock_hz, facts | {"plateau": fraction}
+            best, busy = clocks, elements / rate
+            facts = {"tile": (rows, columns), "tiles": tiles, "rounds": rounds, "waits": busy < best}
+    step_s = (product.k + known.ramp) / gpu.boost_clock_hz
+    return busy * step_s, best * step_s if busy < best else 0.0, facts | {"plateau": fraction}
 
 
 def _winograd(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
@@ -157,14 +160,16 @@ def _winograd(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConst
         "input": (squares, launch.channels_in, launch.channels_out),
         "weight": (launch.channels_out, launch.channels_in, squares),
     }[launch.role]
-    products_s, facts = _tiled(_Product(points, m, n, k), gpu, pipe, known, known.winograd)
+    compute_s, waits_s, facts = _tiled(_Product(points, m, n, k), gpu, pipe, known, known.winograd)
+    products_s = max(compute_s, waits_s)
     between = 2 * points * launch.itemsize * (m * k + k * n + m * n)
     transforms_s = traffic_s(gpu, launch.bytes - resident + between, resident, known.winograd_traffic)
     facts |= {"way": "Winograd", "pipe": pipe, "m": m, "n": n, "k": k, "points": points, "between": between,
               "products_s": products_s, "transforms_s": transforms_s}  # fmt: skip
     # the stages run one after another: no stage hides another's time
-    memory_s = traffic_s(gpu, launch.bytes - resident, resident)
-    return Terms(products_s + transforms_s, memory_s, known.winograd_stages_s, facts)
+    memory_s = max(transforms_s, traffic_s(gpu, launch.bytes - resident, resident))
+    body_s, ends_s = max(products_s + transforms_s, memory_s), known.winograd_stages_s
+    return Terms(compute_s, memory_s, waits_s + ends_s, body_s, ends_s, facts)
 
 
 def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident: int) -> Terms:
@@ -173,15 +178,14 @@ def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resid
     memory_s = traffic_s(gpu, launch.bytes - resident, resident)
     if launch.role == "weight":  # one block per window position reads both tensors
         memory_s += traffic_s(gpu, 0, (window - 1) * launch.read_bytes)
-    library = launch.itemsize < 4 or launch.channels_last
+    facts: dict[str, Any] = {"way": "depthwise", "window": window}
+    if launch.itemsize < 4 or launch.channels_last or launch.role == "weight":  # cuDNN, or a sum over the positions
+        facts["rate"] = f"{known.depthwise:.0%} of {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s"
+        return Terms.of(2 * taps / (gpu.peak(launch.pipe) * known.depthwise), memory_s, facts=facts)
     threads = chip_of(gpu).threads
-    if library or launch.role == "weight":  # cuDNN, or a sum over the positions
-        compute_s = 2 * taps / (gpu.peak(launch.pipe) * known.depthwise)
-        facts = {"rate": f"{known.depthwise:.0%} of {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s"}
-    else:
-        compute_s = taps * _TAP_CLK / (threads * gpu.sm_count * gpu.boost_clock_hz)
-        facts = {"rate": f"{_TAP_CLK} clocks for {threads} threads of each of {gpu.sm_count} SMs"}
-    return Terms(compute_s, memory_s, 0.0, {"way": "depthwise", "window": window, **facts})
+    facts["rate"] = f"{_TAP_CLK} clocks for {threads} threads of each of {gpu.sm_count} SMs"
+    waits_s = taps * _TAP_CLK / (threads * gpu.sm_count * gpu.boost_clock_hz)
+    return Terms.of(2 * taps / gpu.peak(launch.pipe), memory_s, waits_s, facts=facts)
 
 
 def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: Terms) -> str:
@@ -212,4 +216,4 @@ def _walls(launch: Convolution, terms: Terms) -> str:
     text = (
         f"{duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} for {launch.bytes / 1e6:.3g} MB"
     )
-    return f"{text}, and {duration(terms.latency_s)} around it" if terms.latency_s else text
+    return f"{text} and {duration(terms.latency_s)} of latency" if terms.latency_s else text

@@ -26,7 +26,7 @@ def _predict_plain(launch: Plain, gpu: Gpu, known: PlainConstants, resident_byte
     """FLOPs at the fraction of the peak that large matrix products reach, bytes at that of a triad."""
     compute_s = sum((n / (gpu.peak(p) * gpu.achievable_fraction(p)) for p, n in launch.flops.items()), 0.0)
     resident = min(resident_bytes, launch.read_bytes)
-    return Terms(compute_s, traffic_s(gpu, launch.bytes - resident, resident), facts={"resident": resident})
+    return Terms.of(compute_s, traffic_s(gpu, launch.bytes - resident, resident), facts={"resident": resident})
 
 
 def _explain_plain(launch: Plain, gpu: Gpu, known: PlainConstants, terms: Terms) -> str:

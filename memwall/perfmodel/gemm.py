@@ -11,16 +11,15 @@ and split of the menu::
     time_s   = hypot(longest of pipe, load and depth; stream_s), at least the FLOPs at the rate that power allows,
                + ``split_s`` and the traffic of the partial sums where k is split + ``start_s``
 
-and the shortest is taken. The hypotenuse models the poor overlap where both take equally long. All of that time is
-charged to the wall that limits the product's roofline, arithmetic or memory.
+and the shortest is taken. The hypotenuse models the poor overlap where both take equally long. ``pipe`` and the power
+are arithmetic, ``stream`` is traffic, and ``load``, ``depth``, ``split`` and ``start`` are latency.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from math import ceil, hypot, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent, size
@@ -57,6 +56,8 @@ class Choice(NamedTuple):
     pipe_s: float
     load_s: float
     depth_s: float
+    #: of the pass that adds the parts
+    split_s: float
 
 
 @lru_cache(maxsize=4096)
@@ -69,13 +70,9 @@ def predict(launch: Gemm, gpu: Gpu, known: GemmConstants, resident_bytes: int = 
     stream_s = max(traffic_s(gpu, dram_bytes, 0, known.dram), stored_s)
     held_s = launch.flops / (gpu.peak(launch.pipe) * _sustained(gpu, known))
     best = _choose(launch, gpu, known, stream_s, held_s)
-    arithmetic_s = max(best.pipe_s, held_s)
-    facts = best._asdict() | {
-        "held_s": held_s, "stream_s": stream_s, "arithmetic_s": arithmetic_s, "dram_bytes": dram_bytes
-    }  # fmt: skip
-    if launch.flops * gpu.dram_bytes_per_s > launch.bytes * gpu.peak(launch.pipe):
-        return Terms(best.total_s, stream_s, known.start_s, facts)
-    return Terms(arithmetic_s, best.total_s, known.start_s, facts)
+    facts = best._asdict() | {"held_s": held_s, "stream_s": stream_s, "dram_bytes": dram_bytes}
+    latency_s = max(best.load_s, best.depth_s) + best.split_s + known.start_s
+    return Terms(max(best.pipe_s, held_s), stream_s, latency_s, best.total_s, known.start_s, facts)
 
 
 def _sustained(gpu: Gpu, known: GemmConstants) -> float:
@@ -112,10 +109,10 @@ def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_
             load_s = rounds * (depth * (rows + columns) * launch.itemsize * byte_s + ends_s)
             depth_s = depth * step_s
             total_s = max(hypot(max(pipe_s, load_s, depth_s), stream_s), held_s)
-            if split > 1:
-                total_s += known.split_s + split * partial_s
+            split_s = known.split_s + split * partial_s if split > 1 else 0.0
+            total_s += split_s
             if best is None or total_s < best.total_s:
-                best = Choice(total_s, tile, split, blocks, waves, rounds, pipe_s, load_s, depth_s)
+                best = Choice(total_s, tile, split, blocks, waves, rounds, pipe_s, load_s, depth_s, split_s)
         if tiles > _ENOUGH_WAVES * sms:
             break
     assert best is not None
@@ -139,7 +136,7 @@ def explain(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
         f"{facts['blocks']} blocks on {gpu.sm_count} SMs = {facts['waves']:.3g} waves, run as {facts['rounds']:.3g}, "
         f"{percent(used, 0)} of what the tiles compute is asked for"
     )
-    return f"{blocks}: {waves}; {_wall(launch, gpu, known, facts)}."
+    return f"{blocks}: {waves}; {_wall(launch, gpu, known, terms)}."
 
 
 def _depth(launch: Gemm, split: int) -> int:
@@ -148,8 +145,9 @@ def _depth(launch: Gemm, split: int) -> int:
     return ceil(launch.k / split / step) * step
 
 
-def _wall(launch: Gemm, gpu: Gpu, known: GemmConstants, facts: Mapping[str, Any]) -> str:
-    """What limits the launch, and what arithmetic and memory would take."""
+def _wall(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
+    """What limits the launch, and what arithmetic, memory and latency would take."""
+    facts = terms.facts
     peak = flop_rate(gpu.peak(launch.pipe))
     walls = {
         "held_s": f"power holds the chip at {percent(_sustained(gpu, known), 0)} of {peak}",
@@ -160,5 +158,5 @@ def _wall(launch: Gemm, gpu: Gpu, known: GemmConstants, facts: Mapping[str, Any]
         f"{bandwidth(gpu.dram_bytes_per_s)}, results at {known.store:.3g} bytes a clock and SM",
     }
     wall = walls[max(walls, key=lambda key: float(facts[key]))]
-    arithmetic, memory = duration(facts["arithmetic_s"]), duration(facts["stream_s"])
-    return f"{wall}; {arithmetic} of arithmetic against {memory} of memory"
+    arithmetic, memory = duration(terms.compute_s), duration(terms.memory_s)
+    return f"{wall}; {arithmetic} of arithmetic against {memory} of memory and {duration(terms.latency_s)} of latency"

@@ -49,7 +49,10 @@ class Plan(NamedTuple):
     #: blocks that the fullest multiprocessor runs
     rounds: int
     compute_s: float
-    latency_s: float
+    #: the steps of a lone block, one after another
+    steps_s: float
+    #: to fill and store
+    ends_s: float
 
 
 class _OnGpu(NamedTuple):
@@ -72,8 +75,11 @@ def predict(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, resident_b
     rate = gpu.peak(launch.pipe) * _kernel(launch, known)
     multiply_add_s = 2 * gpu.sm_count / rate * _row_misses(launch, known)
     on = _OnGpu(gpu.sm_count, gpu.boost_clock_hz, multiply_add_s, sustained(gpu, launch.pipe, known), known)
-    plan = min(_plans(launch, gpu, on), key=lambda plan: max(plan.compute_s, memory_s) + plan.latency_s)
-    return Terms(plan.compute_s, memory_s, plan.latency_s, {"plan": plan})
+    ways = (
+        Terms.of(plan.compute_s, memory_s, plan.steps_s, plan.ends_s, {"plan": plan})
+        for plan in _plans(launch, gpu, on)
+    )
+    return min(ways, key=lambda terms: terms.time_s)
 
 
 def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Terms) -> str:
@@ -94,7 +100,8 @@ def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Ter
         f"{times}{launch.m}x{launch.n}x{launch.k} in {plan.tile[0]}x{plan.tile[1]} tiles{parts}: {plan.blocks} blocks"
         f" on {gpu.sm_count} SMs = {plan.blocks / gpu.sm_count:.2f} each, run as {plan.rounds};"
         f" {useful:.0%} of the tiles' area is result; large products sustain {share:.0%} of"
-        f" {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s{limit}; {spent}, {duration(terms.latency_s)} to fill and store."
+        f" {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s{limit}; {spent}; a block's steps wait"
+        f" {duration(plan.steps_s)}, {duration(plan.ends_s)} to fill and store."
     )
 
 
@@ -123,7 +130,7 @@ def _plans(launch: VectorGemm, gpu: Gpu, on: _OnGpu) -> Iterator[Plan]:
     if min(launch.m, launch.n) == 1:  # a matrix times a vector has its own kernel
         results = launch.batch * launch.m * launch.n
         peak_s = results * launch.k * on.multiply_add_s / on.sm_count
-        yield Plan((1, 1), 1, results, 1, _arithmetic_s(peak_s, on), 0.0)
+        yield Plan((1, 1), 1, results, 1, _arithmetic_s(peak_s, on), 0.0, 0.0)
         return
     for tile in (launch.batch > 1 and chip_of(gpu).batched_tiles) or _LONE:
         results = launch.batch * ceil(launch.m / tile[0]) * ceil(launch.n / tile[1])
@@ -140,11 +147,12 @@ def _plan(launch: VectorGemm, gpu: Gpu, on: _OnGpu, tile: Tile, splits: int, blo
     loads = 1 + known.operand_load * (1 / tile[0] + 1 / tile[1] - 1 / 64)
     step_s = tile[0] * tile[1] * _STEP * on.multiply_add_s * loads
     steps, rounds = ceil(launch.k / splits / _STEP), ceil(blocks / on.sm_count)
-    compute_s = max(rounds * steps * step_s, waves * steps * known.step_clocks / on.clock_hz)
-    latency_s = waves * known.tile_clocks / on.clock_hz
+    alone_s = waves * steps * known.step_clocks / on.clock_hz
+    ends_s = waves * known.tile_clocks / on.clock_hz
     if splits > 1:
-        latency_s += known.split_s + traffic_s(gpu, 0, 2 * splits * launch.m * launch.n * launch.itemsize)
-    return Plan(tile, splits, blocks, rounds, _arithmetic_s(compute_s, on), latency_s)
+        ends_s += known.split_s + traffic_s(gpu, 0, 2 * splits * launch.m * launch.n * launch.itemsize)
+    compute_s, steps_s = _arithmetic_s(rounds * steps * step_s, on), _arithmetic_s(alone_s, on)
+    return Plan(tile, splits, blocks, rounds, compute_s, steps_s, ends_s)
 
 
 def _arithmetic_s(peak_s: float, on: _OnGpu) -> float:

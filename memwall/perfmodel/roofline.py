@@ -4,12 +4,15 @@ A cost is one launch or several, one after another; each launch is a :class:`mem
 family's model (:mod:`memwall.perfmodel.families`) says how well it uses the GPU::
 
     compute_s  = arithmetic at the rate that this shape reaches
-    memory_s   = traffic at the bandwidth that this shape reaches
-    overhead_s = launches × launch latency + latencies in which neither limits + time that the GPU waits for the CPU
-    time_s     = max(compute_s, memory_s) + overhead_s, never below bound_s
+    memory_s   = DRAM and L2 traffic at the bandwidth that this shape reaches
+    latency_s  = what no peak would help: instructions other than the arithmetic, dependent steps, loads in a row,
+                 too few thread blocks, a pipeline that fills, synchronization
+    overhead_s = launches × launch latency + time that the GPU waits for the CPU
+    time_s     = max(compute_s, memory_s, latency_s) + overhead_s, never below bound_s
 
-Each of several launches takes the longer of its two terms; the time that they spend at the other wall is added to the
-larger sum. ``bound_s`` is the speed of light: datasheet peaks, each compulsory byte once, no overhead; bytes at L2
+Each is the time of that resource alone; the largest of the first three also holds what does not overlap with it: the
+start and the end of a launch, and the other walls of several launches. ``limited_by`` is the largest of all terms.
+``bound_s`` is the speed of light: datasheet peaks, each compulsory byte once, no overhead; bytes at L2
 bandwidth where all that the kernel touches fits in L2 (Williams, Waterman, Patterson: Roofline, CACM 2009).
 
 ``low_s`` and ``high_s`` are the 80 % interval: the 10th and 90th percentile of measured over modeled time, by family
@@ -30,22 +33,25 @@ from memwall.perfmodel.collectives import link_s
 from memwall.perfmodel.families import Terms, as_run, constants, interval, predict
 
 #: the walls, in the order in which reports list them
-WALLS = ("compute", "bandwidth", "overhead")
+WALLS = ("compute", "bandwidth", "latency", "overhead")
 #: the wall of traffic over a link between GPUs, or to the host
 LINK = "link"
 #: wall -> its term of the time; of equal terms the first is the wall
-_TERMS = {"bandwidth": "memory_s", "compute": "compute_s", "overhead": "overhead_s", LINK: "link_s"}
-_TERM_NAMES, _seconds = tuple(_TERMS), attrgetter(*_TERMS.values())
+TERMS = {
+    "bandwidth": "memory_s", "compute": "compute_s", "latency": "latency_s", "overhead": "overhead_s", LINK: "link_s",
+}  # fmt: skip
+_TERM_NAMES, _seconds = tuple(TERMS), attrgetter(*TERMS.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The time of a kernel on one GPU, in seconds, by its terms. ``overhead_s`` holds the launch latencies, the
-    kernels' latencies, and within a schedule the wait for the CPU; ``low_s`` to ``high_s`` is the 80 % interval."""
+    """The time of a kernel on one GPU, in seconds, by its terms. ``overhead_s`` holds the launch latencies, and within
+    a schedule the wait for the CPU; ``low_s`` to ``high_s`` is the 80 % interval."""
 
     bound_s: float
     compute_s: float
     memory_s: float
+    latency_s: float = 0.0
     overhead_s: float
     low_s: float
     high_s: float
@@ -53,8 +59,8 @@ class Prediction:
 
     @property
     def time_s(self) -> float:
-        """The longer of arithmetic and traffic, plus the overhead; no less than the bytes on the link take."""
-        return max(max(self.compute_s, self.memory_s) + self.overhead_s, self.link_s)
+        """The longest of arithmetic, traffic and latency, plus the overhead; no less than the bytes on the link."""
+        return max(max(self.compute_s, self.memory_s, self.latency_s) + self.overhead_s, self.link_s)
 
     @property
     def limited_by(self) -> str:
@@ -162,30 +168,25 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
     launches = launches_of(cost, gpu, resident_bytes)
     floors_s = cost.kernels * launch_floor_s(gpu, launch)
     bound = bound_s(cost, gpu)
-    compute = memory = latency = sum_s = down = up = 0.0
+    walls = dict.fromkeys(("memory_s", "compute_s", "latency_s"), 0.0)
+    body = ends = down = up = 0.0
     for item, terms in launches:
         low, high = interval(CONSTANTS[item.FAMILY], gpu, item.variant)
-        compute += terms.compute_s
-        memory += terms.memory_s
-        latency += terms.latency_s
-        sum_s += terms.time_s
+        for name in walls:
+            walls[name] += getattr(terms, name)
+        body += terms.body_s
+        ends += terms.ends_s
         own_s = terms.time_s + floors_s / len(launches)
         down += own_s * (1 - low)
         up += own_s * (high - 1)
-    other = sum_s - latency - max(compute, memory)
-    if compute > memory:
-        compute += other
-    else:
-        memory += other
     on_link_s = link_s(cost.link_bytes, gpu)
-    if max(compute, memory, on_link_s) < bound:  # no kernel is faster; its bound is its wall
-        if _least_compute_s(cost, gpu) >= bound:
-            compute = bound
-        else:
-            memory = bound
-    overhead = latency + floors_s
-    time_s = max(max(compute, memory) + overhead, on_link_s)
+    if max(body, on_link_s) < bound:  # no kernel is faster; its bound is its wall
+        body = bound
+        name = "compute_s" if _least_compute_s(cost, gpu) >= bound else "memory_s"
+        walls[name] = max(walls[name], bound)
+    walls[max(walls, key=walls.__getitem__)] = body + ends
+    time_s = max(body + ends + floors_s, on_link_s)
     return Prediction(
-        bound_s=bound, compute_s=compute, memory_s=memory, overhead_s=overhead, link_s=on_link_s,
-        low_s=max(time_s - down, bound), high_s=time_s + up,
+        bound_s=bound, **walls, overhead_s=floors_s, link_s=on_link_s, low_s=max(time_s - down, bound),
+        high_s=time_s + up,
     )  # fmt: skip

@@ -63,9 +63,7 @@ def predict(launch: Rows, gpu: Gpu, known: RowsConstants, resident_bytes: int = 
     latency_s = known.latency_s + known.step_s * launch.columns / 1024
     facts = {"warm": warm, "missed": missed, "row_clk": row_clk, "turns": turns, "dram_bytes": dram, "reached": reached,
              "rows_s": turns * row_s, "traffic_s": memory_s, "latency_s": latency_s, "lone_s": lone_s}  # fmt: skip
-    # The first row of each multiprocessor is pure latency (load, reduce, store): no wall limits it.
-    walls_s = max(memory_s, max(turns - 1, 0) * row_s, lone_s)
-    return Terms(0.0, walls_s, latency_s + max(turns * row_s - walls_s, 0.0), facts)
+    return Terms.of(0.0, memory_s, max(turns * row_s, lone_s), latency_s, facts)
 
 
 def explain(launch: Rows, gpu: Gpu, known: RowsConstants, terms: Terms) -> str:

@@ -62,17 +62,18 @@ def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: in
     warm = min(resident_bytes / launch.read_bytes, 1.0) if launch.read_bytes else 0.0
     reached = fraction(launch, gpu, known)
     memory_s = traffic_s(gpu, launch.bytes * (1 - warm), launch.bytes * warm, reached)
-    latency_s, flops_s = known.latency_s, 0.0
+    flops_s = 0.0
     if launch.pipe is not None and launch.flops:
         flops_s = launch.flops / (gpu.peak(launch.pipe) * gpu.achievable_fraction(launch.pipe))
     places_s = launch.instructions / (gpu.sm_count * gpu.boost_clock_hz * INTEGER_LANES)
     loops_s = steps_s(gpu, launch.blocks, launch.steps)  # overlaps with other blocks' traffic
     waits_s = launch.round_trips * round_trip_s(gpu)
+    few_s = 0.0
     if 0 < (launch.thread_blocks or 0) < gpu.sm_count:  # the other multiprocessors move nothing
-        memory_s *= gpu.sm_count / (launch.thread_blocks or 1)
+        few_s = memory_s * gpu.sm_count / (launch.thread_blocks or 1)
     facts = {"warm": warm, "reached": reached, "instructions_s": places_s, "traffic_s": memory_s, "loops_s": loops_s,
-             "waits_s": waits_s}  # fmt: skip
-    return Terms(flops_s, max(memory_s, places_s, loops_s), latency_s + waits_s, facts)
+             "waits_s": waits_s, "few_s": few_s}  # fmt: skip
+    return Terms.of(flops_s, memory_s, max(places_s, loops_s, few_s), known.latency_s + waits_s, facts)
 
 
 def explain(launch: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> str:
@@ -81,10 +82,10 @@ def explain(launch: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> s
     source = f"{facts['reached']:.0%} of {bandwidth(gpu.dram_bytes_per_s)}"
     if facts["warm"]:
         source += f", {facts['warm']:.0%} of them in L2"
-    if launch.thread_blocks is not None and launch.thread_blocks < gpu.sm_count:
-        source += f" on {launch.thread_blocks} of {gpu.sm_count} SMs"
     said = [f"{size(launch.read_bytes)} read and {size(launch.write_bytes)} written take"
             f" {duration(facts['traffic_s'])} at {source}"]  # fmt: skip
+    if facts["few_s"]:
+        said.append(f"{launch.thread_blocks} thread blocks on {gpu.sm_count} SMs take {duration(facts['few_s'])}")
     if launch.instructions:
         each = launch.instructions / max(launch.elements, 1)
         said.append(f"{each:.0f} integer instructions an element take {duration(facts['instructions_s'])}"

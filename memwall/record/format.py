@@ -140,6 +140,8 @@ class _Kernel:
     memory_s: float
     overhead_s: float
     limited_by: str
+    #: older records have none: there memory_s, compute_s and overhead_s hold these seconds
+    latency_s: float = 0.0
     low_s: float | None = None  # older records have no interval
     high_s: float | None = None
     launches: int = 1
@@ -344,8 +346,8 @@ def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Cost
         _exist(kernel.op_ids, len(ops), f"{where}.kernels[{i}].op_ids")
         _exist(kernel.recomputes, len(ops), f"{where}.kernels[{i}].recomputes")
     issues = [issue_s(gpu, ops[kernel.op_ids[0]].phase, kernel.launches) for kernel in row.kernels]
-    times = ((max(kernel.compute_s, kernel.memory_s) + kernel.overhead_s, kernel.overhead_s) for kernel in row.kernels)
-    waits = waits_within((issue, *time) for issue, time in zip(issues, times, strict=True))
+    times = (max(k.compute_s, k.memory_s, k.latency_s) + k.overhead_s for k in row.kernels)
+    waits = waits_within(zip(issues, times, (k.overhead_s for k in row.kernels), strict=True))
     kernels = [
         Estimate(**dict(zip(_ESTIMATED, _of_kernel(kernel), strict=True)), id=i, issue_s=issue, wait_s=wait)
         for i, (kernel, issue, wait) in enumerate(zip(row.kernels, issues, waits, strict=True))

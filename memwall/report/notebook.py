@@ -51,7 +51,8 @@ SHARE_COLUMNS = {"launches": "launches", "flops": "flops", "dram_bytes": "bytes"
 #: columns of a frame by op -> attribute of a row
 _OP_COLUMNS = {"class" if name == "op_class" else name: name for name in (
     "name", "op_class", "phase", "module", "shapes", "count", "flops", "read_bytes", "write_bytes", "bound_s", "time_s",
-    "compute_s", "memory_s", "overhead_s", "limited_by", "time_share", "modeled", "low_s", "high_s")}  # fmt: skip
+    "compute_s", "memory_s", "latency_s", "overhead_s", "limited_by", "time_share", "modeled", "low_s",
+    "high_s")}  # fmt: skip
 
 #: what a frame has a row for -> its columns, and the rows of a simulation
 _TABLES: dict[str, tuple[Mapping[str, str], Callable[[Profile, Schedule], Sequence[Row]]]] = {

@@ -21,7 +21,7 @@ from memwall.report.document import Document, Facts, Section, Sentence, Table
 
 DEFAULT_WIDTH = 118
 INDENT, GAP, NARROWEST, WIDEST_CUT = 2, 2, 12, 36
-_WALL_STYLE = {"compute": "green", "bandwidth": "yellow", "overhead": "magenta", "NO": "bold red",
+_WALL_STYLE = {"compute": "green", "bandwidth": "yellow", "latency": "blue", "overhead": "magenta", "NO": "bold red",
                "FAIL": "bold red", "inconclusive": "bold yellow", "pass": "green"}  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def _arguments(profile: Profile, schedule: Schedule, kernel: Estimate) -> dict[s
         "phase": kernel_phase(profile, schedule, kernel), "launches": kernel.launches,
         "flops": kernel.flops, "read_bytes": kernel.read_bytes, "write_bytes": kernel.write_bytes,
         "bound_us": _us(kernel.bound_s), "compute_us": _us(kernel.compute_s), "memory_us": _us(kernel.memory_s),
-        "overhead_us": _us(kernel.overhead_s), "limited_by": kernel.limited_by,
+        "latency_us": _us(kernel.latency_s), "overhead_us": _us(kernel.overhead_s), "limited_by": kernel.limited_by,
     }  # fmt: skip
 
 

@@ -112,7 +112,8 @@ class Kernels(Sequence[Estimate]):
                 id=index, name=context.kinds[n].name, op_ids=group.op_ids, op_class=context.kinds[n].op_class,
                 flops=context.kinds[n].flops, read_bytes=group.cost.read_bytes, write_bytes=group.cost.write_bytes,
                 bound_s=known[n].bound_s, compute_s=known[n].compute_s, memory_s=known[n].memory_s,
-                overhead_s=known[n].overhead_s + wait_s, low_s=known[n].low_s + wait_s, high_s=known[n].high_s + wait_s,
+                latency_s=known[n].latency_s, overhead_s=known[n].overhead_s + wait_s,
+                low_s=known[n].low_s + wait_s, high_s=known[n].high_s + wait_s,
                 launches=launches[n], recomputes=group.recomputes, issue_s=issues[n], wait_s=wait_s,
                 link_s=known[n].link_s and known[n].link_s + wait_s,
             )

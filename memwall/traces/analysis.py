@@ -17,9 +17,9 @@ from memwall.analysis.table import group_by, share
 from memwall.core.graph import Pipe
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
-from memwall.perfmodel.roofline import LINK
+from memwall.perfmodel.roofline import LINK, WALLS
 from memwall.traces.calls import Surroundings
-from memwall.traces.costs import WALLS, Pricing, older_kernels_note, row_cost
+from memwall.traces.costs import Pricing, older_kernels_note, row_cost
 from memwall.traces.records import Trace, TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, is_call, rows_of
 
@@ -227,7 +227,7 @@ class TraceAnalysis:
 
     def by_wall(self) -> dict[str, float]:
         """Measured seconds under each wall, and ``unknown``."""
-        return {wall: _seconds(self.rows, wall) for wall in (*WALLS, UNKNOWN)}
+        return {wall: _seconds(self.rows, wall) for wall in (*WALLS, LINK, UNKNOWN)}
 
     def groups(self, by: str = "op") -> list[RowGroup]:
         """Rows summed by ``op`` (its name and shapes), ``module``, ``class`` or ``phase``, the longest first."""

@@ -46,7 +46,6 @@ _READ_IN_PART = frozenset(
     ("embedding", "index_select", "gather", "index", "_unsafe_index", "take", "take_along_dim", "tril", "triu",
      "grid_sampler_2d", "grid_sampler_3d", "_embedding_bag")
 )  # fmt: skip
-WALLS = ("compute", "bandwidth", "overhead", LINK)
 
 
 @dataclass(frozen=True, slots=True)

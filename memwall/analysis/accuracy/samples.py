@@ -98,9 +98,8 @@ def predicted(sample: Sample) -> Prediction:
         host_s * of_host + kernels_s * end_s / found.time_s
         for of_host, end_s in zip(ends, (found.low_s, found.high_s), strict=True)
     )
-    return replace(
-        found, overhead_s=time_s - max(found.compute_s, found.memory_s), low_s=max(low_s, found.bound_s), high_s=high_s
-    )
+    overhead_s = found.overhead_s + time_s - found.time_s
+    return replace(found, overhead_s=overhead_s, low_s=max(low_s, found.bound_s), high_s=high_s)
 
 
 def _eager_call_s(gpu: Gpu, cost: Cost, kernels_s: float) -> float:
@@ -123,9 +122,10 @@ def _row(sample: Sample, predicted: Prediction) -> Row:
 
 
 def _limited_by(sample: Sample, predicted: Prediction) -> str:
-    """The largest term. An eager call is overhead if an empty one takes more than half as long: a long kernel hides the
-    return to the host."""
+    """The largest term, latency apart: times alone do not tell it from the others. An eager call is overhead if an
+    empty one takes more than half as long: a long kernel hides the return to the host."""
+    known = replace(predicted, latency_s=0.0)
     if sample.launch != "call":
-        return predicted.limited_by
+        return known.limited_by
     empty_s = _eager_call_s(sample.gpu, sample.cost, 0.0)
-    return "overhead" if 2 * empty_s > predicted.time_s else replace(predicted, overhead_s=0.0).limited_by
+    return "overhead" if 2 * empty_s > predicted.time_s else replace(known, overhead_s=0.0).limited_by

@@ -104,6 +104,6 @@ def _identity(row: KernelRow) -> tuple:
 
 
 def _times(number: int, row: KernelRow) -> list[float | int]:
-    """Columns of ``rows``: kernel, then seconds (bound, time, compute, memory, overhead), then the wall's number."""
-    seconds = (row.bound_s, row.time_s, row.compute_s, row.memory_s, row.overhead_s)
+    """Columns of ``rows``: kernel, seconds (bound, time, compute, memory, latency, overhead), the wall's number."""
+    seconds = (row.bound_s, row.time_s, row.compute_s, row.memory_s, row.latency_s, row.overhead_s)
     return [number, *(float(f"{s:.4g}") for s in seconds), WALLS.index(row.limited_by)]

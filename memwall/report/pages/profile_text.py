@@ -40,8 +40,8 @@ MODULES_NOTE = (
 )
 
 TOTALS_NOTE = (
-    "bound: speed of light; 80 % range: should hold 80 % of real runs; compute, bandwidth, overhead: share of"
-    " time under each wall"
+    "bound: speed of light; 80 % range: should hold 80 % of real runs; compute, bandwidth, latency, overhead: share"
+    " of time under each wall"
 )
 #: ops without a formula that are named
 MAX_UNMODELED = 8
@@ -191,7 +191,7 @@ def totals_table(profile: Profile) -> Table:
     columns += [
         *col.of(sims, "MFU: totals.mfu %, MBU: mbu %?"),
         *(col.percent(wall, [wall_shares(s)[wall] for s in sims], 0) for wall in WALLS),
-        *col.of(sims, "peak: totals.peak_memory_bytes B, fits fits"),
+        *col.of(sims, "peak: totals.peak_memory_bytes B?, fits fits"),
     ]
     return col.table("", columns, TOTALS_NOTE)
 

@@ -61,7 +61,8 @@
       return {
         kernel: k[NAME], class: k[CLASS], phase: k[PHASE], module: k[MODULE] || "(top)", shapes: k[SHAPES],
         count: k[COUNT], flops, unmodeled: k[FLOPS] < 0, bytes, intensity: bytes ? flops / bytes : 0,
-        bound: r[1], time: r[2], compute: r[3], memory: r[4], overhead: r[5], wall: data.walls[r[6]],
+        bound: r[1], time: r[2], compute: r[3], memory: r[4], latency: r[5],
+        overhead: r[6], wall: data.walls[r[7]],
         share: total ? r[2] / total : 0, rate: r[2] ? flops / r[2] : 0,
       };
     });

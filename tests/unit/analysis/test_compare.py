@@ -105,7 +105,7 @@ def test_the_record_is_plain_and_stable(profile):
     assert record["schema"] == "memwall.comparison/1"
     assert list(record) == ["schema", "memwall_version", "kind", "title", "entries", "flips", "changes", "machines"]
     assert record["kind"] == "gpus"
-    assert record["entries"][0]["wall_shares"].keys() == {"compute", "bandwidth", "overhead"}
+    assert record["entries"][0]["wall_shares"].keys() == {"compute", "bandwidth", "latency", "overhead"}
     assert compare_profile(make_profile(), [OLD, NEW]).to_json() == got.to_json()
 
 

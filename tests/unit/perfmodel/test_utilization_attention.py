@@ -57,7 +57,7 @@ def test_tiles_of_a_call_without_mask_are_all_met():
 
 def test_one_block_more_than_multiprocessors_takes_a_second_wave():
     full, over = (attention(1, heads, 128, 4096, 64, causal=False, kernel="flash") for heads in (132, 133))
-    assert predict(over, H100).compute_s == pytest.approx(2 * predict(full, H100).compute_s)
+    assert predict(over, H100).body_s == pytest.approx(2 * predict(full, H100).body_s)
 
 
 def test_a_short_sequence_pays_for_a_whole_tile():

@@ -52,7 +52,7 @@ def test_a_row_of_a_layer_norm_is_all_normalized_axes():
 def test_a_lone_block_waits_for_each_vector_of_its_row():
     """Blocks of 128 threads, four float32 each: 2**20 columns are 2048 turns, twice, since the row is read twice."""
     (work,) = cost_of(layer_norm((8, 2**20), 1)).launches
-    assert predict(work, H100).memory_s == pytest.approx(2 * 2048 * round_trip_s(H100), rel=1e-2)
+    assert predict(work, H100).latency_s == pytest.approx(2 * 2048 * round_trip_s(H100), rel=1e-2)
 
 
 def test_layer_norm_of_sixteen_images_on_an_l40s():
@@ -152,10 +152,10 @@ def test_depthwise_3x3_on_an_rtx_2080_ti(channels: int, size: int, measured_s: f
 def test_a_thread_of_a_depthwise_kernel_goes_over_its_window():
     """2048 threads of 132 multiprocessors: 590 clocks for each tap. Wider windows take longer by their taps."""
     small, wide = (cost_of(depthwise(16, 128, 256, k)).launches[0] for k in (3, 5))
-    assert predict(small, H100).compute_s == pytest.approx(
+    assert predict(small, H100).latency_s == pytest.approx(
         16 * 128 * 256 * 256 * 9 * 590 / (2048 * 132 * H100.boost_clock_hz)
     )
-    assert predict(wide, H100).compute_s == pytest.approx(predict(small, H100).compute_s * 25 / 9)
+    assert predict(wide, H100).latency_s == pytest.approx(predict(small, H100).latency_s * 25 / 9)
     assert "9 taps" in explain(small, H100, predict(small, H100))
 
 

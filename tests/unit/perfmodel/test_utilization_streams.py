@@ -83,14 +83,18 @@ def test_more_bytes_take_longer_and_never_less_than_the_datasheet(gpu):
 
 def test_index_arithmetic_runs_on_64_lanes_of_each_multiprocessor():
     work = stream(4096, 4096, instructions=108 * 64 * 1_410_000)
-    assert predict(work, A100).memory_s == pytest.approx(1e-3)
+    terms = predict(work, A100)
+    assert terms.body_s == pytest.approx(1e-3)
+    assert terms.latency_s == terms.time_s > 10 * terms.memory_s
     assert "integer instructions" in explain(work, A100, predict(work, A100))
 
 
 def test_few_programs_leave_multiprocessors_idle():
     work = stream(1 << 28, 1 << 28)
-    assert predict(replace(work, thread_blocks=27), A100).memory_s == pytest.approx(4 * predict(work, A100).memory_s)
-    assert predict(replace(work, thread_blocks=4000), A100).memory_s == predict(work, A100).memory_s
+    few, many, all_of_it = predict(replace(work, thread_blocks=27), A100), replace(work, thread_blocks=4000), work
+    assert few.body_s == pytest.approx(4 * predict(all_of_it, A100).memory_s)
+    assert few.latency_s >= few.body_s > few.memory_s == predict(all_of_it, A100).memory_s
+    assert predict(many, A100).body_s == predict(all_of_it, A100).memory_s
 
 
 def test_warm_inputs_are_served_by_l2():
@@ -102,15 +106,15 @@ def test_warm_inputs_are_served_by_l2():
 
 def test_loads_in_a_row_come_on_top_and_loops_of_other_blocks_hide_them():
     """1410 loads of 700 clocks at 1.41 GHz are 0.7 ms: of all threads together, time in which nothing moves; of a
-    block's loop, the memory's time, which other blocks' traffic fills."""
+    block's loop, time that other blocks' traffic fills."""
     small, large = stream(4096, 4096), stream(1 << 30, 1 << 30)
     plain_s = predict(large, A100).time_s
     assert plain_s > 1e-3
     assert predict(replace(large, round_trips=1410), A100).time_s == pytest.approx(plain_s + 0.7e-3)
     assert predict(replace(small, round_trips=1410), A100).latency_s == pytest.approx(0.7e-3, rel=1e-3)
     assert predict(replace(large, steps=1410, blocks=1), A100).time_s == plain_s
-    assert predict(replace(small, steps=1410, blocks=1), A100).memory_s == pytest.approx(0.7e-3)
-    assert predict(replace(small, steps=1410, blocks=433), A100).memory_s == pytest.approx(1.4e-3), "2 waves of 432"
+    assert predict(replace(small, steps=1410, blocks=1), A100).body_s == pytest.approx(0.7e-3)
+    assert predict(replace(small, steps=1410, blocks=433), A100).body_s == pytest.approx(1.4e-3), "2 waves of 432"
 
 
 @pytest.mark.parametrize(("gpu", "measured"), [("a100-80gb-sxm", 14), ("a40", 10), ("h100-sxm", 12)])
@@ -161,15 +165,15 @@ def test_a_p100_has_half_the_schedulers_and_takes_twice_the_clocks():
     assert clocks == [pytest.approx(612), pytest.approx(1224)]
 
 
-def test_one_row_a_multiprocessor_pushes_no_wall():
-    """108 rows are the first of each: a chain of loads and joins, whatever the bandwidth. 1080 rows stream."""
+def test_clocks_of_rows_are_latency():
+    """4024 clocks a row are latency, whatever the bandwidth; its traffic is shorter."""
     known = RowsConstants(row_clk=3000.0, column_clk=1.0, latency_s=0.0)
     for count in (108, 1080):
         work = rows(count, 1024, "block_norm")
         terms = predict_rows(work, A100, known)
         turns = count // 108
         assert terms.time_s == pytest.approx(turns * 4024 / A100.boost_clock_hz)
-        assert (terms.memory_s > terms.latency_s) == (turns > 1)
+        assert terms.latency_s == terms.time_s > terms.memory_s
 
 
 def test_a_board_without_rows_scales_the_bandwidth_to_its_own():

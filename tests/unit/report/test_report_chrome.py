@@ -203,7 +203,7 @@ def test_a_kernel_says_where_it_comes_from_and_what_it_costs():
         "module": "blocks.0.proj", "source": "net.py:12", "class": "contraction", "phase": "forward", "launches": 1,
         "flops": 2**31, "read_bytes": 2**22, "write_bytes": 2**21,
         "bound_us": 21.4748, "compute_us": 21.4748, "memory_us": 6.2915,  # 3 x 2 MiB at 1 TB/s
-        "overhead_us": 31.0, "limited_by": "overhead",  # the wait of 30 us and a launch
+        "latency_us": 0.0, "overhead_us": 31.0, "limited_by": "overhead",  # the wait of 30 us and a launch
     }  # fmt: skip
     assert "source" not in kernels[1]["args"]
 
