@@ -65,7 +65,7 @@ def command(
 
     Exit code: 0 pass, 1 fail, 3 inconclusive, 2 misuse.
     """
-    from memwall.gate.baseline import place_in_repository
+    from memwall.gate.checkout import place_in_repository
     from memwall.gate.reading import base_of, configuration, on_gpus_of, selected
     from memwall.gate.run import run_gate
     from memwall.hardware.lookup import load_gpus

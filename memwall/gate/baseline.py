@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import os
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +11,7 @@ from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
 from memwall.core.version import __version__
 from memwall.frontend.workload.target import is_saved, split_target
+from memwall.gate.checkout import Checkout
 from memwall.gate.config import GateConfig, GatedWorkload
 from memwall.gate.reading import read_config
 from memwall.gate.result import Baseline
@@ -128,98 +125,10 @@ def from_files(place: Path, root: Path, workloads: Sequence[GatedWorkload], firs
 # -- a commit ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Checkout:
-    """A commit in a temporary worktree: ``folder`` is the counterpart of the folder that the gate runs in."""
-
-    commit: str
-    top: Path
-    folder: Path
-    head_top: Path
-    notes: tuple[str, ...]
-
-
-#: variables that git sets for its hooks: they would make it use the hook's repository and index
-_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
-
-
-def _git(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a git command, of a failed one what it said; runs none of the repository's hooks."""
-    environment = {key: value for key, value in os.environ.items() if key not in _HOOK}
-    try:
-        done = subprocess.run(
-            ["git", "-c", f"core.hooksPath={os.devnull}", *arguments], cwd=folder, capture_output=True, text=True,
-            errors="replace", stdin=subprocess.DEVNULL, env={**environment, "LC_ALL": "C"},
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise UsageError("--baseline-ref needs git, which is not installed; use --baseline FILE") from None
-    return done.returncode, (done.stdout if done.returncode == 0 else done.stderr).strip()
-
-
-def place_in_repository(folder: Path) -> str:
-    """A folder as seen from the top of its git repository, empty at the top and outside of any."""
-    try:
-        code, prefix = _git(folder, "rev-parse", "--show-prefix")
-    except UsageError:
-        return ""
-    return "" if code else prefix.rstrip("/")
-
-
-def _find_commit(folder: Path, ref: str) -> tuple[str, tuple[str, ...]]:
-    """The commit to compare with: where the head's history and ``ref`` parted, so that what others did since is not
-    taken for the head's doing; and what the user should know about it."""
-    code, said = _git(folder, "rev-parse", "--show-toplevel")
-    if code and "not a git repository" not in said:
-        raise UsageError(f"--baseline-ref {ref}: git says {said.splitlines()[0] if said else 'nothing'}")
-    if code:
-        raise UsageError(f"--baseline-ref {ref}: {folder.name or folder} is in no git repository; use --baseline FILE")
-    if ref.startswith("-"):
-        raise UsageError(f"--baseline-ref {ref!r} is no commit, branch or tag")
-    code, tip = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-    shallow = _git(folder, "rev-parse", "--is-shallow-repository")[1] == "true"
-    deeper = "this clone is shallow: git fetch --unshallow (fetch-depth: 0 in actions/checkout)"
-    if code:
-        hint = deeper if shallow else "git fetch it first, or name another (git branch --all lists them)"
-        raise UsageError(f"--baseline-ref: there is no commit {ref!r} here; {hint}")
-    code, base = _git(folder, "merge-base", tip, "HEAD")
-    if code and shallow:
-        raise UsageError(f"--baseline-ref {ref}: no common commit with HEAD; {deeper}")
-    if code:
-        raise UsageError(f"--baseline-ref {ref}: it has no common commit with HEAD; name one that has")
-    if _git(folder, "status", "--porcelain", "--untracked-files=no")[1]:
-        return base, ("the head is the working tree with its uncommitted changes",)
-    if base == _git(folder, "rev-parse", "HEAD")[1]:
-        return base, ("the base is the head's own commit: nothing can differ",)
-    return base, ()
-
-
-@contextlib.contextmanager
-def checked_out(folder: Path, ref: str) -> Iterator[Checkout]:
-    """The base commit of ``ref`` in a temporary worktree, taken away at the end. The user's tree is not touched. Raises
-    ``UsageError``: no repository, no such ref, a shallow clone that lacks the common commit, or a commit without the
-    folder."""
-    commit, notes = _find_commit(folder, ref)
-    top = Path(_git(folder, "rev-parse", "--show-toplevel")[1]).resolve()
-    with tempfile.TemporaryDirectory(prefix="memwall-base-") as place:
-        tree = Path(place).resolve() / top.name
-        try:
-            code, message = _git(folder, "worktree", "add", "--detach", "--quiet", str(tree), commit)
-            if code:
-                said = message.splitlines()[-1] if message else "git failed"
-                raise UsageError(f"cannot check out {commit[:12]}: {said}")
-            if (tree / ".gitmodules").is_file():
-                notes += ("the base is checked out without its submodules",)
-            inside = tree / folder.resolve().relative_to(top)
-            if not inside.is_dir():
-                raise UsageError(f"the commit {commit[:12]} has no folder {folder.resolve().relative_to(top)}")
-            yield Checkout(commit, tree, inside, top, notes)
-        finally:
-            _git(folder, "worktree", "remove", "--force", str(tree))
-
-
 def from_commit(
-    ref: str, checkout: Checkout, workloads: Sequence[GatedWorkload], traced: Mapping[str, Traced]
-) -> Bases:
+    ref: str, checkout: Checkout, workloads: Sequence[GatedWorkload], traced: Mapping[str, Traced],
+    heads: Mapping[str, Traced],
+) -> Bases:  # fmt: skip
     base = Bases(Baseline("ref", ref, checkout.commit, notes=checkout.notes))
     for workload in workloads:
         kind, place, _ = split_target(workload.target)
@@ -242,10 +151,14 @@ def from_commit(
         elif row.unstable:
             base.refused[workload.name] = not_comparable(row)
         elif row.profile is None:
-            base.refused[workload.name] = f"the base cannot be profiled: {row.error}"
+            base.refused[workload.name] = (
+                f"the base cannot be profiled: {row.error}{checkout.lacks(heads[workload.name])}"
+            )
         else:
             base.profiles[workload.name] = row.profile
             base.baseline = noted(base.baseline, f"{workload.name} (base)", row.notes)
+            base.baseline = noted(base.baseline, workload.name, checkout.untracked(heads[workload.name]))
+    base.baseline = replace(base.baseline, notes=(*base.baseline.notes, *checkout.lent))
     return base
 
 

@@ -17,8 +17,6 @@ from memwall.frontend.dynamo.capture import capture_of
 from memwall.frontend.workload.target import is_saved
 from memwall.gate.baseline import (
     Bases,
-    Checkout,
-    checked_out,
     from_commit,
     from_files,
     left_out,
@@ -28,6 +26,7 @@ from memwall.gate.baseline import (
     saved_profile,
     shown,
 )  # fmt: skip
+from memwall.gate.checkout import Checkout, checked_out
 from memwall.gate.config import APART, GateConfig, GatedWorkload, Limit, parse_limit
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.result import Baseline, Check, GateResult, Problem
@@ -86,10 +85,11 @@ def run_gate(
         if jobs:
             tracers = tracers or stack.enter_context(Tracers(captures=any(job.breaks for job in jobs)))
             tree = Tree(checkout.folder, checkout.head_top) if checkout else None
-            ours, bases = profile_both(config.root, tree, jobs, say, tracers)
+            prepare = checkout.lend if checkout else lambda rows: None
+            ours, bases = profile_both(config.root, tree, jobs, say, tracers, prepare)
             heads |= ours
         if checkout is not None:
-            base = from_commit(baseline_ref or "", checkout, workloads, bases)
+            base = from_commit(baseline_ref or "", checkout, workloads, bases, heads)
         else:
             base = from_files(baseline, config.root, workloads, first) if baseline else Bases()
             heads |= _checked_twice(config, jobs, heads, base, tracers)

@@ -176,3 +176,76 @@ def test_b16_unseeded_structure(gate, folder):
             elif check["value"] != check["baseline"]:  # two of 60 may be equal
                 assert check["verdict"] == "inconclusive", name
                 assert "two traces of the same commit differ" in check["message"], name
+
+
+def sized(read: str) -> str:
+    """A model as wide as the number that ``read`` gives."""
+    return f"""\
+import json, pathlib
+import torch
+HERE = pathlib.Path(__file__).parent
+WIDTH = {read}
+
+def model():
+    return torch.nn.Linear(WIDTH, WIDTH)
+
+def inputs():
+    return (torch.randn(4, WIDTH),)
+"""
+
+
+def test_b17_a_submodule(gate, folder):
+    """Workloads in or over a submodule were always inconclusive, as the base was checked out without it."""
+    commit(folder / "inner", {"width.json": "64"})
+    repo = folder / "repo"
+    commit(repo, {"net.py": sized("json.loads((HERE / 'part/width.json').read_text())")})
+    git(repo, "submodule", "add", "-q", str(folder / "inner"), "part")
+    commit(repo, {})
+    commit(repo, {"README": "words"})
+    result, record = gate("net.py", cwd=repo)
+    assert result.code == 0, result
+    commit(repo / "part", {"width.json": "128"})  # and the base has its own commit of it
+    commit(repo, {})
+    result, record = gate("net.py", cwd=repo)
+    assert result.code == 1
+    assert {c["value"] / c["baseline"] for c in record["checks"] if c["quantity"] == "flops"} == {4}
+
+
+def test_b17_an_ignored_file(gate, folder):
+    """Workloads that read a file which git ignores were always inconclusive."""
+    commit(folder, {".gitignore": "data/\n", "net.py": sized("json.loads((HERE / 'data/width.json').read_text())")})
+    commit(folder, {"README": "words", "data/width.json": "64"})
+    result, record = gate("net.py")
+    assert result.code == 0, result
+    assert any("data/width.json" in note for note in record["baseline"]["notes"])
+
+
+def test_b17_lfs_without_its_server(gate, folder):
+    """A base whose Git LFS objects only this clone's store holds was compared as a pointer, or not at all."""
+    import hashlib
+
+    text = json.dumps(64)
+    name = hashlib.sha256(text.encode()).hexdigest()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{name}\nsize {len(text)}\n"
+    commit(folder, {"width.json": pointer, "net.py": sized("json.loads((HERE / 'width.json').read_text())")})
+    commit(folder, {".gitattributes": "*.json filter=lfs\n"})
+    commit(folder, {"README": "words"})
+    git(folder, "config", "filter.lfs.clean", f"echo '{pointer}'")
+    git(folder, "config", "filter.lfs.smudge", "cat")  # as with GIT_LFS_SKIP_SMUDGE
+    kept = folder / ".git/lfs/objects" / name[:2] / name[2:4] / name
+    kept.parent.mkdir(parents=True)
+    kept.write_text(text)
+    (folder / "width.json").write_text(text)
+    result, _ = gate("net.py")
+    assert result.code == 0, result
+
+
+def test_b17_an_untracked_helper_is_named_once(shell, folder):
+    """A base that lacks an untracked helper gave eleven equal messages, none of which said how to compare."""
+    commit(folder, {"net.py": sized("__import__('helper').WIDTH")})
+    (folder / "helper.py").write_text("WIDTH = 64\n")
+    result = shell("gate", "net.py", "--baseline-ref", "HEAD", "-q")
+    assert result.code == 3
+    assert result.out.count("the base cannot be profiled") == 1
+    assert "helper.py is not in the base" in result.out
+    assert "--baseline base.json" in result.out

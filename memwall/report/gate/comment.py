@@ -106,7 +106,7 @@ def _causes(group: Sequence[Check], top: int) -> list[str]:
     """The sentence of a check to click on, its causes below; a check without causes is its sentence alone."""
     first, *others = group
     if not first.causes:
-        return [f"- {_code(say.explained(first))}", ""]
+        return [f"- {_code(say.group_sentence(group))}", ""]
     more = f" and {len(others):,} more" if others else ""
     title = f"<code>{html.escape(say.explained(first))}</code>{more}"
     lines = [f"<details><summary>{_SIGN[first.verdict]} {title}</summary>", ""]

@@ -84,6 +84,15 @@ def explained(check: Check) -> str:
     return f"{sentence(check)}; {said}" if said else sentence(check)
 
 
+def group_sentence(group: Sequence[Check]) -> str:
+    """The sentence of checks that share causes or a message: of the first, or what keeps all from a verdict."""
+    first = group[0]
+    if len(group) == 1 or first.causes:
+        return explained(first)
+    of = f" of {name(first.workload)}" if name(first.workload) else ""
+    return f"{len(group):,} checks{of} are {first.verdict}: {prose(first.message)}"
+
+
 def cause_line(cause: Cause) -> str:
     """``grew x12: mm in encoder.*.attention (forward), model.py:42: +20.45 MB, +12.10 us; fp32, was bf16``."""
     return f"{cause_label(cause)}: {cause_text(cause)}"
@@ -208,7 +217,14 @@ def findings_of(result: GateResult) -> list[Finding]:
     problems = list(result.problems)
     if not result.checks and not problems:
         problems.insert(0, Problem("", "", "fail", f"{counts(result)}; {compared_with(result)}"))
-    found = [*map(finding_of, problems), *map(finding_of, raised(result.checks))]
+    found = [*map(finding_of, problems)]
+    for group in by_causes(raised(result.checks)):
+        if len(group) > 1 and not group[0].causes:
+            first = finding_of(group[0])
+            same = ("inconclusive", first.workload, first.target, _NUMBER.sub("#", group[0].message))
+            found.append(first._replace(title=name(first.workload), message=group_sentence(group), identity=same))
+        else:
+            found += map(finding_of, group)
     return [finding for verdict in RAISED for finding in found if finding.verdict == verdict]
 
 
@@ -226,9 +242,13 @@ def _excess(check: Check) -> float:
 
 
 def by_causes(checks: Iterable[Check]) -> list[list[Check]]:
-    """Checks of one workload, GPU and policy that the same causes moved, together."""
+    """Checks of one workload, GPU and policy that the same causes moved, together; and those of one workload that have
+    no verdict for the same reason."""
     groups: dict[tuple[object, ...], list[Check]] = {}
     for check in checks:
-        alone = () if check.causes else (len(groups),)
-        groups.setdefault((check.workload, check.gpu, check.policy, check.causes, *alone), []).append(check)
+        key: tuple[object, ...] = (check.workload, check.gpu, check.policy, check.causes)
+        if not check.causes:
+            unjudged = check.verdict == "inconclusive" and check.message
+            key = (check.workload, check.message) if unjudged else (len(groups),)
+        groups.setdefault(key, []).append(check)
     return list(groups.values())

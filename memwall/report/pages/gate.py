@@ -81,7 +81,10 @@ def _workload_section(heading: str, checks: Sequence[Check], top: int) -> Sectio
         blocks.append(Sentence(f"{len(good):,} checks pass"))
     for group in say.by_causes(bad):
         causes = group[0].causes
-        blocks += [Sentence(say.explained(check), strong=True) for check in group if check.message or causes]
+        if causes:
+            blocks += [Sentence(say.explained(check), strong=True) for check in group]
+        elif group[0].message:
+            blocks.append(Sentence(say.group_sentence(group), strong=True))
         if causes:
             rows = [(say.cause_label(cause), say.cause_text(cause)) for cause in causes[:top]]
             blocks.append(Facts([*rows, ("", say.rest_line(causes[top:]))] if len(causes) > top else rows))

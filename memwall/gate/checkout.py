@@ -1,0 +1,202 @@
+"""A commit in a temporary worktree, with what git leaves out of one where this clone has it: submodules, Git LFS
+objects, and the files that git ignores and the head reads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from memwall.core.errors import UsageError
+from memwall.gate.tracing import Traced
+
+#: the first line of the text that stands for a file of Git LFS
+_POINTER = b"version https://git-lfs.github.com/spec/v1"
+_OBJECT = re.compile(rb"^oid sha256:([0-9a-f]{64})$", re.MULTILINE)
+#: bytes beyond which an ignored file is linked and not copied
+_LARGE = 256 << 20
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A commit in a temporary worktree: ``folder`` is the counterpart of the folder that the gate runs in. ``absent``
+    are its files of Git LFS whose contents this clone does not have."""
+
+    commit: str
+    top: Path
+    folder: Path
+    head_top: Path
+    notes: tuple[str, ...]
+    absent: tuple[str, ...] = ()
+    #: what the base was given of the head's files
+    lent: list[str] = field(default_factory=list)
+
+    def lend(self, heads: Mapping[str, Traced]) -> None:
+        """Give the base the files that the heads have read and that git ignores, which no commit can have changed."""
+        read = sorted({path for row in heads.values() for path in self._only_ours(row)})
+        for path in _ignored(self.head_top, read):
+            there, here = self.top / path, self.head_top / path
+            with contextlib.suppress(OSError):
+                there.parent.mkdir(parents=True, exist_ok=True)
+                if here.stat().st_size > _LARGE:
+                    there.symlink_to(here)
+                else:
+                    shutil.copyfile(here, there)
+                self.lent.append(f"the base reads the working tree's {path}, which git ignores")
+
+    def _only_ours(self, head: Traced) -> list[str]:
+        """What a head has read that the base does not have."""
+        return [path for path in head.read if not (self.top / path).exists()]
+
+    def untracked(self, head: Traced) -> list[str]:
+        """Notes of the files that a head has read, git does not know and the base does not have."""
+        read = self._only_ours(head)
+        known = set(_git(self.head_top, "ls-files", "-z", "--recurse-submodules")[1].split("\0")) if read else set()
+        return [f"it reads {path}, which git does not track: it counts as part of the change" for path in read
+                if path not in known]  # fmt: skip
+
+    def lacks(self, head: Traced) -> str:
+        """What to do where the base fails for want of a file that the head has; empty where it has them all."""
+        missing = [f"{path} is not in the base {self.commit[:12]}" for path in self._only_ours(head)]
+        missing += [f"{path} is a pointer of Git LFS there, and this clone has no contents for it: git lfs fetch origin"
+                    f" {self.commit[:12]}" for path in self.absent]  # fmt: skip
+        way = (
+            "or compare with a record of it: memwall profile -o base.json there, memwall gate --baseline base.json here"
+        )
+        return "; ".join(["", *missing[:3], way]) if missing else ""
+
+
+#: variables that git sets for its hooks: they would make it use the hook's repository and index
+_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
+
+
+def _git(folder: Path, *arguments: str, given: str = "", **variables: str) -> tuple[int, str]:
+    """Exit code and output of a git command, of a failed one what it said; runs none of the repository's hooks.
+    ``given`` is what it reads."""
+    environment = {key: value for key, value in os.environ.items() if key not in _HOOK} | variables
+    try:
+        done = subprocess.run(
+            ["git", "-c", f"core.hooksPath={os.devnull}", *arguments], cwd=folder, capture_output=True, text=True,
+            errors="surrogateescape", input=given, env={**environment, "LC_ALL": "C"},
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise UsageError("--baseline-ref needs git, which is not installed; use --baseline FILE") from None
+    return done.returncode, (done.stdout if done.returncode == 0 else done.stderr).strip()
+
+
+def place_in_repository(folder: Path) -> str:
+    """A folder as seen from the top of its git repository, empty at the top and outside of any."""
+    try:
+        code, prefix = _git(folder, "rev-parse", "--show-prefix")
+    except UsageError:
+        return ""
+    return "" if code else prefix.rstrip("/")
+
+
+def _find_commit(folder: Path, ref: str) -> tuple[str, tuple[str, ...]]:
+    """The commit to compare with: where the head's history and ``ref`` parted, so that what others did since is not
+    taken for the head's doing; and what the user should know about it."""
+    code, said = _git(folder, "rev-parse", "--show-toplevel")
+    if code and "not a git repository" not in said:
+        raise UsageError(f"--baseline-ref {ref}: git says {said.splitlines()[0] if said else 'nothing'}")
+    if code:
+        raise UsageError(f"--baseline-ref {ref}: {folder.name or folder} is in no git repository; use --baseline FILE")
+    if ref.startswith("-"):
+        raise UsageError(f"--baseline-ref {ref!r} is no commit, branch or tag")
+    code, tip = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    shallow = _git(folder, "rev-parse", "--is-shallow-repository")[1] == "true"
+    deeper = "this clone is shallow: git fetch --unshallow (fetch-depth: 0 in actions/checkout)"
+    if code:
+        hint = deeper if shallow else "git fetch it first, or name another (git branch --all lists them)"
+        raise UsageError(f"--baseline-ref: there is no commit {ref!r} here; {hint}")
+    code, base = _git(folder, "merge-base", tip, "HEAD")
+    if code and shallow:
+        raise UsageError(f"--baseline-ref {ref}: no common commit with HEAD; {deeper}")
+    if code:
+        raise UsageError(f"--baseline-ref {ref}: it has no common commit with HEAD; name one that has")
+    if _git(folder, "status", "--porcelain", "--untracked-files=no")[1]:
+        return base, ("the head is the working tree with its uncommitted changes",)
+    if base == _git(folder, "rev-parse", "HEAD")[1]:
+        return base, ("the base is the head's own commit: nothing can differ",)
+    return base, ()
+
+
+@contextlib.contextmanager
+def checked_out(folder: Path, ref: str) -> Iterator[Checkout]:
+    """The base commit of ``ref`` in a temporary worktree, taken away at the end. The user's tree is not touched. Raises
+    ``UsageError``: no repository, no such ref, a shallow clone that lacks the common commit, or a commit without the
+    folder."""
+    commit, notes = _find_commit(folder, ref)
+    top = Path(_git(folder, "rev-parse", "--show-toplevel")[1]).resolve()
+    with tempfile.TemporaryDirectory(prefix="memwall-base-") as place:
+        tree = Path(place).resolve() / top.name
+        try:
+            # contents of Git LFS come from this clone alone: the filter might ask a server for each
+            words = ("worktree", "add", "--detach", "--quiet", str(tree), commit)
+            code, message = _git(folder, *words, GIT_LFS_SKIP_SMUDGE="1")
+            if code:
+                said = message.splitlines()[-1] if message else "git failed"
+                raise UsageError(f"cannot check out {commit[:12]}: {said}")
+            notes += tuple(_submodules(top, tree, commit))
+            absent = tuple(_large_files(top, tree))
+            inside = tree / folder.resolve().relative_to(top)
+            if not inside.is_dir():
+                raise UsageError(f"the commit {commit[:12]} has no folder {folder.resolve().relative_to(top)}")
+            yield Checkout(commit, tree, inside, top, notes, absent)
+        finally:
+            _git(folder, "worktree", "remove", "--force", str(tree))
+
+
+def _submodules(ours: Path, theirs: Path, commit: str) -> Iterator[str]:
+    """Fill a worktree's submodules from this clone's; a note for each whose commit it does not have."""
+    code, listed = _git(ours, "ls-tree", "-r", "-z", commit)
+    for row in [] if code else listed.split("\0"):
+        what, _, path = row.partition("\t")
+        if not what.startswith("160000"):
+            continue
+        inner = what.split()[2]
+        with tempfile.TemporaryDirectory() as place:
+            index = {"GIT_INDEX_FILE": str(Path(place, "index"))}
+            here, there = ours / path, theirs / path
+            fills = (("read-tree", inner), ("checkout-index", "--all", "--force", f"--prefix={there}/"))
+            if (here / ".git").exists() and not any(_git(here, *words, **index)[0] for words in fills):
+                yield from _submodules(here, there, inner)
+                continue
+        yield (f"the base lacks its submodule {path} at {inner[:12]}, which this clone does not have:"
+               " git submodule update --init --recursive, then git fetch in it")  # fmt: skip
+
+
+def _large_files(ours: Path, theirs: Path) -> Iterator[str]:
+    """Put the contents of Git LFS's files in place of their pointers, from this clone's store or from an equal file of
+    the working tree; yields those that it has neither of."""
+    _, listed = _git(theirs, "ls-files", "-z", ":(top,attr:filter=lfs)")
+    store = Path(_git(ours, "rev-parse", "--path-format=absolute", "--git-common-dir")[1], "lfs", "objects")
+    for path in filter(None, listed.split("\0")):
+        there, here = theirs / path, ours / path
+        with contextlib.suppress(OSError), there.open("rb") as handle:
+            text = handle.read(1024)
+            found = _OBJECT.search(text) if text.startswith(_POINTER) else None
+            if found is None:
+                continue
+            name = found[1].decode()
+            kept = store / name[:2] / name[2:4] / name
+            known = _git(ours, "show", f":{path}")[1].encode() == text.strip()  # what is staged is the same pointer
+            source = kept if kept.is_file() else here if known and here.is_file() else None
+            if source is None or source.open("rb").read(len(_POINTER)) == _POINTER:
+                yield path
+            else:
+                shutil.copyfile(source, there)
+
+
+def _ignored(top: Path, paths: list[str]) -> list[str]:
+    """Those of some paths that git ignores."""
+    if not paths:
+        return []
+    code, found = _git(top, "check-ignore", "-z", "--stdin", given="\0".join(paths))
+    return [] if code else [path for path in found.split("\0") if path]
