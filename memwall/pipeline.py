@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,62 +72,49 @@ def profile(
     _check("mode", mode, MODES)
     _check("attention", attention, ATTENTION)
     with uncollected(), seeded():
+        from memwall.frontend.torch import TraceOptions, trace
+
         workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode)
         say(f"tracing {workload.name}")
-        traced, numbers = _traces(
-            workload, [chip_of(g).attention if attention == "auto" else attention for g in gpus], say,
-            mode=mode, dtype=dtype, autocast=autocast, real=real, max_ops=max_ops, replay=replay,
-        )  # fmt: skip
-        result = _unsimulated(traced, workload.name, workload.target, mode, autocast)
+        options = TraceOptions(mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay)
+        result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
+        result = result.on(gpus)
         if strict and result.coverage.unmodeled:
             raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
         say(f"simulating {len(result.graph.ops):,} ops on {', '.join(g.name for g in gpus)}")
-        return _simulated(result, gpus, _names(policy), cuda_graph, numbers)
+        return _simulated(result, gpus, _names(policy), cuda_graph)
 
 
-def _simulated(
-    traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cuda_graph: bool, graphs: Sequence[int] = ()
-) -> Profile:
-    """The profile on some GPUs under some policies; ``graphs`` are the numbers of the GPUs' graphs, if known."""
+def _preferred(attention: str, gpu: Gpu) -> str:
+    return chip_of(gpu).attention if attention == "auto" else attention
+
+
+def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cuda_graph: bool) -> Profile:
+    """The profile on some GPUs under some policies."""
     launch = "graph" if cuda_graph else "eager"
-    runs = [(policy, *pair) for policy in policies for pair in zip_longest(gpus, graphs)]
-    return traced.with_simulations(
-        tuple(traced.schedule(gpu, policy, graph=graph, launch=launch) for policy, gpu, graph in runs)
-    )
+    runs = [(policy, gpu) for policy in policies for gpu in gpus]
+    return traced.with_simulations(tuple(traced.schedule(gpu, policy, launch=launch) for policy, gpu in runs))
 
 
-def _traces(
-    workload: Workload, backends: Sequence[str], say: Callable[[str], None], **options: Any
-) -> tuple[list[Traced], list[int]]:
-    """The distinct traces under some SDPA backends, and for each backend the number of its own; those whose ops came
-    out equal (a model without fused attention) are kept once."""
-    from memwall.frontend.torch import TraceOptions, trace
-
-    traces: list[Traced] = []
-    number_of: dict[str, int] = {}
-    for backend in dict.fromkeys(backends):
-        traced = trace(workload, TraceOptions(attention=backend, **options), say)
-        known = (number for number, other in enumerate(traces) if other.graph.ops == traced.graph.ops)
-        number_of[backend] = next(known, len(traces))
-        if number_of[backend] == len(traces):
-            traces.append(traced)
-    return traces, [number_of[backend] for backend in backends]
-
-
-def _unsimulated(traces: Sequence[Traced], name: str, target: str, mode: str, autocast: str | None = None) -> Profile:
-    """The profile of what was traced, on no GPU yet."""
+def _unsimulated(
+    traced: Traced, name: str, target: str, mode: str, autocast: str | None = None, attention: str = "auto"
+) -> Profile:
+    """The profile of what was traced, on no GPU yet. ``attention`` is the user's choice for all GPUs."""
     import torch
 
-    first = traces[0]
+    kernels = traced.attention
+    if kernels is not None and attention != "auto":
+        kernels = replace(kernels, preferred=attention)
     return Profile(
         workload=WorkloadInfo(
-            name, target, mode, first.dtype, first.inputs, first.parameters, first.samples, first.tokens,
-            first.optimizer, autocast,
+            name, target, mode, traced.dtype, traced.inputs, traced.parameters, traced.samples, traced.tokens,
+            traced.optimizer, autocast,
         ),
-        graphs=tuple(traced.graph for traced in traces),
-        costs=tuple(graph_costs(traced.graph) for traced in traces),
-        capture=dict(first.capture),
+        graphs=(traced.graph,),
+        costs=(graph_costs(traced.graph),),
+        capture=dict(traced.capture),
         environment={"torch": torch.__version__.partition("+")[0]},
+        attention=kernels,
     )  # fmt: skip
 
 
@@ -161,6 +147,7 @@ def compare(
         target_or_profiles = target_or_profiles[0]
     if not isinstance(target_or_profiles, Profile):
         target_or_profiles = profile(target_or_profiles, gpu=gpus or "h100-sxm", policy=policies or "eager", **options)
+    target_or_profiles = target_or_profiles.on(gpus)
     return compare_profile(target_or_profiles, gpus or target_or_profiles.gpus, price=price, policies=policies)
 
 
@@ -169,11 +156,12 @@ def resimulate(
 ) -> Profile:
     """A saved profile on other GPUs; needs neither torch nor the model. ``cuda_graph`` as for :func:`profile`.
 
-    If the GPU would use an attention kernel that was not traced, the first graph is used.
+    Attention runs in the kernels of each GPU. A record of an older memwall holds only those of the GPUs that it was
+    made for; :meth:`Profile.doubts` says where that matters.
     """
     gpus = _gpus(gpu)  # those of an older record state no constants
     known = [gpu if gpu.utilization or gpu.cpu else with_nearest_constants(gpu, stated()) for gpu in gpus]
-    return _simulated(saved, known, _names(policy), cuda_graph)
+    return _simulated(saved.on(known), known, _names(policy), cuda_graph)
 
 
 def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], others: Sequence[Any] = ()) -> Profile:
@@ -222,7 +210,7 @@ class Trace:
             self._state = "empty: no PyTorch op ran inside it, or only on tensors without elements"
             return
         mode = "inference" if all(op.phase == "forward" for op in traced.graph.ops) else "training"
-        self._record = _unsimulated([traced], self._name or ", ".join(self._live.roots) or "trace", "", mode)
+        self._record = _unsimulated(traced, self._name or ", ".join(self._live.roots) or "trace", "", mode)
 
     def __repr__(self) -> str:
         if self._record is None:

@@ -9,7 +9,7 @@ import click
 from memwall.cli import options
 from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command
-from memwall.cli.target import is_record, make_profile, remember, running
+from memwall.cli.target import is_record, make_profile, remember, running, warn_of_doubts
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, load_gpus
 
@@ -69,8 +69,11 @@ def _compare(
     if models and not gpus:
         raise UsageError(f"name the GPUs to compare, as in memwall compare {models[0]} --gpu a100 h100")
     if len(targets) == 1 and not models:
+        saved = Profile.load(targets[0])
         with running(targets[0], messages):  # a compiler may have something to say
-            return compare(Profile.load(targets[0]), gpu=gpus, price=price, policy=policies)
+            comparison = compare(saved, gpu=gpus, price=price, policy=policies)
+        warn_of_doubts(saved.on(gpus), gpus, messages)
+        return comparison
     how = {"policies": policies}
     records = [make_profile(t, gpus, {**workload, **how} if t in models else how, messages) for t in targets]
     if len(records) > 1:

@@ -139,7 +139,16 @@ def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], me
     gpus, policies = load_gpus(names) or saved.gpus, policies or saved.policies or ["eager"]
     messages.progress(f"simulating {saved.workload.name} on {', '.join(gpu.name for gpu in gpus)}")
     with running(target, messages):  # a compiler may have something to say
-        return resimulate(saved, gpus, policies, cuda_graph=cuda_graph)
+        made = resimulate(saved, gpus, policies, cuda_graph=cuda_graph)
+    warn_of_doubts(made, gpus, messages)
+    return made
+
+
+def warn_of_doubts(profile: Profile, gpus: Sequence[Gpu], messages: Messages) -> None:
+    """A line for what of a saved trace may not hold on each GPU."""
+    for gpu in gpus:
+        for doubt in profile.doubts(gpu):
+            messages.warn(doubt)
 
 
 @contextlib.contextmanager

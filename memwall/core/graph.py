@@ -183,7 +183,8 @@ class Graph:
     """A traced workload: values, storages and ops in call order.
 
     ``inputs``, ``parameters`` and ``outputs`` are value ids. ``free_calls`` counts, by name, the calls that launch
-    nothing (views, allocations, queries). ``attention`` is the SDPA backend that was traced.
+    nothing (views, allocations, queries). ``attention`` is the SDPA backend that its GPU prefers, ``backends``
+    those of its kinds of attention calls (:class:`memwall.ops.sdpa.Attention`).
     """
 
     values: Sequence[Value]
@@ -194,6 +195,7 @@ class Graph:
     outputs: tuple[int, ...] = ()
     free_calls: Mapping[str, int] = field(default_factory=dict)
     attention: str = "flash"
+    backends: tuple[str, ...] = ()
 
     def specs(self, ids: Iterable[int]) -> tuple[TensorSpec, ...]:
         """The specs of some values."""

@@ -26,13 +26,15 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
+from memwall.frontend.torch.attention_kinds import lowered
 from memwall.frontend.torch.build import fused_everywhere
-from memwall.frontend.torch.cuda_forms import ATTENTION_BACKENDS, CudaForms, RealForms
+from memwall.frontend.torch.cuda_forms import CudaForms, RealForms
 from memwall.frontend.torch.origin import ModuleTimeline, module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.run import Traced, exclusive, inference_mode_as_no_grad
 from memwall.frontend.torch.tensors import flat_tensors
 from memwall.frontend.torch.triton_calls import triton_calls
+from memwall.ops.sdpa import GENERATIONS
 
 #: devices whose tensors represent the GPU's: the first of these on which anything ran; the others are its host
 DEVICES = ("cuda", "meta", "cpu")
@@ -146,8 +148,8 @@ class LiveTrace:
     where another trace runs in this thread, or there is no such attention."""
 
     def __init__(self, attention: str, max_ops: int) -> None:
-        if attention not in ATTENTION_BACKENDS:
-            raise UsageError(f"attention is {attention!r}; want one of {', '.join(ATTENTION_BACKENDS)}")
+        if attention not in GENERATIONS:
+            raise UsageError(f"attention is {attention!r}; want one of {', '.join(GENERATIONS)}")
         self.attention = attention
         devices = DEVICES if torch.cuda.is_available() else DEVICES[1:]
         self.recorders = {device: LiveRecorder(device, max_ops) for device in devices}
@@ -280,6 +282,8 @@ class LiveTrace:
         recorder = next((r for r in self.recorders.values() if r.ops), None)
         if recorder is None:
             return None
-        graph = recorder.finished(self.attention, self.roots)
+        with exclusive(), torch.inference_mode(False):
+            graph, attention = lowered(recorder.finished(self.attention, self.roots), self.attention)
         optimizer = ", ".join(self.optimizers) or None
-        return Traced.of(graph, recorder.parameters.values(), optimizer, {"device": recorder.device})
+        found = Traced.of(graph, recorder.parameters.values(), optimizer, {"device": recorder.device})
+        return replace(found, attention=attention)

@@ -21,8 +21,10 @@ from memwall.core.views import view
 from memwall.fusion import Plan
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
-from memwall.ops import Cost
-from memwall.record.format import SavedProfile, WorkloadInfo, graph_to_row, json_lines, read_profile, schedule_to_row
+from memwall.ops import Cost, graph_costs
+from memwall.ops.sdpa import Attention, not_run_by
+from memwall.record.format import SavedProfile, WorkloadInfo, json_lines, read_profile, schedule_to_row
+from memwall.record.graphs import attention_to_row, graph_to_row
 from memwall.record.measurement import Measurement
 from memwall.record.schedules import CHEAP, Schedules
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule
@@ -52,7 +54,8 @@ class Profile:
 
     ``graphs[0]`` is the graph of the first GPU; more follow only where another GPU would run another attention kernel.
     ``costs[i][j]`` is the cost of ``graphs[i].ops[j]``. ``measurements`` are those of
-    :mod:`memwall.record.measurement` as plain JSON types.
+    :mod:`memwall.record.measurement` as plain JSON types. ``attention`` has the attention ops as traced, from which
+    :meth:`on` makes the graphs of other GPUs; None where there are none, or in a record of an older memwall.
     """
 
     workload: WorkloadInfo
@@ -63,6 +66,7 @@ class Profile:
     measurements: tuple[Mapping[str, Any], ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     memwall_version: str = __version__
+    attention: Attention | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         """One line: a notebook keeps it next to the HTML, and a failed test prints it."""
@@ -129,11 +133,42 @@ class Profile:
         raise KeyError(f"no simulation of policy {policy} on {gpu}")
 
     def graph_for(self, gpu: Gpu) -> int:
-        """Which graph a GPU runs: the one it was simulated with, else that of its attention backend, else 0."""
+        """Which graph a GPU runs: the one it was simulated with, else that with its attention kernels, else 0."""
         known = {schedule.gpu.name: schedule.graph for schedule in self.simulations}
-        backends = [graph.attention for graph in self.graphs]
-        wanted = chip_of(gpu).attention
-        return known.get(gpu.name, backends.index(wanted) if wanted in backends else 0)
+        if gpu.name in known:
+            return known[gpu.name]
+        chip = chip_of(gpu)
+        wanted: Any = chip.attention if self.attention is None else self.attention.backends(chip)
+        has = [graph.attention if self.attention is None else graph.backends for graph in self.graphs]
+        return has.index(wanted) if wanted in has else 0
+
+    def on(self, gpus: Sequence[Gpu]) -> Profile:
+        """The profile with the graphs of some GPUs: further ones where they run other attention kernels, and before it
+        is simulated those alone.
+
+        Raises:
+            UsageError: the model allows only attention kernels that one of them has not.
+        """
+        if self.attention is None:
+            return self
+        known = {graph.backends: (graph, costs) for graph, costs in zip(self.graphs, self.costs, strict=True)}
+        found = dict(known) if self.simulations else {}
+        for chip in map(chip_of, gpus):
+            names = self.attention.backends(chip)
+            if names not in found:
+                found[names] = known.get(names) or _costed(self.attention.lower(names, chip.attention))
+        graphs, costs = zip(*found.values(), strict=True)
+        return self if found.keys() == known.keys() else replace(self, graphs=graphs, costs=costs)
+
+    def doubts(self, gpu: Gpu) -> tuple[str, ...]:
+        """What of the trace may not hold on a GPU, a sentence each: attention kernels that it does not have."""
+        kept = not_run_by(self.graphs[self.graph_for(gpu)], chip_of(gpu))
+        if not kept:
+            return ()
+        return (
+            f"{gpu.name} has no {' or '.join(kept)} attention: the trace keeps that kernel, so time and memory are not"
+            " those of this GPU; profile the model again for it",
+        )
 
     @cached_property
     def _schedules(self) -> Schedules:
@@ -232,9 +267,9 @@ class Profile:
         rows = [graph_to_row(graph, costs) for graph, costs in zip(self.graphs, self.costs, strict=True)]
         saved = SavedProfile(
             schema=SCHEMA, memwall_version=self.memwall_version, workload=self.workload, graph=rows[0],
-            graphs=tuple(rows[1:]), coverage=self.coverage, gpus=dict(sorted(gpus.items())),
-            simulations=tuple(map(schedule_to_row, self.simulations)), capture=self.capture,
-            measurements=self.measurements, environment=self.environment,
+            graphs=tuple(rows[1:]), attention=attention_to_row(self.attention, self.graph), coverage=self.coverage,
+            gpus=dict(sorted(gpus.items())), simulations=tuple(map(schedule_to_row, self.simulations)),
+            capture=self.capture, measurements=self.measurements, environment=self.environment,
         )  # fmt: skip
         record: dict[str, Any] = write(saved)
         return record
@@ -255,7 +290,7 @@ class Profile:
         check_schema(record, _SCHEMA_FAMILY, _SCHEMA_VERSION, source)
         try:
             row = read(SavedProfile, record)
-            graphs, simulations = read_profile(row)
+            graphs, simulations, attention = read_profile(row)
             _check_measurements(row.measurements, max(len(graph.ops) for graph, _ in graphs))
         except (BadRecord, UsageError) as error:
             raise UsageError(f"{source}: {error}") from None
@@ -263,8 +298,12 @@ class Profile:
             raise UsageError(f"{source}: damaged record ({type(error).__name__}: {error})") from None
         return cls(
             row.workload, tuple(graph for graph, _ in graphs), tuple(costs for _, costs in graphs), simulations,
-            row.capture, row.measurements, row.environment, row.memwall_version,
+            row.capture, row.measurements, row.environment, row.memwall_version, attention,
         )  # fmt: skip
+
+
+def _costed(graph: Graph) -> tuple[Graph, tuple[Cost, ...]]:
+    return graph, graph_costs(graph)
 
 
 def _check_measurements(records: Sequence[Any], ops: int) -> None:

@@ -31,6 +31,7 @@ from memwall.frontend.blocks.template import (
     StandIns,
     Template,
 )
+from memwall.frontend.torch.attention import allowed_order
 from memwall.frontend.torch.autocast import CudaAutocast
 from memwall.frontend.torch.recorder import Recorder
 
@@ -81,7 +82,8 @@ class Replayer:
         number = None if signature is None else self.structures.number(module)
         if number is None:
             return original(module, *args, **kwargs)
-        key = (number, signature, str(tree), torch.is_grad_enabled(), self.autocast.state, ties(module))
+        state = torch.is_grad_enabled(), self.autocast.state, allowed_order()
+        key = (number, signature, str(tree), *state, ties(module))
         if key not in self._templates:
             return self._record(key, module, args, kwargs, leaves)
         template = self._templates[key]

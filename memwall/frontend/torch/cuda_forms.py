@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memwall.frontend.torch.attention import attend, call_of, choose
 from memwall.frontend.torch.recorder import Recorder
-
-ATTENTION_BACKENDS = ("flash", "efficient", "math")
+from memwall.ops.sdpa import FORWARD, Call
 
 _KEYS = {"meta": ("AutogradMeta", "Meta"), "cpu": ("AutogradCPU", "CPU")}
 
@@ -23,17 +23,22 @@ _KEYS = {"meta": ("AutogradMeta", "Meta"), "cpu": ("AutogradCPU", "CPU")}
 class CudaForms:
     """Context manager: while open, calls on ``recorder.device`` take their CUDA form.
 
-    Opaque ops (those that torch has no shape function for) are recorded by name. ``attention`` is the SDPA backend that
-    the GPU prefers: ``flash``, ``efficient`` or ``math``.
+    Opaque ops (those that torch has no shape function for) are recorded by name; so is attention, whose kernels depend
+    on the GPU (:mod:`memwall.ops.sdpa`), unless it ``decomposes``: then it is recorded as the kernels of a GPU that
+    prefers the SDPA backend ``attention``.
     """
 
-    def __init__(self, recorder: Recorder, attention: str) -> None:
+    def __init__(self, recorder: Recorder, attention: str, decomposes: bool = False) -> None:
         self.recorder = recorder
         self.attention = attention
+        self._decomposes = decomposes
         self._library: torch.library.Library | None = None
+        self._cpu_attention: Any = None
         self._fastpath = True
 
     def __enter__(self) -> CudaForms:
+        if self.recorder.device == "cpu":  # before it is overridden
+            self._cpu_attention = torch.library.get_kernel("aten::scaled_dot_product_attention", "CPU")
         library: Any = torch.library.Library("aten", "IMPL")
         table: dict[str, Callable[..., Any]] = {
             "scaled_dot_product_attention": self._attention,
@@ -68,24 +73,45 @@ class CudaForms:
         self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> torch.Tensor:  # fmt: skip
-        backend = choose_attention(self.attention, query, key, value, masked=attn_mask is not None, gqa=enable_gqa)
-        if self.recorder.device != "cpu" or backend == "math":
-            return attend(backend, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        # with real tensors the CUDA kernel by name: the CPU has none, and with random weights values do not matter
-        batch, heads, rows, _ = query.shape
+        tensors = (query, key, value, attn_mask)
+        options = (dropout_p, is_causal, scale, enable_gqa)
+        made = call_of(*tensors, *options)
+        as_usual = self._decomposes or torch._C._are_functorch_transforms_active()  # they refuse a Function like Real
+        if as_usual or made.backends == ("math",):
+            return self._called(made, tensors, options)
         call = OpaqueCall(
-            f"aten._scaled_dot_product_{backend}_attention",
-            (("dropout_p", dropout_p), ("is_causal", is_causal)),
-            ("query", "key", "value", "attn_bias"),
-            (([batch, heads, rows, value.shape[-1]], query.dtype), ([batch, heads, rows], torch.float32)),
-            saved=(0, 1, 2, 3),
-            saved_outputs=((0, "out"), (1, "logsumexp")),
-            gradient="grad_out" if backend == "flash" else "grad_out_",
-        )
-        return self._opaque(
-            lambda run, *given: run(*given, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa),
-            "scaled_dot_product_attention", call, (query, key, value, attn_mask),
-        )[0]  # fmt: skip
+            FORWARD, tuple(made.attributes.items()), ("query", "key", "value", "attn_bias"),
+            (), saved=(0, 1, 2, 3), saved_outputs=((0, "out"),), gradient="grad_out",
+        )  # fmt: skip
+        compute = self._attend(made, options)
+        results = Fused.apply(self.recorder, compute, call, torch.is_grad_enabled(), *tensors)
+        result: torch.Tensor = results[0]
+        return result
+
+    def _called(self, call: Call, tensors: Sequence[Any], options: Sequence[Any]) -> torch.Tensor:
+        """Attention that is recorded as the kernels of one backend."""
+        backend = choose(self.attention, call)
+        if self.recorder.device != "cpu" or backend == "math":
+            return attend(backend, *tensors, *options)
+        # with real tensors the CUDA kernel by name: the CPU has none, and with random weights values do not matter
+        batch, heads, rows, _ = tensors[0].shape
+        known = tuple((name, call.attributes[name]) for name in ("dropout_p", "is_causal"))
+        result = ([batch, heads, rows, tensors[2].shape[-1]], tensors[0].dtype)
+        by_name = OpaqueCall(
+            f"aten._scaled_dot_product_{backend}_attention", known, ("query", "key", "value", "attn_bias"),
+            (result, ([batch, heads, rows], torch.float32)), saved=(0, 1, 2, 3),
+            saved_outputs=((0, "out"), (1, "logsumexp")), gradient="grad_out" if backend == "flash" else "grad_out_",
+        )  # fmt: skip
+        return Opaque.apply(self.recorder, by_name, *tensors)[0]
+
+    def _attend(self, call: Call, options: Sequence[Any]) -> Callable[..., Any]:
+        """What gives the results of attention that is recorded as one op; of ``meta`` tensors their layout."""
+        if self._cpu_attention is not None:
+            dropout, causal, scale, gqa = options
+            kernel = partial(self._cpu_attention.call_boxed, _CPU)
+            return lambda *tensors: kernel(*tensors, dropout, causal, scale=scale, enable_gqa=gqa)
+        backend = next(name for name in call.backends if name != "math")
+        return lambda *tensors: attend(backend, *tensors, *options)
 
     def _softmax(self, name: str) -> Callable[..., torch.Tensor]:
         """Half to float goes through one kernel on CUDA (SoftMax.cpp), through a cast of its own elsewhere."""
@@ -289,10 +315,16 @@ class RealForms(CudaForms):
     is recorded under the CUDA kernel's name, unrecorded, forward and backward."""
 
     def __enter__(self) -> RealForms:
-        names = ("scaled_dot_product_attention", "rms_norm", *RECURRENT.values())  # before they are overridden
+        names = ("rms_norm", *RECURRENT.values())  # before they are overridden
         self._kernels: dict[str, Any] = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in names}
         super().__enter__()
         return self
+
+    def _called(self, call: Call, tensors: Sequence[Any], options: Sequence[Any]) -> torch.Tensor:
+        if choose(self.attention, call) == "math":
+            return super()._called(call, tensors, options)
+        result: torch.Tensor = self._attend(call, options)(*tensors)
+        return result
 
     def _opaque(
         self, compute: Callable[..., Any], op: str, call: OpaqueCall, inputs: Sequence[Any]
@@ -347,50 +379,10 @@ class Real(torch.autograd.Function):
         return (None, None, None, None, *results)
 
 
-# -- attention backends ------------------------------------------------------------------------------------------------
+class Fused(Real):
+    """Attention; its kernels have no second derivative."""
 
-
-def choose_attention(preferred: str, query: Any, key: Any, value: Any, *, masked: bool, gqa: bool) -> str:
-    """The SDPA backend that a CUDA build would choose, as in ATen/native/transformers/cuda/sdp_utils.cpp.
-
-    Flash takes no mask and only half precision up to head dimension 256; memory-efficient attention takes a mask, not
-    grouped queries, and bf16 only where flash exists (sm_80 on); math takes anything.
-    """
-    if preferred == "math" or query.dim() != 4 or query.dtype is torch.float64:
-        return "math"
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    head = max(int(query.shape[-1]), int(value.shape[-1]))
-    if preferred == "flash" and half and not masked and head <= 256 and query.shape[-1] == value.shape[-1]:
-        return "flash"
-    if gqa and query.shape[-3] != key.shape[-3]:
-        return "math"
-    if preferred == "efficient" and query.dtype is torch.bfloat16:
-        return "math"
-    return "efficient"
-
-
-def attend(
-    backend: str, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
-) -> torch.Tensor:
-    """Attention as the call of a backend's kernel."""
-    aten: Any = torch.ops.aten
-    result: torch.Tensor
-    if backend == "math":
-        result = aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)[0]
-    elif backend == "flash":
-        head = int(q.shape[-1])
-        if padding := -head % 8:  # the kernel takes head dimensions in steps of 8
-            scale = head**-0.5 if scale is None else scale
-            q, k, v = (torch.nn.functional.pad(t, (0, padding)) for t in (q, k, v))
-        result = aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
-        result = result[..., :head] if padding else result
-    else:
-        if mask is not None:
-            if mask.dtype is torch.bool:
-                zero = torch.zeros((), dtype=q.dtype, device=q.device)
-                mask = torch.where(mask, zero, float("-inf")).to(q.dtype)
-            mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        trains = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-        kernel = aten._scaled_dot_product_efficient_attention
-        result = kernel(q, k, v, mask, trains, dropout, causal, scale=scale)[0]
-    return result
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return Real.backward(ctx, *gradients)

@@ -18,6 +18,7 @@ from memwall.core.errors import MemwallError, NeedsData, UsageError
 from memwall.core.graph import Graph
 from memwall.frontend.blocks.replay import Replayer
 from memwall.frontend.blocks.template import ReplayMismatch
+from memwall.frontend.torch.attention_kinds import lowered
 from memwall.frontend.torch.autocast import CudaAutocast
 from memwall.frontend.torch.build import build_inputs, build_module, cast, fused_everywhere, make_optimizer, settle
 from memwall.frontend.torch.cuda_forms import CudaForms
@@ -30,6 +31,7 @@ from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.frontend.workload import Workload
 from memwall.frontend.workload.blame import blame, user_frame
 from memwall.frontend.workload.inputs import SHORT_DTYPES
+from memwall.ops.sdpa import Attention
 
 #: dtypes that a model can be cast to
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -37,7 +39,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """How to trace. ``autocast`` and ``dtype`` are names of dtypes; ``attention`` is the SDPA backend."""
+    """How to trace. ``autocast`` and ``dtype`` are names of dtypes; ``attention`` is the SDPA backend
+    that the GPU prefers, for the graph of the trace; others can be had from it."""
 
     mode: str = "inference"
     dtype: str | None = None
@@ -50,7 +53,8 @@ class TraceOptions:
 
 @dataclass(frozen=True)
 class Traced:
-    """A graph, and the facts about the workload that the trace found."""
+    """A graph, and the facts about the workload that the trace found. ``attention`` is what other GPUs need whose
+    attention kernels may differ."""
 
     graph: Graph
     parameters: int
@@ -60,6 +64,7 @@ class Traced:
     capture: Mapping[str, Any] = field(default_factory=dict)
     samples: int | None = None
     tokens: int | None = None
+    attention: Attention | None = None
 
     @classmethod
     def of(
@@ -181,7 +186,7 @@ class _Step:
         """Run the step; what was recorded."""
         with fused_everywhere("meta"):
             optimizer = _optimizer(self.workload, self.parameters, self.recorder) if self.training else None
-            forms = CudaForms(self.recorder, self.options.attention)
+            forms = CudaForms(self.recorder, self.options.attention, decomposes=self.execute is not None)
             with forms, triton_calls(self.recorder), torch.set_grad_enabled(self.training):
                 result = self._run(optimizer)
         recorder, tensors = self.recorder, [t for t in self.inputs if isinstance(t, torch.Tensor)]
@@ -192,10 +197,11 @@ class _Step:
             )
         ids = [recorder.value(t) for t in tensors], [recorder.value(t) for t in self.parameters]
         graph = recorder.graph(*ids, dict.fromkeys(recorder.value(t) for t in outputs), self.options.attention)
+        graph, attention = lowered(graph, self.options.attention)
         capture = {"replayed_blocks": len(self.replayer.instances) if self.replayer else 0, "real": self.options.real}
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
         samples, tokens = _counts(tensors)
-        return replace(found, samples=samples, tokens=tokens)
+        return replace(found, samples=samples, tokens=tokens, attention=attention)
 
     def _run(self, optimizer: torch.optim.Optimizer | None) -> Any:
         """Forward, backward and the optimizer's step under the recorder; the loss, or in inference the output."""

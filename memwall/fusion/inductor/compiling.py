@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
-from memwall.frontend.torch.cuda_forms import attend, choose_attention
+from memwall.frontend.torch.attention import attend, call_of, choose
 from memwall.fusion.inductor.replay import Joint
 
 Read = TypeVar("Read")
@@ -136,9 +136,8 @@ def _attention_of_gpu(preferred: str) -> Iterator[None]:
     ) -> torch.Tensor:  # fmt: skip
         if query.shape[:2] != key.shape[:2] or key.shape[:3] != value.shape[:3]:
             raise RuntimeError(f"attention of {query.shape}, {key.shape} and {value.shape}")
-        masked = attn_mask is not None
-        backend = choose_attention(preferred, query, key, value, masked=masked, gqa=enable_gqa)
-        return attend(backend, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return attend(choose(preferred, call_of(*given)), *given)
 
     remembered = torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache
     try:
