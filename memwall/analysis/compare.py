@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwall.analysis.pipes import emulations, mfu_peaks
 from memwall.analysis.table import Sums, class_rows, equal_kernels, group_by, join
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
@@ -20,7 +21,7 @@ from memwall.core.version import __version__
 from memwall.core.views import view
 from memwall.fusion import UNIVERSAL
 from memwall.hardware.lookup import Gpu
-from memwall.record.kernels import WALLS, rates, schedule_label, wall_shares
+from memwall.record.kernels import WALLS, peak_place, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import Schedule, time_by_wall
@@ -57,17 +58,25 @@ class Entry:
     flops: int
     dram_bytes: int
     mfu: float
+    #: the peaks that ``mfu`` is relative to, by pipe, the busiest first
+    mfu_peaks: Mapping[str, float]
     mbu: float
     samples_per_s: float | None
     tokens_per_s: float | None
     wall_shares: Mapping[str, float]
     peak_memory_bytes: int
+    #: where most memory is alive: "in the optimizer step, at _foreach_sqrt"; empty where it is not known
+    peak_at: str
+    #: assumed for the context and the allocator
+    reserved_bytes: int
     gpu_bytes: int
     fits: bool
     energy_j: float | None
     usd_per_step: float | None
     usd_per_million_samples: float | None
     usd_per_million_tokens: float | None
+    #: sentences: the dtypes of its products that the GPU has no tensor cores for
+    emulated: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +213,14 @@ def _entry(profile: Profile, schedule: Schedule, label: str, base_s: float, pric
     return Entry(
         label=label, workload=workload.name, gpu=gpu.name, policy=schedule.policy, time_s=totals.time_s,
         bound_s=totals.bound_s, speedup=base_s / totals.time_s if totals.time_s else 0.0, kernels=totals.kernels,
-        flops=totals.flops, dram_bytes=totals.dram_bytes, mfu=totals.mfu, mbu=schedule.mbu,
+        flops=totals.flops, dram_bytes=totals.dram_bytes, mfu=totals.mfu,
+        mfu_peaks={str(pipe): rate for pipe, rate in mfu_peaks(profile, schedule).items()}, mbu=schedule.mbu,
         samples_per_s=speed.samples_per_s, tokens_per_s=speed.tokens_per_s, wall_shares=wall_shares(schedule),
-        peak_memory_bytes=totals.peak_memory_bytes, gpu_bytes=gpu.dram_bytes, fits=schedule.fits,
+        peak_memory_bytes=totals.peak_memory_bytes, peak_at=peak_place(profile, schedule),
+        reserved_bytes=schedule.reserved_bytes, gpu_bytes=gpu.dram_bytes, fits=schedule.fits,
         energy_j=gpu.tdp_w * totals.time_s if gpu.tdp_w else None, usd_per_step=usd,
         usd_per_million_samples=_per_million(usd, workload.samples),
-        usd_per_million_tokens=_per_million(usd, workload.tokens),
+        usd_per_million_tokens=_per_million(usd, workload.tokens), emulated=emulations(profile, schedule),
     )  # fmt: skip
 
 

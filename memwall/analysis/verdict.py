@@ -7,14 +7,14 @@ graphs), or without some kernels (fused away, at best).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
+from memwall.analysis.pipes import main_pipe, mfu_base
 from memwall.analysis.table import share, sums
 from memwall.core.graph import Pipe
 from memwall.core.units import duration, flop_rate, flops, percent, size
-from memwall.record.kernels import WALLS, wall_shares
+from memwall.record.kernels import WALLS, peak_place, wall_shares
 from memwall.record.profile import Profile
 from memwall.simulate.launch_queue import queue
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule
@@ -75,8 +75,10 @@ def verdict(profile: Profile, schedule: Schedule) -> str:
         text += _faster_pipe(profile, schedule)
     if schedule.fits:
         return f"{text[0].upper()}{text[1:]}."
-    need, have = schedule.totals.peak_memory_bytes, schedule.gpu.dram_bytes
-    return f"It does not fit ({size(need)} at the peak, {size(have)} on the GPU); if it did: {text}."
+    place = f" at the peak {peak_place(profile, schedule)}".rstrip()
+    need, spare = size(schedule.totals.peak_memory_bytes), size(schedule.reserved_bytes)
+    room = f" and {spare} assumed for context and allocator" if schedule.reserved_bytes else ""
+    return f"It does not fit ({need}{place}{room}, {size(schedule.gpu.dram_bytes)} on the GPU); if it did: {text}."
 
 
 def _saving(seconds: float) -> str:
@@ -101,7 +103,8 @@ def _bandwidth(profile: Profile, schedule: Schedule, gains: Gains) -> str:
 
 
 def _compute(profile: Profile, schedule: Schedule, gains: Gains) -> str:
-    return f"that are busy multiplying ({flops(schedule.totals.flops)}, MFU {percent(schedule.totals.mfu, 0)})"
+    used = f"MFU {percent(schedule.totals.mfu, 0)} of {mfu_base(profile, schedule)}"
+    return f"that are busy multiplying ({flops(schedule.totals.flops)}, {used})"
 
 
 def _latency(profile: Profile, schedule: Schedule, gains: Gains) -> str:
@@ -121,15 +124,6 @@ def _overhead(profile: Profile, schedule: Schedule, gains: Gains) -> str:
 _DETAILS: dict[str, Callable[[Profile, Schedule, Gains], str]] = {
     "bandwidth": _bandwidth, "compute": _compute, "latency": _latency, "overhead": _overhead,
 }  # fmt: skip
-
-
-def main_pipe(profile: Profile, schedule: Schedule) -> Pipe | None:
-    """The pipe that does most of the matrix FLOPs."""
-    total: Counter[Pipe] = Counter()
-    for op, cost in zip(profile.graphs[schedule.graph].ops, profile.costs[schedule.graph], strict=True):
-        if op.op_class in MODEL_CLASSES:
-            total.update(cost.flops)
-    return max(sorted(total), key=total.__getitem__) if total else None
 
 
 def _faster_pipe(profile: Profile, schedule: Schedule) -> str:

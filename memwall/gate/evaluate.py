@@ -19,7 +19,7 @@ from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
-from memwall.simulate.memory import MemoryPeak
+from memwall.simulate.memory import KINDS
 from memwall.simulate.schedule import Schedule
 
 #: causes that a check keeps
@@ -156,7 +156,7 @@ def _explained(check: Check, quantity: Quantity, head: Side, base: Side | None, 
     inside = [c for c in causes if not check.module or _inside(c, check.module)]
     if quantity.name == "peak_memory":
         was, now = base.schedule.memory, head.schedule.memory
-        moved = {name: getattr(now, name) - getattr(was, name) for name in MemoryPeak.__slots__}
+        moved = {kind: getattr(now, kind) - getattr(was, kind) for kind in KINDS}
         parts = [
             f"{n.replace('_', ' ')} {'+' if more > 0 else '-'}{size(abs(more))}" for n, more in moved.items() if more
         ]

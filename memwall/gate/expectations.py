@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from memwall.gate.config import Limit, parse_limit
 from memwall.gate.evaluate import kernels_in
 from memwall.perfmodel.roofline import Estimate
 from memwall.pipeline import profile as make_profile
-from memwall.record.kernels import WALLS, collapse, kernel_module, short_name
+from memwall.record.kernels import WALLS, collapse, kernel_module, peak_place, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
 
@@ -139,8 +139,9 @@ def _largest(profile: Profile, schedule: Schedule, quantity: Quantity) -> Iterat
     """The largest contributors to a quantity; if no kernel has a part of it, the heaviest or the slowest."""
     lines: list[str] = []
     if quantity.name == "peak_memory":
-        parts = sorted(asdict(schedule.memory).items(), key=lambda part: -part[1])
+        parts = sorted(schedule.memory.by_kind.items(), key=lambda part: -part[1])
         lines = [f"{size(count)}  {name.replace('_', ' ')}" for name, count in parts if count]
+        lines += [f"peak {place}" for place in (peak_place(profile, schedule),) if place]
     elif quantity.name == "graph_breaks":
         capture = capture_of(profile.capture)
         breaks = sorted(capture.breaks, key=lambda row: -row.count) if capture else []

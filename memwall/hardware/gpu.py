@@ -188,7 +188,7 @@ class Gpu:
     sm_count: Annotated[Whole, Stated("compute.sm_count", 1)]
     boost_clock_hz: Annotated[Positive, Stated("compute.boost_clock_hz", 1e9)]
     dram_bytes_per_s: Annotated[Positive, Stated("memory.dram_bytes_per_s")]
-    #: capacity as marketed, decimal
+    #: device memory as the driver states it (cudaDeviceProp.totalGlobalMem); what fits is compared with it
     dram_bytes: Annotated[Whole, Stated("memory.dram_bytes")]
     #: last cache before DRAM; 0: none
     l2_bytes: Annotated[Size, Stated("memory.l2_bytes", 0)]

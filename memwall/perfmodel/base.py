@@ -21,7 +21,8 @@ class Terms:
 
     ``latency_s`` is time that more FLOP/s or DRAM bandwidth would not shorten: instructions other than the arithmetic,
     dependent steps, loads that are waited for, multiprocessors without work, ``ends_s``. ``facts`` are the numbers that
-    explain the terms, by name; for :func:`memwall.perfmodel.families.explain` alone.
+    explain the terms, by name; for :func:`memwall.perfmodel.families.explain` alone. ``peak_s`` is said where the
+    kernel does other FLOPs than its launch states (Winograd), or does them on another pipe.
     """
 
     compute_s: float
@@ -32,6 +33,8 @@ class Terms:
     #: before and after that: a pipeline fills, further passes
     ends_s: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
+    #: seconds that the FLOPs which the kernel does take at the peak of the pipe that does them
+    peak_s: float | None = None
 
     @classmethod
     def of(

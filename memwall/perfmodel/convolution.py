@@ -100,7 +100,8 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
     facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts}
     moved_s = traffic_s(gpu, launch.bytes - resident, resident)
     body_s = max(compute_s, moved_s, waits_s)
-    return Terms(compute_s, moved_s + relayout_s, waits_s + sums_s, body_s, sums_s + relayout_s, facts)
+    peak_s = sum(launch.pipe_flops.values()) / gpu.peak(pipe)
+    return Terms(compute_s, moved_s + relayout_s, waits_s + sums_s, body_s, sums_s + relayout_s, facts, peak_s)
 
 
 def _dimensions(launch: Convolution, channel_slice: float) -> tuple[int, int, float]:
@@ -169,7 +170,8 @@ def _winograd(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConst
     # the stages run one after another: no stage hides another's time
     memory_s = max(transforms_s, traffic_s(gpu, launch.bytes - resident, resident))
     body_s, ends_s = max(products_s + transforms_s, memory_s), known.winograd_stages_s
-    return Terms(compute_s, memory_s, waits_s + ends_s, body_s, ends_s, facts)
+    peak_s = 2 * points * m * n * k / gpu.peak(pipe)
+    return Terms(compute_s, memory_s, waits_s + ends_s, body_s, ends_s, facts, peak_s)
 
 
 def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident: int) -> Terms:

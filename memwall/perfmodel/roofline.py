@@ -21,9 +21,11 @@ and GPU, on the rows that the constants were fitted to.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
+from memwall.core.graph import Pipe
 from memwall.hardware.constants import CONSTANTS, LaunchConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -56,6 +58,9 @@ class Prediction:
     low_s: float
     high_s: float
     link_s: float = 0.0
+    #: seconds at the peaks that the kernels need less than the FLOPs of the cost do, for MFU: Winograd does fewer FLOPs
+    #: than are counted, a grouped convolution may run on another pipe (below 0: a slower one)
+    spared_s: float = 0.0
 
     @property
     def time_s(self) -> float:
@@ -100,7 +105,11 @@ class Estimate(Prediction):
 
 def peak_compute_s(cost: Cost, gpu: Gpu) -> float:
     """Seconds that the FLOPs take at the datasheet peaks of their pipes."""
-    return sum((count / gpu.peak(pipe) for pipe, count in cost.flops.items()), 0.0)
+    return _peak_s(cost.flops, gpu)
+
+
+def _peak_s(flops: Mapping[Pipe, int], gpu: Gpu) -> float:
+    return sum((count / gpu.peak(pipe) for pipe, count in flops.items()), 0.0)
 
 
 def bound_s(cost: Cost, gpu: Gpu) -> float:
@@ -169,13 +178,15 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
     floors_s = cost.kernels * launch_floor_s(gpu, launch)
     bound = bound_s(cost, gpu)
     walls = dict.fromkeys(("memory_s", "compute_s", "latency_s"), 0.0)
-    body = ends = down = up = 0.0
+    body = ends = down = up = spared = 0.0
     for item, terms in launches:
         low, high = interval(CONSTANTS[item.FAMILY], gpu, item.variant)
         for name in walls:
             walls[name] += getattr(terms, name)
         body += terms.body_s
         ends += terms.ends_s
+        if terms.peak_s is not None:
+            spared += _peak_s(item.pipe_flops, gpu) - terms.peak_s
         own_s = terms.time_s + floors_s / len(launches)
         down += own_s * (1 - low)
         up += own_s * (high - 1)
@@ -187,6 +198,6 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
     walls[max(walls, key=walls.__getitem__)] = body + ends
     time_s = max(body + ends + floors_s, on_link_s)
     return Prediction(
-        bound_s=bound, **walls, overhead_s=floors_s, link_s=on_link_s, low_s=max(time_s - down, bound),
-        high_s=time_s + up,
+        bound_s=bound, **walls, overhead_s=floors_s, link_s=on_link_s, spared_s=spared,
+        low_s=max(time_s - down, bound), high_s=time_s + up,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from memwall.core.graph import PHASES, TensorSpec
 from memwall.core.layers import collapse as collapse
+from memwall.core.units import size
 from memwall.perfmodel.roofline import WALLS as WALLS
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.profile import Profile
@@ -67,6 +68,33 @@ _SHORT = {
     "float8_e5m2": "f8e5m2", "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8",
     "complex64": "c64", "complex128": "c128",
 }  # fmt: skip
+
+
+#: the phase of a peak, in words
+_DURING = {"forward": "in the forward pass", "backward": "in the backward pass", "optimizer": "in the optimizer step"}
+#: ops of a fused kernel that are named
+_MOST_NAMES = 3
+
+
+def peak_place(profile: Profile, schedule: Schedule) -> str:
+    """``in the optimizer step, at _foreach_sqrt``: the phase, the kernel and the module in which most memory is alive;
+    empty where no kernel is known."""
+    number = schedule.memory.kernel
+    if number is None or number >= len(schedule.kernels):
+        return ""
+    kernel = schedule.kernels[number]
+    names = short_name(kernel.name).split("+")
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    phase, module = kernel_phase(profile, schedule, kernel), kernel_module(profile, schedule, kernel)
+    inside = f" of {module}" if module and phase != "optimizer" else ""
+    return f"{_DURING[phase]}, at {' + '.join(names[:_MOST_NAMES])}{more}{inside}"
+
+
+def fit_text(schedule: Schedule) -> str:
+    """``fits: 15.39 GB + 0.81 GB assumed for context and allocator of 16.95 GB``."""
+    peak, reserved = schedule.totals.peak_memory_bytes, schedule.reserved_bytes
+    room = f" + {size(reserved)} assumed for context and allocator" if reserved else ""
+    return f"{'fits' if schedule.fits else 'DOES NOT FIT'}: {size(peak)}{room} of {size(schedule.gpu.dram_bytes)}"
 
 
 # -- single figures ----------------------------------------------------------------------------------------------------

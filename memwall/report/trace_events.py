@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from memwall.core.graph import Graph
@@ -19,7 +19,7 @@ from memwall.fusion import Plan
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module, kernel_phase, short_name
 from memwall.record.profile import Profile
-from memwall.simulate.memory import MemoryPeak, memory_levels
+from memwall.simulate.memory import KINDS, MemoryPeak, memory_levels
 from memwall.simulate.schedule import Schedule
 
 #: source lines that are named of a fused kernel
@@ -94,14 +94,13 @@ def _policy(profile: Profile, schedule: Schedule, process: _Events, tid: int, ar
 
 
 def _memory(process: _Events, policy: str, times: Timeline) -> Iterator[dict[str, Any]]:
-    """Bytes alive: in all, and by the roles that hold any. Perfetto calls a track by both names, that of the counter
+    """Bytes alive: in all, and by the kinds that there are. Perfetto calls a track by both names, that of the counter
     and that of the series."""
     for ns, alive in times.memory:
         yield process.counter(f"{policy}: memory", ns, {"total": alive.total})
-    names = [field.name for field in fields(MemoryPeak)]
-    roles = [name for name in names if any(getattr(alive, name) for _, alive in times.memory)]
-    for ns, alive in times.memory if roles else ():
-        yield process.counter(f"{policy}: memory:", ns, {role: getattr(alive, role) for role in roles})
+    kinds = [kind for kind in KINDS if any(getattr(alive, kind) for _, alive in times.memory)]
+    for ns, alive in times.memory if kinds else ():
+        yield process.counter(f"{policy}: memory:", ns, {kind: getattr(alive, kind) for kind in kinds})
 
 
 def _arguments(profile: Profile, schedule: Schedule, kernel: Estimate) -> dict[str, Any]:

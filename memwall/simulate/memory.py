@@ -2,44 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 
 from memwall.core.graph import Graph, Storage
 from memwall.fusion import Plan
+from memwall.hardware.lookup import Gpu
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak:
-    """Device memory at the moment when most is alive, in bytes. Buffers count as parameters, inputs as activations."""
+    """Device memory at the moment when most is alive, in bytes by what they are: one of :data:`KINDS` each."""
 
     parameters: int = 0
+    #: of parameters, and of inputs that require one; those of intermediates are temporaries
     gradients: int = 0
     optimizer_state: int = 0
+    #: results of the forward pass: in training those that the backward pass reads or the step returns
     activations: int = 0
+    #: whatever else the step writes: results that die in their own phase, gradients of intermediates, copies of
+    #: parameters (autocast), an optimizer's intermediates. Older records count these and inputs as activations
+    temporaries: int = 0
+    #: what the step is given, caches of keys and values among it
+    inputs: int = 0
+    buffers: int = 0
+    #: the id of the kernel that runs then; None: before the first one, or a record that does not say
+    kernel: int | None = None
 
     @property
     def total(self) -> int:
         """Bytes alive at the peak."""
-        return self.parameters + self.gradients + self.optimizer_state + self.activations
+        return sum(self.by_kind.values())
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """Bytes of each of :data:`KINDS`."""
+        return {kind: getattr(self, kind) for kind in KINDS}
 
 
-#: role of a storage -> which field of MemoryPeak counts it
-_FIELD = {"parameter": 0, "buffer": 0, "gradient": 1, "optimizer_state": 2, "input": 3, "activation": 3}
+#: the fields of MemoryPeak that count bytes
+KINDS = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "inputs", "buffers")
+_ACTIVATION, _TEMPORARY = KINDS.index("activations"), KINDS.index("temporaries")
+#: role of a storage -> its place in KINDS; the plan tells activations from temporaries
+_KIND = {"parameter": 0, "gradient": 1, "optimizer_state": 2, "input": 5, "buffer": 6}
+
+
+#: assumed for a process's context on the GPU, in bytes: with kernels loaded lazily "300 something MB"
+#: (pytorch/pytorch#107667), 471 MiB on an RTX 4090 (3DTopia/Phidias-Diffusion#8); over 1 GB before CUDA 11.7
+CONTEXT_BYTES = 500_000_000
+#: assumed for PyTorch's caching allocator, as a share of the peak: blocks are rounded up to 512 bytes, segments to
+#: 2 MiB, and free blocks between others stay unused
+ALLOCATOR_SHARE = 0.02
+
+
+def reserved_bytes(gpu: Gpu, peak_bytes: int) -> int:
+    """Device memory that a process needs beyond its tensors: an assumption; none on a CPU."""
+    return 0 if gpu.cpu is not None else CONTEXT_BYTES + round(ALLOCATOR_SHARE * peak_bytes)
 
 
 def memory_peak(graph: Graph, plan: Plan) -> MemoryPeak:
     """The moment of :func:`memory_levels` when most bytes are alive."""
-    return MemoryPeak(*max(memory_levels(graph, plan), key=sum))
+    most, level = max(enumerate(memory_levels(graph, plan)), key=lambda numbered: sum(numbered[1]))
+    return MemoryPeak(**dict(zip(KINDS, level, strict=True)), kernel=(most - 1) // 2 if most else None)
+
+
+def alive_at_peak(graph: Graph, plan: Plan) -> list[Storage]:
+    """What is alive at the moment of :func:`memory_peak`; their sizes add up to its total."""
+    at = memory_peak(graph, plan).kernel
+    peak = _BEFORE if at is None else at
+    return [storage for start, end, storage in _lives(graph, plan) if start <= peak <= end]
 
 
 def memory_levels(graph: Graph, plan: Plan) -> Iterator[tuple[int, ...]]:
     """Walk the groups: bytes alive before the first, then for each group while it runs and after it, in the order of
-    the fields of :class:`MemoryPeak`. Parameters, buffers, inputs and optimizer state live throughout (a training step
-    in steady state), gradients and outputs from their first write to the end, any other storage from the first group
-    that touches it to the last."""
-    values = graph.values
+    :data:`KINDS`."""
+    lives = _lives(graph, plan)
+    kinds = _kinds(graph, plan, lives)
+    live = [0] * len(KINDS)
+    births: dict[int, list[Storage]] = {}
+    deaths: dict[int, list[Storage]] = {}
+    for start, end, storage in lives:
+        births.setdefault(start, []).append(storage)
+        deaths.setdefault(end, []).append(storage)
+    for index in range(_BEFORE, len(plan.groups)):
+        for born in births.get(index, ()):
+            live[kinds[born.id]] += born.nbytes
+        yield tuple(live)
+        if index != _BEFORE:
+            for dead in deaths.get(index, ()):
+                live[kinds[dead.id]] -= dead.nbytes
+            yield tuple(live)
+
+
+#: the group before the first: what is alive then was there before the step
+_BEFORE = -1
+#: the first and the last group during which a storage is alive; after the last group of the plan: to the end
+Life = tuple[int, int, Storage]
+
+
+def _lives(graph: Graph, plan: Plan) -> list[Life]:
+    """Parameters, buffers, inputs and optimizer state live throughout (a training step in steady state), gradients and
+    outputs from their first write to the end, any other storage from the first group that touches it to the last."""
+    values, end = graph.values, len(plan.groups)
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for index, group in enumerate(plan.groups):
@@ -48,24 +112,40 @@ def memory_levels(graph: Graph, plan: Plan) -> Iterator[tuple[int, ...]]:
             first.setdefault(number, index)
             last[number] = index
     kept = {values[i].storage for i in graph.outputs}
-    live = [0, 0, 0, 0]
-    births: dict[int, list[Storage]] = {}
-    deaths: dict[int, list[Storage]] = {}
+    lives = []
     for storage in graph.storages:
         if storage.is_persistent:
-            live[_FIELD[storage.role]] += storage.nbytes
+            lives.append((_BEFORE, end, storage))
         elif storage.id in first:
-            births.setdefault(first[storage.id], []).append(storage)
-            if storage.role != "gradient" and storage.id not in kept:
-                deaths.setdefault(last[storage.id], []).append(storage)
-    yield tuple(live)
-    for index in range(len(plan.groups)):
-        for born in births.get(index, ()):
-            live[_FIELD[born.role]] += born.nbytes
-        yield tuple(live)
-        for dead in deaths.get(index, ()):
-            live[_FIELD[dead.role]] -= dead.nbytes
-        yield tuple(live)
+            stays = storage.role == "gradient" or storage.id in kept
+            lives.append((first[storage.id], end if stays else last[storage.id], storage))
+    return lives
+
+
+def _kinds(graph: Graph, plan: Plan, lives: Iterable[Life]) -> dict[int, int]:
+    """The place in :data:`KINDS` of each storage that is alive in some group."""
+    phases = [*(graph.ops[group.op_ids[0]].phase for group in plan.groups), "end"]
+    trains, copies = "backward" in phases, _copies_of_parameters(graph)
+
+    def of(start: int, end: int, storage: Storage) -> int:
+        if storage.role in _KIND:
+            return _KIND[storage.role]
+        needed = not trains or phases[end] != "forward"
+        return _ACTIVATION if needed and phases[start] == "forward" and storage.id not in copies else _TEMPORARY
+
+    return {storage.id: of(start, end, storage) for start, end, storage in lives}
+
+
+def _copies_of_parameters(graph: Graph) -> set[int]:
+    """Storages that the forward pass makes of parameters alone, such as autocast's casts of the weights."""
+    known = {storage.id for storage in graph.storages if storage.role == "parameter"}
+    made: set[int] = set()
+    for op in graph.ops:
+        if op.phase == "forward" and op.inputs and all(graph.values[i].storage in known for i in op.inputs):
+            new = {number for i in op.outputs if graph.storages[number := graph.values[i].storage].role == "activation"}
+            made |= new
+            known |= new
+    return made
 
 
 def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...]]:
@@ -92,25 +172,3 @@ def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...
         moved += moves[id(group.cost)]
         result.append(tuple(hits))
     return result
-
-
-def alive_at_peak(graph: Graph, plan: Plan) -> list[Storage]:
-    """What is alive at the moment of :func:`memory_peak`; their sizes add up to its total."""
-    touched = [{graph.values[i].storage for i in (*group.reads, *group.writes)} for group in plan.groups]
-    first = {number: i for i, numbers in reversed([*enumerate(touched)]) for number in numbers}
-    last = {number: i for i, numbers in enumerate(touched) for number in numbers}
-    kept = {graph.values[i].storage for i in graph.outputs}
-    lives: list[tuple[int, int, Storage]] = []
-    for storage in graph.storages:
-        if storage.is_persistent:
-            lives.append((0, len(touched), storage))
-        elif storage.id in first:
-            stays = storage.role == "gradient" or storage.id in kept
-            lives.append((first[storage.id], len(touched) if stays else last[storage.id], storage))
-    levels = [0] * (len(touched) + 2)
-    for start, end, storage in lives:
-        levels[start] += storage.nbytes
-        levels[end + 1] -= storage.nbytes
-    totals = [*accumulate(levels)]
-    peak = max(range(len(totals)), key=totals.__getitem__)
-    return [storage for start, end, storage in lives if start <= peak <= end]

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from itertools import repeat
 from operator import add
 from typing import Any
 
@@ -25,7 +26,7 @@ from memwall.ops.registry import OP_CLASSES
 from memwall.perfmodel.cpu import predict_on_cpu
 from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute_s, predict_cost
 from memwall.simulate.launch_queue import issue_s, queue
-from memwall.simulate.memory import MemoryPeak, memory_peak, reuse_distances
+from memwall.simulate.memory import MemoryPeak, memory_peak, reserved_bytes, reuse_distances
 
 #: Classes whose FLOPs count for MFU: the model's matrix work.
 MODEL_CLASSES = ("contraction", "convolution", "attention")
@@ -67,9 +68,14 @@ class Schedule:
         return self.totals.dram_bytes / moved if moved else 0.0
 
     @property
+    def reserved_bytes(self) -> int:
+        """Device memory assumed for the context and the allocator."""
+        return reserved_bytes(self.gpu, self.totals.peak_memory_bytes)
+
+    @property
     def fits(self) -> bool:
-        """Whether the peak fits the memory of the GPU."""
-        return self.totals.peak_memory_bytes <= self.gpu.dram_bytes
+        """Whether the peak, with what is assumed for the context and the allocator, fits the memory of the GPU."""
+        return self.totals.peak_memory_bytes + self.reserved_bytes <= self.gpu.dram_bytes
 
 
 def time_by_wall(kernels: Iterable[Any]) -> dict[str, float]:
@@ -164,7 +170,7 @@ def _totals(gpu: Gpu, context: PlanContext, known: Sequence[Prediction], time_s:
         return reduce(add, map([*of_kind].__getitem__, kernels), 0.0)
 
     bound_s = total((k.bound_s for k in known), context.order)
-    matrix_s = total((_matrix_s(kind, gpu) for kind in context.kinds), context.matrix)
+    matrix_s = total(map(_matrix_s, context.kinds, known, repeat(gpu)), context.matrix)
     below, above = [k.time_s - k.low_s for k in known], [k.high_s - k.time_s for k in known]
     down_s, up_s = (
         math.sqrt(sum(total(side, kernels) ** 2 for kernels in context.by_class.values())) for side in (below, above)
@@ -242,12 +248,13 @@ class PlanContext:
         return replace(self, kinds=[replace(kind, reuse=()) for kind in self.kinds])
 
 
-def _matrix_s(kind: Kind, gpu: Gpu) -> float:
-    """Seconds at the peaks; only the products of a group with other ops."""
+def _matrix_s(kind: Kind, known: Prediction, gpu: Gpu) -> float:
+    """Seconds that the matrix FLOPs take at the peaks of the pipes that do them; only the products of a group with
+    other ops."""
     cost = kind.group.cost
     if len(kind.group.op_ids) > 1:
         cost = Cost({pipe: count for pipe, count in cost.flops.items() if pipe.engine == "tensor"})
-    return peak_compute_s(cost, gpu)
+    return max(peak_compute_s(cost, gpu) - known.spared_s, 0.0)
 
 
 def _label(graph: Graph, group: Group) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import memwall.report.columns as col
+from memwall.analysis.pipes import mfu_base
 from memwall.analysis.savings import LEAST_STEP, PolicySet, Waterfall, by_gpu, policy_sets, waterfall
 from memwall.analysis.table import KernelRow, class_rows, kernel_rows, rows_and_kernels
 from memwall.analysis.validation import Point, measured_points
@@ -84,7 +85,9 @@ def schedule_roofline(
     measured = measured_points(profile, schedule)[:MAX_POINTS]
     label = clean(schedule_label(profile, schedule))
     subject = label if brief else context(profile, label)
-    title = f"{subject}: {duration(schedule.totals.time_s)}, MFU {percent(schedule.totals.mfu, 0)}"
+    base = mfu_base(profile, schedule)
+    mfu = f", MFU {percent(schedule.totals.mfu, 0)} of {base}" if base else ""
+    title = f"{subject}: {duration(schedule.totals.time_s)}{mfu}"
     legend = _class_legend(rows)
     if any(spot.tail for spot in spots):
         legend.append(("its ops run eagerly, → fused", "dim", "hollow"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import memwall.report.columns as col
 from memwall.analysis.compare import Change, Comparison, Entry, Flip
+from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.core.units import duration, percent
 from memwall.record.kernels import WALLS
 from memwall.report.document import Document, Picture, Section, Sentence, Table, clean
@@ -50,14 +51,15 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """A record with its inner tables as columns: ``wall_shares.compute``."""
     result: dict[str, Any] = {}
     for key, value in row.items():
-        result |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
+        cell = "; ".join(map(str, value)) if isinstance(value, list) else value
+        result |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: cell}
     return result
 
 
 def _gpu_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
-        Section("", (_speed_table(entries), Sentence(_summary(entries), strong=True))),
+        Section("", (_speed_table(entries), Sentence(_summary(entries), strong=True), *_emulated(entries))),
         Section("Walls and memory", (_wall_table(entries),)),
     ]
     if any(e.energy_j is not None or e.usd_per_step is not None for e in entries):
@@ -70,7 +72,9 @@ def _gpu_sections(comparison: Comparison) -> list[Section]:
 def _profile_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
-        Section("", (_speed_table(entries, "the first profile on the same GPU"), _work_table(entries))),
+        Section(
+            "", (_speed_table(entries, "the first profile on the same GPU"), *_emulated(entries), _work_table(entries))
+        ),
         Section("Walls and memory", (_wall_table(entries),)),
     ]
     for label in dict.fromkeys(change.label for change in comparison.changes):
@@ -87,6 +91,11 @@ _SECTIONS: dict[str, Callable[[Comparison], list[Section]]] = {
     "profiles": _profile_sections,
     "machines": lambda comparison: machine_sections(comparison.machines),
 }
+
+
+def _emulated(entries: Sequence[Entry]) -> list[Sentence]:
+    """What the GPUs have no tensor cores for, each said once."""
+    return [Sentence(text, strong=True) for text in dict.fromkeys(text for e in entries for text in e.emulated)]
 
 
 def _summary(entries: Sequence[Entry]) -> str:
@@ -110,8 +119,12 @@ def _speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
     for name in ("samples", "tokens"):
         if any(getattr(e, f"{name}_per_s") is not None for e in entries):
             specs += f", {name}: {name}_per_s /s"
-    note = f"time: modeled; bound: speed of light; speed-up: over {versus}"
-    return col.listing("", entries, f"{specs}, mfu, mbu", note)
+    notes = f"time: modeled; bound: speed of light; speed-up: over {versus}", _mfu_note(entries)
+    return col.listing("", entries, f"{specs}, mfu, mbu", "; ".join(filter(None, notes)))
+
+
+def _mfu_note(entries: Sequence[Entry]) -> str:
+    return mfu_note((entry.gpu, peaks_text(entry.mfu_peaks)) for entry in entries)
 
 
 def _of_first(entries: Sequence[Entry], field: str) -> col.CellColumn:
@@ -133,9 +146,12 @@ def _wall_table(entries: Sequence[Entry]) -> Table:
     columns = [
         *col.of(entries, ": label name"),
         *(col.percent(wall, [e.wall_shares[wall] for e in entries]) for wall in WALLS),
-        *col.of(entries, "peak memory: peak_memory_bytes, GPU memory: gpu_bytes B, fits fits"),
+        *col.of(entries, "peak memory: peak_memory_bytes, assumed: reserved_bytes B, GPU memory: gpu_bytes B"),
+        *col.of(entries, "fits fits"),
     ]
-    return col.table("", columns)
+    places = dict.fromkeys(entry.peak_at for entry in entries if entry.peak_at)
+    note = "assumed: for context and allocator; fits: the peak and that are no more than the GPU's memory"
+    return col.table("", columns, "; ".join((note, *(f"peak {place}" for place in places))))
 
 
 def _cost_table(entries: Sequence[Entry]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import memwall.report.columns as col
+from memwall.analysis.pipes import mfu_base, mfu_note
 from memwall.analysis.savings import Missed, PolicySet, Saving, group_savings, missed_fusions, module_savings
 from memwall.analysis.table import OTHERS
 from memwall.analysis.whatif import Outcome
@@ -33,12 +34,13 @@ def is_several(profile: Profile) -> bool:
 
 
 def policy_table(policies: PolicySet) -> Table:
+    bases = mfu_note((schedule.gpu.name, mfu_base(policies.profile, schedule)) for schedule in policies.schedules)
     return col.listing(
         "Policies",
         policies.rows(),
         "policy, time_s, speedup, time_score, kernels, DRAM bytes: dram_bytes, saved_bytes, byte_score,"
         "peak_memory_bytes, mfu, fits fits",
-        POLICY_NOTE,
+        f"{POLICY_NOTE}; {bases}" if bases else POLICY_NOTE,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+from memwall.analysis.pipes import emulations
 from memwall.analysis.savings import by_gpu, policy_sets
 from memwall.analysis.table import KernelRow, kernel_rows, phase_rows
 from memwall.analysis.verdict import verdict
@@ -67,8 +68,9 @@ def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
     memory: list[Block] = [page.share_table("Phases", "phase", phases)] if len(phases) > 1 else []
     memory.append(page.memory_table(profile, schedule))
     title = page.gpu_title(profile, schedule)
-    classes = (
-        Sentence(verdict(profile, schedule), strong=True),
+    texts = (*emulations(profile, schedule), verdict(profile, schedule))
+    classes: tuple[Block, ...] = (
+        *(Sentence(text, strong=True) for text in texts),
         Picture(shares_chart(profile, (schedule,)), f"{title}: shares by op class"),
         page.class_table(profile, schedule),
         Picture(walls_chart(profile, (schedule,)), f"{title}: share of the time under each wall"),

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 import memwall.report.columns as col
 from memwall.analysis.explanation import provenance
 from memwall.analysis.modules import ModuleRow, levels, module_tree
+from memwall.analysis.pipes import emulations, main_pipe, mfu_base, mfu_note
 from memwall.analysis.savings import policy_sets
 from memwall.analysis.table import KernelRow, Row, class_rows, kernel_rows, phase_rows
-from memwall.analysis.verdict import main_pipe, verdict
+from memwall.analysis.verdict import verdict
 from memwall.analysis.whatif import Outcome
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
 from memwall.record.format import WorkloadInfo
-from memwall.record.kernels import WALLS, rates, schedule_label, wall_shares
+from memwall.record.kernels import WALLS, fit_text, peak_place, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Column, Facts, Section, Sentence, Table, clean, known_facts
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
@@ -93,9 +94,12 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
 
 
 def _verdicts(profile: Profile, schedules: Sequence[Schedule]) -> list[Sentence]:
-    """What limits each simulation, directly below the totals; with its GPU where there are several."""
+    """What limits each simulation, directly below the totals, and the dtypes that its GPU has no tensor cores for; with
+    its GPU where there are several."""
     labels = [f"{schedule_label(profile, s)}: " if len(profile.simulations) > 1 else "" for s in schedules]
-    return [Sentence(f"{label}{verdict(profile, s)}", strong=True) for label, s in zip(labels, schedules, strict=True)]
+    texts = [f"{label}{verdict(profile, s)}" for label, s in zip(labels, schedules, strict=True)]
+    texts += dict.fromkeys(text for s in schedules for text in emulations(profile, s))
+    return [Sentence(text, strong=True) for text in texts]
 
 
 def _provenance_text(profile: Profile, schedule: Schedule) -> str:
@@ -193,7 +197,8 @@ def totals_table(profile: Profile) -> Table:
         *(col.percent(wall, [wall_shares(s)[wall] for s in sims], 0) for wall in WALLS),
         *col.of(sims, "peak: totals.peak_memory_bytes B?, fits fits"),
     ]
-    return col.table("", columns, TOTALS_NOTE)
+    note = mfu_note((s.gpu.name, mfu_base(profile, s)) for s in sims)
+    return col.table("", columns, f"{TOTALS_NOTE}; {note}" if note else TOTALS_NOTE)
 
 
 def class_table(profile: Profile, schedule: Schedule) -> Table:
@@ -230,15 +235,18 @@ _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
 def memory_table(profile: Profile, schedule: Schedule) -> Table:
-    m, gpu = schedule.memory, schedule.gpu
-    values = (m.parameters, m.gradients, m.optimizer_state, m.activations, m.total, gpu.dram_bytes)
-    names = ("parameters", "gradients", "optimizer state", "activations", "peak", "GPU memory")
-    fits = "fits" if schedule.fits else "DOES NOT FIT"
-    note = f"{fits}: {percent(m.total / gpu.dram_bytes)} of the GPU's memory"
+    m = schedule.memory
+    held = {kind.replace("_", " "): count for kind, count in m.by_kind.items() if count} | {"peak": m.total}
+    note = fit_text(schedule)
     gradients = profile.graphs[schedule.graph].role_bytes["gradient"]
     if m.gradients < gradients:
         note += f"; at the moment of the peak {size(m.gradients)} of the {size(gradients)} of gradients are alive"
-    columns = [(Column(name), [size(value)]) for name, value in zip(names, values, strict=True)]
+    if place := peak_place(profile, schedule):
+        note += f"; peak {place}"
+    columns = [
+        col.text("", held), (Column(""), [size(count) for count in held.values()]),
+        col.percent("of the peak", [count / m.total if m.total else 0.0 for count in held.values()]),
+    ]  # fmt: skip
     return col.table("Peak memory", columns, note)
 
 

@@ -266,10 +266,11 @@ def test_memory_by_hand():
     profile = three_ops(make_gpu(dispatch_s=10e-6))
     graph, plan = profile.graph, profile.simulations[0].plan
     assert list(memory_levels(graph, plan)) == [
-        (1000, 0, 0, 100), (1000, 0, 0, 300), (1000, 0, 0, 300), (1000, 0, 0, 600), (1000, 0, 0, 400),
-        (1000, 1000, 0, 400), (1000, 1000, 0, 100),
+        (1000, 0, 0, 0, 0, 100, 0), (1000, 0, 0, 200, 0, 100, 0), (1000, 0, 0, 200, 0, 100, 0),
+        (1000, 0, 0, 500, 0, 100, 0), (1000, 0, 0, 300, 0, 100, 0), (1000, 1000, 0, 300, 0, 100, 0),
+        (1000, 1000, 0, 0, 0, 100, 0),
     ]  # fmt: skip
-    assert memory_peak(graph, plan) == MemoryPeak(1000, 1000, 0, 400)
+    assert memory_peak(graph, plan) == MemoryPeak(1000, 1000, 0, 300, inputs=100, kernel=2)
     ends = [round(e["ts"] + e["dur"], 3) for e in events_of(profile, "X", cat="elementwise")]
     # kernels start at 10, 20 and 30 us; y dies as b ends, z as c ends
     assert totals_of(profile) == [
@@ -277,7 +278,7 @@ def test_memory_by_hand():
     ]  # fmt: skip
     roles = events_of(profile, "C", name="eager: memory:")
     assert [sum(e["args"].values()) for e in roles] == [total for _, total in totals_of(profile)]
-    assert roles[-2]["args"] == {"parameters": 1000, "gradients": 1000, "activations": 400}
+    assert roles[-2]["args"] == {"parameters": 1000, "gradients": 1000, "activations": 300, "inputs": 100}
 
 
 def test_what_dies_as_the_next_kernel_starts_is_one_step():

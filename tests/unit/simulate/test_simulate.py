@@ -1,12 +1,14 @@
 """The launch queue, L2 residency, the roofline and the memory peak, on graphs small enough for hand arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 
 from memwall.core.graph import Graph, Op, Pipe, Storage, Value, contiguous
 from memwall.fusion import eager_plan
 from memwall.ops import Cost
 from memwall.ops.launches import Plain
-from memwall.simulate.memory import memory_peak, reuse_distances
+from memwall.simulate.memory import KINDS, MemoryPeak, memory_levels, memory_peak, reserved_bytes, reuse_distances
 from memwall.simulate.schedule import simulate
 from tests.unit.fusion_graphs import round_gpu
 
@@ -114,6 +116,45 @@ def test_parameters_gradients_and_state_are_split():
     graph, plan = chain([100, 200, 300, 400], roles=roles)
     peak = memory_peak(graph, plan)
     assert (peak.parameters, peak.gradients, peak.optimizer_state, peak.activations) == (100, 200, 300, 400)
+
+
+def in_phases(phases, first="input"):
+    """Op i reads storage i and writes storage i + 1, of 100 bytes each, in the phases given; nothing is returned."""
+    graph, _ = chain([100] * (len(phases) + 1), roles={0: first})
+    ops = [replace(op, phase=phase) for op, phase in zip(graph.ops, phases, strict=True)]
+    graph = replace(graph, ops=tuple(ops), outputs=())
+    return graph, eager_plan(graph, [Cost({}, 100, 100)] * len(phases))
+
+
+def test_activations_are_what_the_forward_pass_leaves_for_the_backward_pass():
+    # input -> a -> b | -> gradient of b -> of a | -> step: a dies in its own phase, b is read by the backward pass
+    graph, plan = in_phases(["forward", "forward", "backward", "backward", "optimizer"])
+    # the levels are (before, then while and after each op): while op 1 runs, a and b are alive
+    levels = [dict(zip(KINDS, level, strict=True)) for level in memory_levels(graph, plan)]
+    assert (levels[3]["activations"], levels[3]["temporaries"], levels[3]["inputs"]) == (100, 100, 100)
+    assert (levels[5]["activations"], levels[5]["temporaries"]) == (100, 100)  # b, and the gradient of b
+    assert (levels[9]["activations"], levels[9]["temporaries"]) == (0, 200)  # what the step reads and writes
+
+
+def test_inference_has_activations_and_copies_of_parameters_are_none():
+    graph, plan = in_phases(["forward"] * 3, "parameter")
+    assert memory_peak(graph, plan) == MemoryPeak(parameters=100, temporaries=200, kernel=1)
+    graph, plan = in_phases(["forward"] * 3)
+    assert memory_peak(graph, plan) == MemoryPeak(inputs=100, activations=200, kernel=1)
+
+
+def test_what_a_process_needs_beyond_its_tensors():
+    # 15.39 GB and, assumed, 0.5 GB of context and 2 % of the peak for the allocator
+    assert reserved_bytes(gpu(), 15_390_000_000) == 500_000_000 + 307_800_000
+    for capacity, fits in ((16_197_800_000, True), (16_197_799_999, False)):
+        assert run([15_000_000_000, 390_000_000], machine=gpu(dram_bytes=capacity)).fits is fits
+
+
+def test_mfu_is_of_the_pipe_that_does_the_flops():
+    # bfloat16 on 10 TFLOP/s of float32 lanes: 10 GFLOP are 1 ms of them
+    cost = Cost({Pipe("tensor", "bfloat16"): 10_000_000_000}, 1_000_000, 1_000_000)
+    machine = gpu(launch_overhead_s=1e-3, dispatch_s=0.0)
+    assert run([1_000_000, 1_000_000], [cost], machine, op_class="contraction").totals.mfu == pytest.approx(0.5)
 
 
 def test_an_empty_graph_takes_no_time():

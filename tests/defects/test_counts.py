@@ -1,0 +1,155 @@
+"""What is counted is said: the pipes that do the products, what the peak of memory is made of, and what fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+WIDE = """\
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2048))
+
+def inputs(batch=2048):
+    return (torch.randn(batch, 2048),)
+"""
+ROOM = """\
+import torch
+
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return x.mul_(2)
+
+def model():
+    return Double()
+
+def inputs():
+    return (torch.empty(3_900_000_000, device="meta"),)
+"""
+CONVOLUTIONS = """\
+import torch
+
+def model():
+    return torch.nn.Conv2d(256, 256, 3, padding=1, bias=False)
+
+def inputs(batch=64):
+    return (torch.randn(batch, 256, 56, 56),)
+"""
+
+
+@pytest.fixture
+def wide(folder):
+    """A model whose time is matrix products."""
+    (folder / "wide.py").write_text(WIDE, encoding="utf-8")
+    return "wide.py"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def totals(run, *args) -> dict:
+    (simulation,) = json.loads(run(*args, "--json").out)["simulations"]
+    return simulation["totals"]
+
+
+@pytest.mark.parametrize("gpu", ["v100-sxm2-16gb", "t4", "p100-sxm2-16gb"])
+def test_a04_a_dtype_without_tensor_cores_is_said(run, wide, gpu):
+    """The pipe that stands in for one that the GPU lacks was taken in silence."""
+    for command in ("profile", "compare"):
+        said = one_line(run(command, wide, "--gpu", gpu, "--dtype", "bf16").out)
+        assert f"{gpu} has no bfloat16 tensor cores: products run on vector.float32" in said
+        assert f"{gpu} has no" not in run(command, wide, "--gpu", gpu, "--dtype", "fp32").out
+    assert not run("profile", wide, "--gpu", gpu, "--dtype", "bf16", "-o", "page.html").code
+    assert f"{gpu} has no bfloat16 tensor cores" in Path("page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("option", "dtype"), [("--dtype", "fp16"), ("--autocast", "fp16")])
+def test_a04_the_other_half_is_offered_with_its_time(run, wide, option, dtype):
+    """Nothing said that float16 has tensor cores where bfloat16 has none."""
+    said = one_line(run("profile", wide, "--gpu", "v100-sxm2-16gb", "--mode", "training", option, "bf16").out)
+    told = said.partition("; float16 would take ")[2]
+    assert told.partition(").")[0].endswith(f"({option} {dtype}")
+    number, unit = told.split()[:2]
+    time_s = totals(run, "profile", wide, "--gpu", "v100-sxm2-16gb", "--mode", "training", option, dtype)["time_s"]
+    assert float(number) * {"ms": 1e-3, "us": 1e-6}[unit] == pytest.approx(time_s, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "peak"),
+    [("v100-sxm2-16gb", "15.70 TFLOP/s vector.float32"), ("h100-sxm", "989.40 TFLOP/s tensor.bfloat16")],
+)
+def test_a04_mfu_names_the_peak_that_it_is_relative_to(run, wide, gpu, peak):
+    """MFU was a bare percentage, of 125 TFLOP/s or of 15.7."""
+    for command in ("profile", "compare"):
+        assert f"MFU: of {peak}" in one_line(run(command, wide, "--gpu", gpu, "--dtype", "bf16").out)
+
+
+@pytest.mark.parametrize("gpu", ["v100-sxm2-16gb", "p100-sxm2-16gb", "t4"])
+def test_a04_mfu_is_below_one(run, folder, gpu):
+    """Winograd's convolutions were counted at the FLOPs that it spares, so MFU was 140 to 230 %."""
+    (folder / "net.py").write_text(CONVOLUTIONS, encoding="utf-8")
+    assert 0.1 < totals(run, "profile", "net.py", "--gpu", gpu)["mfu"] <= 1
+
+
+def memory(run, *args) -> dict:
+    (simulation,) = json.loads(run(*args, "--json").out)["simulations"]
+    return simulation["memory"]
+
+
+def test_a07_what_an_optimizer_writes_is_temporary(run, folder):
+    """Whatever the step wrote and was no gradient was called an activation, AdamW's intermediates among it."""
+    (folder / "wide.py").write_text(WIDE, encoding="utf-8")
+    training = ("profile", "wide.py", "--gpu", "h100-sxm", "--mode", "training", "--batch", 8, "--dtype", "bf16")
+    parameters = 2 * 2 * (2048 * 2048 + 2048)
+    held = memory(run, *training, "--optimizer", "adamw:foreach")
+    # the step's foreach kernels write the denominators of all parameters at once
+    assert held["temporaries"] >= parameters == held["parameters"]
+    assert held["activations"] <= 8 * 8  # the loss, which the step returns
+    said = one_line(run(*training, "--optimizer", "adamw:foreach").out)
+    assert "peak in the optimizer step, at _foreach_" in said
+
+
+def test_a07_inputs_and_copies_of_weights_are_no_activations(run, folder):
+    """Inputs were counted as activations, and so were autocast's casts of the weights."""
+    (folder / "wide.py").write_text(WIDE, encoding="utf-8")
+    held = memory(run, "profile", "wide.py", "--gpu", "h100-sxm", "--autocast", "bf16", "--batch", 8)
+    assert held["inputs"] == 8 * 2048 * 4
+    assert held["temporaries"] >= 2 * 2048 * 2048  # a weight in bfloat16
+    assert 0 < held["activations"] < held["temporaries"]
+
+
+def test_a07_the_place_of_the_peak_is_said(run, folder):
+    """No report said in which phase and at which op most memory is alive."""
+    (folder / "wide.py").write_text(WIDE, encoding="utf-8")
+    training = ("wide.py", "--gpu", "v100", "--mode", "training", "--batch", 2048, "--optimizer", "sgd")
+    for command in ("profile", "compare"):
+        assert "peak in the backward pass, at " in one_line(run(command, *training).out)
+    tight = one_line(run("profile", "wide.py", "--gpu", "v100", "--mode", "training", "--batch", 600_000).out)
+    assert "It does not fit (" in tight
+    assert " at the peak in the " in tight
+
+
+@pytest.mark.parametrize(
+    ("gpu", "nbytes"),  # what the driver says: totalGlobalMem of public profiler traces, deviceQuery
+    [("h100-sxm", 85_018_279_936), ("a100-80gb-sxm", 84_990_623_744), ("rtx-2080-ti", 11_554_586_624),
+     ("t4", 15_843_721_216), ("mi300x", 206_141_652_992)],
+)  # fmt: skip
+def test_a12_the_capacity_is_what_the_driver_states(run, gpu, nbytes):
+    """The capacity was the number in the product's name, in powers of ten."""
+    (entry,) = json.loads(run("compare", "net.py", "--gpu", gpu, "--json").out)["entries"]
+    assert entry["gpu_bytes"] == nbytes
+
+
+def test_a12_what_fits_has_room_for_context_and_allocator(run, folder):
+    """A peak of 15.7 of 15.8 GB was said to fit, with no room for the CUDA context and the allocator."""
+    (folder / "net.py").write_text(ROOM, encoding="utf-8")
+    said = one_line(run("profile", "net.py", "--gpu", "t4").out)
+    # one tensor of 15.6 GB, and 0.5 GB + 2 % of it
+    assert "DOES NOT FIT: 15.60 GB + 812.00 MB assumed for context and allocator of 15.84 GB" in said
+    assert "It does not fit" in said
+    small = one_line(run("profile", "net.py", "--gpu", "v100").out)
+    assert "fits: 15.60 GB + 812.00 MB assumed for context and allocator of 16.95 GB" in small
