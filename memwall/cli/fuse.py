@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--by", type=click.Choice(("group", "module")), help="List what groups save, or modules. [default: group]"
 )
+@click.option("--all", "whole", is_flag=True, help="Print everything; without it, what fits in some 60 lines.")
 @click.option("--alternatives", is_flag=True, help="Price other forms of attention, optimizer, norms and loss.")
 @click.option("--no-capture", is_flag=True, help="Do not run the model through TorchDynamo.")
 @click.option(
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 @options.common()
 def command(
     target: str, gpus: tuple[str, ...], policies: tuple[str, ...], folder: Path | None, targets: tuple[str, ...],
-    what_ifs: tuple[str, ...], top: int | None, by: str | None, alternatives: bool, no_capture: bool,
+    what_ifs: tuple[str, ...], top: int | None, by: str | None, whole: bool, alternatives: bool, no_capture: bool,
     second_batch: int | None, second_seq: int | None, out: Out, **workload: Any,
 ) -> None:  # fmt: skip
     """Say what fusion wins on TARGET, and what it does not and why.
@@ -84,7 +85,7 @@ def command(
         made = _traced(model, sizes, not no_capture)
     compiled_for = _architectures(made.gpus, targets, wanted)
     found = _fused(made, policies, changes, compiled_for, alternatives, folder, out.messages)
-    report = FusedReport(found, **options.given(top=top, by=by))
+    report = FusedReport(found, brief=not whole, **options.given(top=top, by=by))
     keep = partial(remember, found.profile, out.messages) if made.model else lambda: None
     out.show(report, before_files=partial(_emit, folder, found, out.messages), before_print=keep)
 

@@ -23,6 +23,8 @@ SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 CellColumn = tuple[Column, list[str]]
 Numbers = Sequence[float | None]
 NOTHING = "-"
+#: heads the second of two columns: a figure before and after
+AFTER = "→"
 
 
 def table(title: str, columns: Sequence[CellColumn], note: str = "", *, left: int = 0) -> Table:
@@ -165,7 +167,7 @@ def of(rows: Sequence[Any], specs: str) -> list[CellColumn]:
         column, cells = _column(heading, kind, values, list(map(_getter(like), rows)) if like else ())
         made = [(replace(column, unit=unit or column.unit), cells[: len(rows)])]
         if ">" in attribute:
-            made.append((Column("→", column.unit), cells[len(rows) :]))
+            made.append((Column(AFTER, column.unit), cells[len(rows) :]))
         columns += map(optional, made) if spec.endswith("?") else made
     return columns
 

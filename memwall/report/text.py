@@ -17,6 +17,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from memwall.report.columns import AFTER
 from memwall.report.document import Document, Facts, Section, Sentence, Table
 
 DEFAULT_WIDTH = 118
@@ -129,7 +130,9 @@ def fit(table: Table, width: int | None) -> list[tuple[int, int]]:
     if _width([(i, narrowest[i]) for i in shown if i not in optional]) > width:
         least, optional = narrowest, []
     while _width([(i, least[i]) for i in shown]) > width and optional:
-        shown.remove(optional.pop())
+        shown.remove(last := optional.pop())
+        if table.columns[last].heading == AFTER and last - 1 in optional:  # a figure before and after go together
+            shown.remove(optional.pop())
     if _width([(i, least[i]) for i in shown]) > width:
         least = narrowest
     spare = width - _width([(i, least[i]) for i in shown])

@@ -59,7 +59,7 @@ def test_help_imports_nothing_heavy():
 
 def test_the_page_of_a_model(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "118")
-    result = run("fuse", "net.py", "--mode", "training", "--gpu", "a100", *PLAIN)
+    result = run("fuse", "--all", "net.py", "--mode", "training", "--gpu", "a100", *PLAIN)
     assert result.code == 0
     assert result.err == "memwall: record kept in .memwall/last.json; memwall compare --gpu a100 h100 uses it\n"
     for heading in ("a100-80gb-sxm", "a100-80gb-sxm, memwall: groups and refusals", "Capture by TorchDynamo",
@@ -181,7 +181,7 @@ def test_the_record_keeps_the_capture(run, broken, folder):
 
 def test_a_saved_profile_without_a_capture_says_so(run):
     run("profile", "net.py", "--gpu", "t4", "a100")
-    result = run("fuse", ".memwall/last.json", *PLAIN)
+    result = run("fuse", "--all", ".memwall/last.json", *PLAIN)
     assert (result.code, result.err) == (0, "")
     assert "no capture: it needs the model" in result.out
     assert "── t4, memwall: groups and refusals" in result.out
@@ -272,7 +272,7 @@ def test_without_torch_a_record_is_planned_and_a_model_is_not(folder, run):
 @pytest.mark.slow
 def test_inductor_where_it_is(run, folder):
     pytest.importorskip("triton", reason="triton is not installed")
-    result = run("fuse", "net.py", "--gpu", "a100", "--no-capture", "-q", "--emit", "out")
+    result = run("fuse", "--all", "net.py", "--gpu", "a100", "--no-capture", "-q", "--emit", "out")
     assert "── a100-80gb-sxm, inductor: groups and refusals" in result.out
     for path in (folder / "out").rglob("*.py"):
         ast.parse(path.read_text())  # no name of the compiler's is left open

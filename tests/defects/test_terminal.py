@@ -18,6 +18,18 @@ def inputs(batch=2):
     return (torch.randn(batch, 16, 64),)
 """
 
+#: Inductor takes two kernels for the weight gradient of each layer norm, and eager one call
+NORMS = """\
+import torch
+
+def model():
+    block = lambda: torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.LayerNorm(256), torch.nn.GELU())
+    return torch.nn.Sequential(*(block() for _ in range(3)))
+
+def inputs(batch=512):
+    return (torch.randn(batch, 256),)
+"""
+
 
 @pytest.fixture
 def encoder(folder) -> str:
@@ -85,3 +97,26 @@ def test_e37_modules_are_a_tree(run, encoder):
     rows = {line.split("  ")[1].strip(): line for line in shown.out.splitlines() if line.startswith("  ")}
     assert {"(whole step)", "· layers.*", "· · linear1"} <= rows.keys()
     assert not any(name.startswith("· · ·") for name in rows)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_e38_fuse_is_brief_by_default(run, encoder, monkeypatch, columns):
+    """Fuse printed every group, guard and op count whether asked for them or not."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = run("fuse", encoder, "--mode", "training", "--gpu", "h100", "--policy", "eager", "memwall", "ideal")
+    assert shown.code == 0
+    assert len(shown.out.splitlines()) <= 60
+    assert "TENSOR_MATCH" not in shown.out
+    whole = run("fuse", encoder, "--gpu", "h100", "--policy", "eager", "memwall", "--all").out
+    assert "TENSOR_MATCH" in whole
+    assert "Ops by IR level" in whole
+
+
+def test_e38_no_count_is_negative(run, folder):
+    """What a plan saves was printed as it came, also where it launches more kernels than eager."""
+    (folder / "norms.py").write_text(NORMS, encoding="utf-8")
+    out = run("fuse", "norms.py", "--mode", "training", "--gpu", "h100", "--policy", "eager", "inductor").out
+    said = " ".join(out.partition("inductor saves ")[2].partition("──")[0].split())
+    assert said
+    assert not re.search(r"(and|,) -\d", said)
+    assert "launches" in said

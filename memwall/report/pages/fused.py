@@ -9,30 +9,32 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
-from memwall.analysis.breaks import Loss
 from memwall.analysis.fused import Fused, refused_by_rule
 from memwall.analysis.plan_diff import PlanDiff
 from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
 from memwall.codegen.compiling import Resources
 from memwall.codegen.planned import Compiled, CompiledPlan
-from memwall.core.units import duration, percent, size
-from memwall.frontend.dynamo.capture import Break, Capture, Recompile
+from memwall.core.units import percent, size
+from memwall.fusion import Plan
 from memwall.record.kernels import collapse, short_name
 from memwall.report.document import Block, Document, Facts, Section, Sentence, Table, known_facts
 from memwall.report.figures.profile import profile_chart
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
+from memwall.report.pages.capture import capture_section
 from memwall.report.pages.profile_text import inputs_text
+from memwall.report.text import to_text
 from memwall.simulate.schedule import Schedule
 
 if TYPE_CHECKING:
     from memwall.analysis.op_counts import OpCounts
 
-#: rows of the tables of groups, recomputed ops, Inductor's reasons, differences, breaks and guards; operators that an
-#: IR level lists
-DEFAULT_TOP, MAX_AGAIN, MAX_REASONS, MAX_DIFFERENCES, MAX_BREAKS, MAX_GUARDS, MAX_KEPT = 15, 8, 8, 8, 20, 12, 8
+#: rows of the tables of groups, recomputed ops, Inductor's reasons and differences; operators that an IR level lists
+DEFAULT_TOP, MAX_AGAIN, MAX_REASONS, MAX_DIFFERENCES, MAX_KEPT = 15, 8, 8, 8, 8
+#: lines of a brief text; rows of its tables of groups, of refusals and of breaks, tried in this order until it fits
+BRIEF_LINES, BRIEF_ROWS = 60, ((8, 8, 8), (5, 5, 5), (5, 3, 3), (3, 2, 2), (3, 0, 2), (2, 0, 1), (0, 0, 1), (0, 0, 0))
 
 REFUSED_NOTE = (
     "pairs that were not fused, by the first rule against it; bytes, time: what each alone would save, summed;"
@@ -43,27 +45,56 @@ AGAIN_NOTE = "ops that other kernels run once more instead of reading their resu
 
 @dataclass(frozen=True, slots=True)
 class FusedReport(Report):
-    """What fusion wins; ``by`` is ``group`` or ``module``: what the table of savings lists."""
+    """What fusion wins; ``by`` is ``group`` or ``module``: what the table of savings lists. A ``brief`` text has at
+    most ``BRIEF_LINES`` lines, but for what was asked for: what-ifs, alternatives, compiled kernels, ``top`` groups."""
 
     noun = "a fusion report"
     kinds = ("text", "md", "json", "png", "svg", "pdf")
     found: Fused
     by: str = "group"
-    top: int = DEFAULT_TOP
+    top: int | None = None
+    brief: bool = False
+
+    def text(self, *, width: int | None, color: bool) -> str:
+        if not self.brief:
+            return to_text(self.document("text"), width=width, color=color)
+        for rows in BRIEF_ROWS:
+            text = to_text(self._brief(*rows), width=width, color=color)
+            if text.count("\n") <= BRIEF_LINES:
+                break
+        return text
+
+    def _brief(self, groups: int, refusals: int, breaks: int) -> Document:
+        """The policies, and tables of so many rows."""
+        found, top = self.found, self.top or groups
+        sections = [Section("", (_header(found),))]
+        for policies in policy_sets(found.profile):
+            tables = _brief_tables(found, policies, self.by, top, refusals)
+            sections.append(Section(policies.gpu.name, (*fusion.policy_blocks(policies), *tables)))
+        sections += self._asked(self.top or DEFAULT_TOP)
+        if found.capture is not None:
+            sections.append(capture_section(found, found.capture, breaks, guards=False))
+        more = "--all adds every policy's groups, what is computed again, missed fusions, guards and ops by IR level."
+        sections.append(Section("", (Sentence(more),)))
+        return Document(f"{found.profile.workload.name}: what fusion wins", sections)
+
+    def _asked(self, top: int) -> list[Section]:
+        """What only an option brings: kernels compiled, other forms of the model, what-ifs."""
+        found = self.found
+        sections = [compiled_section(made, top) for made in found.compiled.values()]
+        sections += rewrite_sections(found.alternatives)
+        return [*sections, fusion.what_if_section(found.what_ifs)] if found.what_ifs else sections
 
     def document(self, kind: str) -> Document:
-        found = self.found
+        found, top = self.found, self.top or DEFAULT_TOP
         sections = [Section("", (_header(found),))]
         for policies in policy_sets(found.profile):
             sections.append(Section(policies.gpu.name, fusion.policy_blocks(policies)))
-            sections += [_policy_section(found, policies, s, self.by, self.top) for s in fusion.explained(policies)]
-        sections += [compiled_section(made, self.top) for made in found.compiled.values()]
+            sections += [_policy_section(found, policies, s, self.by, top) for s in fusion.explained(policies)]
         sections += [_agreement_section(gpu, agreed) for gpu, agreed in found.plan_diffs.items()]
-        sections += rewrite_sections(found.alternatives)
-        if found.what_ifs:
-            sections.append(fusion.what_if_section(found.what_ifs))
+        sections += self._asked(top)
         if found.capture is not None:
-            sections.append(_capture_section(found, found.capture))
+            sections.append(capture_section(found, found.capture))
         if found.op_counts is not None:
             sections.append(_op_count_section(found.op_counts))
         return Document(f"{found.profile.workload.name}: what fusion wins", sections)
@@ -90,17 +121,33 @@ def _header(found: Fused) -> Facts:
 # -- policies ----------------------------------------------------------------------------------------------------------
 
 
+def _savings_tables(policies: PolicySet, schedule: Schedule, by: str, top: int) -> list[Table]:
+    """What groups or modules save, the largest change first."""
+    if by == "module":
+        return [fusion.module_table(module_savings(policies, schedule, top=top))]
+    groups = sorted(group_savings(policies, schedule), key=lambda row: -abs(row.saved_s))
+    return [fusion.group_table(groups, top)] if groups else []
+
+
+def _refusal_tables(plan: Plan, top: int | None = None) -> list[Table]:
+    refused = refused_by_rule(plan)
+    specs = "rule, pairs: count count, bytes: saved_bytes B, time: saved_s s, reason prose"
+    left = len(refused) - len(refused[:top])
+    return [col.listing("Refusals by rule", refused[:top], specs, REFUSED_NOTE, left=left)] if refused else []
+
+
+def _brief_tables(found: Fused, policies: PolicySet, by: str, top: int, refusals: int) -> list[Table]:
+    """The savings of one policy, memwall's if it is there, and what it refuses."""
+    chosen = sorted(fusion.explained(policies), key=lambda schedule: schedule.policy != "memwall")[:1]
+    tables = [table for s in chosen if top for table in _savings_tables(policies, s, by, top)]
+    tables += [table for s in chosen if refusals for table in _refusal_tables(found.plan(s), refusals)]
+    return [table._replace(title=f"{table.title}: {chosen[0].policy}") for table in tables]
+
+
 def _policy_section(found: Fused, policies: PolicySet, schedule: Schedule, by: str, top: int) -> Section:
     plan = found.plan(schedule)
-    blocks: list[Block] = []
-    if by == "module":
-        blocks.append(fusion.module_table(module_savings(policies, schedule, top=top)))
-    elif groups := sorted(group_savings(policies, schedule), key=lambda row: -abs(row.saved_s)):
-        blocks.append(fusion.group_table(groups, top))
-    blocks += _again_tables(found, schedule)
-    if refused := refused_by_rule(plan):
-        specs = "rule, pairs: count count, bytes: saved_bytes B, time: saved_s s, reason prose"
-        blocks.append(col.listing("Refusals by rule", refused, specs, REFUSED_NOTE))
+    blocks: list[Block] = [*_savings_tables(policies, schedule, by, top), *_again_tables(found, schedule)]
+    blocks += _refusal_tables(plan)
     if missed := missed_fusions(found.profile, schedule, plan, top=fusion.MAX_MISSED):
         blocks.append(fusion.missed_table(missed))
     lowered = found.lowered.get(policies.gpu.name)
@@ -165,7 +212,7 @@ DIFFERENCE_NOTE = (
 )
 
 
-# -- TorchDynamo's capture -------------------------------------------------------------------------------------------
+# -- compiled kernels --------------------------------------------------------------------------------------------------
 
 #: Ops of a group without a kernel that are named.
 MAX_NAMED = 6
@@ -241,90 +288,6 @@ def _remark(resources: Resources) -> str:
 def _ops(names: Sequence[str]) -> str:
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(short_name(name) for name in names[:MAX_NAMED]) + more
-
-
-BREAK_NOTE = (
-    "after op: the last op before the break (its number in the graph); bytes, time and kernels: what is saved when this"
-    " break alone is removed, under memwall's planner; removing several may let more fuse;"
-    " -: splits no graph, or not priced"
-)
-
-
-def _capture_section(found: Fused, capture: Capture) -> Section:
-    """Partial graphs, breaks with their price, guards, and what further inputs recompile."""
-    facts = [("not captured", capture.failure)] if capture.failure is not None else _capture_facts(found, capture)
-    blocks: list[Block] = [known_facts(*facts), *_break_tables(found, capture)]
-    if capture.guards:
-        rows = capture.guards[:MAX_GUARDS]
-        more = sum(capture.guard_kinds.values()) - len(rows)
-        note = f"and {more:,} more; where one fails, Dynamo captures again"
-        blocks.append(col.listing("Guards", rows, "kind, guard on: name name, must hold: check prose", note))
-    blocks += [Sentence(_recompile(call)) for call in capture.recompiles]
-    return Section("Capture by TorchDynamo", blocks)
-
-
-def _capture_facts(found: Fused, capture: Capture) -> list[tuple[str, str]]:
-    inside = sum(region >= 0 for region in capture.regions)
-    phases = [op.phase for op, r in zip(found.profile.graph.ops, capture.regions, strict=False) if r < 0]
-    optimizer = phases.count("optimizer")
-    tail = f" ({optimizer:,} of them the optimizer's)" if optimizer else ""
-    graphs = f"{len(capture.graphs)} run, {capture.captures} captured; {inside:,} ops in them"
-    breaks, lines = sum(item.count for item in capture.breaks), len(capture.breaks)
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in capture.guard_kinds.items())
-    unmatched = f"; {capture.unmatched} ops have no counterpart" if capture.unmatched else ""
-    return [
-        ("graphs", f"{graphs}, {len(phases):,} outside{tail}"),
-        ("breaks", f"{breaks:,}, at {lines} line{'s' * (lines > 1)}" if lines else "none: one graph"),
-        ("guards", f"{sum(capture.guard_kinds.values()):,}: {kinds}" if kinds else "none"),
-        ("traced on", f"{capture.data} tensors{unmatched}"),
-        *(("note", note) for note in capture.notes),
-    ]
-
-
-def _break_tables(found: Fused, capture: Capture) -> list[Block]:
-    rows = capture.breaks[:MAX_BREAKS]
-    if not rows:
-        return []
-    blocks: list[Block] = []
-    for gpu, prices in found.prices.items() or [("", None)]:
-        losses: list[Loss | None] = [None] * len(rows) if prices is None else [*prices.each[: len(rows)]]
-        lost = [(None, None, None) if x is None else (x.dram_bytes, x.time_s, x.kernels) for x in losses]
-        table = [(f"{b.file}:{b.line}", b.count, b.after_op, *loss, _why(found, b))
-                 for b, loss in zip(rows, lost, strict=True)]  # fmt: skip
-        specs = "at: 0, : 1 repeats, after op: 2 count, bytes: 3 B, time: 4 s, kernels: 5 count, why: 6 prose"
-        title = f"Graph breaks{f' and their price on {gpu}' if gpu else ''}"
-        blocks.append(col.listing(title, table, specs, BREAK_NOTE))
-        if prices is not None:
-            blocks.append(Sentence(_together(gpu, prices.together, found), strong=True))
-    return blocks
-
-
-def _why(found: Fused, item: Break) -> str:
-    source = f" ({item.source_line.strip()})" if item.source_line.strip() else ""
-    ops = found.profile.graph.ops
-    if item.after_op is None or item.after_op >= len(ops):
-        return f"{item.reason}{source}"
-    module = ops[item.after_op].module
-    return f"{item.reason}{source}{f', in module {module}' if module else ''}"
-
-
-def _together(gpu: str, loss: Loss, found: Fused) -> str:
-    eager = found.profile.dram_bytes
-    share = percent(loss.dram_bytes / eager if eager else 0.0)
-    launches = f"{loss.kernels:,} more launch{'es' * (loss.kernels != 1)}"
-    return (
-        f"All breaks together cost {size(loss.dram_bytes)} of DRAM traffic ({share} of what eager moves),"
-        f" {duration(loss.time_s)} and {launches} on {gpu}; what Python takes between two graphs comes on top."
-    )
-
-
-def _recompile(call: Recompile) -> str:
-    inputs = ", ".join(call.inputs)
-    if not call.captures:
-        return f"With {inputs} nothing is captured again."
-    why = f" because {'; '.join(call.reasons)}" if call.reasons else ""
-    became = f"; {', '.join(call.dynamic)} became dynamic" if call.dynamic else ""
-    return f"With {inputs} Dynamo captures {call.captures} graphs again{why}{became}."
 
 
 # -- op counts by IR level ---------------------------------------------------------------------------------------------

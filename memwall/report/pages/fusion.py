@@ -51,7 +51,7 @@ def cut_name(name: str) -> str:
     return " + ".join(parts[:MAX_NAMES]) + (f" + {rest} more" if rest > 0 else "")
 
 
-_SAVING = "eager_kernels>kernels, eager_bytes>bytes, eager_s>time_s, saved_s like eager_s"
+_SAVING = "eager_kernels>kernels?, eager_bytes>bytes?, eager_s>time_s, saved_s like eager_s"
 
 
 def group_table(rows: Sequence[Saving], top: int) -> Table:
@@ -64,8 +64,8 @@ def group_table(rows: Sequence[Saving], top: int) -> Table:
     note = GROUP_NOTE
     if more:
         rest_s = sum(r.saved_s for r in more)
-        text = f"-{duration(-rest_s)}" if rest_s < 0 else duration(rest_s)
-        note = f"and {col.rows_left(len(more))}, {text} in sum; {note}"
+        text = f"which add {duration(-rest_s)}" if rest_s < 0 else f"{duration(rest_s)} in sum"
+        note = f"and {col.rows_left(len(more))}, {text}; {note}"
     return col.table("Groups by what they save", columns, note)
 
 
@@ -111,14 +111,23 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
         return f"{schedule.policy} saves no time on {policies.gpu.name}: {duration(-saved_s)} more than eager."
     is_ideal = schedule.policy == "ideal"
     score = "" if row.time_score is None or is_ideal else f", {percent(row.time_score, 0)} of what ideal would"
-    text = (
-        f"{schedule.policy} saves {duration(saved_s)} of {duration(eager.time_s)} ({col.times(row.speedup)}{score}),"
-        f" {size(row.saved_bytes)} of DRAM traffic and {eager.kernels - row.kernels:,} of {eager.kernels:,} launches"
+    launches = eager.kernels - row.kernels
+    amounts = (
+        (saved_s, f"{duration(saved_s)} of {duration(eager.time_s)} ({col.times(row.speedup)}{score})"),
+        (row.saved_bytes, f"{size(abs(row.saved_bytes))} of DRAM traffic"),
+        (launches, f"{abs(launches):,} {'of' if launches >= 0 else 'to'} {eager.kernels:,} launches"),
     )
+    saved, added = ([text for amount, text in amounts if (amount >= 0) is gain] for gain in (True, False))
+    text = f"{schedule.policy} saves {listed(saved)}" + (f", and adds {listed(added)}" if added else "")
     modules = [m for m in module_savings(policies, schedule) if m.saved_s > 0 and m.module != OTHERS]
     if modules and not is_ideal:
         text += f"; {percent(modules[0].saved_s / saved_s, 0)} of the time in {modules[0].module}"
     return f"{text}."
+
+
+def listed(parts: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 WHAT_IF_NOTE = (

@@ -1,0 +1,100 @@
+"""TorchDynamo's capture as a section: graphs, breaks with their price, guards, what further inputs recompile."""
+
+from __future__ import annotations
+
+import memwall.report.columns as col
+from memwall.analysis.breaks import Loss
+from memwall.analysis.fused import Fused
+from memwall.core.units import duration, percent, size
+from memwall.frontend.dynamo.capture import Break, Capture, Recompile
+from memwall.report.document import Block, Section, Sentence, known_facts
+
+#: rows of the tables of breaks and of guards
+MAX_BREAKS, MAX_GUARDS = 20, 12
+
+BREAK_NOTE = (
+    "after op: the last op before the break (its number in the graph); bytes, time and kernels: what is saved when this"
+    " break alone is removed, under memwall's planner; removing several may let more fuse;"
+    " -: splits no graph, or not priced"
+)
+
+
+def capture_section(found: Fused, capture: Capture, breaks: int = MAX_BREAKS, *, guards: bool = True) -> Section:
+    """Partial graphs, so many breaks with their price, guards, and what further inputs recompile."""
+    facts = [("not captured", capture.failure)] if capture.failure is not None else _facts(found, capture, guards)
+    blocks: list[Block] = [known_facts(*facts), *_break_tables(found, capture, breaks)]
+    if capture.guards and guards:
+        rows = capture.guards[:MAX_GUARDS]
+        more = sum(capture.guard_kinds.values()) - len(rows)
+        note = f"and {more:,} more; where one fails, Dynamo captures again"
+        blocks.append(col.listing("Guards", rows, "kind, guard on: name name, must hold: check prose", note))
+    blocks += [Sentence(_recompile(call)) for call in capture.recompiles]
+    return Section("Capture by TorchDynamo", blocks)
+
+
+def _facts(found: Fused, capture: Capture, guards: bool) -> list[tuple[str, str]]:
+    inside = sum(region >= 0 for region in capture.regions)
+    phases = [op.phase for op, r in zip(found.profile.graph.ops, capture.regions, strict=False) if r < 0]
+    optimizer = phases.count("optimizer")
+    tail = f" ({optimizer:,} of them the optimizer's)" if optimizer else ""
+    graphs = f"{len(capture.graphs)} run, {capture.captures} captured; {inside:,} ops in them"
+    breaks, lines = sum(item.count for item in capture.breaks), len(capture.breaks)
+    kinds = (
+        ", ".join(f"{kind} {count:,}" for kind, count in capture.guard_kinds.items()) if guards else "--all lists them"
+    )
+    unmatched = f"; {capture.unmatched} ops have no counterpart" if capture.unmatched else ""
+    return [
+        ("graphs", f"{graphs}, {len(phases):,} outside{tail}"),
+        ("breaks", f"{breaks:,}, at {lines} line{'s' * (lines > 1)}" if lines else "none: one graph"),
+        ("guards", f"{sum(capture.guard_kinds.values()):,}: {kinds}" if capture.guard_kinds else "none"),
+        ("traced on", f"{capture.data} tensors{unmatched}"),
+        *(("note", note) for note in capture.notes),
+    ]
+
+
+def _break_tables(found: Fused, capture: Capture, most: int) -> list[Block]:
+    rows = capture.breaks[:most]
+    if not rows:
+        return []
+    blocks: list[Block] = []
+    for gpu, prices in found.prices.items() or [("", None)]:
+        losses: list[Loss | None] = [None] * len(rows) if prices is None else [*prices.each[: len(rows)]]
+        lost = [(None, None, None) if x is None else (x.dram_bytes, x.time_s, x.kernels) for x in losses]
+        table = [(f"{b.file}:{b.line}", b.count, b.after_op, *loss, _why(found, b))
+                 for b, loss in zip(rows, lost, strict=True)]  # fmt: skip
+        specs = "at: 0, : 1 repeats, after op: 2 count, bytes: 3 B, time: 4 s, kernels: 5 count, why: 6 prose"
+        title = f"Graph breaks{f' and their price on {gpu}' if gpu else ''}"
+        blocks.append(col.listing(title, table, specs, BREAK_NOTE, left=len(capture.breaks) - len(rows)))
+        if prices is not None:
+            blocks.append(Sentence(_together(gpu, prices.together, found), strong=True))
+    return blocks
+
+
+def _why(found: Fused, item: Break) -> str:
+    source = f" ({item.source_line.strip()})" if item.source_line.strip() else ""
+    ops = found.profile.graph.ops
+    if item.after_op is None or item.after_op >= len(ops):
+        return f"{item.reason}{source}"
+    module = ops[item.after_op].module
+    return f"{item.reason}{source}{f', in module {module}' if module else ''}"
+
+
+def _together(gpu: str, loss: Loss, found: Fused) -> str:
+    eager = found.profile.dram_bytes
+    share = percent(loss.dram_bytes / eager if eager else 0.0)
+    launches = (
+        f"{abs(loss.kernels):,} {'fewer' if loss.kernels < 0 else 'more'} launch{'es' * (abs(loss.kernels) != 1)}"
+    )
+    return (
+        f"All breaks together cost {size(loss.dram_bytes)} of DRAM traffic ({share} of what eager moves),"
+        f" {duration(loss.time_s)} and {launches} on {gpu}; what Python takes between two graphs comes on top."
+    )
+
+
+def _recompile(call: Recompile) -> str:
+    inputs = ", ".join(call.inputs)
+    if not call.captures:
+        return f"With {inputs} nothing is captured again."
+    why = f" because {'; '.join(call.reasons)}" if call.reasons else ""
+    became = f"; {', '.join(call.dynamic)} became dynamic" if call.dynamic else ""
+    return f"With {inputs} Dynamo captures {call.captures} graphs again{why}{became}."
