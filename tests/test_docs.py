@@ -68,7 +68,7 @@ def shell(tmp_path_factory):
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m memwall "$@"\n', encoding="utf-8")
     command.chmod(0o755)
     environment = {
-        **os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "100",
+        **os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "118",
         "MPLCONFIGDIR": str(folder / "matplotlib"),
     }  # fmt: skip
 
