@@ -13,7 +13,7 @@ import click
 from memwall.cli import options
 from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
-from memwall.cli.target import Model, chosen_gpus, is_record, make_profile, remember, running
+from memwall.cli.target import Model, chosen_gpus, is_record, make_profile, refuse_misfit, remember, running
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def command(
         raise UsageError(f"--second-{next(iter(sizes))} captures again, and --no-capture captures nothing")
     if is_record(target):
         made = _read(target, gpus, workload, sizes, not no_capture, out.messages)
+        if folder is not None:  # what is emitted calls torch with these attributes
+            refuse_misfit({"target": target})
     else:
         model = Model(target, workload, chosen_gpus(gpus, out.messages.say), out.messages)
         made = _traced(model, sizes, not no_capture)

@@ -78,6 +78,15 @@ class Command(click.Command):
         ]  # a flag that stands alone gets an empty value
         return super().parse_args(ctx, spread(filled, {flag for p in options for flag in p.opts}))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+            from memwall.cli.target import refuse_misfit
+
+            refuse_misfit(ctx.params)  # else it is a bug
+            raise
+
 
 def spread(args: Sequence[str], several: set[str]) -> list[str]:
     """Repeat a flag of ``several`` before each of the values that follow it."""

@@ -10,7 +10,7 @@ sees each object that was read. ``field(metadata={"key": "class"})`` is the name
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache, partial
@@ -95,7 +95,7 @@ def above_0(value: Any) -> float:
 
 def finite(value: Any) -> float:
     """Any number that is not infinite, as it was written."""
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise BadRecord(f"must be a number, not {shown(value)}")
     known: float = value
     return known

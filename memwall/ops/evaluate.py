@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op, TensorSpec, contiguous
@@ -144,6 +145,49 @@ def evaluate(
         into = operators.overwritten(op)
         tensors.begin(op, into)
         call(Call(graph, op, into, tensors, operators.find(op)))
+
+
+def misfit(graph: Graph) -> Op | None:
+    """The first op that torch refuses with the attributes that it has here, or whose results then have other shapes;
+    None if there is none, or torch cannot say."""
+    operators, tensors = Operators(), _Described(graph)
+    checked = set()
+    for op in graph.ops:
+        same = (op.name, graph.specs(op.inputs), graph.specs(op.outputs), op.arguments, repr(op.attributes))
+        if same in checked or operators.find(op) is None or len(op.arguments) != len(op.inputs):
+            continue
+        checked.add(same)
+        try:
+            evaluate(graph, (op.id,), tensors, _check, operators)
+        except NotImplementedError:
+            continue
+        except Exception:
+            return op
+    return None
+
+
+@dataclass(frozen=True)
+class _Described:
+    """Tensors as the graph describes them, with nothing in them."""
+
+    graph: Graph
+    device: str = "meta"
+
+    def begin(self, op: Op, into: Sequence[int]) -> None:
+        pass
+
+    def tensor(self, value_id: int) -> torch.Tensor:
+        return empty(self.graph.values[value_id].spec, self.device)
+
+
+def _check(call: Call) -> None:
+    """Call an op; a ValueError if its results have not the shapes of the graph."""
+    positional, keywords = call.arguments()
+    found = call.target.function(*positional, **keywords)
+    made = [tensor for tensor in tree_leaves(found) if isinstance(tensor, torch.Tensor)]
+    shapes = [call.graph.values[i].spec.shape for i in call.op.outputs]
+    if len(made) == len(shapes) and any(tuple(t.shape) != shape for t, shape in zip(made, shapes, strict=True)):
+        raise ValueError("other shapes")
 
 
 def _unread(op: Op, target: Signature) -> Iterator[int]:

@@ -60,3 +60,33 @@ def test_c21_sizes_that_are_none(folder, run, dims: object) -> None:
     found = run("profile", "t.json", "--gpu", "h100")
     assert found.code == 0, found.err
     assert "add" in found.out
+
+
+NORM = """\
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.Threshold(0.1, 2.0))
+
+def inputs():
+    return (torch.randn(4, 64),)
+"""
+
+
+@pytest.mark.parametrize("edit", [{"eps": "x"}, {"normalized_shape": None}, {"threshold": []}])
+def test_c21_edited_attributes_of_a_record(folder, run, edit: dict[str, object]) -> None:
+    """Rules and generated kernels took an op's attributes as a record had them, whatever they were."""
+    (folder / "norm.py").write_text(NORM, encoding="utf-8")
+    assert run("profile", "norm.py", "-o", "record.json").code == 0
+    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    for op in [op for graph in _graphs(record) for op in graph["ops"]]:
+        for name in edit.keys() & op.get("attributes", {}).keys():
+            op["attributes"][name] = edit[name]
+    (folder / "record.json").write_text(json.dumps(record), encoding="utf-8")
+    found = run("fuse", "record.json", "--policy", "memwall", "--emit", "kernels")
+    assert (found.code, found.err.count("\n")) == (2, 1), found.err
+    assert "record.json: op" in found.err and "attributes" in found.err
+
+
+def _graphs(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [record["graph"], *record.get("graphs", [])]

@@ -59,7 +59,7 @@ def parse_input(text: str) -> InputSpec:
     for size in shape:
         count *= max(size, 1)
     if count * ITEMSIZE[dtype] > _MAX_BYTES:
-        raise UsageError(f"the input {text[:80]!r} has {count:.2g} elements, more than any machine addresses")
+        raise UsageError(f"the input {text[:80]!r} has more elements than any machine addresses")
     return InputSpec(dtype, shape, match["name"])
 
 
