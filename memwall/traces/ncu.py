@@ -149,6 +149,8 @@ def _row(path: str | os.PathLike[str], cell: _Cell, values: Mapping[str, Any]) -
     number = cell.launch[1].strip()
     if not (number.isdecimal() and len(number) < 19):
         raise UsageError(f'{path}: "ID" {number[:40]!r} is no number')
+    if "Kernel Name" not in cell.record:
+        raise UsageError(f"{path}: the row of ID {number} ends before the kernel's name; is the file cut off?")
     return NcuRow(
         id=int(number),
         kernel=printable(cell.record["Kernel Name"]),
