@@ -166,7 +166,7 @@ def misfit(graph: Graph) -> Op | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Described:
     """Tensors as the graph describes them, with nothing in them."""
 
