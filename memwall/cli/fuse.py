@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from memwall.cli import options
+from memwall.cli.edited import refuse_misfit
 from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
-from memwall.cli.target import Model, chosen_gpus, is_record, make_profile, refuse_misfit, remember, running
+from memwall.cli.target import Model, chosen_gpus, is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -82,7 +82,7 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
-            from memwall.cli.target import refuse_misfit
+            from memwall.cli.edited import refuse_misfit
 
             refuse_misfit(ctx.params)  # else it is a bug
             raise

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memwall.cli import options
 from memwall.cli.output import Messages
 from memwall.core.errors import UsageError
-from memwall.core.structure import one_line
 from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, match_device
 
 if TYPE_CHECKING:
@@ -30,22 +29,6 @@ def is_record(target: str) -> bool:
 
     refuse_trace(target)
     return is_saved(target)
-
-
-def refuse_misfit(parameters: Mapping[str, Any]) -> None:
-    """Raise ``UsageError`` if one of a command's parameters is a saved record that was edited: torch refuses an op of
-    it with its attributes."""
-    from memwall.record.profile import Profile
-
-    for given in parameters.values():
-        for target in (given,) if isinstance(given, str) else given if isinstance(given, tuple) else ():
-            if not isinstance(target, str) or not target.endswith((".json", ".json.gz")) or not is_record(target):
-                continue
-            from memwall.ops.evaluate import misfit
-
-            for op in filter(None, map(misfit, Profile.load(target).graphs)):
-                attributes = one_line(dict(op.attributes), 160)
-                raise UsageError(f"{target}: op {op.id} ({op.name}) cannot have the attributes {attributes}")
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------
