@@ -66,6 +66,11 @@ def _decorator(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+#: what --figure takes: the names of :data:`memwall.report.figures.profile.FIGURES`
+FIGURES = ("roofline", "overlay", "waterfall", "flame", "treemap", "memory", "shares", "walls")
+#: what --style takes: the names of :data:`memwall.report.figures.scene.STYLES`
+STYLES = ("screen", "paper")
+
 shape = _decorator(
     click.option("--top", type=click.IntRange(1), metavar="N", help="List the N largest. [default: 15]"),
     click.option(
@@ -75,7 +80,11 @@ shape = _decorator(
         "--by", type=click.Choice(("op", "module", "class", "phase")), help="List ops, modules, classes or phases."
     ),
     click.option("--depth", type=click.IntRange(1), metavar="N", help="Levels of the tree of --by module."),
-)
+    click.option(
+        "--figure", "picture", type=click.Choice(FIGURES),
+        help="What a .png, .svg or .pdf shows; overlay: all GPUs on one roofline. [default: rooflines and bars]",
+    ),
+)  # fmt: skip
 
 workload = _decorator(
     click.option("--mode", type=click.Choice(("inference", "training")), help="[default: inference]"),
@@ -105,14 +114,22 @@ def common(suffixes: Iterable[str] = SUFFIXES) -> Callable[[F], F]:
     help_text = f"Write a file too; its suffix says what: {' '.join(suffixes)}. May be repeated."
     no_progress = click.option("--no-progress", is_flag=True, help="Show no progress while working.")
     files = click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help=help_text)
+    style = click.option(
+        "--style", type=click.Choice(STYLES), default="screen",
+        help="How a .png, .svg or .pdf looks; paper: one column, serif, without titles, for grey print.",
+    )  # fmt: skip
+    pictures = [style] if ".svg" in suffixes else []
 
     def decorate(function: F) -> F:
         @wraps(function)
-        def run(*, outputs: tuple[str, ...], as_json: bool, quiet: bool, no_progress: bool, **given: Any) -> Any:
-            out = Out(outputs, as_json=as_json, quiet=quiet, no_progress=no_progress)
+        def run(
+            *, outputs: tuple[str, ...], as_json: bool, quiet: bool, no_progress: bool, style: str = "screen",
+            **given: Any,
+        ) -> Any:  # fmt: skip
+            out = Out(outputs, as_json=as_json, style=style, quiet=quiet, no_progress=no_progress)
             return function(out=out, **given)
 
-        return _decorator(files, as_json, quiet, no_progress, debug)(run)  # type: ignore[return-value]
+        return _decorator(files, *pictures, as_json, quiet, no_progress, debug)(run)  # type: ignore[return-value]
 
     return decorate
 

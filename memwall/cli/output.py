@@ -129,8 +129,10 @@ class Out:
     A command plans its files before any work, so that a typing error costs nothing, and shows its result once.
     """
 
-    def __init__(self, paths: Sequence[str] = (), *, as_json: bool = False, **quiet: bool) -> None:
-        self.paths, self.as_json, self.messages = paths, as_json, Messages(**quiet)
+    def __init__(
+        self, paths: Sequence[str] = (), *, as_json: bool = False, style: str = "screen", **quiet: bool
+    ) -> None:
+        self.paths, self.as_json, self.style, self.messages = paths, as_json, style, Messages(**quiet)
         self.files: list[Output] = []
 
     def plan(self, report: type[Report], suffixes: Mapping[str, str] = SUFFIXES) -> None:
@@ -146,7 +148,7 @@ class Out:
         written; ``MissingError``: a kind needs a dependency that is not installed."""
         from memwall.report import render
 
-        files = [(output.path, render(report, output.kind)) for output in self.files]
+        files = [(output.path, render(report, output.kind, style=self.style)) for output in self.files]
         printed = render(report, "json") if self.as_json else render(report, "text", **_terminal())
         before_files()
         _write(files, self.messages.say)

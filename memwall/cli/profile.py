@@ -45,7 +45,8 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
 )
 def command(
     target: str, gpus: tuple[str, ...], what_ifs: tuple[str, ...], explain: tuple[str, ...], ncu: str | None,
-    top: int | None, sort: str | None, by: str | None, depth: int | None, out: Out, **workload: Any,
+    top: int | None, sort: str | None, by: str | None, depth: int | None, picture: str | None, out: Out,
+    **workload: Any,
 ) -> None:  # fmt: skip
     """Say where each microsecond of TARGET would go, or went.
 
@@ -62,9 +63,11 @@ def command(
     from memwall.analysis.whatif import parse_change, what_if
     from memwall.cli.trace_input import is_trace, profile_trace
 
-    shape = options.shape_options(top=top, sort=sort, by=by, depth=depth)
+    shape = options.shape_options(top=top, sort=sort, by=by, depth=depth, picture=picture)
     if is_trace(target):
-        unused = options.profile_options(workload) | options.given(what_if=what_ifs, explain=explain, depth=depth)
+        unused = options.profile_options(workload) | options.given(
+            what_if=what_ifs, explain=explain, depth=depth, figure=picture
+        )
         options.refuse(unused, f"{target} is a profiler's trace of one that ran")
         profile_trace(target, gpus, ncu, out, shape)
         return

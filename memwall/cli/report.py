@@ -25,10 +25,10 @@ from memwall.core.errors import UsageError
 @options.shape
 @options.common()
 def command(record: str | None, history: str | None, quantities: tuple[str, ...], out: Out, **shape: Any) -> None:
-    """Print a saved PROFILE (.json); with -o, write it as HTML, Markdown, CSV, Parquet, PNG, SVG or a trace.
+    """Print a saved PROFILE (.json); with -o, write it as HTML, Markdown, CSV, Parquet, PNG, SVG, PDF or a trace.
 
-    With --history, print how figures went from commit to commit instead; with -o, write it as HTML, Markdown, CSV, PNG
-    or SVG.
+    With --history, print how figures went from commit to commit instead; with -o, write it as HTML, Markdown, CSV, PNG,
+    SVG or PDF.
     """
     given = options.shape_options(**shape)
     if history is not None:

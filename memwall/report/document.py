@@ -88,11 +88,17 @@ class Picture(NamedTuple):
     note: str = ""
 
 
+class Choice(NamedTuple):
+    """Pictures of which a page shows one at a time, the first at first. For HTML."""
+
+    pictures: Sequence[tuple[str, Picture]]
+
+
 class Markup(NamedTuple):
     html: str
 
 
-Block = Table | Facts | Sentence | Picture | Markup
+Block = Table | Facts | Sentence | Picture | Choice | Markup
 
 
 @dataclass(frozen=True, slots=True)

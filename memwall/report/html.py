@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from importlib.resources import files
 from typing import Any
 
-from memwall.report.document import Block, Document, Facts, Markup, Panel, Picture, Section, Sentence, Table
+from memwall.report.document import Block, Choice, Document, Facts, Markup, Panel, Picture, Section, Sentence, Table
 from memwall.report.figures.scene import drawn
 from memwall.report.figures.svg import escape as escape
 from memwall.report.figures.svg import to_svg
@@ -102,6 +102,15 @@ def _picture(picture: Picture) -> str:
     return f"{drawings}\n{note}"
 
 
+def _choice(choice: Choice) -> str:
+    picks = "".join(f'<button type="button" data-pick="{i}">{escape(label)}</button>\n'
+                    for i, (label, _) in enumerate(choice.pictures))  # fmt: skip
+    shown = "".join(f'<div data-pick="{i}"{" hidden" if i else ""}>\n{_picture(picture)}</div>\n'
+                    for i, (_, picture) in enumerate(choice.pictures))  # fmt: skip
+    return f'<div class="choice"><p class="picks">{picks}</p>\n{shown}</div>'
+
+
 _BLOCKS: dict[type, Callable[[Any], str]] = {
-    Facts: _facts, Sentence: _sentence, Table: _table, Picture: _picture, Markup: lambda markup: markup.html,
+    Facts: _facts, Sentence: _sentence, Table: _table, Picture: _picture, Choice: _choice,
+    Markup: lambda markup: markup.html,
 }  # fmt: skip

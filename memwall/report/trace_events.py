@@ -163,11 +163,22 @@ def timeline(profile: Profile, schedule: Schedule) -> Timeline:
         (kernel_phase(profile, schedule, kernel), *_STEP.findall(kernel_module(profile, schedule, kernel)))
         for kernel in schedule.kernels
     ]
+    memory = _memory_levels(profile, schedule, runs)
+    return Timeline(launches, runs, _scopes(paths, runs), memory)
+
+
+def memory_line(profile: Profile, schedule: Schedule) -> tuple[list[tuple[int, MemoryPeak]], list[int]]:
+    """The bytes alive from a nanosecond on, none where the plan is not known; and when each kernel starts."""
+    _, runs = _queue(schedule.kernels)
+    return _memory_levels(profile, schedule, runs), [run.start_ns for run in runs]
+
+
+def _memory_levels(profile: Profile, schedule: Schedule, runs: Sequence[Span]) -> list[tuple[int, MemoryPeak]]:
     plan = profile.plan(schedule)
     memory = [] if plan is None else _alive(profile.graphs[schedule.graph], plan, runs)
     if max((level.total for _, level in memory), default=0) != schedule.totals.peak_memory_bytes:
-        memory = []  # an older memwall's record, which counted otherwise
-    return Timeline(launches, runs, _scopes(paths, runs), memory)
+        return []  # an older memwall's record, which counted otherwise
+    return memory
 
 
 def _queue(kernels: Iterable[Estimate]) -> tuple[list[Span], list[Span]]:

@@ -68,7 +68,7 @@ CASES = {
     "profile net.py --gpu bad.toml": "bad.toml:2",
     "profile net.py --gpu key.toml": "key.toml:3: warp_speed",
     "profile net.py --gpu": "--gpu",
-    "profile net.py -o a.pdf": "end the name in one of",
+    "profile net.py -o a.gif": "end the name in one of",
     "profile net.py -o none/a.json": "there is no folder none",
     "profile net.py --top 0": "--top",
     "profile net.py --sort colour": "--sort",

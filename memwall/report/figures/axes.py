@@ -73,6 +73,7 @@ def draw_x(scene: Scene, frame: Box, axis: Axis, text: Texts, label: str, ticks:
         x, name = axis(value), text(value)
         scene.line((x, frame.upper), (x, frame.lower), color="line", faint=True)
         half = text_width(name, _TICK_FONT) / 2
+        x = min(max(x, half), scene.width - half)
         if x - half > last:
             scene.text(x, frame.lower + 14, name, _TICK_FONT, "middle", color="dim")
             last = x + half + 6

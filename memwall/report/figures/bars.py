@@ -70,7 +70,9 @@ def bars_chart(
         for row, at in zip(rows, places, strict=True):
             _bar(scene, row, at, axis, left, above)
         for value, text, color in marks:
-            scene.line((axis(value), y - 4), (axis(value), last + 4), color=color, width=1.4, dash=(5, 3))
+            spans = [(at, at + _HEIGHT) for at in places] if above else [(y - 4, last + 4)]
+            for start, end in spans:  # on a narrow sheet names stand between the bars
+                scene.line((axis(value), start), (axis(value), end), color=color, width=1.4, dash=(5, 3))
             anchor = "start" if axis(value) + text_width(text) < scene.width else "end"
             scene.text(axis(value), y - 8, text, anchor=anchor, color=color)
         if connect:
@@ -105,7 +107,7 @@ def _places(rows: Sequence[Bar], y: float, above: bool) -> list[float]:
 
 def _bar(scene: Scene, row: Bar, y: float, axis: Axis, left: float, above: bool) -> None:
     if above:
-        scene.text(0, y - 4 - 12 * bool(row.where), fit(row.label, scene.width))
+        scene.text(0, y - 4 - 12 * bool(row.where), fit(row.label, scene.width), halo=True)
         if row.where:
             scene.text(0, y - 4, fit(row.where, scene.width, _SMALL), _SMALL, color="dim")
     else:
@@ -128,7 +130,7 @@ def _bar(scene: Scene, row: Bar, y: float, axis: Axis, left: float, above: bool)
         for x in (low, high):
             scene.line((x, y + _HEIGHT / 2 - 4), (x, y + _HEIGHT / 2 + 4), width=1.2)
         far = max(far, high)
-    scene.text(far + 6, y + 14, row.text)
+    scene.text(far + 6, y + 14, row.text, halo=True)
 
 
 def _entries(rows: Iterable[Bar]) -> list[tuple[str, str, str]]:

@@ -89,8 +89,8 @@ def _area(axes: Any, mark: Area, order: int) -> None:
 def _rect(axes: Any, mark: Rect, order: int) -> None:
     from matplotlib.patches import Rectangle
 
-    axes.add_patch(Rectangle((mark.x, mark.y), mark.width, mark.height, facecolor=_paint(mark.color), linewidth=0,
-                             zorder=order))  # fmt: skip
+    axes.add_patch(Rectangle((mark.x, mark.y), mark.width, mark.height, facecolor=_paint(mark.color), zorder=order,
+                             linewidth=0.8 * _POINT if mark.edge else 0, edgecolor=_paint("card")))  # fmt: skip
     if mark.text is not None:
         _text(axes, mark.text, order)
 

@@ -15,6 +15,11 @@ CLASS_COLORS: Mapping[str, str] = {
     "reduction": "#c2aa52", "elementwise": "#136c38", "movement": "#999999", "optimizer": "#e2922a",
     "communication": "#0957b3", "other": "#666666",
 }  # fmt: skip
+#: colour of an op class -> its shape where a style shows classes in shapes as well
+CLASS_SHAPES: Mapping[str, str] = dict(zip(
+    CLASS_COLORS.values(),
+    ("circle", "hexagon", "star", "pentagon", "bar", "triangle", "cross", "diamond", "post", "square"), strict=True,
+))  # fmt: skip
 WALL_COLORS: Mapping[str, str] = {
     "compute": "#523c81", "bandwidth": "#c0aa05", "latency": "#528940", "overhead": "#8ad56b", "link": "#6394df",
 }  # fmt: skip

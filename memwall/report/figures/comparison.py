@@ -50,14 +50,18 @@ def _label(entry: Entry) -> str:
     return clean(entry.label) + ("" if entry.fits else " (does not fit)")
 
 
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value
+
+
 #: title, unit of the axis, value of an entry and its text
 _FIGURES: tuple[tuple[str, str, Callable[[Entry], float | None], Callable[[float], str]], ...] = (
     ("speed-up", "times as fast as the first", lambda e: e.speedup, lambda v: f"{v:.2f}x"),
     ("MFU", "% of the peak", lambda e: 100 * e.mfu, lambda v: f"{v:.0f} %"),
     ("MBU", "% of the DRAM bandwidth", lambda e: 100 * e.mbu, lambda v: f"{v:.0f} %"),
-    ("cost of a step", "USD", lambda e: e.usd_per_step, lambda v: f"{v:.3g} USD"),
-    ("cost of a million samples", "USD", lambda e: e.usd_per_million_samples, lambda v: f"{v:.3g} USD"),
-    ("cost of a million tokens", "USD", lambda e: e.usd_per_million_tokens, lambda v: f"{v:.3g} USD"),
+    ("cost of a million steps", "USD", lambda e: _times(e.usd_per_step, 1e6), lambda v: f"{v:,.3g} USD"),
+    ("cost of a million samples", "USD", lambda e: e.usd_per_million_samples, lambda v: f"{v:,.3g} USD"),
+    ("cost of a million tokens", "USD", lambda e: e.usd_per_million_tokens, lambda v: f"{v:,.3g} USD"),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import memwall.report.columns as col
+from memwall.analysis.modules import ModuleRow, module_tree
 from memwall.analysis.pipes import mfu_base
 from memwall.analysis.savings import LEAST_STEP, PolicySet, Waterfall, by_gpu, policy_sets, waterfall
 from memwall.analysis.table import KernelRow, class_rows, kernel_rows, rows_and_kernels
@@ -17,7 +18,9 @@ from memwall.record.kernels import WALLS, schedule_label, short_name, wall_share
 from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.bars import Bar, Piece, bars_chart
-from memwall.report.figures.colors import CLASS_COLORS, SIGN_COLORS, WALL_COLORS, class_color, series_color
+from memwall.report.figures.colors import SIGN_COLORS, WALL_COLORS, class_color, series_color
+from memwall.report.figures.memory import memory_chart
+from memwall.report.figures.modules import METRICS, Trees, flame_chart, treemap_chart
 from memwall.report.figures.picture import cut, time_unit
 from memwall.report.figures.roofline import MAX_POINTS, Roof, Roofline, Spot, roofline_charts
 from memwall.report.figures.scene import Chart, side_by_side, stacked
@@ -26,9 +29,6 @@ from memwall.simulate.schedule import Schedule
 
 #: executor -> the mark of what it took
 MARKS = {"eager": "square", "inductor": "triangle", "generated": "diamond"}
-#: op class -> its shape in a style with shapes
-_CLASS_SHAPES = dict(zip(CLASS_COLORS, ("circle", "hexagon", "star", "pentagon", "bar", "triangle", "cross", "diamond",
-                                        "post", "square"), strict=True))  # fmt: skip
 #: what an arrow is drawn for: a group of at least this share of the time, and so many of them
 _LEAST_ARROW, _MOST_ARROWS = 2e-3, 40
 
@@ -97,6 +97,7 @@ def schedule_roofline(
     return Roofline(
         title, compute_roofs(profile, schedule), memory_roofs(schedule),
         [*spots[:MAX_POINTS], *map(_measured_spot, measured)], "modeled FLOP/s", legend=legend, bare=bare, note=note,
+        is_panel=brief,
     )  # fmt: skip
 
 
@@ -269,13 +270,39 @@ def _waterfalls(profile: Profile) -> Chart | None:
     return stacked(charts) if charts else None
 
 
+def module_trees(profile: Profile, schedules: Sequence[Schedule]) -> list[tuple[str, ModuleRow]]:
+    """The tree of modules of each schedule, labelled."""
+    return [(clean(schedule_label(profile, schedule)), module_tree(profile, schedule)) for schedule in schedules]
+
+
+def _modules(profile: Profile, draw: Callable[[str, Trees, str], Chart]) -> Chart:
+    trees = module_trees(profile, by_gpu(profile))
+    return stacked([draw(context(profile), trees, metric) for metric in METRICS])
+
+
+def _memories(profile: Profile) -> Chart | None:
+    charts = [memory_chart(profile, schedule, context(profile)) for schedule in by_gpu(profile)]
+    known = [chart for chart in charts if chart]
+    return stacked(known) if known else None
+
+
 #: what ``--figure`` chooses from
 FIGURES: Mapping[str, _Kind] = {
     "roofline": rooflines_chart,
     "overlay": lambda profile: roofline_charts([overlaid(profile, profile.simulations)])[0],
     "waterfall": _waterfalls,
+    "flame": lambda profile: _modules(profile, flame_chart),
+    "treemap": lambda profile: _modules(profile, treemap_chart),
+    "memory": _memories,
     "shares": lambda profile: shares_chart(profile, by_gpu(profile)),
     "walls": lambda profile: walls_chart(profile, by_gpu(profile)),
+}
+
+
+#: figure -> what to do where a profile has nothing for it
+_MISSING = {
+    "waterfall": "simulate a second policy, as in --policy eager memwall",
+    "memory": "its plans are not known; profile the model again",
 }
 
 
@@ -294,5 +321,5 @@ def profile_chart(profile: Profile, figure: str = "") -> Chart:
         raise unknown("figure named", figure, FIGURES)
     chart = FIGURES[figure](profile)
     if chart is None:
-        raise UsageError(f"the profile has no {figure} to draw: simulate a second policy, as in --policy eager memwall")
+        raise UsageError(f"the profile has no {figure} to draw: {_MISSING[figure]}")
     return chart

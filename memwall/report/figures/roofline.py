@@ -70,6 +70,8 @@ class Roofline:
     #: kernels without FLOPs: they stand in a column of their own
     bare: Sequence[Spot] = ()
     note: str = ""
+    #: one of several, so that no style leaves its title out
+    is_panel: bool = False
 
 
 def roofline_charts(rooflines: Sequence[Roofline]) -> list[Chart]:
@@ -115,7 +117,7 @@ def _ranges(rooflines: Sequence[Roofline]) -> tuple[Range, Range]:
 
 
 def _draw(scene: Scene, roofline: Roofline, x_range: Range, y_range: Range) -> float:
-    upper = scene.title(roofline.title) + 22
+    upper = scene.title(roofline.title, always=roofline.is_panel) + 22
     left = 8 + max(text_width(engineering(10.0**p), _FONT) for p in range(3, 16))
     lower = upper + min(max(scene.width * 0.5, 290.0), 470.0)
     frame = Box(left, upper, scene.width - 2, lower)

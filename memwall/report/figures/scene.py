@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from memwall.report.figures.colors import text_on
+from memwall.report.figures.colors import CLASS_SHAPES, text_on
 from memwall.report.figures.labels import Box
 
 Place = tuple[float, float]
@@ -122,6 +122,10 @@ class Rect:
     key: str = ""
     label: str = ""
     size: float = 10.0
+    #: pixels from the upper edge that the label stands in; 0: all
+    head: float = 0.0
+    #: whether it has a thin edge in the colour of the sheet
+    edge: bool = False
 
     @property
     def text(self) -> Text | None:
@@ -129,7 +133,7 @@ class Rect:
         shown = fit(self.label, self.width - 6, self.size) if self.height >= self.size else ""
         if not shown:
             return None
-        middle = self.y + self.height / 2 + self.size * 0.36
+        middle = self.y + (self.head or self.height) / 2 + self.size * 0.36
         return Text(self.x + 4, middle, shown, self.size, color=text_on(self.color))
 
 
@@ -221,10 +225,12 @@ class Scene:
     def area(self, places: Iterable[Place], color: str, title: str = "", key: str = "", opacity: float = 1.0) -> None:
         self.marks.append(Area(self._moved(places), color, title, key, opacity))
 
-    def rect(self, x: float, y: float, width: float, height: float, color: str, **more: str) -> None:
+    def rect(self, x: float, y: float, width: float, height: float, color: str, **more: object) -> None:
         self.marks.append(Rect(self.left + x, self.top + y, width, height, color, **more))  # type: ignore[arg-type]
 
     def dot(self, x: float, y: float, r: float, color: str, shape: str = "circle", **more: object) -> Dot:
+        if self.style.shapes and shape == "circle":
+            shape = CLASS_SHAPES.get(color, shape)
         mark = Dot(self.left + x, self.top + y, r, color, shape, **more)  # type: ignore[arg-type]
         self.marks.append(mark)
         return mark
@@ -249,9 +255,10 @@ class Scene:
 
     # -- what charts share
 
-    def title(self, text: str) -> float:
-        """A bold title over as many lines as it needs, at the top; its height, 0 in a style without titles."""
-        if not self.style.titles:
+    def title(self, text: str, *, always: bool = False) -> float:
+        """A bold title over as many lines as it needs, at the top; its height, 0 in a style without titles, which has
+        only those of panels (``always``)."""
+        if not (self.style.titles or always):
             return 0.0
         size = 12.0 if self.is_narrow else 13.0
         y = 0.0

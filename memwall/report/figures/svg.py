@@ -79,7 +79,8 @@ def _area(mark: Area, paint: Paint) -> str:
 
 def _rect(mark: Rect, paint: Paint) -> str:
     place = f'x="{_number(mark.x)}" y="{_number(mark.y)}" width="{_number(mark.width)}" height="{_number(mark.height)}"'
-    drawn = _told("rect", mark, f'{place} fill="{paint(mark.color)}"')
+    edge = f' stroke="{paint("card")}" stroke-width="0.8"' if mark.edge else ""
+    drawn = _told("rect", mark, f'{place} fill="{paint(mark.color)}"{edge}')
     label = mark.text
     if label is None:
         return drawn

@@ -16,9 +16,18 @@ from memwall.analysis.verdict import verdict
 from memwall.analysis.whatif import Outcome
 from memwall.record.kernels import WALLS, schedule_label
 from memwall.record.profile import Profile
-from memwall.report.document import Block, Document, Markup, Panel, Picture, Section, Sentence, clean
+from memwall.report.document import Block, Choice, Document, Markup, Panel, Picture, Section, Sentence, clean
 from memwall.report.figures.colors import CLASS_COLORS
-from memwall.report.figures.profile import schedule_roofline, shares_chart, walls_chart, waterfall_chart
+from memwall.report.figures.memory import memory_chart
+from memwall.report.figures.modules import METRICS, flame_chart, treemap_chart
+from memwall.report.figures.profile import (
+    context,
+    module_trees,
+    schedule_roofline,
+    shares_chart,
+    walls_chart,
+    waterfall_chart,
+)
 from memwall.report.figures.roofline import roofline_charts
 from memwall.report.figures.scene import Chart
 from memwall.report.html import embed, resource
@@ -29,9 +38,15 @@ from memwall.simulate.schedule import Schedule
 
 #: rows of kernels in a page, the slowest on any GPU first; of a table of measured ones
 MAX_ROWS, MAX_MEASURED = 2000, 20
+#: policies whose modules are drawn
+MAX_TREES = 3
 
 _ROOFLINE = (
     "Each circle is a kernel (repeats are one), its area the time it takes. Click one to find it in the table below."
+)
+
+_ZOOM = (
+    "Click a module to zoom into it and to find its kernels in the table below; click the outermost one to zoom out."
 )
 
 
@@ -52,6 +67,7 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome]) -> Document:
             sections.append(Section(f"{schedule.policy}: what fusion saves", blocks, "fusion"))
     if what_ifs:
         sections.append(what_if_section(what_ifs))
+    sections += _modules(profile) if sims else []
     sets = {s.gpu.name: policies for policies in policy_sets(profile) for s in policies.schedules} if sims else {}
     rooflines = roofline_charts([schedule_roofline(profile, s, sets[s.gpu.name]) for s in sims]) if sims else []
     sections += [_panel(profile, s, roofline) for s, roofline in zip(sims, rooflines, strict=True)]
@@ -61,6 +77,23 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome]) -> Document:
             Section("", (Markup(resource("kernels.html").rstrip("\n").format(left_out=more if left_out else "")),))
         )
     return Document(profile.workload.name, sections, embed(data))
+
+
+def _modules(profile: Profile) -> list[Section]:
+    """Flame graphs and treemaps of the modules, the policies of each GPU next to each other."""
+    found = []
+    for policies in policy_sets(profile):
+        trees = module_trees(profile, policies.schedules[:MAX_TREES])
+        kinds = {"flame graph": flame_chart, "treemap": treemap_chart}
+        title = context(profile)
+        pictures = [
+            (f"{kind}, {metric}", Picture(draw(title, trees, metric), f"{kind} of modules by {metric}"))
+            for kind, draw in kinds.items()
+            for metric in METRICS
+        ]
+        of = f" on {policies.gpu.name}" if len(profile.gpus) > 1 else ""
+        found.append(Section(f"Modules{of}", (Choice(pictures), Sentence(_ZOOM))))
+    return found
 
 
 def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
@@ -76,6 +109,9 @@ def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
         Picture(walls_chart(profile, (schedule,)), f"{title}: share of the time under each wall"),
     )
     drawn = Picture(roofline, f"{title}: roofline", _ROOFLINE)
+    over_time = memory_chart(profile, schedule, context(profile))
+    if over_time:
+        memory.append(Picture(over_time, f"{title}: memory over the step"))
     sections = (Section(title, classes), Section("Roofline", (drawn,)), Section("", memory))
     return Panel(clean(schedule_label(profile, schedule)), sections)
 

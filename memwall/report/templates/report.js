@@ -30,8 +30,53 @@
   });
   document.addEventListener("click", (event) => {
     const mark = event.target.closest ? event.target.closest("svg.chart [data-key]") : null;
-    if (mark) find(mark.dataset.key);
+    if (!mark) return;
+    const module = /^zoom:(\d+):(.*)$/.exec(mark.dataset.key);
+    if (module) zoom(mark, `zoom:${module[1]}:`);
+    find(module ? module[2] : mark.dataset.key, !module);
   });
+
+  // -- flame graphs and treemaps: the module that is clicked fills the place of the whole tree
+  const SIDES = ["x", "y", "width", "height"];
+  const zoom = (mark, tree) => {
+    const svg = mark.ownerSVGElement;
+    const rects = [...svg.querySelectorAll(`rect[data-key^="${tree}"]`)];
+    for (const rect of rects) {
+      if (!rect.home) rect.home = SIDES.map((side) => +rect.getAttribute(side));
+      if (rect.nextSibling && rect.nextSibling.nodeName === "text") rect.nextSibling.remove();
+    }
+    const [left, top, width, height] = rects[0].home;
+    const [x, y, w, h] = mark.home;
+    const flat = rects.every((rect) => rect.home[3] === rects[0].home[3]); // a flame graph zooms across alone
+    for (const rect of rects) {
+      const [rx, ry, rw, rh] = rect.home;
+      const from = Math.max(left, left + (rx - x) * width / w);
+      const to = Math.min(left + width, left + (rx + rw - x) * width / w);
+      const upper = flat ? ry : Math.max(top, top + (ry - y) * height / h);
+      const lower = flat ? ry + rh : Math.min(top + height, top + (ry + rh - y) * height / h);
+      [from, upper, Math.max(0, to - from), Math.max(0, lower - upper)].forEach((v, i) => rect.setAttribute(SIDES[i], v));
+      const name = rect.dataset.title.split(": ")[0];
+      const most = Math.floor((to - from - 8) / 6.2);
+      if (most < 3 || lower - upper < 12) continue;
+      const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
+      for (const [key, value] of Object.entries({ x: from + 4, y: upper + 13, "font-size": 10, fill: rect.dataset.ink, "pointer-events": "none" })) text.setAttribute(key, value);
+      text.textContent = name.length > most ? `${name.slice(0, most - 1)}…` : name;
+      rect.after(text);
+    }
+  };
+  for (const rect of all('svg.chart rect[data-key^="zoom:"]')) {
+    const label = rect.nextSibling;
+    const [r, g, b] = [1, 3, 5].map((i) => parseInt((rect.getAttribute("fill") || "").slice(i, i + 2), 16) || 170);
+    rect.dataset.ink = label && label.nodeName === "text" ? label.getAttribute("fill") : 0.3 * r + 0.6 * g + 0.1 * b < 115 ? "#fff" : "#000";
+  }
+  for (const choice of all(".choice")) {
+    const pick = (number) => {
+      for (const part of choice.querySelectorAll("div[data-pick]")) part.hidden = part.dataset.pick !== number;
+      for (const button of choice.querySelectorAll("button")) button.setAttribute("aria-selected", String(button.dataset.pick === number));
+    };
+    for (const button of choice.querySelectorAll("button")) button.onclick = () => pick(button.dataset.pick);
+    pick("0");
+  }
 
   // -- wide tables: a shade at the edge where more is to be seen
   for (const box of all(".scroll")) {
@@ -171,10 +216,10 @@
     return head;
   }));
   for (const tab of all("#tabs button")) tab.onclick = () => { state.sim = +tab.dataset.sim; update(); };
-  find = (words) => {
+  find = (words, go) => {
     $("#filter").value = state.filter = words;
     update();
-    $("#filter").scrollIntoView({ block: "center" });
+    if (go) $("#filter").scrollIntoView({ block: "center" });
   };
   $("#filter").oninput = (event) => { state.filter = event.target.value; update(); };
   $("#more").onclick = () => { showAll = true; renderTable(); };

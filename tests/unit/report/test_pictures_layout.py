@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
+from itertools import combinations
 
 import pytest
 
+from memwall.cli import options
+from memwall.core.units import size
 from memwall.report.figures.canvas import to_figure
+from memwall.report.figures.labels import Box
+from memwall.report.figures.modules import flame_chart, squarified
 from memwall.report.figures.picture import picture, sheet
+from memwall.report.figures.profile import FIGURES, module_trees
 from memwall.report.figures.roofline import Roof, Roofline, Spot, roofline_charts
 from memwall.report.figures.scene import STYLES, Dot, Rect, Scene, Stroke, Style, Text, drawn, fit, text_width, wrapped
 from memwall.report.figures.svg import to_svg
+from tests.unit.fused_fixture import make_fused
 from tests.unit.pictures_fixture import PICTURES, outside, overlapping, struck
+from tests.unit.report_fixture import OLD, make_profile
 
 WIDTHS = {"wide": Style(), "narrow": Style(width=380), "paper": STYLES["paper"]}
+
+
+#: as the page embeds them: without a margin
+PAGE = {"a wide page": 1000.0, "a phone": 380.0}
 
 
 @pytest.fixture(scope="module", params=PICTURES)
@@ -35,6 +47,12 @@ def test_no_line_goes_through_a_label(chart, style):
 @pytest.mark.parametrize("style", WIDTHS.values(), ids=WIDTHS)
 def test_nothing_lies_off_the_sheet(chart, style):
     assert outside(sheet(chart, style)) == []
+
+
+@pytest.mark.parametrize("width", PAGE.values(), ids=PAGE)
+def test_the_pictures_of_a_page_lie_on_their_sheet(chart, width):
+    scene = drawn(chart, width=width)
+    assert outside(scene) == [] and overlapping(scene) == [] and struck(scene) == []
 
 
 def test_matplotlib_draws_no_text_wider_than_the_layout_counts_on(chart):
@@ -117,3 +135,38 @@ def test_every_bar_begins_at_zero():
     first, last = bars[0], bars[-1]
     assert first.x == last.x
     assert last.width / first.width == pytest.approx(172.90 / 187.48, abs=1e-3)  # by hand in test_report_fusion.py
+
+
+def test_the_options_name_the_figures_and_styles():
+    assert tuple(FIGURES) == options.FIGURES
+    assert tuple(STYLES) == options.STYLES
+
+
+def test_squares_fill_their_box_in_proportion():
+    """Areas 6, 3 and 1 of a 20 x 10 box are 120, 60 and 20 square pixels."""
+    box = Box(0, 0, 20, 10)
+    places = squarified([6, 3, 1], box)
+    areas = [(b.right - b.left) * (b.lower - b.upper) for b in places]
+    assert areas == pytest.approx([120, 60, 20])
+    assert all(place.inside(Box(-1e-9, -1e-9, 20 + 1e-9, 10 + 1e-9)) for place in places)
+    for one, other in combinations(places, 2):
+        assert min(one.right, other.right) - max(one.left, other.left) < 1e-9 or (
+            min(one.lower, other.lower) - max(one.upper, other.upper) < 1e-9
+        )
+
+
+def test_a_flame_graph_is_as_wide_as_the_time_and_shares_its_scale():
+    """Eager takes 187.48 us, inductor 172.90: the second graph is 0.922 as wide."""
+    fused = make_fused()
+    chart = flame_chart("tiny", module_trees(fused, fused.simulations[:2]), "time")
+    roots = [mark for mark in drawn(chart).marks if isinstance(mark, Rect) and mark.label == "(whole step)"]
+    assert roots[1].width / roots[0].width == pytest.approx(172.90 / 187.48, abs=2e-3)
+
+
+def test_the_peak_of_memory_is_named():
+    """The label stands for the moment of the record's peak, and says the phase."""
+    (label,) = [mark.text for mark in drawn(PICTURES["memory"]()).marks
+                if isinstance(mark, Text) and mark.text.startswith("peak")]  # fmt: skip
+    peak_bytes = make_profile(gpus=(OLD,)).simulations[0].totals.peak_memory_bytes
+    assert label.startswith(f"peak {size(peak_bytes)} at ")
+    assert label.endswith((", forward", ", backward", ", optimizer"))
