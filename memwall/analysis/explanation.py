@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError, nearest
-from memwall.core.units import duration
+from memwall.core.units import duration, percent
 from memwall.fusion import Plan
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
@@ -59,6 +59,19 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
         times_s[status] += kernel.time_s
         gpus.setdefault(status, {}).update(dict.fromkeys(taken))
     return tuple(Provenance(status, times_s[status], tuple(gpus[status])) for status in CALIBRATED if status in gpus)
+
+
+def calibration_text(profile: Profile, schedule: Schedule) -> str:
+    """``yes for 93.1 % of the time, by architecture (a100-40gb-pcie) for 6.9 %``; empty on a CPU."""
+    rows = provenance(profile, schedule)
+    total = sum(row.time_s for row in rows)
+    if not total:
+        return ""
+    sources = [row.calibrated + (f" ({', '.join(row.gpus)})" if row.gpus else "") for row in rows]
+    if len(rows) == 1:
+        return sources[0]
+    parts = [f"{source} for {percent(row.time_s / total)}" for source, row in zip(sources, rows, strict=True)]
+    return f"{parts[0]} of the time, {', '.join(parts[1:])}"
 
 
 def calibration_of(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...]]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import memwall.report.columns as col
 from memwall.analysis.compare import Comparison, Entry, Machine
-from memwall.core.units import duration, percent
+from memwall.core.units import percent
 from memwall.record.kernels import WALLS
 from memwall.report.document import clean
 from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y
@@ -35,7 +35,7 @@ def times_chart(comparison: Comparison) -> Chart:
     """The time of each entry, by wall."""
     entries = comparison.entries
     scale, unit = time_unit(max((entry.time_s for entry in entries), default=0.0))
-    rows = [Bar(_label(e), [_wall(e, wall, scale) for wall in WALLS], duration(e.time_s)) for e in entries]
+    rows = [Bar(_label(e), [_wall(e, wall, scale) for wall in WALLS], e.time_text) for e in entries]
     title = f"compare: {clean(comparison.title)}: time per step by wall"
     return bars_chart(title, rows, unit=f"time per step, {unit}")
 

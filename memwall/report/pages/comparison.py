@@ -9,9 +9,9 @@ from typing import Any
 import memwall.report.columns as col
 from memwall.analysis.compare import Change, Comparison, Entry, Flip
 from memwall.analysis.pipes import mfu_note, peaks_text
-from memwall.core.units import duration, percent
+from memwall.core.units import percent
 from memwall.record.kernels import WALLS
-from memwall.report.document import Document, Picture, Section, Sentence, Table, clean
+from memwall.report.document import Column, Document, Picture, Section, Sentence, Table, clean
 from memwall.report.figures.comparison import comparison_chart
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
@@ -60,7 +60,7 @@ def _gpu_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
         Section("", (_speed_table(entries), Sentence(_summary(entries), strong=True), *_emulated(entries))),
-        Section("Walls and memory", (_wall_table(entries),)),
+        Section("Walls and memory", (_wall_table(entries), *_calibration_table(entries))),
     ]
     if any(e.energy_j is not None or e.usd_per_step is not None for e in entries):
         sections.append(Section("Energy and cost", (_cost_table(entries),)))
@@ -75,7 +75,7 @@ def _profile_sections(comparison: Comparison) -> list[Section]:
         Section(
             "", (_speed_table(entries, "the first profile on the same GPU"), *_emulated(entries), _work_table(entries))
         ),
-        Section("Walls and memory", (_wall_table(entries),)),
+        Section("Walls and memory", (_wall_table(entries), *_calibration_table(entries))),
     ]
     for label in dict.fromkeys(change.label for change in comparison.changes):
         rows = [change for change in comparison.changes if change.label == label]
@@ -106,21 +106,51 @@ def _summary(entries: Sequence[Entry]) -> str:
         misfits = "; it fits none of them"
     if best is first:
         takes = "takes" if len(entries) == 1 else "is the fastest at"
-        return f"{clean(first.label)} {takes} {duration(first.time_s)} a step{misfits}."
+        return f"{clean(first.label)} {takes} {first.time_text} a step{misfits}."
     wall = max(WALLS, key=best.wall_shares.__getitem__)
     return (
-        f"{clean(best.label)} takes {duration(best.time_s)} a step, {best.speedup:.2f} times as fast as "
-        f"{clean(first.label)}, and spends {percent(best.wall_shares[wall], 0)} of it at the {wall} wall{misfits}."
+        f"{clean(best.label)} takes {best.time_text} a step, {best.speedup:.2f} times as fast as "
+        f"{clean(first.label)}{_speedup_range(best, ' ({} to {})')}, and spends "
+        f"{percent(best.wall_shares[wall], 0)} of it at the {wall} wall{misfits}."
     )
 
 
+def _speedup_range(entry: Entry, form: str, without: str = "") -> str:
+    """The 80 % interval of the speed-up in a form, or ``without`` where it has none."""
+    if entry.speedup_low is None or entry.speedup_high is None:
+        return without
+    return form.format(*(col.times(end).removesuffix("x") for end in (entry.speedup_low, entry.speedup_high)))
+
+
 def _speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
-    specs = ": label name, time_s, speedup, bound_s like time_s?"
+    """The times with their intervals, the speed-ups with theirs, and what each entry makes of its GPU."""
+    specs = "bound_s like time_s?"
     for name in ("samples", "tokens"):
         if any(getattr(e, f"{name}_per_s") is not None for e in entries):
             specs += f", {name}: {name}_per_s /s"
-    notes = f"time: modeled; bound: speed of light; speed-up: over {versus}", _mfu_note(entries)
-    return col.listing("", entries, f"{specs}, mfu, mbu", "; ".join(filter(None, notes)))
+    columns = [
+        *col.of(entries, ": label name, time_s"),
+        col.interval([(e.low_s, e.high_s) for e in entries], [e.time_s for e in entries]),
+        *col.of(entries, "speedup"),
+        *col.known([(Column("80 % range", "x"), [_speedup_range(e, "{}-{}", col.NOTHING) for e in entries])]),
+        *col.of(entries, f"{specs}, mfu, mbu"),
+    ]
+    words = f"time: modeled; bound: speed of light; speed-up: over {versus}"
+    notes = words, _range_note(entries), _mfu_note(entries)
+    return col.table("", columns, "; ".join(filter(None, notes)))
+
+
+def _range_note(entries: Sequence[Entry]) -> str:
+    text = "80 % range: should hold 80 % of real runs"
+    ratios = any(entry.speedup_low is not None for entry in entries)
+    return f"{text}, of a speed-up at least: the errors on two GPUs are taken as independent" if ratios else text
+
+
+def _calibration_table(entries: Sequence[Entry]) -> list[Table]:
+    """How the constants behind the times are known."""
+    known = [entry for entry in entries if entry.calibrated]
+    texts = col.text("calibrated", [entry.calibrated for entry in known], wraps=True)
+    return [col.table("Calibration", [*col.of(known, ": label name"), texts])] if known else []
 
 
 def _mfu_note(entries: Sequence[Entry]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import memwall.report.columns as col
-from memwall.analysis.explanation import provenance
+from memwall.analysis.explanation import calibration_text
 from memwall.analysis.modules import ModuleRow, levels, module_tree
 from memwall.analysis.pipes import emulations, main_pipe, mfu_base, mfu_note
 from memwall.analysis.savings import policy_sets
@@ -85,7 +85,7 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
     blocks.append(memory_table(profile, schedule))
     captured = not schedule.gpu.dispatch_s and schedule.gpu.cpu is None
     facts = known_facts(
-        ("calibrated", _provenance_text(profile, schedule)),
+        ("calibrated", calibration_text(profile, schedule)),
         ("launched", "as a CUDA graph: no kernel waits for the CPU" if captured else ""),
     )
     blocks += [facts] if facts.items else []
@@ -100,19 +100,6 @@ def _verdicts(profile: Profile, schedules: Sequence[Schedule]) -> list[Sentence]
     texts = [f"{label}{verdict(profile, s)}" for label, s in zip(labels, schedules, strict=True)]
     texts += dict.fromkeys(text for s in schedules for text in emulations(profile, s))
     return [Sentence(text, strong=True) for text in texts]
-
-
-def _provenance_text(profile: Profile, schedule: Schedule) -> str:
-    """``yes for 93.1 % of the time, by architecture (a100-40gb-pcie) for 6.9 %``; empty on a CPU."""
-    rows = provenance(profile, schedule)
-    total = sum(row.time_s for row in rows)
-    if not total:
-        return ""
-    sources = [row.calibrated + (f" ({', '.join(row.gpus)})" if row.gpus else "") for row in rows]
-    if len(rows) == 1:
-        return sources[0]
-    parts = [f"{source} for {percent(row.time_s / total)}" for source, row in zip(sources, rows, strict=True)]
-    return f"{parts[0]} of the time, {', '.join(parts[1:])}"
 
 
 def full_title(profile: Profile, schedule: Schedule) -> str:

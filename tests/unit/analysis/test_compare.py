@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles
+from memwall.analysis.accuracy.reading import read_measured
+from memwall.analysis.accuracy.samples import halves, model_rows
+from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles, ratio_interval
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render
+from memwall.simulate.schedule import Totals
+from tests.unit.places import truth
 from tests.unit.report_fixture import NEW, OLD, make_gpu, make_profile
 
 
@@ -134,3 +139,35 @@ def test_most_of_many_gpus_are_the_others():
     ]  # fmt: skip
     missing = Flip("mm", "", "forward", 1, ("compute",) * 4 + ("",), (1.0,) * 5)
     assert _listed(labels, missing, "compute") == "a, b, c, d"
+
+
+def test_the_interval_of_a_ratio_by_hand():
+    # 8 s, 4 to 16 s, over 2 s, 1 to 8 s: the logarithms (base 2) of the ends are 1 and 2 below, 1 and 1 above
+    slow = Totals(0.0, 8.0, 0, 0, 0, 0, 0.0, 4.0, 16.0)
+    fast = Totals(0.0, 2.0, 0, 0, 0, 0, 0.0, 1.0, 8.0)
+    assert ratio_interval(slow, fast) == pytest.approx((4 / 2 ** math.sqrt(5), 4 * 2 ** math.sqrt(2)))
+    assert ratio_interval(slow, replace(fast, low_s=2.0, high_s=2.0)) is None  # an older record has no interval
+
+
+@pytest.mark.skipif(not truth("vidur_mlp_ops.csv"), reason="shared/truth/vidur_mlp_ops.csv is not here")
+def test_the_interval_of_a_ratio_holds_measured_ones():
+    """Equal shapes measured on two GPUs, in the half of the shapes that the constants were not fitted to."""
+    path = truth("vidur_mlp_ops.csv")
+    assert path is not None
+    _, held_out = halves(read_measured(path).samples)
+    rows = list(zip(held_out, model_rows(held_out), strict=True))
+    totals = {
+        (row.op_class, sample.dtype, sample.shape, sample.gpu.name): (
+            Totals(0.0, row.modeled_s, 0, 0, 0, 0, 0.0, row.low_s, row.high_s), row.measured_s
+        )
+        for sample, row in rows
+    }  # fmt: skip
+    held = []
+    for *shape, name in totals:
+        other = (*shape, "h100-sxm")
+        if name == "a100-80gb-sxm" and other in totals:
+            (a, a_s), (b, b_s) = totals[(*shape, name)], totals[other]
+            low, high = ratio_interval(a, b)
+            held.append(low <= a_s / b_s <= high)
+    assert len(held) > 500
+    assert sum(held) / len(held) >= 0.8
