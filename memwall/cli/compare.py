@@ -29,17 +29,24 @@ if TYPE_CHECKING:
 def command(
     targets: tuple[str, ...], gpus: tuple[str, ...], prices: tuple[str, ...], out: Out, **workload: Any
 ) -> None:
-    """Compare GPUs, or profiles.
+    """Compare GPUs, profiles, or traces of PyTorch's profiler.
 
     With one TARGET (a model, or a saved profile) it is put on each --gpu. Several stand side by side. With none, the
     last profile made in this folder is taken, and without one the GPUs themselves are compared: peaks,
     bandwidth, capacity, and how they grew.
 
+    Traces of PyTorch's profiler are compared with each other: what got slower, what is new. One trace is compared with
+    the model's time for its ops on each --gpu, else on its own.
+
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
+    from memwall.cli.trace_input import compare_files, is_trace
     from memwall.record.profile import default_record_path
     from memwall.report.pages.comparison import ComparisonReport
 
+    if any(map(is_trace, targets)):
+        compare_files(targets, load_gpus(gpus), out, workload, priced=bool(prices))
+        return
     out.plan(ComparisonReport)
     found = load_gpus(gpus)
     price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}

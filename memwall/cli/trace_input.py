@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from memwall.traces import Trace
     from memwall.traces.analysis import TraceAnalysis
 
+#: columns of a comparison: A to Z
+_MOST_COLUMNS = 26
 #: how much of a file is read to distinguish a trace from a record, and how a record of memwall begins
 _SNIFFED, _RECORD = 1 << 16, re.compile(r'\{\s*"schema":\s*"memwall\.')
 #: what the first events of a bare list have, and what an object with events has
@@ -64,9 +66,37 @@ def profile_trace(path: str, names: Sequence[str | Gpu], ncu: str | None, out: O
     out.show(TraceReport(analyse_file(path, names, ncu=ncu), **shape))
 
 
-def analyse_file(path: str, names: Sequence[str | Gpu], *, ncu: str | None = None) -> TraceAnalysis:
-    """The analysis of a trace's file on the GPU given, else on its own. Raises ``UsageError``: the trace or the report
-    of Nsight Compute is wrong, or its GPU is not known."""
+def compare_files(
+    paths: Sequence[str], gpus: Sequence[Gpu], out: Out, unused: Mapping[str, Any], *, priced: bool
+) -> None:
+    """Compare traces with each other, or one with the model on the GPUs given, write and print. Raises
+    ``UsageError``: a target that is no trace is among them, or an option that says how to trace a model."""
+    from memwall.cli import options
+    from memwall.report.pages.trace_comparison import TraceComparisonReport
+    from memwall.traces.comparison import compare_traces, compare_with_model
+
+    out.plan(TraceComparisonReport)
+    for path in paths:
+        if not is_trace(path):
+            raise UsageError(f"{path} is no profiler's trace; compare traces with traces, or with the model by --gpu")
+    options.refuse(options.profile_options(dict(unused)), f"{paths[0]} is a profiler's trace of one that ran")
+    if priced:
+        raise UsageError(f"--price goes with a model or a profile, and {paths[0]} is a profiler's trace")
+    if len(paths) > _MOST_COLUMNS or len(gpus) >= _MOST_COLUMNS:
+        raise UsageError(f"compare at most {_MOST_COLUMNS} columns at once")
+    if len(paths) > 1:
+        out.show(TraceComparisonReport(compare_traces([analyse_file(path, gpus) for path in paths])))
+        return
+    analysis = analyse_file(paths[0], (), instead=gpus)
+    out.show(TraceComparisonReport(compare_with_model(analysis, gpus or [analysis.gpu])))
+
+
+def analyse_file(
+    path: str, names: Sequence[str | Gpu], *, ncu: str | None = None, instead: Sequence[Gpu] = ()
+) -> TraceAnalysis:
+    """The analysis of a trace's file on the GPU given, else on its own, and if that is not known on the first of those
+    to take ``instead``. Raises ``UsageError``: the trace or the report of Nsight Compute is wrong, or its GPU is not
+    known."""
     from memwall.traces import read_trace
     from memwall.traces.analysis import analyse
 
@@ -74,7 +104,9 @@ def analyse_file(path: str, names: Sequence[str | Gpu], *, ncu: str | None = Non
     if not trace.kernels:
         hint = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         raise UsageError(f"{path} has no GPU kernels: {hint}")
-    gpu, notes = _gpu_of(trace, path, names)
+    from memwall.traces import gpu_name
+
+    gpu, notes = _gpu_of(trace, path, names or (instead[:1] if gpu_name(trace) is None else ()))
     dram_bytes: dict[int, int] = {}
     if ncu is not None:
         from memwall.traces.ncu import join_ncu, read_ncu_csv
