@@ -34,8 +34,8 @@ def to_html(document: Document) -> str:
         inside = "\n".join(map(section_html, node.sections))
         parts.append(f'<div class="panel" data-sim="{panels.index(node)}"{hidden}>\n{inside}</div>\n')
     return resource("page.html").rstrip("\n").format(
-        title=escape(document.title), css=resource("report.css"), js=resource("report.js"), body="\n".join(parts),
-        data=_DATA.format(data=document.data) if document.data else "")  # fmt: skip
+        title=escape(document.title), css=resource("report.css"), js=resource("report.js") + resource("tables.js"),
+        body="\n".join(parts), data=_DATA.format(data=document.data) if document.data else "")  # fmt: skip
 
 
 def embed(data: Any) -> str:

@@ -90,3 +90,36 @@ def test_c21_edited_attributes_of_a_record(folder, run, edit: dict[str, object])
 
 def _graphs(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [record["graph"], *record.get("graphs", [])]
+
+
+def test_d34_the_page_of_a_trace_has_pictures_and_a_filter(folder, run) -> None:
+    """The page of a trace was tables alone: no picture, nothing to sort or filter by."""
+    _write(folder, [event for _ in range(12) for event in _launch()])
+    assert run("profile", "t.json", "--gpu", "h100", "-o", "page.html").code == 0
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "<svg" in page and "of GPU time by op class" in page
+    assert 'type = "search"' in page and "aria-sort" in page
+
+
+def test_d34_a_picture_of_a_trace_without_shapes(folder, run) -> None:
+    """A trace that recorded no shapes had no picture, although its time by op class is known."""
+    _write(folder, [{**event, "args": {k: v for k, v in event["args"].items() if not k.startswith("Input")}}
+                    for event in _launch()])  # fmt: skip
+    found = run("profile", "t.json", "--gpu", "h100", "-o", "t.svg")
+    assert found.code == 0, found.err
+    assert "100.0 %" in (folder / "t.svg").read_text(encoding="utf-8")
+    assert "aten::add" in found.out or "add" in found.out
+
+
+def test_e39_two_traces_are_compared(folder, run) -> None:
+    """memwall compare took a trace for a saved profile and refused it."""
+    for name, kernel_us in (("a", 5), ("b", 8)):
+        _write(
+            folder, [{**event, "dur": kernel_us if event["cat"] == "kernel" else event["dur"]} for event in _launch()]
+        )
+        (folder / "t.json").rename(folder / f"{name}.json")
+    found = run("compare", "a.json", "b.json", "--gpu", "h100", "--json")
+    assert found.code == 0, found.err
+    (op,) = json.loads(found.out)["ops"]
+    assert (op["op"], op["change"]) == ("aten::add", "slower")
+    assert op["times_s"] == pytest.approx([5e-6, 8e-6])

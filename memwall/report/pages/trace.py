@@ -17,7 +17,7 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent
 from memwall.perfmodel.roofline import LINK
-from memwall.report.document import Document, Section, Sentence, Table, known_facts
+from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.picture import cut
 from memwall.report.figures.scene import Chart
 from memwall.report.figures.trace import trace_chart
@@ -79,6 +79,7 @@ class TraceReport(Report):
         sections = [
             *_over_roof(analysis),
             Section("", (known_facts(*_facts(analysis)),)),
+            *_picture(analysis, kind),
             Section("Where the GPU's time went", (_walls(analysis), _classes(analysis))),
             Section("Measured against the speed of light", (_kernels(analysis, self.by, groups, top),)),
             *_gap_section(analysis),
@@ -98,6 +99,13 @@ class TraceReport(Report):
 
     def figure(self) -> Chart:
         return trace_chart(self.analysis)
+
+
+def _picture(analysis: TraceAnalysis, kind: str) -> list[Section]:
+    """For a page: the time by op class, and the roofline."""
+    if kind != "html" or not analysis.measured_s:
+        return []
+    return [Section("", (Picture(trace_chart(analysis), "time by op class, and the roofline as measured"),))]
 
 
 def _over_roof(analysis: TraceAnalysis) -> list[Section]:

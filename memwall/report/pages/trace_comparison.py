@@ -110,9 +110,10 @@ def _signed(seconds: float) -> str:
 def _classes(found: TraceComparison) -> Table:
     rows = []
     for name, times in found.classes.items():
-        known = name != NOT_MODELED
-        rows.append((name, *(time if time or known else None for time in times), times[-1] - times[0] if known else None,
-                     times[-1] / times[0] if known and times[0] else None))  # fmt: skip
+        if name == NOT_MODELED:
+            rows.append((name, *(time or None for time in times), None, None))
+        else:
+            rows.append((name, *times, times[-1] - times[0], times[-1] / times[0] if times[0] else None))
     return col.listing("", rows, f"class: 0 name, {_times(found, 1)}")
 
 
