@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,9 @@ from memwall.hardware.lookup import Gpu, load_gpu, load_gpus
 
 if TYPE_CHECKING:
     from memwall.analysis.compare import Comparison
+
+#: columns of a comparison: A to Z
+_MOST_COLUMNS = 26
 
 
 @click.command("compare", cls=Command)
@@ -40,12 +44,12 @@ def command(
 
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
-    from memwall.cli.trace_input import compare_files, is_trace
+    from memwall.cli.trace_input import is_trace
     from memwall.record.profile import default_record_path
     from memwall.report.pages.comparison import ComparisonReport
 
     if any(map(is_trace, targets)):
-        compare_files(targets, load_gpus(gpus), out, workload, priced=bool(prices))
+        _compare_traces(targets, load_gpus(gpus), out, workload, priced=bool(prices))
         return
     out.plan(ComparisonReport)
     found = load_gpus(gpus)
@@ -88,3 +92,28 @@ def _compare(
     comparison = compare(records[0], gpu=gpus, price=price)
     remember(records[0], messages)
     return comparison
+
+
+def _compare_traces(
+    paths: Sequence[str], gpus: Sequence[Gpu], out: Out, unused: dict[str, Any], *, priced: bool
+) -> None:
+    """Compare traces with each other, or one with the model on the GPUs given, write and print. Raises
+    ``UsageError``: a target that is no trace is among them, or an option that says how to trace a model."""
+    from memwall.cli.trace_input import analyse_file, is_trace
+    from memwall.report.pages.trace_comparison import TraceComparisonReport
+    from memwall.traces.comparison import compare_traces, compare_with_model
+
+    out.plan(TraceComparisonReport)
+    for path in paths:
+        if not is_trace(path):
+            raise UsageError(f"{path} is no profiler's trace; compare traces with traces, or with the model by --gpu")
+    options.refuse(options.profile_options(unused), f"{paths[0]} is a profiler's trace of one that ran")
+    if priced:
+        raise UsageError(f"--price goes with a model or a profile, and {paths[0]} is a profiler's trace")
+    if len(paths) > _MOST_COLUMNS or len(gpus) >= _MOST_COLUMNS:
+        raise UsageError(f"compare at most {_MOST_COLUMNS} columns at once")
+    if len(paths) > 1:
+        out.show(TraceComparisonReport(compare_traces([analyse_file(path, gpus) for path in paths])))
+        return
+    analysis = analyse_file(paths[0], (), instead=gpus)
+    out.show(TraceComparisonReport(compare_with_model(analysis, gpus or [analysis.gpu])))

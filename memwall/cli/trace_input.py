@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from memwall.traces import Trace
     from memwall.traces.analysis import TraceAnalysis
 
-#: columns of a comparison: A to Z
-_MOST_COLUMNS = 26
 #: how much of a file is read to distinguish a trace from a record, and how a record of memwall begins
 _SNIFFED, _RECORD = 1 << 16, re.compile(r'\{\s*"schema":\s*"memwall\.')
 #: what the first events of a bare list have, and what an object with events has
@@ -64,31 +62,6 @@ def profile_trace(path: str, names: Sequence[str | Gpu], ncu: str | None, out: O
 
     out.plan(TraceReport)
     out.show(TraceReport(analyse_file(path, names, ncu=ncu), **shape))
-
-
-def compare_files(
-    paths: Sequence[str], gpus: Sequence[Gpu], out: Out, unused: Mapping[str, Any], *, priced: bool
-) -> None:
-    """Compare traces with each other, or one with the model on the GPUs given, write and print. Raises
-    ``UsageError``: a target that is no trace is among them, or an option that says how to trace a model."""
-    from memwall.cli import options
-    from memwall.report.pages.trace_comparison import TraceComparisonReport
-    from memwall.traces.comparison import compare_traces, compare_with_model
-
-    out.plan(TraceComparisonReport)
-    for path in paths:
-        if not is_trace(path):
-            raise UsageError(f"{path} is no profiler's trace; compare traces with traces, or with the model by --gpu")
-    options.refuse(options.profile_options(dict(unused)), f"{paths[0]} is a profiler's trace of one that ran")
-    if priced:
-        raise UsageError(f"--price goes with a model or a profile, and {paths[0]} is a profiler's trace")
-    if len(paths) > _MOST_COLUMNS or len(gpus) >= _MOST_COLUMNS:
-        raise UsageError(f"compare at most {_MOST_COLUMNS} columns at once")
-    if len(paths) > 1:
-        out.show(TraceComparisonReport(compare_traces([analyse_file(path, gpus) for path in paths])))
-        return
-    analysis = analyse_file(paths[0], (), instead=gpus)
-    out.show(TraceComparisonReport(compare_with_model(analysis, gpus or [analysis.gpu])))
 
 
 def analyse_file(
