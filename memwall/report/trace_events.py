@@ -167,10 +167,9 @@ def timeline(profile: Profile, schedule: Schedule) -> Timeline:
     return Timeline(launches, runs, _scopes(paths, runs), memory)
 
 
-def memory_line(profile: Profile, schedule: Schedule) -> tuple[list[tuple[int, MemoryPeak]], list[int]]:
-    """The bytes alive from a nanosecond on, none where the plan is not known; and when each kernel starts."""
-    _, runs = _queue(schedule.kernels)
-    return _memory_levels(profile, schedule, runs), [run.start_ns for run in runs]
+def memory_line(profile: Profile, schedule: Schedule) -> list[tuple[int, MemoryPeak]]:
+    """The bytes alive from a nanosecond on; none where the plan is not known."""
+    return _memory_levels(profile, schedule, _queue(schedule.kernels)[1])
 
 
 def _memory_levels(profile: Profile, schedule: Schedule, runs: Sequence[Span]) -> list[tuple[int, MemoryPeak]]:

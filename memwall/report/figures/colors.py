@@ -1,7 +1,7 @@
 """The one table of colours: each means one thing in text, on pages and in pictures.
 
 Within a group any two colours are at least 14 apart (CIELAB), for normal sight and for each of the three kinds of
-colour blindness; between groups at least 10. Walls and roles of memory, which stack, differ in lightness too, for grey
+colour blindness; between groups at least 10. Walls and kinds of memory, which stack, differ in lightness too, for grey
 print. All can be seen on white and on the dark page, so only the neutral ones change with the reader's scheme.
 ``tests/unit/report/test_pictures_colors.py`` checks it.
 """
@@ -23,10 +23,10 @@ CLASS_SHAPES: Mapping[str, str] = dict(zip(
 WALL_COLORS: Mapping[str, str] = {
     "compute": "#523c81", "bandwidth": "#c0aa05", "latency": "#528940", "overhead": "#8ad56b", "link": "#6394df",
 }  # fmt: skip
-#: field of ``MemoryPeak`` -> colour
+#: kind of ``MemoryPeak`` -> colour, in the order in which they stack
 MEMORY_COLORS: Mapping[str, str] = {
-    "parameters": "#7a2488", "gradients": "#faaa8c", "optimizer_state": "#dc6405", "activations": "#27b8ad",
-    "temporaries": "#905d2d",
+    "parameters": "#7a2488", "buffers": "#2a36e8", "optimizer_state": "#dc6405", "gradients": "#faaa8c",
+    "inputs": "#b582fa", "activations": "#27b8ad", "temporaries": "#905d2d",
 }  # fmt: skip
 #: what has no colour of its own: GPUs, quantities of a machine, workloads; in this order
 SERIES_COLORS = ("#0576c9", "#d27208", "#9a5a9f", "#c2bd05", "#1ad4ec", "#5b4c39")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
 from memwall.core.units import size
-from memwall.record.kernels import kernel_phase, schedule_label, short_name
+from memwall.record.kernels import peak_place, schedule_label
 from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y
@@ -23,15 +22,13 @@ Line = Sequence[tuple[int, Any]]
 
 def memory_chart(profile: Profile, schedule: Schedule, title: str) -> Chart | None:
     """Bytes alive from the start of a step to its end; None where the plan of the schedule is not known."""
-    line, starts = memory_line(profile, schedule)
+    line = memory_line(profile, schedule)
     if not line:
         return None
     peak_ns, peak = max(line, key=lambda point: point[1].total)
-    kernel = schedule.kernels[max(0, bisect_right(starts, peak_ns) - 1)]
-    where = f"{clean(short_name(kernel.name))}, {kernel_phase(profile, schedule, kernel)}"
-    label = f"peak {size(peak.total)} at {where}"
+    label = f"peak {size(peak.total)} {clean(peak_place(profile, schedule))}".strip()
     end = max(round(schedule.totals.time_s * 1e9), 1)
-    heading = f"{title}, {clean(schedule_label(profile, schedule))}: memory over the step"
+    heading = f"{title}, {clean(schedule_label(profile, schedule))}: memory alive over the step"
     return lambda scene: _draw(scene, heading, line, end, (peak_ns, peak.total, label),
                                schedule.gpu.dram_bytes)  # fmt: skip
 

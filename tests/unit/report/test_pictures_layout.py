@@ -168,5 +168,5 @@ def test_the_peak_of_memory_is_named():
     (label,) = [mark.text for mark in drawn(PICTURES["memory"]()).marks
                 if isinstance(mark, Text) and mark.text.startswith("peak")]  # fmt: skip
     peak_bytes = make_profile(gpus=(OLD,)).simulations[0].totals.peak_memory_bytes
-    assert label.startswith(f"peak {size(peak_bytes)} at ")
-    assert label.endswith((", forward", ", backward", ", optimizer"))
+    assert label.startswith(f"peak {size(peak_bytes)} in the ")
+    assert ", at " in label
