@@ -61,7 +61,10 @@ def profile_trace(path: str, names: Sequence[str | Gpu], ncu: str | None, out: O
     from memwall.report.pages.trace import TraceReport
 
     out.plan(TraceReport)
-    out.show(TraceReport(analyse_file(path, names, ncu=ncu), **shape))
+    analysis = analyse_file(path, names, ncu=ncu)
+    if analysis.other_vendor:
+        out.messages.warn(analysis.other_vendor)
+    out.show(TraceReport(analysis, **shape))
 
 
 def analyse_file(
@@ -99,7 +102,7 @@ def _gpu_of(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, t
     from memwall.traces import gpu_name, used
 
     own = gpu_name(trace)
-    ran_on = ", ".join(dict.fromkeys(device.name for device in used(trace) if device.name))
+    ran_on = ", ".join(dict.fromkeys(device.label for device in used(trace) if device.label))
     if names:
         gpus = load_gpus(names)
         if len(gpus) > 1:

@@ -16,7 +16,8 @@ from memwall.hardware.gpu import Gpu
 from memwall.hardware.gpu_spec import broken_identities, read_spec
 
 __all__ = [
-    "Gpu", "all_gpus", "gpu_names", "identity_violations", "load_gpu", "load_gpus", "match_device", "read_spec",
+    "Gpu", "all_gpus", "gpu_names", "identity_violations", "load_gpu", "load_gpus", "match_device",
+    "match_hardware", "read_spec",
     "spec_path", "stated", "with_nearest_constants",
 ]  # fmt: skip
 
@@ -58,6 +59,20 @@ def match_device(name: str) -> Gpu | None:
     """The GPU that a driver reports under this name, or None: a MIG slice is not its GPU."""
     found = _exact().get(_squeezed(name))
     return _packaged(found) if found else None
+
+
+#: a device has as much memory as a GPU if they differ by less than this: drivers reserve more or less of it
+_MEMORY_TOLERANCE = 0.02
+
+
+def match_hardware(vendor: str, sm_count: int | None, dram_bytes: int | None) -> Gpu | None:
+    """The one GPU of a vendor with so many multiprocessors and so much memory; None where several or none have."""
+    found = [
+        gpu for gpu in all_gpus()
+        if gpu.vendor == vendor and gpu.sm_count == sm_count
+        and (dram_bytes is None or abs(dram_bytes / gpu.dram_bytes - 1) < _MEMORY_TOLERANCE)
+    ]  # fmt: skip
+    return found[0] if len(found) == 1 else None
 
 
 def gpu_names() -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from memwall.hardware.gpu import Gpu
 from memwall.perfmodel.roofline import LINK, WALLS
 from memwall.traces.calls import Surroundings
 from memwall.traces.costs import Pricing, older_kernels_note, row_cost
+from memwall.traces.reading import ran_elsewhere, vendors_of
 from memwall.traces.records import Trace, TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, is_call, rows_of
 
@@ -162,6 +163,22 @@ class TraceAnalysis:
     notes: tuple[str, ...]
 
     @property
+    def ran_elsewhere(self) -> bool:
+        """Whether the trace was measured on another GPU than it is compared with."""
+        return ran_elsewhere(self.trace, self.gpu)
+
+    @property
+    def other_vendor(self) -> str:
+        """A sentence where the GPU that ran is of another vendor than the one that it is compared with."""
+        others = sorted(vendors_of(self.trace) - {self.gpu.vendor})
+        if not others:
+            return ""
+        return (
+            f"measured on a GPU of {' and '.join(others)}, compared with {self.gpu.name} of {self.gpu.vendor}: its"
+            " kernels are others, and its roofline bounds none of them"
+        )
+
+    @property
     def measured_s(self) -> float:
         """Time of all GPU kernels, copies and collectives, each whole, overlapping or not."""
         return sum(row.measured_s for row in self.rows)
@@ -284,7 +301,7 @@ def analyse(
         notes: lines that a reader of the result should see, in addition to those of the trace.
     """
     surroundings = Surroundings(trace)
-    pricing = Pricing(gpu)
+    pricing = Pricing(gpu, measured_here=not ran_elsewhere(trace, gpu))
     whole = all(float(kernel.dur_us).is_integer() for kernel in trace.kernels)
     resolution_s = _US if whole and trace.kernels else 0.0
     rows = tuple(
@@ -349,7 +366,7 @@ _IDLE = 0.25
 def _notes(analysis: TraceAnalysis) -> list[str]:
     """How often the trace was read in another way than the plain one, and what was assumed."""
     rows, busy_s = analysis.rows, analysis.busy_s
-    notes = []
+    notes = [analysis.other_vendor] if analysis.other_vendor else []
     if analysis.resolution_s:
         notes.append("durations are whole microseconds: each may be up to 1 us longer, and is held so against the roof")
     if analysis.modeled_of_s and busy_s < _IDLE * (busy_s + analysis.gap_s):

@@ -162,6 +162,10 @@ def _copies(kernels: Sequence[TracedKernel]) -> RowCost | None:
 # ---- collectives
 
 
+#: the process group that a collective runs in
+_GROUP = "Process Group Name"
+
+
 def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
     """The bytes that a rank must send or receive."""
     kernel = row.kernels[0]
@@ -170,7 +174,10 @@ def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
     if not message:
         return RowCost(None, "communication", "the size of the message was not recorded")
     stated = (kernel.attributes, *(op.attributes for op in around))
-    sizes = (whole_number(attributes.get("Group size")) for attributes in stated)
+    sizes = [whole_number(attributes.get("Group size")) for attributes in stated]
+    known = surroundings.trace.ranks
+    groups = [str(attributes[_GROUP]) for attributes in stated if _GROUP in attributes]
+    sizes += [known[name] for name in (*groups, "") if name in known]
     ranks = next((size for size in sizes if size > 0), 0)
     name = str(kernel.attributes.get("Collective name") or (row.op.name if row.op else "") or kernel.name).lower()
     if ranks == 1:
@@ -199,10 +206,10 @@ def _op_message_bytes(op: TracedOp) -> int:
 
 
 class Pricing:
-    """Prices on one GPU; equal costs are priced once."""
+    """Prices on one GPU, on which the rows were measured or not; equal costs are priced once."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
+    def __init__(self, gpu: Gpu, *, measured_here: bool = True) -> None:
+        self.gpu, self._measured_here = gpu, measured_here
         self._known: dict[int, tuple[RowCost, tuple[tuple[float, str], ...], float, str]] = {}
 
     def price(self, row: RowCost, measured_s: float) -> Price | None:
@@ -211,7 +218,9 @@ class Pricing:
             return None
         if id(row) not in self._known:  # as a profiler times a kernel: without the gap between two
             predicted = predict_cost(row.cost, self.gpu, launch="kernel")
-            self._known[id(row)] = row, tuple(_readings(row, self.gpu)), predicted.time_s, predicted.limited_by
+            # times of another GPU say nothing of how a row is to be read
+            readings = tuple(_readings(row, self.gpu))[: None if self._measured_here else 1]
+            self._known[id(row)] = row, readings, predicted.time_s, predicted.limited_by
         _, readings, modeled_s, wall = self._known[id(row)]
         bound, assumed = next((one for one in readings if one[0] <= measured_s), readings[0])
         if row.cost.link_bytes and not row.cost.bytes:  # of a transfer only the bytes on the link are known

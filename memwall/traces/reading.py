@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memwall.core.errors import UsageError
-from memwall.hardware.lookup import load_gpu, match_device
+from memwall.hardware.lookup import Gpu, load_gpu, match_device, match_hardware
 from memwall.traces.events import Activity, Recording
 from memwall.traces.matching import Match, match
 from memwall.traces.nesting import Nesting
@@ -22,6 +22,7 @@ from memwall.traces.values import printable, whole_number
 
 #: the second name of the devices is that of early 2021
 _DEVICES = ("deviceProperties", "computeProperties")
+_RANKS = "distributedInfo"
 
 #: the order of GPU rows
 _ON_THE_GPU = attrgetter("start", "device", "stream", "dur", "correlation", "name")
@@ -45,7 +46,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         UsageError: no such file, truncated, damaged, not JSON, or not a profiler trace; says where.
     """
     recording = Recording()
-    header = read_events(path, recording.keep, frozenset(_DEVICES))
+    header = read_events(path, recording.keep, frozenset((*_DEVICES, _RANKS)))
     if not (recording.activities or len(recording.spans) or recording.calls.start):
         raise UsageError(
             f"{path} holds no event of the PyTorch profiler (cpu_op, cuda_runtime, kernel, ...): "
@@ -73,7 +74,20 @@ def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Trace
         steps=tuple(Step(text, start - base, dur) for start, dur, text in sorted(recording.steps)), span_us=end - base,
         busy_us=busy_us(kernels), exposed_communication_us=exposed_communication_us(kernels),
         notes=tuple(_notes(recording, len(recording.activities) - len(activities), kernels, devices)),
+        ranks=_ranks(header.get(_RANKS)),
     )  # fmt: skip
+
+
+def _ranks(info: object) -> dict[str, int]:
+    """The ranks of each process group of ``distributedInfo``, by name and, if there is but one, by ""."""
+    if not isinstance(info, dict):
+        return {}
+    listed = info.get("pg_config")
+    groups = [group for group in listed if isinstance(group, dict)] if isinstance(listed, list) else []
+    found = {str(group.get("pg_name", "")): whole_number(group.get("pg_size")) for group in groups}
+    if len(groups) <= 1:
+        found[""] = whole_number(info.get("world_size"))
+    return {name: ranks for name, ranks in found.items() if ranks > 0}
 
 
 def _drop_untimed(recording: Recording) -> None:
@@ -126,9 +140,19 @@ def _notes(
     overlap, total = _overlap_us(kernels), sum(kernel.dur_us for kernel in kernels)
     if overlap > _OVERLAP * total:
         notes.append(f"GPU rows run {overlap:.0f} us into the next row of their stream: their durations are too long")
-    if kernels and not any(device.name for device in devices):
-        notes.append("the trace does not name its GPU (no deviceProperties)")
+    notes += _nameless([device for device in devices if device.kernels])
     return notes
+
+
+def _nameless(ran: Sequence[Device]) -> list[str]:
+    """What is known of the GPU of a trace that does not name it."""
+    if not ran or any(device.name for device in ran):
+        return []
+    label = next((device.label for device in ran if device.label), "")
+    if not label:
+        return ["the trace does not name its GPU (no deviceProperties)"]
+    found = next((gpu for device in ran if (gpu := _gpu_of(device))), None)
+    return [f"the trace does not name its GPU: {label}" + (f", as {found} has" if found else "")]
 
 
 def _overlap_us(kernels: Sequence[TracedKernel]) -> float:
@@ -198,13 +222,29 @@ def gpu_name(trace: Trace) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
+def ran_elsewhere(trace: Trace, gpu: Gpu) -> bool:
+    """Whether a trace is known to be of another kind of GPU: another vendor, compute capability or size."""
+    if vendors_of(trace) - {gpu.vendor}:
+        return True
+    own = gpu_name(trace)
+    known = load_gpu(own) if own else gpu
+    return (known.compute_capability, known.sm_count) != (gpu.compute_capability, gpu.sm_count)
+
+
+def vendors_of(trace: Trace) -> set[str]:
+    """Who made the GPUs that ran the kernels, as far as the trace shows it."""
+    return {device.vendor for device in used(trace) if device.vendor}
+
+
 def used(trace: Trace) -> Sequence[Device]:
     """The devices that ran something."""
     return [device for device in trace.devices if device.kernels]
 
 
 def _gpu_of(device: Device) -> str | None:
-    gpu = match_device(device.name) if device.name else None
+    gpu = (
+        match_device(device.name) if device.name else match_hardware(device.vendor, device.sm_count, device.dram_bytes)
+    )
     if gpu is None:
         return None
     whole = load_gpu(gpu.name).sm_count
@@ -215,4 +255,21 @@ def _gpu_of(device: Device) -> str | None:
 def _device(index: int, entry: Mapping[str, Any], kernels: int) -> Device:
     counts = (whole_number(entry.get(name)) for name in ("numSms", "multiProcessorCount"))  # the second: early 2021
     sm_count = next((count for count in counts if count >= 0), None)
-    return Device(index=index, name=printable(str(entry.get("name", "")))[:200], sm_count=sm_count, kernels=kernels)
+    name = printable(str(entry.get("name", "")))[:200]
+    nbytes = whole_number(entry.get("totalGlobalMem"))
+    version = [whole_number(entry.get(f"compute{part}")) for part in ("Major", "Minor")]
+    return Device(
+        index=index, name=name, sm_count=sm_count, kernels=kernels, dram_bytes=nbytes if nbytes > 0 else None,
+        vendor=_vendor(name, whole_number(entry.get("warpSize"))),
+        compute_capability=".".join(map(str, version)) if min(version) >= 0 else "",
+    )  # fmt: skip
+
+
+#: threads of a warp -> who makes such GPUs; AMD's that train have 64
+_WARPS = {32: "NVIDIA", 64: "AMD"}
+
+
+def _vendor(name: str, warp_size: int) -> str:
+    """The vendor of a device by its name, else by its warps."""
+    gpu = match_device(name) if name else None
+    return gpu.vendor if gpu else _WARPS.get(warp_size, "")

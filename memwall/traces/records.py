@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from memwall.core.units import size
+
 #: sizes of one argument: ``(64, 128)``; of a tensor list: ``((64, 128), (64,))``; ``()`` for a scalar, None or a
 #: 0-dim tensor (distinguished by ``types``: a tensor has its dtype there, a scalar "Scalar", "Int", "Double", "")
 Dims = tuple[Any, ...]
@@ -33,6 +35,22 @@ class Device:
     name: str = ""
     sm_count: int | None = None
     kernels: int = 0
+    dram_bytes: int | None = None
+    #: "NVIDIA" or "AMD"; empty where the trace does not show it
+    vendor: str = ""
+    #: "9.0"; AMD's 9.4 is gfx942
+    compute_capability: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name, else what is known of it: ``an unnamed GPU of AMD with 304 multiprocessors, compute 9.4``."""
+        known = {
+            "multiprocessors": str(self.sm_count or ""), "of memory": size(self.dram_bytes) if self.dram_bytes else "",
+        }  # fmt: skip
+        texts = [f"{text} {what}" for what, text in known.items() if text]
+        texts += [f"compute {self.compute_capability}"] if self.compute_capability else []
+        maker = f" of {self.vendor}" if self.vendor else ""
+        return self.name or (f"an unnamed GPU{maker} with {', '.join(texts)}" if texts else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +143,8 @@ class Trace:
     busy_us: Mapping[int, float]  # device -> time in which at least one of its streams ran something
     exposed_communication_us: Mapping[int, float]  # device -> communication that no kernel or copy overlapped
     notes: tuple[str, ...]  # what was dropped or guessed, a line each
+    #: process group -> its ranks; "": all of them, where no group is listed or only one
+    ranks: Mapping[str, int] = field(default_factory=nothing)
 
     def around(self, op: TracedOp | int | None) -> Iterator[TracedOp]:
         """An op and those around it, innermost first."""

@@ -107,7 +107,7 @@ def test_a07_what_an_optimizer_writes_is_temporary(run, folder):
     parameters = 2 * 2 * (2048 * 2048 + 2048)
     held = memory(run, *training, "--optimizer", "adamw:foreach")
     # the step's foreach kernels write the denominators of all parameters at once
-    assert held["temporaries"] >= parameters == held["parameters"]
+    assert held.get("temporaries", 0) >= parameters == held["parameters"]
     assert held["activations"] <= 8 * 8  # the loss, which the step returns
     said = one_line(run(*training, "--optimizer", "adamw:foreach").out)
     assert "peak in the optimizer step, at _foreach_" in said
@@ -117,7 +117,7 @@ def test_a07_inputs_and_copies_of_weights_are_no_activations(run, folder):
     """Inputs were counted as activations, and so were autocast's casts of the weights."""
     (folder / "wide.py").write_text(WIDE, encoding="utf-8")
     held = memory(run, "profile", "wide.py", "--gpu", "h100-sxm", "--autocast", "bf16", "--batch", 8)
-    assert held["inputs"] == 8 * 2048 * 4
+    assert held.get("inputs") == 8 * 2048 * 4
     assert held["temporaries"] >= 2 * 2048 * 2048  # a weight in bfloat16
     assert 0 < held["activations"] < held["temporaries"]
 
@@ -160,7 +160,7 @@ def test_a11_a_comparison_has_intervals_and_calibration(run, wide):
     args = ("compare", wide, "--gpu", "v100", "h100", "--dtype", "fp16")
     first, second = json.loads(run(*args, "--json").out)["entries"]
     for entry in (first, second):
-        assert entry["low_s"] < entry["time_s"] < entry["high_s"]
+        assert entry.get("low_s", 0) < entry["time_s"] < entry.get("high_s", 0)
         assert entry["calibrated"]
     assert first["speedup_low"] is None  # the first over itself
     widest = first["high_s"] / second["low_s"]
@@ -175,3 +175,56 @@ def test_a11_prices_are_drawn(run, wide):
     args = ("compare", wide, "--gpu", "v100", "h100", "--price", "v100=2", "--price", "h100=4")
     assert not run(*args, "-o", "cost.html").code
     assert "cost of a million samples" in Path("cost.html").read_text(encoding="utf-8")
+
+
+#: deviceProperties of an MI300X whose driver states no name
+NAMELESS = {
+    "id": 0, "name": "", "totalGlobalMem": 206141652992, "computeMajor": 9, "computeMinor": 4, "warpSize": 64,
+    "numSms": 304,
+}  # fmt: skip
+
+
+def trace(path, dur_us, properties, kernel, attributes=(), **header):
+    """A profiler's trace of one op, [4096, 4096] float32, and its kernel."""
+    op = {"External id": 1, "Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["float", "float"],
+          "Input Strides": [[4096, 1], [4096, 1]], "Concrete Inputs": ["", ""]}  # fmt: skip
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::add_", "pid": 1, "tid": 1, "ts": 0, "dur": 20, "args": op},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 5, "dur": 5,
+         "args": {"correlation": 1, "External id": 1}},
+        {"ph": "X", "cat": "kernel", "name": kernel, "pid": 0, "tid": 7, "ts": 50.5, "dur": dur_us,
+         "args": {"correlation": 1, "External id": 1, "device": 0, "stream": 7, **dict(attributes)}},
+    ]  # fmt: skip
+    document = {"schemaVersion": 1, "deviceProperties": [properties], **header, "traceEvents": events}
+    Path(path).write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def test_c26_a_gpu_without_a_name_is_known_by_its_size(run):
+    """A device was looked up by its name alone."""
+    result = run("profile", trace("nameless.json", 100.25, NAMELESS, "add"), "--json")
+    assert (result.code, json.loads(result.out)["gpu"]) == (0, "mi300x")
+    assert "304 multiprocessors" in run("profile", "nameless.json").out
+
+
+def test_c26_times_of_another_vendors_gpu_are_not_blamed_on_the_counting(run):
+    """Whatever GPU was named, a time below its bound was called an error of the counting."""
+    # 3 x 67.1 MB at 3.35 TB/s are 60.1 us; an MI300X with 5.3 TB/s takes 40
+    path = trace("amd.json", 40.25, {**NAMELESS, "name": "AMD Instinct MI300X"}, "add")
+    result = run("profile", path, "--gpu", "h100")
+    assert result.code == 0
+    assert "measured on a GPU of AMD, compared with h100-sxm of NVIDIA" in result.err
+    assert "1 row faster than h100-sxm can be: they ran on another GPU" in result.out
+    assert "error of memwall" not in result.out
+
+
+def test_c27_the_ranks_of_distributed_info_are_read(run):
+    """A collective whose event does not say the size of its group was counted as if that were not known."""
+    h100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}
+    message = {"Collective name": "allgather", "In msg nelems": 8_000_000, "Out msg nelems": 64_000_000,
+               "dtype": "BFloat16"}  # fmt: skip
+    kernel, info = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", {"rank": 0, "world_size": 8}
+    path = trace("ranks.json", 900.25, h100, kernel, message, distributedInfo=info)
+    (row,) = json.loads(run("profile", path, "--json").out)["rows"]
+    assert row["link_bytes"] == 64_000_000 * 2 * 7 // 8  # each of 8 ranks receives what 7 others have
+    assert "number of ranks was not recorded" not in run("profile", path).out

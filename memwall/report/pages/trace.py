@@ -117,7 +117,8 @@ def _over_roof(analysis: TraceAnalysis) -> list[Section]:
         *_op_columns([row.name for row in shown], shown),
         *col.of(shown, "measured: measured_s s, bound: bound_s s like measured_s, of roof: of_roof %, wall"),
     ]
-    text = f"{_counted(len(rows), 'row')} faster than {analysis.gpu.name} can be: an error of memwall's counting"
+    cause = "they ran on another GPU" if analysis.ran_elsewhere else "an error of memwall's counting"
+    text = f"{_counted(len(rows), 'row')} faster than {analysis.gpu.name} can be: {cause}"
     return [Section("Over the roof", (Sentence(text, strong=True), col.table("", columns)))]
 
 
@@ -127,7 +128,7 @@ def _op_columns(ops: Iterable[str], rows: Iterable[TraceRow]) -> list[col.CellCo
 
 def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     trace, gpu = analysis.trace, analysis.gpu
-    names = [device.name or f"device {device.index}" for device in trace.devices if device.kernels]
+    names = [device.label or f"device {device.index}" for device in trace.devices if device.kernels]
     counts = {name: names.count(name) for name in names}
     ran_on = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
     # the peaks that the trace's FLOPs are compared with, the most used first; where none are known, of half floats
