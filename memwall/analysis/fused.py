@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from memwall.analysis.breaks import BreakPrices, Cut, is_broken, planned, price_breaks
 from memwall.analysis.plan_diff import PlanDiff, plan_diff
@@ -20,6 +20,7 @@ from memwall.analysis.table import summed
 from memwall.analysis.whatif import Change, Outcome, what_if
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.graph import Graph
+from memwall.core.structure import finite
 from memwall.core.version import __version__
 from memwall.frontend.dynamo.capture import Break, Capture, carry, place_before
 from memwall.fusion import Plan
@@ -51,8 +52,8 @@ class Refused:
 
     rule: str
     count: int
-    saved_bytes: int
-    saved_s: float
+    saved_bytes: Annotated[int, finite]
+    saved_s: Annotated[float, finite]
     reason: str
 
 

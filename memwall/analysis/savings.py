@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from typing import Annotated
 
 from memwall.analysis.table import OTHERS, group_by, summed, sums
+from memwall.core.structure import finite
 from memwall.fusion import Plan
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
@@ -29,6 +31,8 @@ from memwall.simulate.schedule import Schedule
 DECLINED = "slower when fused"
 #: the least share of the eager time that a step of a waterfall saves
 LEAST_STEP = 1e-3
+#: bytes that may be below 0
+Signed = Annotated[int, finite]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,9 @@ class PolicyRow:
     speedup: float
     kernels: int
     dram_bytes: int
-    saved_bytes: int
-    byte_score: float | None
-    time_score: float | None
+    saved_bytes: Signed
+    byte_score: Annotated[float, finite] | None
+    time_score: Annotated[float, finite] | None
     mfu: float
     peak_memory_bytes: int
     fits: bool
@@ -86,8 +90,8 @@ class Missed:
     rule: str
     reason: str
     count: int
-    saved_bytes: int
-    saved_s: float
+    saved_bytes: Signed
+    saved_s: Annotated[float, finite]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from memwall.core.errors import UsageError
 @click.argument("files", nargs=-1, metavar="FILE...")
 @click.option("--split", is_flag=True, help="Score held-out shapes and held-out GPUs too.")
 @click.option("--fit", "rows", metavar="ROWS", help="Fit constants to the rows of one GPU; -o FILE.toml gets its file.")
-@options.common()
+@options.common("accuracy.AccuracyReport")
 def command(files: tuple[str, ...], split: bool, rows: str | None, out: Out) -> None:
     """Score the model against measured kernels.
 

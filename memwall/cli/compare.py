@@ -23,13 +23,13 @@ _MOST_COLUMNS = 26
 
 @click.command("compare", cls=Command)
 @click.argument("targets", nargs=-1, metavar="[TARGET|PROFILE]...")
-@options.gpus
+@options.gpus_of("a saved profile's own; without a target, all that memwall knows")
 @click.option(
     "--price", "prices", multiple=True, metavar="NAME=USD", help="Price of a GPU per hour, for cost. May be repeated."
 )
 @options.workload
 @options.policies
-@options.common()
+@options.common("comparison.ComparisonReport")
 def command(
     targets: tuple[str, ...], gpus: tuple[str, ...], prices: tuple[str, ...], out: Out, **workload: Any
 ) -> None:

@@ -14,7 +14,7 @@ from memwall.cli import options
 from memwall.cli.edited import refuse_misfit
 from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
-from memwall.cli.target import Model, chosen_gpus, is_record, make_profile, remember, running
+from memwall.cli.target import Model, assumption, chosen_gpus, is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     "--second-batch", type=click.IntRange(1), metavar="N", help="Capture again with this --batch: what recompiles."
 )
 @click.option("--second-seq", type=click.IntRange(1), metavar="N", help="The same with this --seq.")
-@options.common()
+@options.common("fused.FusedReport")
 def command(
     target: str, gpus: tuple[str, ...], policies: tuple[str, ...], folder: Path | None, targets: tuple[str, ...],
     what_ifs: tuple[str, ...], top: int | None, by: str | None, whole: bool, alternatives: bool, no_capture: bool,
@@ -86,6 +86,8 @@ def command(
     else:
         model = Model(target, workload, chosen_gpus(gpus, out.messages.say), out.messages)
         made = _traced(model, sizes, not no_capture)
+        assumed = assumption(target, gpus)
+        made = made._replace(notes=(*((assumed,) if assumed else ()), *made.notes))
     compiled_for = _architectures(made.gpus, targets, wanted)
     found = _fused(made, policies, changes, compiled_for, alternatives, folder, out.messages)
     report = FusedReport(found, brief=not whole, **options.given(top=top, by=by))

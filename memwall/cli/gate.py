@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 )
 @click.option("--history", metavar="FILE", help="Add this commit's figures to a history file.")
 @click.option("--github", is_flag=True, help="Print GitHub's annotations; add to the step's summary.")
-@options.gpus
-@options.policies
+@options.gpus_of("those of the configuration, else h100-sxm; a saved profile's own")
+@options.policies_of("eager, inductor, memwall or ideal. [default: eager and memwall; a saved profile's own]")
 @options.workload
-@options.common(GATE_SUFFIXES)
+@options.common("gate.GateReport", GATE_SUFFIXES)
 def command(
     targets: tuple[str, ...], config: str | None, limits: tuple[str, ...], baseline: str | None,
     baseline_ref: str | None, update: bool, allow_new: bool, measured: bool, device: str, history: str | None,
@@ -57,8 +57,7 @@ def command(
 
     TARGET is as for memwall profile, a saved profile, or the name of a workload in [tool.memwall.gate] of
     pyproject.toml or memwall.toml; without one, all workloads there. Every figure is modeled: no GPU is needed, and
-    unchanged code gives equal figures. Without --policy both eager and memwall are gated, so that a fusion that is lost
-    shows.
+    unchanged code gives equal figures. Both eager and memwall are gated, so that a lost fusion shows.
 
     Limits without a sign are budgets; '+2%' is against the baseline. With a baseline and no limits, no kernel and no
     graph break may be added, and bytes, FLOPs, time and peak memory may grow by 0.5 %.

@@ -51,7 +51,7 @@ def _executors(context: click.Context, parameter: click.Parameter, texts: tuple[
 @click.option("--no-check", is_flag=True, help="Do not compare results with eager and float64.")
 @click.option("--no-step", is_flag=True, help="Time kernels alone, not the whole step.")
 @click.option("--strict-device", is_flag=True, help="Fail (3) where the device is throttled or shared.")
-@options.common()
+@options.common("profile.MeasuredReport")
 def command(
     target: str, executors: tuple[str, ...], strict_device: bool, no_check: bool, no_step: bool, device: str | None,
     gpu: str | None, samples: int | None, top: int | None, time_limit_s: float | None, out: Out, **workload: Any,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from importlib import import_module
 from typing import Any, TypeVar
 
 import click
@@ -16,10 +17,16 @@ from memwall.core.errors import UsageError, unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-gpus = click.option(
-    "--gpu", "gpus", cls=SeveralOption, metavar="NAME...",
-    help="One GPU or several, by name (see memwall gpus) or by the path of a TOML file. Default: this machine's.",
-)  # fmt: skip
+
+def gpus_of(default: str) -> Callable[[F], F]:
+    """``--gpu``."""
+    return click.option(
+        "--gpu", "gpus", cls=SeveralOption, metavar="NAME...",
+        help=f"One GPU or several, by name (see memwall gpus) or by the path of a TOML file. [default: {default}]",
+    )  # fmt: skip
+
+
+gpus = gpus_of("this machine's GPU, else h100-sxm; a saved profile's own")
 
 
 def _check_policies(
@@ -109,11 +116,28 @@ workload = _decorator(
 )  # fmt: skip
 
 
-def common(suffixes: Iterable[str] = SUFFIXES) -> Callable[[F], F]:
-    """``-o`` with files of these suffixes, ``--json`` and what silences messages: the command gets them as ``out``."""
-    help_text = f"Write a file too; its suffix says what: {' '.join(suffixes)}. May be repeated."
+class FilesOption(click.Option):
+    """``-o``: its help lists the suffixes of what a page can be written as, read from the page when help is shown."""
+
+    def __init__(self, *args: Any, page: str, suffixes: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.page, self.suffixes = page, suffixes
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        module, _, name = self.page.partition(".")
+        kinds = getattr(import_module(f"memwall.report.pages.{module}"), name).kinds
+        known = " ".join(suffix for suffix, kind in self.suffixes.items() if kind in kinds)
+        self.help = f"Write a file too; its suffix says what: {known}. May be repeated."
+        return super().get_help_record(ctx)
+
+
+def common(page: str, suffixes: Mapping[str, str] = SUFFIXES) -> Callable[[F], F]:
+    """``-o`` with the kinds of a page, such as ``profile.ProfileReport``, ``--json`` and what silences messages: the
+    command gets them as ``out``."""
     no_progress = click.option("--no-progress", is_flag=True, help="Show no progress while working.")
-    files = click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help=help_text)
+    files = click.option(
+        "-o", "--output", "outputs", cls=FilesOption, page=page, suffixes=suffixes, multiple=True, metavar="FILE"
+    )
     style = click.option(
         "--style", type=click.Choice(STYLES), default="screen",
         help="How a .png, .svg or .pdf looks; paper: one column, serif, without titles, for grey print.",

@@ -11,7 +11,7 @@ import click
 from memwall.cli import options
 from memwall.cli.output import Out
 from memwall.cli.parsing import Command
-from memwall.cli.target import make_profile, remember, running
+from memwall.cli.target import assumption, make_profile, remember, running
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @options.policies
 @options.what_ifs
 @options.shape
-@options.common()
+@options.common("profile.ProfileReport")
 @click.option(
     "--explain", multiple=True, metavar="KERNEL",
     help="Say in a sentence why a kernel takes its time: its number, its name or a part of it, a pattern of modules"
@@ -84,5 +84,8 @@ def command(
         with running("", out.messages):
             out.messages.progress(f"simulating {len(changes):,} what-ifs")
             totals = what_if(made, changes, made.gpus, made.policies)
-    report = ProfileReport(made, what_ifs=tuple(totals), explained=explained, **shape)
+    assumed = assumption(target, gpus)
+    if assumed and out.as_json:  # a record has no page to say it on
+        out.messages.say(assumed)
+    report = ProfileReport(made, what_ifs=tuple(totals), explained=explained, assumed=assumed, **shape)
     out.show(report, before_print=partial(remember, made, out.messages))

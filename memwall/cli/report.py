@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from memwall.core.errors import UsageError
     help="What of a history to show: time_s, dram_bytes, kernels, or another that a gate limits.",
 )  # fmt: skip
 @options.shape
-@options.common()
+@options.common("profile.ProfileReport")
 def command(record: str | None, history: str | None, quantities: tuple[str, ...], out: Out, **shape: Any) -> None:
-    """Print a saved PROFILE (.json); with -o, write it as HTML, Markdown, CSV, Parquet, PNG, SVG, PDF or a trace.
+    """Print a saved PROFILE (.json); with -o, write it as another kind. What memwall fuse -o FILE.json wrote is printed
+    too.
 
     With --history, print how figures went from commit to commit instead; with -o, write it as HTML, Markdown, CSV, PNG,
     SVG or PDF.
@@ -50,5 +52,23 @@ def command(record: str | None, history: str | None, quantities: tuple[str, ...]
     from memwall.report.pages.profile import ProfileReport
 
     refuse_trace(record)
+    if _schema(record).startswith("memwall.fusion/"):
+        from memwall.report.pages.fusion_record import FusionRecordReport
+
+        if others := given.keys() - {"top"}:
+            raise UsageError(f"--{min(others)} has no use for a saved fusion report; leave it out")
+        out.plan(FusionRecordReport)
+        out.show(FusionRecordReport.load(record, **given))
+        return
     out.plan(ProfileReport)
     out.show(ProfileReport(Profile.load(record), **given))
+
+
+def _schema(path: str) -> str:
+    """What the head of a record says it is; empty where it says nothing, which its own reader explains."""
+    try:
+        with Path(path).open("rb") as handle:
+            found = re.search(rb'"schema"\s*:\s*"([\w./]{1,60})"', handle.read(400))
+    except OSError:
+        return ""
+    return found[1].decode() if found else ""

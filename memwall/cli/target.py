@@ -39,14 +39,25 @@ def chosen_gpus(names: Sequence[str | Gpu], say: Callable[[str], None]) -> list[
     ``UsageError``: a name or a file is wrong."""
     if names:
         return load_gpus(names)
+    gpu, assumed = _default_gpu()
+    if not assumed:
+        say(f"on this machine's {gpu.full_name}; --gpu NAME for others")
+    return [gpu]
+
+
+def assumption(target: str, names: Sequence[str | Gpu]) -> str:
+    """What a page says of a GPU that nobody named and that this machine does not have; else nothing."""
+    return "" if names or is_record(target) else _default_gpu()[1]
+
+
+def _default_gpu() -> tuple[Gpu, str]:
+    """This machine's GPU; or the one that is assumed, and why."""
     device = this_machine()
     gpu = match_device(device) if device else None
     if gpu is not None:
-        say(f"on this machine's {gpu.full_name}; --gpu NAME for others")
-        return [gpu]
-    if device:
-        say(f"this machine's {device} is not among memwall gpus; taking {DEFAULT_GPU}")
-    return [load_gpu(DEFAULT_GPU)]
+        return gpu, ""
+    why = f"this machine's {device} is not among memwall gpus" if device else "this machine has no GPU that it can see"
+    return load_gpu(DEFAULT_GPU), f"{DEFAULT_GPU} is assumed: {why}; --gpu NAME for another"
 
 
 def this_machine() -> str | None:

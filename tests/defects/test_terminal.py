@@ -120,3 +120,56 @@ def test_e38_no_count_is_negative(run, folder):
     assert said
     assert not re.search(r"(and|,) -\d", said)
     assert "launches" in said
+
+
+def test_e39_a_gpu_that_is_assumed_is_said(run, folder):
+    """Without a GPU the H100 was taken in silence, and the help called it this machine's."""
+    shown = run("profile", "net.py").out
+    assert "h100-sxm is assumed: this machine has no GPU" in shown
+    assert "is assumed" not in run("profile", "net.py", "--gpu", "h100-sxm").out
+    usage = " ".join(run("profile", "--help").out.split())
+    assert "[default: this machine's GPU, else h100-sxm" in usage
+
+
+COMMANDS = {"profile": ["net.py"], "compare": ["net.py", "--gpu", "a100", "h100"], "fuse": ["net.py"],
+            "measure": ["net.py"], "gate": ["net.py"], "report": ["step.json"], "accuracy": ["rows.csv"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_e39_help_lists_what_is_accepted(run, command):
+    """One list of suffixes stood in the help of every command, and each accepts its own."""
+    refused = run(command, *COMMANDS[command], "-o", "x.bogus")
+    assert refused.code == 2
+    accepted = set(refused.err.partition("one of ")[2].split())
+    assert accepted
+    usage = " ".join(run(command, "--help").out.split())
+    said = usage.partition("its suffix says what: ")[2].partition(". May be repeated")[0]
+    assert set(said.replace("gl- ", "gl-").split()) == accepted
+
+
+def test_e39_an_option_has_one_default(run):
+    """The gate's help gave one default of the policies with the option and another one above it."""
+    usage = " ".join(run("gate", "--help").out.split())
+    assert "[default: eager; a saved profile's own]" not in usage
+    assert "[default: eager and memwall; a saved profile's own]" in usage
+
+
+def test_e39_report_renders_what_fuse_wrote(run, encoder):
+    """A saved fusion report could be read by nothing: report took profiles alone."""
+    made = run("fuse", encoder, "--gpu", "h100", "--policy", "eager", "memwall", "--no-capture", "-o", "fusion.json")
+    assert made.code == 0
+    shown = run("report", "fusion.json")
+    assert shown.code == 0
+    row = next(line.split() for line in made.out.splitlines() if line.startswith("  memwall "))
+    assert row[:5] in [line.split()[:5] for line in shown.out.splitlines()]
+    assert "Groups by what they save: memwall" in shown.out
+    assert run("report", "fusion.json", "-o", "fusion.md").code == 0
+
+
+def test_e39_a_hub_id_says_how_to_get_a_configuration(run):
+    """A model's name on huggingface.co was a missing file, with no word of how to get what is needed."""
+    refused = run("profile", "hf:Qwen/Qwen2-7B", "--gpu", "h100")
+    assert refused.code == 2
+    assert len(refused.err.splitlines()) == 1
+    assert "hf download Qwen/Qwen2-7B config.json --local-dir Qwen2-7B" in refused.err
+    assert "hf:Qwen2-7B" in refused.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -75,6 +76,7 @@ def resolve(
     if kind == "hf":
         from memwall.frontend.workload.hf import from_config
 
+        _refuse_hub_id(place)
         return from_config(Path(place), target, mode=mode, sizes=sizes, input_specs=input_specs)
     if kind == "file":
         path = Path(place)
@@ -86,6 +88,20 @@ def resolve(
         module, title = load_module(place), place.rpartition(".")[2]
     source = Source(module, place, target, title, sizes, input_specs)
     return by_name(source, name) if name else by_contract(source)
+
+
+def _refuse_hub_id(place: str) -> None:
+    """Say how to get the configuration of a model on huggingface.co: memwall downloads nothing."""
+    if _HUB_ID.fullmatch(place) and not Path(place).exists():
+        name = place.rpartition("/")[2]
+        raise UsageError(
+            f"no such folder: {place}; memwall downloads nothing, and needs the config.json of {place} alone: run"
+            f" 'hf download {place} config.json --local-dir {name}' on a machine with a network, then name hf:{name}"
+        )
+
+
+#: owner/name on huggingface.co
+_HUB_ID = re.compile(r"(?!.*\.json$)[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def _existing(path: Path) -> Path:

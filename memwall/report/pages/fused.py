@@ -36,10 +36,6 @@ DEFAULT_TOP, MAX_AGAIN, MAX_REASONS, MAX_DIFFERENCES, MAX_KEPT = 15, 8, 8, 8, 8
 #: lines of a brief text; rows of its tables of groups, of refusals and of breaks, tried in this order until it fits
 BRIEF_LINES, BRIEF_ROWS = 60, ((8, 8, 8), (5, 5, 5), (5, 3, 3), (3, 2, 2), (3, 0, 2), (2, 0, 1), (0, 0, 1), (0, 0, 0))
 
-REFUSED_NOTE = (
-    "pairs that were not fused, by the first rule against it; bytes, time: what each alone would save, summed;"
-    " reason: of the largest of them"
-)
 AGAIN_NOTE = "ops that other kernels run once more instead of reading their result; not stored: bytes never written"
 
 
@@ -131,9 +127,7 @@ def _savings_tables(policies: PolicySet, schedule: Schedule, by: str, top: int) 
 
 def _refusal_tables(plan: Plan, top: int | None = None) -> list[Table]:
     refused = refused_by_rule(plan)
-    specs = "rule, pairs: count count, bytes: saved_bytes B, time: saved_s s, reason prose"
-    left = len(refused) - len(refused[:top])
-    return [col.listing("Refusals by rule", refused[:top], specs, REFUSED_NOTE, left=left)] if refused else []
+    return [fusion.refusal_table(refused, top)] if refused else []
 
 
 def _brief_tables(found: Fused, policies: PolicySet, by: str, top: int, refusals: int) -> list[Table]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import memwall.report.columns as col
+from memwall.analysis.fused import Refused
 from memwall.analysis.pipes import mfu_base, mfu_note
-from memwall.analysis.savings import Missed, PolicySet, Saving, group_savings, missed_fusions, module_savings
+from memwall.analysis.savings import Missed, PolicyRow, PolicySet, Saving, group_savings, missed_fusions, module_savings
 from memwall.analysis.table import OTHERS
 from memwall.analysis.whatif import Outcome
 from memwall.core.units import duration, percent, size
@@ -25,6 +26,10 @@ POLICY_NOTE = (
 )
 GROUP_NOTE = "xN: so many equal groups, their figures summed; →: from the eager kernels of the same ops to the group"
 MODULE_NOTE = "a kernel stands under the module that all its ops share, and so do the eager kernels that it replaces"
+REFUSED_NOTE = (
+    "pairs that were not fused, by the first rule against it; bytes, time: what each alone would save, summed;"
+    " reason: of the largest of them"
+)
 MISSED_NOTE = "what each fusion alone would save; where two share a tensor, not both can save it"
 
 
@@ -35,12 +40,17 @@ def is_several(profile: Profile) -> bool:
 
 def policy_table(policies: PolicySet) -> Table:
     bases = mfu_note((schedule.gpu.name, mfu_base(policies.profile, schedule)) for schedule in policies.schedules)
+    return policies_table(policies.rows(), f"{POLICY_NOTE}; {bases}" if bases else POLICY_NOTE)
+
+
+def policies_table(rows: Sequence[PolicyRow], note: str = POLICY_NOTE) -> Table:
+    """The policies of one GPU side by side."""
     return col.listing(
         "Policies",
-        policies.rows(),
+        rows,
         "policy, time_s, speedup, time_score, kernels, DRAM bytes: dram_bytes, saved_bytes, byte_score,"
         "peak_memory_bytes, mfu, fits fits",
-        f"{POLICY_NOTE}; {bases}" if bases else POLICY_NOTE,
+        note,
     )
 
 
@@ -81,6 +91,12 @@ def missed_table(rows: Sequence[Missed]) -> Table:
         "reason prose?",
         MISSED_NOTE,
     )
+
+
+def refusal_table(rows: Sequence[Refused], top: int | None = None) -> Table:
+    """The first refusals, summed by rule."""
+    specs = "rule, pairs: count count, bytes: saved_bytes B, time: saved_s s, reason prose"
+    return col.listing("Refusals by rule", rows[:top], specs, REFUSED_NOTE, left=len(rows) - len(rows[:top]))
 
 
 def explained(policies: PolicySet) -> tuple[Schedule, ...]:

@@ -45,6 +45,8 @@ class ProfileReport(Report):
     top: int = 15
     sort: str = "time"
     depth: int | None = None
+    #: what is said of a GPU that nobody named
+    assumed: str = ""
     what_ifs: Sequence[Outcome] = ()
     explained: Sequence[tuple[Schedule, Explanation]] = ()
     #: what a picture shows, one of ``figures.profile.FIGURES``; none named: the most telling ones
@@ -60,8 +62,9 @@ class ProfileReport(Report):
             return profile_page(self.profile, self.what_ifs)
         sections = [_explanation_section(self.profile, schedule, why) for schedule, why in self.explained]
         if kind != "text" or not sections:
-            whole = profile_sections(self.profile, self.by, self.top, self.sort, self.what_ifs, self.depth)
-            sections = [*whole, *sections]
+            header, *whole = profile_sections(self.profile, self.by, self.top, self.sort, self.what_ifs, self.depth)
+            noted = Section("", (*header.blocks, *([Sentence(f"{self.assumed}.")] if self.assumed else [])))
+            sections = [noted, *whole, *sections]
         return Document(self.profile.workload.name, sections)
 
     def record(self) -> str:
