@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,12 @@ from memwall.simulate.schedule import MODEL_CLASSES, Schedule
 NAMED = 0.01
 #: dtypes that vector lanes compute in: products run there as fast as the GPU can
 _FULL = ("float64", "float32")
+#: dtype, GPUs on which libraries refuse its products, and what is said of that
+_REFUSED: Sequence[tuple[str, Callable[[Gpu], bool], str]] = (
+    ("fp8", lambda gpu: True, "are refused by PyTorch's torch._scaled_mm"),
+    # https://github.com/pytorch/pytorch/issues/57773
+    ("bfloat16", lambda gpu: gpu.architecture == "pascal", "were refused by cuBLAS 11"),
+)
 #: 16-bit dtype -> the other one, and how the command line asks for that
 _OTHER_HALF = {"bfloat16": ("float16", "fp16"), "float16": ("bfloat16", "bf16")}
 
@@ -86,7 +92,9 @@ def is_emulated(gpu: Gpu, pipe: Pipe) -> bool:
 def _emulation(profile: Profile, schedule: Schedule, pipe: Pipe) -> str:
     gpu = schedule.gpu
     runs_on = gpu.ceiling_pipe(pipe)
-    text = f"{gpu.name} has no {pipe.dtype} tensor cores: products run on {runs_on} at {flop_rate(gpu.peak(runs_on))}"
+    refused = next((why for dtype, is_refused, why in _REFUSED if dtype == pipe.dtype and is_refused(gpu)), "")
+    how = f"{refused} and are modeled" if refused else "run"
+    text = f"{gpu.name} has no {pipe.dtype} tensor cores: products {how} on {runs_on} at {flop_rate(gpu.peak(runs_on))}"
     other, option = _OTHER_HALF.get(pipe.dtype, ("", ""))
     if Pipe("tensor", other) not in gpu.peak_flop_per_s:
         return f"{text}."
