@@ -74,15 +74,29 @@ def profile(
     with uncollected(), seeded():
         from memwall.frontend.torch import TraceOptions, trace
 
-        workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode)
+        workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode, gpus[0])
         say(f"tracing {workload.name}")
-        options = TraceOptions(mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay)
+        preferred = _preferred(attention, gpus[0])
+        options = TraceOptions(mode, dtype, autocast, preferred, real, max_ops, replay, gpus[0])
         result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
         result = result.on(gpus)
+        if doubt := of_another_gpu(result, gpus):
+            say(doubt)
         if strict and result.coverage.unmodeled:
             raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
         say(f"simulating {len(result.graph.ops):,} ops on {', '.join(g.name for g in gpus)}")
         return _simulated(result, gpus, _names(policy), cuda_graph)
+
+
+def of_another_gpu(made: Profile, gpus: Sequence[Gpu]) -> str:
+    """What to say where a graph depends on the answers of a GPU that is not among these alone; else empty."""
+    asked = made.capture.get("asked_gpu")
+    if not asked or all(gpu.name == asked["gpu"] for gpu in gpus):
+        return ""
+    names = ", ".join(asked["asked"])
+    return (
+        f"the model asks what depends on the GPU ({names}), and {asked['gpu']} answered: profile each other GPU alone"
+    )
 
 
 def _preferred(attention: str, gpu: Gpu) -> str:
@@ -177,7 +191,7 @@ def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], 
 
     keys = ("mode", "dtype", "autocast", "real", "max_ops")
     given = {key: options[key] for key in keys if options.get(key) is not None}
-    traced = TraceOptions(attention=made.graph.attention, **given)
+    traced = TraceOptions(attention=made.graph.attention, gpu=made.gpus[0] if made.gpus else None, **given)
     found = capture(workload, traced, made.graph, others)
     return replace(made, capture={**made.capture, CAPTURE_KEY: found.to_dict()})
 
@@ -280,12 +294,12 @@ def _names(policy: str | Iterable[str]) -> tuple[str, ...]:
 
 def _workload(
     target: Any, inputs: Any, loss: Any, optimizer: Any, batch: int | None, seq: int | None,
-    input_specs: Sequence[str], mode: str,
+    input_specs: Sequence[str], mode: str, gpu: Gpu,
 ) -> Workload:  # fmt: skip
     from memwall.frontend.workload import Workload, resolve
 
     if isinstance(target, (str, Path)):
-        workload = resolve(str(target), batch=batch, seq=seq, input_specs=input_specs, mode=mode)
+        workload = resolve(str(target), batch=batch, seq=seq, input_specs=input_specs, mode=mode, gpu=gpu)
         if inputs is not None:
             workload = replace(workload, inputs=inputs)
     elif isinstance(target, Workload):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from types import FrameType
 import click
 
 from memwall.cli.parsing import CommandLineError, LazyGroup
-from memwall.core.errors import MemwallError, MissingError, UsageError
+from memwall.core.errors import MemwallError, MissingError, UsageError, message_of
 from memwall.core.version import __version__
 
 INTERNAL_ERROR = 70
@@ -60,6 +61,7 @@ def main(args: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed before Python started (``>&-``): what goes there is dropped
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  until the process ends
+        _buffer(name)
         if hasattr(getattr(sys, name), "reconfigure"):
             getattr(sys, name).reconfigure(errors="replace")  # a terminal that lacks a character is no reason to fail
     try:
@@ -89,7 +91,7 @@ def main(args: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("memwall"):
             return _fail(f"this needs {error.name}, which is not installed", MissingError.exit_code)
-        what = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:300]
+        what = f"{type(error).__name__}: {next(iter(message_of(error).splitlines()), '')}"[:300]
         return _fail(f"internal error: {what} (a bug of memwall; --debug shows where)", INTERNAL_ERROR)
 
 
@@ -112,6 +114,15 @@ def _run(arguments: list[str]) -> int:
 def _fail(message: str, code: int) -> int:
     click.echo(f"memwall: {message}", err=True)
     return code
+
+
+def _buffer(name: str) -> None:
+    """Give an unbuffered stream (``python -u``) a buffer: without one, a write cut off by a full disk is no error."""
+    stream = getattr(sys, name)
+    if isinstance(getattr(stream, "buffer", None), io.RawIOBase):
+        kept = open(stream.fileno(), "w", encoding=stream.encoding, closefd=False)  # noqa: SIM115
+        kept.reconfigure(line_buffering=name == "stderr" or stream.isatty())
+        setattr(sys, name, kept)
 
 
 def _note_interrupts() -> list[int]:

@@ -32,6 +32,7 @@ def command(device: str, output: str | None, threads: int, rounds: int, accept_b
     memwall measure --device cpu finds it in its default place.
     """
     from memwall.bench.calibrate import calibrate, default_spec_path
+    from memwall.bench.calibrate.sampling import WIDE
     from memwall.report.pages.gpus import GpuReport
 
     path = Path(output) if output is not None else default_spec_path(device)
@@ -46,6 +47,10 @@ def command(device: str, output: str | None, threads: int, rounds: int, accept_b
     found = calibrate(device, threads=threads, rounds=rounds, accept_busy=accept_busy, progress=messages.say)
     write_whole(path, found.spec)
     out.show(GpuReport(read_spec(path)))
-    for quantity in found.uncertain:
-        messages.warn(f"{quantity.name} varies by {quantity.spread:.0%}: measure again on an idle machine")
+    if uncertain := found.uncertain:
+        worst = max(uncertain, key=lambda quantity: quantity.spread)
+        messages.warn(
+            f"{len(uncertain)} of {len(found.quantities)} quantities vary by more than {WIDE:.0%}, {worst.name} most,"
+            f" by {worst.spread:.0%}: measure again on an idle machine"
+        )
     messages.say(f"wrote {path}; use it as --gpu {path}")

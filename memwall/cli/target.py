@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 from memwall.cli import options
 from memwall.cli.output import Messages
 from memwall.core.errors import UsageError
-from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, match_device
+from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, load_gpus, match_device
 
 if TYPE_CHECKING:
     from memwall.frontend.workload import Workload
     from memwall.record.profile import Profile
-
-DEFAULT_GPU = "h100-sxm"
 
 
 def is_record(target: str) -> bool:
@@ -92,7 +90,7 @@ class Model:
 
         given = {**self.given, **sizes}
         inputs = {key: given[key] for key in ("batch", "seq", "input_specs")}
-        return resolve(self.target, **inputs, mode=given["mode"] or "inference")
+        return resolve(self.target, **inputs, mode=given["mode"] or "inference", gpu=self.gpus[0])
 
     def profile(self, workload: Workload, **changes: Any) -> Profile:
         """The workload traced, with other options where ``changes`` has them."""
@@ -136,7 +134,7 @@ def make_profile(target: str, names: Sequence[str | Gpu], workload: dict[str, An
 
 def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], messages: Messages) -> Profile:
     """A saved profile on the GPUs given, else as it was saved. Needs neither torch nor the model."""
-    from memwall.pipeline import resimulate
+    from memwall.pipeline import of_another_gpu, resimulate
     from memwall.record.profile import Profile
 
     policies = keywords.pop("policy", None)
@@ -148,6 +146,8 @@ def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], me
     if not names and not policies and not cuda_graph:
         return saved
     gpus, policies = load_gpus(names) or saved.gpus, policies or saved.policies or ["eager"]
+    if doubt := of_another_gpu(saved, gpus):
+        messages.warn(doubt)
     messages.progress(f"simulating {saved.workload.name} on {', '.join(gpu.name for gpu in gpus)}")
     with running(target, messages):  # a compiler may have something to say
         made = resimulate(saved, gpus, policies, cuda_graph=cuda_graph)
@@ -202,6 +202,10 @@ def remember(profile: Profile, messages: Messages) -> None:
     from memwall.record.profile import default_record_path
 
     path = default_record_path()
+    for place in (path.parent, path, path.parent / ".gitignore"):
+        if place.is_symlink():  # of somebody's clone, perhaps, and into any folder of this machine
+            messages.warn(f"the record is not kept for memwall compare: {place} is a link; remove it")
+            return
     try:
         if not path.parent.is_dir():
             path.parent.mkdir()

@@ -34,6 +34,14 @@ class MissingError(MemwallError):
     exit_code = 3
 
 
+def message_of(error: BaseException) -> str:
+    """What an exception says; one of a user's own may raise when asked."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be shown)"
+
+
 def nearest(name: object, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
     """The known names similar to one, the best first; case does not matter."""
     import difflib

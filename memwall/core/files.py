@@ -26,12 +26,14 @@ def cache_folder() -> Path:
 
 
 def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Write a file atomically: to a temporary file next to it, then renamed over it.
+    """Write a file atomically: to a temporary file next to it, then renamed over it. A link stays: what it leads to is
+    written.
 
     Raises:
         UsageError: the folder is missing or not writable, or the disk is full.
     """
     target = Path(path)
+    target = Path(os.path.realpath(target)) if target.is_symlink() else target
     payload = data.encode("utf-8") if isinstance(data, str) else data
     temporary = None
     try:

@@ -18,6 +18,9 @@ ITEMSIZE: Mapping[str, int] = {
     "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1,
     "complex32": 4, "complex64": 8, "complex128": 16,
+    "qint8": 1, "quint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1, "float4_e2m1fn_x2": 1,
+    "bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1,
+    **{f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
 }  # fmt: skip
 
 PHASES = ("forward", "backward", "optimizer")

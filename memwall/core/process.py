@@ -157,9 +157,9 @@ class Child:
 def _lost(code: int | None, last: str) -> Lost:
     """The cause of a death by its exit code."""
     if code == -signal.SIGKILL:
-        return Lost("out of memory", "the system killed the process, as it does when memory runs out", code)
+        return Lost("out of memory", "the process was killed by signal 9 (out of memory?)", code)
     if code is not None and code < 0:
-        return Lost("failed", f"the process crashed: {signal.Signals(-code).name}", code)
+        return Lost("failed", f"the process was killed by signal {-code} ({signal.Signals(-code).name})", code)
     message = f"the process ended with exit code {code}" + (f": {last[:200]}" if last else "")
     return Lost("failed", message, code, last)
 

@@ -21,6 +21,9 @@ __all__ = [
     "spec_path", "stated", "with_nearest_constants",
 ]  # fmt: skip
 
+#: What is modeled where nothing is asked for and this machine has no GPU.
+DEFAULT_GPU = "h100-sxm"
+
 
 def load_gpu(name_or_path: str | Path | Gpu) -> Gpu:
     """The GPU of that name, or of that TOML file.

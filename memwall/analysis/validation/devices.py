@@ -74,6 +74,11 @@ class Device:
     graph: Graph
 
     @property
+    def is_cpu(self) -> bool:
+        """Whether it is a machine's CPU, whose ceilings ``memwall calibrate`` measured."""
+        return any(run.measurement.kind == "cpu" for run in self.runs)
+
+    @property
     def executors(self) -> dict[str, Run]:
         """The last run of each executor, in reading order."""
         return {run.measurement.executor: run for run in self.runs}

@@ -85,7 +85,7 @@ def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
             raise MissingError(f"measuring took longer than {LIMIT_S:.0f} s and was given up") from None
         if "No module named 'torch'" in lost.last:
             raise MissingError("this needs torch, which is not installed") from None
-        raise MemwallError(f"measuring failed (exit {lost.code}): {lost.last[:300] or 'no message'}") from None
+        raise MemwallError(f"measuring failed: {lost}") from None
     finally:
         child.stop()
 

@@ -151,7 +151,7 @@ def module_step(target: str, options: Mapping[str, Any], device: str, compiled: 
     on."""
     mode = options.get("mode", "inference")
     sizes = {key: options[key] for key in ("batch", "seq", "input_specs") if key in options}
-    workload = resolve(target, **sizes, mode=mode)
+    workload = resolve(target, **sizes, mode=mode, gpu=None)
     module, args, kwargs = _built(workload, options.get("dtype"), device)
     training = mode == "training"
     module.train(training)

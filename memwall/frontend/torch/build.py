@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -15,11 +16,12 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, message_of
 from memwall.frontend.torch.device import TracedDevice
-from memwall.frontend.workload.blame import blame
+from memwall.frontend.workload.blame import blame, first_line
 
 
 def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None]) -> nn.Module:
@@ -63,10 +65,12 @@ def _construct(make: Callable[[], Any], device: str, doing: str, warn: Callable[
         with TracedDevice(device, building=True):
             return make()
     except Exception as error:
-        may_need_data = isinstance(error, (RuntimeError, NotImplementedError, TypeError)) and "meta" in str(error)
+        may_need_data = isinstance(error, (RuntimeError, NotImplementedError, TypeError)) and "meta" in message_of(
+            error
+        )
         if device == "cpu" or not may_need_data:
             raise blame(error, doing) from error
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error) or type(error).__name__
     try:
         warn(f"{doing} needs data ({reason[:80]}): building on the host, weights in memory")
         return make()
@@ -75,10 +79,17 @@ def _construct(make: Callable[[], Any], device: str, doing: str, warn: Callable[
 
 
 def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    if tensor.is_nested:
+        raise UsageError(
+            "a nested tensor is given to the model; memwall traces dense ones: pad it, as in .to_padded_tensor(0)"
+        )
     if device == "cpu":
         return tensor.detach().to("cpu", copy=True).requires_grad_(tensor.requires_grad)
     if tensor.layout is not torch.strided:
-        raise UsageError(f"an input is a {tensor.layout} tensor; memwall traces strided tensors only")
+        raise UsageError(
+            f"an input is a {tensor.layout} tensor; memwall traces strided tensors: pass its dense form,"
+            " .to_dense(), or trace real tensors with --real"
+        )
     empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return empty.requires_grad_(tensor.requires_grad)
 
@@ -185,6 +196,12 @@ def make_optimizer(source: Any, parameters: list[torch.Tensor]) -> torch.optim.O
         optimizer = source(parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"the optimizer function returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    kind = type(optimizer)
+    if inspect.signature(kind.step).parameters.get("closure", inspect.Parameter).default is inspect.Parameter.empty:
+        raise UsageError(
+            f"{kind.__name__} runs the model itself, as often as its search asks (by a closure): profile one"
+            " evaluation with --optimizer none (optimizer=None) and multiply"
+        )
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
@@ -195,12 +212,22 @@ def settle(optimizer: torch.optim.Optimizer) -> None:
     """Take one dense dummy step, so that the state exists, as it does from the second step on. A UsageError for
     ``SparseAdam``: ``meta`` cannot coalesce its gradients."""
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise UsageError("SparseAdam cannot be traced; SGD on sparse gradients can, and so can dense gradients")
+        raise UsageError("SparseAdam cannot be traced: take SGD for the sparse gradients, or dense ones (sparse=False)")
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+
+
+class AnyScalar(TorchFunctionMode):
+    """Function mode for an optimizer's step: a number that it reads from the device (``.item()``, a norm perhaps) is 1.
+    It scales the update and changes no shape."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.item, torch.Tensor.__float__) and args[0].is_meta and args[0].numel() == 1:
+            return 1.0
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -5,10 +5,13 @@ A model written for a GPU says ``device="cuda"`` or ``.cuda()``; on a machine wi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from memwall.frontend.torch.cuda_answers import tensor_dtype
 
 _FACTORIES = frozenset(
     getattr(torch, name)
@@ -29,6 +32,9 @@ _FILLERS = frozenset(
 )
 
 
+_IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
+
+
 class TracedDevice(TorchFunctionMode):
     """Function mode that maps CUDA devices to ``device`` (``meta`` or ``cpu``) and creates tensors there by default.
     While a model is built (``building``), ranges stay on the host with their data, and weights are not filled."""
@@ -38,6 +44,15 @@ class TracedDevice(TorchFunctionMode):
         self.device = torch.device(device)
         self._defaulted = _FACTORIES if building else _FACTORIES | _TABLES
         self._unfilled = _FILLERS if building and device == "meta" else frozenset()
+        #: methods that only a CUDA tensor answers as the model expects
+        self._answers: dict[Any, Callable[..., Any]] = {
+            torch.Tensor.cuda: lambda tensor, *args: tensor.to(self.device),
+            _IS_CUDA: lambda tensor: tensor.device.type in (device, "cuda"),
+            torch.Tensor.get_device: lambda tensor: 0 if tensor.device.type == device else -1,
+            torch.Tensor.pin_memory: lambda tensor, *args: tensor,
+            torch.Tensor.is_pinned: lambda tensor, *args: False,
+            torch.Tensor.type: self._type,
+        }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self._unfilled:
@@ -57,13 +72,20 @@ class TracedDevice(TorchFunctionMode):
         ):
             args[0][args[1]].fill_(args[2])  # what a device runs; on meta torch makes a tensor of the number first
             return None
-        elif func is torch.Tensor.cuda:
-            return args[0].to(self.device)
+        elif func in self._answers:
+            return self._answers[func](*args)
         elif kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self._map(kwargs["device"])}
         elif func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
             args = (args[0], self.device, *args[2:])
         return func(*args, **(kwargs or {}))
+
+    def _type(self, tensor: torch.Tensor, kind: Any = None, *args: Any) -> Any:
+        """``x.type(torch.cuda.FloatTensor)`` moves and casts; without a type, what a CUDA tensor says of itself."""
+        if kind is None and tensor.device.type == self.device.type:
+            return tensor.type().replace("torch.", "torch.cuda.", 1)
+        dtype = tensor_dtype(kind)
+        return tensor.type(kind) if dtype is None else tensor.to(self.device, dtype)
 
     def _map(self, device: Any) -> Any:
         return self.device if _is_cuda(device) else device

@@ -29,13 +29,15 @@ class _StandIn(ModuleType):
     def __init__(self, name: str, members: Mapping[str, Callable[[_StandIn, str], Any]]) -> None:
         super().__init__(name)
         made = {key: make(self, key) for key, make in members.items()}
-        self.__dict__.update(made, __spec__=find_spec(name))
+        spec = find_spec(name)
+        assert spec is not None
+        self.__dict__.update(made, __spec__=spec, __file__=spec.origin)
+        if spec.submodule_search_locations is not None:
+            self.__dict__["__path__"] = spec.submodule_search_locations
 
     def __getattr__(self, name: str) -> Any:
-        if (
-            name == "__path__" and self.__spec__ and not self.__spec__.submodule_search_locations
-        ):  # asked by every ``from ... import``
-            raise AttributeError(f"{self.__name__} is not a package")
+        if name.startswith("__") and name != "__version__":  # asked of every module, by inspect for one
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self.load(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -156,12 +158,15 @@ _MEMBERS: Mapping[str, Mapping[str, Callable[[_StandIn, str], Any]]] = {
 
 
 class _Parts:
-    """Finder of parts of the modules that have stand-ins. Asked for one, the import system asks the stand-in for its
-    ``__path__``, which loads the real module and perhaps the part with it; then it is not loaded twice."""
+    """Finder of parts of the modules that have stand-ins: loads the real module, and with it perhaps the part, which
+    then is not loaded twice."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        known = target is None and name.rpartition(".")[0] in _MEMBERS and name in sys.modules
-        return spec_from_loader(name, _Loaded(sys.modules[name])) if known else None
+        parent = sys.modules.get(name.rpartition(".")[0])
+        if target is not None or not isinstance(parent, _StandIn):
+            return None
+        parent.load()
+        return spec_from_loader(name, _Loaded(sys.modules[name])) if name in sys.modules else None
 
 
 class _Loaded(Loader):

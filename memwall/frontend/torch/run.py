@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,13 +15,22 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from memwall.core.errors import MemwallError, NeedsData, UsageError
+from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
 from memwall.core.graph import Graph
 from memwall.frontend.blocks.replay import Replayer
 from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.attention_kinds import lowered
 from memwall.frontend.torch.autocast import CudaAutocast
-from memwall.frontend.torch.build import build_inputs, build_module, cast, fused_everywhere, make_optimizer, settle
+from memwall.frontend.torch.build import (
+    AnyScalar,
+    build_inputs,
+    build_module,
+    cast,
+    fused_everywhere,
+    make_optimizer,
+    settle,
+)
+from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.light_imports import light_imports
@@ -31,6 +41,7 @@ from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.frontend.workload import Workload
 from memwall.frontend.workload.blame import blame, user_frame
 from memwall.frontend.workload.inputs import SHORT_DTYPES
+from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.ops.sdpa import Attention
 
 #: dtypes that a model can be cast to
@@ -39,8 +50,10 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """How to trace. ``autocast`` and ``dtype`` are names of dtypes; ``attention`` is the SDPA backend
-    that the GPU prefers, for the graph of the trace; others can be had from it."""
+    """How to trace. ``autocast`` and ``dtype`` are names of dtypes; ``attention`` is the SDPA backend that the GPU
+    prefers, for the graph of the trace; others can be had from it. ``gpu`` answers for ``torch.cuda``, the default GPU
+    where there is none. Inference runs under ``torch.no_grad()`` unless ``gradients`` are on, as they are after a plain
+    ``eval()``."""
 
     mode: str = "inference"
     dtype: str | None = None
@@ -49,6 +62,8 @@ class TraceOptions:
     real: bool = False
     max_ops: int = 200_000
     replay: bool = True
+    gpu: Gpu | None = None
+    gradients: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,13 +134,43 @@ def trace(
         UsageError: the model or its inputs are at fault; says where.
     """
     seeded = torch.random.fork_rng(devices=[], enabled=options.real)
-    with exclusive(), light_imports(), torch.inference_mode(False), inference_mode_as_no_grad(), seeded:
+    with exclusive(), light_imports(), deep_calls(), torch.inference_mode(False), inference_mode_as_no_grad(), seeded:
         if options.real:  # the same data in every trace, so that the same branches are taken
             torch.manual_seed(0)
+        gpu = options.gpu or load_gpu(DEFAULT_GPU)
+        with cuda_answers(gpu) as asked:
+            found = _traced(workload, options, warn, execute, recorder)
+        names = sorted({*asked, *workload.asked})
+        if not names:
+            return found
+        return replace(found, capture={**found.capture, ASKED_KEY: {"gpu": gpu.name, "asked": names}})
+
+
+def _traced(
+    workload: Workload, options: TraceOptions, warn: Callable[[str], None], execute: Execute | None,
+    recorder: type[Recorder],
+) -> Traced:  # fmt: skip
+    """The trace; again without replay where a replay cannot represent it, with gradients where forward takes any."""
+    while True:
         try:
-            return _Step(workload, options, warn, execute, recorder).traced()
+            with _own_process_group():
+                return _Step(workload, options, warn, execute, recorder).traced()
         except (ReplayMismatch, UnexpectedCall):
-            return _Step(workload, replace(options, replay=False), warn, execute, recorder).traced()
+            options = replace(options, replay=False)
+        except _NeedsGradients:
+            options = replace(options, gradients=True)
+
+
+@contextlib.contextmanager
+def _own_process_group() -> Iterator[None]:
+    """A process group that the model makes ends with the trace: the model may be built again, and makes it again."""
+    groups = torch.distributed
+    before = groups.is_available() and groups.is_initialized()
+    try:
+        yield
+    finally:
+        if groups.is_available() and groups.is_initialized() and not before:
+            groups.destroy_process_group()
 
 
 _LOCK = threading.RLock()
@@ -144,6 +189,21 @@ def exclusive() -> Iterator[None]:
             yield
         finally:
             _RUNNING.clear()
+
+
+#: Frames that Python code may nest: each nested module takes about six, and a thread's stack of 8 MB holds these.
+_MOST_FRAMES = 8_000
+
+
+@contextlib.contextmanager
+def deep_calls() -> Iterator[None]:
+    """Allow modules nested deeper than Python's usual limit, which naming their calls would reach earlier."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _MOST_FRAMES))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 @contextlib.contextmanager
@@ -187,7 +247,7 @@ class _Step:
         with fused_everywhere("meta"):
             optimizer = _optimizer(self.workload, self.parameters, self.recorder) if self.training else None
             forms = CudaForms(self.recorder, self.options.attention, decomposes=self.execute is not None)
-            with forms, triton_calls(self.recorder), torch.set_grad_enabled(self.training):
+            with forms, triton_calls(self.recorder), torch.set_grad_enabled(self.training or self.options.gradients):
                 result = self._run(optimizer)
         recorder, tensors = self.recorder, [t for t in self.inputs if isinstance(t, torch.Tensor)]
         outputs = [t for t in _tensors_in(result) if t.device.type == self.device]
@@ -227,7 +287,7 @@ class _Step:
         if optimizer is not None:
             recorder.phase = "optimizer"
             recorder.modules.path = "optimizer"
-            with _blaming("the optimizer step"), recorder:
+            with _blaming("the optimizer step"), recorder, AnyScalar():
                 optimizer.step()
         return result
 
@@ -261,7 +321,7 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
         optimizer = make_optimizer(workload.optimizer, trainable)
         if optimizer is None:
             return None
-        with recorder, recorder.unrecorded():
+        with recorder, recorder.unrecorded(), AnyScalar():
             settle(optimizer)
     names = {id(p): recorder.storages[recorder.storage(p)].name for p in parameters}
     for parameter, state in optimizer.state.items():
@@ -326,6 +386,14 @@ def _counts(inputs: list[torch.Tensor]) -> tuple[int | None, int | None]:
 
 _HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device) meets the device's"
 
+#: What torch says where a gradient is taken of what was computed without.
+_NO_GRADIENT = "does not require grad and does not have a grad_fn"
+
+
+class _NeedsGradients(Exception):
+    """The model takes a gradient in forward."""
+
+
 #: What a tensor without data cannot do: part of torch's message → what the model asked for.
 _NEEDS_DATA = (
     ("cannot be called on meta tensors", "a tensor's value (.item(), int(), float() or `if tensor:`)"),
@@ -338,6 +406,7 @@ _NEEDS_DATA = (
     ("a meta tensor", "the data of a tensor"),
     ("is not on the expected device meta", _HOST),
     ("with Meta tensors", "an op that has no shape function"),
+    ("could not find the fake impl", "an op that has no shape function"),
 )
 
 
@@ -349,7 +418,10 @@ def _blaming(doing: str) -> Any:
     except (MemwallError, ReplayMismatch, UnexpectedCall):
         raise
     except (Exception, SystemExit, GeneratorExit) as error:
-        wanted = next((text for part, text in _NEEDS_DATA if part in str(error)), None)
+        said = message_of(error)
+        if _NO_GRADIENT in said and not torch.is_grad_enabled():
+            raise _NeedsGradients from error
+        wanted = next((text for part, text in _NEEDS_DATA if part in said), None)
         if wanted is None:
             raise blame(error, doing) from error
         at = user_frame(error)

@@ -9,7 +9,7 @@ import traceback
 from functools import cache
 from pathlib import Path
 
-from memwall.core.errors import MemwallError, UsageError
+from memwall.core.errors import MemwallError, UsageError, message_of
 
 _MESSAGE_CHARS = 300
 _LINE_CHARS = 100
@@ -34,12 +34,8 @@ def blame(error: BaseException, doing: str) -> MemwallError:
 
 def first_line(error: BaseException) -> str:
     """The first meaningful line of an exception's message (after a colon, two), cut to a readable length."""
-    try:
-        text = str(error)
-    except Exception:
-        return "(its message cannot be shown)"
     said = ""
-    for line in filter(None, map(str.strip, text.splitlines())):
+    for line in filter(None, map(str.strip, message_of(error).splitlines())):
         said = f"{said} {line}" if said else line
         if not said.endswith(":"):
             break

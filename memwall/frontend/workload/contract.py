@@ -53,6 +53,7 @@ class Workload:
         optimizer: parameters -> optimizer, or a name such as ``"adamw"``; ``None`` stops after backward.
         name: a short name for reports.
         target: what the user wrote to name it.
+        asked: what its file asked of ``torch.cuda`` while it was loaded that depends on the GPU.
     """
 
     model: nn.Module | Callable[..., nn.Module]
@@ -61,6 +62,7 @@ class Workload:
     optimizer: Callable[[Any], Optimizer] | str | None = "adamw"
     name: str = "model"
     target: str = ""
+    asked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

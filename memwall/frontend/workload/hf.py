@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from memwall.core.errors import UsageError, need
+from memwall.core.errors import UsageError, message_of, need
 from memwall.core.files import read_json
 from memwall.frontend.workload.blame import blame
 from memwall.frontend.workload.contract import Workload
@@ -107,7 +107,8 @@ def _build(model_class: Any, config: Any) -> Any:
     try:
         return unpadded._from_config(config, attn_implementation="sdpa")
     except (ValueError, ImportError) as error:
-        if "attention" not in str(error) and "sdpa" not in str(error):
+        said = message_of(error)
+        if "attention" not in said and "sdpa" not in said:
             raise
         return unpadded._from_config(config, attn_implementation="eager")
 

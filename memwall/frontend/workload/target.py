@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from memwall.core.errors import UsageError, nearest
 from memwall.frontend.workload.contract import Source, Workload, by_contract, by_name
 from memwall.frontend.workload.loading import importable, load_file, load_module
+from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 
 KINDS = "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON or a saved profile (.json)"
 
@@ -56,11 +59,13 @@ def resolve(
     seq: int | None = None,
     input_specs: Sequence[str] = (),
     mode: str = "inference",
+    gpu: Gpu | str | None = DEFAULT_GPU,
 ) -> Workload:
     """The workload that a target names. Runs the user's file, but calls none of its functions except ``workload()``.
 
     ``batch`` and ``seq`` are passed to the file's functions that take them; ``input_specs`` are strings such as
-    ``f32[8,3,224,224]`` and replace the file's inputs. ``mode`` matters only to ``hf:``: training passes labels.
+    ``f32[8,3,224,224]`` and replace the file's inputs. ``mode`` matters only to ``hf:``: training passes labels. While
+    the file is loaded, ``torch.cuda`` answers as with ``gpu``; None: as this machine does.
 
     Raises:
         UsageError: there is no such target, it breaks the contract, or running it raised.
@@ -79,12 +84,28 @@ def resolve(
         _refuse_hub_id(place)
         return from_config(Path(place), target, mode=mode, sizes=sizes, input_specs=input_specs)
     if kind == "file":
+        _existing(Path(place))
+    else:
+        _check_module(place, name)
+    import torch  # noqa: F401  before the user's file, so that the import is not run without .pyc
+
+    from memwall.frontend.torch.cuda_answers import cuda_answers
+
+    answers: AbstractContextManager[dict[str, None]] = nullcontext({}) if gpu is None else cuda_answers(load_gpu(gpu))
+    with answers as asked:
+        made = _loaded(kind, place, name, target, sizes, input_specs)
+    return replace(made, asked=tuple(asked))
+
+
+def _loaded(
+    kind: str, place: str, name: str, target: str, sizes: Mapping[str, int], input_specs: Sequence[str]
+) -> Workload:
+    if kind == "file":
         path = Path(place)
-        module = load_file(_existing(path))
+        module = load_file(path)
         # profiles/bert_large/model.py is bert_large; any other file has its own name
         title = path.parent.name if path.stem == "model" and path.parent.name else path.stem
     else:
-        _check_module(place, name)
         module, title = load_module(place), place.rpartition(".")[2]
     source = Source(module, place, target, title, sizes, input_specs)
     return by_name(source, name) if name else by_contract(source)

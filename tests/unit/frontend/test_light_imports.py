@@ -106,3 +106,16 @@ def test_a_symbolic_question_goes_to_the_real_function():
             print(guard_or_false(size > 3), guard_or_false(size == size))
     """
     assert run(code) == ["False", "True"]
+
+
+def test_looking_through_the_modules_loads_none():
+    code = """
+        import inspect, sys, torch
+        from memwall.frontend.torch.light_imports import light_imports
+        with light_imports():
+            frame = inspect.getframeinfo(sys._getframe(0))
+            names = [module.__name__ for module in list(sys.modules.values()) if hasattr(module, "__file__")]
+            print("sympy" in names, type(sys.modules["sympy"]).__name__)
+        print("sympy" in sys.modules)
+    """
+    assert run(code) == ["True", "_StandIn", "False"]

@@ -1,0 +1,262 @@
+"""What ``torch.cuda`` says while a model is loaded, built and traced: the answers of the GPU asked for.
+
+A model written for a GPU asks whether there is one, what it can do, makes streams and events, reads memory statistics.
+One table answers for the whole of torch.cuda: nothing is running, so streams are in order, events are over at once and
+no memory is in use. What a GPU's own numbers answer is noted, as the graph then holds for that GPU alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.cuda.nvtx
+
+from memwall.core.errors import UsageError
+from memwall.hardware.chips import chip_of, target_of
+from memwall.hardware.lookup import Gpu
+
+#: torch.cuda and the modules that it takes its functions from; each may hold the same name
+_HOMES = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs, torch.cuda.nvtx)
+
+#: milliseconds between any two events: not 0, as models divide by it
+_ELAPSED_MS = 1.0
+
+
+class _Stream:
+    """A stream in whose order everything already runs; also the context of ``torch.cuda.stream``."""
+
+    device, device_index, device_type, stream_id = torch.device("cuda", 0), 0, 1, 0
+    cuda_stream = priority = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+    def synchronize(self) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+
+class _Event:
+    """An event that is over."""
+
+    device = torch.device("cuda", 0)
+    cuda_event = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def elapsed_time(self, end: Any) -> float:
+        return _ELAPSED_MS
+
+    def query(self) -> bool:
+        return True
+
+    def record(self, stream: Any = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def wait(self, stream: Any = None) -> None: ...
+
+
+class _TensorType:
+    """``torch.cuda.FloatTensor`` and its siblings: makes tensors of a dtype, and has those as instances."""
+
+    is_cuda = True
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, *given: Any) -> torch.Tensor:
+        if len(given) == 1 and not isinstance(given[0], (int, torch.Size)):
+            return torch.as_tensor(given[0], dtype=self.dtype, device="cuda")
+        size = given[0] if given and isinstance(given[0], torch.Size) else given
+        return torch.empty(size, dtype=self.dtype, device="cuda")
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is self.dtype
+
+
+_TENSOR_TYPES = {
+    f"{name}Tensor": _TensorType(dtype)
+    for name, dtype in (
+        ("Float", torch.float32), ("Double", torch.float64), ("Half", torch.float16), ("BFloat16", torch.bfloat16),
+        ("Byte", torch.uint8), ("Char", torch.int8), ("Short", torch.int16), ("Int", torch.int32),
+        ("Long", torch.int64), ("Bool", torch.bool),
+    )
+}  # fmt: skip
+
+
+def tensor_dtype(kind: Any) -> torch.dtype | None:
+    """The dtype of ``torch.cuda.FloatTensor`` or ``"torch.cuda.FloatTensor"``; None for anything else."""
+    if isinstance(kind, str) and kind.startswith("torch.cuda."):
+        kind = _TENSOR_TYPES.get(kind.removeprefix("torch.cuda."))
+    return kind.dtype if isinstance(kind, _TensorType) else None
+
+
+def _set_default_tensor_type(original: Callable[[Any], None], kind: Any) -> None:
+    dtype = tensor_dtype(kind)
+    if dtype is None:
+        original(kind)
+    else:
+        torch.set_default_dtype(dtype)  # tensors without a device are the GPU's already
+
+
+def _refuse() -> Any:
+    raise UsageError(
+        "the model captures a CUDA graph itself, which needs a GPU; profile the module that it captures, with"
+        " --cuda-graph (cuda_graph=True) for its replay"
+    )
+
+
+def _always(value: Any = None) -> Callable[..., Any]:
+    """A function of its own for each name: a compiler tells functions apart by what they are."""
+    return lambda *args, **kwargs: value
+
+
+#: What a function of torch.cuda returns, whatever the GPU -> the functions.
+_RETURNED: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (True, ("is_available", "is_initialized")),
+    (False, ("can_device_access_peer", "is_current_stream_capturing", "_is_in_bad_fork")),
+    (1, ("device_count",)),
+    (0, (
+        "current_device", "_exchange_device", "_maybe_exchange_device", "initial_seed", "range_push", "range_pop",
+        "range_start", "get_sync_debug_mode", "current_blas_handle", "memory_allocated", "max_memory_allocated",
+        "memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached",
+    )),
+    (None, (
+        "init", "_lazy_init", "_lazy_call", "synchronize", "set_device", "set_stream", "ipc_collect",
+        "set_sync_debug_mode", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated",
+        "reset_accumulated_memory_stats", "reset_max_memory_cached", "set_per_process_memory_fraction", "manual_seed",
+        "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all", "range_end", "mark",
+        "_record_memory_history", "_sleep",
+    )),
+    ("", ("memory_summary",)),
+)  # fmt: skip
+
+#: Name in torch.cuda -> what it is instead, whatever the GPU.
+_FIXED: Mapping[str, Any] = {
+    **{name: _always(value) for value, names in _RETURNED for name in names},
+    **_TENSOR_TYPES,
+    "Event": _Event,
+    **{name: type(name, (_Stream,), {}) for name in ("Stream", "ExternalStream", "StreamContext")},
+    **{name: lambda *args, **kwargs: _Stream() for name in ("stream", "current_stream", "default_stream")},
+    **{name: lambda *args, **kwargs: _refuse() for name in ("CUDAGraph", "graph", "graph_pool_handle")},
+    "get_rng_state": lambda *args: torch.zeros(16, dtype=torch.uint8, device="cpu"),
+    "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8, device="cpu")],
+    "make_graphed_callables": lambda callables, *args, **kwargs: callables,
+    "memory_stats": lambda *args: defaultdict(int),
+    "memory_stats_as_nested_dict": lambda *args: defaultdict(int),
+    "memory_snapshot": lambda *args, **kwargs: [],
+}
+
+#: The same of what stands outside torch.cuda.
+_ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
+    (torch.accelerator, {
+        "is_available": _always(True), "device_count": _always(1), "current_device_index": _always(0),
+        "current_accelerator": _always(torch.device("cuda")), "current_stream": _Stream, "set_stream": _always(),
+        "set_device_index": _always(), "synchronize": _always(),
+    }),
+    (torch.Tensor, {"record_stream": _always()}),
+)  # fmt: skip
+
+
+def _capability(gpu: Gpu) -> tuple[int, int]:
+    """``(9, 0)`` of "9.0"; AMD's gfx942 is (9, 4), as ROCm builds of torch say."""
+    digits = target_of(gpu).removeprefix("sm_").removeprefix("gfx")
+    if target_of(gpu).startswith("gfx"):
+        return int(digits[:-2]), int(digits[-2], 16)
+    return (int(digits[:-1]), int(digits[-1])) if digits.isdecimal() else (0, 0)
+
+
+def _properties(gpu: Gpu) -> Any:
+    (major, minor), chip = _capability(gpu), chip_of(gpu)
+    return SimpleNamespace(
+        name=gpu.full_name, major=major, minor=minor, total_memory=gpu.dram_bytes, L2_cache_size=gpu.l2_bytes,
+        multi_processor_count=gpu.sm_count, warp_size=chip.warp_size, max_threads_per_block=1024,
+        max_threads_per_multi_processor=chip.threads, regs_per_multiprocessor=chip.registers,
+        shared_memory_per_block=min(chip.shared_block_bytes, 48 << 10),
+        shared_memory_per_block_optin=chip.shared_block_bytes, shared_memory_per_multiprocessor=chip.shared_bytes,
+        clock_rate=int(gpu.boost_clock_hz / 1e3), gcnArchName=target_of(gpu), is_integrated=0, is_multi_gpu_board=0,
+    )  # fmt: skip
+
+
+#: Name in torch.cuda -> the answer of a GPU; its use is noted.
+_OF_THE_GPU: Mapping[str, Callable[[Gpu], Any]] = {
+    "get_device_properties": _properties,
+    "get_device_name": lambda gpu: gpu.full_name,
+    "get_device_capability": _capability,
+    "get_arch_list": lambda gpu: [target_of(gpu)],
+    "is_bf16_supported": lambda gpu: gpu.vendor.lower() == "amd" or _capability(gpu) >= (8, 0),
+    "is_tf32_supported": lambda gpu: gpu.vendor.lower() != "amd" and _capability(gpu) >= (8, 0),
+    "mem_get_info": lambda gpu: (gpu.dram_bytes, gpu.dram_bytes),
+}
+
+#: Key of a record's ``capture``: the GPU that was asked, and the names in torch.cuda that it answered.
+ASKED_KEY = "asked_gpu"
+
+_LOCK = threading.RLock()
+_OPEN: list[dict[str, None]] = []
+
+
+def _forget_cached() -> None:
+    """Make those ask again that remember what torch.cuda said or was: transformers, and TorchDynamo."""
+    for name, function in vars(sys.modules.get("transformers.utils.import_utils", object)).items():
+        if name.startswith("is_torch_") and hasattr(function, "cache_clear"):
+            function.cache_clear()
+    if "torch._dynamo.trace_rules" in sys.modules:
+        sys.modules["torch._dynamo.trace_rules"].clear_lru_cache()
+
+
+@contextlib.contextmanager
+def cuda_answers(gpu: Gpu) -> Iterator[dict[str, None]]:
+    """While open, ``torch.cuda`` answers as a machine with this GPU does; yields the names that it answered from the
+    GPU's own numbers. Inside another one, that one's GPU answers."""
+    with _LOCK:
+        if _OPEN:
+            yield _OPEN[-1]
+            return
+        asked: dict[str, None] = {}
+
+        def answer(name: str, *args: Any, **kwargs: Any) -> Any:
+            asked[name] = None
+            return _OF_THE_GPU[name](gpu)
+
+        table = {**_FIXED, **{name: partial(answer, name) for name in _OF_THE_GPU}}
+        default = torch.get_default_dtype()
+        with contextlib.ExitStack() as stack:
+            for home, values in (*((home, table) for home in _HOMES), *_ELSEWHERE):
+                for name, value in values.items():
+                    if hasattr(home, name):
+                        stack.enter_context(patch.object(home, name, value))
+            original = torch.set_default_tensor_type
+            default_type = partial(_set_default_tensor_type, original)
+            stack.enter_context(patch.object(torch, "set_default_tensor_type", default_type))
+            stack.callback(torch.set_default_dtype, default)
+            _forget_cached()
+            stack.callback(_forget_cached)
+            stack.callback(_OPEN.clear)
+            _OPEN.append(asked)
+            yield asked
