@@ -70,8 +70,8 @@ def test_an_expected_error_comes_back_and_the_child_lives(start, error, kind):
 
 @pytest.mark.parametrize(("question", "status", "message", "code"), [
     (("exit", 7), "failed", "the process ended with exit code 7", 7),
-    (("kill", signal.SIGSEGV), "failed", "killed by signal 11 (SIGSEGV)", -signal.SIGSEGV),
-    (("kill", signal.SIGKILL), "out of memory", "killed by signal 9 (out of memory?)", -signal.SIGKILL),
+    (("kill", signal.SIGSEGV), "failed", r"killed by signal 11 \(SIGSEGV\)", -signal.SIGSEGV),
+    (("kill", signal.SIGKILL), "out of memory", r"killed by signal 9 \(out of memory\?\)", -signal.SIGKILL),
     (("raise", ValueError("odd")), "failed", "exit code 1: ValueError: odd", 1),
 ])  # fmt: skip
 def test_the_cause_of_death_is_known(start, question, status, message, code):
