@@ -221,18 +221,20 @@ def _last_without_backward(forward_of: Mapping[int, int]) -> int:
     return max(of for of in forward_of.values() if of not in done)
 
 
-def _key(graph: Graph, op: int, backward: int | None) -> tuple[int, int | None]:
-    return graph.alike[op], None if backward is None else graph.alike[backward]
+def _key(graph: Graph, *ops: int | None) -> tuple[Any, ...]:
+    """What calls of one kind share: arguments, attributes and the specs of their tensors."""
+    called = [graph.ops[number] for number in ops if number is not None]
+    return tuple([(o.arguments, repr(o.attributes), graph.specs(o.inputs), graph.specs(o.outputs)) for o in called])
 
 
-def kinds_of(graph: Graph) -> dict[tuple[int, int | None], tuple[int, int | None]]:
+def kinds_of(graph: Graph) -> list[tuple[int, int | None]]:
     """The first forward op of each kind, and its first backward op if it has one."""
     forward_of = _forward_of(graph)
     first = {of: op for op, of in reversed(forward_of.items()) if op != of}
-    found: dict[tuple[int, int | None], tuple[int, int | None]] = {}
+    found: dict[tuple[Any, ...], tuple[int, int | None]] = {}
     for of in dict.fromkeys(forward_of.values()):
         found.setdefault(_key(graph, of, first.get(of)), (of, first.get(of)))
-    return found
+    return list(found.values())
 
 
 def _part(form: Graph, name: str) -> list[Op]:

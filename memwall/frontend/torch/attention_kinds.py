@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -13,12 +14,15 @@ from memwall.frontend.torch.recorder import Recorder
 from memwall.ops.sdpa import GENERATIONS, Attention, Call, Kind, kinds_of
 
 
-def lowered(graph: Graph, label: str) -> tuple[Graph, Attention | None]:
-    """A traced graph as a GPU of a generation runs it, and what other GPUs need; None where it has no attention."""
-    kinds = tuple(_kind(graph, *ops) for ops in kinds_of(graph).values())
-    if not kinds:
+def lowered(graph: Graph, label: str, *, forms_open: bool = False) -> tuple[Graph, Attention | None]:
+    """A traced graph as a GPU of a generation runs it, and what other GPUs need; None where it has no attention.
+    ``forms_open``: calls on ``meta`` take their CUDA form already."""
+    first = kinds_of(graph)
+    if not first:
         return graph, None
-    attention = Attention(graph, kinds)
+    forms = contextlib.nullcontext() if forms_open else CudaForms(Recorder(device="meta", max_ops=0), "math")
+    with forms:
+        attention = Attention(graph, tuple(_kind(graph, *ops) for ops in first))
     return attention.lower(attention.backends(GENERATIONS[label]), label), attention
 
 
@@ -33,7 +37,7 @@ def _form(graph: Graph, call: Call, forward: Op, backward: Op | None, backend: s
     (the traced ones have the layout in which the model wants them, more often than not)."""
     recorder, known = Recorder(device="meta", max_ops=1000), call.attributes
     wanted = known.get("gradients", ())
-    with CudaForms(recorder, "math"), recorder, torch.set_grad_enabled(bool(wanted)):
+    with recorder, torch.set_grad_enabled(bool(wanted)):
         with recorder.unrecorded():
             tensors = {name: _like(spec).requires_grad_(name in wanted) for name, spec in call.tensors.items()}
         inputs = [recorder.value(tensor) for tensor in tensors.values()]

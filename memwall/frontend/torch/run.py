@@ -249,19 +249,24 @@ class _Step:
             forms = CudaForms(self.recorder, self.options.attention, decomposes=self.execute is not None)
             with forms, triton_calls(self.recorder), torch.set_grad_enabled(self.training or self.options.gradients):
                 result = self._run(optimizer)
-        recorder, tensors = self.recorder, [t for t in self.inputs if isinstance(t, torch.Tensor)]
+                tensors = [t for t in self.inputs if isinstance(t, torch.Tensor)]
+                graph = self._graph(tensors, result)
+                graph, attention = lowered(graph, self.options.attention, forms_open=self.device == "meta")
+        capture = {"replayed_blocks": len(self.replayer.instances) if self.replayer else 0, "real": self.options.real}
+        found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
+        samples, tokens = _counts(tensors)
+        return replace(found, samples=samples, tokens=tokens, attention=attention)
+
+    def _graph(self, inputs: list[torch.Tensor], result: Any) -> Graph:
+        """What was recorded."""
+        recorder = self.recorder
         outputs = [t for t in _tensors_in(result) if t.device.type == self.device]
         if any(recorder.knows(t) is None for t in outputs):
             self.warn(
                 "no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors"
             )
-        ids = [recorder.value(t) for t in tensors], [recorder.value(t) for t in self.parameters]
-        graph = recorder.graph(*ids, dict.fromkeys(recorder.value(t) for t in outputs), self.options.attention)
-        graph, attention = lowered(graph, self.options.attention)
-        capture = {"replayed_blocks": len(self.replayer.instances) if self.replayer else 0, "real": self.options.real}
-        found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
-        samples, tokens = _counts(tensors)
-        return replace(found, samples=samples, tokens=tokens, attention=attention)
+        ids = [recorder.value(t) for t in inputs], [recorder.value(t) for t in self.parameters]
+        return recorder.graph(*ids, dict.fromkeys(recorder.value(t) for t in outputs), self.options.attention)
 
     def _run(self, optimizer: torch.optim.Optimizer | None) -> Any:
         """Forward, backward and the optimizer's step under the recorder; the loss, or in inference the output."""

@@ -1,0 +1,141 @@
+"""A record made for one GPU and simulated on another equals a profile made for that one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.unit.places import ROOT
+from torch import nn
+
+import memwall
+from memwall.core.errors import UsageError
+from memwall.hardware.chips import CHIPS, chip_of
+from memwall.ops.sdpa import Call
+from memwall.pipeline import resimulate
+
+GPUS = ("v100-sxm2-16gb", "t4", "p100-sxm2-16gb", "mi300x")
+WORKLOADS = sorted(path.parent.name for path in (ROOT / "profiles").glob("*/model.py"))
+HEAVY = {"llama3_405b", "llama3_70b"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in HEAVY])
+def test_a_reference_workloads_record_holds_for_every_gpu(name, mode, tmp_path):
+    target = str(ROOT / "profiles" / name / "model.py")
+    memwall.profile(target, gpu="h100-sxm", mode=mode).save(tmp_path / "h100.json")
+    saved = memwall.Profile.load(tmp_path / "h100.json")
+    for gpu in GPUS:
+        again, direct = (
+            p.simulations[0] for p in (resimulate(saved, gpu), memwall.profile(target, gpu=gpu, mode=mode))
+        )
+        assert again.totals == direct.totals, gpu
+        assert again.memory == direct.memory
+        assert tuple(again.kernels) == tuple(direct.kernels)
+
+
+class Net(nn.Module):
+    """Attention with ``heads`` query and key heads of a size, as given."""
+
+    def __init__(self, heads=4, key_heads=4, size=64, **options):
+        super().__init__()
+        self.shape, self.options = (heads, key_heads, size), options
+        self.q, self.kv = nn.Linear(64, heads * size), nn.Linear(64, 2 * key_heads * size)
+
+    def forward(self, x, mask=None):
+        heads, key_heads, size = self.shape
+        batch, length, _ = x.shape
+        q = self.q(x).view(batch, length, heads, size).transpose(1, 2)
+        k, v = (t.view(batch, length, key_heads, size).transpose(1, 2) for t in self.kv(x).chunk(2, -1))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
+
+
+X = torch.empty(2, 96, 64, device="meta")
+MASK = torch.empty(2, 1, 96, 96, device="meta", dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("net", "inputs", "dtype", "expected"),
+    [
+        # sdp_utils.cpp: flash from sm_80 on in half precision; before, memory-efficient, which has bf16 only from sm_80
+        (Net(), (X,), "bfloat16", ("flash", "math", "flash", "math")),
+        (Net(), (X,), "float16", ("flash", "efficient", "flash", "math")),
+        (Net(), (X,), "float32", ("efficient", "efficient", "efficient", "math")),
+        (Net(), (X, MASK), "bfloat16", ("efficient", "math", "efficient", "math")),  # flash takes no mask
+        (Net(4, 2, enable_gqa=True), (X,), "float16", ("flash", "math", "flash", "math")),
+        (Net(size=100), (X,), "float16", ("flash", "math", "flash", "math")),  # efficient: sizes in steps of 8
+        (Net(size=512), (X,), "float16", ("efficient", "efficient", "flash", "math")),  # AOTriton: 512, flash: 256
+    ],
+)
+def test_each_gpu_takes_the_backend_of_torchs_rules(net, inputs, dtype, expected):
+    gpus = ("a100-sxm-80gb", "v100-sxm2-16gb", "mi300x", "mi100")
+    made = memwall.profile(net, inputs, gpu=gpus, dtype=dtype)
+    assert tuple(made.graphs[s.graph].backends[0] for s in made.simulations) == expected
+
+
+def test_heads_of_200_train_in_flash_attention_where_shared_memory_is_large():
+    made = memwall.profile(Net(size=200), (X,), gpu=("a100-sxm-80gb", "l4"), dtype="float16", mode="training")
+    assert [made.graphs[s.graph].backends for s in made.simulations] == [("flash",), ("efficient",)]
+
+
+def test_a_call_that_no_backend_takes_is_refused_where_it_is_simulated():
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        made = memwall.profile(Net(), (X,), gpu="h100-sxm", dtype="float16")
+    with pytest.raises(UsageError, match=r"allows only flash .* volta has no such kernel"):
+        resimulate(made, "v100-sxm2-16gb")
+
+
+def test_backward_on_the_math_path_keeps_the_probabilities():
+    made = memwall.profile(Net(), (X,), gpu=("a100-sxm-80gb", "v100-sxm2-16gb"), dtype="bfloat16", mode="training")
+    flash, math = (s.totals.peak_memory_bytes for s in made.simulations)
+    assert math - flash >= 2 * 4 * 96 * 96 * 4  # batch x heads x queries x keys in fp32
+
+
+def test_checkpointed_attention_is_paired_with_its_second_forward():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.net, x, use_reentrant=False)
+
+    made = memwall.profile(Checkpointed(), (X,), gpu="h100-sxm", dtype="bfloat16", mode="training")
+    names = [op.name for op in made.graph.ops]
+    assert names.count("aten._scaled_dot_product_flash_attention") == 2
+    assert names.count("aten._scaled_dot_product_flash_attention_backward") == 1
+
+
+def test_an_older_record_keeps_its_kernel_and_says_so(tmp_path):
+    made = memwall.profile(Net(), (X,), gpu="h100-sxm", dtype="bfloat16")
+    record = json.loads(made.to_json())
+    del record["attention"]
+    for graph in (record["graph"], *record.get("graphs", ())):
+        del graph["backends"]
+    (tmp_path / "old.json").write_text(json.dumps(record), encoding="utf-8")
+    old = memwall.Profile.load(tmp_path / "old.json")
+    assert [k.name for k in resimulate(old, "v100-sxm2-16gb").simulations[0].kernels] == [
+        k.name for k in made.simulations[0].kernels
+    ]
+    assert "has no flash attention" in old.doubts(memwall.load_gpu("v100-sxm2-16gb"))[0]
+    assert not old.doubts(memwall.load_gpu("a100-sxm-80gb"))
+    assert not made.doubts(memwall.load_gpu("v100-sxm2-16gb"))
+
+
+@pytest.mark.parametrize("key", ["start", "inputs", "arguments"])
+def test_a_damaged_attention_op_is_refused(tmp_path, key):
+    record = json.loads(memwall.profile(Net(), (X,), gpu="h100-sxm", dtype="bfloat16").to_json())
+    record["attention"]["ops"][0][key] = {"start": 99, "inputs": [0], "arguments": []}[key]
+    with pytest.raises(UsageError):
+        memwall.Profile.from_dict(record)
+
+
+def test_every_chip_takes_one_of_the_forms_of_a_call():
+    made = memwall.profile(Net(), (X,), gpu="h100-sxm", dtype="float16")
+    kind = made.attention.kinds[0]
+    call = Call.of(made.attention.traced, made.attention.traced.ops[kind.op])
+    assert {call.backend(chip) for chip in CHIPS.values()} == set(kind.forms)
+    assert call.backend(chip_of(memwall.load_gpu("b200-sxm"))) == "flash"
