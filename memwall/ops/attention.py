@@ -80,8 +80,8 @@ def _window(call: Call, name: str) -> int | None:
     return None if size is None or size < 0 else size
 
 
-def _pairs(call: Call, queries: int, keys: int) -> int:
-    """The (query, key) pairs that a kernel cannot skip."""
+def _diagonal(call: Call, queries: int, keys: int) -> tuple[int, int | None, int | None]:
+    """The key that query 0 stands on, and how many before and behind it a query meets; None: all."""
     mask_type = call.attributes.get("custom_mask_type", 0)
     causal = bool(call.attributes.get("is_causal")) or mask_type in (1, 2)
     bottom_right = mask_type == 2 or "._flash_attention_" in call.name
@@ -90,9 +90,25 @@ def _pairs(call: Call, queries: int, keys: int) -> int:
     right = 0 if causal else _window(call, "window_size_right")
     if call.attributes.get("window_size"):  # of the memory-efficient kernel: keys before the diagonal, causal only
         left = call.attributes["window_size"] - 1
+    return diagonal, left, right
+
+
+def _pairs(call: Call, queries: int, keys: int) -> int:
+    """The (query, key) pairs that a kernel cannot skip."""
+    diagonal, left, right = _diagonal(call, queries, keys)
     upper = queries * keys if right is None else pairs_up_to(queries, keys, diagonal + right)
     lower = 0 if left is None else pairs_up_to(queries, keys, diagonal - left - 1)
     return max(upper - lower, 0)
+
+
+def _unseen_bytes(call: Call, shape: _Shape) -> int:
+    """Bytes of keys and values that no query meets: behind the diagonal of the last one, before the window of the
+    first."""
+    diagonal, left, right = _diagonal(call, shape.queries, shape.keys)
+    first = 0 if left is None else min(max(diagonal - left, 0), shape.keys)
+    stop = shape.keys if right is None else min(max(shape.queries + diagonal + right, first), shape.keys)
+    shared = call.need("key").nbytes + call.need("value").nbytes
+    return shared - shared * (stop - first) // max(shape.keys, 1)
 
 
 def _launch(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int, write_bytes: int, backward: bool) -> Attention:
@@ -119,10 +135,11 @@ def attention(call: Call) -> Cost:
     flops = per_pair * _pairs(call, shape.queries, shape.keys)
     pipe = product_pipe(call.need("query").dtype, call.attributes, allow_tf32=True)
     write_bytes = call.write_bytes - _random_state_bytes(call, call.outputs)
+    read_bytes = call.read_bytes - _unseen_bytes(call, shape)
     return call.cost(
-        {pipe: flops}, write_bytes=write_bytes,
+        {pipe: flops}, read_bytes=read_bytes, write_bytes=write_bytes,
         dense_flops=per_pair * shape.queries * shape.keys,
-        launches=(_launch(call, shape, pipe, call.read_bytes, write_bytes, backward=False),),
+        launches=(_launch(call, shape, pipe, read_bytes, write_bytes, backward=False),),
     )  # fmt: skip
 
 
@@ -144,7 +161,7 @@ def attention_backward(call: Call) -> Cost:
     per_pair = 4 * shape.batch * shape.heads * (shape.size + shape.value_size)
     pipe = product_pipe(call.need("query").dtype, call.attributes, allow_tf32=True)
     state = [spec for name, spec in zip(call.arguments, call.inputs, strict=True) if name in _RANDOM_STATE]
-    read_bytes = call.read_bytes - _random_state_bytes(call, state)
+    read_bytes = call.read_bytes - _random_state_bytes(call, state) - _unseen_bytes(call, shape)
     return call.cost(
         {pipe: per_pair * pairs},
         read_bytes=read_bytes,

@@ -225,11 +225,32 @@ def resampling(call: Call) -> Cost:
 
 @op("grid_sampler_2d grid_sampler_3d cudnn_grid_sampler", loop=loops.opaque, results=windows.sampled)
 def grid_sampler(call: Call) -> Cost:
-    """A multiply and an add per tap: 4 (bilinear), 8 (trilinear), none (nearest), 16 (bicubic, 35 FLOP)."""
+    """A multiply and an add per tap: 4 (bilinear), 8 (trilinear), none (nearest), 16 (bicubic, 35 FLOP). No more of
+    the input is read than the taps."""
     output = call.outputs[0]
-    linear = 16 if call.name.startswith("aten.grid_sampler_3d") else 8
-    per_element = {0: linear, 1: 0, 2: 35}[call.attributes.get("interpolation_mode", 0)]
-    return streamed(call.cost(vector_flops(output, output.numel * per_element)), output.numel)
+    taps, flops = _grid_taps(call, len(output.shape) - 2)
+    read = call.need("grid").nbytes + _tapped(call, output.numel * taps)
+    return streamed(call.cost(vector_flops(output, output.numel * flops), read_bytes=read), output.numel)
+
+
+def _grid_taps(call: Call, axes: int) -> tuple[int, int]:
+    """Input elements, and FLOPs, of one element that is sampled."""
+    return {0: (2**axes, 2 * 2**axes), 1: (1, 0), 2: (16, 35)}[call.attributes.get("interpolation_mode", 0)]
+
+
+def _tapped(call: Call, taps: int) -> int:
+    source = call.arg("input") or call.inputs[0]
+    return min(taps * source.itemsize, source.nbytes)
+
+
+@op("grid_sampler_2d_backward grid_sampler_3d_backward", results=windows.like_input)
+def grid_sampler_backward(call: Call) -> Cost:
+    """The taps' gradients, added into zeros, and one number per axis for the grid: each takes the FLOPs of forward."""
+    grad, axes = call.need("grad_output"), len(call.need("grad_output").shape) - 2
+    taps, flops = _grid_taps(call, axes)
+    read = grad.nbytes + call.need("grid").nbytes + _tapped(call, grad.numel * taps)
+    cost = call.cost(vector_flops(grad, grad.numel * flops * (1 + axes)), read_bytes=read)
+    return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
 
 @op("binary_cross_entropy_with_logits", loop=loops.loss, results=reduced_loss,
@@ -315,9 +336,6 @@ pointwise("logical_not", 0, "{self} == 0", casts="none", integers="bool")
 pointwise("isnan", 0, "{self} != {self}", in_place=False, casts="none", integers="bool")
 pointwise("isinf isfinite isneginf isposinf signbit", 0, in_place=False, integers="bool")
 pointwise("isin", 0, in_place=False, integers="bool", loop=loops.opaque, results=moved.places_in)
-pointwise("bucketize", 0, in_place=False, loop=loops.opaque, results=moved.places_in)
-pointwise("searchsorted", 0, in_place=False, loop=loops.opaque, results=moved.places_in,
-          domains={"sorted_sequence": always("ascending", high=100)})  # fmt: skip
 
 pointwise("add", 1, write.unless_bool("{self} + {alpha} * {other}", "{self} | {other}"), integers="integers",
           preserves="sign")  # fmt: skip

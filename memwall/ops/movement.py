@@ -17,11 +17,12 @@ from typing import Any
 
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import loops
+from memwall.ops.attention import pairs_up_to
 from memwall.ops.base import Call, Cost
-from memwall.ops.domains import POSITIVE, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
+from memwall.ops.domains import POSITIVE, always, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
 from memwall.ops.elementwise import launched, loop_instructions, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.recorded import same, shaped
-from memwall.ops.registry import formula
+from memwall.ops.registry import define, formula
 from memwall.ops.results import movement as results
 from memwall.ops.results.pointwise import no_elements, pointwise
 from memwall.ops.results.rows import with_places
@@ -51,7 +52,7 @@ def convert(call: Call) -> Cost:
     " fill_diagonal_")  # fmt: skip
 @op("lift_fresh_copy alias_copy rot90", results=same)
 @op("expand_copy slice_copy select_copy unsqueeze_copy squeeze_copy eye", loop=loops.point)
-@op("view_copy tril tril_ triu triu_ fill", loop=loops.point, results=same)
+@op("view_copy fill", loop=loops.point, results=same)
 @op("fill_", loop=loops.point, results=same, overwrites=True)
 @op("zero_", loop=loops.point, overwrites=True)
 @op("zeros_like ones_like full_like", loop=loops.point, results=same, shape_only=True)
@@ -69,8 +70,21 @@ def convert(call: Call) -> Cost:
 @op("reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d", loop=loops.gather, results=results.padded)
 @op("reflection_pad3d replication_pad3d", results=results.padded)
 def copy(call: Call) -> Cost:
-    """Reads what it is given, writes what it returns."""
-    return _streamed(call.cost(), call)
+    """Reads what it is given, no more of it than it returns (a copy of a part reads that part), and writes that."""
+    returned = sum(output.numel * output.itemsize for output in call.outputs)
+    return _streamed(call.cost(read_bytes=min(call.read_bytes, returned)), call)
+
+
+@op("tril tril_ triu triu_", loop=loops.point, results=same)
+def triangle(call: Call) -> Cost:
+    """Reads the triangle that it keeps and writes all; in place it only clears the other (TriangularOps.cu)."""
+    output, upper = call.outputs[0], "triu" in call.name
+    rows, columns = output.shape[-2:]
+    below = pairs_up_to(rows, columns, call.attributes.get("diagonal", 0) - upper)
+    kept = output.numel // max(rows * columns, 1) * (rows * columns - below if upper else below)
+    if call.name.split(".")[1].endswith("_"):
+        return _streamed(call.cost(read_bytes=0, write_bytes=(output.numel - kept) * output.itemsize), call)
+    return _streamed(call.cost(read_bytes=min(kept * output.itemsize, call.read_bytes)), call)
 
 
 def _streamed(cost: Cost, call: Call, **how: Any) -> Cost:
@@ -106,9 +120,9 @@ def constant_pad(call: Call) -> Cost:
 @op("reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward"
     " replication_pad2d_backward replication_pad3d_backward unfold_backward", results=like_input)  # fmt: skip
 def overlap_add(call: Call) -> Cost:
-    """One add per element of what overlaps into a zeroed output."""
+    """One add per element of what overlaps into a zeroed output; of ``self`` only the shape is asked."""
     grad = call.arg("grad_output") or call.inputs[0]
-    cost = call.cost(vector_flops(grad, grad.numel))
+    cost = call.cost(vector_flops(grad, grad.numel), read_bytes=grad.nbytes)
     return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
 
@@ -259,6 +273,18 @@ def sparse_add(call: Call) -> Cost:
 #: DRAM traffic that takes as long as one atomic add of a float32: L2 serves each by itself, 33e9 to 37e9 in a second in
 #: the embedding gradients of Liger's pairs on an A100, which moves 1.7e12 bytes meanwhile
 _ATOMIC_BYTES = 48
+
+
+@op("searchsorted bucketize", loop=loops.opaque, results=results.places_in)
+def search(call: Call) -> Cost:
+    """A binary search per value: no more loads of the sorted sequence than its halvings."""
+    name = "sorted_sequence" if "searchsorted" in call.name else "boundaries"
+    edges = call.need(name)
+    loads = call.outputs[0].numel * (max(edges.shape[-1], 1).bit_length() if edges.shape else 1)
+    return _streamed(call.cost(read_bytes=_others(call, name) + _gathered(edges, loads)), call)
+
+
+define("searchsorted", domains={"sorted_sequence": always("ascending", high=100)})
 
 
 # Scatters: which argument holds the indices or the new values, so how many elements are touched.

@@ -58,7 +58,11 @@ def reduction(call: Call) -> Cost:
     name = call.name.split(".")[1]
     per_element = _REDUCTIONS[name] if name in _REDUCTIONS else _SCANS[name]
     computed_in = call.outputs[0] if call.outputs[0].dtype != "bool" else _source(call)
-    cost = call.cost(vector_flops(computed_in, _source(call).numel * per_element, name.rstrip("_")))
+    elements, read = _source(call).numel, None
+    if name == "trace":  # the diagonal alone
+        elements = min(_source(call).shape)
+        read = elements * _source(call).itemsize
+    cost = call.cost(vector_flops(computed_in, elements * per_element, name.rstrip("_")), read_bytes=read)
     return _scanned(call, cost) if name in _SCANS else _reduced(call, cost)
 
 

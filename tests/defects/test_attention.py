@@ -111,3 +111,31 @@ def test_a09_the_gate_notices_the_change(shell, folder):
     assert shell("profile", "net.py", *how, "-o", "now.json").code == 0
     gate = shell("gate", "now.json", "--baseline", "base.json")
     assert gate.code == 1, gate.out + gate.err
+
+
+GATHERS = """\
+import torch
+import torch.nn.functional as F
+
+class Net(torch.nn.Module):
+    def forward(self, image, at, square):
+        return F.grid_sample(image, at, align_corners=False), square.tril(), square.triu(1)
+
+def model():
+    return Net()
+
+def inputs():
+    return torch.randn(1, 8, 512, 512), torch.zeros(1, 128, 128, 2), torch.randn(1024, 1024)
+"""
+
+
+def test_a10_no_more_bytes_are_compulsory_than_can_be_touched(run, folder):
+    """grid_sample was charged its whole image and tril and triu the triangle that they only clear, so bound_s could
+    exceed a real time."""
+    (folder / "net.py").write_text(GATHERS, encoding="utf-8")
+    assert run("profile", "net.py", "--gpu", "h100", "-o", "net.json").code == 0
+    sample, lower, upper = json.loads((folder / "net.json").read_text(encoding="utf-8"))["graph"]["ops"]
+    points, triangle = 128 * 128, 1024 * 1023 // 2
+    assert sample["read_bytes"] <= 4 * (4 * 8 * points + 2 * points)  # four taps in each channel, two coordinates
+    assert lower["read_bytes"] <= 4 * (triangle + 1024)
+    assert upper["read_bytes"] <= 4 * triangle

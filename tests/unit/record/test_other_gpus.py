@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.unit.places import ROOT
 from torch import nn
 
 import memwall
@@ -15,6 +14,7 @@ from memwall.core.errors import UsageError
 from memwall.hardware.chips import CHIPS, chip_of
 from memwall.ops.sdpa import Call
 from memwall.pipeline import resimulate
+from tests.unit.places import ROOT
 
 GPUS = ("v100-sxm2-16gb", "t4", "p100-sxm2-16gb", "mi300x")
 WORKLOADS = sorted(path.parent.name for path in (ROOT / "profiles").glob("*/model.py"))
