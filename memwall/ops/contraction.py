@@ -15,6 +15,7 @@ A product is one launch, a :class:`memwall.ops.launches.Gemm`, of full precision
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
@@ -22,6 +23,7 @@ from typing import Any
 
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
+from memwall.ops.elementwise import CELLS, CELLS_BACKWARD, vector_flops
 from memwall.ops.launches import Gemm, Launch, Stream, VectorGemm
 from memwall.ops.registry import define, formula
 from memwall.ops.results import products as results
@@ -225,8 +227,26 @@ def foreach_product(call: Call) -> Cost:
 
 
 # Recurrent layers. ``weight`` lists, per layer and direction, w_ih [gates*H, in], w_hh [gates*H, H], then biases and a
-# projection; ``weight_stride0`` is how many each has. Every matrix multiplies every one of the T*B rows of the input,
-# so LSTM (4 gates), GRU (3) and plain RNN (1) need no cases of their own.
+# projection; ``weight_stride0`` is how many each has. Every matrix multiplies every one of the T*B rows of the input;
+# the gates' element-wise steps follow in the same kernels. ``mode`` is cuDNN's number of the cell.
+
+_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
+#: gates → the cell that has so many, where no mode is given
+_CELL_OF = {1: "rnn_tanh", 3: "gru", 4: "lstm"}
+
+
+def _gate_flops(call: Call, weights: tuple[TensorSpec, ...], stride: int, rows: int, passes: int) -> dict[Pipe, int]:
+    """FLOPs of the element-wise steps of all layers and directions."""
+    biased, mode = call.attributes.get("has_biases", stride >= 4), call.attributes.get("mode")
+    count = 0
+    for i in range(0, len(weights) - 1, max(stride, 1)):
+        gates = weights[i].shape[0] // (call.attributes.get("hidden_size") or weights[i + 1].shape[1])
+        cell = _CELL_OF.get(gates, "rnn_tanh") if mode is None else _MODES[mode]
+        backward = "_backward" in call.name
+        # a gradient of the inputs alone sums none for the biases
+        steps = CELLS_BACKWARD[cell][biased and passes > 1] if backward else CELLS[cell][biased]
+        count += rows * weights[i].shape[0] // max(gates, 1) * steps
+    return vector_flops(call.need("input"), count)
 
 
 def _rnn_cost(call: Call, weights: tuple[TensorSpec, ...], stride: int, passes: int) -> Cost:
@@ -247,7 +267,8 @@ def _rnn_cost(call: Call, weights: tuple[TensorSpec, ...], stride: int, passes: 
         launches += [one(weight, rows) for weight in matrices[:1]]
         launches += steps * [one(weight, math.ceil(rows / max(steps, 1))) for weight in matrices[1:]]
     elements = sum(weight.numel for weight in weights if len(weight.shape) == 2)
-    flops = _flops(call.need("input"), passes * rows * elements, call.attributes)
+    flops = Counter(_flops(call.need("input"), passes * rows * elements, call.attributes))
+    flops.update(_gate_flops(call, weights, stride, rows, passes))
     return call.cost(flops, launches=passes * tuple(launches))
 
 

@@ -268,16 +268,19 @@ def binary_cross_entropy_with_logits(call: Call) -> Cost:
     return call.cost(vector_flops(logits, logits.numel * (6 + reduced)), launches=(one, one, two, two, *mean))
 
 
-#: op -> FLOPs per hidden element without and with biases: gate sums, 3 per sigmoid, 1 per tanh, and the
-#: state's blend
-_CELLS = {"_thnn_fused_lstm_cell": (19, 27), "_thnn_fused_gru_cell": (14, 20)}
+#: cell -> FLOPs of a step per hidden element, without and with biases, as its element-wise ops would count: the sum of
+#: each gate's two products, 3 per sigmoid, 1 per tanh, and the blend of states (LSTM 4, GRU 5 with its reset gate)
+CELLS = {"lstm": (19, 27), "gru": (14, 20), "rnn_tanh": (2, 4), "rnn_relu": (1, 3)}
+#: the same of its gradient: 3 per derivative of a sigmoid or tanh (5 in an LSTM, 3 in a GRU), the products of the chain
+#: rule (6 and 5), the sums where a state is used more than once (2 each); with biases a sum for each of their gradients
+CELLS_BACKWARD = {"lstm": (23, 27), "gru": (16, 20), "rnn_tanh": (4, 5), "rnn_relu": (1, 2)}
 
 
-@op(" ".join(_CELLS), loop=loops.opaque, results=products.gates)
+@op("_thnn_fused_lstm_cell _thnn_fused_gru_cell", loop=loops.opaque, results=products.gates)
 def recurrent_cell(call: Call) -> Cost:
     """The gates of an LSTM (4) or GRU (3) cell after its two products."""
     hidden = call.outputs[0]
-    plain, biased = _CELLS[call.name.split(".")[1]]
+    plain, biased = CELLS["lstm" if "lstm" in call.name else "gru"]
     per_element = biased if call.arg("input_bias") is not None else plain
     return streamed(call.cost(vector_flops(hidden, hidden.numel * per_element)), hidden.numel)
 

@@ -139,3 +139,25 @@ def test_a10_no_more_bytes_are_compulsory_than_can_be_touched(run, folder):
     assert sample["read_bytes"] <= 4 * (4 * 8 * points + 2 * points)  # four taps in each channel, two coordinates
     assert lower["read_bytes"] <= 4 * (triangle + 1024)
     assert upper["read_bytes"] <= 4 * triangle
+
+
+LSTM = """\
+import torch
+
+def model():
+    return torch.nn.LSTM(64, 128)
+
+def inputs():
+    return (torch.randn(10, 4, 64),)
+"""
+
+
+def test_a14_the_gates_of_recurrent_layers_count_their_steps(run, folder):
+    """cuDNN's recurrent layers counted their products alone, though the rules count element-wise steps."""
+    (folder / "lstm.py").write_text(LSTM, encoding="utf-8")
+    assert run("profile", "lstm.py", "--gpu", "h100", "-o", "lstm.json").code == 0
+    ops = json.loads((folder / "lstm.json").read_text(encoding="utf-8"))["graph"]["ops"]
+    (layer,) = (op for op in ops if "rnn" in op["name"])
+    products = 2 * 40 * 512 * (64 + 128)
+    # a hidden element of a step: 12 sums in 4 gates, 3 sigmoids of 3 steps, 2 tanh, 4 in the blend of the states
+    assert layer["flops"] == products + 40 * 128 * 27
