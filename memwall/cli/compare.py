@@ -83,7 +83,7 @@ def _compare(
         saved = Profile.load(targets[0])
         with running(targets[0], messages):  # a compiler may have something to say
             comparison = compare(saved, gpu=gpus, price=price, policy=policies)
-        warn_of_doubts(saved.on(gpus), gpus, messages)
+        warn_of_doubts(saved, gpus, messages)
         return comparison
     how = {"policies": policies}
     records = [make_profile(t, gpus, {**workload, **how} if t in models else how, messages) for t in targets]

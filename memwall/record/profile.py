@@ -162,7 +162,8 @@ class Profile:
 
     def doubts(self, gpu: Gpu) -> tuple[str, ...]:
         """What of the trace may not hold on a GPU, a sentence each: attention kernels that it does not have."""
-        kept = not_run_by(self.graphs[self.graph_for(gpu)], chip_of(gpu))
+        made = self.on([gpu])
+        kept = not_run_by(made.graphs[made.graph_for(gpu)], chip_of(gpu))
         if not kept:
             return ()
         return (
