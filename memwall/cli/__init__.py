@@ -37,6 +37,18 @@ COMMANDS = {
 }
 
 
+def _completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
+    """``--install-completion`` and ``--show-completion``."""
+    if shell is None or context.resilient_parsing:
+        return
+    from memwall.cli import completion
+
+    name = completion.this_shell() if shell == "this" else shell
+    act = completion.install if parameter.name == "install_completion" else completion.script
+    click.echo(act(name, context.command))
+    context.exit()
+
+
 @click.group(
     cls=LazyGroup,
     commands_help=COMMANDS,
@@ -45,6 +57,14 @@ COMMANDS = {
 )
 @click.version_option(__version__, prog_name="memwall", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+@click.option(
+    "--install-completion", metavar="[SHELL]", is_flag=False, flag_value="this", is_eager=True, expose_value=False,
+    callback=_completion, help="Set up completion for bash, zsh or fish. [default: the shell of $SHELL]",
+)  # fmt: skip
+@click.option(
+    "--show-completion", metavar="[SHELL]", is_flag=False, flag_value="this", is_eager=True, expose_value=False,
+    callback=_completion, help="Print the script of --install-completion instead.",
+)  # fmt: skip
 def group() -> None:
     """Where the time of a PyTorch model goes on any GPU, without a GPU and without weights."""
 
@@ -65,7 +85,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if hasattr(getattr(sys, name), "reconfigure"):
             getattr(sys, name).reconfigure(errors="replace")  # a terminal that lacks a character is no reason to fail
     try:
-        code = _run(arguments)
+        code = _complete() if _ASKED in os.environ else _run(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -93,6 +113,16 @@ def main(args: Sequence[str] | None = None) -> int:
             return _fail(f"this needs {error.name}, which is not installed", MissingError.exit_code)
         what = f"{type(error).__name__}: {next(iter(message_of(error).splitlines()), '')}"[:300]
         return _fail(f"internal error: {what} (a bug of memwall; --debug shows where)", INTERNAL_ERROR)
+
+
+#: the variable by which a shell asks for completions
+_ASKED = "_MEMWALL_COMPLETE"
+
+
+def _complete() -> int:
+    from memwall.cli.completion import answer
+
+    return answer(os.environ[_ASKED], group)
 
 
 def _run(arguments: list[str]) -> int:

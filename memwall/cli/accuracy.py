@@ -13,7 +13,7 @@ from memwall.core.errors import UsageError
 
 
 @click.command("accuracy", cls=Command)
-@click.argument("files", nargs=-1, metavar="FILE...")
+@click.argument("files", nargs=-1, metavar="FILE...", shell_complete=options.completing("files"))
 @click.option("--split", is_flag=True, help="Score held-out shapes and held-out GPUs too.")
 @click.option("--fit", "rows", metavar="ROWS", help="Fit constants to the rows of one GPU; -o FILE.toml gets its file.")
 @options.common("accuracy.AccuracyReport")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwall.cli import options
+from memwall.cli.defaults import CommandWithDefaults, said
 from memwall.cli.output import Messages, Out
-from memwall.cli.parsing import Command
 from memwall.cli.target import is_record, make_profile, remember, running, warn_of_doubts
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, load_gpus
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _MOST_COLUMNS = 26
 
 
-@click.command("compare", cls=Command)
-@click.argument("targets", nargs=-1, metavar="[TARGET|PROFILE]...")
+@click.command("compare", cls=CommandWithDefaults)
+@click.argument("targets", nargs=-1, metavar="[TARGET|PROFILE]...", shell_complete=options.completing("files"))
 @options.gpus_of("a saved profile's own; without a target, all that memwall knows")
 @click.option(
     "--price", "prices", multiple=True, metavar="NAME=USD", help="Price of a GPU per hour, for cost. May be repeated."
@@ -52,6 +52,8 @@ def command(
         _compare_traces(targets, load_gpus(gpus), out, workload, priced=bool(prices))
         return
     out.plan(ComparisonReport)
+    if taken := said():
+        out.messages.say(taken)
     found = load_gpus(gpus)
     price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}
     last = default_record_path()

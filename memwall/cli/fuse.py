@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command("fuse", cls=Command)
-@click.argument("target", metavar="TARGET|PROFILE")
+@click.argument("target", metavar="TARGET|PROFILE", shell_complete=options.completing("files"))
 @options.gpus
 @options.policies_of("eager, inductor, memwall or ideal. [default: all; inductor where torch and Triton allow it]")
 @options.workload

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command("gate", cls=Command)
-@click.argument("targets", nargs=-1, metavar="[TARGET...]")
+@click.argument("targets", nargs=-1, metavar="[TARGET...]", shell_complete=options.completing("files"))
 @click.option(
     "--config", metavar="FILE", help="The TOML file with the limits. [default: memwall.toml or pyproject.toml]"
 )

@@ -12,7 +12,7 @@ from memwall.hardware.lookup import all_gpus, identity_violations, load_gpu, rea
 
 
 @click.command("gpus", cls=Command)
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=options.completing("gpus"))
 @click.option("--check", "checked", metavar="FILE", help="Check a TOML file of your own: keys, units and identities.")
 @options.as_json
 @options.debug

@@ -34,7 +34,7 @@ def _executors(context: click.Context, parameter: click.Parameter, texts: tuple[
 
 
 @click.command("measure", cls=Command)
-@click.argument("target", metavar="TARGET|PROFILE")
+@click.argument("target", metavar="TARGET|PROFILE", shell_complete=options.completing("files"))
 @click.option("--device", type=click.Choice(("cuda", "cpu")), help="[default: cuda where there is one]")
 @click.option(
     "--executor", "executors", multiple=True, metavar="NAME,...", callback=_executors,

@@ -18,10 +18,20 @@ from memwall.core.errors import UsageError, unknown
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def completing(kind: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """What completes a word: a function of :mod:`memwall.cli.completion`, which is imported when a shell asks."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+        found: list[Any] = getattr(import_module("memwall.cli.completion"), kind)(context, parameter, incomplete)
+        return found
+
+    return complete
+
+
 def gpus_of(default: str) -> Callable[[F], F]:
     """``--gpu``."""
     return click.option(
-        "--gpu", "gpus", cls=SeveralOption, metavar="NAME...",
+        "--gpu", "gpus", cls=SeveralOption, metavar="NAME...", shell_complete=completing("gpus"),
         help=f"One GPU or several, by name (see memwall gpus) or by the path of a TOML file. [default: {default}]",
     )  # fmt: skip
 
@@ -45,8 +55,9 @@ def _check_policies(
 def policies_of(help_text: str) -> Callable[[F], F]:
     """``--policy``."""
     return click.option(
-        "--policy", "policies", cls=SeveralOption, metavar="NAME...", callback=_check_policies, help=help_text
-    )
+        "--policy", "policies", cls=SeveralOption, metavar="NAME...", callback=_check_policies, help=help_text,
+        shell_complete=completing("policies"),
+    )  # fmt: skip
 
 
 policies = policies_of("How ops run: eager, inductor, memwall or ideal. [default: eager; a saved profile's own]")
@@ -97,8 +108,14 @@ workload = _decorator(
     click.option("--mode", type=click.Choice(("inference", "training")), help="[default: inference]"),
     click.option("--batch", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(batch=...)."),
     click.option("--seq", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(seq=...)."),
-    click.option("--dtype", metavar="DTYPE", help="Cast the model and its floating inputs: bf16, fp16, fp32."),
-    click.option("--autocast", metavar="DTYPE", help="Run forward under CUDA's autocast: bf16 or fp16."),
+    click.option(
+        "--dtype", metavar="DTYPE", shell_complete=completing("dtypes"),
+        help="Cast the model and its floating inputs: bf16, fp16, fp32.",
+    ),
+    click.option(
+        "--autocast", metavar="DTYPE", shell_complete=completing("dtypes"),
+        help="Run forward under CUDA's autocast: bf16 or fp16.",
+    ),
     click.option(
         "--input", "input_specs", multiple=True, metavar="SPEC",
         help="An input, such as 'f32[8,3,224,224]' or 'ids=i64[8,512]', in place of the file's. May be repeated.",
@@ -136,8 +153,9 @@ def common(page: str, suffixes: Mapping[str, str] = SUFFIXES) -> Callable[[F], F
     command gets them as ``out``."""
     no_progress = click.option("--no-progress", is_flag=True, help="Show no progress while working.")
     files = click.option(
-        "-o", "--output", "outputs", cls=FilesOption, page=page, suffixes=suffixes, multiple=True, metavar="FILE"
-    )
+        "-o", "--output", "outputs", cls=FilesOption, page=page, suffixes=suffixes, multiple=True, metavar="FILE",
+        shell_complete=completing("files"),
+    )  # fmt: skip
     style = click.option(
         "--style", type=click.Choice(STYLES), default="screen",
         help="How a .png, .svg or .pdf looks; paper: one column, serif, without titles, for grey print.",

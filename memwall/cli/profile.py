@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwall.cli import options
+from memwall.cli.defaults import CommandWithDefaults, said
 from memwall.cli.output import Out
-from memwall.cli.parsing import Command
 from memwall.cli.target import assumption, make_profile, remember, running
 from memwall.core.errors import UsageError
 
@@ -26,8 +26,8 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
         context.exit()
 
 
-@click.command("profile", cls=Command)
-@click.argument("target")
+@click.command("profile", cls=CommandWithDefaults)
+@click.argument("target", shell_complete=options.completing("files"))
 @options.gpus
 @options.workload
 @options.policies
@@ -84,7 +84,7 @@ def command(
         with running("", out.messages):
             out.messages.progress(f"simulating {len(changes):,} what-ifs")
             totals = what_if(made, changes, made.gpus, made.policies)
-    assumed = assumption(target, gpus)
+    assumed = "; ".join(filter(None, (said(), assumption(target, gpus))))
     if assumed and out.as_json:  # a record has no page to say it on
         out.messages.say(assumed)
     report = ProfileReport(made, what_ifs=tuple(totals), explained=explained, assumed=assumed, **shape)

@@ -15,7 +15,7 @@ from memwall.core.errors import UsageError
 
 
 @click.command("report", cls=Command)
-@click.argument("record", metavar="[PROFILE]", required=False)
+@click.argument("record", metavar="[PROFILE]", required=False, shell_complete=options.completing("files"))
 @click.option(
     "--history", metavar="FILE", help="Show a history that memwall gate --history wrote: a trend and its steps."
 )

@@ -96,6 +96,20 @@ def read_text(
         raise UsageError(f"{str(source)!r} is not a file name") from None
 
 
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Parse a TOML file.
+
+    Raises:
+        UsageError: as :func:`read_text`, or not TOML.
+    """
+    import tomllib
+
+    try:
+        return tomllib.loads(read_text(path))
+    except (ValueError, RecursionError) as error:  # no TOML, or a number of thousands of digits
+        raise UsageError(f"{path} is not TOML: {error}") from None
+
+
 @uncollected()
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Parse a JSON file; NaN and Infinity are refused.

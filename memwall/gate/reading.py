@@ -8,7 +8,6 @@ together.
 from __future__ import annotations
 
 import glob
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from memwall.analysis.quantities import ALIASES, LIMITS
 from memwall.core.errors import UsageError, suggest, unknown
-from memwall.core.files import read_text
+from memwall.core.files import read_toml
 from memwall.frontend.workload.target import is_target, split_target
 from memwall.fusion import POLICIES
 from memwall.gate.config import GateConfig, GatedWorkload, Limits, Scope, limits_of, parse_scope
@@ -57,7 +56,7 @@ def find_config(folder: Path) -> Path | None:
     for place in (folder, *folder.parents):
         for name in (OWN_FILE, "pyproject.toml"):
             path = place / name
-            if path.is_file() and (name == OWN_FILE or _gate_table(_read(path)) is not None):
+            if path.is_file() and (name == OWN_FILE or _gate_table(read_toml(path)) is not None):
                 return path
         if (place / ".git").exists():
             break
@@ -67,7 +66,7 @@ def find_config(folder: Path) -> Path | None:
 def read_config(path: Path) -> GateConfig:
     """The gate of a TOML file. Raises ``UsageError``: no such file, no TOML, no gate in it, an unknown key, unit, GPU
     or policy; names the nearest."""
-    record = _read(path)
+    record = read_toml(path)
     table = _gate_table(record)
     if table is None:
         raise UsageError(f"{path} has no [tool.memwall.gate] table")
@@ -90,13 +89,6 @@ def read_config(path: Path) -> GateConfig:
     workloads = _workloads(config, settings, path.name)
     _check_places(config, workloads, path.name)
     return replace(config, workloads=workloads)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(read_text(path))
-    except (ValueError, RecursionError) as error:  # no TOML, or a number of thousands of digits
-        raise UsageError(f"{path} is not TOML: {error}") from None
 
 
 def _gate_table(record: dict[str, Any]) -> Any:

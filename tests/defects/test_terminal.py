@@ -173,3 +173,79 @@ def test_e39_a_hub_id_says_how_to_get_a_configuration(run):
     assert len(refused.err.splitlines()) == 1
     assert "hf download Qwen/Qwen2-7B config.json --local-dir Qwen2-7B" in refused.err
     assert "hf:Qwen2-7B" in refused.err
+
+
+@pytest.mark.parametrize(("shell_name", "file"), [
+    ("bash", ".local/share/bash-completion/completions/memwall"),
+    ("zsh", ".local/share/zsh/site-functions/_memwall"),
+    ("fish", ".config/fish/completions/memwall.fish"),
+])  # fmt: skip
+def test_e41_completion_is_installed_once(run, folder, monkeypatch, shell_name, file):
+    """There was no way to complete memwall's commands in a shell."""
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    first = run("--install-completion", shell_name)
+    assert first.code == 0
+    assert first.out.startswith(f"wrote {folder / file}")
+    assert (folder / file).read_text().rstrip() == run("--show-completion", shell_name).out.rstrip()
+    again = run("--install-completion", shell_name)
+    assert again.code == 0
+    assert "is up to date" in again.out
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("memwall prof", {"profile"}),
+        ("memwall profile net.py --gpu h100-s", {"h100-sxm"}),
+        ("memwall profile net.py --gpu a100 h100-s", {"h100-sxm"}),
+        ("memwall profile net.py --policy ind", {"inductor"}),
+        ("memwall profile net.py --mode tr", {"training"}),
+        ("memwall profile net.py --sort by", {"bytes"}),
+    ],
+)
+def test_e41_words_are_completed(run, monkeypatch, line, completed):
+    """A shell that asked for completions got the help of memwall."""
+    for name, value in (("_MEMWALL_COMPLETE", "bash_complete"), ("COMP_WORDS", line),
+                        ("COMP_CWORD", str(len(line.split()) - 1))):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    asked = run()
+    assert asked.code == 0
+    assert {row.partition(",")[2] for row in asked.out.split()} == completed
+
+
+def test_e41_pyproject_has_defaults(run, folder):
+    """Options could be given on the command line alone."""
+    (folder / "pyproject.toml").write_text('[tool.memwall]\ngpu = ["a100", "t4"]\nmode = "training"\nbatch = 3\n')
+    shown = run("profile", "net.py")
+    assert shown.code == 0
+    assert "pyproject.toml: [tool.memwall]: gpu = a100, t4; mode = training; batch = 3" in shown.out
+    assert "net, training, float32" in shown.out
+    assert "float32[3,64]" in shown.out
+    assert "\n  t4 " in shown.out
+    over = run("profile", "net.py", "--batch", "5", "--gpu", "h100").out  # the command line goes first
+    assert "float32[5,64]" in over
+    assert "t4" not in over
+    assert run("profile", ".memwall/last.json", "-q").code == 0  # a record is made already
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('modee = "training"', "no setting 'modee'; did you mean mode?"),
+        ('mode = "trainig"', "mode: 'trainig' is not one of"),
+        ("batch = true", "batch is True"),
+        ('policy = "memwal"', "did you mean memwall?"),
+        ("gpu = [", "is not TOML"),
+    ],
+)
+def test_e41_a_wrong_default_is_one_line(run, folder, line, message):
+    """What stood in [tool.memwall] was read by nobody, right or wrong."""
+    (folder / "pyproject.toml").write_text(f"[tool.memwall]\n{line}\n")
+    refused = run("profile", "net.py")
+    assert refused.code == 2
+    assert refused.out == ""
+    assert len(refused.err.splitlines()) == 1
+    assert "pyproject.toml" in refused.err
+    assert message in refused.err

@@ -45,7 +45,7 @@ class ProfileReport(Report):
     top: int = 15
     sort: str = "time"
     depth: int | None = None
-    #: what is said of a GPU that nobody named
+    #: what is said of options that nobody gave: defaults of a file, a GPU that is assumed
     assumed: str = ""
     what_ifs: Sequence[Outcome] = ()
     explained: Sequence[tuple[Schedule, Explanation]] = ()
