@@ -21,7 +21,7 @@ from memwall.report.figures.scene import Chart, Dot, Place, Scene, Text, fit, te
 #: labels of points, pixels of one, and the least share of the time that gets one
 MAX_LABELS, LONGEST_LABEL, NAMED = 12, 190.0, 0.01
 #: a kernel of less than this share of the time does not stretch the axes
-NOTABLE = 1e-3
+NOTABLE = 4e-3
 #: points with a title of their own; the others, of less time, are dots of their colour
 MAX_POINTS = 400
 _FONT = 10.0
