@@ -34,7 +34,7 @@ from memwall.ops.launches import Plain
 from memwall.perfmodel.collectives import least_share
 from memwall.perfmodel.roofline import LINK, bound_s, predict_cost
 from memwall.traces.calls import Hints, Surroundings, read_call, record_of
-from memwall.traces.library_ops import library_rule
+from memwall.traces.library_ops import library_rule, not_recorded
 from memwall.traces.records import TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, can_be_costed, is_call
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES
@@ -74,7 +74,8 @@ def row_cost(row: Launches, surroundings: Surroundings) -> RowCost:
         return RowCost(None, "other", "launched by a CUDA graph, which records no shapes")
     if not can_be_costed(op):
         missing = "no cost formula for this op" if op.dims else "shapes were not recorded"
-        return RowCost(None, classify_op(op), missing if is_call(op) else "launched outside of any recorded op")
+        known = not_recorded(op.name) or (missing if is_call(op) else "launched outside of any recorded op")
+        return RowCost(None, classify_op(op), known)
     if is_triton(op):
         return _triton(op)
     return _costed(op, surroundings.hints(op, row.kernels), surroundings)

@@ -30,12 +30,20 @@ Rule = Callable[[Recorded], RowCost]
 def library_rule(name: str) -> Rule | None:
     """The rule of an op, as a trace names it; None if it has no rule."""
     counted_as = next((schema.counted_as for schema in schemas_of(name)), "")
-    if counted_as.startswith("moves "):
-        tensors, _, kind = counted_as.removeprefix("moves ").partition(", ")
+    verb, _, rest = counted_as.partition(" ")
+    if verb in ("moves", "converts"):
+        tensors, _, kind = rest.partition(", ")
         reads, _, writes = tensors.partition(" -> ")
         op_class, _, flops = kind.partition(" ")
+        if verb == "converts":
+            return _converts(reads.split(), float(writes), op_class, int(flops or 0))
         return _moves(reads.split(), writes.split(), op_class, int(flops or 0))
     return _RULES.get(counted_as)
+
+
+def not_recorded(name: str) -> str:
+    """Why the work of an op does not follow from its record; empty if nothing is known of it."""
+    return next((why for start, why in _NOT_RECORDED.items() if name.startswith(start)), "")
 
 
 def _moves(reads: Sequence[str], writes: Sequence[str], op_class: str, per_element: int) -> Rule:
@@ -51,6 +59,39 @@ def _moves(reads: Sequence[str], writes: Sequence[str], op_class: str, per_eleme
         return RowCost(streamed(cost, first.numel), op_class)
 
     return rule
+
+
+def _converts(reads: Sequence[str], width: float, op_class: str, per_element: int) -> Rule:
+    """An op that reads the given tensors whole and writes ``width`` bytes for each element of the first."""
+
+    def rule(call: Recorded) -> RowCost:
+        count = call.need(reads[0]).numel
+        read = sum(spec.nbytes for name in reads if (spec := call.tensor(name)))
+        cost = Cost(vector_flops(call.need(reads[0]), per_element * count), read, int(width * count))
+        return RowCost(streamed(cost, count), op_class)
+
+    return rule
+
+
+def _unpacks(call: Recorded) -> RowCost:
+    """Two numbers of 4 bits in each byte, written as half floats at least."""
+    packed, scales = call.need("input"), call.need("absmax")
+    count = 2 * packed.nbytes
+    cost = Cost(vector_flops(scales, count), packed.nbytes + scales.nbytes, 2 * count)
+    return RowCost(streamed(cost, count), "elementwise")
+
+
+def _half_byte_product(call: Recorded) -> RowCost:
+    """A product with weights of 4 bits, two in each byte; the arithmetic is in the dtype of the activations."""
+    left, packed = call.need("left"), call.need("packed")
+    if not left.shape or not left.shape[-1]:
+        raise Unsupported("not a product with packed weights")
+    depth = left.shape[-1]
+    m, n = left.numel // depth, 2 * packed.nbytes // depth
+    more = sum(spec.nbytes for name in ("absmax", "code", "w_scale", "w_zp", "bias") if (spec := call.tensor(name)))
+    read = left.nbytes + packed.nbytes + more
+    cost = Cost({product_pipe(left.dtype, {}): 2 * m * n * depth}, read, m * n * left.itemsize)
+    return RowCost(cost, "contraction")
 
 
 def _cache_write(call: Recorded) -> RowCost:
@@ -156,5 +197,20 @@ def _packed_product(call: Recorded) -> RowCost:
 #: rules by their names in ``library_schemas.txt``; ``moves`` takes what is read and written
 _RULES: Mapping[str, Rule] = {
     "attention": _attention, "flash_backward": _flash_backward, "experts": _experts, "product": _product,
-    "packed_product": _packed_product, "cache_write": _cache_write, "cache_write_latent": _cache_write_latent,
+    "packed_product": _packed_product, "half_byte_product": _half_byte_product, "unpacks": _unpacks,
+    "cache_write": _cache_write, "cache_write_latent": _cache_write_latent,
+}  # fmt: skip
+
+_OF_LAYER = "the layer's weights and state are not among its arguments"
+#: how the name of an op begins -> why its work does not follow from its record
+_NOT_RECORDED: Mapping[str, str] = {
+    "vllm::moe_forward": "the weights of the experts are not among its arguments",
+    "vllm::mamba_mixer": _OF_LAYER, "vllm::linear_attention": _OF_LAYER, "vllm::short_conv": _OF_LAYER,
+    "vllm::gdn_attention": _OF_LAYER, "vllm::kda_attention": _OF_LAYER, "vllm::plamo2_mamba_mixer": _OF_LAYER,
+    "sglang::unified_attention": "the cached keys and values are not among its arguments",
+    "fbgemm::split_embedding": "which rows of which tables were read is not recorded",
+    "fbgemm::dense_embedding": "which rows of which tables were read is not recorded",
+    **dict.fromkeys(("_Linear", "_LayerNormLinear", "_LayerNormMLP", "_GroupedLinear"),
+                    "a Transformer Engine module records neither its arithmetic (FP8 or not) nor all its tensors"),
+    "FusedAttnFunc": "a Transformer Engine module records neither its mask nor the layout of its tensors",
 }  # fmt: skip

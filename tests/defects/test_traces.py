@@ -123,3 +123,22 @@ def test_e39_two_traces_are_compared(folder, run) -> None:
     (op,) = json.loads(found.out)["ops"]
     assert (op["op"], op["change"]) == ("aten::add", "slower")
     assert op["times_s"] == pytest.approx([5e-6, 8e-6])
+
+
+def test_c30_ops_of_libraries_have_figures_or_a_reason(folder, run) -> None:
+    """Ops of vLLM, FBGEMM and bitsandbytes had no formula, and no word on why their work cannot be known."""
+    quantised = {"Input Dims": [[6, 8], [], []], "Input type": ["c10::BFloat16", "", ""]}
+    routed = {"Input Dims": [[6, 8], [6, 4], []], "Input type": ["c10::BFloat16", "float", ""]}
+    events = []
+    for number, (name, args) in enumerate(
+        {"bitsandbytes::quantize_4bit": quantised, "vllm::moe_forward": routed}.items()
+    ):
+        for event in _launch():
+            own = {**event["args"], "correlation": number + 1} if event["cat"] != "cpu_op" else args
+            title = name if event["cat"] == "cpu_op" else event["name"]
+            events.append({**event, "name": title, "ts": event["ts"] + 100 * number, "args": own})
+    _write(folder, events)
+    found = run("profile", "t.json", "--gpu", "h100", "--json")
+    first, second = json.loads(found.out)["rows"]
+    assert (first["read_bytes"], first["write_bytes"]) == (2 * 48, 24)
+    assert second["flops"] is None and "weights of the experts" in second["reason"]

@@ -170,6 +170,28 @@ COUNTED = {
         "_C::awq_gemm", [[4, 64], [64, 4], [2, 32], [2, 4], []], ["c10::Half", "int", "c10::Half", "int", "Scalar"],
         ["", "", "", "", "8"], ["k"], 2 * 4 * 32 * 64, 2 * 4 * 64 + 4 * 64 * 4 + 2 * 64, 2 * 4 * 32,
     ),
+    "weights of 4 bits, 2 in a byte": (
+        "bitsandbytes::gemv_4bit", [[1, 64], [1024, 1], [], [32], [16], []], [BF16, "unsigned char", "", F32, F32, ""],
+        ["", "", "[32, 64]", "", "", "64"], ["k"], 2 * 32 * 64, 2 * 64 + 1024 + 4 * 32 + 4 * 16, 2 * 32,
+    ),
+    "those weights unpacked": (
+        "bitsandbytes::dequantize_4bit", [[1024, 1], [32], [], [], [], []], ["unsigned char", F32, "", "", "", ""],
+        ["", "", "64", "nf4", "[32, 64]", "15"], ["k"], 2048, 1024 + 4 * 32, 2 * 2048,
+    ),
+    "rows quantised to 8 bits": (
+        "fbgemm::quantize_fp8_per_row", [[6, 8], [], [], [], []], [BF16, "", "", "", ""], [""] * 5, ["k"],
+        2 * 48, 2 * 48, 48,
+    ),
+    "FBGEMM's product of fp8": (
+        "fbgemm::f8f8bf16_rowwise", [[4, 64], [32, 64], [4], [32], [], []],
+        ["c10::Float8_e4m3fn", "c10::Float8_e4m3fn", F32, F32, "", "Scalar"], [""] * 5 + ["True"], ["k"],
+        2 * 4 * 32 * 64, 4 * 64 + 32 * 64, 2 * 4 * 32,
+    ),
+    "xformers' flash attention": (
+        "xformers_flash::flash_fwd", [[1, 16, 2, 8]] * 3 + [[]] * 12, [BF16] * 3 + [""] * 12,
+        ["", "", "", "", "", "", "16", "16", "0.", "0.35", "False", "-1", "-1", "False", ""], ["flash_fwd"],
+        4 * 2 * 16 * 16 * 8, 3 * 2 * 16 * 2 * 8, 2 * 16 * 2 * 8 + 4 * 2 * 16,
+    ),
     "a norm to fp8 that adds the residual in place": (
         "_C::fused_add_rms_norm_static_fp8_quant", [[6, 8], [6, 8], [6, 8], [8], [1], []],
         ["c10::Float8_e4m3fn", BF16, BF16, BF16, F32, "Scalar"], [""] * 5 + ["1e-06"], ["k"],
