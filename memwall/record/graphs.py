@@ -15,7 +15,7 @@ from memwall.core.graph import ITEMSIZE, PHASES, ROLES, Graph, Op, Pipe, Storage
 from memwall.core.structure import BadRecord, count, one_of
 from memwall.ops import Cost, classify, graph_costs
 from memwall.ops.launches import Plain
-from memwall.ops.sdpa import BACKWARD, FORWARD, Attention, Kind
+from memwall.ops.sdpa import BACKWARD, FORWARD, Attention, Call, Kind
 
 #: a graph and the cost of each of its ops
 Costed = tuple[Graph, tuple[Cost, ...]]
@@ -100,6 +100,10 @@ class AttentionOpRow:
     outputs: tuple[int, ...]
     arguments: tuple[str, ...]
     attributes: Mapping[str, Any]
+
+    def check(self) -> None:
+        if len(self.arguments) != len(self.inputs):
+            raise BadRecord(f"has {len(self.inputs)} inputs and {len(self.arguments)} arguments")
 
 
 @dataclass(slots=True)
@@ -241,6 +245,9 @@ def read_attention(row: AttentionRow, graph: Graph) -> Attention:
         raise BadRecord("is not what graph.ops was made of", "attention")
     for i, kind in enumerate(kinds):
         _check_forms(traced, kind, f"attention.kinds[{i}]")
+        lacking = set(Call.of(traced, traced.ops[kind.op]).backends) - set(kind.forms)
+        if lacking:
+            raise BadRecord(f" lacks {', '.join(sorted(lacking))}", f"attention.kinds[{i}].forms")
     return found
 
 
