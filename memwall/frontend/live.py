@@ -19,7 +19,6 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -45,8 +44,6 @@ _FORMS: Mapping[str, type[CudaForms]] = {"meta": CudaForms, "cpu": RealForms}
 class LiveRecorder(Recorder):
     """A recorder that keeps no data alive and finds the roles of tensors by itself."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, device: str, max_ops: int) -> None:
         super().__init__(device=device, max_ops=max_ops)
         #: parameters by id, kept alive so that the id stays theirs
@@ -62,11 +59,6 @@ class LiveRecorder(Recorder):
         self._storage_ids[raw._cdata] = storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, HigherOrderOperator):
-            raise UsageError(
-                f"a trace cannot record {func.name()}, an operator that takes Python functions; write it out in plain"
-                " PyTorch, or leave it outside the block"
-            )
         if args and isinstance(args[0], torch.Tensor):  # a view of a leaf is not a leaf
             self._meet(args[0])
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -275,3 +275,50 @@ def test_c30_a_process_group_made_by_the_model(run, folder):
     for _ in range(2):  # in one process
         done = run("profile", target)
         assert done.code == 0, done.err
+
+
+FUNCTIONS = """\
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch._higher_order_ops.while_loop import while_loop
+
+class Flex(torch.nn.Module):
+    def forward(self, x):
+        mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device=x.device)
+        return flex_attention(x, x, x, block_mask=mask)
+
+class Cond(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.yes, self.no = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda y: self.yes(y), lambda y: self.no(y).relu(), (x,))
+
+class While(torch.nn.Module):
+    def forward(self, x):
+        return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1]
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Flex", "Cond"])
+def test_c23_flex_attention_and_cond_are_traced(run, folder, name):
+    """Operators that take Python functions ended in torch's advice to its own developers."""
+    (folder / "functions.py").write_text(FUNCTIONS, encoding="utf-8")
+    done = run("profile", f"functions.py:{name}", "--input", "f32[2,4,256,64]", "-o", "f.json")
+    assert done.code == 0, done.err
+    assert "warning" in done.err  # what was assumed
+    record = json.loads((folder / "f.json").read_text(encoding="utf-8"))
+    products = sum(op["flops"] for op in record["graph"]["ops"] if op["class"] == "contraction")
+    rows = 2 * 4 * 256
+    # unfused attention: scores and their product with the values, 2 x rows x 256 x 64 each; cond: one of the layers
+    assert products == (2 * 2 * rows * 256 * 64 if name == "Flex" else 2 * rows * 64 * 64)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_c23_a_while_loop_is_refused_with_what_to_do(run, folder):
+    """while_loop compiles its body first, which failed inside a trace without a way out."""
+    (folder / "functions.py").write_text(FUNCTIONS, encoding="utf-8")
+    done = run("profile", "functions.py:While", "--input", "f32[8,64]")
+    assert done.code == 2 and "Python loops" in done.err and "functions.py" in done.err, done.err

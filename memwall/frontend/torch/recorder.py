@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.core.errors import UsageError
@@ -41,6 +42,8 @@ class Recorder(TorchDispatchMode):
     """Records ops as they are dispatched; :meth:`graph` is the result. ``device`` is the type of the tensors that
     represent the GPU's: ``meta``, or ``cpu`` with real data. Beyond ``max_ops`` it stops with an error; ``warn`` is
     called before."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, *, device: str, max_ops: int, warn: Callable[[str], None] | None = None) -> None:
         super().__init__()
@@ -144,6 +147,12 @@ class Recorder(TorchDispatchMode):
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            raise UsageError(
+                f"a trace cannot record {func.name()}, an operator that takes Python functions (in"
+                f" {self.modules.path or 'the model'}); write it in plain PyTorch: a Python loop for while_loop, scan"
+                " and map, if for cond"
+            )
         signature = self._signatures.get(func)
         if signature is None:
             signature = self._signatures[func] = signature_of(func)

@@ -33,6 +33,7 @@ from memwall.frontend.torch.build import (
 from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch.higher_order import plain_forms
 from memwall.frontend.torch.light_imports import light_imports
 from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
@@ -247,7 +248,12 @@ class _Step:
         with fused_everywhere("meta"):
             optimizer = _optimizer(self.workload, self.parameters, self.recorder) if self.training else None
             forms = CudaForms(self.recorder, self.options.attention, decomposes=self.execute is not None)
-            with forms, triton_calls(self.recorder), torch.set_grad_enabled(self.training or self.options.gradients):
+            with (
+                forms,
+                plain_forms(self.warn),
+                triton_calls(self.recorder),
+                torch.set_grad_enabled(self.training or self.options.gradients),
+            ):
                 result = self._run(optimizer)
                 tensors = [t for t in self.inputs if isinstance(t, torch.Tensor)]
                 graph = self._graph(tensors, result)
@@ -427,10 +433,15 @@ def _blaming(doing: str) -> Any:
         if _NO_GRADIENT in said and not torch.is_grad_enabled():
             raise _NeedsGradients from error
         wanted = next((text for part, text in _NEEDS_DATA if part in said), None)
-        if wanted is None:
-            raise blame(error, doing) from error
         at = user_frame(error)
         where = f" (at {at})" if at else ""
+        if type(error).__module__.startswith("torch._dynamo"):
+            raise UsageError(
+                f"{doing}: a compiler cannot start inside a trace{where}; leave torch.compile out, and write"
+                " while_loop, scan and map as Python loops"
+            ) from error
+        if wanted is None:
+            raise blame(error, doing) from error
         if wanted is _HOST:
             raise UsageError(f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer") from error
         who = "the model's Python" if doing == "running the model" else doing
