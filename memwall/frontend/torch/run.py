@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
+from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.frontend.blocks.replay import Replayer
 from memwall.frontend.blocks.template import ReplayMismatch
@@ -33,6 +33,7 @@ from memwall.frontend.torch.build import (
 from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch.failures import NeedsGradients, blaming
 from memwall.frontend.torch.higher_order import plain_forms
 from memwall.frontend.torch.light_imports import light_imports
 from memwall.frontend.torch.origin import module_calls, module_names
@@ -40,7 +41,6 @@ from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.tensors import dtype_name, flat_tensors
 from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.frontend.workload import Workload
-from memwall.frontend.workload.blame import blame, user_frame
 from memwall.frontend.workload.inputs import SHORT_DTYPES
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.ops.sdpa import Attention
@@ -158,7 +158,7 @@ def _traced(
                 return _Step(workload, options, warn, execute, recorder).traced()
         except (ReplayMismatch, UnexpectedCall):
             options = replace(options, replay=False)
-        except _NeedsGradients:
+        except NeedsGradients:
             options = replace(options, gradients=True)
 
 
@@ -281,7 +281,7 @@ class _Step:
         calls: Any = contextlib.nullcontext()  # naming them would hide them from another execution
         if self.execute is None:
             calls = module_calls(recorder.modules, lambda m: names.get(id(m)), replayer.call if replayer else None)
-        with _blaming("running the model"), calls, TracedDevice(self.device), recorder, self.autocast:
+        with blaming("running the model"), calls, TracedDevice(self.device), recorder, self.autocast:
             with self.autocast.region(self.autocast_dtype):
                 step = forward_step(self.module, self.workload.loss if self.training else None)
                 args, kwargs = self.args, self.kwargs
@@ -298,7 +298,7 @@ class _Step:
         if optimizer is not None:
             recorder.phase = "optimizer"
             recorder.modules.path = "optimizer"
-            with _blaming("the optimizer step"), recorder, AnyScalar():
+            with blaming("the optimizer step"), recorder, AnyScalar():
                 optimizer.step()
         return result
 
@@ -328,7 +328,7 @@ def _register(recorder: Recorder, module: nn.Module, inputs: Iterable[Any]) -> l
 
 def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Recorder) -> torch.optim.Optimizer | None:
     trainable = [p for p in parameters if p.requires_grad]
-    with _blaming("making the optimizer"):
+    with blaming("making the optimizer"):
         optimizer = make_optimizer(workload.optimizer, trainable)
         if optimizer is None:
             return None
@@ -393,59 +393,3 @@ def _counts(inputs: list[torch.Tensor]) -> tuple[int | None, int | None]:
             ids = not tensor.is_floating_point() and tensor.dim() == 2
             return int(tensor.shape[0]), tensor.numel() if ids else None
     return None, None
-
-
-_HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device) meets the device's"
-
-#: What torch says where a gradient is taken of what was computed without.
-_NO_GRADIENT = "does not require grad and does not have a grad_fn"
-
-
-class _NeedsGradients(Exception):
-    """The model takes a gradient in forward."""
-
-
-#: What a tensor without data cannot do: part of torch's message → what the model asked for.
-_NEEDS_DATA = (
-    ("cannot be called on meta tensors", "a tensor's value (.item(), int(), float() or `if tensor:`)"),
-    ("torch.nonzero()", "which elements are nonzero (a boolean mask as index, nonzero() or one-argument where())"),
-    ("Cannot copy out of meta tensor", "a tensor's data on the host (.tolist(), .cpu(), .numpy() or print)"),
-    ("convert meta device type tensor to numpy", "a tensor's data on the host (.numpy())"),
-    ("'SparseMeta' backend", "an op on a sparse tensor that has no shape function"),
-    ("'Meta' backend", "an op whose output shape depends on data, or that has no shape function"),
-    ("on the meta device", "an op whose output shape depends on data"),
-    ("a meta tensor", "the data of a tensor"),
-    ("is not on the expected device meta", _HOST),
-    ("with Meta tensors", "an op that has no shape function"),
-    ("could not find the fake impl", "an op that has no shape function"),
-)
-
-
-@contextlib.contextmanager
-def _blaming(doing: str) -> Any:
-    """Turn an exception of the user's code into one line that names the user's line."""
-    try:
-        yield
-    except (MemwallError, ReplayMismatch, UnexpectedCall):
-        raise
-    except (Exception, SystemExit, GeneratorExit) as error:
-        said = message_of(error)
-        if _NO_GRADIENT in said and not torch.is_grad_enabled():
-            raise _NeedsGradients from error
-        wanted = next((text for part, text in _NEEDS_DATA if part in said), None)
-        at = user_frame(error)
-        where = f" (at {at})" if at else ""
-        if type(error).__module__.startswith("torch._dynamo"):
-            raise UsageError(
-                f"{doing}: a compiler cannot start inside a trace{where}; leave torch.compile out, and write"
-                " while_loop, scan and map as Python loops"
-            ) from error
-        if wanted is None:
-            raise blame(error, doing) from error
-        if wanted is _HOST:
-            raise UsageError(f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer") from error
-        who = "the model's Python" if doing == "running the model" else doing
-        raise NeedsData(
-            f"{who} needs {wanted}, and a trace has no data{where}; "
-            "rewrite it without (torch.where, a mask multiplied in), or trace real tensors with --real"
-        ) from error

@@ -1,0 +1,68 @@
+"""What the user's code raised while it was traced, in one line: its cause, its line, what would help."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
+from memwall.frontend.blocks.template import ReplayMismatch
+from memwall.frontend.torch.recorder import UnexpectedCall
+from memwall.frontend.workload.blame import blame, user_frame
+
+_HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device) meets the device's"
+
+#: What torch says where a gradient is taken of what was computed without.
+_NO_GRADIENT = "does not require grad and does not have a grad_fn"
+
+
+class NeedsGradients(Exception):
+    """The model takes a gradient in forward."""
+
+
+#: What a tensor without data cannot do: part of torch's message → what the model asked for.
+_NEEDS_DATA = (
+    ("cannot be called on meta tensors", "a tensor's value (.item(), int(), float() or `if tensor:`)"),
+    ("torch.nonzero()", "which elements are nonzero (a boolean mask as index, nonzero() or one-argument where())"),
+    ("Cannot copy out of meta tensor", "a tensor's data on the host (.tolist(), .cpu(), .numpy() or print)"),
+    ("convert meta device type tensor to numpy", "a tensor's data on the host (.numpy())"),
+    ("'SparseMeta' backend", "an op on a sparse tensor that has no shape function"),
+    ("'Meta' backend", "an op whose output shape depends on data, or that has no shape function"),
+    ("on the meta device", "an op whose output shape depends on data"),
+    ("a meta tensor", "the data of a tensor"),
+    ("is not on the expected device meta", _HOST),
+    ("with Meta tensors", "an op that has no shape function"),
+    ("could not find the fake impl", "an op that has no shape function"),
+)
+
+
+@contextlib.contextmanager
+def blaming(doing: str) -> Any:
+    """Turn an exception of the user's code into one line that names the user's line."""
+    try:
+        yield
+    except (MemwallError, ReplayMismatch, UnexpectedCall):
+        raise
+    except (Exception, SystemExit, GeneratorExit) as error:
+        said = message_of(error)
+        if _NO_GRADIENT in said and not torch.is_grad_enabled():
+            raise NeedsGradients from error
+        wanted = next((text for part, text in _NEEDS_DATA if part in said), None)
+        at = user_frame(error)
+        where = f" (at {at})" if at else ""
+        if type(error).__module__.startswith("torch._dynamo"):
+            raise UsageError(
+                f"{doing}: a compiler cannot start inside a trace{where}; leave torch.compile out, and write"
+                " while_loop, scan and map as Python loops"
+            ) from error
+        if wanted is None:
+            raise blame(error, doing) from error
+        if wanted is _HOST:
+            raise UsageError(f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer") from error
+        who = "the model's Python" if doing == "running the model" else doing
+        raise NeedsData(
+            f"{who} needs {wanted}, and a trace has no data{where}; "
+            "rewrite it without (torch.where, a mask multiplied in), or trace real tensors with --real"
+        ) from error
