@@ -9,9 +9,20 @@ from typing import Any
 import click
 
 from memwall.cli import options
-from memwall.cli.output import Out
+from memwall.cli.output import Out, print_text
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
+
+#: records with a schema
+SCHEMAS = ("profile", "measurement", "comparison", "fusion", "gate")
+
+
+def _print_schema(context: click.Context, _: click.Parameter, name: str | None) -> None:
+    if name is not None and not context.resilient_parsing:
+        from importlib.resources import files
+
+        print_text(files("memwall.report").joinpath(f"schemas/{name}-1.schema.json").read_text(encoding="utf-8"))
+        context.exit()
 
 
 @click.command("report", cls=Command)
@@ -22,6 +33,10 @@ from memwall.core.errors import UsageError
 @click.option(
     "--quantity", "quantities", cls=SeveralOption, metavar="NAME...",
     help="What of a history to show: time_s, dram_bytes, kernels, or another that a gate limits.",
+)  # fmt: skip
+@click.option(
+    "--schema", type=click.Choice(SCHEMAS), is_eager=True, expose_value=False, callback=_print_schema,
+    help="Print the JSON schema of a record instead.",
 )  # fmt: skip
 @options.shape
 @options.common("profile.ProfileReport")

@@ -110,6 +110,7 @@ def one_of(choices: Iterable[str]) -> Check:
             raise BadRecord(f"is {shown(value)}; want one of {', '.join(known)}")
         return str(value)
 
+    check.choices = known  # type: ignore[attr-defined]  # for a schema
     return check
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 
@@ -249,3 +250,12 @@ def test_e41_a_wrong_default_is_one_line(run, folder, line, message):
     assert len(refused.err.splitlines()) == 1
     assert "pyproject.toml" in refused.err
     assert message in refused.err
+
+
+def test_e41_a_schema_of_the_record_is_there(run):
+    """No schema of memwall.profile/1 was shipped: other programs had to guess what a record holds."""
+    jsonschema = pytest.importorskip("jsonschema")
+    printed = run("report", "--schema", "profile")
+    assert printed.code == 0
+    record = json.loads(run("profile", "net.py", "--gpu", "h100", "--json").out)
+    jsonschema.validate(record, json.loads(printed.out))

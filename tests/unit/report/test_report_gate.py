@@ -29,6 +29,7 @@ from memwall.report.gate.wording import counts, finding_of, name, sentence, subj
 from memwall.report.pages.gate import GateReport
 from tests.unit import gate_fixture as fixture
 
+ROOT = Path(__file__).parents[3]
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 
 RESULTS = {
@@ -495,14 +496,14 @@ def test_a_uri_is_percent_encoded():
 
 
 def test_the_record_keeps_its_schema(result):
-    schema = json.loads((SCHEMAS / "memwall.gate-1.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "memwall/report/schemas/gate-1.schema.json").read_text(encoding="utf-8"))
     text = render_gate(result, "json")
     jsonschema.Draft202012Validator(schema).validate(json.loads(text))
     assert text == result.to_json()
 
 
 def test_a_record_with_more_or_less_than_the_schema_is_refused():
-    schema = json.loads((SCHEMAS / "memwall.gate-1.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "memwall/report/schemas/gate-1.schema.json").read_text(encoding="utf-8"))
     validator = jsonschema.Draft202012Validator(schema)
     for spoil in (
         lambda r: r.update(extra=1), lambda r: r["checks"][0].pop("measured"),

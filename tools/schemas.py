@@ -1,0 +1,56 @@
+"""Write memwall/report/schemas from the dataclasses that are saved; the gate's is written by hand.
+
+``python tools/schemas.py`` writes, ``--check`` compares.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from memwall.analysis import compare, fused
+from memwall.core.schema import json_schema
+from memwall.record import profile
+from memwall.record.format import SavedProfile
+from memwall.record.measurement import Measurement
+from memwall.report.pages.fusion_record import SavedFusion
+
+FOLDER = Path(__file__).resolve().parents[1] / "memwall" / "report" / "schemas"
+
+#: dataclass, what it is, the schema's name
+RECORDS = (
+    (SavedProfile, "a traced workload, its costs and its time on each GPU", profile.SCHEMA),
+    (Measurement, "one run of one executor, kernel by kernel: an item of a profile's measurements",
+     "measurement/1"),
+    (compare.Comparison, "one workload on several GPUs, or several profiles", compare.SCHEMA),
+    (SavedFusion, "what fusion wins: policies, groups, refusals, missed fusions, capture", fused.SCHEMA),
+)  # fmt: skip
+
+
+def texts() -> dict[str, str]:
+    """File name -> text of each generated schema."""
+    found = {}
+    for cls, title, name in RECORDS:
+        kind, version = name.removeprefix("memwall.").split("/")
+        found[f"{kind}-{version}.schema.json"] = json.dumps(json_schema(cls, title, name), indent=1) + "\n"
+    return found
+
+
+def main() -> int:
+    stale = [name for name, text in texts().items() if not _same(FOLDER / name, text)]
+    if "--check" not in sys.argv:
+        for name in stale:
+            (FOLDER / name).write_text(texts()[name], encoding="utf-8")
+        return 0
+    for name in stale:
+        print(f"{name} is stale: python tools/schemas.py", file=sys.stderr)
+    return bool(stale)
+
+
+def _same(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
