@@ -89,7 +89,7 @@ def explain(base: Side, head: Side, pairs: Mapping[int, int] | None = None) -> t
     refusals = group_by(refused, [refusal.consumer for refusal in refused])
     causes = [c for cluster in _clusters(base, head, pairs) if (c := _cause(cluster, base, head, refusals)) is not None]
     keys = [(c.kind, c.op, collapse(c.module), c.phase, c.source, c.detail) for c in causes]
-    causes = [_together(rows) for rows in group_by(causes, keys).values()]
+    causes = [together(rows) for rows in group_by(causes, keys).values()]
     causes = [c for c in causes if c.kind != "elsewhere" or abs(c.time_s) > _LEAST_S]
     causes.sort(key=lambda c: (-c.time_s, -c.dram_bytes, c.module, c.op, c.source, c.kind, c.detail))
     return tuple(causes)
@@ -211,7 +211,7 @@ def _difference(before: Graph, old: Op, after: Graph, new: Op) -> str:
     return ""
 
 
-def _together(rows: Sequence[Cause]) -> Cause:
+def together(rows: Sequence[Cause]) -> Cause:
     """Merge equal changes in several places."""
     first = rows[0]
     if len(rows) == 1:
@@ -245,7 +245,7 @@ def largest(side: Side, quantity: str, kernels: Sequence[Estimate], count: int) 
     weight = {key: sum(map(wanted.of, own)) for key, own in group_by(kernels, keys).items()}
     found = group_by(causes, keys)
     order = sorted(found, key=lambda key: (-weight[key], key))
-    return tuple(_together(found[key]) for key in order[:count])
+    return tuple(together(found[key]) for key in order[:count])
 
 
 def new_breaks(base: Capture | None, head: Capture | None, graph: Graph) -> tuple[Cause, ...]:

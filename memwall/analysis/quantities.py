@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memwall.core.graph import Graph
+    from memwall.core.graph import Graph, Op
     from memwall.record.profile import Profile
     from memwall.simulate.schedule import Schedule
 
@@ -91,6 +91,22 @@ def coverage(profile: Profile, schedule: Schedule | None = None) -> float:
     return min(sum(cost.modeled for cost in costs) / len(costs) if costs else 1.0 for costs in profile.costs)
 
 
+def nchw_bytes(profile: Profile, schedule: Schedule | None = None) -> float:
+    """Bytes that convolutions read or write in NCHW."""
+    return float(sum(nchw_bytes_of(profile.graph, op) or 0 for op in profile.graph.ops))
+
+
+def nchw_bytes_of(graph: Graph, op: Op) -> int | None:
+    """Bytes that an op reads or writes in NCHW, gradients and weights too; None where it is no such convolution."""
+    from memwall.core.graph import is_channels_last
+
+    if op.op_class != "convolution":
+        return None
+    data = [spec for spec in graph.specs((*op.inputs, *op.outputs)) if len(spec.shape) in (4, 5)]
+    either = [spec for spec in data if min(spec.shape[1], max(spec.shape[2:])) > 1]  # else NHWC is NCHW
+    return sum(s.nbytes for s in either if not is_channels_last(s.shape, s.strides)) if data else None
+
+
 def unmodeled(profile: Profile) -> tuple[str, ...]:
     """Names of the ops that no formula models, in any of the graphs."""
     return tuple(sorted({
@@ -153,6 +169,7 @@ _ROWS = (
     Quantity(name="overhead_share", title="share of the time under the overhead wall", unit="fraction",
              per="schedule", read=_wall("overhead")),
     Quantity(name="graph_breaks", title="graph breaks", unit="count", per="profile", read=graph_breaks),
+    Quantity(name="nchw_bytes", title="bytes of convolutions in NCHW", unit="B", per="profile", read=nchw_bytes),
     Quantity(name="measured_s", title="measured time", unit="s", per="machine"),
     Quantity(name="coverage", title="ops with a formula", unit="fraction", lower=False, per="profile", read=coverage),
     # of totals next to others

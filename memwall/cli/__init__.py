@@ -15,6 +15,7 @@ from types import FrameType
 import click
 
 from memwall.cli.parsing import CommandLineError, LazyGroup
+from memwall.cli.supervisor import SUPERVISES, supervised
 from memwall.core.errors import MemwallError, MissingError, UsageError, message_of
 from memwall.core.version import __version__
 
@@ -77,6 +78,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in arguments
+    if args is None and SUPERVISES and not debug:
+        return supervised(lambda: main(arguments), lambda said: _fail(said, UsageError.exit_code))
     interrupts = _note_interrupts()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed before Python started (``>&-``): what goes there is dropped
@@ -88,8 +91,8 @@ def main(args: Sequence[str] | None = None) -> int:
         code = _complete() if _ASKED in os.environ else _run(arguments)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+    except KeyboardInterrupt as error:
+        return _fail("interrupted", INTERRUPTED) if interrupts else _fail_of_model(error)
     except BrokenPipeError:
         _silence_stdout()
         return BROKEN_PIPE
@@ -113,6 +116,8 @@ def main(args: Sequence[str] | None = None) -> int:
             return _fail(f"this needs {error.name}, which is not installed", MissingError.exit_code)
         what = f"{type(error).__name__}: {next(iter(message_of(error).splitlines()), '')}"[:300]
         return _fail(f"internal error: {what} (a bug of memwall; --debug shows where)", INTERNAL_ERROR)
+    except BaseException as error:  # none of ours, and no interrupt
+        return _fail_of_model(error)
 
 
 #: the variable by which a shell asks for completions
@@ -135,8 +140,8 @@ def _run(arguments: list[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help(), err=True)
         return UsageError.exit_code
-    except click.Abort:
-        raise KeyboardInterrupt from None
+    except click.Abort as error:  # how click passes on a KeyboardInterrupt
+        raise (error.__context__ or KeyboardInterrupt()) from None
     except click.ClickException as error:
         raise CommandLineError.of(error) from None
 
@@ -153,6 +158,12 @@ def _buffer(name: str) -> None:
         kept = open(stream.fileno(), "w", encoding=stream.encoding, closefd=False)  # noqa: SIM115
         kept.reconfigure(line_buffering=name == "stderr" or stream.isatty())
         setattr(sys, name, kept)
+
+
+def _fail_of_model(error: BaseException) -> int:
+    from memwall.frontend.workload.blame import blame
+
+    return _fail(str(blame(error, "running the model")), UsageError.exit_code)
 
 
 def _note_interrupts() -> list[int]:

@@ -60,7 +60,8 @@ def command(
     unchanged code gives equal figures. Both eager and memwall are gated, so that a lost fusion shows.
 
     Limits without a sign are budgets; '+2%' is against the baseline. With a baseline and no limits, no kernel and no
-    graph break may be added, and bytes, FLOPs, time and peak memory may grow by 0.5 %.
+    graph break may be added, and bytes (those of convolutions in NCHW too), FLOPs, time and peak memory may grow by
+    0.5 %.
 
     Exit code: 0 pass, 1 fail, 3 inconclusive, 2 misuse.
     """

@@ -113,6 +113,19 @@ class TensorSpec:
         return True
 
 
+def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether strides say NHWC (or NDHWC); those that say NCHW as well, as one channel does, count as NCHW
+    (``is_channels_last_strides_2d`` in c10's MemoryFormat.h)."""
+    if len(shape) not in (4, 5) or strides[1] == 0:
+        return False
+    least = 0
+    for axis in (1, *range(len(shape) - 1, 1, -1), 0):
+        if shape[axis] == 0 or strides[axis] < least or (axis == 0 and least == strides[1]):
+            return False
+        least = strides[axis] * max(shape[axis], 1)
+    return True
+
+
 def contiguous(shape: Sequence[int], dtype: str) -> TensorSpec:
     """The row-major spec of a shape."""
     strides, step = [], 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def parse_limit(quantity: Quantity | str, text: object, where: str = "") -> Limi
 
 #: the limits if none are written and there is a baseline: what a code change may not do by accident
 DEFAULTS = {"kernels": "+0", "dram_bytes": "+0.5%", "flops": "+0.5%", "time_s": "+0.5%", "peak_memory": "+0.5%",
-            "graph_breaks": "+0"}  # fmt: skip
+            "graph_breaks": "+0", "nchw_bytes": "+0.5%"}  # fmt: skip
 #: the policies if none is named: what runs today, and what a compiler could fuse, so that a lost fusion shows
 DEFAULT_POLICIES = ("eager", "memwall")
 #: limits of every workload unless it says otherwise
@@ -194,12 +194,14 @@ class GateConfig:
             policies or self.policies or (() if saved else DEFAULT_POLICIES), scope,
         )  # fmt: skip
 
-    def limits(self, workload: GatedWorkload, gpu: str, policy: str, *, compared: bool, breaks: bool = True) -> Limits:
+    def limits(
+        self, workload: GatedWorkload, gpu: str, policy: str, *, compared: bool, unknown: Container[str] = ()
+    ) -> Limits:
         """The limits of a workload on a GPU under a policy. ``compared``: there is a baseline, and :data:`DEFAULTS`
-        hold where nothing is limited (aside from :data:`APART`), that of graph breaks where ``breaks`` are known."""
+        hold where nothing is limited (aside from :data:`APART`), but those of quantities that are ``unknown``."""
         written = {**self.scope.of(gpu, policy), **workload.scope.of(gpu, policy), **self.over.limits}
         if compared and self.limited(workload) <= APART:
-            written |= limits_of({k: v for k, v in DEFAULTS.items() if breaks or k != "graph_breaks"}, "")
+            written |= limits_of({k: v for k, v in DEFAULTS.items() if k not in unknown}, "")
         return {**limits_of(ALWAYS, ""), **written}
 
     def limited(self, workload: GatedWorkload) -> frozenset[str]:

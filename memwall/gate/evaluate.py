@@ -9,6 +9,7 @@ from functools import cache
 from itertools import accumulate
 
 from memwall.analysis.diff import Cause, Side, explain, largest, new_breaks, top
+from memwall.analysis.layouts import given_up, layouts
 from memwall.analysis.matching import match_ops
 from memwall.analysis.quantities import LIMITS, Quantity, unmodeled
 from memwall.core.units import size
@@ -72,7 +73,8 @@ def check_workload(subject: Subject, limits: Mapping[tuple[str, str], Limits]) -
                         key = head.schedule.graph, base.schedule.graph
                         pairs.setdefault(key, match_ops(base.graph, head.graph))
                         causes = explain(base, head, pairs[key])
-                    check = _explained(check, quantity, head, base, causes or ())
+                    pair = pairs.get((head.schedule.graph, base.schedule.graph), {}) if base is not None else {}
+                    check = _explained(check, quantity, head, base, causes or (), pair)
                 checks.append(check)
     return checks, list(dict.fromkeys(problems))
 
@@ -142,14 +144,19 @@ def _no_baseline(subject: Subject, quantity: Quantity, schedule: Schedule, base:
     return "the limit is relative and there is no baseline; give --baseline or --baseline-ref"
 
 
-def _explained(check: Check, quantity: Quantity, head: Side, base: Side | None, causes: Sequence[Cause]) -> Check:
-    """A check with the causes of its figure."""
+def _explained(
+    check: Check, quantity: Quantity, head: Side, base: Side | None, causes: Sequence[Cause], pairs: Mapping[int, int]
+) -> Check:
+    """A check with the causes of its figure; ``pairs``: head op id → base op id."""
     if quantity.name == "graph_breaks":
         before, after = (capture_of(side.profile.capture) if side else None for side in (base, head))
         return replace(check, causes=new_breaks(before, after, head.profile.graph)[:MOST_CAUSES])
     if quantity.name == "coverage":
         names = ", ".join(unmodeled(head.profile)[:MOST_CAUSES])
         return replace(check, message=f"no formula models {names}" if names else "")
+    if quantity.name == "nchw_bytes" and base is not None:
+        both = f"{layouts(head.graph)}, in the base {layouts(base.graph)}"
+        return replace(check, message=both, causes=given_up(base.graph, head.graph, pairs)[:MOST_CAUSES])
     if base is None:
         kernels = kernels_in(head.profile, head.schedule, check.module or "*")
         return replace(check, causes=largest(head, quantity.name, kernels, MOST_CAUSES))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from memwall.analysis.quantities import nchw_bytes
 from memwall.bench.ab import Side, run_ab
 from memwall.bench.device import RUN_OPTIONS
 from memwall.core.errors import UsageError
@@ -147,9 +148,9 @@ def _judged(
             continue
         before = base.profiles.get(workload.name)
         baseline = noted(baseline, workload.name, [*head.notes, *_other_step(before, head.profile)])
-        breaks = _captured(head.profile) or (_captured(before) and not is_saved(workload.target))
+        unknown = _unknown(head.profile, before, saved=is_saved(workload.target))
         limits = {
-            (s.gpu.name, s.policy): config.limits(workload, s.gpu.name, s.policy, compared=compared, breaks=breaks)
+            (s.gpu.name, s.policy): config.limits(workload, s.gpu.name, s.policy, compared=compared, unknown=unknown)
             for s in head.profile.simulations
         }
         if {name for rows in limits.values() for name, _ in rows} <= APART:
@@ -179,6 +180,14 @@ def _short(value: Any) -> str:
     if isinstance(value, tuple):
         value = ", ".join(f"{row.get('dtype', '')}{row.get('shape', '')}" for row in value)
     return value if len(str(value)) <= 80 else f"{str(value)[:79]}…"
+
+
+def _unknown(head: Profile, base: Profile | None, *, saved: bool) -> set[str]:
+    """Quantities with a default limit that neither side has: graph breaks without a capture (which a ``saved`` head
+    cannot make), bytes in NCHW."""
+    captured = _captured(head) or (_captured(base) and not saved)
+    converts = any(nchw_bytes(side) for side in (head, base) if side is not None)
+    return {name for name, known in (("graph_breaks", captured), ("nchw_bytes", converts)) if not known}
 
 
 def _captured(profile: Profile | None) -> bool:

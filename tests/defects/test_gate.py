@@ -131,6 +131,16 @@ def test_b19_a_model_that_ends_its_process(gate, folder):
     assert all("\n" not in p["message"] and len(p["message"]) > 30 for p in record["problems"])
 
 
+@pytest.mark.parametrize("name", ["interrupts", "own", "leaves", "crashes", "killed"])
+def test_b19_a_model_that_ends_a_command(shell, folder, name):
+    """A model that exits, crashes or is killed ended a command with any exit code, and without a word."""
+    (folder / "net.py").write_text(NET.replace("def model():\n", "def model():\n" + ENDS[name]))
+    result = shell("profile", "net.py", "-q")
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.strip().splitlines()) == 1
+    assert result.err.startswith("memwall: ")
+
+
 #: structure that is another in every process, and how many layers it makes
 CHANCE = {
     "random": ("import random", "random.randrange(1, 60)"),
@@ -249,3 +259,46 @@ def test_b17_an_untracked_helper_is_named_once(shell, folder):
     assert result.out.count("the base cannot be profiled") == 1
     assert "helper.py is not in the base" in result.out
     assert "--baseline base.json" in result.out
+
+
+CONVOLUTIONS = """\
+import torch
+
+def model():
+    layers = [torch.nn.Conv2d(3, 64, 3, padding=1)]
+    for _ in range(5):
+        layers += [torch.nn.BatchNorm2d(64), torch.nn.ReLU(), torch.nn.Conv2d(64, 64, 3, padding=1)]
+    return torch.nn.Sequential(*layers).half().to(memory_format=torch.channels_last)
+
+def inputs():
+    return (torch.randn(8, 3, 64, 64).half().contiguous(memory_format=torch.channels_last),)
+"""
+
+
+WEIGHTS, DATA = 5 * 64 * 64 * 9 * 2 + 3 * 64 * 9 * 2, 8 * 3 * 64 * 64 * 2
+HIDDEN = 8 * 64 * 64 * 64 * 2
+#: what is given up -> the bytes that then are NCHW: all; those of the weights; those of the input
+GIVEN_UP = {"both": WEIGHTS + DATA + 11 * HIDDEN, "model": WEIGHTS, "input": DATA}
+
+
+@pytest.mark.parametrize("what", GIVEN_UP)
+def test_b18_channels_last_given_up(gate, folder, what):
+    """A model, or its input, that gave up channels_last passed: a trace lost the layout behind the first convolution.
+
+    cuDNN takes NHWC where the data or the weight is, and gives NHWC on.
+    """
+    commit(folder, {"net.py": CONVOLUTIONS})
+    text = CONVOLUTIONS
+    if what != "input":
+        text = text.replace(".to(memory_format=torch.channels_last)", "")
+    if what != "model":
+        text = text.replace(".contiguous(memory_format=torch.channels_last)", "")
+    commit(folder, {"net.py": text})
+    result, record = gate("net.py")
+    assert result.code == 1
+    (check,) = [c for c in record["checks"] if c["quantity"] == "nchw_bytes"]
+    assert (check["verdict"], check["value"], check["baseline"]) == ("fail", GIVEN_UP[what], 0)
+    assert check["causes"]
+    assert all("NCHW" in cause["detail"] and cause["op"] == "convolution" for cause in check["causes"])
+    slower = [c for c in record["checks"] if c["quantity"] == "time_s" and c["verdict"] == "fail"]
+    assert what != "both" or len(slower) == 2

@@ -24,6 +24,7 @@ from memwall.frontend.torch.tensors import (
     dtype_name,
     flat_tensors,
     freeze,
+    in_cudnn_layout,
     same_view,
     sparse_parts,
     stolen_gradient,
@@ -167,6 +168,8 @@ class Recorder(TorchDispatchMode):
             out = args[0]
         else:
             out = func(*args, **kwargs)
+        if signature.name == "aten.convolution" and isinstance(out, torch.Tensor) and out.is_meta:
+            out = in_cudnn_layout(out, args[0], args[1])
         if self.paused:
             return out
         if signature.free:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memwall.core.errors import UsageError
+from memwall.core.graph import is_channels_last
 
 
 def flat_tensors(tree: Any) -> list[torch.Tensor]:
@@ -27,6 +28,15 @@ def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
         and a.storage_offset() == b.storage_offset()
         and (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
     )
+
+
+def in_cudnn_layout(made: torch.Tensor, data: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A convolution's result as cuDNN lays it out, which ``meta`` does not: in channels_last where the data or the
+    weight is (``cudnn_conv_suggest_memory_format`` in ATen's ConvUtils.h)."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if not (made.dim() in formats and any(is_channels_last(t.shape, t.stride()) for t in (data, weight))):
+        return made
+    return torch.empty(made.shape, dtype=made.dtype, device="meta", memory_format=formats[made.dim()])
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

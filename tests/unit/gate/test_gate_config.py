@@ -141,7 +141,7 @@ def test_defaults_hold_where_nothing_is_limited_and_there_is_a_baseline(read):
     bare = read("[gate]\ntarget = 'net.py'")
     assert limits_of(bare) == {"coverage": "100 %"}
     assert limits_of(bare, compared=True) == {"coverage": "100 %", **DEFAULTS}
-    assert "graph_breaks" not in limits_of(bare, compared=True, breaks=False)
+    assert "graph_breaks" not in limits_of(bare, compared=True, unknown={"graph_breaks"})
     one = read("[gate]\ntarget = 'net.py'\ntime_s = '+1%'")
     assert limits_of(one, compared=True) == {"coverage": "100 %", "time_s": "+1%"}
     # a limit that says nothing of the model's cost does not lift those that do
