@@ -7,8 +7,9 @@
 ``max_`` or ``min_`` and the name of any quantity that a gate knows is a limit; every other keyword is a default for
 :func:`memwall.profile`. Each profile that the fixture's ``profile`` makes is checked against each limit, on each of
 its GPUs under each of its policies. Markers of the module and the class count too; the closest wins. A test that has
-limits and profiles nothing so fails. In a test that takes the fixture, ``memwall`` has all public names of the package
-too.
+limits and profiles nothing so fails. A test that takes the fixture begins with PyTorch's settings of the process (TF32,
+SDPA backends, default dtype) as they were after collection, whatever tests before it have set. In it, ``memwall`` has
+all public names of the package too.
 
 pytest loads this file in every session of an environment that has memwall: it imports nothing that pytest has not.
 """
@@ -44,6 +45,7 @@ class Expected:
 
 
 _EXPECTED = pytest.StashKey[Expected]()
+_SETTINGS = pytest.StashKey[tuple[Any, ...]]()
 
 
 # -- what pytest calls -------------------------------------------------------------------------------------------------
@@ -54,8 +56,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep PyTorch's settings for the tests that profile."""
+    if any(map(_profiles, session.items)):
+        from memwall.frontend.torch.settings import settings
+
+        session.config.stash[_SETTINGS] = settings()
+
+
+def _profiles(item: pytest.Item) -> bool:
+    return "memwall" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Read the markers; what is wrong in them is an error of the test."""
+    """Set PyTorch as it was, before any fixture of the test; read the markers: what is wrong in them is an error of the
+    test."""
+    if _profiles(item) and _SETTINGS in item.config.stash:
+        from memwall.frontend.torch.settings import restore
+
+        restore(item.config.stash[_SETTINGS])
     markers = list(item.iter_markers("memwall"))
     if markers:
         item.stash[_EXPECTED] = _read(reversed(markers))

@@ -304,6 +304,18 @@ def test_package():
 """).assert_outcomes(passed=2)
 
 
+def test_what_a_test_sets_for_the_process_does_not_reach_the_next(run):
+    run("""
+def test_sets():
+    torch.set_float32_matmul_precision("high")
+    torch.set_default_dtype(torch.float64)
+
+def test_net(memwall):
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.get_default_dtype() == torch.float32
+""").assert_outcomes(passed=2)
+
+
 def test_without_the_plugin_the_marker_is_unknown(entry_point, pytester):
     pytester.makepyfile("import pytest\n@pytest.mark.memwall(max_kernels=1)\ndef test_net(): pass\n")
     result = pytester.runpytest_subprocess("-p", "no:memwall", "-p", "no:cacheprovider", "--strict-markers")

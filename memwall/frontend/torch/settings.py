@@ -1,0 +1,36 @@
+"""What a process sets for all of PyTorch and a trace depends on: read at one time, set again at another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+#: how each setting is read, and set
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    *((partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name))
+      for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+)  # fmt: skip
+
+
+def settings() -> tuple[Any, ...]:
+    """The settings as they are."""
+    return tuple(read() for read, _ in _SETTINGS)
+
+
+def restore(before: tuple[Any, ...]) -> None:
+    """Set what is no longer as it was; no default device is set, as at first."""
+    torch.set_default_device(None)
+    for (read, put), value in zip(_SETTINGS, before, strict=True):
+        if read() != value:
+            put(value)
