@@ -18,6 +18,7 @@ from memwall.perfmodel.families import CALIBRATED, as_run, calibrated, explain
 from memwall.perfmodel.roofline import Estimate, launch_floor_s, launches_of
 from memwall.record.kernels import kernel_module, short_name
 from memwall.record.profile import Profile
+from memwall.simulate.launch_queue import host_is_assumed
 from memwall.simulate.memory import reuse_distances
 from memwall.simulate.schedule import Schedule
 
@@ -36,11 +37,16 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The seconds of a schedule that rest on constants known in one way (:data:`CALIBRATED`), and from which GPUs."""
+    """The seconds of a schedule that rest on constants known in one way (:data:`CALIBRATED`, or :data:`HOST`), and from
+    which GPUs."""
 
     calibrated: str
     time_s: float
     gpus: tuple[str, ...]
+
+
+#: how the seconds are known in which the GPU waits for a host whose time is assumed
+HOST = "host time assumed"
 
 
 def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
@@ -48,7 +54,7 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
     if schedule.gpu.cpu is not None:
         return ()
     plan, costs = profile.plan(schedule), profile.costs[schedule.graph]
-    times_s = dict.fromkeys(CALIBRATED, 0.0)
+    times_s, assumed = dict.fromkeys((*CALIBRATED, HOST), 0.0), host_is_assumed(schedule.gpu)
     gpus: dict[str, dict[str, None]] = {}
     for kernel in schedule.kernels:
         if plan is not None:
@@ -56,9 +62,13 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
         else:  # that of its most expensive op
             cost = max((costs[i] for i in kernel.op_ids), key=lambda cost: cost.total_flops)
         status, taken = calibration_of(cost, schedule.gpu)
-        times_s[status] += kernel.time_s
+        waited_s = kernel.wait_s if assumed else 0.0
+        times_s[status] += kernel.time_s - waited_s
+        times_s[HOST] += waited_s
         gpus.setdefault(status, {}).update(dict.fromkeys(taken))
-    return tuple(Provenance(status, times_s[status], tuple(gpus[status])) for status in CALIBRATED if status in gpus)
+    if times_s[HOST]:
+        gpus[HOST] = {}
+    return tuple(Provenance(status, times_s[status], tuple(gpus[status])) for status in times_s if status in gpus)
 
 
 def calibration_text(profile: Profile, schedule: Schedule) -> str:

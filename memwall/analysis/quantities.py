@@ -206,7 +206,7 @@ _ROWS = (
     Quantity(name="interval_s", title="80 % interval of the time", unit="interval", attribute="interval_s",
              tables="kernel?", heading="80 % range", place=64, like="time_s"),
     Quantity(name="attained_flop_per_s", title="FLOPs over modeled time", unit="FLOP/s", lower=False,
-             attribute="attained_flop_per_s", tables="class", heading="attained", place=70),
+             attribute="attained_flop_per_s", tables="class", heading="modeled", place=70),
     Quantity(name="times_fewer", title="times fewer FLOP/s than the matrix classes", unit="ratio",
              attribute="times_fewer", tables="class", heading="times fewer", unit_text="FLOP/s", place=71),
     Quantity(name="limited_by", title="the wall", unit="word", attribute="limited_by",

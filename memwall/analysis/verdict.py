@@ -1,62 +1,52 @@
-"""One sentence per schedule: which wall it hits and what would move it, each figure computed by a replay.
+"""One sentence per schedule: which wall it hits and what would move it.
 
-A replay runs the kernels again through the launch queue of :mod:`memwall.simulate.launch_queue` with one term changed:
-half the memory seconds (twice the bandwidth), half the compute seconds (twice the FLOP/s), no wait for the CPU (CUDA
-graphs), or without some kernels (fused away, at best).
+Each gain is a what-if (:mod:`memwall.analysis.whatif`): the kernels are simulated again on a GPU with one number
+changed, so ``--what-if`` with the text in :data:`WHAT_IFS` shows the same figure. What fusion would save is by the time
+of a fused policy that the profile has, else of ``ideal``, the most that any fusion could win.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from memwall.analysis.pipes import main_pipe, mfu_base
 from memwall.analysis.table import share, sums
+from memwall.analysis.whatif import outcome, parse_change
 from memwall.core.graph import Pipe
 from memwall.core.units import duration, flop_rate, flops, percent, size
+from memwall.perfmodel.roofline import Estimate, launch_floor_s
 from memwall.record.kernels import WALLS, peak_place, wall_shares
 from memwall.record.profile import Profile
-from memwall.simulate.launch_queue import queue
+from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule
 
-
-def replay_s(
-    schedule: Schedule, *, compute: float = 1.0, memory: float = 1.0, launch: str = "eager",
-    without: Container[int] = (),
-) -> float:  # fmt: skip
-    """Seconds of the schedule with its compute and memory seconds scaled; ``launch="graph"`` issues every kernel in
-    time, ``without`` leaves out kernels by id."""
-    kernels = (
-        (k.issue_s, max(k.compute_s * compute, k.memory_s * memory, k.latency_s) + k.overhead_s - k.wait_s)
-        for k in schedule.kernels
-        if k.id not in without
-    )
-    return queue(kernels, launch)[1]
+#: what would help -> the what-if that says how much: twice the bandwidth, twice the FLOP/s, no wait for the CPU
+WHAT_IFS: Mapping[str, str] = {
+    "bandwidth": "dram_bytes_per_s*=2", "flop_rate": "peak_flop_per_s*=2", "graphs": "dispatch_s=0",
+}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Gains:
-    """Seconds that each change would save."""
+def gains(profile: Profile, schedule: Schedule, names: Sequence[str] = tuple(WHAT_IFS)) -> dict[str, float]:
+    """Seconds that each change of :data:`WHAT_IFS` saves; none of a saved schedule whose plan only a compiler can make
+    again."""
+    if schedule.plan is None:
+        if schedule.policy not in CHEAP:
+            return {}
+        schedule = profile.schedule(schedule.gpu, schedule.policy, graph=schedule.graph)
+    found = {name: outcome(profile, schedule, [parse_change(WHAT_IFS[name])]) for name in names}
+    return {name: told.before.time_s - told.after.time_s for name, told in found.items()}
 
-    bandwidth_s: float
-    flop_rate_s: float
-    #: CUDA graphs: no kernel waits for the CPU
-    graphs_s: float
-    #: at most: the kernels outside the matrix classes that wait for memory cost nothing
-    fusion_s: float
 
-
-def gains(schedule: Schedule) -> Gains:
-    """What twice the bandwidth, twice the FLOP/s, CUDA graphs and fusion would save."""
-    now_s = schedule.totals.time_s
-    fusible = {k.id for k in schedule.kernels if k.limited_by == "bandwidth" and k.op_class not in MODEL_CLASSES}
-    changed = (
-        replay_s(schedule, memory=0.5),
-        replay_s(schedule, compute=0.5),
-        replay_s(schedule, launch="graph"),
-        replay_s(schedule, without=fusible),
-    )
-    return Gains(*(max(0.0, now_s - then_s) for then_s in changed))
+def fusion_gain(profile: Profile, schedule: Schedule) -> tuple[str, float] | None:
+    """The policy that saves most of an eager schedule's time, and how much: of the fused policies that the profile has
+    on the same GPU, else ``ideal``. None for a schedule that is fused."""
+    if schedule.policy != "eager":
+        return None
+    same = [s for s in profile.simulations if s.gpu == schedule.gpu and s.graph == schedule.graph]
+    fused = [s for s in same if s.policy not in ("eager", "ideal")]
+    best = min(fused or [profile.schedule(schedule.gpu, "ideal", graph=schedule.graph)], key=lambda s: s.totals.time_s)
+    return best.policy, schedule.totals.time_s - best.totals.time_s
 
 
 def verdict(profile: Profile, schedule: Schedule) -> str:
@@ -65,11 +55,11 @@ def verdict(profile: Profile, schedule: Schedule) -> str:
         return "Nothing runs on the device, so there is no wall."
     shares = wall_shares(schedule)
     wall = max(WALLS, key=shares.__getitem__)
-    found, rank = gains(schedule), "the wall" if shares[wall] >= 0.5 else "the largest wall"
-    doubled = f"twice the bandwidth would save {_saving(found.bandwidth_s)}, twice the FLOP/s"
+    rank = "the wall" if shares[wall] >= 0.5 else "the largest wall"
+    kernels = [kernel for kernel in schedule.kernels if kernel.limited_by == wall]
     text = (
         f"{wall} is {rank}: {percent(shares[wall], 0)} of the {duration(schedule.totals.time_s)} goes to kernels "
-        f"{_DETAILS[wall](profile, schedule, found)}; {doubled} {_saving(found.flop_rate_s)}"
+        f"{_DETAILS[wall](profile, schedule, kernels)}{_doubled(profile, schedule)}"
     )
     if wall == "compute":
         text += _faster_pipe(profile, schedule)
@@ -81,47 +71,72 @@ def verdict(profile: Profile, schedule: Schedule) -> str:
     return f"It does not fit ({need}{place}{room}, {size(schedule.gpu.dram_bytes)} on the GPU); if it did: {text}."
 
 
+def _doubled(profile: Profile, schedule: Schedule) -> str:
+    found = gains(profile, schedule, ("bandwidth", "flop_rate"))
+    if not found:
+        return ""
+    bandwidth, flop_rate = _saving(found["bandwidth"]), _saving(found["flop_rate"])
+    return f"; twice the bandwidth would save {bandwidth}, twice the FLOP/s {flop_rate}"
+
+
 def _saving(seconds: float) -> str:
-    text = duration(seconds)
+    text = duration(max(seconds, 0.0))
     return "nothing" if text in ("0 s", "0.0 ns") else text  # a difference of two sums is seldom exactly 0
 
 
-def _bandwidth(profile: Profile, schedule: Schedule, gains: Gains) -> str:
-    waiting = [k for k in schedule.kernels if k.limited_by == "bandwidth"]
-    matrix = [k for k in waiting if k.op_class in MODEL_CLASSES]
-    all_of_them, own = sums(waiting, ("flops", "time_s")), sums(matrix, ("flops", "bytes", "time_s"))
+def _fusing(profile: Profile, schedule: Schedule) -> str:
+    """``; fusion (torch.compile) could save at most 2.55 ms``; empty for a schedule that is fused."""
+    gain = fusion_gain(profile, schedule)
+    if gain is None:
+        return ""
+    policy, saved_s = gain
+    if policy == "ideal":
+        return f"; fusion (torch.compile) could save at most {_saving(saved_s)}"
+    return f"; fusion would save {_saving(saved_s)} (policy {policy})"
+
+
+def _bandwidth(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
+    matrix = [k for k in kernels if k.op_class in MODEL_CLASSES]
+    all_of_them, own = sums(kernels, ("flops", "time_s")), sums(matrix, ("flops", "bytes", "time_s"))
     flop_share = share(all_of_them["flops"], schedule.totals.flops)
-    text = f"that wait for memory, which do {percent(flop_share)} of the FLOPs; "
+    text = f"that wait for memory, which do {percent(flop_share)} of the FLOPs"
     if own["time_s"] <= 0.5 * all_of_them["time_s"]:
-        return f"{text}fusing the ones outside contractions could save at most {_saving(gains.fusion_s)}"
+        return text + _fusing(profile, schedule)
     pipe = main_pipe(profile, schedule)
     ridge = f" where {schedule.gpu.name} needs {schedule.gpu.ridge_point(pipe):.0f}" if pipe else ""
     return (
-        f"{text}most of them are contractions that do {share(own['flops'], own['bytes']):.1f} FLOP per byte{ridge}, "
+        f"{text}; most of them are contractions that do {share(own['flops'], own['bytes']):.1f} FLOP per byte{ridge}, "
         "so a larger batch or weights of fewer bytes would pay"
     )
 
 
-def _compute(profile: Profile, schedule: Schedule, gains: Gains) -> str:
+def _compute(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
     used = f"MFU {percent(schedule.totals.mfu, 0)} of {mfu_base(profile, schedule)}"
     return f"that are busy multiplying ({flops(schedule.totals.flops)}, {used})"
 
 
-def _latency(profile: Profile, schedule: Schedule, gains: Gains) -> str:
-    return "that wait for instructions, dependent steps or loads, where neither peak is reached"
+def _latency(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
+    return f"that wait for instructions, dependent steps or loads{_fusing(profile, schedule)}"
 
 
-def _overhead(profile: Profile, schedule: Schedule, gains: Gains) -> str:
-    work_s = sum(k.time_s - k.overhead_s for k in schedule.kernels)
-    return (
-        f"too small to hide their launch ({schedule.totals.kernels:,} "
-        f"launch{'es' if schedule.totals.kernels != 1 else ''} for {duration(work_s)} of work); "
-        f"CUDA graphs would save {_saving(gains.graphs_s)} and a larger batch would fill the gaps"
+def _overhead(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
+    """Kernels at their minimum time, and those that the CPU issues late: CUDA graphs help the latter alone."""
+    spent = sums(kernels, ("launches", "wait_s", "overhead_s", "time_s"))
+    count = f"{spent['launches']:,} launch{'es' if spent['launches'] != 1 else ''}"
+    least_s = spent["overhead_s"] - spent["wait_s"]
+    text = (
+        f"that do little: {duration(least_s)} of it is their minimum kernel time ({count} at"
+        f" {duration(launch_floor_s(schedule.gpu))}, the shortest kernel, launch included)"
     )
+    if spent["wait_s"] > 0:
+        text += f", {duration(spent['wait_s'])} waiting for the CPU"
+    text += f"{_fusing(profile, schedule)}; a larger batch gives each kernel more to do"
+    graphs = gains(profile, schedule, ("graphs",)) if schedule.gpu.dispatch_s and schedule.gpu.cpu is None else {}
+    return f"{text}; CUDA graphs would save {_saving(graphs['graphs'])}" if graphs else text
 
 
 #: wall -> which kernels those are, and what would help beside faster hardware
-_DETAILS: dict[str, Callable[[Profile, Schedule, Gains], str]] = {
+_DETAILS: Mapping[str, Callable[[Profile, Schedule, Sequence[Any]], str]] = {
     "bandwidth": _bandwidth, "compute": _compute, "latency": _latency, "overhead": _overhead,
 }  # fmt: skip
 

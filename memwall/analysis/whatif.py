@@ -187,11 +187,14 @@ def what_if(
     before = [profile.schedule(gpu, policy) for gpu in gpus for policy in policies]
     sets = [(change,) for change in changes] + ([tuple(changes)] if len(changes) > 1 else [])
     return [
-        _outcome(profile, schedule, some, (regions or {}).get(schedule.graph)) for some in sets for schedule in before
+        outcome(profile, schedule, some, (regions or {}).get(schedule.graph)) for some in sets for schedule in before
     ]
 
 
-def _outcome(profile: Profile, before: Schedule, changes: Sequence[Change], regions: Sequence[int] | None) -> Outcome:
+def outcome(
+    profile: Profile, before: Schedule, changes: Sequence[Change], regions: Sequence[int] | None = None
+) -> Outcome:
+    """One schedule, which has its plan, before and after some changes together; as :func:`what_if`."""
     graph, costs, changed, plan = profile.graphs[before.graph], profile.costs[before.graph], before.gpu, before.plan
     assert plan is not None
     for change in changes:

@@ -230,7 +230,7 @@ class Profile:
     def roofline(
         self, path: str | os.PathLike[str] | None = None, *, gpu: str | None = None, policy: str | None = None
     ) -> Figure:
-        """The roofline of one simulation: FLOP/s attained against FLOP per DRAM byte, each kernel a circle.
+        """The roofline of one simulation: modeled FLOP/s against FLOP per DRAM byte, each kernel a circle.
 
         Args:
             path: also write the picture there: ``.png``, ``.svg`` or ``.pdf``.

@@ -28,6 +28,8 @@ class Schedules:
     costs: Sequence[Sequence[Cost]]
     _plans: dict[Any, tuple[Plan, PlanContext]] = field(default_factory=dict, repr=False)
     _made: dict[Any, Schedule] = field(default_factory=dict, repr=False)
+    #: by the plan's id, with the plan itself so that the id stays its own
+    _contexts: dict[tuple[int, int], tuple[Plan, PlanContext]] = field(default_factory=dict, repr=False)
 
     def schedule(
         self, gpu: Gpu, policy: str = "eager", *, graph: int = 0, launch: str = "eager",
@@ -36,7 +38,8 @@ class Schedules:
         """As :meth:`memwall.record.profile.Profile.schedule`."""
         issued = gpu if launch == "eager" else replace(gpu, dispatch_s=0.0)
         if plan is not None:
-            return simulate(self.graphs[graph], plan, issued, graph_index=graph)
+            context = self._context(graph, plan)
+            return simulate(self.graphs[graph], plan, issued, context=context, graph_index=graph)
         apart = None if regions is None else tuple(regions)
         key = (gpu, policy, graph, launch, apart)
         if key not in self._made:
@@ -44,8 +47,15 @@ class Schedules:
             known = policy, None if policy in UNIVERSAL else planned_for, graph, apart
             if known not in self._plans:
                 plan = plan_graph(policy, self.graphs[graph], self.costs[graph], planned_for, apart)
-                self._plans[known] = plan, PlanContext.of(self.graphs[graph], plan)
+                self._plans[known] = plan, self._context(graph, plan)
             plan, context = self._plans[known]
             context = context.cold() if launch == "alone" else context
             self._made[key] = simulate(self.graphs[graph], plan, issued, context=context, graph_index=graph)
         return self._made[key]
+
+    def _context(self, graph: int, plan: Plan) -> PlanContext:
+        """What a plan determines on any GPU, once for each plan."""
+        known = (graph, id(plan))
+        if known not in self._contexts:
+            self._contexts[known] = plan, PlanContext.of(self.graphs[graph], plan)
+        return self._contexts[known][1]

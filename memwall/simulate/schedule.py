@@ -25,7 +25,7 @@ from memwall.ops import Cost
 from memwall.ops.registry import OP_CLASSES
 from memwall.perfmodel.cpu import predict_on_cpu
 from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute_s, predict_cost
-from memwall.simulate.launch_queue import issue_s, queue
+from memwall.simulate.launch_queue import HOST_RANGE_S, host_is_assumed, issue_s, queue
 from memwall.simulate.memory import MemoryPeak, memory_peak, reserved_bytes, reuse_distances
 
 #: Classes whose FLOPs count for MFU: the model's matrix work.
@@ -35,7 +35,7 @@ MODEL_CLASSES = ("contraction", "convolution", "attention")
 @dataclass(frozen=True)
 class Totals:
     """One policy on one GPU, summed over its kernels. ``low_s`` and ``high_s`` enclose ``time_s``: model errors are
-    assumed equal for all kernels of an op class and independent between classes."""
+    assumed equal for all kernels of an op class and independent between classes and from the host's time."""
 
     bound_s: float
     time_s: float
@@ -46,6 +46,8 @@ class Totals:
     mfu: float
     low_s: float
     high_s: float
+    #: of ``dram_bytes``, those that are read from L2, where earlier kernels left them
+    resident_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,10 @@ class Schedule:
 
     @property
     def mbu(self) -> float:
-        """Model bandwidth utilization: compulsory DRAM bytes over what the datasheet bandwidth moves in ``time_s``."""
+        """Model bandwidth utilization: compulsory bytes that no kernel finds in L2, over what the datasheet bandwidth
+        moves in ``time_s``."""
         moved = self.totals.time_s * self.gpu.dram_bytes_per_s
-        return self.totals.dram_bytes / moved if moved else 0.0
+        return (self.totals.dram_bytes - self.totals.resident_bytes) / moved if moved else 0.0
 
     @property
     def reserved_bytes(self) -> int:
@@ -93,11 +96,28 @@ def simulate(
     plan, for simulating several GPUs."""
     context = context or PlanContext.of(graph, plan)
     known = _predictions(graph, gpu, context)
-    issues = [issue_s(gpu, kind.phase, kind.group.cost.kernels) for kind in context.kinds]
-    steps = [(issue, prediction.time_s) for issue, prediction in zip(issues, known, strict=True)]
-    waits, time_s = queue([steps[number] for number in context.order])
+    issues = _issues(gpu, context)
+    waits, time_s = _queued(context, known, issues)
     kernels = Kernels(plan, context, known, issues, waits)
-    return Schedule(gpu, plan.policy, kernels, _totals(gpu, context, known, time_s), context.memory, graph_index, plan)
+    hosts_s = time_s, time_s
+    if host_is_assumed(gpu):
+        fast, slow = (_issues(replace(gpu, dispatch_s=host_s), context) for host_s in HOST_RANGE_S)
+        hosts_s = _queued(context, known, fast)[1], _queued(context, known, slow)[1]
+    totals = _totals(gpu, context, known, time_s, hosts_s)
+    return Schedule(gpu, plan.policy, kernels, totals, context.memory, graph_index, plan)
+
+
+def _issues(gpu: Gpu, context: PlanContext) -> list[float]:
+    """CPU seconds to issue a kernel of each kind."""
+    return [issue_s(gpu, kind.phase, kind.group.cost.kernels) for kind in context.kinds]
+
+
+def _queued(
+    context: PlanContext, known: Sequence[Prediction], issues: Sequence[float]
+) -> tuple[list[float], float]:  # fmt: skip
+    """The waits of the kernels and the time of all, in launch order."""
+    steps = [(issue, prediction.time_s) for issue, prediction in zip(issues, known, strict=True)]
+    return queue([steps[number] for number in context.order])
 
 
 class Kernels(Sequence[Estimate]):
@@ -157,27 +177,33 @@ def _predictions(graph: Graph, gpu: Gpu, context: PlanContext) -> list[Predictio
     memo: dict[tuple[int, int], Prediction] = {}
     found = []
     for kind in context.kinds:
-        resident = sum([n for n, distance in kind.reuse if distance <= gpu.l2_bytes])
+        resident = kind.resident_bytes(gpu)
         if (kind.cost, resident) not in memo:
             memo[kind.cost, resident] = predict_cost(kind.group.cost, gpu, resident)
         found.append(memo[kind.cost, resident])
     return found
 
 
-def _totals(gpu: Gpu, context: PlanContext, known: Sequence[Prediction], time_s: float) -> Totals:
+def _totals(gpu: Gpu, context: PlanContext, known: Sequence[Prediction], time_s: float, hosts_s: tuple[float, float]
+) -> Totals:  # fmt: skip
+    """The sums. ``hosts_s``: the time with the fastest and the slowest host that the interval allows."""
+
     def total(of_kind: Iterable[float], kernels: Sequence[int]) -> float:
         """The sum over some kernels, added up in launch order."""
         return reduce(add, map([*of_kind].__getitem__, kernels), 0.0)
 
     bound_s = total((k.bound_s for k in known), context.order)
+    resident = [min(kind.resident_bytes(gpu), kind.group.cost.read_bytes) for kind in context.kinds]
     matrix_s = total(map(_matrix_s, context.kinds, known, repeat(gpu)), context.matrix)
     below, above = [k.time_s - k.low_s for k in known], [k.high_s - k.time_s for k in known]
     down_s, up_s = (
-        math.sqrt(sum(total(side, kernels) ** 2 for kernels in context.by_class.values())) for side in (below, above)
+        math.hypot(host_s, *(total(side, kernels) for kernels in context.by_class.values()))
+        for side, host_s in ((below, time_s - hosts_s[0]), (above, hosts_s[1] - time_s))
     )
     return Totals(
         bound_s, time_s, context.kernels, context.total_flops, context.dram_bytes, context.memory.total,
         matrix_s / time_s if time_s else 0.0, max(time_s - down_s, bound_s), time_s + up_s,
+        sum(map(resident.__getitem__, context.order)),
     )  # fmt: skip
 
 
@@ -193,6 +219,10 @@ class Kind:
     op_class: str
     flops: int
     reuse: tuple[tuple[int, int], ...]
+
+    def resident_bytes(self, gpu: Gpu) -> int:
+        """Bytes of its reads that are in L2 when it begins."""
+        return sum([n for n, distance in self.reuse if distance <= gpu.l2_bytes])
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from memwall.record.profile import Profile
 from memwall.report.document import Block, Column, Facts, Section, Sentence, Table, clean, known_facts
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
 from memwall.report.pages.validation import measured_sections
+from memwall.simulate.launch_queue import HOST_RANGE_S, host_is_assumed
 from memwall.simulate.schedule import Schedule
 
 MATRIX_NOTE = (
-    "times fewer FLOP/s: than contraction, convolution and attention attain together; "
+    "times fewer FLOP/s: than contraction, convolution and attention reach together; "
     "FLOPs and bytes are compulsory, time is modeled"
 )
 
@@ -41,8 +42,9 @@ MODULES_NOTE = (
 )
 
 TOTALS_NOTE = (
-    "bound: speed of light; 80 % range: should hold 80 % of real runs; compute, bandwidth, latency, overhead: share"
-    " of time under each wall"
+    "bound: speed of light, FLOPs at the datasheet's peak or bytes at its DRAM bandwidth, at its L2's where all that a"
+    " kernel touches fits in L2; 80 % range: should hold 80 % of real runs; MBU: bytes from L2 do not count; compute,"
+    " bandwidth, latency, overhead: share of time under each wall"
 )
 #: ops without a formula that are named
 MAX_UNMODELED = 8
@@ -87,6 +89,7 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
     facts = known_facts(
         ("calibrated", calibration_text(profile, schedule)),
         ("launched", "as a CUDA graph: no kernel waits for the CPU" if captured else ""),
+        ("host", _host_text(schedule) if host_is_assumed(schedule.gpu) else ""),
     )
     blocks += [facts] if facts.items else []
     title = schedule_label(profile, schedule) if is_several(profile) else full_title(profile, schedule)
@@ -100,6 +103,12 @@ def _verdicts(profile: Profile, schedules: Sequence[Schedule]) -> list[Sentence]
     texts = [f"{label}{verdict(profile, s)}" for label, s in zip(labels, schedules, strict=True)]
     texts += dict.fromkeys(text for s in schedules for text in emulations(profile, s))
     return [Sentence(text, strong=True) for text in texts]
+
+
+def _host_text(schedule: Schedule) -> str:
+    """``5.00 us of CPU time per op assumed, 3.00 us to 30.00 us in the 80 % range``."""
+    low, high = map(duration, HOST_RANGE_S)
+    return f"{duration(schedule.gpu.dispatch_s)} of CPU time per op assumed, {low} to {high} in the 80 % range"
 
 
 def full_title(profile: Profile, schedule: Schedule) -> str:

@@ -1,0 +1,158 @@
+"""What a report says about walls, gains, the host and the bound agrees with its own numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+GPUS = ("p100-sxm2-16gb", "v100-sxm2-32gb", "t4", "a100-80gb-sxm", "h100-sxm")
+MODELS = Path(__file__).resolve().parents[1] / "models"
+#: ten workloads; of the first six a training step fits in some seconds too
+WORKLOADS = (
+    "bert_layer", "bert_large", "resnet50", "vit_l16", "gpt2_xl", "dlrm",
+    "transformer_encoder.py", "conv3d.py", "norms.py", "losses.py",
+)  # fmt: skip
+CHANGES = ("dram_bytes_per_s*=2", "peak_flop_per_s*=2")
+#: one of these limits a kernel -> its seconds in the record
+TERMS = {"bandwidth": "memory_s", "compute": "compute_s", "latency": "latency_s", "overhead": "overhead_s"}
+
+#: a layer norm of 8192 rows, whose clocks take an H100 about five times as long as its bytes
+NORM = """\
+import torch
+
+def model():
+    return torch.nn.LayerNorm(1024)
+
+def inputs():
+    return (torch.randn(8192, 1024),)
+"""
+
+#: thirty small ops: the CPU issues them more slowly than a GPU runs them
+TINY = """\
+import torch
+
+def model():
+    return torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(30)])
+
+def inputs():
+    return (torch.randn(64, 64),)
+"""
+
+
+def target(models: Path, name: str) -> Path:
+    return MODELS / name if name.endswith(".py") else models / name / "model.py"
+
+
+def seconds(text: str) -> tuple[float, float]:
+    """A printed duration, and half of its last digit."""
+    if text == "nothing":
+        return 0.0, 0.05e-9
+    number, unit = text.split()
+    scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]
+    digits = len(number.partition(".")[2])
+    return float(number) * scale, 0.5000001 * 10**-digits * scale
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a01_the_verdict_saves_what_the_what_if_saves(run, models, name, mode):
+    """The verdict halved all memory and compute seconds of the kernels, also those that bandwidth and FLOP/s cannot
+    move."""
+    changes = [word for change in CHANGES for word in ("--what-if", change)]
+    asked = ("profile", target(models, name), "--mode", mode, "--gpu", *GPUS, "-q")
+    page = " ".join(run(*asked).out.split())
+    said = re.findall(r"twice the bandwidth would save (nothing|\S+ \w+), twice the FLOP/s (nothing|\S+ \w?s)", page)
+    assert len(said) == len(GPUS)
+    found = json.loads(run(*asked, *changes, "--json").out)["what_if"]
+    for gpu, told in zip(GPUS, said, strict=True):
+        for change, text in zip(CHANGES, told, strict=True):
+            (what_if,) = (row for row in found if row["gpu"] == gpu and row["what_if"] == [change])
+            saved_s = max(what_if["before"]["time_s"] - what_if["after"]["time_s"], 0.0)
+            printed_s, half = seconds(text)
+            assert printed_s == pytest.approx(saved_s, abs=half), (gpu, change)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a02_the_label_is_the_largest_term(run, models, name, mode):
+    """Instructions, dependent steps and clocks of row kernels were charged to memory, so that kernels were called
+    limited by bandwidth which no bandwidth would have helped."""
+    asked = ("profile", target(models, name), "--mode", mode, "--gpu", *GPUS, "-q", "--json")
+    record = json.loads(run(*asked).out)
+    for simulation in record["simulations"]:
+        assert any("latency_s" in kernel for kernel in simulation["kernels"])
+        for kernel in simulation["kernels"]:
+            terms = {wall: kernel.get(key, 0.0) for wall, key in TERMS.items()}
+            assert terms[kernel["limited_by"]] == max(terms.values())
+            longest_s = max(terms[wall] for wall in ("bandwidth", "compute", "latency"))
+            assert kernel["time_s"] == pytest.approx(longest_s + terms["overhead"], rel=1e-9)
+
+
+def test_a02_explain_names_the_term_of_the_label(run, folder):
+    """``--explain`` said 29 us of SM clocks and 5.55 us of memory of a layer norm, and that bandwidth limits it."""
+    (folder / "norm.py").write_text(NORM, encoding="utf-8")
+    asked = ("profile", "norm.py", "--gpu", "h100", "--dtype", "bf16", "-q", "--explain", "native_layer_norm")
+    told = " ".join(run(*asked).out.split())
+    assert "limited by bandwidth" not in told
+    terms = re.search(
+        r"(\S+ \w*s) of arithmetic, (\S+ \w*s) of traffic and (\S+ \w*s) of latency overlap; (\S+ \w*s) of overhead"
+        r".*limited by (\w+)", told
+    )  # fmt: skip
+    assert terms, told
+    spent = dict(zip(("compute", "bandwidth", "latency", "overhead"), map(seconds, terms.groups()[:4]), strict=True))
+    assert terms[5] == max(spent, key=lambda wall: spent[wall][0])
+
+
+def test_a05_cuda_graphs_are_not_proposed_where_they_are_on(run, folder):
+    """One text served every schedule that overhead limits: it proposed CUDA graphs where they were on, and called the
+    shortest kernel a launch that was not hidden."""
+    (folder / "tiny.py").write_text(TINY, encoding="utf-8")
+    plain = " ".join(run("profile", "tiny.py", "--gpu", "h100", "-q").out.split())
+    assert "minimum kernel time" in plain
+    assert "torch.compile" in plain and "larger batch" in plain
+    graph = " ".join(run("profile", "tiny.py", "--gpu", "h100", "-q", "--cuda-graph").out.split())
+    assert "minimum kernel time" in graph
+    assert "CUDA graphs would save" not in graph
+
+
+def test_a06_the_interval_knows_the_host(run, folder):
+    """5 us of CPU time for an op are an assumption, and the 80 % interval left it out."""
+    (folder / "tiny.py").write_text(TINY, encoding="utf-8")
+    asked = ("profile", "tiny.py", "--gpu", "h100", "-q")
+    record = json.loads(run(*asked, "--json", "--what-if", "dispatch_s=15us").out)
+    (what_if,) = record["what_if"]
+    assert what_if["before"]["low_s"] < what_if["after"]["time_s"] < what_if["before"]["high_s"]
+    page = " ".join(run(*asked).out.split())
+    assert "host time assumed" in page
+    assert "of CPU time per op assumed" in page
+
+
+def test_a06_a_full_queue_hides_the_host(run, models):
+    """The host was in no interval; where the queue is never empty it adds nothing to one either."""
+    asked = ("profile", models / "gpt2_xl" / "model.py", "--gpu", "p100-sxm2-16gb", "-q", "--mode", "training")
+    record = json.loads(run(*asked, "--json", "--what-if", "dispatch_s=0").out)
+    (what_if,) = record["what_if"]
+    for end in ("low_s", "high_s"):  # times in a CUDA graph know no host
+        assert what_if["before"][end] == pytest.approx(what_if["after"][end], rel=1e-3)
+    assert "of CPU time per op assumed" in run(*asked).out
+
+
+def test_a08_the_bound_says_which_bandwidth_it_takes(run):
+    """The bound takes the bandwidth of L2 where a kernel's operands fit there, and nothing on the page said so; MBU
+    counted bytes from L2 as DRAM's."""
+    page = " ".join(run("profile", "net.py", "--gpu", "h100", "-q").out.split())
+    assert re.search(r"bound: speed of light[^;]*DRAM bandwidth[^;]*L2", page)
+    simulation = json.loads(run("profile", "net.py", "--gpu", "h100", "-q", "--json").out)["simulations"][0]
+    # the ReLU reads what the product wrote, 4 x 64 floats, and the last product what the ReLU wrote
+    assert simulation["totals"]["resident_bytes"] == 2 * 4 * 64 * 4
+
+
+def test_a13_a_prediction_is_not_attained(run):
+    """The roofline of a model's prediction said that the FLOP/s were attained."""
+    run("profile", "net.py", "--gpu", "h100", "-q", "-o", "page.html")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "modeled FLOP/s" in page
+    assert "attained FLOP/s" not in page
