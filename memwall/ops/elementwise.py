@@ -58,24 +58,6 @@ def table_of(rows: dict[int, str]) -> dict[str, int]:
 #: the first 6 and adds 12: 0.5 x, 1 + tanh, its half, 1 - tanh^2 (2), the inner derivative (3), two products
 #: and dy (a + b)
 _GELU_TANH = {"gelu": 9, "gelu_backward": 18}
-#: FLOPs per element of the output of an interpolation, and per element of ``grad_output`` of its gradient
-_RESAMPLING = table_of({
-    0: "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d"
-       " _upsample_nearest_exact2d _upsample_nearest_exact3d",
-    1: "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward"
-       " _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward"
-       " _upsample_nearest_exact3d_backward",
-    3: "upsample_linear1d",
-    6: "upsample_linear1d_backward",  # per tap: one weight product, one multiply, one add
-    9: "upsample_bilinear2d",  # three blends of two taps
-    12: "upsample_bilinear2d_backward",
-    21: "upsample_trilinear3d",  # seven blends
-    24: "upsample_trilinear3d_backward",
-    35: "upsample_bicubic2d",  # five blends of four taps
-    48: "upsample_bicubic2d_backward",
-})  # fmt: skip
-#: input elements that one element of the output is made of, where more than one
-_TAPS = {"upsample_linear1d": 2, "upsample_bilinear2d": 4, "upsample_trilinear3d": 8, "upsample_bicubic2d": 16}
 
 
 def scalar_flops(call: Call, name: str, flops: int) -> int:
@@ -205,52 +187,6 @@ def flops_by_name() -> Mapping[str, int]:
         for name, row in rows()
         if row.flops is not None and (not name.endswith("_") or name.endswith("__"))
     }
-
-
-@op(" ".join(name for name in _RESAMPLING if name.endswith("_backward")), results=windows.like_input)
-@op(" ".join(name for name in _RESAMPLING if not name.endswith("_backward")), results=windows.resized)
-def resampling(call: Call) -> Cost:
-    """Interpolation, counted on its fine side; gradients are scattered into a zeroed tensor."""
-    name = call.name.split(".")[1]
-    backward = name.endswith("_backward")
-    fine = call.need("grad_output") if backward else call.outputs[0]
-    flops = vector_flops(fine, fine.numel * _RESAMPLING[name])
-    if backward:
-        cost = call.cost(flops)
-        return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, fine.numel))
-    taps = _TAPS.get(name.strip("_"), 1)
-    cost = call.cost(flops, read_bytes=min(call.read_bytes, taps * fine.numel * fine.itemsize))
-    return streamed(cost, fine.numel)
-
-
-@op("grid_sampler_2d grid_sampler_3d cudnn_grid_sampler", loop=loops.opaque, results=windows.sampled)
-def grid_sampler(call: Call) -> Cost:
-    """A multiply and an add per tap: 4 (bilinear), 8 (trilinear), none (nearest), 16 (bicubic, 35 FLOP). No more of
-    the input is read than the taps."""
-    output = call.outputs[0]
-    taps, flops = _grid_taps(call, len(output.shape) - 2)
-    read = call.need("grid").nbytes + _tapped(call, output.numel * taps)
-    return streamed(call.cost(vector_flops(output, output.numel * flops), read_bytes=read), output.numel)
-
-
-def _grid_taps(call: Call, axes: int) -> tuple[int, int]:
-    """Input elements, and FLOPs, of one element that is sampled."""
-    return {0: (2**axes, 2 * 2**axes), 1: (1, 0), 2: (16, 35)}[call.attributes.get("interpolation_mode", 0)]
-
-
-def _tapped(call: Call, taps: int) -> int:
-    source = call.arg("input") or call.inputs[0]
-    return min(taps * source.itemsize, source.nbytes)
-
-
-@op("grid_sampler_2d_backward grid_sampler_3d_backward", results=windows.like_input)
-def grid_sampler_backward(call: Call) -> Cost:
-    """The taps' gradients, added into zeros, and one number per axis for the grid: each takes the FLOPs of forward."""
-    grad, axes = call.need("grad_output"), len(call.need("grad_output").shape) - 2
-    taps, flops = _grid_taps(call, axes)
-    read = grad.nbytes + call.need("grid").nbytes + _tapped(call, grad.numel * taps)
-    cost = call.cost(vector_flops(grad, grad.numel * flops * (1 + axes)), read_bytes=read)
-    return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
 
 @op("binary_cross_entropy_with_logits", loop=loops.loss, results=reduced_loss,

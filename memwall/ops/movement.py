@@ -19,10 +19,10 @@ from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import loops
 from memwall.ops.attention import pairs_up_to
 from memwall.ops.base import Call, Cost
-from memwall.ops.domains import POSITIVE, always, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
+from memwall.ops.domains import POSITIVE, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
 from memwall.ops.elementwise import launched, loop_instructions, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.recorded import same, shaped
-from memwall.ops.registry import define, formula
+from memwall.ops.registry import formula
 from memwall.ops.results import movement as results
 from memwall.ops.results.pointwise import no_elements, pointwise
 from memwall.ops.results.rows import with_places
@@ -273,18 +273,6 @@ def sparse_add(call: Call) -> Cost:
 #: DRAM traffic that takes as long as one atomic add of a float32: L2 serves each by itself, 33e9 to 37e9 in a second in
 #: the embedding gradients of Liger's pairs on an A100, which moves 1.7e12 bytes meanwhile
 _ATOMIC_BYTES = 48
-
-
-@op("searchsorted bucketize", loop=loops.opaque, results=results.places_in)
-def search(call: Call) -> Cost:
-    """A binary search per value: no more loads of the sorted sequence than its halvings."""
-    name = "sorted_sequence" if "searchsorted" in call.name else "boundaries"
-    edges = call.need(name)
-    loads = call.outputs[0].numel * (max(edges.shape[-1], 1).bit_length() if edges.shape else 1)
-    return _streamed(call.cost(read_bytes=_others(call, name) + _gathered(edges, loads)), call)
-
-
-define("searchsorted", domains={"sorted_sequence": always("ascending", high=100)})
 
 
 # Scatters: which argument holds the indices or the new values, so how many elements are touched.

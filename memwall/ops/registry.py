@@ -77,8 +77,8 @@ class Row:
 
 _ROWS: dict[str, Row] = {}
 _found: dict[str, Row | None] = {}
-_FAMILIES = ("contraction", "convolution", "attention", "normalization", "elementwise", "reduction", "movement",
-             "optimizer")  # fmt: skip
+_FAMILIES = ("contraction", "convolution", "attention", "normalization", "elementwise", "sampling", "reduction",
+             "movement", "optimizer")  # fmt: skip
 _EMPTY = {item.name: getattr(Row(), item.name) for item in dataclasses.fields(Row)}
 _loaded = False
 
