@@ -151,11 +151,11 @@ def main() -> int:
         return 0
     lines = ["# Mutated inputs", "", f"`python tools/fuzz.py --count {options.count} -o reports/fuzz.md`: how each of"
              " the inputs ended. A refusal is one line and exit code 2.", "",
-             f"| reader | {' | '.join(ENDS)} |", "|:---" + "|---:" * len(ENDS) + "|"]  # fmt: skip
+             f"| reader | inputs | {' | '.join(ENDS)} |", "|:---|---:" + "|---:" * len(ENDS) + "|"]  # fmt: skip
     failed = False
     for name in options.readers:
         ends, bugs = fuzz(name, options.count, options.workers)
-        lines.append(f"| {name} | {' | '.join(f'{ends[end]:,}' for end in ENDS)} |")
+        lines.append(f"| {name} | {sum(ends.values()):,} | {' | '.join(f'{ends[end]:,}' for end in ENDS)} |")
         print(lines[-1], flush=True)
         for what, numbers in sorted(bugs.items(), key=lambda item: -len(item[1])):
             print(f"  {len(numbers)} x {what} (--only {numbers[0]})", flush=True)

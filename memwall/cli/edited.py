@@ -22,6 +22,8 @@ def refuse_misfit(parameters: Mapping[str, Any]) -> None:
                 continue
             from memwall.ops.evaluate import misfit
 
-            for op in filter(None, map(misfit, Profile.load(target).graphs)):
+            saved = Profile.load(target)
+            traced = [saved.attention.traced] if saved.attention else []
+            for op in filter(None, map(misfit, [*saved.graphs, *traced])):
                 attributes = one_line(dict(op.attributes), 160)
                 raise UsageError(f"{target}: op {op.id} ({op.name}) cannot have the attributes {attributes}")
