@@ -12,15 +12,15 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p -c '$(NEW_ENOUGH)' 2>/dev/nu
 # What `make gpu` may take.
 SECONDS ?= 480
 
-# torch.compile needs a C++ compiler for a CPU; without one the demo times eager alone.
+# torch.compile needs a C++ compiler for a CPU; without one the loop times eager alone.
 EXECUTORS := $(shell command -v g++ >/dev/null 2>&1 && echo eager,inductor || echo eager)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-fast gate gpu check lint types lines setup clean
+.PHONY: help demo loop docs test test-fast gate gpu check lint types lines setup clean
 
 help:
-	@echo "make demo    BERT-large training on a V100 and an H100, what fusion would win, one layer measured on this CPU;"
-	@echo "             writes build/demo/"
+	@echo "make demo    BERT-large training on a V100 and an H100, and what fusion would win; writes build/demo/"
+	@echo "make loop    this CPU calibrated, and one layer of BERT modeled and measured on it; writes build/demo/"
 	@echo "make test    run all tests; make test-fast those of the inner loop"
 	@echo "make gate    compare the reference workloads with profiles/baselines"
 	@echo "make gpu     test, calibrate and measure on this machine's NVIDIA GPU, 8 minutes; writes profiles/measured/, reports/"
@@ -37,13 +37,20 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
+# Ends with the answer: what stands above the tables of the single GPUs.
 demo: $(STAMP)
 	@mkdir -p build/demo
-	$(BIN)/memwall profile profiles/bert_large/model.py --gpu v100 h100 --mode training \
-	    -o build/demo/bert_large.html -o build/demo/bert_large.png
-	$(BIN)/memwall fuse profiles/bert_large/model.py --gpu v100 h100 --mode training --no-capture \
-	    --policy memwall ideal -o build/demo/fusion.png -o build/demo/fusion.md
-	$(BIN)/memwall calibrate -q --accept-busy -o build/demo/cpu.toml
+	@$(BIN)/memwall fuse profiles/bert_large/model.py --gpu v100 h100 --mode training --no-capture -q \
+	    --policy memwall ideal -o build/demo/fusion.png -o build/demo/fusion.md > build/demo/fusion.txt
+	@$(BIN)/memwall profile profiles/bert_large/model.py --gpu v100 h100 --mode training -q \
+	    -o build/demo/bert_large.html -o build/demo/bert_large.png > build/demo/bert_large.txt
+	@awk '/^── / && seen++ { exit } { print }' build/demo/bert_large.txt
+	@echo "The page: build/demo/bert_large.html; what fusion would win: build/demo/fusion.md"
+
+# Refuses a busy machine, whose ceilings would be lower than what is then measured.
+loop: $(STAMP)
+	@mkdir -p build/demo
+	$(BIN)/memwall calibrate -q -o build/demo/cpu.toml
 	$(BIN)/memwall measure profiles/bert_layer/model.py --device cpu --gpu build/demo/cpu.toml --dtype fp32 --batch 1 \
 	    --executor $(EXECUTORS) --samples 9 -o build/demo/measured.html -o build/demo/measured.png
 

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -322,3 +323,16 @@ def test_c23_a_while_loop_is_refused_with_what_to_do(run, folder):
     (folder / "functions.py").write_text(FUNCTIONS, encoding="utf-8")
     done = run("profile", "functions.py:While", "--input", "f32[8,64]")
     assert done.code == 2 and "Python loop" in done.err, done.err
+
+
+def test_c31_a_measurement_that_is_terminated_shows_what_it_has(folder):
+    """measure took Ctrl-C for an order to finish, but not the signal by which a time limit ends a command."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "memwall", "measure", "net.py", "--device", "cpu", "--gpu", "h100", "--no-step",
+               "--executor", "eager", "--samples", "1000000"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True) as ran:
+        time.sleep(12)
+        ran.terminate()
+        out, err = ran.communicate(timeout=60)
+    assert ran.returncode == 130, err
+    assert "CUT SHORT" in out
