@@ -76,8 +76,7 @@ def profile(
 
         workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode, gpus[0])
         say(f"tracing {workload.name}")
-        preferred = _preferred(attention, gpus[0])
-        options = TraceOptions(mode, dtype, autocast, preferred, real, max_ops, replay, gpus[0])
+        options = TraceOptions(mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay, gpus[0])
         result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
         result = result.on(gpus)
         if doubt := of_another_gpu(result, gpus):

@@ -7,6 +7,8 @@ from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from memwall.core.structure import key_of
+
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"}, bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"}, Any: {},
 }  # fmt: skip
@@ -27,7 +29,7 @@ def json_schema(cls: type, title: str, name: str) -> dict[str, Any]:
 
 def _object(cls: type, parts: dict[str, Any]) -> dict[str, Any]:
     hints, own = get_type_hints(cls, include_extras=True), fields(cls)
-    keys = {f.name: str(f.metadata.get("key", f.name)) for f in own}
+    keys = {f.name: key_of(f) for f in own}
     required = [keys[f.name] for f in own if f.default is f.default_factory is MISSING]
     properties = {keys[f.name]: _schema(hints[f.name], parts) for f in own}
     return {"type": "object", "required": required, "properties": properties}

@@ -249,8 +249,8 @@ def _entries(parse: Callable[[str], Any], check: Check) -> Check:
 
 def _object(cls: type) -> Check:
     checks = checks_of(cls)
-    rows = {_key(f): (f.name, checks[f.name]) for f in fields(cls)}
-    required = {f.name: _key(f) for f in fields(cls) if f.default is f.default_factory is MISSING}
+    rows = {key_of(f): (f.name, checks[f.name]) for f in fields(cls)}
+    required = {f.name: key_of(f) for f in fields(cls) if f.default is f.default_factory is MISSING}
     check_all = None if any(f.name == "check" for f in fields(cls)) else getattr(cls, "check", None)
 
     def read_object(value: Any) -> Any:
@@ -313,12 +313,12 @@ def _write_items(writer: Check, value: Any) -> list[Any]:
 
 def _object_writer(cls: type) -> Check:
     hints, own = get_type_hints(cls, include_extras=True), fields(cls)
-    keys = [_key(f) for f in own]
+    keys = [key_of(f) for f in own]
     values = attrgetter("__class__", *(f.name for f in own))  # one extra name: with a single name it returns no tuple
     optional = [f for f in own if (f.default, f.default_factory) != (MISSING, MISSING)]
-    defaults = [(_key(f), f.default if f.default_factory is MISSING else f.default_factory()) for f in optional]
+    defaults = [(key_of(f), f.default if f.default_factory is MISSING else f.default_factory()) for f in optional]
     omitted = defaults if getattr(cls, "OMIT_DEFAULTS", False) else []
-    writers = [(_key(f), writer) for f in own if (writer := _writer(hints[f.name]))]
+    writers = [(key_of(f), writer) for f in own if (writer := _writer(hints[f.name]))]
 
     def write_object(value: Any) -> dict[str, Any]:
         record = dict(zip(keys, values(value)[1:], strict=True))
@@ -333,5 +333,6 @@ def _object_writer(cls: type) -> Check:
     return write_object
 
 
-def _key(spec: Field[Any]) -> str:
+def key_of(spec: Field[Any]) -> str:
+    """The name that a record has for a field."""
     return str(spec.metadata.get("key", spec.name))

@@ -78,7 +78,7 @@ class Row:
 _ROWS: dict[str, Row] = {}
 _found: dict[str, Row | None] = {}
 _FAMILIES = ("contraction", "convolution", "attention", "normalization", "elementwise", "sampling", "reduction",
-             "movement", "optimizer")  # fmt: skip
+             "movement", "indexing", "optimizer")  # fmt: skip
 _EMPTY = {item.name: getattr(Row(), item.name) for item in dataclasses.fields(Row)}
 _loaded = False
 

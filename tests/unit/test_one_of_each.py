@@ -17,7 +17,7 @@ ROWS = [
     ("the time of a kernel", r"^class (Prediction|Estimate)\b", "perfmodel/roofline.py"),
     ("what limits a kernel", r"def limited_by\(self", "perfmodel/roofline.py"),
     ("the cost of an op", r"^class Cost\b", "ops/base.py"),
-    ("records read by type hints", r"= get_type_hints\(", "core/structure.py"),
+    ("records read by type hints", r"^def _make_check\(", "core/structure.py"),
     ("JSON files", r"parse_constant", "core/files.py"),
     ("a plan simulated", r"(?<!def )\bsimulate\(", "record/schedules.py"),
     ("which way a quantity is better", r"lower: bool", "analysis/quantities.py"),

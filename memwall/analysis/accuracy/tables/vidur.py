@@ -9,8 +9,8 @@ from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, gpu
 from memwall.analysis.validation import Row
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
+from memwall.ops.indexing import select_steps
 from memwall.ops.launches import Gemm, Stream
-from memwall.ops.movement import select_steps
 from memwall.perfmodel.collectives import all_reduce_s, link_of
 from memwall.perfmodel.stream import BLOCK_THREADS
 

@@ -1,0 +1,255 @@
+"""Ops that read or write elements and rows at the places that an index names: gathers, embeddings, scatters.
+
+- 0 FLOP, except one add per element that is accumulated (``scatter_add``, ``index_add``, an embedding's gradient).
+- A gather reads its indices and no more of its source than it fetches: an upper bound, min(fetched, source), since
+  indices may repeat. An in-place scatter writes only what it touches, and reads that where it accumulates; a functional
+  one also copies the whole tensor.
+- The gradient of a gather is a whole tensor: zeros, then the scattered part (two kernels, the part written twice).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+from memwall.core.graph import TensorSpec
+from memwall.ops import loops
+from memwall.ops.base import Call, Cost
+from memwall.ops.domains import POSITIVE, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
+from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.movement import one_pass, touched_bytes
+from memwall.ops.recorded import same, shaped
+from memwall.ops.registry import formula
+from memwall.ops.results import movement as results
+from memwall.ops.results.pointwise import pointwise
+
+op = partial(formula, "movement")
+
+
+def _others(call: Call, *names: str) -> int:
+    """Bytes of the inputs that are not passed as one of these arguments."""
+    return sum(spec.nbytes for name, spec in zip(call.arguments, call.inputs, strict=True) if name not in names)
+
+
+#: integer instructions per element of ``indexSelectLargeIndex`` (Indexing.cu), which fetches one element per thread and
+#: step and divides for each: embeddings of 768 and 4096 columns on an A100 (Liger) run at 84e9 elements/s; 4096 rows of
+#: 5120 on an H100 take 136 us (pytorch issue 151612), 146 us by this. Of torch 2.7 on, aligned rows go by whole vectors
+_SELECT_INSTRUCTIONS = 116
+#: up to so many indices each thread takes all of them, one after another (Indexing.cu, indexSelectSmallIndex)
+_FEW_INDICES = 16
+#: loads in a row for each: a row's waits for its index, of which several come at once. 16 tokens take 12, 8 and
+#: 10 us more than one, and 32 no more than two, on an A100, A40 and H100, whatever their width (Vidur)
+_SELECT_WAITS = 1.4
+
+
+def select_steps(indices: int) -> int:
+    """Loads in a row of a thread of ``index_select``."""
+    return math.ceil(_SELECT_WAITS * indices) if indices <= _FEW_INDICES else 2
+
+
+def _gather_cost(call: Call, source: str, per_element: int = 0, steps: int = 0) -> Cost:
+    count = call.outputs[0].numel
+    read = _others(call, source) + touched_bytes(call.need(source), count)
+    return streamed(call.cost(read_bytes=read), count, instructions=per_element * count, steps=steps, blocks=1)
+
+
+@op("index", loop=loops.gather, results=results.indexed, preserves="values", domains={"indices": nth_index})
+@op("_unsafe_index", loop=loops.gather, results=results.indexed)
+@op("gather", loop=loops.gather, results=shaped("index", "self"), domains={"index": places(distinct=False)})
+@op("take take_along_dim", loop=loops.gather, results=shaped("index", "self"))
+def gather(call: Call) -> Cost:
+    """``self`` at some indices: as many elements as the output has."""
+    return _gather_cost(call, "self")
+
+
+@op("index_select", loop=loops.gather, results=results.selected, preserves="values",
+    domains={"index": places(distinct=False)})  # fmt: skip
+def index_select(call: Call) -> Cost:
+    """Slices of ``self`` at some indices."""
+    return _gather_cost(call, "self", _SELECT_INSTRUCTIONS, select_steps(call.need("index").numel))
+
+
+@op("embedding", loop=loops.gather, results=results.embedded, domains={"indices": rows_of("weight")})
+def embedding(call: Call) -> Cost:
+    """Rows of ``weight`` [rows, size] at ``indices``: an ``index_select`` (Embedding.cpp)."""
+    return _gather_cost(call, "weight", _SELECT_INSTRUCTIONS, select_steps(call.need("indices").numel))
+
+
+@op("masked_select nonzero argwhere unique_consecutive _unique2 unique_dim", results=results.unknown_count)
+@op("nonzero_static")
+def compact(call: Call) -> Cost:
+    """Counts, then writes: about four kernels, one pass of compulsory bytes (Nonzero.cu)."""
+    cost, small, count = call.cost(), pass_over(0, 0), call.inputs[0].numel
+    return launched(cost, pass_over(cost.read_bytes, 0, count), small, small, stream_of(cost, count))
+
+
+@op("_embedding_bag", results=results.bag, domains={"indices": rows_of("weight"), "offsets": ascending_to("indices")})
+@op("_embedding_bag_forward_only", results=results.bag)
+def embedding_bag(call: Call) -> Cost:
+    """One add per fetched element, none where the mode is a maximum (2)."""
+    weight, count = call.need("weight"), call.need("indices").numel
+    fetched = count * math.prod(weight.shape[1:])
+    adds = 0 if call.attributes.get("mode", 0) == 2 else fetched
+    read = _others(call, "weight") + touched_bytes(weight, fetched)
+    return streamed(call.cost(vector_flops(weight, adds), read_bytes=read), fetched)
+
+
+#: index counts up to which Embedding.cu adds rows directly; above, it sorts the indices first
+_DIRECT_INDICES = 3072
+#: launches of the sort (keys and positions, in radix passes), the segment scan and the sums of Embedding.cu
+_SORTED_KERNELS = 15
+#: memory round trips in a row of each of these small kernels: what is left of embedding gradients on an A100 (Liger) at
+#: the smallest table, 145 us
+_SORT_ROUND_TRIPS = 20
+#: integer instructions per element of the kernels that add up rows into segments, and segments into the table; for the
+#: embeddings of 4096 columns of Liger's pairs on an A100, 0.60 ms (1024 rows) to 1.63 ms (16,384 rows) in all
+_SUM_INSTRUCTIONS = 80
+#: rows of the gradient that one segment adds up (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)
+_SEGMENT_ROWS = 10
+
+
+@op("embedding_dense_backward", loop=loops.scatter, results=results.embedding_gradient,
+    domains={"indices": rows_counted})  # fmt: skip
+@op("_embedding_bag_dense_backward", results=results.embedding_gradient)
+def embedding_backward(call: Call) -> Cost:
+    """The gradient of the whole table: zeros, then one add per element of each index's row."""
+    grad = call.arg("grad_output") or call.need("grad")
+    table, count = call.outputs[0], call.need("indices").numel
+    size = math.prod(table.shape[1:])
+    adds = count * size
+    zeros = min(adds * grad.itemsize, table.nbytes)
+    clear = pass_over(0, call.write_bytes, table.numel)
+    if count <= _DIRECT_INDICES:
+        return call.cost(vector_flops(table, adds), launches=(clear, pass_over(call.read_bytes, zeros, adds)))
+    segments = min(count, table.shape[0]) + count // _SEGMENT_ROWS
+    cost = call.cost(vector_flops(table, adds))
+    sums = stream_of(
+        cost, adds, instructions=_SUM_INSTRUCTIONS * (count + 2 * segments) * size,
+        round_trips=_SORTED_KERNELS * _SORT_ROUND_TRIPS, count=_SORTED_KERNELS - 1,
+    )  # fmt: skip
+    sums_bytes = 2 * segments * size * 4  # in float32
+    return launched(cost, clear, replace(sums, read_bytes=cost.read_bytes + sums_bytes, write_bytes=zeros))
+
+
+@op("_embedding_bag_backward",
+    domains={"indices": rows_counted, "offsets": ascending_to("indices"), "offset2bag": ascending_to("offsets"),
+             "bag_size": POSITIVE})  # fmt: skip
+def embedding_bag_backward(call: Call) -> Cost:
+    """A sparse gradient is each index and its bag's row of ``grad``; a dense one is that of the whole table."""
+    return one_pass(call.cost(), call) if call.attributes.get("sparse") else embedding_backward(call)
+
+
+@op("sparse::add_", preserves="sign", domains={"other": sparse_rows})
+def sparse_add(call: Call) -> Cost:
+    """A sparse tensor (its indices and values) added to a dense one in place: only its rows are read and written."""
+    target, (indices, values) = call.need("self"), call.args("other")
+    rows = touched_bytes(target, values.numel)
+    scaled = 2 if call.attributes.get("alpha", 1) != 1 else 1
+    read = indices.nbytes + values.nbytes + rows
+    cost = call.cost(vector_flops(values, scaled * values.numel), read_bytes=read, write_bytes=rows)
+    return streamed(cost, values.numel)
+
+
+#: DRAM traffic that takes as long as one atomic add of a float32: L2 serves each by itself, 33e9 to 37e9 in a second in
+#: the embedding gradients of Liger's pairs on an A100, which moves 1.7e12 bytes meanwhile
+_ATOMIC_BYTES = 48
+
+
+# Scatters: which argument holds the indices or the new values, so how many elements are touched.
+
+
+def _scatter_cost(call: Call, touched: int, source_bytes: int, reads: bool = False, adds: bool = False) -> Cost:
+    """``touched`` elements of ``self`` change, from ``source_bytes`` of values and indices.
+
+    ``reads``: what stood there enters the result; ``adds``: with one FLOP each.
+    """
+    target = call.outputs[0]
+    part = touched_bytes(target, touched)
+    flops = vector_flops(target, touched if adds else 0)
+    if call.name.split(".")[1].endswith("_"):
+        return streamed(call.cost(flops, read_bytes=source_bytes + part * reads, write_bytes=part), touched)
+    whole = call.need("self").nbytes  # copied first, then changed in place
+    copied = pass_over(whole, call.write_bytes, target.numel)
+    changed = pass_over(source_bytes + part * reads, part, touched)
+    return call.cost(flops, read_bytes=source_bytes + whole, launches=(copied, changed))
+
+
+@op("scatter scatter_ scatter_add scatter_add_", loop=loops.scatter, results=same,
+    domains={"index": places(distinct=True)})  # fmt: skip
+@op("scatter_reduce", results=same)
+@op("scatter_reduce_")
+def scatter(call: Call) -> Cost:
+    """One element of ``self`` per element of ``index``; no more of ``src`` is read than that."""
+    index, values, how = call.need("index"), call.arg("src"), call.attributes.get("reduce")
+    source = index.nbytes + (touched_bytes(values, index.numel) if values is not None else 0)
+    accumulates = "scatter_add" in call.name
+    adds = accumulates or how in ("add", "multiply", "sum", "mean", "prod")
+    return _scatter_cost(call, index.numel, source, reads=accumulates or how is not None, adds=adds)
+
+
+@op("index_add index_add_", loop=loops.scatter, results=same, domains={"index": places(distinct=False)})
+@op("index_copy index_fill", results=same)
+@op("index_copy_ index_fill_")
+def index_scatter(call: Call) -> Cost:
+    """Whole slices of ``self`` along one axis, as many as ``index`` has."""
+    target, index, values = call.outputs[0], call.need("index"), call.arg("source")
+    axis = target.shape[call.attributes["dim"]] if target.shape else 1
+    touched = values.numel if values is not None else index.numel * target.numel // max(axis, 1)
+    adds = "index_add" in call.name
+    plain = _scatter_cost(call, touched, _others(call, "self"), reads=adds, adds=adds)
+    slower = max(_ATOMIC_BYTES * touched - plain.bytes if adds else 0, 0)
+    last = replace(plain.launches[-1], read_bytes=plain.launches[-1].read_bytes + slower)
+    return replace(plain, launches=(*plain.launches[:-1], last))
+
+
+@op("index_put index_put_", loop=loops.scatter, results=same, domains={"indices": nth_index})
+@op("_unsafe_index_put", loop=loops.scatter, results=same)
+@op("_index_put_impl_", loop=loops.scatter)
+def index_put(call: Call) -> Cost:
+    """``self[indices] = values``: every element that is indexed, to which ``values`` are broadcast."""
+    target, adds = call.outputs[0], bool(call.attributes.get("accumulate"))
+    touched = min(_indexed(call, target), target.numel)
+    return _scatter_cost(call, touched, _others(call, "self"), reads=adds, adds=adds)
+
+
+def _indexed(call: Call, target: TensorSpec) -> int:
+    """Elements of ``target`` under the indices. How many a mask picks is not known: as many as ``values`` says, else
+    all that it covers."""
+    values, indices = call.arg("values"), call.args("indices")  # a number comes as a tensor of the host
+    given = call.attributes.get("indices_given") or (True,) * len(indices)
+    if sum(given) != len(indices) or not indices:  # indices on the host
+        return 1 if values is None else values.numel
+    shapes: list[tuple[int, ...]] = []
+    kept: list[int] = []
+    axis, masked, remaining = 0, False, iter(indices)
+    for is_given in given:
+        if not is_given:
+            kept.append(target.shape[axis])
+            axis += 1
+            continue
+        index = next(remaining)
+        if index.dtype in ("bool", "uint8"):  # takes as many axes as it has
+            masked, axis = True, axis + len(index.shape)
+            shapes.append((index.numel,))
+        else:
+            axis += 1
+            shapes.append(index.shape)
+    kept += target.shape[axis:]
+    if masked and values is not None and values.numel > 1 and len(values.shape) > len(kept):
+        return values.numel
+    return _broadcast_numel(shapes) * math.prod(kept)
+
+
+def _broadcast_numel(shapes: list[tuple[int, ...]]) -> int:
+    """Elements of the shape that some shapes broadcast to."""
+    rank = max(map(len, shapes))
+    aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return math.prod(next((n for n in sizes if n != 1), 1) for sizes in zip(*aligned, strict=True))
+
+
+@op("masked_scatter", results=pointwise)
+@op("masked_scatter_ put_")
+def masked_scatter(call: Call) -> Cost:
+    """Writes under a mask: charged in full, since the mask's content is not known."""
+    return one_pass(call.cost(), call)
