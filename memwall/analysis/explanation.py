@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError, nearest
-from memwall.core.units import duration, percent
+from memwall.core.units import counted, duration, percent
 from memwall.fusion import Plan
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
@@ -150,13 +150,13 @@ def _explanation(profile: Profile, schedule: Schedule, plan: Plan, kernel: Estim
 
 def _around(kernel: Estimate, gpu: Gpu) -> str:
     """The terms of the time, which of them limits it, and the interval."""
-    counted = f"{kernel.launches} launch{'es' if kernel.launches > 1 else ''} at {duration(launch_floor_s(gpu))}"
+    launched = f"{counted(kernel.launches, 'launch')} at {duration(launch_floor_s(gpu))}"
     waited = f" and {duration(kernel.wait_s)} of waiting for the CPU" if kernel.wait_s > 1e-9 else ""
     linked = f"; {duration(kernel.link_s)} on the link" if kernel.link_s else ""
     return (
         f"{duration(kernel.compute_s)} of arithmetic, {duration(kernel.memory_s)} of traffic and"
         f" {duration(kernel.latency_s)} of latency overlap; {duration(kernel.overhead_s)} of overhead,"
-        f" {counted}{waited}{linked}; in all {duration(kernel.time_s)}, {duration(kernel.low_s)} to"
+        f" {launched}{waited}{linked}; in all {duration(kernel.time_s)}, {duration(kernel.low_s)} to"
         f" {duration(kernel.high_s)} is the 80 % interval; limited by {kernel.limited_by}; no run is faster than"
         f" {duration(kernel.bound_s)}."
     )

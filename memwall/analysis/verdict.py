@@ -14,7 +14,7 @@ from memwall.analysis.pipes import main_pipe, mfu_base
 from memwall.analysis.table import share, sums
 from memwall.analysis.whatif import outcome, parse_change
 from memwall.core.graph import Pipe
-from memwall.core.units import duration, flop_rate, flops, percent, size
+from memwall.core.units import counted, duration, flop_rate, flops, percent, size
 from memwall.perfmodel.roofline import Estimate, launch_floor_s
 from memwall.record.kernels import WALLS, peak_place, wall_shares
 from memwall.record.profile import Profile
@@ -65,10 +65,11 @@ def verdict(profile: Profile, schedule: Schedule) -> str:
         text += _faster_pipe(profile, schedule)
     if schedule.fits:
         return f"{text[0].upper()}{text[1:]}."
-    place = f" at the peak {peak_place(profile, schedule)}".rstrip()
+    where = peak_place(profile, schedule)
+    place = f" at the peak ({where})" if where else " at the peak"
     need, spare = size(schedule.totals.peak_memory_bytes), size(schedule.reserved_bytes)
-    room = f" and {spare} assumed for context and allocator" if schedule.reserved_bytes else ""
-    return f"It does not fit ({need}{place}{room}, {size(schedule.gpu.dram_bytes)} on the GPU); if it did: {text}."
+    room = f" + {spare} assumed for context and allocator" if schedule.reserved_bytes else ""
+    return f"It does not fit: {need}{place}{room} exceed the GPU's {size(schedule.gpu.dram_bytes)}. If it did: {text}."
 
 
 def _doubled(profile: Profile, schedule: Schedule) -> str:
@@ -96,7 +97,7 @@ def _fusing(profile: Profile, schedule: Schedule) -> str:
 
 
 def _bandwidth(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
-    matrix = [k for k in kernels if k.op_class in MODEL_CLASSES]
+    matrix = [kernel for kernel in kernels if kernel.op_class in MODEL_CLASSES]
     all_of_them, own = sums(kernels, ("flops", "time_s")), sums(matrix, ("flops", "bytes", "time_s"))
     flop_share = share(all_of_them["flops"], schedule.totals.flops)
     text = f"that wait for memory, which do {percent(flop_share)} of the FLOPs"
@@ -104,10 +105,19 @@ def _bandwidth(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]
         return text + _fusing(profile, schedule)
     pipe = main_pipe(profile, schedule)
     ridge = f" where {schedule.gpu.name} needs {schedule.gpu.ridge_point(pipe):.0f}" if pipe else ""
-    return (
-        f"{text}; most of them are contractions that do {share(own['flops'], own['bytes']):.1f} FLOP per byte{ridge}, "
-        "so a larger batch or weights of fewer bytes would pay"
-    )
+    name = max(MODEL_CLASSES, key=lambda op_class: sum(k.time_s for k in matrix if k.op_class == op_class))
+    text += f"; most of that is {name}, at {share(own['flops'], own['bytes']):.1f} FLOP per byte{ridge}"
+    if 2 * _weight_bytes(profile, schedule, matrix) > own["bytes"]:
+        return f"{text}, so a larger batch or weights of fewer bytes would pay"
+    return f"{text} and most bytes activations, so fewer bytes per element would pay{_fusing(profile, schedule)}"
+
+
+def _weight_bytes(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> int:
+    """Bytes of parameters that the kernels read, each once per kernel."""
+    graph = profile.graphs[schedule.graph]
+    read = (dict.fromkeys(v for i in kernel.op_ids for v in graph.ops[i].inputs) for kernel in kernels)
+    values = (graph.values[v] for ids in read for v in ids)
+    return sum(value.spec.nbytes for value in values if graph.storages[value.storage].role == "parameter")
 
 
 def _compute(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
@@ -122,14 +132,15 @@ def _latency(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) 
 def _overhead(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
     """Kernels at their minimum time, and those that the CPU issues late: CUDA graphs help the latter alone."""
     spent = sums(kernels, ("launches", "wait_s", "overhead_s", "time_s"))
-    count = f"{spent['launches']:,} launch{'es' if spent['launches'] != 1 else ''}"
-    least_s = spent["overhead_s"] - spent["wait_s"]
+    least_s, work_s = spent["overhead_s"] - spent["wait_s"], spent["time_s"] - spent["overhead_s"]
     text = (
-        f"that do little: {duration(least_s)} of it is their minimum kernel time ({count} at"
-        f" {duration(launch_floor_s(schedule.gpu))}, the shortest kernel, launch included)"
+        f"that do little: {duration(least_s)} of it is their minimum kernel time"
+        f" ({counted(spent['launches'], 'launch')} at {duration(launch_floor_s(schedule.gpu))}, the shortest kernel,"
+        " launch included)"
     )
     if spent["wait_s"] > 0:
         text += f", {duration(spent['wait_s'])} waiting for the CPU"
+    text += f", {duration(work_s)} their work"
     text += f"{_fusing(profile, schedule)}; a larger batch gives each kernel more to do"
     graphs = gains(profile, schedule, ("graphs",)) if schedule.gpu.dispatch_s and schedule.gpu.cpu is None else {}
     return f"{text}; CUDA graphs would save {_saving(graphs['graphs'])}" if graphs else text
@@ -143,10 +154,10 @@ _DETAILS: Mapping[str, Callable[[Profile, Schedule, Sequence[Any]], str]] = {
 
 def _faster_pipe(profile: Profile, schedule: Schedule) -> str:
     """The faster pipe for fp32 matrix work on a GPU with tensor cores."""
-    gpu, pipe = schedule.gpu, main_pipe(profile, schedule)
-    if pipe is None or pipe.dtype != "float32":
+    gpu, wanted = schedule.gpu, main_pipe(profile, schedule)
+    if wanted is None or wanted.dtype != "float32":
         return ""
-    now = gpu.peak(pipe)
+    pipe, now = gpu.ceiling_pipe(wanted), gpu.peak(wanted)
     for other in (Pipe("tensor", dtype) for dtype in ("tf32", "bfloat16", "float16")):
         if (ratio := gpu.peak_flop_per_s.get(other, 0.0) / now) > 1.2:
             return f"; the matrix work runs on {pipe} at {flop_rate(now)}, {other} has {ratio:.1f} times that peak"

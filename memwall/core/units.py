@@ -39,12 +39,22 @@ def duration(seconds: float) -> str:
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.2f} {unit}"
+    if 0 < seconds < 0.05e-9:
+        return "<0.1 ns"
     return f"{seconds / 1e-9:.1f} ns" if seconds else "0 s"
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """A fraction as percent."""
+    """A fraction as percent; ``<0.1 %`` for what would round to zero."""
+    if 0 < 100 * fraction < 0.5 * 10**-digits:
+        return f"<{10**-digits:.{digits}f} %"
     return f"{100 * fraction:.{digits}f} %"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 block``, ``1,600 blocks``, ``2 launches``."""
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def intensity(flop_per_byte: float) -> str:

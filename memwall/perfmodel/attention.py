@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memwall.core.graph import Pipe
+from memwall.core.units import counted
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import AttentionConstants
 from memwall.hardware.lookup import Gpu
@@ -149,7 +150,7 @@ def _explain_tiled(launch: Attention, gpu: Gpu, known: AttentionConstants, terms
     return (
         f"{launch.queries} queries x {launch.keys} keys for {launch.batch * launch.heads} heads in tiles of "
         f"{tiles.rows} x {tiles.columns} ({100 * min(filled, 1):.0f} % of the pairs in them are needed): "
-        f"{tiles.blocks} blocks on {gpu.sm_count} SMs = {tiles.blocks / gpu.sm_count:.1f} waves{run}; "
+        f"{counted(tiles.blocks, 'block')} on {gpu.sm_count} SMs = {tiles.blocks / gpu.sm_count:.1f} waves{run}; "
         f"products at {_product_rate(launch, gpu, known) / 1e12:.4g} TFLOP/s and {known.softmax_instructions:.1f} "
         f"instructions of softmax a pair take {_ms(facts['loops_s'])}, to load and store tiles "
         f"{_ms(facts['loading_s'])}, against {_ms(facts['traffic_s'])} of memory{prepare}: "

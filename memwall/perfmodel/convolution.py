@@ -18,7 +18,7 @@ import math
 from typing import Any, NamedTuple
 
 from memwall.core.graph import Pipe
-from memwall.core.units import duration
+from memwall.core.units import duration, percent
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import ConvolutionConstants
 from memwall.hardware.lookup import Gpu
@@ -182,7 +182,7 @@ def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resid
         memory_s += traffic_s(gpu, 0, (window - 1) * launch.read_bytes)
     facts: dict[str, Any] = {"way": "depthwise", "window": window}
     if launch.itemsize < 4 or launch.channels_last or launch.role == "weight":  # cuDNN, or a sum over the positions
-        facts["rate"] = f"{known.depthwise:.0%} of {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s"
+        facts["rate"] = f"{percent(known.depthwise, 0)} of {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s"
         return Terms.of(2 * taps / (gpu.peak(launch.pipe) * known.depthwise), memory_s, facts=facts)
     threads = chip_of(gpu).threads
     facts["rate"] = f"{_TAP_CLK} clocks for {threads} threads of each of {gpu.sm_count} SMs"
@@ -202,8 +202,8 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
     waves, waiting = tiles / gpu.sm_count, " and too few to hide the waits" if facts["waits"] else ""
     run = (
         f"{facts['m']}x{facts['n']}x{facts['k']:.0f} in {tiles} tiles of {rows}x{columns} on {gpu.sm_count} SMs = "
-        f"{waves:.3g} waves, run as {rounds} ({waves / max(rounds, 1):.0%}){waiting}; "
-        f"the plateau is {facts['plateau']:.0%} of {gpu.peak(facts['pipe']) / 1e12:.3g} TFLOP/s"
+        f"{waves:.3g} waves, run as {rounds} ({percent(waves / max(rounds, 1), 0)}){waiting}; "
+        f"the plateau is {percent(facts['plateau'], 0)} of {gpu.peak(facts['pipe']) / 1e12:.3g} TFLOP/s"
     )
     if facts["way"] == "Winograd":
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from memwall.core.units import bandwidth, flop_rate, flops, size
+from memwall.core.units import bandwidth, flop_rate, flops, percent, size
 from memwall.hardware.constants import CONSTANTS, PlainConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, VectorGemm
@@ -31,10 +31,11 @@ def _predict_plain(launch: Plain, gpu: Gpu, known: PlainConstants, resident_byte
 
 def _explain_plain(launch: Plain, gpu: Gpu, known: PlainConstants, terms: Terms) -> str:
     rates = ", ".join(
-        f"{flops(n)} at {gpu.achievable_fraction(p):.0%} of {flop_rate(gpu.peak(p))}" for p, n in launch.flops.items()
+        f"{flops(n)} at {percent(gpu.achievable_fraction(p), 0)} of {flop_rate(gpu.peak(p))}"
+        for p, n in launch.flops.items()
     )
     cached = f", {size(terms.facts['resident'])} of them from L2" if terms.facts["resident"] else ""
-    moved = f"{size(launch.bytes)} at {gpu.achievable['dram']:.0%} of {bandwidth(gpu.dram_bytes_per_s)}{cached}"
+    moved = f"{size(launch.bytes)} at {percent(gpu.achievable['dram'], 0)} of {bandwidth(gpu.dram_bytes_per_s)}{cached}"
     if launch.flops and not any(launch.flops.values()):
         return f"there is nothing to compute; {moved}."
     work_text = f"{rates}; {moved}" if rates else moved

@@ -22,7 +22,7 @@ from math import ceil, hypot, sqrt
 from typing import NamedTuple
 
 from memwall.core.graph import Pipe
-from memwall.core.units import bandwidth, duration, flop_rate, percent, size
+from memwall.core.units import bandwidth, counted, duration, flop_rate, percent, size
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import Gpu
@@ -133,8 +133,8 @@ def explain(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
         blocks += f", k split in {facts['split']}"
     used = launch.flops / (2 * facts["blocks"] * rows * columns * _depth(launch, facts["split"]))
     waves = (
-        f"{facts['blocks']} blocks on {gpu.sm_count} SMs = {facts['waves']:.3g} waves, run as {facts['rounds']:.3g}, "
-        f"{percent(used, 0)} of what the tiles compute is asked for"
+        f"{counted(facts['blocks'], 'block')} on {gpu.sm_count} SMs = {facts['waves']:.3g} waves, "
+        f"run as {facts['rounds']:.3g}, {percent(used, 0)} of the tiles' FLOPs are needed"
     )
     return f"{blocks}: {waves}; {_wall(launch, gpu, known, terms)}."
 

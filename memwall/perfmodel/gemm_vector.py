@@ -13,7 +13,7 @@ from math import ceil
 from typing import NamedTuple
 
 from memwall.core.graph import Pipe
-from memwall.core.units import duration
+from memwall.core.units import counted, duration, percent
 from memwall.hardware.chips import Tile, chip_of
 from memwall.hardware.constants import VectorGemmConstants
 from memwall.hardware.lookup import Gpu
@@ -95,13 +95,13 @@ def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Ter
     share = reached * _kernel(launch, known)
     limit = f" ({gpu.tdp_w:.0f} W)" if reached < known.plateau else ""
     if known.deep < 1 and _deep(launch):
-        limit += f", {known.deep:.0%} of the usual for so deep a product"
+        limit += f", {percent(known.deep, 0)} of the usual for so deep a product"
     return (
-        f"{times}{launch.m}x{launch.n}x{launch.k} in {plan.tile[0]}x{plan.tile[1]} tiles{parts}: {plan.blocks} blocks"
-        f" on {gpu.sm_count} SMs = {plan.blocks / gpu.sm_count:.2f} each, run as {plan.rounds};"
-        f" {useful:.0%} of the tiles' area is result; large products sustain {share:.0%} of"
-        f" {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s{limit}; {spent}; a block's steps wait"
-        f" {duration(plan.steps_s)}, {duration(plan.ends_s)} to fill and store."
+        f"{times}{launch.m}x{launch.n}x{launch.k} in {plan.tile[0]}x{plan.tile[1]} tiles{parts}:"
+        f" {counted(plan.blocks, 'block')} on {gpu.sm_count} SMs = {plan.blocks / gpu.sm_count:.2f} each,"
+        f" run as {plan.rounds}; {percent(useful, 0)} of the tiles' area is needed;"
+        f" large products sustain {percent(share, 0)} of {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s{limit};"
+        f" {spent}; a block's steps wait {duration(plan.steps_s)}, {duration(plan.ends_s)} to fill and store."
     )
 
 

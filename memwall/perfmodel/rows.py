@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from memwall.core.units import bandwidth, duration, size
+from memwall.core.units import bandwidth, duration, percent, size
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import RowsConstants
 from memwall.hardware.lookup import Gpu
@@ -69,13 +69,13 @@ def predict(launch: Rows, gpu: Gpu, known: RowsConstants, resident_bytes: int = 
 def explain(launch: Rows, gpu: Gpu, known: RowsConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     facts = terms.facts
-    cached = f", {facts['warm']:.0%} in L2," if facts["warm"] else ""
-    again = f" with {facts['missed']:.0%} of the second pass missing L2" if launch.second_pass_bytes else ""
+    cached = f", {percent(facts['warm'], 0)} in L2," if facts["warm"] else ""
+    again = f" with {percent(facts['missed'], 0)} of the second pass missing L2" if launch.second_pass_bytes else ""
     alone = max(facts["rows_s"], facts["traffic_s"]) < facts["lone_s"]
     waits = f" too few to hide that a block waits for each load, {duration(facts['lone_s'])};" if alone else ""
     return (
         f"{launch.rows} rows of {launch.columns} ({launch.kind}) are {facts['turns']} for each of {gpu.sm_count} SMs at"
         f" {facts['row_clk']:.0f} clocks, {duration(facts['rows_s'])}, against {size(launch.bytes)}{cached}"
-        f"{again} at {facts['reached']:.0%} of {bandwidth(gpu.dram_bytes_per_s)},"
+        f"{again} at {percent(facts['reached'], 0)} of {bandwidth(gpu.dram_bytes_per_s)},"
         f" {duration(facts['traffic_s'])};{waits} {duration(facts['latency_s'])} of latency."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from memwall.core.units import bandwidth, duration, size
+from memwall.core.units import bandwidth, counted, duration, percent, size
 from memwall.hardware.constants import StreamConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Stream
@@ -79,21 +79,29 @@ def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: in
 def explain(launch: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     facts = terms.facts
-    source = f"{facts['reached']:.0%} of {bandwidth(gpu.dram_bytes_per_s)}"
+    source = f"{percent(facts['reached'], 0)} of {bandwidth(gpu.dram_bytes_per_s)}"
     if facts["warm"]:
-        source += f", {facts['warm']:.0%} of them in L2"
+        source += f", {percent(facts['warm'], 0)} of them in L2"
     said = [f"{size(launch.read_bytes)} read and {size(launch.write_bytes)} written take"
             f" {duration(facts['traffic_s'])} at {source}"]  # fmt: skip
     if facts["few_s"]:
-        said.append(f"{launch.thread_blocks} thread blocks on {gpu.sm_count} SMs take {duration(facts['few_s'])}")
+        said.append(
+            f"{counted(launch.thread_blocks or 0, 'thread block')} on {gpu.sm_count} SMs take"
+            f" {duration(facts['few_s'])}"
+        )
     if launch.instructions:
         each = launch.instructions / max(launch.elements, 1)
         said.append(f"{each:.0f} integer instructions an element take {duration(facts['instructions_s'])}"
                     f" on {INTEGER_LANES} lanes of {gpu.sm_count} SMs")  # fmt: skip
     if launch.steps:
-        said.append(f"{launch.blocks} blocks, {launch.steps} loads in a row each, wait {duration(facts['loops_s'])}")
+        said.append(
+            f"{counted(launch.blocks, 'block')}, {counted(launch.steps, 'load')} in a row each, wait"
+            f" {duration(facts['loops_s'])}"
+        )
     if launch.round_trips:
-        said.append(f"{launch.round_trips} loads in a row wait {duration(facts['waits_s'])} with nothing else to do")
+        said.append(
+            f"{counted(launch.round_trips, 'load')} in a row wait {duration(facts['waits_s'])} with nothing else to do"
+        )
     if known.latency_s:
         said.append(f"{duration(known.latency_s)} of latency")
     return "; ".join(said) + "."

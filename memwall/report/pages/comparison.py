@@ -179,9 +179,13 @@ def _wall_table(entries: Sequence[Entry]) -> Table:
         *col.of(entries, "peak memory: peak_memory_bytes, assumed: reserved_bytes B, GPU memory: gpu_bytes B"),
         *col.of(entries, "fits fits"),
     ]
-    places = dict.fromkeys(entry.peak_at for entry in entries if entry.peak_at)
-    note = "assumed: for context and allocator; fits: the peak and that are no more than the GPU's memory"
-    return col.table("", columns, "; ".join((note, *(f"peak {place}" for place in places))))
+    places: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.peak_at:
+            places.setdefault(entry.peak_at, []).append(clean(entry.label))
+    texts = [f"peak {place}" + f" ({', '.join(on)})" * (len(places) > 1) for place, on in places.items()]
+    note = "assumed: for context and allocator; fits: peak memory and assumed are at most the GPU memory"
+    return col.table("", columns, "; ".join((note, *texts)))
 
 
 def _cost_table(entries: Sequence[Entry]) -> Table:

@@ -10,7 +10,7 @@ from memwall.analysis.pipes import mfu_base, mfu_note
 from memwall.analysis.savings import Missed, PolicyRow, PolicySet, Saving, group_savings, missed_fusions, module_savings
 from memwall.analysis.table import OTHERS
 from memwall.analysis.whatif import Outcome
-from memwall.core.units import duration, percent, size
+from memwall.core.units import counted, duration, percent, size
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Section, Sentence, Table
 from memwall.simulate.schedule import Schedule
@@ -124,20 +124,21 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     row, eager = policies.row(schedule), policies.eager.totals
     saved_s = eager.time_s - row.time_s
     if saved_s <= 0:
-        return f"{schedule.policy} saves no time on {policies.gpu.name}: {duration(-saved_s)} more than eager."
+        more = f": {duration(-saved_s)} more than eager" if saved_s else ""
+        return f"{schedule.policy} saves no time on {policies.gpu.name}{more}."
     is_ideal = schedule.policy == "ideal"
     score = "" if row.time_score is None or is_ideal else f", {percent(row.time_score, 0)} of what ideal would"
     launches = eager.kernels - row.kernels
     amounts = (
         (saved_s, f"{duration(saved_s)} of {duration(eager.time_s)} ({col.times(row.speedup)}{score})"),
         (row.saved_bytes, f"{size(abs(row.saved_bytes))} of DRAM traffic"),
-        (launches, f"{abs(launches):,} {'of' if launches >= 0 else 'to'} {eager.kernels:,} launches"),
+        (launches, f"{abs(launches):,} {'of' if launches >= 0 else 'to'} {counted(eager.kernels, 'launch')}"),
     )
     saved, added = ([text for amount, text in amounts if (amount >= 0) is gain] for gain in (True, False))
     text = f"{schedule.policy} saves {listed(saved)}" + (f", and adds {listed(added)}" if added else "")
     modules = [m for m in module_savings(policies, schedule) if m.saved_s > 0 and m.module != OTHERS]
     if modules and not is_ideal:
-        text += f"; {percent(modules[0].saved_s / saved_s, 0)} of the time in {modules[0].module}"
+        text += f"; {percent(modules[0].saved_s / saved_s, 0)} of the saved time in {modules[0].module}"
     return f"{text}."
 
 

@@ -142,7 +142,7 @@ def header_facts(profile: Profile) -> Facts:
         ("DRAM bytes", f"{size(moved)} ({moved:,}), compulsory, unfused"),
         ("intensity", f"{intensity(profile.flops / moved if moved else 0.0)} FLOP/byte"),
         ("coverage", _coverage_fact(profile)),
-        ("counted on", _graphs_fact(profile)),
+        ("kernels", _graphs_fact(profile)),
     )
 
 
@@ -152,12 +152,13 @@ def inputs_text(workload: WorkloadInfo) -> str:
 
 
 def _graphs_fact(profile: Profile) -> str:
-    """Which GPU's graph the header counts, where GPUs run different attention kernels."""
+    """Which attention kernels each GPU runs where they differ, and that the counts above are of the first."""
     names = []
     for i, graph in enumerate(profile.graphs):
         gpus = dict.fromkeys(schedule.gpu.name for schedule in profile.simulations if schedule.graph == i)
-        names.append(f"{graph.attention} attention ({', '.join(gpus)})")
-    return f"{names[0]}; further graphs for {', '.join(names[1:])}" if len(names) > 1 else ""
+        kernels = f"{' and '.join(dict.fromkeys(graph.backends or (graph.attention,)))} attention"
+        names.append(f"{kernels} on {', '.join(gpus)}" if gpus else kernels)
+    return f"{'; '.join(names)}; the counts above are of the first" if len(names) > 1 else ""
 
 
 def _coverage_fact(profile: Profile) -> str:

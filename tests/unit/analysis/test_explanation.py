@@ -29,7 +29,7 @@ def test_a_kernel_by_its_number_with_its_numbers(profile):
     (told,) = explanations(profile, profile.simulations[0], "0")
     assert (told.kernel.id, told.count, told.module) == (0, 1, "blocks.0.proj")
     # 2 x 1024^3 FLOP, three tensors of 2 MiB: 21.47 us of arithmetic, 6.29 us of traffic, 1 us of launch
-    assert "2.15 GFLOP at 100% of 100.00 TFLOP/s; 6.29 MB at 100% of 1.00 TB/s" in told.launches[0]
+    assert "2.15 GFLOP at 100 % of 100.00 TFLOP/s; 6.29 MB at 100 % of 1.00 TB/s" in told.launches[0]
     assert "21.47 us of arithmetic, 6.29 us of traffic and 0 s of latency overlap" in told.around
     assert "1 launch at 1.00 us" in told.around
     assert "limited by compute; no run is faster than 21.47 us" in told.around

@@ -215,8 +215,8 @@ def test_the_verdict_says_when_it_does_not_fit(profile):
     graph, costs = profile.graph, profile.costs[0]
     small = simulate(graph, eager_plan(graph, costs), make_gpu("small", dram_bytes=20_000_000))
     text = verdict(profile, small)
-    assert text.startswith("It does not fit (29.36 MB at the peak")
-    assert "20.00 MB on the GPU); if it did: " in text
+    assert text.startswith("It does not fit: 29.36 MB at the peak")
+    assert "exceed the GPU's 20.00 MB. If it did: " in text
 
 
 def test_fp32_matrix_work_is_told_of_the_tensor_cores(profile):

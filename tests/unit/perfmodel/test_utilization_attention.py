@@ -177,7 +177,7 @@ def test_measured_short_rows_are_latency(gpu):
 
 
 @pytest.mark.parametrize(("work", "parts"), [
-    (attention(8, 32, 4096, 4096, 128, kv_heads=8), ["4096 queries", "128 x 64", "8192 blocks on 132 SMs", "ms"]),
+    (attention(8, 32, 4096, 4096, 128, kv_heads=8), ["4096 queries", "128 x 64", "8,192 blocks on 132 SMs", "ms"]),
     (attention(1, 32, 1, 32768, 128, kv_heads=8), ["33 parts", "264 blocks", "132 SMs = 2.0 waves", "TB/s"]),
 ])  # fmt: skip
 def test_one_sentence_with_the_numbers(work, parts):

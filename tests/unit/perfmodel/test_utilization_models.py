@@ -90,7 +90,7 @@ def test_blocks_go_in_waves_of_four_a_multiprocessor():
 
 def test_the_sentence_names_the_waits():
     work = Stream(read_bytes=4096, write_bytes=4096, elements=1024, steps=1000, blocks=2)
-    assert "2 blocks, 1000 loads in a row each" in explain(work, A100, predict(work, A100))
+    assert "2 blocks, 1,000 loads in a row each" in explain(work, A100, predict(work, A100))
 
 
 def test_a_scan_down_the_first_axis_takes_a_load_a_row():

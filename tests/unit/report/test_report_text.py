@@ -196,7 +196,9 @@ def test_two_graphs_are_told_apart(profile):
     graphs, costs = (profile.graph, twin), (profile.costs[0], dense)
     both = replace(profile, graphs=graphs, costs=costs, simulations=(profile.simulations[0], new))
     text = render(both, "text")
-    assert "counted on      flash attention (old); further graphs for efficient attention (new)" in text
+    assert (
+        "kernels         flash attention on old; efficient attention on new; the counts above are of the first" in text
+    )
     assert "10.79" in text
     assert "21.58" in text  # the totals table shows both counts
     assert render(both, "png").startswith(b"\x89PNG")
