@@ -93,6 +93,13 @@ def seconds(heading: str, values: Numbers, *, like: Numbers = (), signed: bool =
     return _scaled(heading, unit, values, scale, _digits(like or values, scale), signed)
 
 
+def readable(values: Sequence[float]) -> list[float]:
+    """The times that set the unit of a column of steps: all, or the least alone where they spread so far that it would
+    lose its digits."""
+    least = min((v for v in values if v), default=0.0)
+    return [least] if max(values, default=0.0) > 50 * least else list(values)
+
+
 def interval(intervals: Sequence[tuple[float, float]], like: Numbers) -> CellColumn:
     """``80 % range, ms``: from and to, in the unit of the times ``like``; a record of an older memwall has none."""
     column, starts = seconds("80 % range", [low for low, _ in intervals], like=like)

@@ -7,6 +7,7 @@ still too wide goes on in a second table below.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from memwall.report.document import Document, Facts, Section, Sentence, Table
 
 DEFAULT_WIDTH = 118
 INDENT, GAP, NARROWEST, WIDEST_CUT = 2, 2, 12, 36
+#: a number and its unit stay on one line: rich breaks at every blank, so theirs is another character until the end
+_JOINED = "\ue000"
+_UNIT = re.compile(r"(?<=\d) (?=%|(?:[kMGTPE]?(?:B|FLOP)(?:/s)?|[mun]?s|W)\b)")
 _WALL_STYLE = {"compute": "green", "bandwidth": "yellow", "latency": "blue", "overhead": "magenta", "NO": "bold red",
                "FAIL": "bold red", "inconclusive": "bold yellow", "pass": "green"}  # fmt: skip
 
@@ -46,7 +50,11 @@ def to_text(document: Document, *, width: int | None = None, color: bool = False
                 _print_table(console, block, width)
             else:
                 _PRINTERS[type(block)](console, block)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in buffer.getvalue().replace(_JOINED, " ").splitlines()) + "\n"
+
+
+def _joined(text: str) -> str:
+    return _UNIT.sub(_JOINED, text)
 
 
 def _print_facts(console: Console, facts: Facts) -> None:
@@ -54,13 +62,13 @@ def _print_facts(console: Console, facts: Facts) -> None:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for label, text in facts.items:
-        grid.add_row(Text(label), Text(text))
+        grid.add_row(Text(label), Text(_joined(text)))
     console.print(Padding(grid, (0, 0, 0, 2)))
 
 
 def _print_sentence(console: Console, sentence: Sentence) -> None:
     console.print()
-    console.print(Padding(Text(sentence.text, style="bold" if sentence.strong else ""), (0, 0, 0, 2)))
+    console.print(Padding(Text(_joined(sentence.text), style="bold" if sentence.strong else ""), (0, 0, 0, 2)))
 
 
 def _print_table(console: Console, table: Table, width: int | None) -> None:
@@ -74,7 +82,7 @@ def _print_table(console: Console, table: Table, width: int | None) -> None:
         _print_columns(console, table, columns)
     names = {table.columns[i].heading for i, _ in shown}
     if note := table.note_without({column.heading for column in table.columns} - names):
-        console.print(Padding(Text(note, style="dim"), (0, 0, 0, INDENT)))
+        console.print(Padding(Text(_joined(note), style="dim"), (0, 0, 0, INDENT)))
 
 
 def _print_columns(console: Console, table: Table, columns: Sequence[tuple[int, int]]) -> None:

@@ -124,16 +124,19 @@ def _speedup_range(entry: Entry, form: str, without: str = "") -> str:
 
 def _speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
     """The times with their intervals, the speed-ups with theirs, and what each entry makes of its GPU."""
-    specs = "bound_s like time_s?"
+    times_s = [entry.time_s for entry in entries]
+    like, specs = col.readable(times_s), ""
     for name in ("samples", "tokens"):
         if any(getattr(e, f"{name}_per_s") is not None for e in entries):
-            specs += f", {name}: {name}_per_s /s"
+            specs += f"{name}: {name}_per_s /s, "
     columns = [
-        *col.of(entries, ": label name, time_s"),
-        col.interval([(e.low_s, e.high_s) for e in entries], [e.time_s for e in entries]),
+        *col.of(entries, ": label name"),
+        col.seconds("time", times_s, like=like),
+        col.interval([(e.low_s, e.high_s) for e in entries], like),
         *col.of(entries, "speedup"),
         *col.known([(Column("80 % range", "x"), [_speedup_range(e, "{}-{}", col.NOTHING) for e in entries])]),
-        *col.of(entries, f"{specs}, mfu, mbu"),
+        col.optional(col.seconds("bound", [e.bound_s for e in entries], like=like)),
+        *col.of(entries, f"{specs}mfu, mbu"),
     ]
     words = f"time: modeled; bound: speed of light; speed-up: over {versus}"
     notes = words, _range_note(entries), _mfu_note(entries)

@@ -15,6 +15,7 @@ from memwall.analysis.whatif import Outcome
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, si, size
+from memwall.hardware.lookup import Gpu
 from memwall.record.format import WorkloadInfo
 from memwall.record.kernels import WALLS, fit_text, peak_place, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
@@ -29,10 +30,6 @@ MATRIX_NOTE = (
     "FLOPs and bytes are compulsory, time is modeled"
 )
 
-PROBLEM_NOTE = (
-    "xN: so many equal kernels, their figures summed; shape: MxNxK of a product, dX or dW: gradient of its input or"
-    " weight; bound: speed of light; time: modeled"
-)
 
 #: rows of the tree of modules from which on its deeper levels are left to --depth
 MODULES = 25
@@ -119,8 +116,14 @@ def full_title(profile: Profile, schedule: Schedule) -> str:
 def gpu_title(profile: Profile, schedule: Schedule) -> str:
     """``h100-sxm (NVIDIA H100 SXM5 80GB, 3.35 TB/s, 989.40 TFLOP/s tensor.float16)``: its matrix ceiling."""
     gpu = schedule.gpu
-    pipe = gpu.ceiling_pipe(main_pipe(profile, schedule) or Pipe("tensor", "float16"))
+    pipe = gpu.ceiling_pipe(main_pipe(profile, schedule) or _usual_pipe(profile, gpu))
     return clean(f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {flop_rate(gpu.peak(pipe))} {pipe})")
+
+
+def _usual_pipe(profile: Profile, gpu: Gpu) -> Pipe:
+    """The tensor cores of the workload's dtype, else of float16, for a workload without products."""
+    pipe = Pipe("tensor", profile.workload.dtype)
+    return pipe if pipe in gpu.peak_flop_per_s else Pipe("tensor", "float16")
 
 
 def header_facts(profile: Profile) -> Facts:
@@ -179,10 +182,12 @@ def totals_table(profile: Profile) -> Table:
     sims = profile.simulations
     speeds = [rates(profile, s) for s in sims]
     time_s = [s.totals.time_s for s in sims]
+    like = col.readable(time_s)
     columns = [
         col.text("GPU", [schedule_label(profile, s) for s in sims]),
-        *col.of(sims, "time: totals.time_s s, bound: totals.bound_s s like totals.time_s?"),
-        col.interval([(s.totals.low_s, s.totals.high_s) for s in sims], time_s),
+        col.seconds("time", time_s, like=like),
+        col.optional(col.seconds("bound", [s.totals.bound_s for s in sims], like=like)),
+        col.interval([(s.totals.low_s, s.totals.high_s) for s in sims], like),
         *col.of(sims, "kernels: totals.kernels count?"),
         *(col.of(speeds, "samples: samples_per_s /s?") if profile.workload.samples is not None else []),
         *(col.of(speeds, "tokens: tokens_per_s /s?") if profile.workload.tokens is not None else []),
@@ -249,10 +254,22 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
 
 def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str, depth: int | None) -> list[Block]:
     rows = kernel_rows(profile, schedule, sort=sort)
-    note = PROBLEM_NOTE
+    note = _kernel_note(rows[:top])
     if rest := rows[top:]:
         note = f"and {col.rows_left(len(rest))}, {duration(sum(r.time_s for r in rest))}; {note}"
     return [kernel_table(f"Top kernels by {sort}", rows[:top], note)]
+
+
+def _kernel_note(rows: Sequence[KernelRow]) -> str:
+    """What the columns mean, of what stands in these rows alone."""
+    products = [row for row in rows if row.op_class == "contraction"]
+    gradients = ", dX or dW: gradient of its input or weight" if any(r.phase == "backward" for r in products) else ""
+    parts = (
+        "xN: so many equal kernels, their figures summed" if any(row.count > 1 for row in rows) else "",
+        f"shape: MxNxK of a product{gradients}" if products else "",
+        "bound: speed of light; time: modeled",
+    )
+    return "; ".join(filter(None, parts))
 
 
 def _by_module(profile: Profile, schedule: Schedule, top: int, sort: str, depth: int | None) -> list[Block]:

@@ -1,0 +1,59 @@
+"""What a verdict advises can help: by whose bytes a bandwidth-bound product moves, and on which pipe it runs."""
+
+import pytest
+import torch
+from torch import nn
+
+import memwall
+from memwall.analysis.verdict import verdict
+from memwall.core.units import counted, duration, percent
+
+
+def _verdict(model, inputs, **options):
+    profile = memwall.profile(model, (inputs,), gpu="h100", **options)
+    return verdict(profile, profile.simulations[0])
+
+
+def test_a_larger_batch_is_advised_where_most_bytes_are_weights():
+    # 16 rows of bfloat16 times 8192 x 8192: 134 MB of weights against 0.5 MB of activations
+    with torch.device("meta"):
+        model, inputs = nn.Linear(8192, 8192, bias=False), torch.empty(16, 8192)
+    assert "a larger batch or weights of fewer bytes would pay" in _verdict(model, inputs, dtype="bf16")
+
+
+def test_no_larger_batch_is_advised_where_most_bytes_are_activations():
+    # a 1x1 convolution of 64 channels: 8 kB of weights, 103 MB of activations, at 32 FLOP per byte whatever the batch
+    with torch.device("meta"):
+        model, inputs = nn.Conv2d(64, 64, 1, bias=False), torch.empty(32, 64, 112, 112)
+    text = _verdict(model, inputs, dtype="bf16")
+    assert "most of that is convolution, at 32.0 FLOP per byte" in text
+    assert "larger batch" not in text
+    assert "fewer bytes per element would pay" in text
+
+
+def test_fp32_products_are_said_to_run_on_the_pipe_that_mfu_is_relative_to():
+    with torch.device("meta"):
+        model, inputs = nn.Linear(4096, 4096, bias=False), torch.empty(4096, 4096)
+    text = _verdict(model, inputs)
+    assert "MFU" in text
+    assert "vector.float32" in text.partition("MFU")[2].partition(")")[0]
+    assert "the matrix work runs on vector.float32 at 66.90 TFLOP/s" in text
+
+
+def test_the_parts_of_overhead_add_up():
+    with torch.device("meta"):
+        model, inputs = nn.Linear(64, 64), torch.empty(1, 64)
+    profile = memwall.profile(model, (inputs,), gpu="h100")
+    (schedule,) = profile.simulations
+    (kernel,) = schedule.kernels
+    work_s = max(kernel.compute_s, kernel.memory_s, kernel.latency_s)
+    assert f"{duration(kernel.wait_s)} waiting for the CPU, {duration(work_s)} their work" in verdict(profile, schedule)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [(percent(0.00001), "<0.1 %"), (percent(0.0), "0.0 %"), (duration(1e-12), "<0.1 ns"),
+     (counted(1, "launch"), "1 launch"), (counted(1600, "block"), "1,600 blocks")],
+)  # fmt: skip
+def test_no_false_zero_and_no_wrong_plural(text, wanted):
+    assert text == wanted
