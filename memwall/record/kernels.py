@@ -55,7 +55,7 @@ def short_name(name: str) -> str:
     return _OVERLOAD.sub(r"\1", name)
 
 
-_OVERLOAD = re.compile(r"(?:(?<=\+)|^)(?:aten\.)?((?<=aten\.)\w+)(?:\.\w+)?(?=[+ ]|$)")
+_OVERLOAD = re.compile(r"(?:(?<=\+)|^)(?:aten\.|(?<=\+)|(?=[^+]*\+))(\w+)(?:\.\w+)?(?=[+ ]|$)")
 
 
 def shapes_text(specs: Iterable[TensorSpec]) -> str:

@@ -77,15 +77,18 @@ def _table(table: Table) -> str:
         f'<th class="{side}">{escape(c.heading)}{f"<small>{escape(c.unit)}</small>" if c.unit else ""}</th>'
         for side, c in zip(sides, table.columns, strict=True)
     )
-    cells = (
-        "".join(f'<td class="{side}">{escape(cell)}</td>' for side, cell in zip(sides, row, strict=True))
-        for row in table.rows
-    )
+    cells = ("".join(map(_cell, sides, row)) for row in table.rows)
     rows = "".join(f"<tr>{row}</tr>\n" for row in cells)
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     head = f"<thead><tr>{''.join(heads)}</tr></thead>"
     return f'{title}<div class="scroll"><table>\n{head}\n<tbody>\n{rows}</tbody></table></div>\n{note}'
+
+
+def _cell(side: str, text: str) -> str:
+    """A cell; on paper a text with a word of more than 14 letters may break anywhere."""
+    long = " long" * any(len(word) > 14 for word in text.split())
+    return f'<td class="{side}{long}">{escape(text)}</td>'
 
 
 #: pixels across of a picture on a wide page and on a phone

@@ -97,7 +97,6 @@ def schedule_roofline(
     return Roofline(
         title, compute_roofs(profile, schedule), memory_roofs(schedule),
         [*spots[:MAX_POINTS], *map(_measured_spot, measured)], "modeled FLOP/s", legend=legend, bare=bare, note=note,
-        is_panel=brief,
     )  # fmt: skip
 
 
@@ -140,22 +139,23 @@ def _class_legend(rows: Sequence[KernelRow]) -> list[tuple[str, str, str]]:
 
 
 def overlaid(profile: Profile, schedules: Sequence[Schedule]) -> Roofline:
-    """Several GPUs on one roofline, each in its colour."""
+    """Several simulations on one roofline, each in its colour; a GPU's roofs once, in that of its first one."""
     roofs, slopes, spots, legend = [], [], [], []
     for number, schedule in enumerate(schedules):
-        color = series_color(number)
+        color, gpu = series_color(number), schedule.gpu.name
         name = clean(schedule_label(profile, schedule))
-        roofs += [roof._replace(color=color, label=f"{roof.label}, {name}") for roof in
-                  compute_roofs(profile, schedule) if roof.used]  # fmt: skip
-        slope = memory_roofs(schedule)[0]
-        slopes.append(slope._replace(color=color, label=f"{slope.label}, {name}"))
+        if all(gpu != other.gpu.name for other in schedules[:number]):
+            roofs += [roof._replace(color=color, label=f"{roof.label}, {clean(gpu)}") for roof in
+                      compute_roofs(profile, schedule) if roof.used]  # fmt: skip
+            slope = memory_roofs(schedule)[0]
+            slopes.append(slope._replace(color=color, label=f"{slope.label}, {clean(gpu)}"))
         rows = [row for row in kernel_rows(profile, schedule) if row.flops and row.bytes and row.time_s]
         spots += [_spot(row, None)._replace(color=color, name="" if number else _spot(row, None).name,
                                             title=f"{name}: {_spot(row, None).title}") for row in rows]  # fmt: skip
         legend.append((f"{name} {duration(schedule.totals.time_s)}", color, "circle"))
     spots.sort(key=lambda spot: -spot.share)
     roofs.sort(key=lambda roof: -roof.rate)
-    return Roofline(context(profile, "GPUs overlaid"), roofs, slopes, spots[:MAX_POINTS], "modeled FLOP/s",
+    return Roofline(f"{context(profile)}: roofline", roofs, slopes, spots[:MAX_POINTS], "modeled FLOP/s",
                     legend=legend, legend_heading="")  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def rooflines_chart(profile: Profile) -> Chart:
     if len(pairs) == 1:
         return roofline_charts([schedule_roofline(profile, *pairs[0])])[0]
     charts = roofline_charts([schedule_roofline(profile, *pair, brief=True) for pair in pairs])
-    return stacked([lambda scene: scene.title(f"{context(profile)}: rooflines"), side_by_side(charts, 440)], gap=8)
+    return side_by_side(charts, 440, title=f"{context(profile)}: rooflines")
 
 
 # -- what fusion saves -------------------------------------------------------------------------------------------------

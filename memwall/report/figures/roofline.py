@@ -70,8 +70,6 @@ class Roofline:
     #: kernels without FLOPs: they stand in a column of their own
     bare: Sequence[Spot] = ()
     note: str = ""
-    #: one of several, so that no style leaves its title out
-    is_panel: bool = False
 
 
 def roofline_charts(rooflines: Sequence[Roofline]) -> list[Chart]:
@@ -117,7 +115,7 @@ def _ranges(rooflines: Sequence[Roofline]) -> tuple[Range, Range]:
 
 
 def _draw(scene: Scene, roofline: Roofline, x_range: Range, y_range: Range) -> float:
-    upper = scene.title(roofline.title, always=roofline.is_panel) + 22
+    upper = scene.title(roofline.title) + 22
     left = 8 + max(text_width(engineering(10.0**p), _FONT) for p in range(3, 16))
     lower = upper + min(max(scene.width * 0.5, 290.0), 470.0)
     frame = Box(left, upper, scene.width - 2, lower)
@@ -288,7 +286,7 @@ class _Pen:
             key = spot.name, spot.color
             if len(seen) >= most or not spot.name or spot.share < NAMED or key in seen or dot.shape in self.sides:
                 continue
-            name = fit(spot.name, LONGEST_LABEL, _FONT)
+            name = fit(spot.name, LONGEST_LABEL, _FONT, end=len("_backward"))
             placed = self.placer.place(dot.x, dot.y, dot.r, text_width(name, _FONT) + 4, _FONT + 3)
             if placed is None:
                 continue

@@ -36,7 +36,7 @@ class Style(NamedTuple):
     shapes: bool = False
 
 
-#: name -> style, as ``--style`` takes them: ``paper`` is one column of two, in a serif font, without titles
+#: name -> style, as ``--style`` takes them: ``paper`` is one column of two, in a serif font, only panels have titles
 STYLES = {"screen": Style(), "paper": Style(width=350, font="STIXGeneral", titles=False, shapes=True)}
 
 
@@ -204,14 +204,16 @@ class Scene:
     height: float = 0.0
     left: float = 0.0
     top: float = 0.0
+    #: one of several, so that no style leaves its title out
+    is_panel: bool = False
 
     @property
     def is_narrow(self) -> bool:
         """A phone, or one column of a paper."""
         return self.width < 600
 
-    def part(self, x: float, y: float, width: float) -> Scene:
-        return Scene(width, self.style, self.marks, 0.0, self.left + x, self.top + y)
+    def part(self, x: float, y: float, width: float, *, panel: bool = False) -> Scene:
+        return Scene(width, self.style, self.marks, 0.0, self.left + x, self.top + y, self.is_panel or panel)
 
     def text(self, x: float, y: float, text: str, size: float = FONT, anchor: str = "start", **look: object) -> Text:
         mark = Text(self.left + x, self.top + y, text, size, anchor, **look)  # type: ignore[arg-type]
@@ -255,10 +257,10 @@ class Scene:
 
     # -- what charts share
 
-    def title(self, text: str, *, always: bool = False) -> float:
+    def title(self, text: str) -> float:
         """A bold title over as many lines as it needs, at the top; its height, 0 in a style without titles, which has
-        only those of panels (``always``)."""
-        if not (self.style.titles or always):
+        only those of panels."""
+        if not (self.style.titles or self.is_panel):
             return 0.0
         size = 12.0 if self.is_narrow else 13.0
         y = 0.0
@@ -301,25 +303,19 @@ def drawn(chart: Chart, style: Style = STYLES["screen"], width: float | None = N
 
 def stacked(charts: Sequence[Chart], gap: float = 26.0) -> Chart:
     """Charts one below the other."""
-
-    def draw(scene: Scene) -> float:
-        y = 0.0
-        for chart in charts:
-            y += chart(scene.part(0, y, scene.width)) + gap
-        return max(0.0, y - gap)
-
-    return draw
+    return side_by_side(charts, math.inf, gap)
 
 
-def side_by_side(charts: Sequence[Chart], least: float = 480.0, gap: float = 26.0) -> Chart:
-    """Charts in rows of as many as are ``least`` pixels wide or wider."""
+def side_by_side(charts: Sequence[Chart], least: float = 480.0, gap: float = 26.0, title: str = "") -> Chart:
+    """Charts in rows of as many as are ``least`` pixels wide or wider, below a title."""
 
     def draw(scene: Scene) -> float:
         across = max(1, min(len(charts), int((scene.width + gap) // (least + gap))))
-        wide, y = (scene.width - gap * (across - 1)) / across, 0.0
+        wide, y = (scene.width - gap * (across - 1)) / across, scene.title(title) + 8 if title else 0.0
         for start in range(0, len(charts), across):
             row = charts[start : start + across]
-            y += max(chart(scene.part(i * (wide + gap), y, wide)) for i, chart in enumerate(row)) + gap
+            parts = [scene.part(i * (wide + gap), y, wide, panel=len(charts) > 1) for i in range(len(row))]
+            y += max(chart(part) for chart, part in zip(row, parts, strict=True)) + gap
         return max(0.0, y - gap)
 
     return draw
@@ -341,13 +337,14 @@ def _width(char: str) -> int:
     return 64 if ord(char) < 0x250 else 100
 
 
-def fit(text: str, width: float, size: float = FONT) -> str:
-    """A text cut with an ellipsis to so many pixels; nothing where that leaves under three letters."""
+def fit(text: str, width: float, size: float = FONT, end: int = 0) -> str:
+    """A text cut before its last ``end`` letters to so many pixels; nothing where that leaves under three more."""
     if text_width(text, size) <= width:
         return text
-    room = width - text_width("…", size)
+    rest = f"…{text[len(text) - end :]}"
+    room = width - text_width(rest, size)
     count = next((i for i in range(len(text)) if text_width(text[: i + 1], size) > room), 0)
-    return f"{text[:count]}…" if count >= 3 else ""
+    return f"{text[:count]}{rest}" if count >= 3 else ""
 
 
 def wrapped(text: str, width: float, size: float = FONT, bold: bool = False) -> list[str]:

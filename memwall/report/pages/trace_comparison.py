@@ -12,7 +12,7 @@ from memwall.core.units import duration, percent
 from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.bars import Bar, Piece, bars_chart
 from memwall.report.figures.colors import class_color
-from memwall.report.figures.picture import cut
+from memwall.report.figures.picture import cut, time_unit
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 from memwall.report.pages.trace_names import short_name
@@ -55,12 +55,13 @@ class TraceComparisonReport(Report):
 
     def figure(self) -> Chart:
         found = self.comparison
-        bars = []
+        bars, (scale, unit) = [], time_unit(max(column.time_s for column in found.columns))
         for i, column in enumerate(found.columns):
-            pieces = [Piece(name, 1e3 * times[i], class_color(name), "", f"{name} {duration(times[i])}", name)
+            pieces = [Piece(name, times[i] / scale, class_color(name), "", f"{name} {duration(times[i])}", name)
                       for name, times in found.classes.items() if times[i]]  # fmt: skip
-            bars.append(Bar(f"{column.label} {column.what}", pieces, duration(column.time_s), f"{column.gpu}"))
-        return bars_chart(f"GPU time{_each(found)} by op class", bars, unit="time, ms")
+            bars.append(Bar(f"{column.label} {column.what}", pieces, duration(column.time_s),
+                            f"{column.gpu}, {column.path_name}"))  # fmt: skip
+        return bars_chart(f"GPU time{_each(found)} by op class", bars, unit=f"time, {unit}")
 
 
 def _each(found: TraceComparison) -> str:

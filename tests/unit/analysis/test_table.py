@@ -154,7 +154,7 @@ def test_collapse_stars_whole_numbers_only(module, starred):
 
 @pytest.mark.parametrize(("name", "short"), [
     ("aten.add.Tensor", "add"), ("aten.mm", "mm"), ("aten.add.Tensor+aten.gelu", "add+gelu"),
-    ("mylib.x.y", "mylib.x.y"),
+    ("mylib.x.y", "mylib.x.y"), ("native_dropout+add.Tensor+gelu", "native_dropout+add+gelu"),
 ])  # fmt: skip
 def test_short_names(name, short):
     assert kernels.short_name(name) == short

@@ -23,8 +23,6 @@ from tests.unit.pictures_fixture import PICTURES, outside, overlapping, struck
 from tests.unit.report_fixture import OLD, make_profile
 
 WIDTHS = {"wide": Style(), "narrow": Style(width=380), "paper": STYLES["paper"]}
-
-
 #: as the page embeds them: without a margin
 PAGE = {"a wide page": 1000.0, "a phone": 380.0}
 
@@ -35,18 +33,9 @@ def chart(request):
 
 
 @pytest.mark.parametrize("style", WIDTHS.values(), ids=WIDTHS)
-def test_no_label_lies_over_another(chart, style):
-    assert overlapping(sheet(chart, style)) == []
-
-
-@pytest.mark.parametrize("style", WIDTHS.values(), ids=WIDTHS)
-def test_no_line_goes_through_a_label(chart, style):
-    assert struck(sheet(chart, style)) == []
-
-
-@pytest.mark.parametrize("style", WIDTHS.values(), ids=WIDTHS)
-def test_nothing_lies_off_the_sheet(chart, style):
-    assert outside(sheet(chart, style)) == []
+def test_no_label_lies_over_another_or_a_line_and_nothing_off_the_sheet(chart, style):
+    scene = sheet(chart, style)
+    assert outside(scene) == [] and overlapping(scene) == [] and struck(scene) == []
 
 
 @pytest.mark.parametrize("width", PAGE.values(), ids=PAGE)
@@ -105,6 +94,7 @@ def test_texts_are_cut_and_wrapped_to_their_room():
     assert fit("a long name of a kernel", 60).endswith("…")
     assert text_width(fit("a long name of a kernel", 60)) <= 60
     assert fit("abc", 5) == ""
+    assert fit("native_layer_norm_backward", 120, end=9).endswith("…_backward")
     assert wrapped("one two three", text_width("one two") + 1) == ["one two", "three"]
     assert Rect(0, 0, 8, 20, "ink", label="name").text is None
 
@@ -126,6 +116,16 @@ def test_a_roofs_label_has_the_slope_of_its_roof():
               for a, b in [mark.places[:2]] if a[0] != b[0] and a[1] != b[1]]  # fmt: skip
     assert any(abs(label.angle - slope) < 0.01 for slope in slopes)
     assert not 44.5 < label.angle < 45.5
+
+
+def test_an_overlay_draws_a_gpus_roofs_once_and_a_paper_names_its_panels():
+    """Two policies on one GPU of 1 TB/s have one DRAM roof; a paper leaves out the title of a single chart alone."""
+    profile = make_fused()
+    texts = [mark.text for mark in sheet(FIGURES["overlay"](profile)).marks if isinstance(mark, Text)]
+    assert sum(text.startswith("DRAM") for text in texts) == len({s.gpu.name for s in profile.simulations})
+    titles = {name: [m.text for m in sheet(FIGURES[name](profile), STYLES["paper"]).marks if getattr(m, "bold", False)]
+              for name in ("shares", "memory")}  # fmt: skip
+    assert not titles["shares"] and any("memory alive" in text for text in titles["memory"])
 
 
 def test_every_bar_begins_at_zero():
