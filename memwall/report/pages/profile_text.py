@@ -262,11 +262,13 @@ def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str, depth: int
 
 def _kernel_note(rows: Sequence[KernelRow]) -> str:
     """What the columns mean, of what stands in these rows alone."""
-    products = [row for row in rows if row.op_class == "contraction"]
-    gradients = ", dX or dW: gradient of its input or weight" if any(r.phase == "backward" for r in products) else ""
+    shapes = [
+        "MxNxK of a product" if any(row.op_class == "contraction" for row in rows) else "",
+        "dX or dW: gradient of the input or weight" if any(row.problem[:2] in ("dX", "dW") for row in rows) else "",
+    ]
     parts = (
         "xN: so many equal kernels, their figures summed" if any(row.count > 1 for row in rows) else "",
-        f"shape: MxNxK of a product{gradients}" if products else "",
+        f"shape: {', '.join(filter(None, shapes))}" if any(shapes) else "",
         "bound: speed of light; time: modeled",
     )
     return "; ".join(filter(None, parts))

@@ -1,0 +1,29 @@
+"""The legend of the kernels explains what stands in their table, and nothing else."""
+
+import torch
+from torch import nn
+
+import memwall
+from memwall.report import render
+
+
+def _legend(model, inputs, **options):
+    text = render(memwall.profile(model, (inputs,), gpu="h100", **options), "text")
+    return " ".join(text.partition("Top kernels")[2].partition("Peak memory")[0].split())
+
+
+def test_a_copy_has_no_legend_of_products():
+    with torch.device("meta"):
+        model, inputs = nn.Embedding(1000, 64), torch.empty(8, dtype=torch.int64)
+    legend = _legend(model, inputs)
+    assert "MxNxK" not in legend
+    assert "dX" not in legend
+    assert "xN:" not in legend
+
+
+def test_a_gradient_of_a_convolution_is_explained():
+    with torch.device("meta"):
+        model, inputs = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)), torch.empty(2, 8, 16, 16)
+    legend = _legend(model, inputs, mode="training")
+    assert "shape: dX or dW: gradient of the input or weight" in legend
+    assert "MxNxK" not in legend
