@@ -257,7 +257,6 @@ def test_the_command(tmp_path: Path, run: Any) -> None:
         (("profile", path, "--gpu", "a100-80gb-sxm", "h100-sxm"), "one GPU"),
         (("profile", path, "-o", str(tmp_path / "x.trace.json")), "end the name in one of"),
         (("report", path), "memwall profile"),
-        (("compare", path, "--gpu", "h100-sxm"), "memwall profile"),
     ):
         failed = run(*arguments)
         assert (failed.code, why in failed.error) == (2, True), (arguments, failed)
