@@ -36,8 +36,9 @@ def times_chart(comparison: Comparison) -> Chart:
     entries = comparison.entries
     scale, unit = time_unit(max((entry.time_s for entry in entries), default=0.0))
     rows = [Bar(_label(e), [_wall(e, wall, scale) for wall in WALLS], e.time_text) for e in entries]
-    title = f"compare: {clean(comparison.title)}: time per step by wall"
-    return bars_chart(title, rows, unit=f"time per step, {unit}")
+    title = f"{clean(comparison.title)}: modeled time per step by wall"
+    spread = " (in brackets: 80 % range)" if any(e.low_s < e.high_s for e in entries) else ""
+    return bars_chart(title, rows, unit=f"time per step, {unit}{spread}")
 
 
 def _wall(entry: Entry, wall: str, scale: float) -> Piece:
